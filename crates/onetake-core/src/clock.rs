@@ -1,0 +1,225 @@
+//! Time and randomness enter here, and nowhere else.
+
+use std::collections::BTreeMap;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use tokio::sync::oneshot;
+
+/// A future that borrows nothing.
+pub type Sleep = Pin<Box<dyn Future<Output = ()> + Send>>;
+
+/// Microseconds since the Unix epoch, as the store's clock tells them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Timestamp(u64);
+
+impl Timestamp {
+    /// The timestamp that is `micros` microseconds after the Unix epoch.
+    #[must_use]
+    pub const fn from_micros(micros: u64) -> Self {
+        Self(micros)
+    }
+
+    /// Microseconds since the Unix epoch.
+    #[must_use]
+    pub const fn as_micros(self) -> u64 {
+        self.0
+    }
+
+    /// This moment, `by` later; saturates at the end of time.
+    #[must_use]
+    pub fn plus(self, by: Duration) -> Self {
+        Self(self.0.saturating_add(micros(by)))
+    }
+
+    /// How long after `earlier` this is; zero if it is not after it.
+    #[must_use]
+    pub fn since(self, earlier: Self) -> Duration {
+        Duration::from_micros(self.0.saturating_sub(earlier.0))
+    }
+}
+
+/// Whole microseconds of a duration, saturating.
+#[must_use]
+pub fn micros(duration: Duration) -> u64 {
+    u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)
+}
+
+/// Where time comes from.
+pub trait Clock: Send + Sync + std::fmt::Debug + 'static {
+    /// The wall clock. Stores that have no clock of their own decide by it.
+    fn now(&self) -> Timestamp;
+
+    /// A clock that never goes back and that also counts while the machine is suspended, so that a
+    /// process that was frozen past its lease can tell.
+    fn monotonic(&self) -> Duration;
+
+    /// Completes once `duration` has passed.
+    fn sleep(&self, duration: Duration) -> Sleep;
+}
+
+/// Where randomness comes from.
+pub trait Rng: Send + Sync + std::fmt::Debug + 'static {
+    /// Fills `into` with unpredictable bytes.
+    fn fill(&self, into: &mut [u8]);
+}
+
+/// The real clock.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct SystemClock;
+
+impl Clock for SystemClock {
+    #[expect(clippy::disallowed_methods, reason = "this is the seam")]
+    fn now(&self) -> Timestamp {
+        let since_epoch = std::time::SystemTime::now()
+            .duration_since(std::time::UNIX_EPOCH)
+            .unwrap_or_default();
+        Timestamp(micros(since_epoch))
+    }
+
+    fn monotonic(&self) -> Duration {
+        // Linux's CLOCK_MONOTONIC stands still during suspension; CLOCK_BOOTTIME does not. Elsewhere
+        // CLOCK_MONOTONIC is the one that goes on.
+        #[cfg(any(target_os = "linux", target_os = "android"))]
+        let id = rustix::time::ClockId::Boottime;
+        #[cfg(not(any(target_os = "linux", target_os = "android")))]
+        let id = rustix::time::ClockId::Monotonic;
+        let t = rustix::time::clock_gettime(id);
+        Duration::new(
+            u64::try_from(t.tv_sec).unwrap_or_default(),
+            u32::try_from(t.tv_nsec).unwrap_or_default(),
+        )
+    }
+
+    #[expect(clippy::disallowed_methods, reason = "this is the seam")]
+    fn sleep(&self, duration: Duration) -> Sleep {
+        Box::pin(tokio::time::sleep(duration))
+    }
+}
+
+/// The operating system's randomness.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct SystemRng;
+
+impl Rng for SystemRng {
+    #[expect(clippy::disallowed_methods, reason = "this is the seam")]
+    #[expect(
+        clippy::expect_used,
+        reason = "an operating system without randomness cannot name attempts safely: stop"
+    )]
+    fn fill(&self, into: &mut [u8]) {
+        getrandom::fill(into).expect("the operating system gives randomness");
+    }
+}
+
+/// A clock that stands still until it is told to move: for tests and simulation.
+#[derive(Clone, Debug)]
+pub struct ManualClock {
+    inner: Arc<Mutex<ManualInner>>,
+}
+
+#[derive(Debug)]
+struct ManualInner {
+    wall: Timestamp,
+    monotonic: Duration,
+    sequence: u64,
+    sleepers: BTreeMap<(Duration, u64), oneshot::Sender<()>>,
+}
+
+impl ManualClock {
+    /// A clock that shows `start` until it is advanced.
+    #[must_use]
+    pub fn new(start: Timestamp) -> Self {
+        let inner = ManualInner {
+            wall: start,
+            monotonic: Duration::from_secs(1),
+            sequence: 0,
+            sleepers: BTreeMap::new(),
+        };
+        Self { inner: Arc::new(Mutex::new(inner)) }
+    }
+
+    /// Moves both clocks ahead and wakes whoever slept until then.
+    pub fn advance(&self, by: Duration) {
+        let mut inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
+        inner.wall = inner.wall.plus(by);
+        inner.monotonic += by;
+        let now = inner.monotonic;
+        let later = inner.sleepers.split_off(&(now, u64::MAX));
+        let due = std::mem::replace(&mut inner.sleepers, later);
+        drop(inner);
+        for (_, sleeper) in due {
+            let _gone = sleeper.send(());
+        }
+    }
+
+    /// Sets the wall clock alone, as a correction by NTP would.
+    pub fn set_wall(&self, to: Timestamp) {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner).wall = to;
+    }
+
+    /// How many sleeps are under way: lets a test wait until a task has gone to sleep.
+    #[must_use]
+    pub fn sleepers(&self) -> usize {
+        let inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
+        inner.sleepers.values().filter(|s| !s.is_closed()).count()
+    }
+}
+
+impl Default for ManualClock {
+    fn default() -> Self {
+        // 2030-01-01: any date will do, as long as it is not the epoch itself.
+        Self::new(Timestamp::from_micros(1_893_456_000_000_000))
+    }
+}
+
+impl Clock for ManualClock {
+    fn now(&self) -> Timestamp {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner).wall
+    }
+
+    fn monotonic(&self) -> Duration {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner).monotonic
+    }
+
+    fn sleep(&self, duration: Duration) -> Sleep {
+        let mut inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
+        if duration.is_zero() {
+            return Box::pin(tokio::task::yield_now());
+        }
+        let (wake, woken) = oneshot::channel();
+        inner.sequence += 1;
+        let at = (inner.monotonic.saturating_add(duration), inner.sequence);
+        inner.sleepers.insert(at, wake);
+        Box::pin(async move {
+            // The sender is dropped only together with the clock: nobody can wake us then.
+            if woken.await.is_err() {
+                std::future::pending::<()>().await;
+            }
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_manual_sleep_ends_when_the_clock_gets_there() {
+        let clock = ManualClock::default();
+        let mut sleep = clock.sleep(Duration::from_secs(2));
+        clock.advance(Duration::from_secs(1));
+        assert!(futures_util::poll!(&mut sleep).is_pending());
+        clock.advance(Duration::from_secs(1));
+        sleep.await;
+    }
+
+    #[test]
+    fn the_system_clock_moves_on() {
+        let clock = SystemClock;
+        assert!(clock.now() > Timestamp::from_micros(1_700_000_000_000_000));
+        assert!(clock.monotonic() <= clock.monotonic());
+    }
+}

@@ -1,0 +1,314 @@
+//! The bytes of a record, for stores that keep it whole.
+//!
+//! Big-endian, length-prefixed, one version byte in front. Decoding never panics and never
+//! allocates more than it was given.
+
+use std::time::Duration;
+
+use bytes::{BufMut, Bytes, BytesMut};
+
+use crate::clock::{Timestamp, micros};
+use crate::fingerprint::Fingerprint;
+use crate::record::{
+    AttemptId, Cause, Failure, Fence, OnUnknown, Record, Recording, State, Terms, clip,
+};
+use crate::scope::RecordId;
+
+/// The version that is written.
+const VERSION: u8 = 1;
+
+/// The bytes are not a record (of a version that is known here).
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the stored bytes are not a record of version {VERSION}: {0}")]
+pub struct DecodeError(&'static str);
+
+impl DecodeError {
+    /// An error that says what was being read.
+    #[must_use]
+    pub const fn new(what: &'static str) -> Self {
+        Self(what)
+    }
+}
+
+/// The record's bytes, without its id, which is the store's key.
+#[must_use]
+pub fn encode(record: &Record) -> Bytes {
+    let mut out = BytesMut::with_capacity(160 + body_bytes(&record.state));
+    out.put_u8(VERSION);
+    out.put_slice(record.attempt.as_bytes());
+    out.put_u64(record.fence.get());
+    out.put_u8(record.fingerprint.scheme());
+    out.put_slice(record.fingerprint.digest());
+    out.put_u64(micros(record.terms.ttl));
+    out.put_u64(micros(record.terms.lease));
+    out.put_u64(micros(record.terms.grace));
+    out.put_u8(match record.terms.on_unknown {
+        OnUnknown::Fail => 0,
+        OnUnknown::Reconcile => 1,
+        OnUnknown::Retry => 2,
+    });
+    out.put_u64(record.created_at.as_micros());
+    encode_state(&mut out, &record.state);
+    out.freeze()
+}
+
+fn body_bytes(state: &State) -> usize {
+    match state {
+        State::Completed { recording, .. } => recording.bytes(),
+        _ => 0,
+    }
+}
+
+fn encode_state(out: &mut BytesMut, state: &State) {
+    match state {
+        State::Running { lease_until } => {
+            out.put_u8(0);
+            out.put_u64(lease_until.as_micros());
+        }
+        State::Completed { at, recording } => {
+            out.put_u8(1);
+            out.put_u64(at.as_micros());
+            put_slice(out, &recording.head);
+            out.put_u8(u8::from(recording.body.is_some()));
+            put_slice(out, recording.body.as_deref().unwrap_or_default());
+        }
+        State::Failed { at, failure } => {
+            out.put_u8(2);
+            out.put_u64(at.as_micros());
+            put_slice(out, clip(failure.code.clone()).as_bytes());
+            put_slice(out, clip(failure.detail.clone()).as_bytes());
+        }
+        State::Released { at } => {
+            out.put_u8(3);
+            out.put_u64(at.as_micros());
+        }
+        State::Unknown { at, cause } => {
+            out.put_u8(4);
+            out.put_u64(at.as_micros());
+            match cause {
+                Cause::LeaseEnded => out.put_u8(0),
+                Cause::Restarted => out.put_u8(1),
+                Cause::Interrupted => out.put_u8(2),
+                Cause::TimedOut => out.put_u8(3),
+                Cause::Reported(what) => {
+                    out.put_u8(4);
+                    put_slice(out, clip(what.clone()).as_bytes());
+                }
+            }
+        }
+    }
+}
+
+/// Writes a length of four bytes, then the bytes.
+pub fn put_slice(out: &mut BytesMut, bytes: &[u8]) {
+    out.put_u32(u32::try_from(bytes.len()).unwrap_or(u32::MAX));
+    out.put_slice(bytes);
+}
+
+/// Reads what [`encode`] wrote.
+///
+/// # Errors
+/// If the bytes are cut, have something behind them, or are of another version.
+pub fn decode(id: RecordId, bytes: Bytes) -> Result<Record, DecodeError> {
+    let mut from = Reader(bytes);
+    if from.u8("version")? != VERSION {
+        return Err(DecodeError("another version"));
+    }
+    let attempt = AttemptId::from_bytes(from.array("attempt")?);
+    let fence = Fence::new(from.u64("fence")?);
+    let fingerprint =
+        Fingerprint::from_parts(from.u8("fingerprint scheme")?, from.array("fingerprint")?);
+    let terms = Terms {
+        ttl: from.duration("ttl")?,
+        lease: from.duration("lease")?,
+        grace: from.duration("grace")?,
+        on_unknown: match from.u8("on_unknown")? {
+            0 => OnUnknown::Fail,
+            1 => OnUnknown::Reconcile,
+            2 => OnUnknown::Retry,
+            _ => return Err(DecodeError("on_unknown")),
+        },
+    };
+    let created_at = from.timestamp("created_at")?;
+    let state = decode_state(&mut from)?;
+    from.end()?;
+    Ok(Record { id, attempt, fence, fingerprint, terms, created_at, state })
+}
+
+fn decode_state(from: &mut Reader) -> Result<State, DecodeError> {
+    let tag = from.u8("state")?;
+    let at = from.timestamp("time of the state")?;
+    Ok(match tag {
+        0 => State::Running { lease_until: at },
+        1 => {
+            let head = from.slice("head")?;
+            let kept = from.u8("body flag")? == 1;
+            let body = from.slice("body")?;
+            State::Completed { at, recording: Recording { head, body: kept.then_some(body) } }
+        }
+        2 => {
+            let failure = Failure { code: from.text("code")?, detail: from.text("detail")? };
+            State::Failed { at, failure }
+        }
+        3 => State::Released { at },
+        4 => {
+            let cause = match from.u8("cause")? {
+                0 => Cause::LeaseEnded,
+                1 => Cause::Restarted,
+                2 => Cause::Interrupted,
+                3 => Cause::TimedOut,
+                4 => Cause::Reported(from.text("cause")?),
+                _ => return Err(DecodeError("cause")),
+            };
+            State::Unknown { at, cause }
+        }
+        _ => return Err(DecodeError("state")),
+    })
+}
+
+/// Reads big-endian, length-prefixed fields, without copying what it can share.
+#[derive(Debug)]
+pub struct Reader(pub Bytes);
+
+impl Reader {
+    fn take(&mut self, count: usize, what: &'static str) -> Result<Bytes, DecodeError> {
+        if self.0.len() < count {
+            return Err(DecodeError(what));
+        }
+        Ok(self.0.split_to(count))
+    }
+
+    /// A fixed number of bytes.
+    ///
+    /// # Errors
+    /// If there are fewer.
+    pub fn array<const N: usize>(&mut self, what: &'static str) -> Result<[u8; N], DecodeError> {
+        self.take(N, what)?.as_ref().try_into().map_err(|_| DecodeError(what))
+    }
+
+    /// One byte.
+    ///
+    /// # Errors
+    /// If there is none.
+    pub fn u8(&mut self, what: &'static str) -> Result<u8, DecodeError> {
+        self.array::<1>(what).map(u8::from_be_bytes)
+    }
+
+    /// Two bytes.
+    ///
+    /// # Errors
+    /// If there are fewer.
+    pub fn u16(&mut self, what: &'static str) -> Result<u16, DecodeError> {
+        self.array(what).map(u16::from_be_bytes)
+    }
+
+    /// Four bytes.
+    ///
+    /// # Errors
+    /// If there are fewer.
+    pub fn u32(&mut self, what: &'static str) -> Result<u32, DecodeError> {
+        self.array(what).map(u32::from_be_bytes)
+    }
+
+    fn u64(&mut self, what: &'static str) -> Result<u64, DecodeError> {
+        self.array(what).map(u64::from_be_bytes)
+    }
+
+    fn duration(&mut self, what: &'static str) -> Result<Duration, DecodeError> {
+        self.u64(what).map(Duration::from_micros)
+    }
+
+    fn timestamp(&mut self, what: &'static str) -> Result<Timestamp, DecodeError> {
+        self.u64(what).map(Timestamp::from_micros)
+    }
+
+    /// What [`put_slice`] wrote.
+    ///
+    /// # Errors
+    /// If it is cut.
+    pub fn slice(&mut self, what: &'static str) -> Result<Bytes, DecodeError> {
+        let length = self.u32(what)?;
+        self.take(usize::try_from(length).unwrap_or(usize::MAX), what)
+    }
+
+    fn text(&mut self, what: &'static str) -> Result<String, DecodeError> {
+        String::from_utf8(self.slice(what)?.to_vec()).map_err(|_| DecodeError(what))
+    }
+
+    /// Checks that nothing is left.
+    ///
+    /// # Errors
+    /// If something is.
+    pub fn end(&self) -> Result<(), DecodeError> {
+        if self.0.is_empty() { Ok(()) } else { Err(DecodeError("bytes behind the end")) }
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    pub(crate) fn any_record() -> impl Strategy<Value = Record> {
+        let body = proptest::option::of(proptest::collection::vec(any::<u8>(), 0..64));
+        let at = any::<u32>().prop_map(|s| Timestamp::from_micros(u64::from(s) * 1_000_000));
+        let state = (at.clone(), 0..10_u8, body, "[a-z ]{0,20}").prop_map(|(at, tag, body, text)| {
+            match tag {
+                0 => State::Running { lease_until: at },
+                1..=3 => State::Completed {
+                    at,
+                    recording: Recording {
+                        head: Bytes::from(text),
+                        body: body.map(Bytes::from),
+                    },
+                },
+                4 => State::Failed { at, failure: Failure { code: text.clone(), detail: text } },
+                5 => State::Released { at },
+                6 => State::Unknown { at, cause: Cause::LeaseEnded },
+                7 => State::Unknown { at, cause: Cause::Restarted },
+                8 => State::Unknown { at, cause: Cause::TimedOut },
+                _ => State::Unknown { at, cause: Cause::Reported(text) },
+            }
+        });
+        let unknown = prop_oneof![
+            Just(OnUnknown::Fail),
+            Just(OnUnknown::Reconcile),
+            Just(OnUnknown::Retry)
+        ];
+        let seconds = (0..100_000_u64).prop_map(Duration::from_secs);
+        let terms = (seconds.clone(), seconds.clone(), seconds, unknown)
+            .prop_map(|(ttl, lease, grace, on_unknown)| Terms { ttl, lease, grace, on_unknown });
+        (any::<[u8; 16]>(), any::<[u8; 16]>(), any::<u64>(), any::<[u8; 32]>(), terms, at, state)
+            .prop_map(|(id, attempt, fence, digest, terms, created_at, state)| Record {
+                id: RecordId::from_bytes(id),
+                attempt: AttemptId::from_bytes(attempt),
+                fence: Fence::new(fence),
+                fingerprint: Fingerprint::from_parts(1, digest),
+                terms,
+                created_at,
+                state,
+            })
+    }
+
+    proptest! {
+        #[test]
+        fn what_was_written_is_read(record in any_record()) {
+            prop_assert_eq!(decode(record.id, encode(&record)), Ok(record));
+        }
+
+        #[test]
+        fn cut_or_longer_bytes_are_refused(record in any_record(), cut in any::<prop::sample::Index>()) {
+            let bytes = encode(&record);
+            let cut = cut.index(bytes.len());
+            prop_assert!(decode(record.id, bytes.slice(..cut)).is_err());
+            let mut longer = bytes.to_vec();
+            longer.push(0);
+            prop_assert!(decode(record.id, longer.into()).is_err());
+        }
+
+        #[test]
+        fn garbage_never_panics(bytes in proptest::collection::vec(any::<u8>(), 0..300)) {
+            let _either = decode(RecordId::from_bytes([0; 16]), bytes.into());
+        }
+    }
+}

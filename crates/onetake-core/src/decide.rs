@@ -1,0 +1,278 @@
+//! The state machine, as pure functions.
+//!
+//! Every store applies these inside one atomic step of its own (or restates them in its own
+//! language, and is held to it by the conformance suite). Nothing here looks at a clock.
+
+use crate::clock::Timestamp;
+use crate::fingerprint::Fingerprint;
+use crate::planted::{Bug, planted};
+use crate::record::{Cause, Fence, OnUnknown, Record, State};
+use crate::store::{Claim, Settlement, Verb};
+
+/// What a record means to somebody who asks with a fingerprint, at a moment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reading {
+    /// A new attempt may run.
+    Free,
+    /// Another payload was sent under this key (S9).
+    Mismatch,
+    /// An attempt holds the lease, or its grace is not over.
+    InFlight,
+    /// An attempt held the lease past its grace: the record must become unknown.
+    Abandoned,
+    /// Nobody knows how the last attempt ended, and it is not run again.
+    Unknown,
+    /// The outcome, or the failure, is recorded.
+    Settled,
+}
+
+/// Reads a record: the table of the state machine, row by row.
+#[must_use]
+pub fn read(found: Option<&Record>, fingerprint: &Fingerprint, now: Timestamp) -> Reading {
+    let Some(record) = found.filter(|record| !record.is_expired(now)) else {
+        return Reading::Free;
+    };
+    // First of all, so that it holds in any state (S9).
+    if record.fingerprint != *fingerprint {
+        return Reading::Mismatch;
+    }
+    let again = record.terms.on_unknown == OnUnknown::Retry;
+    match &record.state {
+        State::Running { .. } => match record.abandoned_at() {
+            Some(end) if end <= now && again => Reading::Free,
+            Some(end) if end <= now => Reading::Abandoned,
+            _ => Reading::InFlight,
+        },
+        State::Unknown { .. } if again => Reading::Free,
+        State::Unknown { .. } => Reading::Unknown,
+        State::Released { .. } => Reading::Free,
+        State::Completed { .. } | State::Failed { .. } => Reading::Settled,
+    }
+}
+
+/// What a claim does to the store.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ClaimEffect {
+    /// Write this running record; its attempt may run.
+    Grant(Record),
+    /// Write this unknown record; nobody runs.
+    BecomeUnknown(Record),
+    /// Leave what was found as it is.
+    Keep,
+}
+
+/// Decides a claim. `floor` is the highest fence that the store ever gave for this record, as far
+/// as it still knows: what is found counts by itself.
+#[must_use]
+pub fn claim(found: Option<&Record>, claim: &Claim, now: Timestamp, floor: Fence) -> ClaimEffect {
+    match (read(found, &claim.fingerprint, now), found) {
+        (Reading::Free, found) => ClaimEffect::Grant(granted(found, claim, now, floor)),
+        (Reading::Abandoned, Some(record)) => ClaimEffect::BecomeUnknown(
+            record.with_state(State::Unknown { at: now, cause: Cause::LeaseEnded }),
+        ),
+        _ => ClaimEffect::Keep,
+    }
+}
+
+fn granted(found: Option<&Record>, claim: &Claim, now: Timestamp, floor: Fence) -> Record {
+    let previous = found.map_or(floor, |record| record.fence.max(floor));
+    let fence = if planted(Bug::FenceNotRaised) {
+        found.map_or_else(|| floor.next(now), |record| record.fence)
+    } else {
+        previous.next(now)
+    };
+    // A key that runs again within its life keeps the time it was first claimed.
+    let created_at =
+        found.filter(|record| !record.is_expired(now)).map_or(now, |record| record.created_at);
+    Record {
+        id: claim.id,
+        attempt: claim.attempt,
+        fence,
+        fingerprint: claim.fingerprint,
+        terms: claim.terms,
+        created_at,
+        state: State::Running { lease_until: now.plus(claim.terms.lease) },
+    }
+}
+
+/// What a settlement does to the store.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[expect(clippy::large_enum_variant, reason = "the large one is the usual one, and short-lived")]
+pub enum SettleEffect {
+    /// Write this record.
+    Write(Record),
+    /// This very settlement was applied before: nothing to write, and it counts as done.
+    Already,
+    /// The attempt does not own the record any more, or the record is final: nothing changes (S3).
+    Stale,
+}
+
+/// Decides a settlement. It is conditional on the attempt, not on the lease being alive: an owner
+/// that comes back late with the truth is believed as long as nobody else was given the key.
+#[must_use]
+pub fn settle(found: Option<&Record>, settlement: &Settlement, now: Timestamp) -> SettleEffect {
+    // Expired is absent, whether or not a sweep came by: the answer must not depend on its timing.
+    let Some(record) = found.filter(|record| !record.is_expired(now)) else {
+        return SettleEffect::Stale;
+    };
+    if record.attempt != settlement.attempt && !planted(Bug::SettleWithoutAttemptCheck) {
+        return SettleEffect::Stale;
+    }
+    let open = matches!(record.state, State::Running { .. } | State::Unknown { .. });
+    let state = match (&record.state, &settlement.verb) {
+        (State::Running { .. }, Verb::Renew) => {
+            State::Running { lease_until: now.plus(record.terms.lease) }
+        }
+        // The reaper looked a while ago: only what is still abandoned now becomes unknown (S13).
+        (State::Running { .. }, Verb::Abandon) => {
+            if record.abandoned_at().is_none_or(|end| end > now) {
+                return SettleEffect::Stale;
+            }
+            State::Unknown { at: now, cause: Cause::LeaseEnded }
+        }
+        (State::Running { .. }, Verb::Unknown(cause)) => {
+            State::Unknown { at: now, cause: cause.clone() }
+        }
+        (State::Unknown { .. }, Verb::Unknown(_)) => return SettleEffect::Already,
+        (_, Verb::Complete(recording)) if open => {
+            State::Completed { at: now, recording: recording.clone() }
+        }
+        (_, Verb::Fail(failure)) if open => State::Failed { at: now, failure: failure.clone() },
+        (_, Verb::Release) if open => State::Released { at: now },
+        // A settlement whose first answer got lost is sent again: it is its own success.
+        (State::Completed { .. }, Verb::Complete(_))
+        | (State::Failed { .. }, Verb::Fail(_))
+        | (State::Released { .. }, Verb::Release) => return SettleEffect::Already,
+        _ if planted(Bug::SettleWithoutAttemptCheck) => match &settlement.verb {
+            Verb::Complete(recording) => {
+                State::Completed { at: now, recording: recording.clone() }
+            }
+            _ => return SettleEffect::Stale,
+        },
+        _ => return SettleEffect::Stale,
+    };
+    SettleEffect::Write(record.with_state(state))
+}
+
+/// Whether a sweep may delete what it finds now, whatever its index said before (S13).
+#[must_use]
+pub fn may_sweep(found: &Record, now: Timestamp) -> bool {
+    found.is_expired(now) || planted(Bug::SweepWithoutRecheck)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::codec::tests::any_record;
+    use crate::record::{AttemptId, Failure, Recording};
+    use proptest::prelude::*;
+    use std::time::Duration;
+
+    fn claim_of(record: &Record) -> Claim {
+        Claim {
+            id: record.id,
+            attempt: AttemptId::from_bytes([9; 16]),
+            fingerprint: record.fingerprint,
+            terms: record.terms,
+        }
+    }
+
+    fn any_time() -> impl Strategy<Value = Timestamp> {
+        any::<u32>().prop_map(|s| Timestamp::from_micros(u64::from(s) * 1_000_000))
+    }
+
+    fn any_verb() -> impl Strategy<Value = Verb> {
+        prop_oneof![
+            Just(Verb::Renew),
+            Just(Verb::Abandon),
+            Just(Verb::Release),
+            Just(Verb::Unknown(Cause::TimedOut)),
+            Just(Verb::Complete(Recording::new("new"))),
+            Just(Verb::Fail(Failure { code: "c".into(), detail: "d".into() })),
+        ]
+    }
+
+    proptest! {
+        #[test]
+        fn another_payload_never_runs_and_never_replays(record in any_record(), now in any_time()) {
+            let other = Fingerprint::of(b"something else");
+            let reading = read(Some(&record), &other, now);
+            if record.is_expired(now) {
+                prop_assert_eq!(reading, Reading::Free);
+            } else {
+                prop_assert_eq!(reading, Reading::Mismatch);
+                let claim_other = Claim { fingerprint: other, ..claim_of(&record) };
+                prop_assert_eq!(claim(Some(&record), &claim_other, now, Fence::default()), ClaimEffect::Keep);
+            }
+        }
+
+        #[test]
+        fn a_grant_has_a_higher_fence_and_a_lease(record in any_record(), now in any_time(), floor in 0..u64::MAX / 2) {
+            let record = Record { fence: Fence::new(record.fence.get() / 2), ..record };
+            if let ClaimEffect::Grant(granted) = claim(Some(&record), &claim_of(&record), now, Fence::new(floor)) {
+                prop_assert!(granted.fence > record.fence);
+                prop_assert!(granted.fence.get() > floor);
+                prop_assert!(granted.fence.get() >= now.as_micros());
+                let running = matches!(granted.state, State::Running { .. });
+                prop_assert!(running);
+            }
+        }
+
+        #[test]
+        fn a_running_record_runs_again_only_past_lease_and_grace(record in any_record(), now in any_time()) {
+            let Some(end) = record.abandoned_at() else { return Ok(()) };
+            let effect = claim(Some(&record), &claim_of(&record), now, Fence::default());
+            if now < end {
+                prop_assert_eq!(effect, ClaimEffect::Keep);
+            } else {
+                let granted = matches!(effect, ClaimEffect::Grant(_));
+                prop_assert_eq!(granted, record.terms.on_unknown == OnUnknown::Retry);
+            }
+        }
+
+        #[test]
+        fn a_stale_attempt_changes_nothing(record in any_record(), verb in any_verb(), now in any_time()) {
+            let stranger = Settlement { id: record.id, attempt: AttemptId::from_bytes([8; 16]), verb };
+            prop_assume!(record.attempt != stranger.attempt);
+            prop_assert_eq!(settle(Some(&record), &stranger, now), SettleEffect::Stale);
+            prop_assert_eq!(settle(None, &stranger, now), SettleEffect::Stale);
+        }
+
+        #[test]
+        fn a_final_record_never_changes(record in any_record(), verb in any_verb(), now in any_time()) {
+            let own = Settlement { id: record.id, attempt: record.attempt, verb };
+            let effect = settle(Some(&record), &own, now);
+            match record.state {
+                State::Completed { .. } | State::Failed { .. } | State::Released { .. } => {
+                    let unchanged = matches!(effect, SettleEffect::Already | SettleEffect::Stale);
+                    prop_assert!(unchanged);
+                }
+                State::Unknown { .. } => {
+                    // It never starts to run again by a settlement.
+                    let runs = matches!(effect, SettleEffect::Write(Record { state: State::Running { .. }, .. }));
+                    prop_assert!(!runs);
+                }
+                State::Running { .. } => {}
+            }
+        }
+    }
+
+    #[test]
+    fn the_reaper_respects_a_renewed_lease() {
+        let now = Timestamp::from_micros(1_000_000_000);
+        let record = Record {
+            id: crate::RecordId::from_bytes([0; 16]),
+            attempt: AttemptId::from_bytes([1; 16]),
+            fence: Fence::new(1),
+            fingerprint: Fingerprint::of(b""),
+            terms: crate::Terms::default(),
+            created_at: now,
+            state: State::Running { lease_until: now.plus(Duration::from_secs(30)) },
+        };
+        let abandon = Settlement { id: record.id, attempt: record.attempt, verb: Verb::Abandon };
+        let just_before = now.plus(Duration::from_secs(60) - Duration::from_micros(1));
+        assert_eq!(settle(Some(&record), &abandon, just_before), SettleEffect::Stale);
+        let after = now.plus(Duration::from_secs(60));
+        assert!(matches!(settle(Some(&record), &abandon, after), SettleEffect::Write(_)));
+    }
+}

@@ -1,0 +1,215 @@
+//! Gathers what comes while a write is under way, and writes it together.
+//!
+//! There is no timer: an idle lane writes at once, and a busy lane writes whatever gathered in the
+//! meantime. Batches are sorted by record id, so that nodes never deadlock each other.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::future::Future;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use futures_util::future::BoxFuture;
+use tokio::runtime::Handle;
+use tokio::sync::oneshot;
+
+use crate::scope::RecordId;
+use crate::store::{Answers, Claim, Settlement, StoreError, StoreErrorKind};
+
+/// What can stand in a batch.
+pub(crate) trait Item: Send + 'static {
+    fn id(&self) -> RecordId;
+}
+
+impl Item for Claim {
+    fn id(&self) -> RecordId {
+        self.id
+    }
+}
+
+impl Item for Settlement {
+    fn id(&self) -> RecordId {
+        self.id
+    }
+}
+
+type Write<T, R> = Box<dyn Fn(Vec<T>) -> BoxFuture<'static, Answers<R>> + Send + Sync>;
+type Reply<R> = oneshot::Sender<Result<R, StoreError>>;
+
+/// One kind of write to one store.
+pub(crate) struct Lane<T, R> {
+    shared: Arc<Shared<T, R>>,
+}
+
+struct Shared<T, R> {
+    write: Write<T, R>,
+    items_max: usize,
+    writers_max: usize,
+    runtime: Handle,
+    queue: Mutex<Queue<T, R>>,
+}
+
+struct Queue<T, R> {
+    waiting: VecDeque<(T, Reply<R>)>,
+    writers: usize,
+}
+
+impl<T: Item, R: Send + 'static> Lane<T, R> {
+    pub(crate) fn new(
+        runtime: Handle,
+        items_max: usize,
+        writers_max: usize,
+        write: impl Fn(Vec<T>) -> BoxFuture<'static, Answers<R>> + Send + Sync + 'static,
+    ) -> Self {
+        let queue = Mutex::new(Queue { waiting: VecDeque::new(), writers: 0 });
+        let (items_max, writers_max) = (items_max.max(1), writers_max.max(1));
+        let write = Box::new(write);
+        Self { shared: Arc::new(Shared { write, items_max, writers_max, runtime, queue }) }
+    }
+
+    /// Queues an item. It is written even if nobody waits for the answer.
+    pub(crate) fn submit(
+        &self,
+        item: T,
+    ) -> impl Future<Output = Result<R, StoreError>> + Send + use<T, R> {
+        let (reply, answer) = oneshot::channel();
+        let mut queue = self.shared.lock();
+        queue.waiting.push_back((item, reply));
+        let start = queue.writers < self.shared.writers_max;
+        queue.writers += usize::from(start);
+        drop(queue);
+        if start {
+            Writer::start(&self.shared);
+        }
+        async move { answer.await.unwrap_or_else(|_| Err(lost())) }
+    }
+}
+
+fn lost() -> StoreError {
+    StoreError::new(StoreErrorKind::Indeterminate, "the store ended without an answer")
+}
+
+impl<T, R> Shared<T, R> {
+    fn lock(&self) -> MutexGuard<'_, Queue<T, R>> {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The right to write: given up when there is nothing left, and passed on if the store panicked, so
+/// that one bad batch does not close the lane.
+struct Writer<T: Item, R: Send + 'static> {
+    shared: Arc<Shared<T, R>>,
+    done: bool,
+}
+
+impl<T: Item, R: Send + 'static> Writer<T, R> {
+    fn start(shared: &Arc<Shared<T, R>>) {
+        let writer = Self { shared: Arc::clone(shared), done: false };
+        shared.runtime.spawn(writer.drain());
+    }
+
+    async fn drain(mut self) {
+        while let Some(batch) = self.next() {
+            let (items, replies): (Vec<T>, Vec<Reply<R>>) = batch.into_iter().unzip();
+            let answers = (self.shared.write)(items).await;
+            for (reply, answer) in replies.into_iter().zip(answers) {
+                let _gone = reply.send(answer);
+            }
+        }
+    }
+
+    fn next(&mut self) -> Option<Vec<(T, Reply<R>)>> {
+        let mut queue = self.shared.lock();
+        let count = queue.waiting.len().min(self.shared.items_max);
+        if count == 0 {
+            // Under the same lock as the look, or an item could slip in between and wait for ever.
+            queue.writers -= 1;
+            self.done = true;
+            return None;
+        }
+        let mut batch: Vec<_> = queue.waiting.drain(..count).collect();
+        drop(queue);
+        batch.sort_by_key(|(item, _)| item.id());
+        Some(batch)
+    }
+}
+
+impl<T: Item, R: Send + 'static> Drop for Writer<T, R> {
+    fn drop(&mut self) {
+        if !self.done {
+            Self::start(&self.shared);
+        }
+    }
+}
+
+impl<T, R> fmt::Debug for Lane<T, R> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Lane").finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::record::AttemptId;
+    use crate::store::Verb;
+    use futures_util::FutureExt;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use tokio::sync::Semaphore;
+
+    fn renew(id: u8) -> Settlement {
+        let id = RecordId::from_bytes([id; 16]);
+        Settlement { id, attempt: AttemptId::from_bytes([0; 16]), verb: Verb::Renew }
+    }
+
+    type Batches = Arc<Mutex<Vec<Vec<u8>>>>;
+
+    /// A lane whose writes wait for a permit, and the batches that it wrote.
+    fn gated(items_max: usize) -> (Lane<Settlement, u8>, Arc<Semaphore>, Batches) {
+        let gate = Arc::new(Semaphore::new(0));
+        let seen = Arc::new(Mutex::new(Vec::new()));
+        let (gate_, seen_) = (Arc::clone(&gate), Arc::clone(&seen));
+        let lane = Lane::new(Handle::current(), items_max, 1, move |batch: Vec<Settlement>| {
+            let (gate, seen) = (Arc::clone(&gate_), Arc::clone(&seen_));
+            async move {
+                gate.acquire().await.unwrap().forget();
+                let ids: Vec<u8> = batch.iter().map(|item| item.id.as_bytes()[0]).collect();
+                seen.lock().unwrap().push(ids.clone());
+                ids.into_iter().map(Ok).collect()
+            }
+            .boxed()
+        });
+        (lane, gate, seen)
+    }
+
+    #[tokio::test]
+    async fn what_comes_during_a_write_goes_together_sorted() {
+        let (lane, gate, seen) = gated(3);
+        let first = lane.submit(renew(9));
+        // The writer takes the first item alone before it waits at the gate.
+        tokio::task::yield_now().await;
+        let rest: Vec<_> = [5, 1, 4, 2].map(|id| lane.submit(renew(id))).into();
+        gate.add_permits(3);
+        assert_eq!(first.await.unwrap(), 9);
+        let answers: Vec<u8> =
+            futures_util::future::join_all(rest).await.into_iter().map(Result::unwrap).collect();
+        assert_eq!(answers, [5, 1, 4, 2], "each sender gets its own answer");
+        assert_eq!(*seen.lock().unwrap(), [vec![9], vec![1, 4, 5], vec![2]]);
+    }
+
+    #[tokio::test]
+    async fn a_store_that_panics_does_not_close_the_lane() {
+        let calls = Arc::new(AtomicUsize::new(0));
+        let calls_ = Arc::clone(&calls);
+        let lane = Lane::new(Handle::current(), 8, 1, move |batch: Vec<Settlement>| {
+            let call = calls_.fetch_add(1, Ordering::SeqCst);
+            async move {
+                assert!(call > 0, "the first write panics");
+                batch.iter().map(|_| Ok(1_u8)).collect()
+            }
+            .boxed()
+        });
+        let error = lane.submit(renew(1)).await.unwrap_err();
+        assert_eq!(error.kind(), StoreErrorKind::Indeterminate);
+        assert_eq!(lane.submit(renew(2)).await.unwrap(), 1);
+    }
+}

@@ -1,0 +1,151 @@
+//! The bounded in-process memory of settled records: answers replays without the store.
+//!
+//! An entry lives for at most a minute, and never past its record's expiry. Because all entries
+//! live equally long, the oldest is the first to go, whether by age or by size.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use crate::clock::Timestamp;
+use crate::record::{Record, State};
+use crate::scope::RecordId;
+
+/// What an entry costs beside its recording.
+const ENTRY_BYTES: usize = 300;
+
+#[derive(Debug)]
+pub(crate) struct Cache {
+    bytes_max: usize,
+    age_max: Duration,
+    inner: Mutex<Inner>,
+}
+
+#[derive(Debug, Default)]
+struct Inner {
+    entries: HashMap<RecordId, Entry>,
+    order: VecDeque<(RecordId, u64)>,
+    sequence: u64,
+    bytes: usize,
+}
+
+#[derive(Debug)]
+struct Entry {
+    record: Arc<Record>,
+    fresh_until: Duration,
+    sequence: u64,
+}
+
+impl Cache {
+    pub(crate) fn new(bytes_max: usize, age_max: Duration) -> Self {
+        Self { bytes_max, age_max, inner: Mutex::default() }
+    }
+
+    /// Keeps a settled record. `now` is the store's time when it answered, `asked_at` our own clock
+    /// before we asked it, so that an entry can only end too early.
+    pub(crate) fn put(&self, record: &Arc<Record>, now: Timestamp, asked_at: Duration) {
+        if !matches!(record.state, State::Completed { .. } | State::Failed { .. }) {
+            return;
+        }
+        let left = record.expires_at().map_or(Duration::ZERO, |at| at.since(now));
+        let cost = cost(record);
+        if cost > self.bytes_max / 8 || left.is_zero() {
+            return;
+        }
+        let fresh_until = asked_at.saturating_add(left.min(self.age_max));
+        let mut inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
+        inner.sequence += 1;
+        let sequence = inner.sequence;
+        let entry = Entry { record: Arc::clone(record), fresh_until, sequence };
+        if let Some(before) = inner.entries.insert(record.id, entry) {
+            inner.bytes -= self::cost(&before.record);
+        }
+        inner.bytes += cost;
+        inner.order.push_back((record.id, sequence));
+        inner.evict(self.bytes_max, asked_at);
+    }
+
+    pub(crate) fn get(&self, id: &RecordId, monotonic: Duration) -> Option<Arc<Record>> {
+        let inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
+        let entry = inner.entries.get(id).filter(|entry| entry.fresh_until > monotonic)?;
+        Some(Arc::clone(&entry.record))
+    }
+}
+
+fn cost(record: &Record) -> usize {
+    ENTRY_BYTES
+        + match &record.state {
+            State::Completed { recording, .. } => recording.bytes(),
+            _ => 0,
+        }
+}
+
+impl Inner {
+    fn evict(&mut self, bytes_max: usize, monotonic: Duration) {
+        while let Some((id, sequence)) = self.order.front().copied() {
+            let current = self.entries.get(&id).filter(|entry| entry.sequence == sequence);
+            let keep = current.is_some_and(|entry| {
+                self.bytes <= bytes_max && entry.fresh_until > monotonic
+            });
+            if keep {
+                return;
+            }
+            self.order.pop_front();
+            if current.is_some()
+                && let Some(gone) = self.entries.remove(&id)
+            {
+                self.bytes -= cost(&gone.record);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fingerprint::Fingerprint;
+    use crate::record::{AttemptId, Fence, Recording, Terms};
+
+    const NOW: Timestamp = Timestamp::from_micros(1_000_000_000);
+
+    fn record(id: u8, ttl: u64, bytes: usize) -> Arc<Record> {
+        Arc::new(Record {
+            id: RecordId::from_bytes([id; 16]),
+            attempt: AttemptId::from_bytes([0; 16]),
+            fence: Fence::new(1),
+            fingerprint: Fingerprint::of(b""),
+            terms: Terms { ttl: Duration::from_secs(ttl), ..Terms::default() },
+            created_at: NOW,
+            state: State::Completed { at: NOW, recording: Recording::new(vec![0; bytes]) },
+        })
+    }
+
+    fn has(cache: &Cache, id: u8, seconds: u64) -> bool {
+        cache.get(&RecordId::from_bytes([id; 16]), Duration::from_secs(seconds)).is_some()
+    }
+
+    #[test]
+    fn entries_end_with_their_age_and_with_their_record() {
+        let cache = Cache::new(1 << 20, Duration::from_secs(60));
+        cache.put(&record(1, 86_400, 10), NOW, Duration::from_secs(100));
+        cache.put(&record(2, 5, 10), NOW, Duration::from_secs(100));
+        assert!(has(&cache, 1, 159) && !has(&cache, 1, 160));
+        assert!(has(&cache, 2, 104) && !has(&cache, 2, 105));
+    }
+
+    #[test]
+    fn the_oldest_goes_first_and_the_bound_holds() {
+        let cache = Cache::new(10_000, Duration::from_secs(60));
+        for id in 0..100 {
+            cache.put(&record(id, 86_400, 700), NOW, Duration::from_secs(1));
+            assert!(cache.inner.lock().unwrap().bytes <= 10_000);
+        }
+        assert!(has(&cache, 99, 2) && !has(&cache, 0, 2));
+        cache.put(&record(7, 86_400, 9_000), NOW, Duration::from_secs(1));
+        assert!(!has(&cache, 7, 2), "a large recording does not push out everybody else's");
+        cache.put(&record(99, 86_400, 100), NOW, Duration::from_secs(1));
+        let inner = cache.inner.lock().unwrap();
+        let sum: usize = inner.entries.values().map(|entry| cost(&entry.record)).sum();
+        assert_eq!(inner.bytes, sum);
+    }
+}

@@ -1,0 +1,102 @@
+//! The operations that this process is busy with, one flight per record.
+//!
+//! Whoever opens a flight asks the store; everybody else in this process who comes with the same
+//! key meanwhile joins it and never reaches the store.
+
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use tokio::sync::watch;
+
+use crate::clock::Timestamp;
+use crate::fingerprint::Fingerprint;
+use crate::record::Record;
+use crate::scope::RecordId;
+
+use super::EngineError;
+
+/// Enough to keep many threads out of each other's way.
+const SHARDS: usize = 16;
+
+#[derive(Debug)]
+pub(crate) struct Flights {
+    shards: [Mutex<HashMap<RecordId, Arc<Flight>>>; SHARDS],
+}
+
+/// One record's flight.
+#[derive(Debug)]
+pub(crate) struct Flight {
+    phase: watch::Sender<Phase>,
+}
+
+/// How far a flight has come.
+#[derive(Clone, Debug)]
+pub(crate) enum Phase {
+    /// The store has been asked, and has not answered yet.
+    Claiming,
+    /// An attempt of this process owns the lease.
+    Running(Fingerprint),
+    /// It is over.
+    Landed(Landing),
+}
+
+/// How a flight ended.
+#[derive(Clone, Debug)]
+pub(crate) enum Landing {
+    /// The record as the store told it, at its time.
+    Record(Arc<Record>, Timestamp),
+    /// The store could not be asked.
+    Failed(EngineError),
+    /// Nothing is known: ask again.
+    Nothing,
+}
+
+/// What somebody who comes with a key finds.
+pub(crate) enum Entered {
+    /// Nobody: the flight is now theirs to fly.
+    Leader(Arc<Flight>),
+    /// A flight that is under way.
+    Joiner(watch::Receiver<Phase>),
+}
+
+impl Flights {
+    pub(crate) fn new() -> Self {
+        Self { shards: std::array::from_fn(|_| Mutex::default()) }
+    }
+
+    pub(crate) fn enter(&self, id: RecordId) -> Entered {
+        match self.shard(&id).entry(id) {
+            Entry::Occupied(flight) => Entered::Joiner(flight.get().phase.subscribe()),
+            Entry::Vacant(place) => {
+                let flight = Arc::new(Flight { phase: watch::Sender::new(Phase::Claiming) });
+                place.insert(Arc::clone(&flight));
+                Entered::Leader(flight)
+            }
+        }
+    }
+
+    /// Ends a flight: first nobody can join it, then those who had are told.
+    pub(crate) fn land(&self, id: RecordId, flight: &Arc<Flight>, landing: Landing) {
+        let mut shard = self.shard(&id);
+        if shard.get(&id).is_some_and(|current| Arc::ptr_eq(current, flight)) {
+            shard.remove(&id);
+        }
+        drop(shard);
+        flight.phase.send_replace(Phase::Landed(landing));
+    }
+
+    fn shard(&self, id: &RecordId) -> MutexGuard<'_, HashMap<RecordId, Arc<Flight>>> {
+        // The last byte: the first ones are what an attacker who reads references could aim at.
+        let at = id.as_bytes().last().map_or(0, |byte| usize::from(*byte) % SHARDS);
+        let shard = self.shards.get(at).unwrap_or(&self.shards[0]);
+        shard.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Flight {
+    /// Tells the others that an attempt of this process runs.
+    pub(crate) fn run(&self, fingerprint: Fingerprint) {
+        self.phase.send_replace(Phase::Running(fingerprint));
+    }
+}

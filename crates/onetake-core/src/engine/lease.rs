@@ -1,0 +1,258 @@
+//! The right to run, in the hands of whoever runs.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use tokio::sync::{OwnedSemaphorePermit, oneshot};
+
+use crate::planted::{Bug, planted};
+use crate::record::{AttemptId, Cause, Failure, Fence, Record, Recording};
+use crate::scope::RecordId;
+use crate::store::{Settled, Settlement, StoreError, StoreErrorKind, Verb};
+
+use super::flight::{Flight, Landing};
+use super::heart::Pulse;
+use super::{Engine, Operation};
+
+/// The first pause before a settlement is tried again; it doubles up to [`RETRY_MAX`].
+const RETRY_MIN: Duration = Duration::from_millis(20);
+/// The longest pause before a settlement is tried again.
+const RETRY_MAX: Duration = Duration::from_secs(2);
+
+/// A granted claim. It is renewed by itself until it is settled.
+///
+/// Call [`start`](Self::start) immediately before the operation can have its first effect, then
+/// settle it by one of [`complete`](Self::complete), [`fail`](Self::fail),
+/// [`release`](Self::release) and [`unknown`](Self::unknown). A lease that is dropped is released
+/// if it never started, and unknown if it did.
+#[derive(Debug)]
+#[must_use = "a lease that is dropped is released, or unknown if it had started"]
+pub struct Lease {
+    flying: Option<Flying>,
+    fence: Fence,
+    started: AtomicBool,
+    pulse: Arc<Pulse>,
+    engine: Engine,
+}
+
+/// What belongs to a lease until it is settled.
+#[derive(Debug)]
+struct Flying {
+    flight: Arc<Flight>,
+    _permit: OwnedSemaphorePermit,
+}
+
+/// There is too little left of the lease to start: somebody else may be given the key at any time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the lease is over, or about to be")]
+pub struct LeaseLost;
+
+/// How a settlement went.
+#[derive(Clone, Debug)]
+pub enum Settling {
+    /// It is recorded, durably: the outcome may be shown.
+    Recorded(Arc<Record>),
+    /// Another attempt owns the key, or the record is final: nothing was changed. What stands is
+    /// the truth for every client.
+    Stale(Option<Arc<Record>>),
+    /// The store does not answer. It is tried for as long as this process lives; the outcome must
+    /// not be shown yet.
+    Pending,
+}
+
+impl Lease {
+    pub(crate) fn new(
+        engine: &Engine,
+        flight: Arc<Flight>,
+        permit: OwnedSemaphorePermit,
+        operation: &Operation,
+        granted: Granted,
+    ) -> Self {
+        let Granted { attempt, fence, asked_at } = granted;
+        let pulse =
+            engine.inner.heart.add(operation.id, attempt, operation.terms, asked_at, operation.run_max);
+        flight.run(operation.fingerprint);
+        engine.inner.metrics.running.increment(1);
+        Self {
+            flying: Some(Flying { flight, _permit: permit }),
+            fence,
+            started: AtomicBool::new(false),
+            pulse,
+            engine: engine.clone(),
+        }
+    }
+
+    /// The record that it is for.
+    #[must_use]
+    pub fn id(&self) -> RecordId {
+        self.pulse.id
+    }
+
+    /// The attempt that it was given to.
+    #[must_use]
+    pub fn attempt(&self) -> AttemptId {
+        self.pulse.attempt
+    }
+
+    /// The attempt's fence: pass it on to whoever can refuse lower ones.
+    #[must_use]
+    pub fn fence(&self) -> Fence {
+        self.fence
+    }
+
+    /// Checks the lease immediately before the operation starts, by a clock that also counts while
+    /// the machine was suspended.
+    ///
+    /// # Errors
+    /// If less than a quarter of the lease is left: do not start, [`release`](Self::release) it.
+    pub fn start(&self) -> Result<(), LeaseLost> {
+        let left = self.pulse.remaining(self.engine.inner.clock.monotonic());
+        if left < self.pulse.terms.lease / 4 || left.is_zero() {
+            return Err(LeaseLost);
+        }
+        self.started.store(true, Ordering::Release);
+        self.engine.inner.metrics.executed.increment(1);
+        Ok(())
+    }
+
+    /// Records the outcome. Show it only if the answer is [`Settling::Recorded`] (S6).
+    pub async fn complete(self, recording: Recording) -> Settling {
+        self.settle(Verb::Complete(recording)).await
+    }
+
+    /// Records a failure that is final.
+    pub async fn fail(self, failure: Failure) -> Settling {
+        self.settle(Verb::Fail(failure)).await
+    }
+
+    /// Lets another attempt run: only if this one is known to have had no effect (S16).
+    pub async fn release(self) -> Settling {
+        self.settle(Verb::Release).await
+    }
+
+    /// Says that it started and that nobody knows how it ended.
+    pub async fn unknown(self, cause: Cause) -> Settling {
+        self.settle(Verb::Unknown(cause)).await
+    }
+
+    /// Settles by any verb; see the others.
+    pub async fn settle(mut self, verb: Verb) -> Settling {
+        let Some(answer) = self.hand_over(verb) else { return Settling::Pending };
+        let patience = self.engine.inner.clock.sleep(self.engine.inner.limits.settle_patience);
+        tokio::select! {
+            biased;
+            settled = answer => settled.unwrap_or(Settling::Pending),
+            () = patience => {
+                self.engine.inner.metrics.pending.increment(1);
+                Settling::Pending
+            }
+        }
+    }
+
+    /// Settles in a task of its own, so that nobody who goes away can stop it in the middle.
+    fn hand_over(&mut self, verb: Verb) -> Option<oneshot::Receiver<Settling>> {
+        let flying = self.flying.take()?;
+        let settlement = Settlement { id: self.pulse.id, attempt: self.pulse.attempt, verb };
+        let (tell, answer) = oneshot::channel();
+        let task = settle(self.engine.clone(), Arc::clone(&self.pulse), settlement, flying);
+        let tell_early = planted(Bug::AnswerBeforeCommit).then(|| self.unrecorded());
+        self.engine.spawn(async move {
+            if let Some(record) = tell_early {
+                let _gone = tell.send(Settling::Recorded(record));
+                let _late = task.await;
+            } else {
+                let _gone = tell.send(task.await);
+            }
+        });
+        Some(answer)
+    }
+
+    /// For a planted bug alone: a record that nobody wrote.
+    fn unrecorded(&self) -> Arc<Record> {
+        Arc::new(Record {
+            id: self.pulse.id,
+            attempt: self.pulse.attempt,
+            fence: self.fence,
+            fingerprint: crate::Fingerprint::of(b""),
+            terms: self.pulse.terms,
+            created_at: self.engine.inner.clock.now(),
+            state: crate::State::Released { at: self.engine.inner.clock.now() },
+        })
+    }
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        if self.flying.is_some() {
+            let verb = if self.started.load(Ordering::Acquire) {
+                Verb::Unknown(Cause::Interrupted)
+            } else {
+                Verb::Release
+            };
+            let _nobody_waits = self.hand_over(verb);
+        }
+    }
+}
+
+/// What the store granted.
+pub(crate) struct Granted {
+    pub(crate) attempt: AttemptId,
+    pub(crate) fence: Fence,
+    pub(crate) asked_at: Duration,
+}
+
+/// Settles for as long as it takes, then lands the flight.
+async fn settle(
+    engine: Engine,
+    pulse: Arc<Pulse>,
+    settlement: Settlement,
+    flying: Flying,
+) -> Settling {
+    let engine = &engine.inner;
+    let mut pause = RETRY_MIN;
+    let (settling, landing) = loop {
+        let asked_at = engine.clock.monotonic();
+        match engine.settles.submit(settlement.clone()).await {
+            Ok(Settled::Done { record, now }) => {
+                engine.cache.put(&record, now, asked_at);
+                break (Settling::Recorded(Arc::clone(&record)), Landing::Record(record, now));
+            }
+            Ok(Settled::Stale { current }) => {
+                engine.metrics.stale.increment(1);
+                tracing::warn!(
+                    reference = %pulse.id.reference(),
+                    "a late settlement changed nothing: another attempt owns the key, or it is settled"
+                );
+                break (Settling::Stale(current), Landing::Nothing);
+            }
+            Err(error) => {
+                engine.failed(&error);
+                if error.kind() == StoreErrorKind::Corrupt || engine.stopped.is_cancelled() {
+                    break (Settling::Pending, Landing::Failed(error.into()));
+                }
+                report(&pulse, &error);
+                engine.clock.sleep(pause).await;
+                pause = (pause * 2).min(RETRY_MAX);
+            }
+        }
+    };
+    // Renewed until here: a store that was away must not let the lease end while the outcome waits.
+    engine.heart.remove(&pulse);
+    engine.metrics.running.decrement(1);
+    match settlement.verb {
+        Verb::Unknown(_) => engine.metrics.unknown.increment(1),
+        Verb::Release => engine.metrics.released.increment(1),
+        _ => {}
+    }
+    engine.flights.land(pulse.id, &flying.flight, landing);
+    drop(flying);
+    settling
+}
+
+fn report(pulse: &Pulse, error: &StoreError) {
+    tracing::warn!(
+        reference = %pulse.id.reference(), %error,
+        "an outcome could not be made durable yet; it is tried again"
+    );
+}

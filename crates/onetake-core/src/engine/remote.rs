@@ -1,0 +1,90 @@
+//! Waiting for a key that runs on another node.
+//!
+//! One batched read for all waiters of this process every 25 ms, only while somebody waits. No
+//! waiter holds a connection.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tokio::sync::watch;
+
+use crate::clock::Clock;
+use crate::record::{Record, State};
+use crate::scope::RecordId;
+use crate::store::Store;
+
+/// `None` while the other node's attempt still runs; then the record, or that there is none.
+pub(crate) type Seen = Option<Option<Arc<Record>>>;
+
+#[derive(Debug)]
+pub(crate) struct Remote {
+    store: Arc<dyn Store>,
+    clock: Arc<dyn Clock>,
+    interval: Duration,
+    batch_max: usize,
+    inner: Mutex<Inner>,
+}
+
+#[derive(Debug, Default)]
+struct Inner {
+    watched: HashMap<RecordId, watch::Sender<Seen>>,
+    polling: bool,
+}
+
+impl Remote {
+    pub(crate) fn new(
+        store: Arc<dyn Store>,
+        clock: Arc<dyn Clock>,
+        interval: Duration,
+        batch_max: usize,
+    ) -> Arc<Self> {
+        Arc::new(Self { store, clock, interval, batch_max, inner: Mutex::default() })
+    }
+
+    /// Tells when the record stops running.
+    pub(crate) fn watch(self: &Arc<Self>, id: RecordId) -> watch::Receiver<Seen> {
+        let mut inner = self.lock();
+        let sender = inner.watched.entry(id).or_insert_with(|| watch::Sender::new(None));
+        let receiver = sender.subscribe();
+        if !std::mem::replace(&mut inner.polling, true) {
+            tokio::spawn(Arc::clone(self).poll());
+        }
+        receiver
+    }
+
+    async fn poll(self: Arc<Self>) {
+        loop {
+            self.clock.sleep(self.interval).await;
+            let ids = {
+                let mut inner = self.lock();
+                inner.watched.retain(|_, sender| sender.receiver_count() > 0);
+                if inner.watched.is_empty() {
+                    inner.polling = false;
+                    return;
+                }
+                inner.watched.keys().copied().collect::<Vec<_>>()
+            };
+            for chunk in ids.chunks(self.batch_max) {
+                // A store that does not answer is asked again at the next turn; the waiters have
+                // their own deadlines.
+                let answers = self.store.load(chunk.to_vec()).await;
+                for (id, answer) in chunk.iter().zip(answers) {
+                    self.tell(*id, answer.ok());
+                }
+            }
+        }
+    }
+
+    fn tell(&self, id: RecordId, answer: Seen) {
+        let Some(found) = answer else { return };
+        let runs = found.as_ref().is_some_and(|r| matches!(r.state, State::Running { .. }));
+        if !runs && let Some(sender) = self.lock().watched.remove(&id) {
+            sender.send_replace(Some(found));
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

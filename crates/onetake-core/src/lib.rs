@@ -1,0 +1,43 @@
+//! The engine of onetake: one recorded outcome per key.
+//!
+//! A caller names an operation by a [`Key`] inside a [`Scope`]. The [`Engine`] claims the key in a
+//! [`Store`], runs the operation once, records its outcome durably, and replays it to every other
+//! attempt until the key expires. This crate knows nothing of HTTP and nothing of databases.
+//!
+//! | module | what it holds |
+//! | --- | --- |
+//! | [`key`], [`scope`], [`fingerprint`] | how an operation is named, and how two requests are told apart |
+//! | [`record`] | what a store keeps, and when it expires |
+//! | [`decide`] | the state machine, as pure functions that every store applies atomically |
+//! | [`store`] | the contract that a store owes |
+//! | [`memory`] | the reference store |
+//! | [`engine`] | claim, run, settle, replay; waiters, leases, draining |
+//! | [`clock`] | the one way in which time and randomness enter |
+
+pub mod clock;
+pub mod codec;
+#[cfg(feature = "conformance")]
+pub mod conformance;
+pub mod decide;
+pub mod engine;
+pub mod fingerprint;
+pub mod key;
+pub mod memory;
+pub mod planted;
+pub mod record;
+pub mod scope;
+pub mod store;
+
+pub use clock::{Clock, Rng, SystemClock, SystemRng, Timestamp};
+pub use engine::{
+    Answer, Begin, Engine, EngineError, InFlight, Lease, Limits, Operation, Outcome, Settling,
+    Verdict,
+};
+pub use fingerprint::{Fingerprint, Fingerprinter};
+pub use key::{Key, KeyError};
+pub use memory::MemoryStore;
+pub use record::{
+    AttemptId, Cause, Failure, Fence, OnUnknown, Record, Recording, State, Terms,
+};
+pub use scope::{RecordId, Reference, Scope};
+pub use store::{Claim, Claimed, Settled, Settlement, Store, StoreError, StoreErrorKind, Verb};

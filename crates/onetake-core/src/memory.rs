@@ -1,0 +1,186 @@
+//! The reference store: correct, in memory, gone with the process.
+//!
+//! For tests, and for seeing what a store has to do. It finds expired records by an index that is
+//! cleaned lazily, as the durable stores do, so that the sweep's second look is needed here too.
+
+use std::collections::{BTreeSet, HashMap};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use futures_util::FutureExt;
+use futures_util::future::BoxFuture;
+
+use crate::clock::{Clock, SystemClock, Timestamp};
+use crate::decide::{self, ClaimEffect, SettleEffect};
+use crate::record::{Fence, Record, State};
+use crate::scope::RecordId;
+use crate::store::{
+    Abandoned, Answers, Claim, Claimed, Settled, Settlement, Store, StoreError, Swept,
+};
+
+/// Records in memory.
+#[derive(Clone, Debug)]
+pub struct MemoryStore {
+    clock: Arc<dyn Clock>,
+    inner: Arc<Mutex<Inner>>,
+}
+
+#[derive(Debug, Default)]
+struct Inner {
+    records: HashMap<RecordId, Arc<Record>>,
+    /// When leases and their grace end.
+    leases: BTreeSet<(Timestamp, RecordId)>,
+    /// When finished records expire; an entry may be out of date.
+    expiries: BTreeSet<(Timestamp, RecordId)>,
+    /// The highest fence that was ever granted, for any record: what a swept record leaves behind.
+    highest: Fence,
+}
+
+impl MemoryStore {
+    /// An empty store on the system's clock.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::with_clock(Arc::new(SystemClock))
+    }
+
+    /// An empty store on a clock of your choice.
+    #[must_use]
+    pub fn with_clock(clock: Arc<dyn Clock>) -> Self {
+        Self { clock, inner: Arc::default() }
+    }
+
+    /// How many records it holds, expired ones included.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.lock().records.len()
+    }
+
+    /// Whether it holds none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Default for MemoryStore {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Inner {
+    fn write(&mut self, record: Record) -> Arc<Record> {
+        let record = Arc::new(record);
+        if let Some(end) = record.abandoned_at() {
+            self.leases.insert((end, record.id));
+        }
+        if let Some(at) = record.expires_at() {
+            self.expiries.insert((at, record.id));
+        }
+        let before = self.records.insert(record.id, Arc::clone(&record));
+        if let Some(end) = before.and_then(|before| before.abandoned_at())
+            && record.abandoned_at() != Some(end)
+        {
+            self.leases.remove(&(end, record.id));
+        }
+        record
+    }
+
+    fn claim(&mut self, claim: &Claim, now: Timestamp) -> Result<Claimed, StoreError> {
+        let found = self.records.get(&claim.id).cloned();
+        match (decide::claim(found.as_deref(), claim, now, self.highest), found) {
+            (ClaimEffect::Grant(record), _) => {
+                self.highest = self.highest.max(record.fence);
+                Ok(Claimed::Granted { fence: self.write(record).fence })
+            }
+            (ClaimEffect::BecomeUnknown(record), _) => {
+                Ok(Claimed::Found { record: self.write(record), now })
+            }
+            (ClaimEffect::Keep, Some(record)) => Ok(Claimed::Found { record, now }),
+            (ClaimEffect::Keep, None) => Err(StoreError::kept_nothing()),
+        }
+    }
+
+    fn settle(&mut self, settlement: &Settlement, now: Timestamp) -> Settled {
+        let found = self.records.get(&settlement.id).cloned();
+        match (decide::settle(found.as_deref(), settlement, now), found) {
+            (SettleEffect::Write(record), _) => Settled::Done { record: self.write(record), now },
+            (SettleEffect::Already, Some(record)) => Settled::Done { record, now },
+            (_, current) => Settled::Stale { current },
+        }
+    }
+
+    fn sweep(&mut self, limit: usize, now: Timestamp) -> Swept {
+        let mut swept = Swept::default();
+        while swept.removed < limit {
+            let Some(entry) = self.expiries.first().copied().filter(|(at, _)| *at <= now) else {
+                return swept;
+            };
+            self.expiries.remove(&entry);
+            let id = entry.1;
+            if self.records.get(&id).is_some_and(|record| decide::may_sweep(record, now))
+                && let Some(gone) = self.records.remove(&id)
+            {
+                swept.removed += 1;
+                swept.unknown += usize::from(matches!(gone.state, State::Unknown { .. }));
+            }
+        }
+        swept.more = self.expiries.first().is_some_and(|(at, _)| *at <= now);
+        swept
+    }
+}
+
+impl Store for MemoryStore {
+    fn name(&self) -> &'static str {
+        "memory"
+    }
+
+    fn claim(&self, batch: Vec<Claim>) -> BoxFuture<'_, Answers<Claimed>> {
+        let now = self.clock.now();
+        let mut inner = self.lock();
+        let answers = batch.iter().map(|item| inner.claim(item, now)).collect();
+        std::future::ready(answers).boxed()
+    }
+
+    fn settle(&self, batch: Vec<Settlement>) -> BoxFuture<'_, Answers<Settled>> {
+        let now = self.clock.now();
+        let mut inner = self.lock();
+        let answers = batch.iter().map(|item| Ok(inner.settle(item, now))).collect();
+        std::future::ready(answers).boxed()
+    }
+
+    fn load(&self, ids: Vec<RecordId>) -> BoxFuture<'_, Answers<Option<Arc<Record>>>> {
+        let now = self.clock.now();
+        let inner = self.lock();
+        let one = |id| inner.records.get(id).filter(|record| !record.is_expired(now)).cloned();
+        std::future::ready(ids.iter().map(|id| Ok(one(id))).collect()).boxed()
+    }
+
+    fn abandoned(&self, limit: usize) -> BoxFuture<'_, Result<Vec<Abandoned>, StoreError>> {
+        let now = self.clock.now();
+        let inner = self.lock();
+        let due = inner.leases.iter().take_while(|(end, _)| *end <= now).take(limit);
+        let found = due
+            .filter_map(|(_, id)| inner.records.get(id))
+            .map(|record| Abandoned { id: record.id, attempt: record.attempt })
+            .collect();
+        std::future::ready(Ok(found)).boxed()
+    }
+
+    fn sweep(&self, limit: usize) -> BoxFuture<'_, Result<Swept, StoreError>> {
+        let now = self.clock.now();
+        let swept = self.lock().sweep(limit, now);
+        std::future::ready(Ok(swept)).boxed()
+    }
+
+    fn ready(&self) -> BoxFuture<'_, Result<(), StoreError>> {
+        std::future::ready(Ok(())).boxed()
+    }
+
+    fn close(&self) -> BoxFuture<'_, Result<(), StoreError>> {
+        std::future::ready(Ok(())).boxed()
+    }
+}

@@ -1,0 +1,219 @@
+//! What a store owes. This file is a contract first, code second.
+//!
+//! A store keeps one [`Record`] per [`RecordId`] and changes it only by the rules of
+//! [`decide`](crate::decide). Whatever a store is made of, it promises:
+//!
+//! 1. **Atomic.** Reading a record, deciding and writing it are one step that nothing else can get
+//!    between. Read-then-write is never enough.
+//! 2. **Durable.** When `claim` or `settle` answers, what it answered survives a crash (S5, S6).
+//! 3. **Its own clock decides.** Callers send durations, never moments; all callers of a store see
+//!    one clock.
+//! 4. **Fences rise.** A granted fence is above every fence that was ever granted for the record,
+//!    also after it expired, was swept or forgotten (S2).
+//! 5. **Items are independent.** The answers stand in the order of the batch, one for each item.
+//!    One item's conflict, size or fault never fails or delays another's (S21). Items with the
+//!    same id behave as if they had come one after the other.
+//! 6. **Expired is absent,** at once, whether or not a sweep came by; and nothing that is not
+//!    expired is ever deleted (S12, S13).
+//!
+//! `conformance::run` (feature `conformance`) checks all of this.
+
+use std::fmt;
+use std::sync::Arc;
+
+use futures_util::future::BoxFuture;
+
+use crate::clock::Timestamp;
+use crate::fingerprint::Fingerprint;
+use crate::record::{AttemptId, Cause, Failure, Fence, Record, Recording, Terms};
+use crate::scope::RecordId;
+
+/// Asks for the right to run.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Claim {
+    /// The record.
+    pub id: RecordId,
+    /// The attempt that would run.
+    pub attempt: AttemptId,
+    /// What was asked.
+    pub fingerprint: Fingerprint,
+    /// What it would run under.
+    pub terms: Terms,
+}
+
+/// The answer to a claim.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Claimed {
+    /// The attempt owns the lease, durably.
+    Granted {
+        /// The attempt's fence.
+        fence: Fence,
+    },
+    /// Somebody was here before. The record is as it stands after this claim.
+    Found {
+        /// The record.
+        record: Arc<Record>,
+        /// The store's time when it looked.
+        now: Timestamp,
+    },
+}
+
+/// What an attempt says of itself, or the reaper of an attempt.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Settlement {
+    /// The record.
+    pub id: RecordId,
+    /// The attempt that must own it.
+    pub attempt: AttemptId,
+    /// What became of it.
+    pub verb: Verb,
+}
+
+/// What became of an attempt.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Verb {
+    /// It still runs: a whole lease from now.
+    Renew,
+    /// It has an outcome.
+    Complete(Recording),
+    /// It failed for good.
+    Fail(Failure),
+    /// It is known to have had no effect (S16).
+    Release,
+    /// It started, and its outcome is not known.
+    Unknown(Cause),
+    /// Nobody heard of it: unknown, if its lease and grace are over when the store looks.
+    Abandon,
+}
+
+/// The answer to a settlement. Being stale is a value, not an error.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Settled {
+    /// It is so, durably. A renewal says nothing of the record.
+    Done {
+        /// The record as it stands now.
+        record: Arc<Record>,
+        /// The store's time when it looked.
+        now: Timestamp,
+    },
+    /// Nothing was changed (S3).
+    Stale {
+        /// The record as it stands, if there is one.
+        current: Option<Arc<Record>>,
+    },
+}
+
+/// Why a store could not answer, by what the caller does next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum StoreErrorKind {
+    /// Nothing was written. Later may be better.
+    Unavailable,
+    /// The write may have landed: read again; the own attempt id means own success.
+    Indeterminate,
+    /// What is stored cannot be trusted, or writing failed in a way that leaves the disk's state
+    /// open (a failed fsync). The process must end; the store is never retried.
+    Corrupt,
+    /// The caller asked for something that this store can never do.
+    Invalid,
+}
+
+/// A store that could not answer.
+#[derive(Clone, Debug)]
+pub struct StoreError {
+    kind: StoreErrorKind,
+    message: Arc<str>,
+    source: Option<Arc<dyn std::error::Error + Send + Sync>>,
+}
+
+impl StoreError {
+    /// An error of `kind`; the message names the cause and, where there is one, the fix.
+    #[must_use]
+    pub fn new(kind: StoreErrorKind, message: impl Into<String>) -> Self {
+        Self { kind, message: message.into().into(), source: None }
+    }
+
+    /// The error below it.
+    #[must_use]
+    pub fn with_source(mut self, source: impl std::error::Error + Send + Sync + 'static) -> Self {
+        self.source = Some(Arc::new(source));
+        self
+    }
+
+    /// The error for a decision that cannot be: to keep a record that was never found.
+    #[must_use]
+    pub fn kept_nothing() -> Self {
+        Self::new(StoreErrorKind::Invalid, "a claim on an absent record was not granted")
+    }
+
+    /// What the caller should do.
+    #[must_use]
+    pub const fn kind(&self) -> StoreErrorKind {
+        self.kind
+    }
+}
+
+impl fmt::Display for StoreError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message)
+    }
+}
+
+impl std::error::Error for StoreError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        let source: &(dyn std::error::Error + 'static) = self.source.as_deref()?;
+        Some(source)
+    }
+}
+
+/// One answer for each item of a batch, in its order.
+pub type Answers<T> = Vec<Result<T, StoreError>>;
+
+/// An attempt whose lease and grace were over when the store looked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Abandoned {
+    /// The record.
+    pub id: RecordId,
+    /// The attempt that held it.
+    pub attempt: AttemptId,
+}
+
+/// What a sweep did.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Swept {
+    /// Records that were deleted.
+    pub removed: usize,
+    /// Of them, those whose outcome was still unknown: worth a line in the log.
+    pub unknown: usize,
+    /// Whether more is due right away.
+    pub more: bool,
+}
+
+/// Keeps records. See the module's documentation for what is owed.
+pub trait Store: Send + Sync + fmt::Debug + 'static {
+    /// A short word for logs and metrics, such as `embedded`.
+    fn name(&self) -> &'static str;
+
+    /// Decides each claim as [`decide::claim`](crate::decide::claim) does.
+    fn claim(&self, batch: Vec<Claim>) -> BoxFuture<'_, Answers<Claimed>>;
+
+    /// Decides each settlement as [`decide::settle`](crate::decide::settle) does.
+    fn settle(&self, batch: Vec<Settlement>) -> BoxFuture<'_, Answers<Settled>>;
+
+    /// Reads records; one that is absent or expired is `None`.
+    fn load(&self, ids: Vec<RecordId>) -> BoxFuture<'_, Answers<Option<Arc<Record>>>>;
+
+    /// Up to `limit` attempts whose lease and grace are over, the longest over first. It must not
+    /// read all keys to find them.
+    fn abandoned(&self, limit: usize) -> BoxFuture<'_, Result<Vec<Abandoned>, StoreError>>;
+
+    /// Deletes up to `limit` expired records, each looked at again by
+    /// [`decide::may_sweep`](crate::decide::may_sweep) in the step that deletes it.
+    fn sweep(&self, limit: usize) -> BoxFuture<'_, Result<Swept, StoreError>>;
+
+    /// Whether the store could answer now: for readiness, not for decisions.
+    fn ready(&self) -> BoxFuture<'_, Result<(), StoreError>>;
+
+    /// Makes everything durable and lets go of what is held. Nothing is asked afterwards.
+    fn close(&self) -> BoxFuture<'_, Result<(), StoreError>>;
+}

@@ -132,7 +132,15 @@ pub fn decode(id: RecordId, bytes: Bytes) -> Result<Record, DecodeError> {
     let created_at = from.timestamp("created_at")?;
     let state = decode_state(&mut from)?;
     from.end()?;
-    Ok(Record { id, attempt, fence, fingerprint, terms, created_at, state })
+    Ok(Record {
+        id,
+        attempt,
+        fence,
+        fingerprint,
+        terms,
+        created_at,
+        state,
+    })
 }
 
 fn decode_state(from: &mut Reader) -> Result<State, DecodeError> {
@@ -144,10 +152,19 @@ fn decode_state(from: &mut Reader) -> Result<State, DecodeError> {
             let head = from.slice("head")?;
             let kept = from.u8("body flag")? == 1;
             let body = from.slice("body")?;
-            State::Completed { at, recording: Recording { head, body: kept.then_some(body) } }
+            State::Completed {
+                at,
+                recording: Recording {
+                    head,
+                    body: kept.then_some(body),
+                },
+            }
         }
         2 => {
-            let failure = Failure { code: from.text("code")?, detail: from.text("detail")? };
+            let failure = Failure {
+                code: from.text("code")?,
+                detail: from.text("detail")?,
+            };
             State::Failed { at, failure }
         }
         3 => State::Released { at },
@@ -183,7 +200,10 @@ impl Reader {
     /// # Errors
     /// If there are fewer.
     pub fn array<const N: usize>(&mut self, what: &'static str) -> Result<[u8; N], DecodeError> {
-        self.take(N, what)?.as_ref().try_into().map_err(|_| DecodeError(what))
+        self.take(N, what)?
+            .as_ref()
+            .try_into()
+            .map_err(|_| DecodeError(what))
     }
 
     /// One byte.
@@ -240,7 +260,11 @@ impl Reader {
     /// # Errors
     /// If something is.
     pub fn end(&self) -> Result<(), DecodeError> {
-        if self.0.is_empty() { Ok(()) } else { Err(DecodeError("bytes behind the end")) }
+        if self.0.is_empty() {
+            Ok(())
+        } else {
+            Err(DecodeError("bytes behind the end"))
+        }
     }
 }
 
@@ -252,8 +276,8 @@ pub(crate) mod tests {
     pub(crate) fn any_record() -> impl Strategy<Value = Record> {
         let body = proptest::option::of(proptest::collection::vec(any::<u8>(), 0..64));
         let at = any::<u32>().prop_map(|s| Timestamp::from_micros(u64::from(s) * 1_000_000));
-        let state = (at.clone(), 0..10_u8, body, "[a-z ]{0,20}").prop_map(|(at, tag, body, text)| {
-            match tag {
+        let state = (at.clone(), 0..10_u8, body, "[a-z ]{0,20}").prop_map(
+            |(at, tag, body, text)| match tag {
                 0 => State::Running { lease_until: at },
                 1..=3 => State::Completed {
                     at,
@@ -262,32 +286,66 @@ pub(crate) mod tests {
                         body: body.map(Bytes::from),
                     },
                 },
-                4 => State::Failed { at, failure: Failure { code: text.clone(), detail: text } },
+                4 => State::Failed {
+                    at,
+                    failure: Failure {
+                        code: text.clone(),
+                        detail: text,
+                    },
+                },
                 5 => State::Released { at },
-                6 => State::Unknown { at, cause: Cause::LeaseEnded },
-                7 => State::Unknown { at, cause: Cause::Restarted },
-                8 => State::Unknown { at, cause: Cause::TimedOut },
-                _ => State::Unknown { at, cause: Cause::Reported(text) },
-            }
-        });
+                6 => State::Unknown {
+                    at,
+                    cause: Cause::LeaseEnded,
+                },
+                7 => State::Unknown {
+                    at,
+                    cause: Cause::Restarted,
+                },
+                8 => State::Unknown {
+                    at,
+                    cause: Cause::TimedOut,
+                },
+                _ => State::Unknown {
+                    at,
+                    cause: Cause::Reported(text),
+                },
+            },
+        );
         let unknown = prop_oneof![
             Just(OnUnknown::Fail),
             Just(OnUnknown::Reconcile),
             Just(OnUnknown::Retry)
         ];
         let seconds = (0..100_000_u64).prop_map(Duration::from_secs);
-        let terms = (seconds.clone(), seconds.clone(), seconds, unknown)
-            .prop_map(|(ttl, lease, grace, on_unknown)| Terms { ttl, lease, grace, on_unknown });
-        (any::<[u8; 16]>(), any::<[u8; 16]>(), any::<u64>(), any::<[u8; 32]>(), terms, at, state)
-            .prop_map(|(id, attempt, fence, digest, terms, created_at, state)| Record {
-                id: RecordId::from_bytes(id),
-                attempt: AttemptId::from_bytes(attempt),
-                fence: Fence::new(fence),
-                fingerprint: Fingerprint::from_parts(1, digest),
-                terms,
-                created_at,
-                state,
-            })
+        let terms = (seconds.clone(), seconds.clone(), seconds, unknown).prop_map(
+            |(ttl, lease, grace, on_unknown)| Terms {
+                ttl,
+                lease,
+                grace,
+                on_unknown,
+            },
+        );
+        (
+            any::<[u8; 16]>(),
+            any::<[u8; 16]>(),
+            any::<u64>(),
+            any::<[u8; 32]>(),
+            terms,
+            at,
+            state,
+        )
+            .prop_map(
+                |(id, attempt, fence, digest, terms, created_at, state)| Record {
+                    id: RecordId::from_bytes(id),
+                    attempt: AttemptId::from_bytes(attempt),
+                    fence: Fence::new(fence),
+                    fingerprint: Fingerprint::from_parts(1, digest),
+                    terms,
+                    created_at,
+                    state,
+                },
+            )
     }
 
     proptest! {

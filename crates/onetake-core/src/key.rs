@@ -19,7 +19,9 @@ pub const KEY_LENGTH_MIN_DEFAULT: usize = 16;
 #[non_exhaustive]
 pub enum KeyError {
     /// The key has fewer characters than the route asks for.
-    #[error("the key has {length} characters; at least {min} are required, so that nobody can guess it (a UUID has 36)")]
+    #[error(
+        "the key has {length} characters; at least {min} are required, so that nobody can guess it (a UUID has 36)"
+    )]
     TooShort {
         /// Characters received.
         length: usize,
@@ -56,10 +58,17 @@ impl Key {
     /// If the value is not a key, or not one of at least `length_min` characters.
     pub fn from_header(value: &[u8], length_min: usize) -> Result<Self, KeyError> {
         let value = value.trim_ascii();
-        let text = if value.first() == Some(&b'"') { unquote(value)? } else { bare(value)? };
+        let text = if value.first() == Some(&b'"') {
+            unquote(value)?
+        } else {
+            bare(value)?
+        };
         let length = text.len();
         if length < length_min.max(1) {
-            return Err(KeyError::TooShort { length, min: length_min.max(1) });
+            return Err(KeyError::TooShort {
+                length,
+                min: length_min.max(1),
+            });
         }
         if length > KEY_LENGTH_MAX {
             return Err(KeyError::TooLong { length });
@@ -110,7 +119,11 @@ fn unquote(value: &[u8]) -> Result<String, KeyError> {
     let mut bytes = value.iter().enumerate().skip(1);
     loop {
         match bytes.next() {
-            None => return Err(KeyError::BadQuotes { what: "the closing quote is missing" }),
+            None => {
+                return Err(KeyError::BadQuotes {
+                    what: "the closing quote is missing",
+                });
+            }
             Some((_, b'"')) => break,
             Some((_, b'\\')) => match bytes.next() {
                 Some((_, escaped @ (b'"' | b'\\'))) => text.push(char::from(*escaped)),
@@ -129,7 +142,9 @@ fn unquote(value: &[u8]) -> Result<String, KeyError> {
     // Parameters (`"abc";v=1`) have no meaning for this header: refuse them instead of ignoring
     // something that the client may have meant.
     if bytes.next().is_some() {
-        return Err(KeyError::BadQuotes { what: "something follows the closing quote" });
+        return Err(KeyError::BadQuotes {
+            what: "something follows the closing quote",
+        });
     }
     Ok(text)
 }
@@ -154,14 +169,41 @@ mod tests {
     fn bad_keys_say_what_is_wrong() {
         let err = |v: &[u8]| Key::from_header(v, 16).unwrap_err();
         assert_eq!(err(b""), KeyError::TooShort { length: 0, min: 16 });
-        assert_eq!(err(b"123456789012345"), KeyError::TooShort { length: 15, min: 16 });
-        assert_eq!(err(b"\"123456789012345\""), KeyError::TooShort { length: 15, min: 16 });
+        assert_eq!(
+            err(b"123456789012345"),
+            KeyError::TooShort {
+                length: 15,
+                min: 16
+            }
+        );
+        assert_eq!(
+            err(b"\"123456789012345\""),
+            KeyError::TooShort {
+                length: 15,
+                min: 16
+            }
+        );
         assert_eq!(err(&[b'a'; 256]), KeyError::TooLong { length: 256 });
-        assert_eq!(err("schlüssel-1234567890".as_bytes()), KeyError::NotVisibleAscii { position: 5 });
-        assert_eq!(err(b"with space in the key"), KeyError::NotVisibleAscii { position: 5 });
-        assert!(matches!(err(b"\"unterminated-key-123"), KeyError::BadQuotes { .. }));
-        assert!(matches!(err(b"\"a-key-with-params-1\";p=1"), KeyError::BadQuotes { .. }));
-        assert!(matches!(err(b"\"bad-escape-\\n-123456\""), KeyError::BadQuotes { .. }));
+        assert_eq!(
+            err("schlüssel-1234567890".as_bytes()),
+            KeyError::NotVisibleAscii { position: 5 }
+        );
+        assert_eq!(
+            err(b"with space in the key"),
+            KeyError::NotVisibleAscii { position: 5 }
+        );
+        assert!(matches!(
+            err(b"\"unterminated-key-123"),
+            KeyError::BadQuotes { .. }
+        ));
+        assert!(matches!(
+            err(b"\"a-key-with-params-1\";p=1"),
+            KeyError::BadQuotes { .. }
+        ));
+        assert!(matches!(
+            err(b"\"bad-escape-\\n-123456\""),
+            KeyError::BadQuotes { .. }
+        ));
         assert!(Key::from_header(&[b'a'; 255], 16).is_ok());
         assert!(Key::from_header(b"1234567890123456", 16).is_ok());
     }

@@ -36,8 +36,6 @@ pub use engine::{
 pub use fingerprint::{Fingerprint, Fingerprinter};
 pub use key::{Key, KeyError};
 pub use memory::MemoryStore;
-pub use record::{
-    AttemptId, Cause, Failure, Fence, OnUnknown, Record, Recording, State, Terms,
-};
+pub use record::{AttemptId, Cause, Failure, Fence, OnUnknown, Record, Recording, State, Terms};
 pub use scope::{RecordId, Reference, Scope};
 pub use store::{Claim, Claimed, Settled, Settlement, Store, StoreError, StoreErrorKind, Verb};

@@ -60,10 +60,21 @@ impl<T: Item, R: Send + 'static> Lane<T, R> {
         writers_max: usize,
         write: impl Fn(Vec<T>) -> BoxFuture<'static, Answers<R>> + Send + Sync + 'static,
     ) -> Self {
-        let queue = Mutex::new(Queue { waiting: VecDeque::new(), writers: 0 });
+        let queue = Mutex::new(Queue {
+            waiting: VecDeque::new(),
+            writers: 0,
+        });
         let (items_max, writers_max) = (items_max.max(1), writers_max.max(1));
         let write = Box::new(write);
-        Self { shared: Arc::new(Shared { write, items_max, writers_max, runtime, queue }) }
+        Self {
+            shared: Arc::new(Shared {
+                write,
+                items_max,
+                writers_max,
+                runtime,
+                queue,
+            }),
+        }
     }
 
     /// Queues an item. It is written even if nobody waits for the answer.
@@ -85,7 +96,10 @@ impl<T: Item, R: Send + 'static> Lane<T, R> {
 }
 
 fn lost() -> StoreError {
-    StoreError::new(StoreErrorKind::Indeterminate, "the store ended without an answer")
+    StoreError::new(
+        StoreErrorKind::Indeterminate,
+        "the store ended without an answer",
+    )
 }
 
 impl<T, R> Shared<T, R> {
@@ -103,7 +117,10 @@ struct Writer<T: Item, R: Send + 'static> {
 
 impl<T: Item, R: Send + 'static> Writer<T, R> {
     fn start(shared: &Arc<Shared<T, R>>) {
-        let writer = Self { shared: Arc::clone(shared), done: false };
+        let writer = Self {
+            shared: Arc::clone(shared),
+            done: false,
+        };
         shared.runtime.spawn(writer.drain());
     }
 
@@ -158,7 +175,11 @@ mod tests {
 
     fn renew(id: u8) -> Settlement {
         let id = RecordId::from_bytes([id; 16]);
-        Settlement { id, attempt: AttemptId::from_bytes([0; 16]), verb: Verb::Renew }
+        Settlement {
+            id,
+            attempt: AttemptId::from_bytes([0; 16]),
+            verb: Verb::Renew,
+        }
     }
 
     type Batches = Arc<Mutex<Vec<Vec<u8>>>>;
@@ -168,16 +189,21 @@ mod tests {
         let gate = Arc::new(Semaphore::new(0));
         let seen = Arc::new(Mutex::new(Vec::new()));
         let (gate_, seen_) = (Arc::clone(&gate), Arc::clone(&seen));
-        let lane = Lane::new(Handle::current(), items_max, 1, move |batch: Vec<Settlement>| {
-            let (gate, seen) = (Arc::clone(&gate_), Arc::clone(&seen_));
-            async move {
-                gate.acquire().await.unwrap().forget();
-                let ids: Vec<u8> = batch.iter().map(|item| item.id.as_bytes()[0]).collect();
-                seen.lock().unwrap().push(ids.clone());
-                ids.into_iter().map(Ok).collect()
-            }
-            .boxed()
-        });
+        let lane = Lane::new(
+            Handle::current(),
+            items_max,
+            1,
+            move |batch: Vec<Settlement>| {
+                let (gate, seen) = (Arc::clone(&gate_), Arc::clone(&seen_));
+                async move {
+                    gate.acquire().await.unwrap().forget();
+                    let ids: Vec<u8> = batch.iter().map(|item| item.id.as_bytes()[0]).collect();
+                    seen.lock().unwrap().push(ids.clone());
+                    ids.into_iter().map(Ok).collect()
+                }
+                .boxed()
+            },
+        );
         (lane, gate, seen)
     }
 
@@ -190,8 +216,11 @@ mod tests {
         let rest: Vec<_> = [5, 1, 4, 2].map(|id| lane.submit(renew(id))).into();
         gate.add_permits(3);
         assert_eq!(first.await.unwrap(), 9);
-        let answers: Vec<u8> =
-            futures_util::future::join_all(rest).await.into_iter().map(Result::unwrap).collect();
+        let answers: Vec<u8> = futures_util::future::join_all(rest)
+            .await
+            .into_iter()
+            .map(Result::unwrap)
+            .collect();
         assert_eq!(answers, [5, 1, 4, 2], "each sender gets its own answer");
         assert_eq!(*seen.lock().unwrap(), [vec![9], vec![1, 4, 5], vec![2]]);
     }

@@ -69,13 +69,25 @@ impl Lease {
         operation: &Operation,
         granted: Granted,
     ) -> Self {
-        let Granted { attempt, fence, asked_at } = granted;
-        let pulse =
-            engine.inner.heart.add(operation.id, attempt, operation.terms, asked_at, operation.run_max);
+        let Granted {
+            attempt,
+            fence,
+            asked_at,
+        } = granted;
+        let pulse = engine.inner.heart.add(
+            operation.id,
+            attempt,
+            operation.terms,
+            asked_at,
+            operation.run_max,
+        );
         flight.run(operation.fingerprint);
         engine.inner.metrics.running.increment(1);
         Self {
-            flying: Some(Flying { flight, _permit: permit }),
+            flying: Some(Flying {
+                flight,
+                _permit: permit,
+            }),
             fence,
             started: AtomicBool::new(false),
             pulse,
@@ -138,8 +150,14 @@ impl Lease {
 
     /// Settles by any verb; see the others.
     pub async fn settle(mut self, verb: Verb) -> Settling {
-        let Some(answer) = self.hand_over(verb) else { return Settling::Pending };
-        let patience = self.engine.inner.clock.sleep(self.engine.inner.limits.settle_patience);
+        let Some(answer) = self.hand_over(verb) else {
+            return Settling::Pending;
+        };
+        let patience = self
+            .engine
+            .inner
+            .clock
+            .sleep(self.engine.inner.limits.settle_patience);
         tokio::select! {
             biased;
             settled = answer => settled.unwrap_or(Settling::Pending),
@@ -153,9 +171,18 @@ impl Lease {
     /// Settles in a task of its own, so that nobody who goes away can stop it in the middle.
     fn hand_over(&mut self, verb: Verb) -> Option<oneshot::Receiver<Settling>> {
         let flying = self.flying.take()?;
-        let settlement = Settlement { id: self.pulse.id, attempt: self.pulse.attempt, verb };
+        let settlement = Settlement {
+            id: self.pulse.id,
+            attempt: self.pulse.attempt,
+            verb,
+        };
         let (tell, answer) = oneshot::channel();
-        let task = settle(self.engine.clone(), Arc::clone(&self.pulse), settlement, flying);
+        let task = settle(
+            self.engine.clone(),
+            Arc::clone(&self.pulse),
+            settlement,
+            flying,
+        );
         let tell_early = planted(Bug::AnswerBeforeCommit).then(|| self.unrecorded());
         self.engine.spawn(async move {
             if let Some(record) = tell_early {
@@ -177,7 +204,9 @@ impl Lease {
             fingerprint: crate::Fingerprint::of(b""),
             terms: self.pulse.terms,
             created_at: self.engine.inner.clock.now(),
-            state: crate::State::Released { at: self.engine.inner.clock.now() },
+            state: crate::State::Released {
+                at: self.engine.inner.clock.now(),
+            },
         })
     }
 }
@@ -216,7 +245,10 @@ async fn settle(
         match engine.settles.submit(settlement.clone()).await {
             Ok(Settled::Done { record, now }) => {
                 engine.cache.put(&record, now, asked_at);
-                break (Settling::Recorded(Arc::clone(&record)), Landing::Record(record, now));
+                break (
+                    Settling::Recorded(Arc::clone(&record)),
+                    Landing::Record(record, now),
+                );
             }
             Ok(Settled::Stale { current }) => {
                 engine.metrics.stale.increment(1);

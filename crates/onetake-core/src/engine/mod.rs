@@ -290,7 +290,12 @@ impl Engine {
     /// Must be called inside a tokio runtime.
     #[must_use]
     pub fn new(store: Arc<dyn Store>) -> Self {
-        Self::with(store, Arc::new(SystemClock), Arc::new(SystemRng), Limits::default())
+        Self::with(
+            store,
+            Arc::new(SystemClock),
+            Arc::new(SystemRng),
+            Limits::default(),
+        )
     }
 
     /// An engine with everything chosen.
@@ -332,7 +337,10 @@ impl Engine {
         });
         inner.runtime.spawn(heart::beat(Arc::clone(&inner)));
         let alive = Arc::new(inner.stopped.clone().drop_guard());
-        Self { inner, _alive: alive }
+        Self {
+            inner,
+            _alive: alive,
+        }
     }
 
     /// Runs the operation, or tells what became of it before.
@@ -343,11 +351,7 @@ impl Engine {
     ///
     /// # Errors
     /// If the engine could not even try; then the operation did not run.
-    pub async fn run<F, Fut>(
-        &self,
-        operation: Operation,
-        work: F,
-    ) -> Result<Outcome, EngineError>
+    pub async fn run<F, Fut>(&self, operation: Operation, work: F) -> Result<Outcome, EngineError>
     where
         F: FnOnce(Attempt) -> Fut + Send + 'static,
         Fut: Future<Output = Verdict> + Send + 'static,
@@ -406,7 +410,11 @@ impl Engine {
     /// Resolves when the store must not be used any more: the process should end.
     pub async fn fatal(&self) -> StoreError {
         let mut fatal = self.inner.fatal.subscribe();
-        match fatal.wait_for(Option::is_some).await.map(|error| error.clone()) {
+        match fatal
+            .wait_for(Option::is_some)
+            .await
+            .map(|error| error.clone())
+        {
             Ok(Some(error)) => error,
             // The sender lives as long as this engine.
             _ => std::future::pending().await,
@@ -433,7 +441,10 @@ impl Engine {
 
     /// What this process knows without asking anybody.
     fn known(&self, operation: &Operation) -> Option<Answer> {
-        let record = self.inner.cache.get(&operation.id, self.inner.clock.monotonic())?;
+        let record = self
+            .inner
+            .cache
+            .get(&operation.id, self.inner.clock.monotonic())?;
         let answer = if record.fingerprint == operation.fingerprint {
             settled(&record)?
         } else {
@@ -515,7 +526,11 @@ impl Engine {
                 _ => Outcome::Answered(Answer::InFlight),
             };
         }
-        let attempt = Attempt { id: lease.id(), attempt: lease.attempt(), fence: lease.fence() };
+        let attempt = Attempt {
+            id: lease.id(),
+            attempt: lease.attempt(),
+            fence: lease.fence(),
+        };
         let work = AssertUnwindSafe(async { work(attempt).await }).catch_unwind();
         let verb = tokio::select! {
             biased;
@@ -582,7 +597,11 @@ impl<'a> Patience<'a> {
             InFlight::Reject => None,
             InFlight::Wait(budget) => Some(engine.clock.monotonic().saturating_add(budget)),
         };
-        Self { engine, until, place: None }
+        Self {
+            engine,
+            until,
+            place: None,
+        }
     }
 
     /// How much longer to wait; or what to say instead of waiting.
@@ -590,11 +609,20 @@ impl<'a> Patience<'a> {
         let until = self.until.ok_or(Answer::InFlight)?;
         if self.place.is_none() {
             // Surplus waiters are told that it runs (S19).
-            self.place = Some(self.engine.waiting.try_acquire().map_err(|_| Answer::InFlight)?);
+            self.place = Some(
+                self.engine
+                    .waiting
+                    .try_acquire()
+                    .map_err(|_| Answer::InFlight)?,
+            );
             self.engine.metrics.waiting.increment(1);
         }
         let left = until.saturating_sub(self.engine.clock.monotonic());
-        if left.is_zero() { Err(Answer::WaitTimeout) } else { Ok(left) }
+        if left.is_zero() {
+            Err(Answer::WaitTimeout)
+        } else {
+            Ok(left)
+        }
     }
 }
 
@@ -684,10 +712,16 @@ async fn claim(
     operation: Operation,
     flight: Arc<Flight>,
 ) -> Result<Led, EngineError> {
-    let mut open = Open { inner: &engine.inner, id: operation.id, flight: Some(flight) };
+    let mut open = Open {
+        inner: &engine.inner,
+        id: operation.id,
+        flight: Some(flight),
+    };
     match try_claim(&engine.inner, &operation).await {
         Ok((Ok(granted), permit)) => match open.flight.take() {
-            Some(flight) => Ok(Led::Run(Lease::new(&engine, flight, permit, &operation, granted))),
+            Some(flight) => Ok(Led::Run(Lease::new(
+                &engine, flight, permit, &operation, granted,
+            ))),
             None => Err(EngineError::Closing),
         },
         Ok((Err((record, now)), _permit)) => {
@@ -731,10 +765,12 @@ async fn try_claim(
     if engine.closing.load(Ordering::Acquire) {
         return Err(EngineError::Closing);
     }
-    let permit = Arc::clone(&engine.running).try_acquire_owned().map_err(|_| {
-        engine.metrics.overloaded.increment(1);
-        EngineError::Overloaded
-    })?;
+    let permit = Arc::clone(&engine.running)
+        .try_acquire_owned()
+        .map_err(|_| {
+            engine.metrics.overloaded.increment(1);
+            EngineError::Overloaded
+        })?;
     let attempt = AttemptId::random(&*engine.rng);
     let claim = Claim {
         id: operation.id,
@@ -750,7 +786,14 @@ async fn try_claim(
         answer => answer,
     };
     match answer {
-        Ok(Claimed::Granted { fence }) => Ok((Ok(Granted { attempt, fence, asked_at }), permit)),
+        Ok(Claimed::Granted { fence }) => Ok((
+            Ok(Granted {
+                attempt,
+                fence,
+                asked_at,
+            }),
+            permit,
+        )),
         Ok(Claimed::Found { record, now }) => {
             engine.cache.put(&record, now, asked_at);
             Ok((Err((record, now)), permit))
@@ -772,12 +815,14 @@ async fn recover(
 ) -> Result<Claimed, StoreError> {
     let mut found = engine.store.load(vec![id]).await;
     match found.pop() {
-        Some(Ok(Some(record))) if record.attempt == attempt => {
-            Ok(Claimed::Granted { fence: record.fence })
-        }
+        Some(Ok(Some(record))) if record.attempt == attempt => Ok(Claimed::Granted {
+            fence: record.fence,
+        }),
         // Somebody else's, or nothing: ours did not land, or not yet. Not running is always safe.
         _ => {
-            engine.runtime.spawn(disown(Arc::clone(engine), id, attempt));
+            engine
+                .runtime
+                .spawn(disown(Arc::clone(engine), id, attempt));
             Err(error)
         }
     }
@@ -785,7 +830,11 @@ async fn recover(
 
 /// Releases a claim that may have landed although nobody runs it.
 async fn disown(engine: Arc<Inner>, id: RecordId, attempt: AttemptId) {
-    let release = Settlement { id, attempt, verb: Verb::Release };
+    let release = Settlement {
+        id,
+        attempt,
+        verb: Verb::Release,
+    };
     let mut pause = Duration::from_millis(50);
     while engine.settles.submit(release.clone()).await.is_err() {
         tokio::select! {
@@ -817,17 +866,25 @@ fn claim_lane(
     limits: Limits,
 ) -> Lane<Claim, Claimed> {
     let (store, clock, metrics) = (Arc::clone(store), Arc::clone(clock), Arc::clone(metrics));
-    Lane::new(runtime.clone(), limits.batch_items_max, limits.writers_max, move |batch| {
-        let (store, clock, metrics) = (Arc::clone(&store), Arc::clone(&clock), Arc::clone(&metrics));
-        metrics.claim_batch.record(batch.len() as f64);
-        async move {
-            let from = clock.monotonic();
-            let answers = store.claim(batch).await;
-            metrics.claim_seconds.record((clock.monotonic() - from).as_secs_f64());
-            answers
-        }
-        .boxed()
-    })
+    Lane::new(
+        runtime.clone(),
+        limits.batch_items_max,
+        limits.writers_max,
+        move |batch| {
+            let (store, clock, metrics) =
+                (Arc::clone(&store), Arc::clone(&clock), Arc::clone(&metrics));
+            metrics.claim_batch.record(batch.len() as f64);
+            async move {
+                let from = clock.monotonic();
+                let answers = store.claim(batch).await;
+                metrics
+                    .claim_seconds
+                    .record((clock.monotonic() - from).as_secs_f64());
+                answers
+            }
+            .boxed()
+        },
+    )
 }
 
 fn settle_lane(
@@ -838,15 +895,23 @@ fn settle_lane(
     limits: Limits,
 ) -> Lane<Settlement, Settled> {
     let (store, clock, metrics) = (Arc::clone(store), Arc::clone(clock), Arc::clone(metrics));
-    Lane::new(runtime.clone(), limits.batch_items_max, limits.writers_max, move |batch| {
-        let (store, clock, metrics) = (Arc::clone(&store), Arc::clone(&clock), Arc::clone(&metrics));
-        metrics.settle_batch.record(batch.len() as f64);
-        async move {
-            let from = clock.monotonic();
-            let answers = store.settle(batch).await;
-            metrics.settle_seconds.record((clock.monotonic() - from).as_secs_f64());
-            answers
-        }
-        .boxed()
-    })
+    Lane::new(
+        runtime.clone(),
+        limits.batch_items_max,
+        limits.writers_max,
+        move |batch| {
+            let (store, clock, metrics) =
+                (Arc::clone(&store), Arc::clone(&clock), Arc::clone(&metrics));
+            metrics.settle_batch.record(batch.len() as f64);
+            async move {
+                let from = clock.monotonic();
+                let answers = store.settle(batch).await;
+                metrics
+                    .settle_seconds
+                    .record((clock.monotonic() - from).as_secs_f64());
+                answers
+            }
+            .boxed()
+        },
+    )
 }

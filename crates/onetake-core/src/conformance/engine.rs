@@ -1,0 +1,462 @@
+//! The engine on top of a store.
+
+use std::future::Future;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use futures_util::FutureExt;
+use futures_util::future::{BoxFuture, join_all};
+use tokio::sync::{Notify, Semaphore};
+use tokio::task::JoinHandle;
+
+use super::bench::{Bench, body, id, is};
+use crate::clock::SystemRng;
+use crate::engine::{
+    Answer, Begin, Engine, EngineError, InFlight, Limits, Operation, Outcome, Settling, Verdict,
+};
+use crate::fingerprint::Fingerprint;
+use crate::record::{OnUnknown, Record, Recording, State};
+use crate::scope::RecordId;
+use crate::store::{
+    Abandoned, Answers, Claim, Claimed, Settled, Settlement, Store, StoreError, Swept,
+};
+
+type Running = JoinHandle<Result<Outcome, EngineError>>;
+
+impl Bench {
+    fn engine(&self) -> Engine {
+        self.engine_on(Arc::clone(&self.store))
+    }
+
+    fn engine_on(&self, store: Arc<dyn Store>) -> Engine {
+        // Without the memory of settled records, so that the store is what is tested.
+        let limits = Limits {
+            cache_bytes_max: 0,
+            settle_patience: self.can.tick * 50,
+            ..Limits::default()
+        };
+        Engine::with(store, self.clock(), Arc::new(SystemRng), limits)
+    }
+
+    fn operation(&self, key: &str, payload: &str) -> Operation {
+        Operation {
+            id: id(key),
+            fingerprint: Fingerprint::of(payload.as_bytes()),
+            terms: self.terms(OnUnknown::Fail),
+            in_flight: InFlight::Reject,
+            run_max: self.can.tick * 100,
+        }
+    }
+
+    fn waiting(&self, key: &str, payload: &str, ticks: u32) -> Operation {
+        self.operation(key, payload)
+            .in_flight(InFlight::Wait(self.can.tick * ticks))
+    }
+
+    /// Lets time pass in small steps until the future is done.
+    async fn drive<T>(&self, future: impl Future<Output = T>) -> T {
+        let mut future = std::pin::pin!(future);
+        for _ in 0..2_000 {
+            tokio::select! {
+                biased;
+                done = &mut future => return done,
+                () = breathe() => self.step().await,
+            }
+        }
+        panic!("it did not end within 200 ticks");
+    }
+
+    async fn step(&self) {
+        self.subject_advance(self.can.tick / 10).await;
+    }
+}
+
+/// Real time for a store's own threads: not to wait for anything in particular, but to let the
+/// simulated clock not run away from the disk.
+#[expect(
+    clippy::disallowed_methods,
+    reason = "a store's threads live in real time"
+)]
+async fn breathe() {
+    tokio::time::sleep(Duration::from_millis(1)).await;
+}
+
+/// An operation that counts its runs and ends when it is told to.
+#[derive(Clone, Default)]
+struct Work {
+    runs: Arc<AtomicUsize>,
+    started: Arc<Notify>,
+    finish: Arc<Notify>,
+}
+
+impl Work {
+    fn run(&self, engine: &Engine, operation: Operation) -> Running {
+        let (engine, work) = (engine.clone(), self.clone());
+        tokio::spawn(async move {
+            engine
+                .run(operation, move |_| async move {
+                    let run = work.runs.fetch_add(1, Ordering::SeqCst);
+                    work.started.notify_one();
+                    work.finish.notified().await;
+                    Verdict::Complete(Recording::new(format!("outcome {run}")))
+                })
+                .await
+        })
+    }
+
+    fn runs(&self) -> usize {
+        self.runs.load(Ordering::SeqCst)
+    }
+}
+
+fn said(outcome: &Outcome) -> &[u8] {
+    match outcome.recording() {
+        Some(recording) => recording.body.as_deref().unwrap(),
+        None => panic!("no outcome: {outcome:?}"),
+    }
+}
+
+pub(super) async fn many_callers_one_run(bench: &Bench) {
+    let engine = bench.engine();
+    let work = Work::default();
+    let callers: Vec<Running> = (0..200)
+        .map(|_| work.run(&engine, bench.waiting("a", "pay", 50)))
+        .collect();
+    work.started.notified().await;
+    work.finish.notify_waiters();
+    work.finish.notify_one();
+    for outcome in bench.drive(join_all(callers)).await {
+        assert_eq!(said(&outcome.unwrap().unwrap()), b"outcome 0");
+    }
+    assert_eq!(work.runs(), 1);
+}
+
+pub(super) async fn nothing_is_shown_before_it_is_durable(bench: &Bench) {
+    let gate = Gate::around(&bench.store);
+    let engine = bench.engine_on(Arc::clone(&gate) as Arc<dyn Store>);
+    let work = Work::default();
+    let first = work.run(&engine, bench.operation("a", "pay"));
+    work.started.notified().await;
+    let waiter = work.run(&engine, bench.waiting("a", "pay", 100));
+    gate.hold_settlements.store(1, Ordering::SeqCst);
+    work.finish.notify_one();
+    bench.drive(gate.settlement_came.notified()).await;
+    for _ in 0..10 {
+        breathe().await;
+    }
+    assert!(
+        !first.is_finished(),
+        "the outcome was shown before it was durable (S6)"
+    );
+    assert!(
+        !waiter.is_finished(),
+        "a waiter saw the outcome before it was durable (S6)"
+    );
+    gate.open.add_permits(1_000);
+    assert_eq!(
+        said(&bench.drive(first).await.unwrap().unwrap()),
+        b"outcome 0"
+    );
+    assert_eq!(
+        said(&bench.drive(waiter).await.unwrap().unwrap()),
+        b"outcome 0"
+    );
+    assert_eq!(body(&bench.load("a").await.unwrap()), b"outcome 0");
+}
+
+pub(super) async fn nothing_runs_before_its_claim_is_durable(bench: &Bench) {
+    let gate = Gate::around(&bench.store);
+    gate.hold_claims.store(1, Ordering::SeqCst);
+    let engine = bench.engine_on(Arc::clone(&gate) as Arc<dyn Store>);
+    let work = Work::default();
+    let first = work.run(&engine, bench.operation("a", "pay"));
+    bench.drive(gate.claim_came.notified()).await;
+    for _ in 0..10 {
+        breathe().await;
+    }
+    assert_eq!(work.runs(), 0, "it ran before its claim was durable (S5)");
+    gate.open.add_permits(1_000);
+    work.finish.notify_one();
+    assert_eq!(
+        said(&bench.drive(first).await.unwrap().unwrap()),
+        b"outcome 0"
+    );
+}
+
+pub(super) async fn another_payload_is_refused_while_it_runs(bench: &Bench) {
+    let engine = bench.engine();
+    let work = Work::default();
+    let first = work.run(&engine, bench.operation("a", "pay 10"));
+    work.started.notified().await;
+    for _ in 0..2 {
+        let other = work
+            .run(&engine, bench.waiting("a", "pay 99", 5))
+            .await
+            .unwrap()
+            .unwrap();
+        assert!(
+            matches!(other, Outcome::Answered(Answer::Mismatch)),
+            "{other:?} (S9)"
+        );
+        let same = work
+            .run(&engine, bench.operation("a", "pay 10"))
+            .await
+            .unwrap()
+            .unwrap();
+        assert!(
+            matches!(same, Outcome::Answered(Answer::InFlight)),
+            "{same:?}"
+        );
+    }
+    work.finish.notify_one();
+    bench.drive(first).await.unwrap().unwrap();
+    let other = work
+        .run(&engine, bench.operation("a", "pay 99"))
+        .await
+        .unwrap()
+        .unwrap();
+    assert!(
+        matches!(other, Outcome::Answered(Answer::Mismatch)),
+        "{other:?} (S9)"
+    );
+    assert_eq!(work.runs(), 1);
+}
+
+pub(super) async fn waiters_get_the_outcome(bench: &Bench) {
+    let engine = bench.engine();
+    let work = Work::default();
+    let first = work.run(&engine, bench.operation("a", "pay"));
+    work.started.notified().await;
+    let waiters: Vec<Running> = (0..20)
+        .map(|_| work.run(&engine, bench.waiting("a", "pay", 50)))
+        .collect();
+    bench.step().await;
+    work.finish.notify_one();
+    bench.drive(first).await.unwrap().unwrap();
+    for waiter in bench.drive(join_all(waiters)).await {
+        assert_eq!(said(&waiter.unwrap().unwrap()), b"outcome 0");
+    }
+}
+
+pub(super) async fn a_waiter_gives_up_at_its_deadline(bench: &Bench) {
+    let engine = bench.engine();
+    let work = Work::default();
+    let first = work.run(&engine, bench.operation("a", "pay"));
+    work.started.notified().await;
+    let waiter = bench
+        .drive(work.run(&engine, bench.waiting("a", "pay", 3)))
+        .await;
+    assert!(matches!(
+        waiter.unwrap().unwrap(),
+        Outcome::Answered(Answer::WaitTimeout)
+    ));
+    work.finish.notify_one();
+    bench.drive(first).await.unwrap().unwrap();
+}
+
+pub(super) async fn a_caller_that_goes_away_changes_nothing(bench: &Bench) {
+    let engine = bench.engine();
+    let work = Work::default();
+    let first = work.run(&engine, bench.operation("a", "pay"));
+    work.started.notified().await;
+    first.abort();
+    let _aborted = first.await;
+    work.finish.notify_one();
+    let retry = bench
+        .drive(work.run(&engine, bench.waiting("a", "pay", 50)))
+        .await;
+    assert_eq!(said(&retry.unwrap().unwrap()), b"outcome 0");
+    assert_eq!(work.runs(), 1);
+}
+
+pub(super) async fn a_panic_is_unknown(bench: &Bench) {
+    let engine = bench.engine();
+    let run = engine.run(bench.operation("a", "pay"), |_| async {
+        // Not `panic!`, which would print: nothing is wrong here.
+        std::panic::resume_unwind(Box::new("the operation panics"))
+    });
+    let Outcome::Ran(Settling::Recorded(record)) = bench.drive(run).await.unwrap() else {
+        panic!("not recorded");
+    };
+    is(&record, "unknown");
+    let retry = bench
+        .drive(Work::default().run(&engine, bench.operation("a", "pay")))
+        .await;
+    assert!(matches!(
+        retry.unwrap().unwrap(),
+        Outcome::Answered(Answer::Unknown(_))
+    ));
+}
+
+pub(super) async fn too_long_is_unknown(bench: &Bench) {
+    let engine = bench.engine();
+    let work = Work::default();
+    let run_max = bench.can.tick * 5;
+    let run = work.run(&engine, bench.operation("a", "pay").run_max(run_max));
+    let Outcome::Ran(Settling::Recorded(record)) = bench.drive(run).await.unwrap().unwrap() else {
+        panic!("not recorded");
+    };
+    let State::Unknown { cause, .. } = &record.state else {
+        panic!("not unknown")
+    };
+    assert_eq!(*cause, crate::record::Cause::TimedOut);
+}
+
+pub(super) async fn a_dropped_lease_is_released_or_unknown(bench: &Bench) {
+    let engine = bench.engine();
+    for (key, start, state) in [
+        ("never started", false, "released"),
+        ("started", true, "unknown"),
+    ] {
+        let Begin::Run(lease) = bench
+            .drive(engine.begin(&bench.operation(key, "pay")))
+            .await
+            .unwrap()
+        else {
+            panic!("not granted");
+        };
+        if start {
+            lease.start().expect("the lease is fresh");
+        }
+        drop(lease);
+        bench
+            .drive(async {
+                while bench
+                    .load(key)
+                    .await
+                    .is_none_or(|record| record.state.name() == "running")
+                {
+                    breathe().await;
+                }
+            })
+            .await;
+        is(&*bench.load(key).await.unwrap(), state);
+    }
+}
+
+pub(super) async fn a_long_operation_keeps_its_lease(bench: &Bench) {
+    let engine = bench.engine();
+    let other_node = bench.engine();
+    let work = Work::default();
+    let operation = bench.operation("a", "pay");
+    let retry = crate::record::Terms {
+        on_unknown: OnUnknown::Retry,
+        ..operation.terms
+    };
+    let first = work.run(&engine, operation.terms(retry));
+    work.started.notified().await;
+    // Lease and grace three times over.
+    for _ in 0..120 {
+        bench.step().await;
+        breathe().await;
+        let other = bench
+            .drive(work.run(&other_node, bench.operation("a", "pay")))
+            .await;
+        let other = other.unwrap().unwrap();
+        assert!(
+            matches!(other, Outcome::Answered(Answer::InFlight)),
+            "preempted: {other:?}"
+        );
+        assert_eq!(
+            other_node.reap(10).await,
+            0,
+            "a heartbeating owner was reaped"
+        );
+    }
+    work.finish.notify_one();
+    assert_eq!(
+        said(&bench.drive(first).await.unwrap().unwrap()),
+        b"outcome 0"
+    );
+    assert_eq!(work.runs(), 1);
+}
+
+pub(super) async fn a_node_waits_for_another(bench: &Bench) {
+    let (node, other_node) = (bench.engine(), bench.engine());
+    let work = Work::default();
+    let first = work.run(&node, bench.operation("a", "pay"));
+    work.started.notified().await;
+    let waiters: Vec<Running> = (0..10)
+        .map(|_| work.run(&other_node, bench.waiting("a", "pay", 50)))
+        .collect();
+    bench.step().await;
+    work.finish.notify_one();
+    bench.drive(first).await.unwrap().unwrap();
+    for waiter in bench.drive(join_all(waiters)).await {
+        assert_eq!(said(&waiter.unwrap().unwrap()), b"outcome 0");
+    }
+    assert_eq!(work.runs(), 1);
+}
+
+/// A store whose writes can be held back.
+#[derive(Debug)]
+struct Gate {
+    inner: Arc<dyn Store>,
+    hold_claims: AtomicUsize,
+    hold_settlements: AtomicUsize,
+    claim_came: Notify,
+    settlement_came: Notify,
+    open: Semaphore,
+}
+
+impl Gate {
+    fn around(inner: &Arc<dyn Store>) -> Arc<Self> {
+        Arc::new(Self {
+            inner: Arc::clone(inner),
+            hold_claims: AtomicUsize::new(0),
+            hold_settlements: AtomicUsize::new(0),
+            claim_came: Notify::new(),
+            settlement_came: Notify::new(),
+            open: Semaphore::new(0),
+        })
+    }
+}
+
+impl Store for Gate {
+    fn name(&self) -> &'static str {
+        "gate"
+    }
+
+    fn claim(&self, batch: Vec<Claim>) -> BoxFuture<'_, Answers<Claimed>> {
+        async move {
+            if self.hold_claims.load(Ordering::SeqCst) > 0 {
+                self.claim_came.notify_one();
+                self.open.acquire().await.unwrap().forget();
+            }
+            self.inner.claim(batch).await
+        }
+        .boxed()
+    }
+
+    fn settle(&self, batch: Vec<Settlement>) -> BoxFuture<'_, Answers<Settled>> {
+        async move {
+            if self.hold_settlements.load(Ordering::SeqCst) > 0 {
+                self.settlement_came.notify_one();
+                self.open.acquire().await.unwrap().forget();
+            }
+            self.inner.settle(batch).await
+        }
+        .boxed()
+    }
+
+    fn load(&self, ids: Vec<RecordId>) -> BoxFuture<'_, Answers<Option<Arc<Record>>>> {
+        self.inner.load(ids)
+    }
+
+    fn abandoned(&self, limit: usize) -> BoxFuture<'_, Result<Vec<Abandoned>, StoreError>> {
+        self.inner.abandoned(limit)
+    }
+
+    fn sweep(&self, limit: usize) -> BoxFuture<'_, Result<Swept, StoreError>> {
+        self.inner.sweep(limit)
+    }
+
+    fn ready(&self) -> BoxFuture<'_, Result<(), StoreError>> {
+        self.inner.ready()
+    }
+
+    fn close(&self) -> BoxFuture<'_, Result<(), StoreError>> {
+        self.inner.close()
+    }
+}

@@ -1,0 +1,202 @@
+//! The suite that every store, and every wrapper around a store, must pass.
+//!
+//! [`run`] checks the store's contract, [`run_engine`] the engine on top of it. Nobody lists the
+//! cases by hand: a store brings a [`Subject`] factory and what it can do, and gets a [`Report`].
+#![expect(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    reason = "a suite says what is wrong by panicking, and catches that itself"
+)]
+
+mod bench;
+mod claims;
+mod engine;
+mod expiry;
+mod races;
+mod settles;
+
+use std::fmt;
+use std::future::Future;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::future::BoxFuture;
+
+use crate::clock::Clock;
+use crate::store::Store;
+
+pub use bench::Bench;
+
+/// A fresh, empty store under test, and power over its clock.
+pub trait Subject: Send + Sync + 'static {
+    /// The store.
+    fn store(&self) -> Arc<dyn Store>;
+
+    /// The clock that the engine goes by when it runs on this store.
+    fn clock(&self) -> Arc<dyn Clock>;
+
+    /// Lets time pass, for the store and for that clock alike.
+    fn advance(&self, by: Duration) -> BoxFuture<'_, ()>;
+}
+
+/// In what stores may differ.
+#[derive(Clone, Copy, Debug)]
+pub struct Capabilities {
+    /// The unit of time in which leases and expiries are tested: as long as the store's clock
+    /// needs to tell two moments apart with certainty, short if time really has to pass.
+    pub tick: Duration,
+    /// The largest body that the store keeps; a larger one is kept as "not replayable".
+    pub body_bytes_max: usize,
+    /// Tasks in the races.
+    pub tasks: usize,
+    /// Rounds in the races.
+    pub rounds: usize,
+}
+
+impl Default for Capabilities {
+    fn default() -> Self {
+        Self {
+            tick: Duration::from_secs(10),
+            body_bytes_max: 1 << 20,
+            tasks: 32,
+            rounds: 20,
+        }
+    }
+}
+
+/// What became of each case.
+#[derive(Clone, Debug, Default)]
+pub struct Report {
+    /// Names and, if it failed, what the case said.
+    pub cases: Vec<(&'static str, Result<(), String>)>,
+}
+
+impl Report {
+    /// The names of the cases that failed.
+    #[must_use]
+    pub fn failed(&self) -> Vec<&'static str> {
+        self.cases
+            .iter()
+            .filter(|(_, result)| result.is_err())
+            .map(|(name, _)| *name)
+            .collect()
+    }
+
+    /// Panics with everything that failed.
+    ///
+    /// # Panics
+    /// If a case failed, or if there was none.
+    pub fn assert_passed(&self) {
+        assert!(!self.cases.is_empty(), "no case ran");
+        assert!(self.failed().is_empty(), "{self}");
+    }
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(
+            f,
+            "{} of {} cases failed",
+            self.failed().len(),
+            self.cases.len()
+        )?;
+        for (name, result) in &self.cases {
+            if let Err(what) = result {
+                writeln!(f, "- {name}: {what}")?;
+            }
+        }
+        Ok(())
+    }
+}
+
+type Case = fn(Arc<Bench>) -> BoxFuture<'static, ()>;
+
+/// Lists the functions of a module as cases, under their own names.
+macro_rules! cases {
+    ($($module:ident: $($name:ident),+ $(,)?;)+) => {
+        &[$($((concat!(stringify!($module), "::", stringify!($name)), {
+            fn boxed(bench: Arc<Bench>) -> BoxFuture<'static, ()> {
+                Box::pin(async move { $module::$name(&bench).await })
+            }
+            boxed as Case
+        })),+),+]
+    };
+}
+
+const STORE_CASES: &[(&str, Case)] = cases! {
+    claims: absent_is_granted, a_second_claim_finds_the_first, another_payload_is_refused_in_any_state,
+        a_released_key_runs_again, a_completed_key_is_replayed, a_failed_key_is_replayed,
+        an_unknown_key_is_answered_as_its_terms_say, an_ended_lease_is_respected_during_grace,
+        the_same_key_many_times_in_one_batch, items_of_a_batch_are_independent,
+        an_empty_batch_is_nothing, large_and_odd_recordings_are_kept_exactly,
+        terms_travel_with_the_record;
+    settles: a_stale_attempt_changes_nothing, the_late_owner_is_believed,
+        an_unknown_record_is_completed_by_its_own_attempt, a_settlement_sent_twice_is_done_once,
+        a_settled_record_never_changes, renewing_moves_the_end_of_the_lease,
+        renewing_does_not_revive_the_unknown, settling_the_absent_is_stale,
+        the_abandoned_are_found_in_order, the_reaper_looks_again;
+    expiry: a_key_is_reusable_only_after_it_expires, running_never_expires,
+        the_unknown_expires_a_full_ttl_later, a_late_outcome_is_kept_for_a_while,
+        a_sweep_takes_what_expired_and_nothing_else, a_sweep_looks_again,
+        a_sweep_is_bounded, fences_rise_across_expiry_and_sweep;
+    races: one_of_many_claims_wins, claims_and_settlements_of_many_tasks,
+        a_sweep_beside_traffic_loses_nothing, takeovers_have_rising_fences;
+};
+
+const ENGINE_CASES: &[(&str, Case)] = cases! {
+    engine: many_callers_one_run, nothing_is_shown_before_it_is_durable,
+        nothing_runs_before_its_claim_is_durable, another_payload_is_refused_while_it_runs,
+        waiters_get_the_outcome, a_waiter_gives_up_at_its_deadline,
+        a_caller_that_goes_away_changes_nothing, a_panic_is_unknown, too_long_is_unknown,
+        a_dropped_lease_is_released_or_unknown, a_long_operation_keeps_its_lease,
+        a_node_waits_for_another;
+};
+
+/// Checks a store's contract. `factory` makes a fresh, empty subject for each case.
+pub async fn run<F, S>(factory: impl Fn() -> F, capabilities: Capabilities) -> Report
+where
+    F: Future<Output = S>,
+    S: Subject,
+{
+    run_cases(STORE_CASES, factory, capabilities).await
+}
+
+/// Checks the engine on top of a store.
+pub async fn run_engine<F, S>(factory: impl Fn() -> F, capabilities: Capabilities) -> Report
+where
+    F: Future<Output = S>,
+    S: Subject,
+{
+    run_cases(ENGINE_CASES, factory, capabilities).await
+}
+
+async fn run_cases<F, S>(
+    cases: &[(&'static str, Case)],
+    factory: impl Fn() -> F,
+    capabilities: Capabilities,
+) -> Report
+where
+    F: Future<Output = S>,
+    S: Subject,
+{
+    let mut report = Report::default();
+    for (name, case) in cases {
+        let bench = Arc::new(Bench::new(factory().await, capabilities));
+        let result = tokio::spawn(case(bench)).await;
+        report.cases.push((name, result.map_err(said)));
+    }
+    report
+}
+
+fn said(error: tokio::task::JoinError) -> String {
+    match error.try_into_panic() {
+        Ok(panic) => panic
+            .downcast_ref::<String>()
+            .cloned()
+            .or_else(|| panic.downcast_ref::<&str>().map(ToString::to_string))
+            .unwrap_or_else(|| "panicked".to_owned()),
+        Err(error) => error.to_string(),
+    }
+}

@@ -1,1 +1,13 @@
-//! Placeholder.
+//! Where onetake keeps its records.
+//!
+//! Every store here keeps the contract of [`onetake_core::store`] and passes its conformance suite.
+//!
+//! | feature | store | for |
+//! | --- | --- | --- |
+//! | `embedded` (default) | [`EmbeddedStore`] | one node, one folder, no server |
+
+#[cfg(feature = "embedded")]
+pub mod embedded;
+
+#[cfg(feature = "embedded")]
+pub use embedded::{EmbeddedStore, OpenError};

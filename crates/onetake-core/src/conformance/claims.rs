@@ -157,7 +157,7 @@ pub(super) async fn an_ended_lease_is_respected_during_grace(bench: &Bench) {
         &*bench.found(&bench.claim_of("fail", "pay 10")).await,
         "unknown",
     );
-    is(&*bench.load("fail").await.unwrap(), "unknown");
+    is(&bench.load("fail").await.unwrap(), "unknown");
     assert!(bench.granted(&bench.claim_of("retry", "pay 10")).await > fence);
 }
 

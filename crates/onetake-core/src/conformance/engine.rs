@@ -331,7 +331,7 @@ pub(super) async fn a_dropped_lease_is_released_or_unknown(bench: &Bench) {
                 }
             })
             .await;
-        is(&*bench.load(key).await.unwrap(), state);
+        is(&bench.load(key).await.unwrap(), state);
     }
 }
 

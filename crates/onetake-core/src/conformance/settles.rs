@@ -58,7 +58,7 @@ pub(super) async fn an_unknown_record_is_completed_by_its_own_attempt(bench: &Be
             "unknown",
         );
         is(&*bench.done(&claim, verb).await, state);
-        is(&*bench.load(key).await.unwrap(), state);
+        is(&bench.load(key).await.unwrap(), state);
     }
 }
 
@@ -128,7 +128,7 @@ pub(super) async fn renewing_does_not_revive_the_unknown(bench: &Bench) {
     let Settled::Stale { .. } = bench.settle(&claim, Verb::Renew).await else {
         panic!("an unknown attempt was renewed");
     };
-    is(&*bench.load("a").await.unwrap(), "unknown");
+    is(&bench.load("a").await.unwrap(), "unknown");
 }
 
 pub(super) async fn settling_the_absent_is_stale(bench: &Bench) {
@@ -192,5 +192,5 @@ pub(super) async fn the_reaper_looks_again(bench: &Bench) {
     let Settled::Stale { .. } = bench.settle(&claim, Verb::Abandon).await else {
         panic!("a live lease was reaped (S13)");
     };
-    is(&*bench.load("a").await.unwrap(), "running");
+    is(&bench.load("a").await.unwrap(), "running");
 }

@@ -1,0 +1,249 @@
+//! The folder: who may use it, and what format it has.
+//!
+//! ```text
+//! FORMAT     says what this folder is; written last, so that it marks a finished creation
+//! CREATING   there while the folder is being made for the first time
+//! LOCK       held by the one process that uses it; names its process id
+//! db/        the tree
+//! ```
+
+use std::fs::{self, File};
+use std::io::{self, Read, Seek, Write};
+use std::path::{Path, PathBuf};
+
+/// What the first line of FORMAT says.
+const TITLE: &str = "onetake embedded store";
+
+/// The format that this version reads and writes.
+pub(super) const FORMAT: u32 = 1;
+
+/// Why a folder could not be opened. Nothing in it was changed.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum OpenError {
+    /// Another process has it open.
+    #[error(
+        "the data folder {path} is in use by another process{holder}: stop that one, or give this one a folder of its own"
+    )]
+    InUse {
+        /// The folder.
+        path: PathBuf,
+        /// ` (process 123)`, if it is known.
+        holder: String,
+    },
+    /// It holds something else.
+    #[error(
+        "{path} is not empty and not an onetake data folder (it has no FORMAT file): name an empty or new folder"
+    )]
+    NotOurs {
+        /// The folder.
+        path: PathBuf,
+    },
+    /// It was written by another version.
+    #[error(
+        "the data folder {path} has format {found}, this version reads format {FORMAT}: use the version that wrote it, or an empty folder"
+    )]
+    OtherFormat {
+        /// The folder.
+        path: PathBuf,
+        /// What its FORMAT file says.
+        found: String,
+    },
+    /// Something in it is not as it was written.
+    #[error(
+        "the data folder {path} is damaged: {what}. Nothing was changed. Restore it from a backup; starting with an empty folder forgets which operations have run"
+    )]
+    Damaged {
+        /// The folder.
+        path: PathBuf,
+        /// What is wrong.
+        what: String,
+        /// The error below it.
+        #[source]
+        source: Option<Box<dyn std::error::Error + Send + Sync>>,
+    },
+    /// The operating system refused.
+    #[error("cannot {action} in the data folder {path}: {source}")]
+    Io {
+        /// The folder.
+        path: PathBuf,
+        /// What was tried.
+        action: &'static str,
+        /// What the operating system said.
+        #[source]
+        source: io::Error,
+    },
+}
+
+impl OpenError {
+    pub(super) fn io(path: &Path, action: &'static str, source: io::Error) -> Self {
+        Self::Io {
+            path: path.to_owned(),
+            action,
+            source,
+        }
+    }
+
+    pub(super) fn damaged(path: &Path, what: impl Into<String>) -> Self {
+        Self::Damaged {
+            path: path.to_owned(),
+            what: what.into(),
+            source: None,
+        }
+    }
+}
+
+/// A folder that this process holds.
+#[derive(Debug)]
+pub(super) struct Folder {
+    path: PathBuf,
+    is_new: bool,
+    _lock: File,
+}
+
+impl Folder {
+    /// Takes the folder for this process, making it if it is not there.
+    pub(super) fn lock(path: &Path) -> Result<Self, OpenError> {
+        let io = |action| move |error| OpenError::io(path, action, error);
+        fs::create_dir_all(path).map_err(io("create the folder"))?;
+        if is_foreign(path).map_err(io("read"))? {
+            return Err(OpenError::NotOurs {
+                path: path.to_owned(),
+            });
+        }
+        let lock = take_lock(path)?;
+        let is_new = match fs::read_to_string(path.join("FORMAT")) {
+            Ok(text) => {
+                check_format(path, &text)?;
+                false
+            }
+            Err(error) if error.kind() == io::ErrorKind::NotFound => true,
+            Err(error) if error.kind() == io::ErrorKind::InvalidData => {
+                return Err(OpenError::damaged(path, "FORMAT is not text"));
+            }
+            Err(error) => return Err(OpenError::io(path, "read FORMAT", error)),
+        };
+        let folder = Self {
+            path: path.to_owned(),
+            is_new,
+            _lock: lock,
+        };
+        if folder.is_new {
+            folder.begin_creation().map_err(io("create the store"))?;
+        }
+        Ok(folder)
+    }
+
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    pub(super) fn database(&self) -> PathBuf {
+        self.path.join("db")
+    }
+
+    pub(super) fn is_new(&self) -> bool {
+        self.is_new
+    }
+
+    /// A creation that was interrupted left nothing that anybody relied on: begin anew.
+    fn begin_creation(&self) -> io::Result<()> {
+        File::create(self.path.join("CREATING"))?.sync_all()?;
+        match fs::remove_dir_all(self.database()) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+            _ => sync_folder(&self.path),
+        }
+    }
+
+    /// Marks the folder as complete.
+    pub(super) fn finish_creation(&self) -> Result<(), OpenError> {
+        if !self.is_new {
+            return Ok(());
+        }
+        let write = || -> io::Result<()> {
+            let draft = self.path.join("FORMAT.new");
+            let mut file = File::create(&draft)?;
+            writeln!(file, "{TITLE}\nformat {FORMAT}")?;
+            file.sync_all()?;
+            fs::rename(draft, self.path.join("FORMAT"))?;
+            sync_folder(&self.path)?;
+            fs::remove_file(self.path.join("CREATING"))
+        };
+        write().map_err(|error| OpenError::io(&self.path, "write FORMAT", error))
+    }
+}
+
+/// Whether somebody keeps other things there.
+fn is_foreign(path: &Path) -> io::Result<bool> {
+    let ours = |name: &str| path.join(name).try_exists();
+    if ours("FORMAT")? || ours("CREATING")? {
+        return Ok(false);
+    }
+    for entry in fs::read_dir(path)? {
+        // A second process may be making the folder at this very moment.
+        if entry?.file_name() != "LOCK" {
+            return Ok(!ours("FORMAT")? && !ours("CREATING")?);
+        }
+    }
+    Ok(false)
+}
+
+fn take_lock(path: &Path) -> Result<File, OpenError> {
+    let io = |action| move |error| OpenError::io(path, action, error);
+    let mut lock = File::options()
+        .create(true)
+        .truncate(false)
+        .read(true)
+        .write(true)
+        .open(path.join("LOCK"))
+        .map_err(io("open LOCK"))?;
+    match lock.try_lock() {
+        Ok(()) => {}
+        Err(fs::TryLockError::WouldBlock) => {
+            let mut holder = String::new();
+            let known = lock.read_to_string(&mut holder).is_ok() && !holder.trim().is_empty();
+            let holder = if known {
+                format!(" (process {})", holder.trim())
+            } else {
+                String::new()
+            };
+            return Err(OpenError::InUse {
+                path: path.to_owned(),
+                holder,
+            });
+        }
+        Err(fs::TryLockError::Error(error)) => return Err(io("lock")(error)),
+    }
+    let note = lock
+        .set_len(0)
+        .and_then(|()| lock.rewind())
+        .and_then(|()| write!(lock, "{}", std::process::id()));
+    note.map_err(io("write LOCK"))?;
+    Ok(lock)
+}
+
+fn check_format(path: &Path, text: &str) -> Result<(), OpenError> {
+    let mut lines = text.lines();
+    if lines.next() != Some(TITLE) {
+        return Err(OpenError::damaged(
+            path,
+            "FORMAT does not say that this is an onetake folder",
+        ));
+    }
+    let found = lines
+        .next()
+        .and_then(|line| line.strip_prefix("format "))
+        .unwrap_or("?")
+        .trim();
+    match found.parse::<u32>() {
+        Ok(FORMAT) => Ok(()),
+        _ => Err(OpenError::OtherFormat {
+            path: path.to_owned(),
+            found: found.to_owned(),
+        }),
+    }
+}
+
+fn sync_folder(path: &Path) -> io::Result<()> {
+    File::open(path)?.sync_all()
+}

@@ -1,0 +1,203 @@
+//! A look at the tree's journal before the tree opens it.
+//!
+//! When fjall meets something in its journal that it cannot read, it takes it for the torn end of
+//! the last write and cuts the file there. That is right after a crash, and wrong after damage in
+//! the middle: whatever was acknowledged behind it would be gone, and would run again. So the
+//! journal is read here first, without changing it: if anything complete follows the first thing
+//! that cannot be read, the folder is damaged and is not opened.
+//!
+//! The format, as of fjall 3: batches of `1 items:u32 seqno:u64`, then `2 type:u8 compression…
+//! keyspace:u64 key:u16 value:u32 stored:u32 key value` or `4 keyspace:u64` for each item, then
+//! `3 checksum:u64 "FJL\x03"`. Files are allocated ahead and end in zeros. A test writes with fjall
+//! and reads with this, so that an update that changes the format is noticed.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use memchr::memmem;
+use xxhash_rust::xxh3::xxh3_64;
+
+const TRAILER: &[u8] = b"FJL\x03";
+
+/// Looks at every journal in the folder; says which one is damaged, and how.
+pub(super) fn check(database: &Path) -> io::Result<Result<(), String>> {
+    let mut journals: Vec<PathBuf> = Vec::new();
+    for entry in fs::read_dir(database)? {
+        let path = entry?.path();
+        if path.extension().is_some_and(|extension| extension == "jnl") {
+            journals.push(path);
+        }
+    }
+    if journals.is_empty() {
+        return Ok(Err("its journal is missing".to_owned()));
+    }
+    for path in journals {
+        let bytes = fs::read(&path)?;
+        let readable = readable(&bytes);
+        let rest = bytes.get(readable..).unwrap_or_default();
+        if has_complete_batch(rest) {
+            let name = path
+                .file_name()
+                .unwrap_or_default()
+                .to_string_lossy()
+                .into_owned();
+            return Ok(Err(format!(
+                "{name} cannot be read at byte {readable}, but goes on behind it"
+            )));
+        }
+    }
+    Ok(Ok(()))
+}
+
+/// How far the journal consists of whole batches.
+fn readable(bytes: &[u8]) -> usize {
+    let mut reader = Reader { bytes, at: 0 };
+    let mut whole = 0;
+    while batch(&mut reader).is_some() {
+        whole = reader.at;
+    }
+    whole
+}
+
+struct Reader<'a> {
+    bytes: &'a [u8],
+    at: usize,
+}
+
+impl<'a> Reader<'a> {
+    fn take(&mut self, count: usize) -> Option<&'a [u8]> {
+        let end = self.at.checked_add(count)?;
+        let taken = self.bytes.get(self.at..end)?;
+        self.at = end;
+        Some(taken)
+    }
+
+    fn number(&mut self, bytes: usize) -> Option<usize> {
+        let taken = self.take(bytes)?;
+        let value = taken
+            .iter()
+            .rev()
+            .fold(0_u64, |value, byte| value << 8 | u64::from(*byte));
+        usize::try_from(value).ok()
+    }
+}
+
+fn batch(reader: &mut Reader<'_>) -> Option<()> {
+    if reader.number(1)? != 1 {
+        return None;
+    }
+    let items = reader.number(4)?;
+    reader.take(8)?;
+    let from = reader.at;
+    for _ in 0..items {
+        item(reader)?;
+    }
+    let checksum = xxh3_64(reader.bytes.get(from..reader.at)?);
+    if reader.number(1)? != 3 || reader.take(8)? != checksum.to_le_bytes() {
+        return None;
+    }
+    (reader.take(TRAILER.len())? == TRAILER).then_some(())
+}
+
+fn item(reader: &mut Reader<'_>) -> Option<()> {
+    match reader.number(1)? {
+        2 => {
+            reader.take(1)?;
+            // Uncompressed: this store is built without compression.
+            if reader.number(1)? != 0 {
+                return None;
+            }
+            reader.take(8)?;
+            let key = reader.number(2)?;
+            let value = reader.number(4)?;
+            let stored = reader.number(4)?;
+            if value != stored {
+                return None;
+            }
+            reader.take(key)?;
+            reader.take(stored)?;
+        }
+        4 => {
+            reader.take(8)?;
+        }
+        _ => return None,
+    }
+    Some(())
+}
+
+/// Whether a batch ends somewhere in here: `3`, a checksum, and the trailer.
+fn has_complete_batch(rest: &[u8]) -> bool {
+    memmem::find_iter(rest, TRAILER).any(|at| {
+        at.checked_sub(9)
+            .and_then(|tag| rest.get(tag))
+            .is_some_and(|tag| *tag == 3)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use fjall::{Database, KeyspaceCreateOptions, PersistMode};
+
+    /// A journal that fjall wrote: ten batches of three items.
+    fn journal() -> Vec<u8> {
+        let folder = tempfile::tempdir().unwrap();
+        let db = Database::builder(folder.path()).open().unwrap();
+        let a = db.keyspace("a", KeyspaceCreateOptions::default).unwrap();
+        for round in 0..10_u8 {
+            let mut batch = db.batch().durability(Some(PersistMode::SyncData));
+            batch.insert(&a, [round; 16], vec![round; 300]);
+            batch.insert(&a, [round + 100; 16], vec![]);
+            batch.remove(&a, [round; 8]);
+            batch.commit().unwrap();
+        }
+        drop((a, db));
+        let path = folder.path().join("0.jnl");
+        let mut bytes = fs::read(path).unwrap();
+        // Most of the file is room for later: keep a little of it.
+        let end = bytes.iter().rposition(|byte| *byte != 0).unwrap();
+        bytes.truncate(end + 1_000);
+        bytes
+    }
+
+    #[test]
+    fn what_fjall_writes_is_readable_to_its_zeros() {
+        let bytes = journal();
+        let end = readable(&bytes);
+        assert!(end > 10 * 300, "all ten batches were read, not {end} bytes");
+        assert!(bytes[end..].iter().all(|byte| *byte == 0));
+        assert!(!has_complete_batch(&bytes[end..]));
+    }
+
+    #[test]
+    fn any_cut_is_a_torn_end_and_no_damage() {
+        let bytes = journal();
+        let end = readable(&bytes);
+        for cut in (0..end).step_by(7) {
+            let mut torn = bytes.clone();
+            torn[cut..].fill(0);
+            let readable = readable(&torn);
+            assert!(!has_complete_batch(&torn[readable..]), "cut at {cut}");
+        }
+    }
+
+    #[test]
+    fn damage_in_the_middle_is_seen() {
+        let bytes = journal();
+        let end = readable(&bytes);
+        let batch = end / 10;
+        // The tag of a batch, of an item, a keyspace, a length, a value, the checksum, the trailer.
+        for at in [0, 13, 13 + 10, 13 + 11, 100, batch - 8, batch - 2] {
+            for round in 0..9 {
+                let mut damaged = bytes.clone();
+                damaged[round * batch + at] ^= 0x40;
+                let readable = readable(&damaged);
+                assert!(
+                    readable < end && has_complete_batch(&damaged[readable..]),
+                    "{round} {at}"
+                );
+            }
+        }
+    }
+}

@@ -1,0 +1,147 @@
+//! One node, one folder, no server: records in a log-structured tree (fjall).
+//!
+//! One thread owns the folder. It takes whatever claims, settlements and sweeps have gathered while
+//! it wrote the last group, decides them one after the other against what is there, writes them as
+//! one batch, waits until that is on disk, and only then answers (S5, S6).
+//!
+//! What runs is also kept in memory, so that finding abandoned attempts never reads the keys; a
+//! lease lives and dies with the process, so renewing it touches memory alone. When the folder is
+//! opened, what was running when it was last closed is unknown at once: nobody else can have run it.
+
+mod committer;
+mod folder;
+mod journal;
+mod tables;
+
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError, mpsc};
+use std::thread::JoinHandle;
+
+use futures_util::FutureExt;
+use futures_util::future::BoxFuture;
+use tokio::sync::oneshot;
+
+use onetake_core::store::{Abandoned, Answers, Swept};
+use onetake_core::{
+    Claim, Claimed, Clock, Record, RecordId, Settled, Settlement, Store, StoreError,
+    StoreErrorKind, SystemClock,
+};
+
+use committer::{Committer, Job};
+use folder::Folder;
+use tables::Tables;
+
+pub use folder::OpenError;
+
+/// The embedded store.
+#[derive(Debug)]
+pub struct EmbeddedStore {
+    jobs: mpsc::Sender<Job>,
+    thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+impl EmbeddedStore {
+    /// Opens the folder, or makes a new one.
+    ///
+    /// Reads the disk: call it where blocking is fine.
+    ///
+    /// # Errors
+    /// If the folder is used by another process, is damaged, is of another format, or cannot be
+    /// read and written. Nothing in it is changed then.
+    pub fn open(path: impl AsRef<Path>) -> Result<Self, OpenError> {
+        Self::open_with(path, Arc::new(SystemClock))
+    }
+
+    /// Opens the folder on a clock of your choice.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    pub fn open_with(path: impl AsRef<Path>, clock: Arc<dyn Clock>) -> Result<Self, OpenError> {
+        let folder = Folder::lock(path.as_ref())?;
+        let tables = Tables::open(&folder)?;
+        folder.finish_creation()?;
+        let committer = Committer::new(tables, clock, folder)?;
+        let (jobs, queue) = mpsc::channel();
+        let thread = std::thread::Builder::new()
+            .name("onetake-store".to_owned())
+            .spawn(move || committer.run(&queue))
+            .map_err(|error| OpenError::io(path.as_ref(), "start the store's thread", error))?;
+        Ok(Self {
+            jobs,
+            thread: Mutex::new(Some(thread)),
+        })
+    }
+
+    /// Hands a job to the thread that owns the folder.
+    async fn ask<T>(&self, job: impl FnOnce(oneshot::Sender<T>) -> Job) -> Result<T, StoreError> {
+        let (reply, answer) = oneshot::channel();
+        // The queue is bounded by the callers: each engine has one batch of a kind under way.
+        self.jobs.send(job(reply)).map_err(|_| closed())?;
+        answer
+            .await
+            .map_err(|_| StoreError::new(StoreErrorKind::Indeterminate, "the store's thread ended"))
+    }
+}
+
+fn closed() -> StoreError {
+    StoreError::new(StoreErrorKind::Unavailable, "the store is closed")
+}
+
+/// One answer for each item, whatever happened.
+fn each<T>(count: usize, answers: Result<Answers<T>, StoreError>) -> Answers<T> {
+    answers.unwrap_or_else(|error| (0..count).map(|_| Err(error.clone())).collect())
+}
+
+impl Store for EmbeddedStore {
+    fn name(&self) -> &'static str {
+        "embedded"
+    }
+
+    fn claim(&self, batch: Vec<Claim>) -> BoxFuture<'_, Answers<Claimed>> {
+        let count = batch.len();
+        async move { each(count, self.ask(|reply| Job::Claim(batch, reply)).await) }.boxed()
+    }
+
+    fn settle(&self, batch: Vec<Settlement>) -> BoxFuture<'_, Answers<Settled>> {
+        let count = batch.len();
+        async move { each(count, self.ask(|reply| Job::Settle(batch, reply)).await) }.boxed()
+    }
+
+    fn load(&self, ids: Vec<RecordId>) -> BoxFuture<'_, Answers<Option<Arc<Record>>>> {
+        let count = ids.len();
+        async move { each(count, self.ask(|reply| Job::Load(ids, reply)).await) }.boxed()
+    }
+
+    fn abandoned(&self, limit: usize) -> BoxFuture<'_, Result<Vec<Abandoned>, StoreError>> {
+        async move { self.ask(|reply| Job::Abandoned(limit, reply)).await? }.boxed()
+    }
+
+    fn sweep(&self, limit: usize) -> BoxFuture<'_, Result<Swept, StoreError>> {
+        async move { self.ask(|reply| Job::Sweep(limit, reply)).await? }.boxed()
+    }
+
+    fn ready(&self) -> BoxFuture<'_, Result<(), StoreError>> {
+        async move { self.ask(Job::Ready).await? }.boxed()
+    }
+
+    fn close(&self) -> BoxFuture<'_, Result<(), StoreError>> {
+        async move {
+            let answer = self.ask(Job::Close).await;
+            let thread = self
+                .thread
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .take();
+            if let Some(thread) = thread {
+                // It answered its last job; all that is left to it is to let go of the folder.
+                let _panicked = tokio::task::spawn_blocking(move || thread.join()).await;
+            }
+            match answer {
+                Ok(result) => result,
+                Err(error) if error.kind() == StoreErrorKind::Unavailable => Ok(()),
+                Err(error) => Err(error),
+            }
+        }
+        .boxed()
+    }
+}

@@ -1,0 +1,258 @@
+//! The tree and its tables.
+//!
+//! | table | key | value |
+//! | --- | --- | --- |
+//! | `running` | id | the record, while an attempt runs: small, and read whole when the folder is opened |
+//! | `settled` | id | the record, once it is settled |
+//! | `expiry` | moment of expiry, id | nothing: what the sweep goes by; an entry may be out of date |
+//! | `meta` | name | what the store remembers of itself |
+//!
+//! A record that runs again leaves its older self in `settled` until it is settled anew; `running`
+//! counts first.
+
+use bytes::Bytes;
+use fjall::{Database, Keyspace, KeyspaceCreateOptions, PersistMode};
+
+use onetake_core::{Fence, Record, RecordId, State, StoreError, StoreErrorKind, Timestamp, codec};
+
+use super::folder::{Folder, OpenError};
+use super::journal;
+
+/// Bytes of journal that may wait for their tables to be written: what has to be read again when
+/// the folder is opened.
+const JOURNAL_BYTES_MAX: u64 = 192 << 20;
+/// Bytes of table blocks that are kept in memory.
+const CACHE_BYTES: u64 = 64 << 20;
+/// Bytes of a table in memory before it is written.
+const MEMTABLE_BYTES: u64 = 32 << 20;
+
+const FENCE_CEILING: &[u8] = b"fence-ceiling";
+
+pub(super) struct Tables {
+    db: Database,
+    running: Keyspace,
+    settled: Keyspace,
+    expiry: Keyspace,
+    meta: Keyspace,
+}
+
+impl Tables {
+    /// Opens the tree of a folder, after a look at whether it is whole.
+    pub(super) fn open(folder: &Folder) -> Result<Self, OpenError> {
+        let path = folder.database();
+        if !folder.is_new() {
+            if !path.join("version").is_file() {
+                return Err(OpenError::damaged(
+                    folder.path(),
+                    "its db folder is missing",
+                ));
+            }
+            journal::check(&path)
+                .map_err(|error| OpenError::io(folder.path(), "read the journal", error))?
+                .map_err(|what| OpenError::damaged(folder.path(), what))?;
+        }
+        Self::open_tree(folder).map_err(|error| OpenError::Damaged {
+            path: folder.path().to_owned(),
+            what: format!("its tables cannot be read ({error})"),
+            source: Some(Box::new(error)),
+        })
+    }
+
+    fn open_tree(folder: &Folder) -> Result<Self, fjall::Error> {
+        let db = Database::builder(folder.database())
+            .max_journaling_size(JOURNAL_BYTES_MAX)
+            .cache_size(CACHE_BYTES)
+            .open()?;
+        let options = || KeyspaceCreateOptions::default().max_memtable_size(MEMTABLE_BYTES);
+        Ok(Self {
+            running: db.keyspace("running", options)?,
+            settled: db.keyspace("settled", options)?,
+            expiry: db.keyspace("expiry", options)?,
+            meta: db.keyspace("meta", options)?,
+            db,
+        })
+    }
+
+    /// A settled record, by its id.
+    pub(super) fn settled(&self, id: RecordId) -> Result<Option<Record>, StoreError> {
+        match self.settled.get(id.as_bytes()) {
+            Ok(None) => Ok(None),
+            Ok(Some(value)) => decode(id, &value).map(Some),
+            Err(error) => Err(unreadable(id).with_source(error)),
+        }
+    }
+
+    /// Everything that runs.
+    pub(super) fn all_running(&self) -> Result<Vec<Record>, StoreError> {
+        self.running
+            .iter()
+            .map(|entry| {
+                let (key, value) = entry.into_inner().map_err(broken)?;
+                decode(record_id(&key)?, &value)
+            })
+            .collect()
+    }
+
+    /// Up to `limit` entries of the expiry index that are due, the oldest first.
+    pub(super) fn due(
+        &self,
+        now: Timestamp,
+        limit: usize,
+    ) -> Result<Vec<(Timestamp, RecordId)>, StoreError> {
+        let end = expiry_key(now, RecordId::from_bytes([0xff; RecordId::BYTES]));
+        let entries = self.expiry.range(..=end.as_slice()).take(limit);
+        entries
+            .map(|entry| {
+                entry
+                    .key()
+                    .map_err(broken)
+                    .and_then(|key| expiry_entry(&key))
+            })
+            .collect()
+    }
+
+    pub(super) fn fence_ceiling(&self) -> Result<Fence, StoreError> {
+        let Some(value) = self.meta.get(FENCE_CEILING).map_err(broken)? else {
+            return Ok(Fence::default());
+        };
+        let bytes = value.as_ref().try_into().map_err(|_| {
+            StoreError::new(
+                StoreErrorKind::Corrupt,
+                "the store's fence ceiling cannot be read",
+            )
+        })?;
+        Ok(Fence::new(u64::from_be_bytes(bytes)))
+    }
+
+    /// Begins a group of writes.
+    pub(super) fn group(&self) -> Group<'_> {
+        let batch = self.db.batch().durability(Some(PersistMode::SyncData));
+        Group {
+            tables: self,
+            batch,
+        }
+    }
+
+    /// Gives back the space of what was deleted. May take long; other threads go on meanwhile.
+    pub(super) fn compactor(&self) -> impl FnOnce() -> Result<(), fjall::Error> + Send + use<> {
+        let (settled, expiry) = (self.settled.clone(), self.expiry.clone());
+        move || {
+            for table in [settled, expiry] {
+                table.rotate_memtable_and_wait()?;
+                table.major_compact()?;
+            }
+            Ok(())
+        }
+    }
+
+    pub(super) fn close(self) -> Result<(), StoreError> {
+        self.db.persist(PersistMode::SyncAll).map_err(broken)
+    }
+}
+
+/// Writes that become durable together.
+pub(super) struct Group<'a> {
+    tables: &'a Tables,
+    batch: fjall::OwnedWriteBatch,
+}
+
+impl Group<'_> {
+    /// Writes a record where it belongs. `was_running`: it stands in `running` until now.
+    pub(super) fn write(&mut self, record: &Record, was_running: bool) {
+        let Tables {
+            running,
+            settled,
+            expiry,
+            ..
+        } = self.tables;
+        let value = codec::encode(record);
+        if let State::Running { .. } = record.state {
+            self.batch.insert(running, record.id.as_bytes(), &*value);
+            return;
+        }
+        if was_running {
+            self.batch.remove(running, record.id.as_bytes());
+        }
+        self.batch.insert(settled, record.id.as_bytes(), &*value);
+        if let Some(at) = record.expires_at() {
+            self.batch.insert(expiry, expiry_key(at, record.id), []);
+        }
+    }
+
+    pub(super) fn raise_fence_ceiling(&mut self, to: Fence) {
+        self.batch
+            .insert(&self.tables.meta, FENCE_CEILING, to.get().to_be_bytes());
+    }
+
+    pub(super) fn remove_settled(&mut self, id: RecordId) {
+        self.batch.remove(&self.tables.settled, id.as_bytes());
+    }
+
+    pub(super) fn remove_expiry(&mut self, at: Timestamp, id: RecordId) {
+        self.batch.remove(&self.tables.expiry, expiry_key(at, id));
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.batch.is_empty()
+    }
+
+    /// Waits until everything is on disk. After a failure nobody knows what is, so the error is one
+    /// after which the store must not be used any more.
+    pub(super) fn commit(self) -> Result<(), StoreError> {
+        self.batch.commit().map_err(broken)
+    }
+}
+
+fn expiry_key(at: Timestamp, id: RecordId) -> [u8; 24] {
+    let mut key = [0; 24];
+    let parts = at
+        .as_micros()
+        .to_be_bytes()
+        .into_iter()
+        .chain(*id.as_bytes());
+    for (to, from) in key.iter_mut().zip(parts) {
+        *to = from;
+    }
+    key
+}
+
+fn expiry_entry(key: &[u8]) -> Result<(Timestamp, RecordId), StoreError> {
+    let bad = || {
+        StoreError::new(
+            StoreErrorKind::Corrupt,
+            "an entry of the expiry index is damaged",
+        )
+    };
+    let (at, id) = key.split_at_checked(8).ok_or_else(bad)?;
+    let at = u64::from_be_bytes(at.try_into().map_err(|_| bad())?);
+    Ok((Timestamp::from_micros(at), record_id(id)?))
+}
+
+fn record_id(key: &[u8]) -> Result<RecordId, StoreError> {
+    let bytes = key
+        .try_into()
+        .map_err(|_| StoreError::new(StoreErrorKind::Corrupt, "a record's key is damaged"))?;
+    Ok(RecordId::from_bytes(bytes))
+}
+
+fn decode(id: RecordId, value: &[u8]) -> Result<Record, StoreError> {
+    codec::decode(id, Bytes::copy_from_slice(value))
+        .map_err(|error| unreadable(id).with_source(error))
+}
+
+/// One record that cannot be read: its key is refused, everything else goes on.
+fn unreadable(id: RecordId) -> StoreError {
+    let message = format!(
+        "the record {} is damaged and cannot be read",
+        id.reference()
+    );
+    StoreError::new(StoreErrorKind::Invalid, message)
+}
+
+fn broken(error: fjall::Error) -> StoreError {
+    StoreError::new(
+        StoreErrorKind::Corrupt,
+        format!("the store's folder failed: {error}"),
+    )
+    .with_source(error)
+}

@@ -30,8 +30,8 @@ pub mod store;
 
 pub use clock::{Clock, Rng, SystemClock, SystemRng, Timestamp};
 pub use engine::{
-    Answer, Begin, Engine, EngineError, InFlight, Lease, Limits, Operation, Outcome, Settling,
-    Verdict,
+    Answer, Attempt, Begin, Engine, EngineError, InFlight, Lease, Limits, Operation, Outcome,
+    Settling, Verdict,
 };
 pub use fingerprint::{Fingerprint, Fingerprinter};
 pub use key::{Key, KeyError};

@@ -1,0 +1,241 @@
+//! The bodies that pass through the layer.
+
+use std::collections::VecDeque;
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+
+use bytes::Bytes;
+use http::HeaderMap;
+use http_body::{Body, Frame, SizeHint};
+use pin_project_lite::pin_project;
+
+use crate::BoxError;
+
+pin_project! {
+    /// The body of a request on its way to the inner service: as it came if the request had no key,
+    /// and what was read of it if it had one.
+    pub struct RequestBody<B> {
+        #[pin]
+        kind: RequestKind<B>,
+    }
+}
+
+pin_project! {
+    #[project = RequestProjection]
+    enum RequestKind<B> {
+        Untouched { #[pin] body: B },
+        Read { data: Option<Bytes> },
+    }
+}
+
+impl<B> RequestBody<B> {
+    pub(crate) fn untouched(body: B) -> Self {
+        Self {
+            kind: RequestKind::Untouched { body },
+        }
+    }
+
+    pub(crate) fn read(data: Bytes) -> Self {
+        Self {
+            kind: RequestKind::Read {
+                data: Some(data).filter(|data| !data.is_empty()),
+            },
+        }
+    }
+}
+
+impl<B: Body<Data = Bytes>> Body for RequestBody<B> {
+    type Data = Bytes;
+    type Error = B::Error;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, B::Error>>> {
+        match self.project().kind.project() {
+            RequestProjection::Untouched { body } => body.poll_frame(cx),
+            RequestProjection::Read { data } => {
+                Poll::Ready(data.take().map(|data| Ok(Frame::data(data))))
+            }
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        match &self.kind {
+            RequestKind::Untouched { body } => body.is_end_stream(),
+            RequestKind::Read { data } => data.is_none(),
+        }
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match &self.kind {
+            RequestKind::Untouched { body } => body.size_hint(),
+            RequestKind::Read { data } => exact(data.as_ref()),
+        }
+    }
+}
+
+fn exact(data: Option<&Bytes>) -> SizeHint {
+    SizeHint::with_exact(data.map_or(0, |data| data.len() as u64))
+}
+
+impl<B> std::fmt::Debug for RequestBody<B> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("RequestBody")
+    }
+}
+
+pin_project! {
+    /// The body of a response on its way to the client: as the inner service made it, as it is
+    /// recorded, or a beginning that was read and the rest as it comes.
+    pub struct ResponseBody<B> {
+        #[pin]
+        kind: ResponseKind<B>,
+    }
+}
+
+pin_project! {
+    #[project = ResponseProjection]
+    enum ResponseKind<B> {
+        Untouched { #[pin] body: B },
+        Whole { data: Option<Bytes>, trailers: Option<HeaderMap> },
+        Rest { read: VecDeque<Frame<Bytes>>, body: Pin<Box<B>> },
+    }
+}
+
+impl<B> ResponseBody<B> {
+    pub(crate) fn untouched(body: B) -> Self {
+        Self {
+            kind: ResponseKind::Untouched { body },
+        }
+    }
+
+    pub(crate) fn whole(data: Bytes, trailers: Option<HeaderMap>) -> Self {
+        let data = Some(data).filter(|data| !data.is_empty());
+        Self {
+            kind: ResponseKind::Whole { data, trailers },
+        }
+    }
+
+    pub(crate) fn rest(read: VecDeque<Frame<Bytes>>, body: Pin<Box<B>>) -> Self {
+        Self {
+            kind: ResponseKind::Rest { read, body },
+        }
+    }
+}
+
+impl<B> Body for ResponseBody<B>
+where
+    B: Body<Data = Bytes>,
+    B::Error: Into<BoxError>,
+{
+    type Data = Bytes;
+    type Error = BoxError;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
+        let frame = match self.project().kind.project() {
+            ResponseProjection::Untouched { body } => ready!(body.poll_frame(cx)),
+            ResponseProjection::Whole { data, trailers } => {
+                let frame = data.take().map(Frame::data);
+                let frame = frame.or_else(|| trailers.take().map(Frame::trailers));
+                return Poll::Ready(frame.map(Ok));
+            }
+            ResponseProjection::Rest { read, body } => match read.pop_front() {
+                Some(frame) => Some(Ok(frame)),
+                None => ready!(body.as_mut().poll_frame(cx)),
+            },
+        };
+        Poll::Ready(frame.map(|frame| frame.map_err(Into::into)))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        match &self.kind {
+            ResponseKind::Untouched { body } => body.is_end_stream(),
+            ResponseKind::Whole { data, trailers } => data.is_none() && trailers.is_none(),
+            ResponseKind::Rest { read, body } => read.is_empty() && body.is_end_stream(),
+        }
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match &self.kind {
+            ResponseKind::Untouched { body } => body.size_hint(),
+            ResponseKind::Whole { data, .. } => exact(data.as_ref()),
+            // What is left cannot be told without the sizes of what was read.
+            ResponseKind::Rest { .. } => SizeHint::default(),
+        }
+    }
+}
+
+impl<B> std::fmt::Debug for ResponseBody<B> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("ResponseBody")
+    }
+}
+
+/// What reading a bounded body came to.
+pub(crate) enum Read<B> {
+    /// All of it.
+    Whole {
+        data: Bytes,
+        trailers: Option<HeaderMap>,
+    },
+    /// It is larger than `max`: what was read so far, and the rest.
+    TooLarge {
+        read: VecDeque<Frame<Bytes>>,
+        rest: Pin<Box<B>>,
+    },
+}
+
+/// Reads a body up to `max` bytes.
+///
+/// # Errors
+/// If the body breaks off.
+pub(crate) async fn read<B>(body: B, max: usize) -> Result<Read<B>, B::Error>
+where
+    B: Body<Data = Bytes>,
+{
+    let mut body = Box::pin(body);
+    let mut read = VecDeque::new();
+    let mut length = 0;
+    let mut trailers = None;
+    if body.size_hint().lower() > max as u64 {
+        return Ok(Read::TooLarge { read, rest: body });
+    }
+    while let Some(frame) = std::future::poll_fn(|cx| body.as_mut().poll_frame(cx)).await {
+        match frame?.into_data() {
+            Ok(data) => {
+                length += data.len();
+                read.push_back(Frame::data(data));
+                if length > max {
+                    return Ok(Read::TooLarge { read, rest: body });
+                }
+            }
+            Err(other) => trailers = other.into_trailers().ok(),
+        }
+    }
+    Ok(Read::Whole {
+        data: join(read, length),
+        trailers,
+    })
+}
+
+fn join(frames: VecDeque<Frame<Bytes>>, length: usize) -> Bytes {
+    let mut chunks = frames
+        .into_iter()
+        .filter_map(|frame| frame.into_data().ok());
+    match (chunks.next(), chunks.next()) {
+        (None, _) => Bytes::new(),
+        // The usual case: one frame, nothing to copy.
+        (Some(only), None) => only,
+        (Some(first), Some(second)) => {
+            let mut whole = Vec::with_capacity(length);
+            for chunk in [first, second].into_iter().chain(chunks) {
+                whole.extend_from_slice(&chunk);
+            }
+            whole.into()
+        }
+    }
+}

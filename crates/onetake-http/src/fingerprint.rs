@@ -1,0 +1,159 @@
+//! What was asked, as a digest: method, path, query, content type and body.
+
+use http::header::{CONTENT_ENCODING, CONTENT_TYPE};
+use http::request::Parts;
+
+use onetake_core::{Fingerprint, Fingerprinter};
+
+use crate::json::{self, Limits, Selection};
+use crate::problem::{Code, Problem};
+
+/// How the body counts.
+#[derive(Clone, Debug, Default)]
+pub enum FingerprintMode {
+    /// As it is, byte by byte.
+    #[default]
+    Bytes,
+    /// As JSON: member order, white space and spellings of numbers do not count; values do, with
+    /// every digit.
+    Json(Selection),
+}
+
+/// The fingerprint of a request. It is the same over HTTP/1.1 and HTTP/2.
+///
+/// # Errors
+/// A problem for the client, if the body cannot be compared.
+pub fn fingerprint(
+    parts: &Parts,
+    body: &[u8],
+    mode: &FingerprintMode,
+) -> Result<Fingerprint, Problem> {
+    let asked = Fingerprinter::new()
+        .part(parts.method.as_str().as_bytes())
+        .part(parts.uri.path().as_bytes())
+        .part(sorted_query(parts.uri.query().unwrap_or_default()).as_bytes())
+        .part(content_type(parts).as_bytes());
+    Ok(match mode {
+        FingerprintMode::Bytes => asked.part(b"bytes").part(body).finish(),
+        // No body at all is not invalid JSON: it is nothing to compare.
+        FingerprintMode::Json(_) if body.is_empty() => asked.part(b"no json").finish(),
+        FingerprintMode::Json(selection) => {
+            if parts.headers.contains_key(CONTENT_ENCODING) {
+                return Err(Problem::new(
+                    Code::RequestEncodingUnsupported,
+                    "This route compares requests as JSON and does not read compressed bodies; send it without Content-Encoding. Nothing was run.",
+                ));
+            }
+            let canonical = json::canonical(body, selection, Limits::default()).map_err(|error| {
+                Problem::new(
+                    Code::RequestBodyInvalid,
+                    format!("This route compares requests as JSON, and the body is not: {error}. Nothing was run."),
+                )
+            })?;
+            asked.part(b"json").part(&canonical).finish()
+        }
+    })
+}
+
+/// The pairs of a query in one order, whatever order they came in.
+fn sorted_query(query: &str) -> String {
+    let mut pairs: Vec<&str> = query.split('&').filter(|pair| !pair.is_empty()).collect();
+    pairs.sort_unstable();
+    pairs.join("&")
+}
+
+/// The content type without what SDKs spell differently from one attempt to the next.
+fn content_type(parts: &Parts) -> String {
+    let value = parts
+        .headers
+        .get(CONTENT_TYPE)
+        .and_then(|value| value.to_str().ok());
+    let mut pieces = value.unwrap_or_default().split(';').map(str::trim);
+    let essence = pieces.next().unwrap_or_default().to_ascii_lowercase();
+    let mut parameters: Vec<String> = pieces
+        .filter(|piece| !piece.is_empty())
+        .map(|piece| piece.replace([' ', '"'], "").to_ascii_lowercase())
+        .filter(|piece| !piece.starts_with("boundary="))
+        .collect();
+    parameters.sort_unstable();
+    parameters.insert(0, essence);
+    parameters.join(";")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use http::Request;
+
+    fn print(method: &str, uri: &str, content_type: &str, body: &str) -> Fingerprint {
+        print_as(&FingerprintMode::Bytes, method, uri, content_type, body).unwrap()
+    }
+
+    fn print_as(
+        mode: &FingerprintMode,
+        method: &str,
+        uri: &str,
+        content_type: &str,
+        body: &str,
+    ) -> Result<Fingerprint, Code> {
+        let request = Request::builder().method(method).uri(uri);
+        let parts = request
+            .header(CONTENT_TYPE, content_type)
+            .body(())
+            .unwrap()
+            .into_parts()
+            .0;
+        fingerprint(&parts, body.as_bytes(), mode).map_err(|problem| problem.code())
+    }
+
+    #[test]
+    fn everything_that_was_asked_counts() {
+        let one = print("POST", "/a?x=1&y=2", "application/json", "{}");
+        assert_ne!(one, print("PATCH", "/a?x=1&y=2", "application/json", "{}"));
+        assert_ne!(one, print("POST", "/b?x=1&y=2", "application/json", "{}"));
+        assert_ne!(one, print("POST", "/a?x=1&y=3", "application/json", "{}"));
+        assert_ne!(one, print("POST", "/a?x=1&y=2", "text/plain", "{}"));
+        assert_ne!(one, print("POST", "/a?x=1&y=2", "application/json", "{ }"));
+    }
+
+    #[test]
+    fn spelling_does_not_count() {
+        let one = print(
+            "POST",
+            "/a?x=1&y=2",
+            "application/json; charset=utf-8",
+            "{}",
+        );
+        assert_eq!(
+            one,
+            print(
+                "POST",
+                "/a?y=2&x=1",
+                "Application/JSON;charset=\"UTF-8\"",
+                "{}"
+            )
+        );
+        // HTTP/2 requests carry the authority in their URI.
+        assert_eq!(
+            one,
+            print(
+                "POST",
+                "http://h/a?x=1&y=2",
+                "application/json;charset=utf-8",
+                "{}"
+            )
+        );
+    }
+
+    #[test]
+    fn json_is_compared_as_json() {
+        let mode = FingerprintMode::Json(Selection::Whole);
+        let json = |body| print_as(&mode, "POST", "/", "application/json", body);
+        let one = json("{\"a\": 1, \"b\": [true]}").unwrap();
+        assert_eq!(json("{\"b\":[true],\"a\":1.0}").unwrap(), one);
+        assert_ne!(json("{\"b\":[true],\"a\":2}").unwrap(), one);
+        assert_eq!(json("{\"a\":1"), Err(Code::RequestBodyInvalid));
+        assert_eq!(json("{\"a\":1,\"a\":1}"), Err(Code::RequestBodyInvalid));
+        assert!(json("").is_ok());
+    }
+}

@@ -1,0 +1,398 @@
+//! JSON bodies as fingerprints need them: two bodies that mean the same become the same bytes, and
+//! two that do not never do.
+//!
+//! A wrong "equal" replays somebody's other payment, a wrong "unequal" refuses a legitimate retry.
+//! So nothing is rounded (see [`Number`]) and nothing is guessed: what one reader would take for
+//! this and another for that is refused. Differences to what most JSON libraries accept:
+//!
+//! - Two members of one name in an object are refused, after unescaping (`"a"` is `"\u0061"`).
+//! - Half a surrogate pair (`"\ud800"`) and a byte order mark are refused.
+//! - Arrays and objects nest at most [`Limits::DEPTH_MAX_DEFAULT`] levels deep.
+//! - Numbers may have any length and be beyond what a float holds (`1e400`); only an exponent
+//!   beyond 64 bits is refused.
+//!
+//! Strings are equal if their characters are, however they are escaped; they are not normalised,
+//! so `é` as one character and as two differ.
+//!
+//! Time is linear in the body (times the logarithm of an object's members). Memory is at most about
+//! 32 times the body while it is read, for a body of nothing but one-digit numbers.
+
+mod number;
+mod parse;
+mod pointer;
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+pub use number::Number;
+pub use parse::parse;
+pub use pointer::{Pointer, PointerError, Selection, canonical, exclude, include};
+
+/// A JSON value, without loss.
+///
+/// Its `Debug` form hides the content, because bodies never belong into logs.
+#[derive(Clone, PartialEq, Eq)]
+pub enum Value {
+    /// `null`
+    Null,
+    /// `true` or `false`
+    Bool(bool),
+    /// A number of any length.
+    Number(Number),
+    /// A string, unescaped.
+    String(String),
+    /// An array.
+    Array(Vec<Value>),
+    /// An object.
+    Object(Members),
+}
+
+/// The members of an object, each name once, sorted by the bytes of their names.
+///
+/// A sorted list and not a `BTreeMap`, which takes over 600 bytes even for one member: a body of
+/// nothing but tiny objects would take eighty times its size.
+#[derive(Clone, Default, PartialEq, Eq)]
+pub struct Members(Vec<(String, Value)>);
+
+impl Members {
+    /// The value of the member of this name.
+    #[must_use]
+    pub fn get(&self, name: &str) -> Option<&Value> {
+        let members = &self.0;
+        let at = members.binary_search_by(|(other, _)| other.as_str().cmp(name));
+        members.get(at.ok()?).map(|(_, value)| value)
+    }
+
+    /// All members, sorted.
+    pub fn iter(&self) -> impl ExactSizeIterator<Item = (&str, &Value)> {
+        self.0.iter().map(|(name, value)| (name.as_str(), value))
+    }
+}
+
+impl From<BTreeMap<String, Value>> for Members {
+    fn from(members: BTreeMap<String, Value>) -> Self {
+        Self(members.into_iter().collect())
+    }
+}
+
+impl Value {
+    /// Appends the value in a form in which different values are different bytes.
+    ///
+    /// Each value starts with a byte for its type, and everything of variable length with its
+    /// length, so no two values can run into each other; members are sorted by name.
+    pub fn canonical(&self, out: &mut Vec<u8>) {
+        pointer::encode(self, &pointer::Excluded::new(), out);
+    }
+
+    /// The value at this place, if there is one.
+    #[must_use]
+    pub fn get(&self, pointer: &Pointer) -> Option<&Value> {
+        pointer.find(self)
+    }
+}
+
+impl fmt::Debug for Value {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Value(..)")
+    }
+}
+
+impl fmt::Debug for Members {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Members(..)")
+    }
+}
+
+/// How much is accepted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    depth_max: usize,
+}
+
+impl Limits {
+    /// How deeply arrays and objects may nest unless somebody says otherwise.
+    pub const DEPTH_MAX_DEFAULT: usize = 128;
+
+    /// The highest depth that can be asked for: a value is dropped recursively, and the stack of a
+    /// thread is small.
+    pub const DEPTH_MAX_CEILING: usize = 1024;
+
+    /// Limits with this nesting depth, which is cut to [`Limits::DEPTH_MAX_CEILING`].
+    ///
+    /// A number alone has depth 0, `[]` has depth 1.
+    #[must_use]
+    pub fn with_depth_max(depth_max: usize) -> Self {
+        Self {
+            depth_max: depth_max.min(Self::DEPTH_MAX_CEILING),
+        }
+    }
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self::with_depth_max(Self::DEPTH_MAX_DEFAULT)
+    }
+}
+
+/// Why a body was refused, and where.
+///
+/// It never holds a piece of a value, because bodies are secret and errors end up in logs.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("not acceptable JSON at byte {offset} (line {line}, column {column}): {kind}")]
+#[non_exhaustive]
+pub struct JsonError {
+    /// What is wrong.
+    pub kind: JsonErrorKind,
+    /// Where, in bytes, counted from zero.
+    pub offset: usize,
+    /// In which line, counted from one.
+    pub line: usize,
+    /// At which character of the line, counted from one.
+    pub column: usize,
+}
+
+/// What is wrong with a body.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum JsonErrorKind {
+    /// Something else stands where this was expected.
+    #[error("expected {0}")]
+    Expected(&'static str),
+    /// The body ends where this was expected.
+    #[error("expected {0}, but the body ends")]
+    EndsEarly(&'static str),
+    /// The body is not UTF-8, which JSON between systems must be.
+    #[error("the bytes are not UTF-8")]
+    NotUtf8,
+    /// The body starts with a byte order mark.
+    #[error("the body starts with a byte order mark; leave it out")]
+    ByteOrderMark,
+    /// A string holds a control character as it is.
+    #[error("a control character in a string must be escaped")]
+    ControlCharacter,
+    /// A `\u` escape names one half of a surrogate pair, which is not a character.
+    #[error("an escape names half a surrogate pair; both halves are needed, high before low")]
+    LoneSurrogate,
+    /// Arrays and objects nest too deeply.
+    #[error("arrays and objects nest more than {depth_max} levels deep")]
+    TooDeep {
+        /// The levels that are accepted.
+        depth_max: usize,
+    },
+    /// An object has two members of one name, and nobody can tell which one the upstream takes.
+    #[error("two members of the object at {object:?} have the same name; send each name once")]
+    DuplicateMember {
+        /// The JSON pointer of the object (`""` is the whole body), cut where it is very long.
+        object: String,
+    },
+    /// A number is too large or too small for an exponent of 64 bits.
+    #[error("the exponent of a number does not fit into 64 bits")]
+    ExponentOverflow,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::number::tests::{Dice, quote, spell};
+    use super::*;
+    use proptest::collection::{btree_map, vec};
+    use proptest::prelude::*;
+
+    /// What a body means, written down without any of the code under test.
+    #[derive(Clone, Debug, PartialEq)]
+    enum Model {
+        /// `null`, `true`, `false`
+        Word(&'static str),
+        /// A coefficient that does not end in 0, and an exponent.
+        Number(i128, i64),
+        Text(String),
+        List(Vec<Model>),
+        Map(BTreeMap<String, Model>),
+    }
+
+    fn model() -> impl Strategy<Value = Model> {
+        let words = prop_oneof![Just("null"), Just("true"), Just("false")];
+        // Few different names and texts, so that mistakes meet.
+        let text = || prop_oneof![3 => "[ab01\"\\\\/~é😀\u{0}\n]{0,3}", 1 => any::<String>()];
+        let coefficient = prop_oneof![3 => -3..3_i128, 1 => any::<i128>()];
+        let leaf = prop_oneof![
+            words.prop_map(Model::Word),
+            (coefficient, -3..3_i64)
+                .prop_filter("one form", |it| it.0 % 10 != 0 || *it == (0, 0))
+                .prop_map(|(n, exponent)| Model::Number(n, exponent)),
+            text().prop_map(Model::Text),
+        ];
+        leaf.prop_recursive(4, 32, 5, move |inner| {
+            prop_oneof![
+                vec(inner.clone(), 0..5).prop_map(Model::List),
+                btree_map(text(), inner, 0..5).prop_map(Model::Map),
+            ]
+        })
+    }
+
+    fn space(dice: &mut Dice) -> &'static str {
+        dice.pick(&["", "", " ", "\n", "\r\n\t", "  "])
+    }
+
+    /// One of the many ways to write a value: order of members, white space, escapes, numbers.
+    fn print(model: &Model, dice: &mut Dice) -> String {
+        let mut parts: Vec<String> = Vec::new();
+        let mut put = |at: usize, part: &[&str]| parts.insert(at, part.concat());
+        match model {
+            Model::Word(word) => return (*word).into(),
+            Model::Number(coefficient, exponent) => return spell(*coefficient, *exponent, dice),
+            Model::Text(text) => return quote(text, dice),
+            Model::List(items) => {
+                for (at, item) in items.iter().enumerate() {
+                    put(at, &[space(dice), &print(item, dice), space(dice)]);
+                }
+            }
+            Model::Map(members) => {
+                for (at, (name, value)) in members.iter().enumerate() {
+                    let (name, value) = (quote(name, dice), print(value, dice));
+                    let colon = [space(dice), ":", space(dice)].concat();
+                    let part = [space(dice), &name, &colon, &value, space(dice)];
+                    put(dice.roll(at + 1), &part);
+                }
+            }
+        }
+        let inner = [space(dice), &parts.join(",")].concat();
+        match model {
+            Model::Map(_) => format!("{{{inner}}}"),
+            _ => format!("[{inner}]"),
+        }
+    }
+
+    /// The same value, but for one small change somewhere.
+    fn twist(model: &Model, dice: &mut Dice) -> Model {
+        match (model, dice.roll(6)) {
+            (Model::List(items), 2..) if !items.is_empty() => {
+                let mut items = items.clone();
+                let at = dice.roll(items.len());
+                items[at] = twist(&items[at], dice);
+                Model::List(items)
+            }
+            (Model::Map(members), 2..) if !members.is_empty() => {
+                let mut members = members.clone();
+                let at = dice.roll(members.len());
+                let value = members.values_mut().nth(at).unwrap();
+                *value = twist(value, dice);
+                Model::Map(members)
+            }
+            (Model::List(items), 0) => Model::List(items.iter().skip(1).cloned().collect()),
+            (Model::List(items), 1) => Model::List(items.iter().rev().cloned().collect()),
+            (Model::Map(members), 0) => Model::Map(members.clone().into_iter().skip(1).collect()),
+            (Model::Map(members), 1) => {
+                let renamed = |(name, value)| (name + "a", value);
+                Model::Map(members.clone().into_iter().map(renamed).collect())
+            }
+            (Model::Number(n, exponent), 0) => Model::Number(n.saturating_neg(), *exponent),
+            (Model::Number(n, exponent), 1) if *n != 0 => Model::Number(*n, exponent + 1),
+            (Model::Number(n, exponent), 2) if n.rem_euclid(10) < 8 => {
+                Model::Number(n.saturating_add(1), *exponent)
+            }
+            (Model::Number(n, 0), _) => Model::Text(n.to_string()),
+            (Model::Text(text), 0) => Model::Text(text.chars().skip(1).collect()),
+            (Model::Text(text), 1) => Model::Text(text.chars().rev().collect()),
+            (Model::Text(text), 2) => Model::Text(format!("{text}\0")),
+            (Model::Word(word), 0) => Model::Text((*word).into()),
+            (_, 3) => Model::Word(dice.pick(&["null", "true", "false"])),
+            (_, 4) => Model::List(vec![]),
+            _ => Model::List(vec![model.clone()]),
+        }
+    }
+
+    fn whole(text: &str) -> Vec<u8> {
+        canonical(text.as_bytes(), &Selection::Whole, Limits::default()).unwrap()
+    }
+
+    #[test]
+    fn the_bytes_stay_what_they_are() {
+        // Recorded fingerprints are made of these: whoever changes them changes the version too.
+        let body = r#"{"b":[null,true,false,-120,0.5,{}],"a":"é"}"#;
+        let bytes = b"o\x02\x01as\x02\xc3\xa9\x01ba\x06ntf-\x02\x0212+\x01\x015o\x00";
+        assert_eq!(whole(body), [b"onetake json v1w", &bytes[..]].concat());
+    }
+
+    #[test]
+    fn errors_never_hold_a_piece_of_the_body() {
+        const INSERTS: &str = "\"|\\|x|[|}|,|\n|\0|\"s3n\":0,|e99999999999999999999";
+        let body = r#"{"s3n":"s3cr\u00e9t\n","s3m":[7777777.77e77,{"s3o":-7777},true],"s3p":{}}"#;
+        for at in 0..body.len() {
+            for insert in INSERTS.split('|') {
+                let longer = [&body[..at], insert, &body[at..]].concat();
+                for body in [&longer, &longer[..at + insert.len()]] {
+                    if let Err(err) = parse(body.as_bytes(), Limits::default()) {
+                        let shown = format!("{err} {err:?}");
+                        assert!(!shown.contains("s3") && !shown.contains("777"), "{shown}");
+                    }
+                }
+            }
+        }
+        let value = parse(body.as_bytes(), Limits::default());
+        assert_eq!(format!("{value:?}"), "Ok(Value(..))");
+    }
+
+    #[test]
+    fn a_megabyte_of_anything_is_no_trouble() {
+        let list = |part: &str| format!("[{}0]", part.repeat((1 << 20) / part.len()));
+        let members = |range: std::ops::Range<u32>| range.map(|it| format!("\"{it:0>9}\":0"));
+        let up = Vec::from_iter(members(0..80_000)).join(",");
+        let down = Vec::from_iter(members(0..80_000).rev()).join(",");
+        assert_eq!(whole(&format!("{{{up}}}")), whole(&format!("{{{down}}}")));
+        let parts = r#"0, [], [0], {}, {"":0}, "", "\ud83d\ude00", 1e9, true,"#;
+        for part in parts.split(' ') {
+            let body = list(part);
+            assert!(whole(&body).len() <= 3 * body.len(), "{part}");
+        }
+        for part in [r"\u0061", r"\n", "é", "a"] {
+            let text = list(part).replace(['[', ']'], "\"");
+            whole(&format!("{{{text}:{text}}}"));
+        }
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(2000))]
+
+        #[test]
+        fn bytes_are_equal_exactly_if_the_values_are(one in model(), far in model(), seed: u64) {
+            let dice = &mut Dice(seed);
+            let text = print(&one, dice);
+            let again = print(&one, dice);
+            prop_assert_eq!(whole(&text), whole(&again), "{} {}", text, again);
+            for other in [twist(&one, dice), far] {
+                let other_text = print(&other, dice);
+                let same = whole(&text) == whole(&other_text);
+                prop_assert_eq!(same, one == other, "{} {}", text, other_text);
+            }
+        }
+
+        #[test]
+        fn serde_json_accepts_the_same_bodies(
+            one in model(),
+            soup in r#"([\[\]{}:,"'/\\ \n\x00u0-9aef.E+\-]|true|null|"a"|\\u[dD][89cC]00){0,20}"#,
+            noise in vec(any::<u8>(), 0..40),
+            seed: u64,
+        ) {
+            // A good body, with up to two bytes of it changed, doubled or lost.
+            let dice = &mut Dice(seed);
+            let mut broken = print(&one, dice).into_bytes();
+            for _ in 0..dice.roll(3) {
+                let at = dice.roll(broken.len());
+                let until = (at + dice.roll(2)).min(broken.len());
+                let byte = b"\"\\{}[],:0-.eE+u/ \n\x00\x7f\x80\xff"[dice.roll(22)];
+                broken.splice(at..until, [byte].into_iter().take(dice.roll(2)));
+            }
+            for body in [broken, soup.clone().into_bytes(), format!("\"{soup}\"").into_bytes(), noise] {
+                let shown = String::from_utf8_lossy(&body);
+                let theirs = serde_json::from_slice::<serde_json::Value>(&body);
+                let theirs = theirs.map_err(|err| err.to_string());
+                match (parse(&body, Limits::default()).map_err(|err| err.kind), theirs) {
+                    (Ok(_), Ok(_)) | (Err(_), Err(_)) => {}
+                    (Ok(_), Err(why)) if why.contains("number out of range") => {}
+                    (Err(JsonErrorKind::DuplicateMember { .. }), Ok(_)) => {}
+                    (ours, theirs) => prop_assert!(false, "{shown}: {ours:?} {theirs:?}"),
+                }
+            }
+        }
+    }
+}

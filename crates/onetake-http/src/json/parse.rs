@@ -1,0 +1,400 @@
+//! A strict reader of RFC 8259, with an explicit stack instead of recursion.
+
+use std::collections::BTreeMap;
+
+use super::number;
+use super::pointer::push_token;
+use super::{JsonError, JsonErrorKind, Limits, Members, Value};
+
+/// Reads one JSON value, which must be all that `bytes` hold apart from white space.
+///
+/// # Errors
+/// If the bytes are not JSON by RFC 8259, or if they hold something that different readers
+/// understand differently: see [the module](super).
+pub fn parse(bytes: &[u8], limits: Limits) -> Result<Value, JsonError> {
+    let cursor = Cursor {
+        body: bytes,
+        rest: bytes,
+    };
+    if bytes.starts_with("\u{feff}".as_bytes()) {
+        return Err(cursor.error(JsonErrorKind::ByteOrderMark, 0));
+    }
+    if let Err(err) = std::str::from_utf8(bytes) {
+        return Err(cursor.error(JsonErrorKind::NotUtf8, err.valid_up_to()));
+    }
+    let (open, scratch) = (Vec::new(), Vec::new());
+    let parser = Parser {
+        cursor,
+        open,
+        limits,
+        scratch,
+    };
+    parser.document()
+}
+
+struct Parser<'a> {
+    cursor: Cursor<'a>,
+    /// The arrays and objects around the cursor, outermost first.
+    open: Vec<Open>,
+    limits: Limits,
+    /// For the digits of a number.
+    scratch: Vec<u8>,
+}
+
+enum Open {
+    Array(Vec<Value>),
+    /// The members read so far, and the name of the one being read.
+    Object(BTreeMap<String, Value>, String),
+}
+
+impl Parser<'_> {
+    fn document(mut self) -> Result<Value, JsonError> {
+        loop {
+            if let Some(value) = self.begin_value()?
+                && let Some(root) = self.finish_value(value)?
+            {
+                return Ok(root);
+            }
+        }
+    }
+
+    /// Reads a whole value, or nothing but the start of an array or object that is not empty.
+    fn begin_value(&mut self) -> Result<Option<Value>, JsonError> {
+        self.cursor.skip_space();
+        let value = match self.cursor.peek() {
+            Some(b'[') => {
+                self.enter()?;
+                if !self.cursor.take(b']') {
+                    self.open.push(Open::Array(Vec::new()));
+                    return Ok(None);
+                }
+                Value::Array(Vec::new())
+            }
+            Some(b'{') => {
+                self.enter()?;
+                if !self.cursor.take(b'}') {
+                    self.next_member(BTreeMap::new())?;
+                    return Ok(None);
+                }
+                Value::Object(Members::default())
+            }
+            Some(b'"') => Value::String(self.cursor.string("a value")?),
+            Some(b'-' | b'0'..=b'9') => {
+                Value::Number(number::read(&mut self.cursor, &mut self.scratch)?)
+            }
+            _ if self.cursor.take_word(b"null") => Value::Null,
+            _ if self.cursor.take_word(b"true") => Value::Bool(true),
+            _ if self.cursor.take_word(b"false") => Value::Bool(false),
+            _ => return Err(self.cursor.expected("a value")),
+        };
+        Ok(Some(value))
+    }
+
+    /// Steps into an array or object, up to the first byte that is not white space.
+    fn enter(&mut self) -> Result<(), JsonError> {
+        let depth_max = self.limits.depth_max;
+        if self.open.len() >= depth_max {
+            let kind = JsonErrorKind::TooDeep { depth_max };
+            return Err(self.cursor.error(kind, self.cursor.offset()));
+        }
+        self.cursor.skip(1);
+        self.cursor.skip_space();
+        Ok(())
+    }
+
+    /// Puts a value where it belongs, with everything that ends behind it; returns it once that is
+    /// the whole body, or nothing if another value must follow.
+    fn finish_value(&mut self, mut value: Value) -> Result<Option<Value>, JsonError> {
+        loop {
+            self.cursor.skip_space();
+            value = match self.open.pop() {
+                None if self.cursor.peek().is_none() => return Ok(Some(value)),
+                None => return Err(self.cursor.expected("the end of the body")),
+                Some(Open::Array(mut items)) => {
+                    items.push(value);
+                    if self.cursor.take(b',') {
+                        self.open.push(Open::Array(items));
+                        return Ok(None);
+                    }
+                    if !self.cursor.take(b']') {
+                        return Err(self.cursor.expected("a comma or a closing bracket"));
+                    }
+                    // A body may hold a great many tiny arrays: keep no room that nobody uses.
+                    items.shrink_to_fit();
+                    Value::Array(items)
+                }
+                Some(Open::Object(mut members, name)) => {
+                    members.insert(name, value);
+                    if self.cursor.take(b',') {
+                        self.next_member(members)?;
+                        return Ok(None);
+                    }
+                    if !self.cursor.take(b'}') {
+                        return Err(self.cursor.expected("a comma or a closing brace"));
+                    }
+                    Value::Object(members.into())
+                }
+            };
+        }
+    }
+
+    /// Reads a member's name and the colon behind it; `members` are those before it.
+    fn next_member(&mut self, members: BTreeMap<String, Value>) -> Result<(), JsonError> {
+        self.cursor.skip_space();
+        let start = self.cursor.offset();
+        let name = self.cursor.string("a member name in quotes")?;
+        // Names are compared as they are meant, so `"a"` and `"\u0061"` are duplicates.
+        if members.contains_key(&name) {
+            let object = self.pointer();
+            return Err(self
+                .cursor
+                .error(JsonErrorKind::DuplicateMember { object }, start));
+        }
+        self.cursor.skip_space();
+        if !self.cursor.take(b':') {
+            return Err(self.cursor.expected("a colon"));
+        }
+        self.open.push(Open::Object(members, name));
+        Ok(())
+    }
+
+    /// The names and indexes on the way to what is being read, cut where they get very long.
+    fn pointer(&self) -> String {
+        const BYTES_MAX: usize = 256;
+        let mut pointer = String::new();
+        for open in &self.open {
+            match open {
+                Open::Array(items) => push_token(&mut pointer, &items.len().to_string()),
+                Open::Object(_, name) => push_token(&mut pointer, name),
+            }
+        }
+        if pointer.len() > BYTES_MAX {
+            pointer.truncate(pointer.floor_char_boundary(BYTES_MAX));
+            pointer.push('…');
+        }
+        pointer
+    }
+}
+
+/// What is left of a body that is known to be UTF-8.
+pub(super) struct Cursor<'a> {
+    body: &'a [u8],
+    rest: &'a [u8],
+}
+
+impl Cursor<'_> {
+    pub(super) fn offset(&self) -> usize {
+        self.body.len() - self.rest.len()
+    }
+
+    pub(super) fn peek(&self) -> Option<u8> {
+        self.rest.first().copied()
+    }
+
+    pub(super) fn skip(&mut self, bytes: usize) {
+        self.rest = self.rest.get(bytes..).unwrap_or_default();
+    }
+
+    /// Steps over this byte, if it comes next.
+    pub(super) fn take(&mut self, byte: u8) -> bool {
+        self.take_word(&[byte])
+    }
+
+    fn take_word(&mut self, word: &[u8]) -> bool {
+        let tail = self.rest.strip_prefix(word);
+        self.rest = tail.unwrap_or(self.rest);
+        tail.is_some()
+    }
+
+    fn skip_space(&mut self) {
+        while let [b' ' | b'\t' | b'\n' | b'\r', tail @ ..] = self.rest {
+            self.rest = tail;
+        }
+    }
+
+    /// Reads a string from quote to quote; `what` says what it is needed for.
+    fn string(&mut self, what: &'static str) -> Result<String, JsonError> {
+        const END: &str = "the closing quote of a string";
+        if !self.take(b'"') {
+            return Err(self.expected(what));
+        }
+        let mut text = Vec::new();
+        loop {
+            let plain = self
+                .rest
+                .iter()
+                .position(|byte| matches!(byte, b'"' | b'\\' | ..b' '));
+            let Some((plain, rest)) = plain.and_then(|end| self.rest.split_at_checked(end)) else {
+                self.rest = &[];
+                return Err(self.expected(END));
+            };
+            text.extend_from_slice(plain);
+            self.rest = rest;
+            match self.peek() {
+                Some(b'"') => break,
+                Some(b'\\') => {
+                    let char = self.escape()?;
+                    text.extend_from_slice(char.encode_utf8(&mut [0; 4]).as_bytes());
+                }
+                _ => return Err(self.error(JsonErrorKind::ControlCharacter, self.offset())),
+            }
+        }
+        self.skip(1);
+        String::from_utf8(text).map_err(|_| self.error(JsonErrorKind::NotUtf8, self.offset()))
+    }
+
+    /// Reads an escape, of which the backslash comes next.
+    fn escape(&mut self) -> Result<char, JsonError> {
+        let start = self.offset();
+        self.skip(1);
+        let char = match self.peek() {
+            Some(b'u') => return self.unicode_escape(start),
+            Some(b'"') => '"',
+            Some(b'\\') => '\\',
+            Some(b'/') => '/',
+            Some(b'b') => '\u{8}',
+            Some(b'f') => '\u{c}',
+            Some(b'n') => '\n',
+            Some(b'r') => '\r',
+            Some(b't') => '\t',
+            _ => return Err(self.expected("one of \" \\ / b f n r t u behind a backslash")),
+        };
+        self.skip(1);
+        Ok(char)
+    }
+
+    /// Reads `uXXXX`, and the `\uXXXX` of the other half where it is the first of a pair.
+    fn unicode_escape(&mut self, start: usize) -> Result<char, JsonError> {
+        self.skip(1);
+        let first = self.hex4()?;
+        let code = match first {
+            0xd800..=0xdbff if self.take_word(b"\\u") => match self.hex4()? {
+                second @ 0xdc00..=0xdfff => 0x10000 + ((first & 0x3ff) << 10) + (second & 0x3ff),
+                _ => first,
+            },
+            _ => first,
+        };
+        // Halves of a pair are the only codes that are no `char`.
+        char::from_u32(code).ok_or_else(|| self.error(JsonErrorKind::LoneSurrogate, start))
+    }
+
+    fn hex4(&mut self) -> Result<u32, JsonError> {
+        let mut code = 0;
+        for _ in 0..4 {
+            let digit = self.peek().and_then(|byte| char::from(byte).to_digit(16));
+            code = code * 16 + digit.ok_or_else(|| self.expected("a hexadecimal digit"))?;
+            self.skip(1);
+        }
+        Ok(code)
+    }
+
+    /// The error that `what` was expected at the cursor.
+    pub(super) fn expected(&self, what: &'static str) -> JsonError {
+        let at_end = self.rest.is_empty();
+        let kind = if at_end {
+            JsonErrorKind::EndsEarly
+        } else {
+            JsonErrorKind::Expected
+        };
+        self.error(kind(what), self.offset())
+    }
+
+    /// An error at this offset. Lines are counted only now, where it costs nobody anything.
+    pub(super) fn error(&self, kind: JsonErrorKind, offset: usize) -> JsonError {
+        let mut line = 1;
+        let mut column = 1;
+        for byte in self.body.iter().take(offset) {
+            match byte {
+                b'\n' => (line, column) = (line + 1, 1),
+                // The bytes of a character behind its first one.
+                0x80..=0xbf => {}
+                _ => column += 1,
+            }
+        }
+        JsonError {
+            kind,
+            offset,
+            line,
+            column,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn refused(body: impl AsRef<[u8]>) -> JsonError {
+        parse(body.as_ref(), Limits::default()).unwrap_err()
+    }
+
+    #[test]
+    fn duplicate_members_are_refused_without_naming_them() {
+        for (name, again) in [("s3", "s3"), ("s3", r"\u00733"), (r"s\u0033", "s3")] {
+            let err = refused(format!(
+                r#"{{"x":[0,{{"a/b":{{"{name}":1,"{again}":2}}}}]}}"#
+            ));
+            let object = "/x/1/a~1b".to_owned();
+            assert_eq!(err.kind, JsonErrorKind::DuplicateMember { object });
+            assert_eq!(err.offset, 21 + name.len());
+            assert!(!format!("{err} {err:?}").contains("s3"));
+        }
+        let long = refused(format!(r#"{{"{}":{{"":1,"":1}}}}"#, "é".repeat(5000)));
+        assert!(long.to_string().len() < 500);
+        let fine = br#"{"a":{"b":1},"b":{"b":1},"A":1,"":1,"a ":1}"#;
+        assert!(parse(fine, Limits::default()).is_ok());
+    }
+
+    #[test]
+    fn errors_name_the_place_and_what_was_expected() {
+        let place = "not acceptable JSON at byte 9 (line 2, column 7): expected a value";
+        assert_eq!(refused("{\n \"é\": s3cret}").to_string(), place);
+        let early = r#"| |"|{|[|[1|[1,|{"a"|{"a":|{"a":1|{"a":1,|"\|"\u00|-|1.|1e"#;
+        for body in early.split('|') {
+            let err = refused(body);
+            assert!(matches!(err.kind, JsonErrorKind::EndsEarly(_)), "{body}");
+        }
+        let wrong = "[1,]|{\"a\":1,}|{,}|{a:1}|{'a':1}|1 2|[1 2]|{\"a\" 1}|//\n1|1/**/|\u{a0}1|[1}|\
+                     ]|nul|True|\"\\x\"|\"\\u12g4\"|\"\\u+123\"|'a'|\u{c}1|{1:1}|\"\"\"|{]|truex";
+        for body in wrong.split('|') {
+            let err = refused(body);
+            assert!(matches!(err.kind, JsonErrorKind::Expected(_)), "{body}");
+        }
+    }
+
+    #[test]
+    fn what_is_not_text_is_refused() {
+        assert_eq!(refused("\u{feff}1").kind, JsonErrorKind::ByteOrderMark);
+        for bytes in ["ff", "c0 af", "ed a0 80", "e2 82", "f5 80 80 80", "80"] {
+            let bytes = bytes
+                .split(' ')
+                .map(|it| u8::from_str_radix(it, 16).unwrap());
+            let body = Vec::from_iter([b'"'].into_iter().chain(bytes).chain([b'"']));
+            assert_eq!(refused(body).kind, JsonErrorKind::NotUtf8);
+        }
+        for body in ["\"\n\"", "\"\0\"", "\"\u{1f}\"", "{\"\t\":1}"] {
+            assert_eq!(refused(body).kind, JsonErrorKind::ControlCharacter);
+        }
+        let halves = r#""\ud800" "\udc00" "\ud800\ud800" "\udc00\ud800" "\udbffx" "\ud800\n""#;
+        for body in halves.split(' ') {
+            assert_eq!(refused(body).kind, JsonErrorKind::LoneSurrogate, "{body}");
+        }
+    }
+
+    #[test]
+    fn nesting_has_a_limit() {
+        let nest = |depth: usize, (open, close): (&str, &str)| {
+            format!("{}0{}", open.repeat(depth), close.repeat(depth))
+        };
+        let deep = Limits::with_depth_max(usize::MAX);
+        for brackets in [("[", "]"), ("{\"a\":", "}")] {
+            assert!(parse(nest(128, brackets).as_bytes(), Limits::default()).is_ok());
+            let err = refused(nest(129, brackets));
+            assert_eq!(err.kind, JsonErrorKind::TooDeep { depth_max: 128 });
+            assert_eq!(err.offset, 128 * brackets.0.len());
+            assert!(parse(nest(1024, brackets).as_bytes(), deep).is_ok());
+            assert!(parse(nest(1 << 20, brackets).as_bytes(), deep).is_err());
+        }
+        assert!(parse(b"[]", Limits::with_depth_max(0)).is_err());
+    }
+}

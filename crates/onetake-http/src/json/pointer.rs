@@ -1,0 +1,394 @@
+//! JSON pointers (RFC 6901), and the canonical bytes of what they select.
+
+use std::collections::HashSet;
+use std::{fmt, slice};
+
+use super::number::{put_bytes, put_count};
+use super::{JsonError, Limits, Members, Value, parse};
+
+/// In front of every selection: a change of the encoding must never make old and new bytes equal.
+const VERSION: &[u8] = b"onetake json v1";
+
+/// Which parts of a body count.
+#[derive(Clone, Debug, PartialEq, Eq, Default)]
+pub enum Selection {
+    /// All of it.
+    #[default]
+    Whole,
+    /// The values at these places, and nothing else.
+    Include(Vec<Pointer>),
+    /// Everything but the values at these places.
+    Exclude(Vec<Pointer>),
+}
+
+impl Selection {
+    /// The bytes of the selected parts of a value.
+    ///
+    /// Under one selection, two values have the same bytes exactly if their selected parts are
+    /// equal. `Whole` and an `Exclude` that meets nothing are the same; the bytes of an `Include`
+    /// are never those of another list of pointers, nor of the others.
+    #[must_use]
+    pub fn canonical(&self, value: &Value) -> Vec<u8> {
+        match self {
+            Self::Whole => exclude(value, &[]),
+            Self::Include(pointers) => include(value, pointers),
+            Self::Exclude(pointers) => exclude(value, pointers),
+        }
+    }
+}
+
+/// The canonical bytes of the selected parts of a body.
+///
+/// # Errors
+/// If the body is not acceptable JSON, be it in a part that is not selected.
+pub fn canonical(
+    bytes: &[u8],
+    selection: &Selection,
+    limits: Limits,
+) -> Result<Vec<u8>, JsonError> {
+    parse(bytes, limits).map(|value| selection.canonical(&value))
+}
+
+/// The canonical bytes of a value without what is at these places.
+///
+/// An excluded member counts as absent. An excluded array element leaves a mark, so that the others
+/// keep their places, and so does a whole body (`""`): all bodies are equal then. A pointer that
+/// meets nothing is fine.
+#[must_use]
+pub fn exclude(value: &Value, pointers: &[Pointer]) -> Vec<u8> {
+    let excluded = Excluded::from_iter(pointers.iter().filter_map(|it| value.get(it)).map(ptr));
+    let mut out = VERSION.to_vec();
+    out.push(b'w');
+    encode(value, &excluded, &mut out);
+    out
+}
+
+/// The canonical bytes of what is at these places, in whichever order they are given.
+///
+/// A place where nothing is differs from one that holds `null`.
+#[must_use]
+pub fn include(value: &Value, pointers: &[Pointer]) -> Vec<u8> {
+    let mut pointers = Vec::from_iter(pointers);
+    pointers.sort_unstable();
+    pointers.dedup();
+    let mut out = VERSION.to_vec();
+    out.push(b'i');
+    put_count(&mut out, pointers.len() as u64);
+    for pointer in pointers {
+        put_bytes(&mut out, pointer.text.as_bytes());
+        let found = value.get(pointer);
+        out.push(u8::from(found.is_some()));
+        if let Some(found) = found {
+            found.canonical(&mut out);
+        }
+    }
+    out
+}
+
+/// Values to be left out, known by where they are in memory.
+pub(super) type Excluded = HashSet<*const Value>;
+
+/// What is still to be written of an array or object.
+enum Rest<'a> {
+    Items(slice::Iter<'a, Value>),
+    Members(slice::Iter<'a, (String, Value)>),
+}
+
+/// Appends the canonical form of a value, without recursion.
+pub(super) fn encode(root: &Value, excluded: &Excluded, out: &mut Vec<u8>) {
+    let mut open = Vec::from_iter(encode_head(root, excluded, out));
+    while let Some(rest) = open.last_mut() {
+        let next = match rest {
+            Rest::Items(items) => items.next(),
+            Rest::Members(members) => {
+                let next = members.find(|(_, value)| !excluded.contains(&ptr(value)));
+                next.map(|(name, value)| {
+                    put_bytes(out, name.as_bytes());
+                    value
+                })
+            }
+        };
+        match next {
+            Some(value) => open.extend(encode_head(value, excluded, out)),
+            None => drop(open.pop()),
+        }
+    }
+}
+
+/// Appends a value, but of an array or object only its type and length, and returns the rest of it.
+fn encode_head<'a>(value: &'a Value, excluded: &Excluded, out: &mut Vec<u8>) -> Option<Rest<'a>> {
+    if excluded.contains(&ptr(value)) {
+        // Only array elements (and a whole body) come here: their place stays, so that the elements
+        // behind them do not move up.
+        out.push(b'x');
+        return None;
+    }
+    match value {
+        Value::Null => out.push(b'n'),
+        Value::Bool(false) => out.push(b'f'),
+        Value::Bool(true) => out.push(b't'),
+        Value::Number(number) => number.encode(out),
+        Value::String(text) => {
+            out.push(b's');
+            put_bytes(out, text.as_bytes());
+        }
+        Value::Array(items) => {
+            out.push(b'a');
+            put_count(out, items.len() as u64);
+            return Some(Rest::Items(items.iter()));
+        }
+        Value::Object(Members(members)) => {
+            let count = members
+                .iter()
+                .filter(|(_, value)| !excluded.contains(&ptr(value)))
+                .count();
+            out.push(b'o');
+            put_count(out, count as u64);
+            return Some(Rest::Members(members.iter()));
+        }
+    }
+    None
+}
+
+fn ptr(value: &Value) -> *const Value {
+    value
+}
+
+/// A place in a JSON value: `/order/lines/0`, or the empty text for all of it.
+///
+/// Ordered and compared by its text, which is unambiguous.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Pointer {
+    text: String,
+    /// The names and indexes between the slashes, unescaped.
+    tokens: Vec<String>,
+}
+
+/// Why a text is not a JSON pointer.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum PointerError {
+    /// It does not start with a slash.
+    #[error("the JSON pointer {pointer:?} does not start with \"/\"; write {fix:?}")]
+    NoSlash {
+        /// The text as given.
+        pointer: String,
+        /// What was probably meant.
+        fix: String,
+    },
+    /// It has a tilde that escapes nothing.
+    #[error(
+        "the JSON pointer {pointer:?} has a \"~\" without 0 or 1 behind it; inside a name write \
+         \"~0\" for \"~\" and \"~1\" for \"/\""
+    )]
+    BadTilde {
+        /// The text as given.
+        pointer: String,
+    },
+}
+
+impl Pointer {
+    /// Reads a pointer as RFC 6901 writes it.
+    ///
+    /// # Errors
+    /// If the text neither is empty nor starts with a slash, or has a tilde that escapes nothing.
+    pub fn parse(text: &str) -> Result<Self, PointerError> {
+        let Some(tail) = text.strip_prefix('/') else {
+            if text.is_empty() {
+                return Ok(Self {
+                    text: String::new(),
+                    tokens: Vec::new(),
+                });
+            }
+            return Err(PointerError::NoSlash {
+                pointer: text.into(),
+                fix: with_slash(text),
+            });
+        };
+        if text
+            .split('~')
+            .skip(1)
+            .any(|behind| !behind.starts_with(['0', '1']))
+        {
+            return Err(PointerError::BadTilde {
+                pointer: text.into(),
+            });
+        }
+        // In this order: `~01` is the text `~1`, and not a slash.
+        let unescape = |token: &str| token.replace("~1", "/").replace("~0", "~");
+        Ok(Self {
+            text: text.into(),
+            tokens: tail.split('/').map(unescape).collect(),
+        })
+    }
+
+    /// The text it was read from.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        &self.text
+    }
+
+    /// Whether it means all of a value.
+    #[must_use]
+    pub fn is_root(&self) -> bool {
+        self.tokens.is_empty()
+    }
+
+    pub(super) fn find<'a>(&self, root: &'a Value) -> Option<&'a Value> {
+        self.tokens
+            .iter()
+            .try_fold(root, |value, token| match value {
+                Value::Object(members) => members.get(token),
+                Value::Array(items) => items.get(index(token)?),
+                _ => None,
+            })
+    }
+}
+
+impl fmt::Display for Pointer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
+    }
+}
+
+impl fmt::Debug for Pointer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Pointer({:?})", self.text)
+    }
+}
+
+/// Appends one step to the text of a pointer.
+pub(super) fn push_token(pointer: &mut String, token: &str) {
+    pointer.push('/');
+    pointer.push_str(&token.replace('~', "~0").replace('/', "~1"));
+}
+
+/// The index that a token means in an array: digits without leading zeros, by RFC 6901.
+fn index(token: &str) -> Option<usize> {
+    let digits = token.bytes().all(|byte| byte.is_ascii_digit());
+    let leading_zero = token.len() > 1 && token.starts_with('0');
+    if digits && !leading_zero {
+        token.parse().ok()
+    } else {
+        None
+    }
+}
+
+/// What somebody meant who wrote a pointer as a name, a URI fragment or a JSONPath.
+fn with_slash(text: &str) -> String {
+    match text.strip_prefix("$.") {
+        Some(path) => format!("/{}", path.replace('.', "/")),
+        None => format!("/{}", text.trim_start_matches(['#', '/'])),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const BODY: &str = r#"{"a":{"b":[10,20,{"c":null}],"":1,"m~n":2,"x/y":3,"0":4},"z":9}"#;
+
+    fn pointers(texts: &[&str]) -> Vec<Pointer> {
+        let parsed = texts.iter().map(|text| Pointer::parse(text));
+        parsed.collect::<Result<_, _>>().unwrap()
+    }
+
+    fn bytes(body: &str, selection: &Selection) -> Vec<u8> {
+        canonical(body.as_bytes(), selection, Limits::default()).unwrap()
+    }
+
+    fn without(body: &str, texts: &[&str]) -> Vec<u8> {
+        bytes(body, &Selection::Exclude(pointers(texts)))
+    }
+
+    fn only(body: &str, texts: &[&str]) -> Vec<u8> {
+        bytes(body, &Selection::Include(pointers(texts)))
+    }
+
+    #[test]
+    fn pointers_find_what_rfc_6901_says() {
+        let root = parse(BODY.as_bytes(), Limits::default()).unwrap();
+        let found = |text: &str| match root.get(&pointers(&[text])[0]) {
+            Some(Value::Number(number)) => number.integer(9).unwrap(),
+            Some(Value::Null) => "null".into(),
+            Some(_) => "other".into(),
+            None => "none".into(),
+        };
+        assert_eq!(found(""), "other");
+        assert_eq!(found("/a/b/0") + &found("/a/b/1"), "1020");
+        assert_eq!(found("/a/b/2/c"), "null");
+        assert_eq!(
+            found("/a/") + &found("/a/m~0n") + &found("/a/x~1y") + &found("/a/0"),
+            "1234"
+        );
+        let nothing = "/ /b /a/b/3 /a/b/00 /a/b/01 /a/b/+1 /a/b/- /a/b/ /z/0 /a/m~01n /a/b/0/0 \
+                       /a/b/99999999999999999999999";
+        for text in nothing.split(' ') {
+            assert_eq!(found(text), "none", "{text}");
+        }
+    }
+
+    #[test]
+    fn bad_pointers_say_how_to_write_them() {
+        let fixes = [
+            ("a/b", "/a/b"),
+            ("#/a", "/a"),
+            ("$.a.b", "/a/b"),
+            (" /a", "/ /a"),
+        ];
+        for (text, fix) in fixes {
+            let err = Pointer::parse(text).unwrap_err().to_string();
+            assert!(err.contains(&format!("{text:?}")), "{err}");
+            assert!(err.ends_with(&format!("write {fix:?}")), "{err}");
+        }
+        for text in ["/a~", "/~2", "/a~/b", "/~~0"] {
+            let err = Pointer::parse(text).unwrap_err();
+            assert_eq!(
+                err,
+                PointerError::BadTilde {
+                    pointer: text.into()
+                }
+            );
+        }
+    }
+
+    #[test]
+    fn excluded_members_are_absent_and_excluded_elements_keep_their_place() {
+        let same = |one, other, texts: &[&str]| without(one, texts) == without(other, texts);
+        assert!(same(
+            r#"{"a":1,"t":2}"#,
+            r#"{"t":{"x":[3]},"a":1}"#,
+            &["/t"]
+        ));
+        assert!(same(
+            r#"{"a":1,"t":2}"#,
+            r#"{"a":1}"#,
+            &["/t", "/t/x", "/none/0"]
+        ));
+        assert!(!same(r#"{"a":1,"t":2}"#, r#"{"a":2,"t":2}"#, &["/t"]));
+        assert!(!same(r#"{"a":{"t":1}}"#, r#"{"a":{"t":2}}"#, &["/t"]));
+        assert!(same("[1,2,3]", "[1,[9],3]", &["/1"]));
+        assert!(!same("[1,2,3]", "[1,3]", &["/1"]));
+        assert!(!same("[1,2,3]", "[1,3,2]", &["/1"]));
+        assert!(!same("[1,2]", "[1]", &["/1"]));
+        // The mark is nothing that a body could hold.
+        for body in ["[1,null]", "[1,\"x\"]", "[1]", "[1,[]]", "[1,{}]"] {
+            assert_ne!(without("[1,2]", &["/1"]), without(body, &[]));
+        }
+        assert_eq!(without(BODY, &["/none"]), bytes(BODY, &Selection::Whole));
+        assert_eq!(without(BODY, &[""]), without("1", &[""]));
+    }
+
+    #[test]
+    fn included_places_are_all_that_counts() {
+        let same = |one, other, texts: &[&str]| only(one, texts) == only(other, texts);
+        assert!(same(r#"{"a":1,"b":2}"#, r#"{"b":3,"a":1.0}"#, &["/a"]));
+        assert!(!same(r#"{"a":1}"#, r#"{"a":2}"#, &["/a"]));
+        assert!(!same(r#"{"a":null}"#, "{}", &["/a"]));
+        assert!(same(r#"{"b":1}"#, "[]", &["/a"]));
+        assert!(!same(r#"{"a":1}"#, r#"{"b":1}"#, &["/a", "/b"]));
+        assert_eq!(only(BODY, &["/z", "/a", "/z"]), only(BODY, &["/a", "/z"]));
+        assert_ne!(only(BODY, &["/a"]), only(BODY, &["/b"]));
+        assert_ne!(only(BODY, &[""]), bytes(BODY, &Selection::Whole));
+    }
+}

@@ -1,0 +1,93 @@
+//! The layer: what to wrap services with.
+
+use std::sync::Arc;
+
+use http::request::Parts;
+use tokio::sync::Semaphore;
+use tower_layer::Layer;
+
+use onetake_core::Engine;
+
+use crate::policy::Policy;
+use crate::service::Onetake;
+
+/// Finds the policy of a request. `None`: it is passed through untouched.
+pub trait Resolve: Send + Sync + 'static {
+    /// The policy for this request.
+    fn resolve(&self, parts: &Parts) -> Option<Arc<Policy>>;
+}
+
+impl<F> Resolve for F
+where
+    F: Fn(&Parts) -> Option<Arc<Policy>> + Send + Sync + 'static,
+{
+    fn resolve(&self, parts: &Parts) -> Option<Arc<Policy>> {
+        self(parts)
+    }
+}
+
+/// Every bound of the layer beside the engine's own.
+#[derive(Clone, Copy, Debug)]
+pub struct HttpLimits {
+    /// Keyed requests whose bodies may be in memory at once; one more is refused as overloaded.
+    pub bodies_max: usize,
+}
+
+impl Default for HttpLimits {
+    fn default() -> Self {
+        Self { bodies_max: 4_096 }
+    }
+}
+
+/// Makes the services that it wraps safe to retry.
+#[derive(Clone)]
+pub struct OnetakeLayer {
+    shared: Arc<Shared>,
+}
+
+/// What all services of one layer share.
+pub(crate) struct Shared {
+    pub(crate) engine: Engine,
+    pub(crate) policies: Box<dyn Resolve>,
+    pub(crate) bodies: Arc<Semaphore>,
+}
+
+impl OnetakeLayer {
+    /// One policy for all requests.
+    #[must_use]
+    pub fn new(engine: Engine, policy: Policy) -> Self {
+        let policy = Arc::new(policy);
+        Self::routed(
+            engine,
+            move |_: &Parts| Some(Arc::clone(&policy)),
+            HttpLimits::default(),
+        )
+    }
+
+    /// A policy for each request.
+    #[must_use]
+    pub fn routed(engine: Engine, policies: impl Resolve, limits: HttpLimits) -> Self {
+        let bodies = Arc::new(Semaphore::new(limits.bodies_max));
+        Self {
+            shared: Arc::new(Shared {
+                engine,
+                policies: Box::new(policies),
+                bodies,
+            }),
+        }
+    }
+}
+
+impl<S> Layer<S> for OnetakeLayer {
+    type Service = Onetake<S>;
+
+    fn layer(&self, inner: S) -> Onetake<S> {
+        Onetake::new(inner, Arc::clone(&self.shared))
+    }
+}
+
+impl std::fmt::Debug for OnetakeLayer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("OnetakeLayer").finish_non_exhaustive()
+    }
+}

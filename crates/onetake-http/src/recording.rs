@@ -1,0 +1,289 @@
+//! A response as it is recorded, and as it is replayed.
+
+use bytes::{BufMut, Bytes, BytesMut};
+use http::header::{
+    CONNECTION, CONTENT_LENGTH, DATE, HeaderName, HeaderValue, LOCATION, PROXY_AUTHENTICATE,
+    SET_COOKIE, TE, TRAILER, TRANSFER_ENCODING, UPGRADE, WWW_AUTHENTICATE,
+};
+use http::{HeaderMap, Response, StatusCode};
+
+use onetake_core::codec::{DecodeError, Reader, put_slice};
+use onetake_core::{Recording, Reference};
+
+use crate::body::ResponseBody;
+use crate::problem::{Code, IDEMPOTENCY_REFERENCE, Problem, insert};
+
+/// Says what the operation wants to become of its attempt; taken from the inner service, and
+/// never passed on.
+pub const ONETAKE_OUTCOME: HeaderName = HeaderName::from_static("onetake-outcome");
+
+const VERSION: u8 = 1;
+
+/// What a replay carries beside the recorded headers.
+const REPLAY_MARKS: [(HeaderName, HeaderValue); 3] = [
+    (
+        HeaderName::from_static("x-idempotency-replayed"),
+        HeaderValue::from_static("true"),
+    ),
+    (
+        HeaderName::from_static("idempotent-replayed"),
+        HeaderValue::from_static("true"),
+    ),
+    (
+        HeaderName::from_static("x-cache-lookup"),
+        HeaderValue::from_static("HIT"),
+    ),
+];
+
+/// Headers that belong to one connection.
+pub(crate) const HOP_BY_HOP: [HeaderName; 7] = [
+    CONNECTION,
+    HeaderName::from_static("keep-alive"),
+    HeaderName::from_static("proxy-connection"),
+    TE,
+    TRAILER,
+    TRANSFER_ENCODING,
+    UPGRADE,
+];
+
+/// Removes what belongs to one connection, the headers that `Connection` names included.
+pub fn strip_hop_by_hop(headers: &mut HeaderMap) {
+    let named: Vec<HeaderName> = headers
+        .get_all(CONNECTION)
+        .iter()
+        .filter_map(|value| value.to_str().ok())
+        .flat_map(|value| value.split(','))
+        .filter_map(|name| name.trim().parse().ok())
+        .collect();
+    for name in named.iter().chain(&HOP_BY_HOP) {
+        headers.remove(name);
+    }
+}
+
+/// Whether a header belongs to the moment or to the first client, and not to the outcome.
+fn is_kept(name: &HeaderName) -> bool {
+    let fixed = [
+        DATE,
+        SET_COOKIE,
+        WWW_AUTHENTICATE,
+        PROXY_AUTHENTICATE,
+        ONETAKE_OUTCOME,
+    ];
+    let text = name.as_str();
+    let traces = [
+        "traceparent",
+        "tracestate",
+        "b3",
+        "x-request-id",
+        "x-trace-id",
+        "x-amzn-trace-id",
+        "x-cloud-trace-context",
+    ];
+    let families = ["ratelimit", "x-ratelimit", "x-rate-limit", "x-b3-"];
+    !fixed.contains(name)
+        && !traces.contains(&text)
+        && !families.iter().any(|family| text.starts_with(family))
+        && !REPLAY_MARKS.iter().any(|(mark, _)| mark == name)
+        && *name != IDEMPOTENCY_REFERENCE
+}
+
+/// Records a response: `body` is `None` if it is not kept.
+#[must_use]
+pub fn record(
+    status: StatusCode,
+    headers: &HeaderMap,
+    body: Option<Bytes>,
+    trailers: Option<&HeaderMap>,
+) -> Recording {
+    let mut kept = headers.clone();
+    strip_hop_by_hop(&mut kept);
+    let length = body.as_ref().map(|body| HeaderValue::from(body.len()));
+    let mut head = BytesMut::with_capacity(256);
+    head.put_u8(VERSION);
+    head.put_u16(status.as_u16());
+    put_headers(&mut head, &kept, |name, value| {
+        // A length that is not the body's (or of a body that is not kept) would break the replay.
+        is_kept(name) && (*name != CONTENT_LENGTH || Some(value) == length.as_ref())
+    });
+    put_headers(
+        &mut head,
+        trailers.unwrap_or(&HeaderMap::new()),
+        |name, _| is_kept(name),
+    );
+    Recording {
+        head: head.freeze(),
+        body,
+    }
+}
+
+fn put_headers(
+    out: &mut BytesMut,
+    headers: &HeaderMap,
+    keep: impl Fn(&HeaderName, &HeaderValue) -> bool,
+) {
+    // Repeated lines are separate entries, in their order.
+    let lines: Vec<_> = headers
+        .iter()
+        .filter(|(name, value)| keep(name, value))
+        .collect();
+    out.put_u16(u16::try_from(lines.len()).unwrap_or(u16::MAX));
+    for (name, value) in lines.into_iter().take(usize::from(u16::MAX)) {
+        put_slice(out, name.as_str().as_bytes());
+        put_slice(out, value.as_bytes());
+    }
+}
+
+/// A recorded response, read again.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Recorded {
+    /// The status.
+    pub status: StatusCode,
+    /// The headers, repeated lines repeated.
+    pub headers: HeaderMap,
+    /// The body, if it was kept.
+    pub body: Option<Bytes>,
+    /// The trailers.
+    pub trailers: HeaderMap,
+}
+
+/// Reads a recording that [`record`] made.
+///
+/// # Errors
+/// If it is something else.
+pub fn recorded(recording: &Recording) -> Result<Recorded, DecodeError> {
+    let mut from = Reader(recording.head.clone());
+    if from.u8("version of the recording")? != VERSION {
+        return Err(DecodeError::new("version of the recording"));
+    }
+    let status =
+        StatusCode::from_u16(from.u16("status")?).map_err(|_| DecodeError::new("status"))?;
+    let headers = take_headers(&mut from)?;
+    let trailers = take_headers(&mut from)?;
+    from.end()?;
+    Ok(Recorded {
+        status,
+        headers,
+        body: recording.body.clone(),
+        trailers,
+    })
+}
+
+fn take_headers(from: &mut Reader) -> Result<HeaderMap, DecodeError> {
+    let count = from.u16("number of headers")?;
+    let mut headers = HeaderMap::new();
+    for _ in 0..count {
+        let name = from.slice("header name")?;
+        let value = from.slice("header value")?;
+        let name = HeaderName::from_bytes(&name).map_err(|_| DecodeError::new("header name"))?;
+        let value =
+            HeaderValue::from_maybe_shared(value).map_err(|_| DecodeError::new("header value"))?;
+        headers.append(name, value);
+    }
+    Ok(headers)
+}
+
+/// The response that replays a recording, or the problem that it cannot be.
+pub(crate) fn replay<B>(
+    recording: &Recording,
+    reference: Reference,
+) -> Result<Response<ResponseBody<B>>, Problem> {
+    let Recorded {
+        status,
+        mut headers,
+        body,
+        trailers,
+    } = recorded(recording).map_err(|_| unreadable())?;
+    let Some(body) = body else {
+        let detail = "The operation ran and its outcome is recorded, but its body was not kept: it was too large, or a stream. It is not run again.";
+        let location = headers.remove(LOCATION);
+        return Err(Problem::new(Code::ResponseNotReplayable, detail).recorded(status, location));
+    };
+    for (name, value) in REPLAY_MARKS {
+        headers.insert(name, value);
+    }
+    insert(&mut headers, IDEMPOTENCY_REFERENCE, &reference.to_string());
+    let trailers = Some(trailers).filter(|trailers| !trailers.is_empty());
+    let mut response = Response::new(ResponseBody::whole(body, trailers));
+    *response.status_mut() = status;
+    *response.headers_mut() = headers;
+    Ok(response)
+}
+
+fn unreadable() -> Problem {
+    Problem::new(
+        Code::StoreUnavailable,
+        "The outcome is recorded, but this version cannot read the recording. It is not run again.",
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn headers(lines: &[(&str, &str)]) -> HeaderMap {
+        let mut headers = HeaderMap::new();
+        for (name, value) in lines {
+            let name: HeaderName = name.parse().unwrap();
+            headers.append(name, value.parse().unwrap());
+        }
+        headers
+    }
+
+    #[test]
+    fn what_is_recorded_is_replayed_line_by_line() {
+        let sent = headers(&[
+            ("content-type", "text/plain"),
+            ("link", "<a>; rel=next"),
+            ("link", "<b>, <c>"),
+            ("content-length", "5"),
+            ("location", "/charges/1"),
+        ]);
+        let trailers = headers(&[("grpc-status", "0")]);
+        let recording = record(
+            StatusCode::CREATED,
+            &sent,
+            Some("hello".into()),
+            Some(&trailers),
+        );
+        let read = recorded(&recording).unwrap();
+        assert_eq!(
+            (read.status, read.headers, read.trailers),
+            (StatusCode::CREATED, sent, trailers)
+        );
+        assert_eq!(read.body.as_deref(), Some(&b"hello"[..]));
+    }
+
+    #[test]
+    fn what_belongs_to_the_moment_is_not_replayed() {
+        let sent = headers(&[
+            ("date", "now"),
+            ("set-cookie", "session=1"),
+            ("set-cookie", "other=2"),
+            ("www-authenticate", "Basic"),
+            ("x-ratelimit-remaining", "3"),
+            ("ratelimit", "limit=5"),
+            ("traceparent", "00-1"),
+            ("connection", "close, x-hop"),
+            ("x-hop", "1"),
+            ("keep-alive", "timeout=5"),
+            ("transfer-encoding", "chunked"),
+            ("onetake-outcome", "record"),
+            ("content-length", "99"),
+            ("x-kept", "yes"),
+        ]);
+        let read = recorded(&record(StatusCode::OK, &sent, Some("body".into()), None)).unwrap();
+        assert_eq!(read.headers, headers(&[("x-kept", "yes")]));
+    }
+
+    #[test]
+    fn garbage_is_refused() {
+        let whole = record(StatusCode::OK, &headers(&[("a", "b")]), None, None);
+        for cut in 0..whole.head.len() {
+            let cut = Recording {
+                head: whole.head.slice(..cut),
+                body: None,
+            };
+            assert!(recorded(&cut).is_err());
+        }
+    }
+}

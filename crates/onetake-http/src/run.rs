@@ -1,0 +1,221 @@
+//! One attempt: start, call, capture, settle, and only then answer.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::header::{CONTENT_TYPE, HeaderMap};
+use http::{Request, Response, StatusCode};
+use http_body::Body;
+use tokio::sync::OwnedSemaphorePermit;
+use tower_service::Service;
+
+use onetake_core::engine::Settling;
+use onetake_core::{Cause, Clock, Lease, Record, Recording, Reference};
+
+use crate::BoxError;
+use crate::body::{self, Read, RequestBody, ResponseBody};
+use crate::policy::Policy;
+use crate::problem::{Code, IDEMPOTENCY_REFERENCE, Problem, insert};
+use crate::recording::{ONETAKE_OUTCOME, record};
+use crate::service::in_progress;
+use crate::status::Disposition;
+
+/// An attempt that was granted.
+pub(crate) struct Run<Req> {
+    pub(crate) request: Request<RequestBody<Req>>,
+    pub(crate) lease: Lease,
+    pub(crate) policy: Arc<Policy>,
+    pub(crate) reference: Reference,
+    pub(crate) place: OwnedSemaphorePermit,
+}
+
+/// What the client is told in the end.
+pub(crate) enum Reply<Res, E> {
+    Response(Response<ResponseBody<Res>>),
+    Problem(Problem),
+    /// Another attempt's record stands.
+    Record(Arc<Record>),
+    Error(E),
+}
+
+impl<Req> Run<Req> {
+    pub(crate) async fn perform<S, Res>(
+        self,
+        mut inner: S,
+        clock: &dyn Clock,
+    ) -> Reply<Res, S::Error>
+    where
+        S: Service<Request<RequestBody<Req>>, Response = Response<Res>>,
+        Res: Body<Data = Bytes>,
+        Res::Error: Into<BoxError>,
+    {
+        let Self {
+            request,
+            lease,
+            policy,
+            reference,
+            place: _place,
+        } = self;
+        if lease.start().is_err() {
+            let settling = lease.release().await;
+            return Reply::Problem(not_shown(&settling).unwrap_or_else(in_progress));
+        }
+        let deadline = clock.monotonic().saturating_add(policy.run_max);
+        let called = tokio::select! {
+            biased;
+            called = inner.call(request) => called,
+            () = clock.sleep(policy.run_max) => return timed_out(lease).await,
+        };
+        let mut response = match called {
+            Ok(response) => response,
+            Err(error) => {
+                let cause = Cause::Reported("the service failed without an answer".to_owned());
+                return match not_shown(&lease.unknown(cause).await) {
+                    None => Reply::Error(error),
+                    Some(problem) => Reply::Problem(problem),
+                };
+            }
+        };
+        let disposition = disposition(&mut response, &policy);
+        insert(
+            response.headers_mut(),
+            IDEMPOTENCY_REFERENCE,
+            &reference.to_string(),
+        );
+        let status = response.status();
+        match disposition {
+            Disposition::Record => {
+                let left = deadline.saturating_sub(clock.monotonic());
+                capture(lease, response, &policy, left, clock).await
+            }
+            Disposition::Release => passed_on(lease.release().await, response),
+            Disposition::Unknown => {
+                let cause = Cause::Reported(reported(status));
+                passed_on(lease.unknown(cause).await, response)
+            }
+        }
+    }
+}
+
+/// Ends in the status: the problem that clients get later reads it from there.
+fn reported(status: StatusCode) -> String {
+    format!("the upstream answered {}", status.as_u16())
+}
+
+/// The operation's own word counts first, then the route's rules.
+fn disposition<Res>(response: &mut Response<Res>, policy: &Policy) -> Disposition {
+    let said = response.headers_mut().remove(ONETAKE_OUTCOME);
+    let word = said.and_then(|value| value.to_str().ok().and_then(|text| text.parse().ok()));
+    let mark = response.extensions_mut().remove::<Disposition>();
+    word.or(mark)
+        .unwrap_or_else(|| policy.statuses.classify(response.status()))
+}
+
+/// Reads the response, records it, and only then shows it (S6).
+async fn capture<Res, E>(
+    lease: Lease,
+    response: Response<Res>,
+    policy: &Policy,
+    left: Duration,
+    clock: &dyn Clock,
+) -> Reply<Res, E>
+where
+    Res: Body<Data = Bytes>,
+    Res::Error: Into<BoxError>,
+{
+    let (parts, body) = response.into_parts();
+    let (status, headers) = (parts.status, &parts.headers);
+    let max = if is_stream(headers) {
+        None
+    } else {
+        Some(policy.response_body_max)
+    };
+    let read = match max {
+        None => Ok(Read::TooLarge {
+            read: Default::default(),
+            rest: Box::pin(body),
+        }),
+        Some(max) => tokio::select! {
+            biased;
+            read = body::read(body, max) => read,
+            () = clock.sleep(left) => return timed_out(lease).await,
+        },
+    };
+    let (recording, body): (Recording, ResponseBody<Res>) = match read {
+        Ok(Read::Whole { data, trailers }) => (
+            record(status, headers, Some(data.clone()), trailers.as_ref()),
+            ResponseBody::whole(data, trailers),
+        ),
+        // The outcome is known, though it cannot be replayed: that is durable before a byte flows.
+        Ok(Read::TooLarge { read, rest }) => (
+            record(status, headers, None, None),
+            ResponseBody::rest(read, rest),
+        ),
+        Err(_) => {
+            let cause =
+                Cause::Reported("the upstream broke off in the middle of its answer".to_owned());
+            let problem = not_shown(&lease.unknown(cause).await);
+            return Reply::Problem(problem.unwrap_or_else(interrupted));
+        }
+    };
+    match lease.complete(recording).await {
+        Settling::Recorded(_) => Reply::Response(Response::from_parts(parts, body)),
+        Settling::Stale(Some(record)) => Reply::Record(record),
+        settling => Reply::Problem(not_shown(&settling).unwrap_or_else(in_progress)),
+    }
+}
+
+/// Event streams have no end to wait for.
+fn is_stream(headers: &HeaderMap) -> bool {
+    let content_type = headers
+        .get(CONTENT_TYPE)
+        .and_then(|value| value.to_str().ok());
+    content_type.is_some_and(|text| {
+        text.trim()
+            .to_ascii_lowercase()
+            .starts_with("text/event-stream")
+    })
+}
+
+/// Shows a response that is not an outcome, once what it means for the key is durable.
+fn passed_on<Res, E>(settling: Settling, response: Response<Res>) -> Reply<Res, E> {
+    match settling {
+        Settling::Recorded(_) => Reply::Response(response.map(ResponseBody::untouched)),
+        Settling::Stale(Some(record)) => Reply::Record(record),
+        settling => Reply::Problem(not_shown(&settling).unwrap_or_else(in_progress)),
+    }
+}
+
+async fn timed_out<Res, E>(lease: Lease) -> Reply<Res, E> {
+    let problem = not_shown(&lease.unknown(Cause::TimedOut).await);
+    Reply::Problem(problem.unwrap_or_else(|| {
+        Problem::new(
+            Code::UpstreamTimeout,
+            "The operation took longer than it may (upstream_timeout). Its outcome is not known.",
+        )
+    }))
+}
+
+fn interrupted() -> Problem {
+    Problem::new(
+        Code::UpstreamInterrupted,
+        "The upstream broke off in the middle of its answer. The outcome is not known.",
+    )
+}
+
+/// What to say if the settlement does not let the response be shown.
+fn not_shown(settling: &Settling) -> Option<Problem> {
+    match settling {
+        Settling::Recorded(_) => None,
+        // Another attempt took over, or somebody settled it: ours is not the truth any more.
+        Settling::Stale(_) => Some(in_progress()),
+        Settling::Pending => Some(
+            Problem::new(
+                Code::OutcomePending,
+                "The operation ran, but the store does not take its outcome at the moment, so it cannot be shown yet. It is being recorded; retry with the same key.",
+            )
+            .retry_after(2),
+        ),
+    }
+}

@@ -1,0 +1,371 @@
+//! The service: from a request to its one outcome.
+
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use bytes::Bytes;
+use futures_util::future::BoxFuture;
+use http::header::{
+    ACCEPT_ENCODING, CONTENT_TYPE, EXPECT, HeaderName, HeaderValue, TRANSFER_ENCODING, UPGRADE,
+};
+use http::request::Parts;
+use http::{Method, Request, Response};
+use http_body::Body;
+use tokio::sync::oneshot;
+use tower_service::Service;
+
+use onetake_core::engine::{Answer, Attempt, Begin, EngineError, Operation};
+use onetake_core::{Fingerprint, Lease, Record, Scope, State};
+
+use crate::BoxError;
+use crate::body::{self, Read, RequestBody, ResponseBody};
+use crate::fingerprint::fingerprint;
+use crate::key::key;
+use crate::layer::Shared;
+use crate::policy::Policy;
+use crate::problem::{Code, DOCUMENTATION, Problem};
+use crate::recording::replay;
+use crate::run::{Reply, Run};
+
+/// Tells the inner service which attempt this is: a number that is higher for every later one.
+pub const IDEMPOTENCY_FENCE: HeaderName = HeaderName::from_static("idempotency-fence");
+/// Reserved for the key of the inner service's own calls; never taken from a client.
+pub const IDEMPOTENCY_DERIVED_KEY: HeaderName = HeaderName::from_static("idempotency-derived-key");
+
+/// A service that is safe to retry.
+#[derive(Clone)]
+pub struct Onetake<S> {
+    inner: S,
+    shared: Arc<Shared>,
+}
+
+impl<S> Onetake<S> {
+    pub(crate) fn new(inner: S, shared: Arc<Shared>) -> Self {
+        Self { inner, shared }
+    }
+}
+
+impl<S> std::fmt::Debug for Onetake<S> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Onetake").finish_non_exhaustive()
+    }
+}
+
+impl<S, Req, Res> Service<Request<Req>> for Onetake<S>
+where
+    S: Service<Request<RequestBody<Req>>, Response = Response<Res>> + Clone + Send + 'static,
+    S::Future: Send + 'static,
+    S::Error: Send + 'static,
+    Req: Body<Data = Bytes> + Send + 'static,
+    Req::Error: Send,
+    Res: Body<Data = Bytes> + Send + 'static,
+    Res::Error: Into<BoxError> + Send,
+{
+    type Response = Response<ResponseBody<Res>>;
+    type Error = S::Error;
+    type Future = BoxFuture<'static, Result<Self::Response, S::Error>>;
+
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
+        self.inner.poll_ready(cx)
+    }
+
+    fn call(&mut self, request: Request<Req>) -> Self::Future {
+        // The one that was polled ready is the one that is called.
+        let clone = self.inner.clone();
+        let mut inner = std::mem::replace(&mut self.inner, clone);
+        let shared = Arc::clone(&self.shared);
+        Box::pin(async move {
+            let (parts, body) = request.into_parts();
+            if parts.method == Method::GET && parts.uri.path() == DOCUMENTATION {
+                return Ok(documentation());
+            }
+            let keyed = match keyed(&shared, &parts) {
+                Ok(keyed) => keyed,
+                Err(problem) => return Ok(told(problem, None)),
+            };
+            let Some((policy, scope, key)) = keyed else {
+                let untouched = Request::from_parts(parts, RequestBody::untouched(body));
+                let response = inner.call(untouched).await?;
+                return Ok(response.map(ResponseBody::untouched));
+            };
+            let make = |fingerprint| operation(&policy, &scope, &key, fingerprint);
+            match admit(&shared, &policy, parts, body, make).await {
+                Err((problem, reference)) => Ok(told(problem, reference)),
+                Ok(Admitted::Replay(record)) => Ok(replayed(&record)),
+                Ok(Admitted::Run(run)) => carry_out(&shared, inner, run).await,
+            }
+        })
+    }
+}
+
+type Keyed = (Arc<Policy>, Scope, onetake_core::Key);
+
+/// Whether the request is keyed, and by whom.
+fn keyed(shared: &Shared, parts: &Parts) -> Result<Option<Keyed>, Problem> {
+    let Some(policy) = shared.policies.resolve(parts) else {
+        return Ok(None);
+    };
+    if !policy.methods.contains(&parts.method) || parts.method == Method::GET {
+        return Ok(None);
+    }
+    let Some(key) = key(&parts.headers, &policy.key)? else {
+        return Ok(None);
+    };
+    let scope = Scope::new(policy.tenant.resolve(parts)?).namespace(&policy.namespace);
+    Ok(Some((policy, scope, key)))
+}
+
+fn operation(
+    policy: &Policy,
+    scope: &Scope,
+    key: &onetake_core::Key,
+    fingerprint: Fingerprint,
+) -> Operation {
+    Operation::new(scope, key, fingerprint)
+        .terms(policy.terms)
+        .in_flight(policy.in_flight)
+        .run_max(policy.run_max)
+}
+
+enum Admitted<Req> {
+    Run(Run<Req>),
+    Replay(Arc<Record>),
+}
+
+type Refused = (Problem, Option<onetake_core::Reference>);
+
+/// Reads the request and asks the engine who runs it.
+async fn admit<Req>(
+    shared: &Shared,
+    policy: &Arc<Policy>,
+    parts: Parts,
+    body: Req,
+    make: impl Fn(Fingerprint) -> Operation,
+) -> Result<Admitted<Req>, Refused>
+where
+    Req: Body<Data = Bytes> + Send + 'static,
+    Req::Error: Send,
+{
+    let early = |problem| (problem, None);
+    let place = Arc::clone(&shared.bodies)
+        .try_acquire_owned()
+        .map_err(|_| early(overloaded()))?;
+    let data = read_request(shared, policy, body).await.map_err(early)?;
+    let print = fingerprint(&parts, &data, &policy.fingerprint).map_err(early)?;
+    let operation = make(print);
+    let reference = operation.id.reference();
+    let refused = |problem| (problem, Some(reference));
+    match shared.engine.begin(&operation).await {
+        Ok(Begin::Run(lease)) => {
+            let request = forwarded(parts, data, &lease);
+            let policy = Arc::clone(policy);
+            Ok(Admitted::Run(Run {
+                request,
+                lease,
+                policy,
+                reference,
+                place,
+            }))
+        }
+        Ok(Begin::Answer(Answer::Replay(record))) => Ok(Admitted::Replay(record)),
+        Ok(Begin::Answer(answer)) => Err(refused(problem_of(&answer))),
+        Err(error) => Err(refused(problem_of_error(&error))),
+    }
+}
+
+async fn read_request<Req>(shared: &Shared, policy: &Policy, body: Req) -> Result<Bytes, Problem>
+where
+    Req: Body<Data = Bytes>,
+{
+    let max = policy.request_body_max;
+    let read = tokio::select! {
+        biased;
+        read = body::read(body, max) => read,
+        () = shared.engine.clock().sleep(policy.request_timeout) => {
+            return Err(incomplete("did not arrive in time"));
+        }
+    };
+    match read {
+        Ok(Read::Whole { data, .. }) => Ok(data),
+        Ok(Read::TooLarge { .. }) => Err(Problem::new(
+            Code::RequestBodyTooLarge,
+            format!(
+                "The body has more than {max} bytes, the most that this route accepts with a key (max_request_body). Nothing was run."
+            ),
+        )),
+        Err(_) => Err(incomplete("broke off")),
+    }
+}
+
+fn incomplete(what: &str) -> Problem {
+    Problem::new(
+        Code::RequestBodyIncomplete,
+        format!("The request's body {what}. Nothing was run; retry with the same key."),
+    )
+}
+
+/// The request as the inner service gets it.
+fn forwarded<Req>(mut parts: Parts, data: Bytes, lease: &Lease) -> Request<RequestBody<Req>> {
+    let headers = &mut parts.headers;
+    // The body was read whole, the outcome is recorded as it is, and nothing is upgraded.
+    for name in [EXPECT, TRANSFER_ENCODING, UPGRADE, IDEMPOTENCY_DERIVED_KEY] {
+        headers.remove(name);
+    }
+    headers.insert(ACCEPT_ENCODING, HeaderValue::from_static("identity"));
+    headers.insert(IDEMPOTENCY_FENCE, HeaderValue::from(lease.fence().get()));
+    let attempt = Attempt {
+        id: lease.id(),
+        attempt: lease.attempt(),
+        fence: lease.fence(),
+    };
+    parts.extensions.insert(attempt);
+    Request::from_parts(parts, RequestBody::read(data))
+}
+
+/// Runs the operation in a task of its own: a client that goes away neither stops it nor loses its
+/// outcome.
+async fn carry_out<S, Req, Res>(
+    shared: &Shared,
+    inner: S,
+    run: Run<Req>,
+) -> Result<Response<ResponseBody<Res>>, S::Error>
+where
+    S: Service<Request<RequestBody<Req>>, Response = Response<Res>> + Send + 'static,
+    S::Future: Send + 'static,
+    S::Error: Send + 'static,
+    Req: Send + 'static,
+    Res: Body<Data = Bytes> + Send + 'static,
+    Res::Error: Into<BoxError> + Send,
+{
+    let reference = run.reference;
+    let (tell, tells) = oneshot::channel();
+    let clock = Arc::clone(shared.engine.clock());
+    shared.engine.spawn(async move {
+        let _gone = tell.send(run.perform(inner, &*clock).await);
+    });
+    match tells.await {
+        Ok(Reply::Response(response)) => Ok(response),
+        Ok(Reply::Problem(problem)) => Ok(told(problem, Some(reference))),
+        Ok(Reply::Record(record)) => Ok(match record.state {
+            State::Completed { .. } => replayed(&record),
+            _ => told(in_progress(), Some(reference)),
+        }),
+        Ok(Reply::Error(error)) => Err(error),
+        // The task panicked; its lease was dropped and is unknown.
+        Err(_) => Ok(told(
+            Problem::new(
+                Code::PreviousAttemptFailed,
+                "The operation failed in the middle. Its outcome is not known, and it is not run again.",
+            ),
+            Some(reference),
+        )),
+    }
+}
+
+fn told<Res>(
+    problem: Problem,
+    reference: Option<onetake_core::Reference>,
+) -> Response<ResponseBody<Res>> {
+    problem
+        .into_response(reference)
+        .map(|body| ResponseBody::whole(body, None))
+}
+
+fn replayed<Res>(record: &Record) -> Response<ResponseBody<Res>> {
+    let reference = record.id.reference();
+    let State::Completed { recording, .. } = &record.state else {
+        return told(in_progress(), Some(reference));
+    };
+    replay(recording, reference).unwrap_or_else(|problem| told(problem, Some(reference)))
+}
+
+fn documentation<Res>() -> Response<ResponseBody<Res>> {
+    let page = Bytes::from_static(include_bytes!("problems.md"));
+    let mut response = Response::new(ResponseBody::whole(page, None));
+    let markdown = HeaderValue::from_static("text/markdown; charset=utf-8");
+    response.headers_mut().insert(CONTENT_TYPE, markdown);
+    response
+}
+
+fn overloaded() -> Problem {
+    let detail =
+        "Too many operations are under way at once. Nothing was run; retry with the same key.";
+    Problem::new(Code::Overloaded, detail).retry_after(1)
+}
+
+pub(crate) fn in_progress() -> Problem {
+    Problem::new(
+        Code::RequestInProgress,
+        "An attempt with this key is running, or has just ended without an outcome. Retry with the same key.",
+    )
+    .retry_after(1)
+}
+
+fn problem_of(answer: &Answer) -> Problem {
+    match answer {
+        Answer::Mismatch => Problem::new(
+            Code::IdempotencyPayloadMismatch,
+            "This key came with another request before (another method, path, query, content type or body). Use a new key for a new operation. Nothing was run.",
+        ),
+        Answer::WaitTimeout => Problem::new(
+            Code::InProgressTimeout,
+            "An attempt with this key is still running. Retry with the same key.",
+        )
+        .retry_after(1),
+        Answer::Unknown(record) => unknown(record),
+        Answer::Failed(record) => match &record.state {
+            State::Failed { failure, .. } => Problem::new(
+                Code::PreviousAttemptFailed,
+                format!(
+                    "An earlier attempt with this key failed for good: {}",
+                    failure.detail
+                ),
+            ),
+            _ => in_progress(),
+        },
+        Answer::InFlight | Answer::Replay(_) => in_progress(),
+    }
+}
+
+/// Says what led there, and which line of configuration would change it.
+fn unknown(record: &Record) -> Problem {
+    let State::Unknown { cause, .. } = &record.state else {
+        return in_progress();
+    };
+    if record.terms.on_unknown == onetake_core::OnUnknown::Reconcile {
+        let detail = "An earlier attempt's outcome is being looked up. Retry with the same key.";
+        return Problem::new(Code::OutcomeUnknown, detail).retry_after(5);
+    }
+    let cause = cause.to_string();
+    let status = cause
+        .rsplit(' ')
+        .next()
+        .filter(|word| word.parse::<u16>().is_ok());
+    let released = status.map_or(String::new(), |status| {
+        format!(
+            "release = [\"{status}\"] on this route, if that status means that nothing was changed; or "
+        )
+    });
+    Problem::new(
+        Code::PreviousAttemptFailed,
+        format!(
+            "An earlier attempt with this key started, and its outcome is not known: {cause}. It is not run again, because it may have had its effect. What would change that: {released}on_unknown = \"retry\", if the operation is safe to run twice."
+        ),
+    )
+}
+
+fn problem_of_error(error: &EngineError) -> Problem {
+    match error {
+        EngineError::Overloaded => overloaded(),
+        EngineError::Closing => Problem::new(
+            Code::Overloaded,
+            "This node is shutting down. Nothing was run; retry with the same key.",
+        )
+        .retry_after(1),
+        _ => Problem::new(
+            Code::StoreUnavailable,
+            "The store that remembers keys does not answer, so nothing was run. Retry with the same key.",
+        )
+        .retry_after(2),
+    }
+}

@@ -1,0 +1,168 @@
+//! What becomes of an attempt, by the status that it answered.
+
+use std::fmt;
+use std::str::FromStr;
+
+use http::StatusCode;
+
+/// What becomes of an attempt.
+///
+/// An inner service may say it itself: by the header `Onetake-Outcome` (`record`, `release` or
+/// `unknown`), or by putting this into the extensions of its response.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Disposition {
+    /// The response is the outcome: it is recorded and replayed.
+    Record,
+    /// The attempt had no effect: the next one runs.
+    Release,
+    /// Nobody can tell: the key is answered as its route says.
+    Unknown,
+}
+
+impl FromStr for Disposition {
+    type Err = ();
+
+    fn from_str(text: &str) -> Result<Self, ()> {
+        match text.trim() {
+            "record" => Ok(Self::Record),
+            "release" => Ok(Self::Release),
+            "unknown" => Ok(Self::Unknown),
+            _ => Err(()),
+        }
+    }
+}
+
+/// One status (`503`) or a whole class of them (`5xx`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum StatusPattern {
+    /// This one.
+    Exact(StatusCode),
+    /// All that begin with this digit.
+    Class(u16),
+}
+
+/// The text is neither a status nor a class.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("`{0}` is neither a status such as \"503\" nor a class from \"2xx\" to \"5xx\"")]
+pub struct PatternError(String);
+
+impl FromStr for StatusPattern {
+    type Err = PatternError;
+
+    fn from_str(text: &str) -> Result<Self, PatternError> {
+        let bad = || PatternError(text.to_owned());
+        if let Some(class) = text.strip_suffix("xx") {
+            let class: u16 = class.parse().map_err(|_| bad())?;
+            return if (2..=5).contains(&class) {
+                Ok(Self::Class(class))
+            } else {
+                Err(bad())
+            };
+        }
+        let code: u16 = text.parse().map_err(|_| bad())?;
+        match StatusCode::from_u16(code) {
+            Ok(status) if (200..600).contains(&code) => Ok(Self::Exact(status)),
+            _ => Err(bad()),
+        }
+    }
+}
+
+impl fmt::Display for StatusPattern {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Exact(status) => write!(f, "{}", status.as_u16()),
+            Self::Class(class) => write!(f, "{class}xx"),
+        }
+    }
+}
+
+/// The rules of a route. Of its own entries the most specific wins; then come the built-in ones.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct StatusRules {
+    own: Vec<(StatusPattern, Disposition)>,
+}
+
+impl StatusRules {
+    /// The built-in rules: 2xx, 3xx and 4xx are recorded; what says that the request was not
+    /// handled (401, 403, 408, 409, 421, 423, 425, 429, 503) is released; other 5xx are unknown.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Adds an entry; a later one for the same pattern takes its place.
+    #[must_use]
+    pub fn with(mut self, pattern: StatusPattern, disposition: Disposition) -> Self {
+        self.own.retain(|(known, _)| *known != pattern);
+        self.own.push((pattern, disposition));
+        self
+    }
+
+    /// What becomes of an attempt that answered this.
+    #[must_use]
+    pub fn classify(&self, status: StatusCode) -> Disposition {
+        let own = |pattern| {
+            self.own
+                .iter()
+                .find(|(known, _)| *known == pattern)
+                .map(|(_, disposition)| *disposition)
+        };
+        own(StatusPattern::Exact(status))
+            .or_else(|| own(StatusPattern::Class(status.as_u16() / 100)))
+            .unwrap_or_else(|| built_in(status))
+    }
+}
+
+fn built_in(status: StatusCode) -> Disposition {
+    match status.as_u16() {
+        401 | 403 | 408 | 409 | 421 | 423 | 425 | 429 | 503 => Disposition::Release,
+        200..500 => Disposition::Record,
+        _ => Disposition::Unknown,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn classify(rules: &StatusRules, code: u16) -> Disposition {
+        rules.classify(StatusCode::from_u16(code).unwrap())
+    }
+
+    #[test]
+    fn the_built_in_rules() {
+        let rules = StatusRules::new();
+        for code in [200, 201, 204, 301, 400, 402, 404, 422] {
+            assert_eq!(classify(&rules, code), Disposition::Record, "{code}");
+        }
+        for code in [401, 403, 408, 409, 421, 423, 425, 429, 503] {
+            assert_eq!(classify(&rules, code), Disposition::Release, "{code}");
+        }
+        for code in [500, 501, 502, 504, 599] {
+            assert_eq!(classify(&rules, code), Disposition::Unknown, "{code}");
+        }
+    }
+
+    #[test]
+    fn the_most_specific_entry_wins() {
+        let rules = StatusRules::new()
+            .with("5xx".parse().unwrap(), Disposition::Release)
+            .with("502".parse().unwrap(), Disposition::Unknown)
+            .with("4xx".parse().unwrap(), Disposition::Release)
+            .with("404".parse().unwrap(), Disposition::Record);
+        assert_eq!(classify(&rules, 500), Disposition::Release);
+        assert_eq!(classify(&rules, 502), Disposition::Unknown);
+        assert_eq!(classify(&rules, 404), Disposition::Record);
+        assert_eq!(classify(&rules, 400), Disposition::Release);
+        assert_eq!(classify(&rules, 200), Disposition::Record);
+    }
+
+    #[test]
+    fn wrong_patterns_are_refused() {
+        for text in [
+            "", "1xx", "6xx", "xx", "20", "2000", "600", "100", "abc", "5XX", "-5xx",
+        ] {
+            assert!(text.parse::<StatusPattern>().is_err(), "{text}");
+        }
+    }
+}

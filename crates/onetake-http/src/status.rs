@@ -1,5 +1,6 @@
 //! What becomes of an attempt, by the status that it answered.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::str::FromStr;
 
@@ -76,10 +77,12 @@ impl fmt::Display for StatusPattern {
     }
 }
 
-/// The rules of a route. Of its own entries the most specific wins; then come the built-in ones.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+/// The rules of a route: the most specific entry wins, the built-in ones included.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StatusRules {
-    own: Vec<(StatusPattern, Disposition)>,
+    exact: BTreeMap<u16, Disposition>,
+    /// By the first digit.
+    classes: BTreeMap<u16, Disposition>,
 }
 
 impl StatusRules {
@@ -87,37 +90,47 @@ impl StatusRules {
     /// handled (401, 403, 408, 409, 421, 423, 425, 429, 503) is released; other 5xx are unknown.
     #[must_use]
     pub fn new() -> Self {
-        Self::default()
+        use Disposition::{Record, Release, Unknown};
+        let released = [401, 403, 408, 409, 421, 423, 425, 429, 503];
+        Self {
+            exact: released.map(|status| (status, Release)).into(),
+            classes: [(2, Record), (3, Record), (4, Record), (5, Unknown)].into(),
+        }
     }
 
-    /// Adds an entry; a later one for the same pattern takes its place.
+    /// Lays an entry over what is there.
     #[must_use]
     pub fn with(mut self, pattern: StatusPattern, disposition: Disposition) -> Self {
-        self.own.retain(|(known, _)| *known != pattern);
-        self.own.push((pattern, disposition));
+        match pattern {
+            StatusPattern::Exact(status) => self.exact.insert(status.as_u16(), disposition),
+            StatusPattern::Class(class) => self.classes.insert(class, disposition),
+        };
         self
     }
 
-    /// What becomes of an attempt that answered this.
+    /// Makes every 5xx mean the same, 503 included.
+    #[must_use]
+    pub fn with_every_5xx(mut self, disposition: Disposition) -> Self {
+        self.exact.retain(|status, _| status / 100 != 5);
+        self.classes.insert(5, disposition);
+        self
+    }
+
+    /// What becomes of an attempt that answered this. What is no final status tells nothing.
     #[must_use]
     pub fn classify(&self, status: StatusCode) -> Disposition {
-        let own = |pattern| {
-            self.own
-                .iter()
-                .find(|(known, _)| *known == pattern)
-                .map(|(_, disposition)| *disposition)
-        };
-        own(StatusPattern::Exact(status))
-            .or_else(|| own(StatusPattern::Class(status.as_u16() / 100)))
-            .unwrap_or_else(|| built_in(status))
+        let status = status.as_u16();
+        let found = self
+            .exact
+            .get(&status)
+            .or_else(|| self.classes.get(&(status / 100)));
+        found.copied().unwrap_or(Disposition::Unknown)
     }
 }
 
-fn built_in(status: StatusCode) -> Disposition {
-    match status.as_u16() {
-        401 | 403 | 408 | 409 | 421 | 423 | 425 | 429 | 503 => Disposition::Release,
-        200..500 => Disposition::Record,
-        _ => Disposition::Unknown,
+impl Default for StatusRules {
+    fn default() -> Self {
+        Self::new()
     }
 }
 
@@ -155,6 +168,14 @@ mod tests {
         assert_eq!(classify(&rules, 404), Disposition::Record);
         assert_eq!(classify(&rules, 400), Disposition::Release);
         assert_eq!(classify(&rules, 200), Disposition::Record);
+        let rules = StatusRules::new().with("4xx".parse().unwrap(), Disposition::Record);
+        assert_eq!(
+            classify(&rules, 409),
+            Disposition::Release,
+            "the built-in one is more specific"
+        );
+        let rules = rules.with_every_5xx(Disposition::Unknown);
+        assert_eq!(classify(&rules, 503), Disposition::Unknown);
     }
 
     #[test]

@@ -1,0 +1,186 @@
+//! What `onetake` does when it is called.
+//!
+//! Exit codes: 0 done; 1 something failed while it ran; 2 wrong usage or configuration; 3 the store
+//! or a listener could not be opened.
+
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::{Args, Parser, Subcommand};
+
+use crate::config::{self, Config, Overrides};
+use crate::gateway::{Gateway, StartError};
+use crate::logs::{self, LogFormat};
+
+/// How long shutdown waits for what is running, unless told otherwise.
+const DRAIN_SECONDS: u64 = 60;
+
+/// Makes any HTTP API safe to retry: one key, one run, one recorded outcome.
+#[derive(Debug, Parser)]
+#[command(name = "onetake", version, about)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Run the gateway in front of an HTTP API.
+    Serve(Serve),
+    /// Check a configuration file, and say what is wrong with it.
+    Check {
+        /// The file.
+        #[arg(long, value_name = "FILE")]
+        config: PathBuf,
+    },
+}
+
+#[derive(Debug, Args)]
+struct Serve {
+    /// The configuration file; without one, flags and variables are all there is.
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// Where requests go, such as http://127.0.0.1:3000.
+    #[arg(long, value_name = "URL")]
+    upstream: Option<String>,
+    /// Where clients connect (default 127.0.0.1:8080).
+    #[arg(long, value_name = "ADDRESS")]
+    listen: Option<SocketAddr>,
+    /// Where probes and metrics are (default 127.0.0.1:9091).
+    #[arg(long, value_name = "ADDRESS")]
+    admin_listen: Option<SocketAddr>,
+    /// Where keys are remembered (default embedded:./onetake-data).
+    #[arg(long, value_name = "URL")]
+    store: Option<String>,
+    /// How to write logs.
+    #[arg(long, value_enum, default_value_t)]
+    log_format: LogFormat,
+    /// How long to wait for what is running when told to stop, in seconds.
+    #[arg(long, value_name = "SECONDS", default_value_t = DRAIN_SECONDS)]
+    drain_seconds: u64,
+}
+
+/// Runs the command that was asked for.
+#[must_use]
+pub fn main() -> ExitCode {
+    match Cli::parse().command {
+        Command::Check { config } => check(&config),
+        Command::Serve(serve) => serve.run(),
+    }
+}
+
+/// Something to tell the user, and how to end.
+struct Failed(String, u8);
+
+impl From<Failed> for ExitCode {
+    fn from(Failed(message, code): Failed) -> Self {
+        eprintln!("onetake: {message}");
+        Self::from(code)
+    }
+}
+
+fn check(path: &Path) -> ExitCode {
+    match load(Some(path), Overrides::default()) {
+        Ok(config) => {
+            println!("{}: fine, {} routes", path.display(), config.routes.len());
+            ExitCode::SUCCESS
+        }
+        Err(failed) => failed.into(),
+    }
+}
+
+fn load(path: Option<&Path>, overrides: Overrides) -> Result<Config, Failed> {
+    let text = path
+        .map(|path| {
+            std::fs::read_to_string(path).map_err(|error| {
+                Failed(
+                    format!(
+                        "cannot read the configuration file {}: {error}",
+                        path.display()
+                    ),
+                    2,
+                )
+            })
+        })
+        .transpose()?;
+    let name = path.map_or_else(
+        || "configuration".to_owned(),
+        |path| path.display().to_string(),
+    );
+    config::load(text.as_deref(), &name, std::env::vars(), overrides)
+        .map_err(|error| Failed(error.to_string(), 2))
+}
+
+impl Serve {
+    /// Configure, build, announce, wait, drain.
+    fn run(self) -> ExitCode {
+        logs::init(self.log_format);
+        let overrides = Overrides {
+            listen: self.listen,
+            upstream: self.upstream,
+            admin_listen: self.admin_listen,
+            store: self.store,
+        };
+        let config = match load(self.config.as_deref(), overrides) {
+            Ok(config) => config,
+            Err(failed) => return failed.into(),
+        };
+        let runtime = match tokio::runtime::Builder::new_multi_thread()
+            .enable_all()
+            .build()
+        {
+            Ok(runtime) => runtime,
+            Err(error) => return Failed(format!("cannot start: {error}"), 1).into(),
+        };
+        match runtime.block_on(serve(config, Duration::from_secs(self.drain_seconds))) {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(failed) => failed.into(),
+        }
+    }
+}
+
+async fn serve(config: Config, patience: Duration) -> Result<(), Failed> {
+    let upstream = config
+        .gateway
+        .upstream
+        .as_ref()
+        .map_or("by route".into(), ToString::to_string);
+    let store = config.store.url.to_string();
+    let gateway = Gateway::start(config)
+        .await
+        .map_err(|error: StartError| Failed(error.to_string(), 3))?;
+    tracing::info!(
+        listen = %gateway.address(), admin = %gateway.admin_address(), upstream, store, "onetake is ready"
+    );
+    let stop = tokio::select! {
+        signal = stop_signal() => signal,
+        error = gateway.fatal() => {
+            // What is on disk is not known any more: a restart reads it again, this process must not.
+            return Err(Failed(format!("the store failed and cannot be trusted any more: {error}"), 1));
+        }
+    };
+    tracing::info!(signal = stop, "draining: nothing new is accepted");
+    match gateway.shutdown(patience).await {
+        Ok(true) => tracing::info!("drained"),
+        Ok(false) => tracing::warn!("gave up waiting: what was still running is unknown from now"),
+        Err(error) => return Err(Failed(format!("the store could not be closed: {error}"), 1)),
+    }
+    Ok(())
+}
+
+/// Waits until somebody wants this process to stop.
+async fn stop_signal() -> &'static str {
+    use tokio::signal::unix::{SignalKind, signal};
+    let (Ok(mut terminate), Ok(mut interrupt)) = (
+        signal(SignalKind::terminate()),
+        signal(SignalKind::interrupt()),
+    ) else {
+        return std::future::pending().await;
+    };
+    tokio::select! {
+        _ = terminate.recv() => "SIGTERM",
+        _ = interrupt.recv() => "SIGINT",
+    }
+}

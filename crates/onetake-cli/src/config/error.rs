@@ -1,0 +1,218 @@
+//! Faults in the configuration, collected and told to a person.
+
+use std::fmt;
+
+/// How many faults are shown before the rest is only counted.
+const SHOWN_MAX: usize = 20;
+
+/// Everything that is wrong with the configuration, in the order of the file.
+///
+/// Its `Display` form is meant for a terminal: per fault one line that says where, which field
+/// and what is wrong, and one that says what to do.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub struct ConfigError {
+    problems: Vec<Problem>,
+}
+
+impl ConfigError {
+    /// Each fault by itself; there is at least one.
+    #[must_use]
+    pub fn problems(&self) -> &[Problem] {
+        &self.problems
+    }
+}
+
+impl fmt::Display for ConfigError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.problems.len() {
+            1 => f.write_str("the configuration has 1 error:")?,
+            count => write!(f, "the configuration has {count} errors:")?,
+        }
+        for problem in self.problems.iter().take(SHOWN_MAX) {
+            write!(f, "\n\n{problem}")?;
+        }
+        match self.problems.len().saturating_sub(SHOWN_MAX) {
+            0 => Ok(()),
+            more => write!(f, "\n\n… and {more} more"),
+        }
+    }
+}
+
+/// One fault.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Problem {
+    /// Where it is: `file:line:column`, the variable or the flag.
+    pub place: String,
+    /// The field's full path, such as `route[1].fingerprint.mode`; empty for a syntax error.
+    pub field: String,
+    /// The value as it was written, shortened, where it helps and cannot be a secret.
+    pub value: Option<String>,
+    /// What is wrong.
+    pub what: String,
+    /// What to do about it.
+    pub fix: String,
+}
+
+impl fmt::Display for Problem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: ", self.place)?;
+        match (&self.value, self.field.is_empty()) {
+            (_, true) => {}
+            (Some(value), false) => write!(f, "{} = {value}: ", self.field)?,
+            (None, false) => write!(f, "{}: ", self.field)?,
+        }
+        write!(f, "{}\n    {}", self.what, self.fix)
+    }
+}
+
+/// What is wrong with a value, by somebody who does not know where it was written.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Fault {
+    pub(super) what: String,
+    pub(super) fix: String,
+    /// The value may hold a credential and must not be repeated.
+    pub(super) hides_value: bool,
+}
+
+impl Fault {
+    pub(super) fn new(what: impl Into<String>, fix: impl Into<String>) -> Self {
+        Self {
+            what: what.into(),
+            fix: fix.into(),
+            hides_value: false,
+        }
+    }
+
+    pub(super) fn hiding_value(self, hides_value: bool) -> Self {
+        Self {
+            hides_value,
+            ..self
+        }
+    }
+}
+
+/// Where something was written.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Origin {
+    /// At this byte of the file.
+    File(usize),
+    /// In this environment variable.
+    Env(String),
+    /// In this flag.
+    Flag(&'static str),
+    /// It was not written: something is missing.
+    Absent,
+}
+
+/// Collects faults and knows the file that they are in.
+#[derive(Debug)]
+pub(super) struct Problems<'a> {
+    text: Option<&'a str>,
+    file_name: &'a str,
+    found: Vec<(Rank, Problem)>,
+}
+
+/// The order in which faults are shown: through the file, then missing things, then the rest.
+type Rank = (u8, usize);
+
+impl<'a> Problems<'a> {
+    pub(super) fn new(text: Option<&'a str>, file_name: &'a str) -> Self {
+        Self {
+            text,
+            file_name,
+            found: Vec::new(),
+        }
+    }
+
+    pub(super) fn add(&mut self, at: &Origin, field: &str, value: Option<String>, fault: Fault) {
+        let rank = match at {
+            Origin::File(offset) => (0, *offset),
+            Origin::Absent => (1, 0),
+            Origin::Env(_) => (2, 0),
+            Origin::Flag(_) => (3, 0),
+        };
+        let value = if fault.hides_value { None } else { value };
+        let (place, field) = (self.place(at), field.to_owned());
+        let problem = Problem {
+            place,
+            field,
+            value,
+            what: fault.what,
+            fix: fault.fix,
+        };
+        self.found.push((rank, problem));
+    }
+
+    /// Ends with what was found, if anything was.
+    pub(super) fn check(&mut self) -> Result<(), ConfigError> {
+        if self.found.is_empty() {
+            return Ok(());
+        }
+        self.found.sort_by_key(|(rank, _)| *rank);
+        let problems = self.found.drain(..).map(|(_, problem)| problem).collect();
+        Err(ConfigError { problems })
+    }
+
+    /// How messages call a place.
+    pub(super) fn place(&self, at: &Origin) -> String {
+        match at {
+            Origin::File(offset) => {
+                let (line, column) = position(self.text.unwrap_or_default(), *offset);
+                format!("{}:{line}:{column}", self.file_name)
+            }
+            Origin::Env(name) => name.clone(),
+            Origin::Flag(name) => (*name).to_owned(),
+            Origin::Absent if self.text.is_some() => self.file_name.to_owned(),
+            Origin::Absent => "configuration".to_owned(),
+        }
+    }
+}
+
+/// Line and column of a byte, both from one; the column counts characters, as editors do.
+fn position(text: &str, offset: usize) -> (usize, usize) {
+    let before = text
+        .get(..text.floor_char_boundary(offset))
+        .unwrap_or_default();
+    let line = before.matches('\n').count() + 1;
+    let column = before
+        .rsplit('\n')
+        .next()
+        .unwrap_or_default()
+        .chars()
+        .count()
+        + 1;
+    (line, column)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn positions_count_lines_and_characters() {
+        let text = "a\r\nö = 1\n";
+        assert_eq!(position(text, 0), (1, 1));
+        assert_eq!(position(text, 3), (2, 1));
+        assert_eq!(position(text, 5), (2, 2), "ö is one character of two bytes");
+        assert_eq!(position(text, 4), (2, 1), "inside a character");
+        assert_eq!(position(text, 999), (3, 1), "behind the end");
+    }
+
+    #[test]
+    fn many_faults_are_counted_not_listed() {
+        let mut problems = Problems::new(Some(""), "f");
+        for offset in 0..30 {
+            problems.add(
+                &Origin::File(offset),
+                "x",
+                None,
+                Fault::new("bad", "mend it"),
+            );
+        }
+        let shown = problems.check().unwrap_err().to_string();
+        assert!(
+            shown.starts_with("the configuration has 30 errors:\n\nf:1:1: x: bad\n    mend it")
+        );
+        assert!(shown.ends_with("… and 10 more"));
+    }
+}

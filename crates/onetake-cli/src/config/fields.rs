@@ -1,0 +1,302 @@
+//! Which fields there are, and the nearest right name for one that there is not.
+
+use super::error::Fault;
+
+/// The fields of one kind of table.
+#[derive(Debug)]
+pub(super) struct Fields {
+    /// How messages call such a table.
+    pub(super) label: &'static str,
+    list: &'static [Field],
+    /// More of them, which another kind of table has too.
+    shared: &'static [Field],
+}
+
+/// A field's name and what this version makes of it.
+#[derive(Debug)]
+struct Field(&'static str, Standing);
+
+#[derive(Debug)]
+enum Standing {
+    /// It is read.
+    Here,
+    /// A later version has it; the text says what there is instead.
+    NotYet(&'static str),
+    /// It never belongs here; the text says why.
+    Never(&'static str),
+}
+
+use Standing::{Here, Never, NotYet};
+
+/// The whole file.
+pub(super) const ROOT: Fields = Fields {
+    label: "the file",
+    list: &[
+        Field("gateway", Here),
+        Field("admin", Here),
+        Field("store", Here),
+        Field("sweep", Here),
+        Field("defaults", Here),
+        Field("route", Here),
+        Field(
+            "secrets",
+            NotYet("remove it: no field of this version takes a secret"),
+        ),
+    ],
+    shared: &[],
+};
+
+/// `[gateway]`
+pub(super) const GATEWAY: Fields = Fields {
+    label: "[gateway]",
+    list: &[
+        Field("listen", Here),
+        Field("upstream", Here),
+        Field("trusted_proxies", Here),
+    ],
+    shared: &[],
+};
+
+/// `[admin]`
+pub(super) const ADMIN: Fields = Fields {
+    label: "[admin]",
+    list: &[
+        Field("listen", Here),
+        Field(
+            "token",
+            NotYet("remove it: the admin listener stays on loopback and asks for none"),
+        ),
+    ],
+    shared: &[],
+};
+
+/// `[store]`
+pub(super) const STORE: Fields = Fields {
+    label: "[store]",
+    list: &[
+        Field("url", Here),
+        Field("filter", NotYet("remove it: only `url` is supported here")),
+        Field(
+            "allow_lossy",
+            NotYet("remove it: it is for Redis, which this version does not have"),
+        ),
+    ],
+    shared: &[],
+};
+
+/// `[sweep]`
+pub(super) const SWEEP: Fields = Fields {
+    label: "[sweep]",
+    list: &[Field("interval", Here), Field("batch", Here)],
+    shared: &[],
+};
+
+/// `[[route]]`
+pub(super) const ROUTE: Fields = Fields {
+    label: "[[route]]",
+    list: &[Field("match", Here), Field("preset", Here)],
+    shared: POLICY,
+};
+
+/// `[defaults]`: what a route has, but for what names the route.
+pub(super) const DEFAULTS: Fields = Fields {
+    label: "[defaults]",
+    list: &[
+        Field(
+            "match",
+            Never("the defaults hold for every POST and PATCH; a [[route]] has a match"),
+        ),
+        Field(
+            "preset",
+            Never("name the preset in each [[route]] that it is for"),
+        ),
+    ],
+    shared: POLICY,
+};
+
+/// What routes and defaults have in common.
+const POLICY: &[Field] = &[
+    Field("namespace", Here),
+    Field("key", Here),
+    Field("tenant", Here),
+    Field("fingerprint", Here),
+    Field("ttl", Here),
+    Field("lease", Here),
+    Field("grace", Here),
+    Field("in_flight", Here),
+    Field("wait_timeout", Here),
+    Field("on_unknown", Here),
+    Field(
+        "reconcile",
+        NotYet("remove it: use on_unknown = \"fail\" or \"retry\""),
+    ),
+    Field("on_store_down", Here),
+    Field(
+        "velocity",
+        NotYet("remove it: fresh keys are not limited by this version"),
+    ),
+    Field("upstream", Here),
+    Field("upstream_timeout", Here),
+    Field("record", Here),
+    Field("release", Here),
+    Field("unknown", Here),
+    Field(
+        "statuses",
+        NotYet("remove it: problems have the documented statuses"),
+    ),
+    Field("errors", Here),
+    Field("max_request_body", Here),
+    Field("max_response_body", Here),
+];
+
+/// `key = { … }`
+pub(super) const KEY: Fields = Fields {
+    label: "key",
+    list: &[
+        Field("from", Here),
+        Field("required", Here),
+        Field("format", Here),
+        Field("min_length", Here),
+        Field("pointer", NOT_YET_SOURCE),
+        Field("parts", NOT_YET_SOURCE),
+    ],
+    shared: &[],
+};
+
+/// `tenant = { … }`
+pub(super) const TENANT: Fields = Fields {
+    label: "tenant",
+    list: &[
+        Field("header", Here),
+        Field("jwt", NOT_YET_TENANT),
+        Field("forward_auth", NOT_YET_TENANT),
+    ],
+    shared: &[],
+};
+
+/// `fingerprint = { … }`
+pub(super) const FINGERPRINT: Fields = Fields {
+    label: "fingerprint",
+    list: &[
+        Field("mode", Here),
+        Field("exclude", Here),
+        Field("include", Here),
+        Field(
+            "headers",
+            NotYet("remove it: method, path and body are what is compared"),
+        ),
+    ],
+    shared: &[],
+};
+
+const NOT_YET_SOURCE: Standing =
+    NotYet("remove it: keys come from the header, key = { from = \"header\" }");
+const NOT_YET_TENANT: Standing =
+    NotYet("use tenant = \"credential\", \"public\" or { header = \"X-Account\" }");
+
+/// Every kind of table, to find where a misplaced field belongs.
+const ALL: [&Fields; 10] = [
+    &ROOT,
+    &GATEWAY,
+    &ADMIN,
+    &STORE,
+    &SWEEP,
+    &ROUTE,
+    &DEFAULTS,
+    &KEY,
+    &TENANT,
+    &FINGERPRINT,
+];
+
+impl Fields {
+    /// Whether a table like this has the field; if not, why.
+    ///
+    /// `rename` turns the nearest right name into what the user has to write.
+    pub(super) fn check(&self, name: &str, rename: impl Fn(&str) -> String) -> Result<(), Fault> {
+        match self.all().find(|field| field.0 == name) {
+            Some(Field(_, Here)) => Ok(()),
+            Some(Field(_, NotYet(instead))) => {
+                Err(Fault::new("this version does not support it yet", *instead))
+            }
+            Some(Field(_, Never(why))) => {
+                Err(Fault::new(format!("not a field of {}", self.label), *why))
+            }
+            None => Err(Fault::new(
+                "there is no such field",
+                self.advice(name, rename),
+            )),
+        }
+    }
+
+    fn advice(&self, name: &str, rename: impl Fn(&str) -> String) -> String {
+        if let Some(near) = nearest(name, self.names()) {
+            return format!("did you mean `{}`?", rename(near));
+        }
+        let here = self.names().collect::<Vec<_>>().join(", ");
+        let here = format!("fields of {}: {here}", self.label);
+        let owners = ALL
+            .iter()
+            .filter(|fields| fields.names().any(|known| known == name));
+        let owners = owners.map(|fields| fields.label).collect::<Vec<_>>();
+        match owners.is_empty() {
+            true => here,
+            false => format!("`{name}` belongs to {}; {here}", owners.join(" or ")),
+        }
+    }
+
+    /// The names that this version reads.
+    fn names(&self) -> impl Iterator<Item = &'static str> {
+        self.all()
+            .filter(|field| matches!(field.1, Here))
+            .map(|field| field.0)
+    }
+
+    fn all(&self) -> impl Iterator<Item = &'static Field> {
+        self.list.iter().chain(self.shared)
+    }
+}
+
+/// The candidate that `word` was most likely meant to be, if one is near enough.
+pub(super) fn nearest<'a>(
+    word: &str,
+    candidates: impl IntoIterator<Item = &'a str>,
+) -> Option<&'a str> {
+    /// Longer words are no typing errors, and comparing is quadratic.
+    const LENGTH_MAX: usize = 64;
+    let plain = |word: &str| word.to_lowercase().replace('-', "_");
+    let length = word.chars().count();
+    if length > LENGTH_MAX {
+        return None;
+    }
+    let word = plain(word);
+    let scored = candidates.into_iter().filter_map(|candidate| {
+        let distance = strsim::damerau_levenshtein(&word, &plain(candidate));
+        // A third of the letters may be wrong, and one in short words.
+        let allowed = (length.max(candidate.chars().count()) / 3).max(1);
+        (distance <= allowed && distance < length.max(1)).then_some((distance, candidate))
+    });
+    scored
+        .min_by_key(|(distance, _)| *distance)
+        .map(|(_, candidate)| candidate)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_nearest_name_is_near() {
+        let near = |word| nearest(word, ROUTE.names());
+        assert_eq!(near("tll"), Some("ttl"));
+        assert_eq!(near("wait-timeout"), Some("wait_timeout"));
+        assert_eq!(near("TTL"), Some("ttl"));
+        assert_eq!(near("fingerpint"), Some("fingerprint"));
+        assert_eq!(near("max_responce_body"), Some("max_response_body"));
+        assert_eq!(near("colour"), None);
+        assert_eq!(near("x"), None);
+        assert_eq!(near(""), None);
+        assert_eq!(near(&"t".repeat(10_000)), None);
+        assert_eq!(nearest("mod", FINGERPRINT.names()), Some("mode"));
+        assert_eq!(nearest("routes", ROOT.names()), Some("route"));
+    }
+}

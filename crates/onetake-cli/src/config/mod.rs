@@ -1,0 +1,276 @@
+//! The gateway's configuration: a TOML file, overridden by `ONETAKE__SECTION__KEY` variables,
+//! overridden by flags.
+//!
+//! `load → tree (spanned TOML) → sources (variables and flags laid over it) → document (fields
+//! read, every fault collected) → resolve (layers merged)`. What comes out is complete: nobody
+//! behind this module asks which preset a value came from.
+
+mod cidr;
+mod document;
+mod error;
+mod fields;
+mod layer;
+mod pattern;
+mod reader;
+mod resolve;
+mod sources;
+mod status;
+#[cfg(test)]
+mod tests;
+mod tree;
+mod units;
+mod url;
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use http::{HeaderName, Method, Uri};
+use onetake_http::StatusRules;
+
+pub use cidr::Cidr;
+pub use error::{ConfigError, Problem};
+pub use layer::Preset;
+pub use pattern::{Methods, PathPattern};
+pub use url::StoreUrl;
+
+use error::Problems;
+
+/// Reads, merges and checks the configuration.
+///
+/// `text` is the file's content where there is a file, and `file_name` what messages call it. Of
+/// `env`, only names that start with `ONETAKE__` are looked at.
+///
+/// # Errors
+/// With every fault that was found, if there is one: nothing is guessed and nothing is ignored.
+pub fn load(
+    text: Option<&str>,
+    file_name: &str,
+    env: impl Iterator<Item = (String, String)>,
+    overrides: Overrides,
+) -> Result<Config, ConfigError> {
+    let mut problems = Problems::new(text, file_name);
+    let mut tree = tree::parse(text.unwrap_or_default(), &mut problems);
+    // Behind a syntax error every other message would be a guess.
+    problems.check()?;
+    sources::apply_env(&mut tree, env, &mut problems);
+    sources::apply_flags(&mut tree, overrides);
+    let draft = document::read(&tree, &mut problems);
+    problems.check()?;
+    let config = resolve::resolve(draft, &mut problems);
+    problems.check()?;
+    Ok(config)
+}
+
+/// What flags say; each stands above the environment and the file.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Overrides {
+    /// `--listen`: in place of `gateway.listen`.
+    pub listen: Option<SocketAddr>,
+    /// `--upstream`: in place of `gateway.upstream` and `defaults.upstream`.
+    pub upstream: Option<String>,
+    /// `--admin-listen`: in place of `admin.listen`.
+    pub admin_listen: Option<SocketAddr>,
+    /// `--store`: in place of `store.url`.
+    pub store: Option<String>,
+}
+
+/// The whole configuration, complete and within its bounds.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Config {
+    /// `[gateway]`: where clients come in and where their requests go.
+    pub gateway: Gateway,
+    /// `[admin]`: the listener for probes and metrics.
+    pub admin: Admin,
+    /// `[store]`: where records are kept.
+    pub store: StoreConfig,
+    /// `[sweep]`: how expired records are cleaned up.
+    pub sweep: Sweep,
+    /// How a POST or PATCH that no route matches is treated.
+    pub defaults: Policy,
+    /// The routes in the order of the file; the first match wins.
+    pub routes: Vec<Route>,
+}
+
+impl Config {
+    /// What applies to a request: the first matching route, else the defaults.
+    ///
+    /// `path` is the request's path as it was sent, without the query.
+    #[must_use]
+    pub fn plan(&self, method: &Method, path: &str) -> Plan<'_> {
+        let found = self
+            .routes
+            .iter()
+            .enumerate()
+            .find(|(_, route)| route.matches(method, path));
+        if let Some((index, route)) = found {
+            let (policy, upstream) = (Some(&route.policy), Some(&route.upstream));
+            return Plan {
+                route: Some(index),
+                policy,
+                upstream,
+            };
+        }
+        let keyed = *method == Method::POST || *method == Method::PATCH;
+        let policy = keyed.then_some(&self.defaults);
+        Plan {
+            route: None,
+            policy,
+            upstream: self.gateway.upstream.as_ref(),
+        }
+    }
+}
+
+/// What applies to one request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Plan<'c> {
+    /// The index of the route that matched; `None` means the defaults.
+    pub route: Option<usize>,
+    /// How a key is treated; `None` means that the request is never keyed and passes untouched.
+    pub policy: Option<&'c Policy>,
+    /// Where the request goes; `None` means that no upstream was configured for it.
+    pub upstream: Option<&'c Uri>,
+}
+
+/// `[gateway]`
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Gateway {
+    /// Where clients connect; 127.0.0.1:8080 by default.
+    pub listen: SocketAddr,
+    /// Where requests go that no route with an upstream of its own matches.
+    ///
+    /// It is `None` only if there are routes and every one of them names its own.
+    pub upstream: Option<Uri>,
+    /// Peers whose forwarding and tenant headers count; 127.0.0.0/8 and ::1 by default.
+    pub trusted_proxies: Vec<Cidr>,
+}
+
+/// `[admin]`
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Admin {
+    /// Where probes and metrics are served; on loopback, 127.0.0.1:9091 by default.
+    pub listen: SocketAddr,
+}
+
+/// `[store]`
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StoreConfig {
+    /// Which store; `embedded:./onetake-data` by default.
+    pub url: StoreUrl,
+}
+
+/// `[sweep]`
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Sweep {
+    /// How long to pause between two sweeps; 15 minutes by default.
+    pub interval: Duration,
+    /// How many records one step of a sweep may remove; 5000 by default.
+    pub batch: usize,
+}
+
+/// One `[[route]]`, completed from its preset, `[defaults]` and the built-in values.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Route {
+    /// The methods of `match`.
+    pub methods: Methods,
+    /// The path of `match`.
+    pub path: PathPattern,
+    /// The preset that it named; its values are in `policy` already.
+    pub preset: Option<Preset>,
+    /// Where its requests go.
+    pub upstream: Uri,
+    /// How its keys are treated.
+    pub policy: Policy,
+}
+
+impl Route {
+    /// Whether a request belongs to this route.
+    #[must_use]
+    pub fn matches(&self, method: &Method, path: &str) -> bool {
+        self.methods.contains(method) && self.path.matches(path)
+    }
+}
+
+/// How keyed requests are treated.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Policy {
+    /// Sets keys apart from those of other namespaces; empty by default.
+    pub namespace: String,
+    /// What a key has to look like, and whether there has to be one.
+    pub key: KeyRules,
+    /// Whose keys they are.
+    pub tenant: TenantConfig,
+    /// What makes two requests the same.
+    pub fingerprint: FingerprintConfig,
+    /// How long an outcome is kept.
+    pub ttl: Duration,
+    /// How long an attempt may run between two heartbeats.
+    pub lease: Duration,
+    /// How long a lease is still respected after its end; one lease by default.
+    pub grace: Duration,
+    /// What a request gets while another attempt runs under its key.
+    pub in_flight: InFlight,
+    /// How long a request waits where `in_flight` is [`InFlight::Wait`].
+    pub wait_timeout: Duration,
+    /// What a retry gets where the outcome of the attempt before it is unknown.
+    pub on_unknown: OnUnknown,
+    /// How long the upstream may take for the whole response.
+    pub upstream_timeout: Duration,
+    /// What becomes of an attempt, by the status of its response.
+    pub outcomes: StatusRules,
+    /// The largest request body that is fingerprinted, in bytes.
+    pub max_request_body: usize,
+    /// The largest response body that is kept for replays, in bytes.
+    pub max_response_body: usize,
+}
+
+/// `key`: from the `Idempotency-Key` header, the one source that this version has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KeyRules {
+    /// Whether a request without a key is refused.
+    pub required: bool,
+    /// The shortest key that is accepted, in characters.
+    pub min_length: usize,
+}
+
+/// `tenant`: whose key it is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum TenantConfig {
+    /// The credential where there is one, else the public tenant. Nothing in a file says so: it
+    /// is what applies where no tenant is named.
+    CredentialOrPublic,
+    /// The credential of the request; without one it is refused.
+    Credential,
+    /// One tenant for everybody.
+    Public,
+    /// The value of this header, believed from trusted proxies only.
+    Header(HeaderName),
+}
+
+/// `fingerprint`: what of the body counts; method and path always do.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum FingerprintConfig {
+    /// Every byte of it.
+    Bytes,
+    /// What the JSON says, apart from what these pointers name (none: all of it).
+    JsonExclude(Vec<String>),
+    /// Only what these pointers name in the JSON.
+    JsonInclude(Vec<String>),
+}
+
+/// `in_flight`
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum InFlight {
+    /// 409 at once.
+    Reject,
+    /// Wait for the outcome, for at most `wait_timeout`.
+    Wait,
+}
+
+/// `on_unknown`
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OnUnknown {
+    /// Say so, and do not run again.
+    Fail,
+    /// Run again: for operations that are harmless to repeat, or deduplicated downstream.
+    Retry,
+}

@@ -1,0 +1,300 @@
+//! `match`: methods and a path pattern.
+
+use std::fmt;
+
+use http::Method;
+
+use super::error::Fault;
+use super::fields::nearest;
+
+/// The methods that can be keyed; `*` means all of them.
+const KEYABLE: [Method; 4] = [Method::POST, Method::PUT, Method::PATCH, Method::DELETE];
+
+/// The methods that never are: they have no effect that could happen twice.
+const NEVER_KEYED: [&str; 5] = ["GET", "HEAD", "OPTIONS", "TRACE", "CONNECT"];
+
+const EXAMPLE: &str = "write for example match = \"POST,PUT /v1/charges/{id}\"";
+
+/// The methods of a route: some of POST, PUT, PATCH and DELETE.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Methods(Vec<Method>);
+
+impl Methods {
+    /// Whether requests with this method are meant.
+    #[must_use]
+    pub fn contains(&self, method: &Method) -> bool {
+        self.0.contains(method)
+    }
+
+    fn parse(text: &str) -> Result<Self, Fault> {
+        if text == "*" {
+            return Ok(Self(KEYABLE.to_vec()));
+        }
+        let mut methods = Vec::new();
+        for word in text.split(',').map(str::trim) {
+            let method = Self::parse_one(word)?;
+            if !methods.contains(&method) {
+                methods.push(method);
+            }
+        }
+        Ok(Self(methods))
+    }
+
+    fn parse_one(word: &str) -> Result<Method, Fault> {
+        if let Some(method) = KEYABLE.iter().find(|method| method.as_str() == word) {
+            return Ok(method.clone());
+        }
+        if NEVER_KEYED.contains(&word) {
+            let what = format!("{word} is never keyed: such requests pass through untouched");
+            return Err(Fault::new(
+                what,
+                "leave it out; POST, PUT, PATCH and DELETE can be keyed",
+            ));
+        }
+        let what = match word {
+            "" => "a method is missing".to_owned(),
+            _ => "not a method that can be keyed".to_owned(),
+        };
+        let names = KEYABLE.iter().map(Method::as_str);
+        Err(match nearest(word, names).filter(|_| word != "*") {
+            Some(near) => Fault::new(what, format!("did you mean `{near}`?")),
+            None => Fault::new(
+                what,
+                "use POST, PUT, PATCH or DELETE, or `*` for all of these",
+            ),
+        })
+    }
+}
+
+impl fmt::Display for Methods {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let names = self.0.iter().map(Method::as_str).collect::<Vec<_>>();
+        f.write_str(&names.join(","))
+    }
+}
+
+/// A path pattern in axum's syntax: literal segments, `{name}` for any one segment, and a final
+/// `{*rest}` for at least one more character.
+///
+/// Paths are compared as they were sent: percent-encoding is not decoded, and a slash at the end
+/// makes another path.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PathPattern {
+    text: String,
+    segments: Vec<Segment>,
+    /// Whether `{*rest}` follows the segments.
+    rest: bool,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Segment {
+    Literal(String),
+    /// Anything that is not empty.
+    Any,
+}
+
+impl PathPattern {
+    /// Whether a path, without its query, matches.
+    #[must_use]
+    pub fn matches(&self, path: &str) -> bool {
+        let Some(path) = path.strip_prefix('/') else {
+            return false;
+        };
+        let mut remaining = Some(path);
+        for segment in &self.segments {
+            let Some(text) = remaining else { return false };
+            let (head, tail) = match text.split_once('/') {
+                Some((head, tail)) => (head, Some(tail)),
+                None => (text, None),
+            };
+            let fits = match segment {
+                Segment::Literal(literal) => literal == head,
+                Segment::Any => !head.is_empty(),
+            };
+            if !fits {
+                return false;
+            }
+            remaining = tail;
+        }
+        match self.rest {
+            true => remaining.is_some_and(|rest| !rest.is_empty()),
+            false => remaining.is_none(),
+        }
+    }
+
+    fn parse(text: &str) -> Result<Self, Fault> {
+        let strange = text
+            .chars()
+            .find(|c| !c.is_ascii_graphic() || "?#\\\"<>^`|".contains(*c));
+        if let Some(c) = strange {
+            let what = format!("`{}` cannot stand in a path", c.escape_debug());
+            return Err(Fault::new(
+                what,
+                "write the path as it is sent: percent-encoded, no query",
+            ));
+        }
+        let inner = text.strip_prefix('/').unwrap_or(text);
+        let mut segments = Vec::new();
+        let mut rest = false;
+        for segment in inner.split('/') {
+            if rest {
+                let what = "`{*…}` stands for all the rest and must be the last segment";
+                return Err(Fault::new(what, EXAMPLE));
+            }
+            match parse_segment(segment)? {
+                Some(segment) => segments.push(segment),
+                None => rest = true,
+            }
+        }
+        Ok(Self {
+            text: text.to_owned(),
+            segments,
+            rest,
+        })
+    }
+}
+
+impl fmt::Display for PathPattern {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
+    }
+}
+
+/// Reads `POST,PUT /v1/charges/{id}`.
+pub(super) fn parse_match(text: &str) -> Result<(Methods, PathPattern), Fault> {
+    let Some(slash) = text.find('/') else {
+        return Err(Fault::new("no path: it starts with `/`", EXAMPLE));
+    };
+    let (methods, path) = text.split_at_checked(slash).unwrap_or((text, ""));
+    let trimmed = methods.trim();
+    if trimmed.is_empty() {
+        return Err(Fault::new("no method before the path", EXAMPLE));
+    }
+    if trimmed.len() == methods.trim_start().len() {
+        let what = "methods and path are not apart, or the path does not start with `/`";
+        return Err(Fault::new(what, EXAMPLE));
+    }
+    Ok((
+        Methods::parse(trimmed)?,
+        PathPattern::parse(path.trim_end())?,
+    ))
+}
+
+/// A segment, or `None` for `{*rest}`.
+fn parse_segment(text: &str) -> Result<Option<Segment>, Fault> {
+    if text.contains("{{") || text.contains("}}") {
+        let what = "braces in a path, `{{` and `}}`, are not supported";
+        return Err(Fault::new(what, "match the segment with `{name}` instead"));
+    }
+    if text.starts_with(':') || text.starts_with('*') {
+        let what = "a segment that starts with `:` or `*` is another syntax";
+        return Err(Fault::new(
+            what,
+            "write `{name}` for one segment, `{*rest}` for all the rest",
+        ));
+    }
+    if !text.contains(['{', '}']) {
+        return Ok(Some(Segment::Literal(text.to_owned())));
+    }
+    let bad = || {
+        let fix = "write `{name}` or `{*rest}` between two slashes, with nothing beside it";
+        Fault::new(format!("`{text}` is not a segment of a pattern"), fix)
+    };
+    let inner = text
+        .strip_prefix('{')
+        .and_then(|text| text.strip_suffix('}'))
+        .ok_or_else(bad)?;
+    let (name, rest) = match inner.strip_prefix('*') {
+        Some(name) => (name, true),
+        None => (inner, false),
+    };
+    if name.is_empty() || name.contains(['{', '}', '*', ':']) {
+        return Err(bad());
+    }
+    Ok((!rest).then_some(Segment::Any))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn matches(pattern: &str, path: &str) -> bool {
+        parse_match(&format!("* {pattern}"))
+            .unwrap()
+            .1
+            .matches(path)
+    }
+
+    #[test]
+    fn paths() {
+        for (pattern, yes, no) in [
+            ("/", &["/"][..], &["", "//", "/a", "*"][..]),
+            ("/a", &["/a"], &["/", "/a/", "/A", "/ab", "a"]),
+            ("/a/", &["/a/"], &["/a", "/a/b"]),
+            (
+                "/a/{id}",
+                &["/a/1", "/a/%2F"],
+                &["/a", "/a/", "/a/1/", "/a/1/b"],
+            ),
+            ("/a/{id}/b", &["/a/1/b"], &["/a//b", "/a/1/c", "/a/1"]),
+            (
+                "/a/{*rest}",
+                &["/a/1", "/a/1/2", "/a//"],
+                &["/a", "/a/", "/b/1"],
+            ),
+            ("/{*rest}", &["/a", "/a/b/"], &["/", ""]),
+            ("/{id}/{*rest}", &["/a/b/c"], &["/a", "/a/", "//b"]),
+        ] {
+            for path in yes {
+                assert!(matches(pattern, path), "{pattern} {path}");
+            }
+            for path in no {
+                assert!(!matches(pattern, path), "{pattern} {path}");
+            }
+        }
+    }
+
+    #[test]
+    fn methods() {
+        let of = |text: &str| parse_match(text).unwrap().0.to_string();
+        assert_eq!(of("POST /"), "POST");
+        assert_eq!(of("POST, PUT,POST   /x "), "POST,PUT");
+        assert_eq!(of("* /"), "POST,PUT,PATCH,DELETE");
+        let any = parse_match("* /").unwrap().0;
+        assert!(any.contains(&Method::DELETE));
+        assert!(!any.contains(&Method::GET), "GET is never keyed");
+    }
+
+    #[test]
+    fn what_is_no_match_is_refused() {
+        for (text, hint) in [
+            ("", "no path"),
+            ("POST", "no path"),
+            ("/v1", "no method"),
+            ("POST/v1", "not apart"),
+            ("POST v1/charges", "does not start with `/`"),
+            ("GET /v1", "GET is never keyed"),
+            ("POST,HEAD /v1", "HEAD is never keyed"),
+            ("post /v1", "did you mean `POST`?"),
+            ("PSOT /v1", "did you mean `POST`?"),
+            ("BREW /v1", "not a method"),
+            ("POST, /v1", "a method is missing"),
+            ("*,POST /v1", "not a method"),
+            ("POST /{{id}}", "not supported"),
+            ("POST /:id", "another syntax"),
+            ("POST /*", "another syntax"),
+            ("POST /{}", "not a segment"),
+            ("POST /{*}", "not a segment"),
+            ("POST /{id", "not a segment"),
+            ("POST /a{id}", "not a segment"),
+            ("POST /{*rest}/a", "must be the last"),
+            ("POST /a?b=c", "`?` cannot stand"),
+            ("POST /ä", "`ä` cannot stand"),
+            ("POST /a b", "` ` cannot stand"),
+        ] {
+            let fault = parse_match(text).unwrap_err();
+            let said = format!("{} {}", fault.what, fault.fix);
+            assert!(said.contains(hint), "{text}: {said}");
+        }
+    }
+}

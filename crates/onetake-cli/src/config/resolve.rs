@@ -1,0 +1,200 @@
+//! Merges layers and built-in values into what the gateway runs with.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::path::PathBuf;
+use std::time::Duration;
+
+use http::Uri;
+
+use super::cidr::Cidr;
+use super::document::{Draft, RouteDraft};
+use super::error::{Fault, Origin, Problems};
+use super::layer::{Layer, Preset};
+use super::url::StoreUrl;
+use super::{
+    Admin, Config, FingerprintConfig, Gateway, InFlight, KeyRules, OnUnknown, Policy, Route,
+    StoreConfig, Sweep, TenantConfig,
+};
+use onetake_http::StatusRules;
+
+const LISTEN: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 8080);
+const ADMIN_LISTEN: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 9091);
+const STORE_FOLDER: &str = "./onetake-data";
+const SWEEP_INTERVAL: Duration = Duration::from_secs(15 * 60);
+const SWEEP_BATCH: usize = 5000;
+
+const KEY_MIN_LENGTH: usize = 16;
+const TTL: Duration = Duration::from_secs(24 * 3600);
+const LEASE: Duration = Duration::from_secs(30);
+const WAIT_TIMEOUT: Duration = Duration::from_secs(5);
+const UPSTREAM_TIMEOUT: Duration = Duration::from_secs(30);
+const BODY_BYTES: usize = 1024 * 1024;
+
+/// Completes a draft that was read without a fault.
+pub(super) fn resolve(draft: Draft, problems: &mut Problems<'_>) -> Config {
+    let upstream = default_upstream(&draft, problems);
+    let listen = draft.listen.unwrap_or(LISTEN);
+    check_listeners(listen, &draft, problems);
+    let defaults = &draft.defaults;
+    let routes = draft.routes.iter();
+    let routes =
+        routes.filter_map(|route| resolve_route(route, defaults, upstream.as_ref(), problems));
+    let routes = routes.collect();
+    let trusted_proxies = draft.trusted_proxies.unwrap_or_else(|| {
+        let loopback = [
+            (Ipv4Addr::new(127, 0, 0, 0).into(), 8),
+            (Ipv6Addr::LOCALHOST.into(), 128),
+        ];
+        loopback
+            .map(|(address, prefix)| Cidr::new(address, prefix))
+            .into()
+    });
+    let url = draft
+        .store
+        .unwrap_or_else(|| StoreUrl::Embedded(PathBuf::from(STORE_FOLDER)));
+    Config {
+        defaults: policy(&[defaults]),
+        gateway: Gateway {
+            listen,
+            upstream,
+            trusted_proxies,
+        },
+        admin: Admin {
+            listen: draft
+                .admin_listen
+                .map_or(ADMIN_LISTEN, |listen| listen.value),
+        },
+        store: StoreConfig { url },
+        sweep: Sweep {
+            interval: draft.sweep_interval.unwrap_or(SWEEP_INTERVAL),
+            batch: draft.sweep_batch.unwrap_or(SWEEP_BATCH),
+        },
+        routes,
+    }
+}
+
+/// The one upstream for all that name none: from `[gateway]` or, the same thing, `[defaults]`.
+fn default_upstream(draft: &Draft, problems: &mut Problems<'_>) -> Option<Uri> {
+    let (gateway, defaults) = (draft.upstream.as_ref(), draft.defaults.upstream.as_ref());
+    if let (Some(gateway), Some(defaults)) = (gateway, defaults)
+        && gateway.value != defaults.value
+    {
+        // With two, unkeyed requests would go to one and keyed ones to the other.
+        let other = problems.place(&gateway.at);
+        let what = format!("gateway.upstream names another one ({other})");
+        let fault = Fault::new(what, "keep gateway.upstream and remove this one");
+        let value = Some(format!("\"{}\"", defaults.value));
+        problems.add(&defaults.at, "defaults.upstream", value, fault);
+    }
+    let upstream = gateway.or(defaults).map(|upstream| upstream.value.clone());
+    let homeless = draft
+        .routes
+        .iter()
+        .find(|route| route.layer.upstream.is_none());
+    let what = match (&upstream, homeless) {
+        (None, Some(route)) => format!("it is missing, and {} names none of its own", route.path),
+        (None, None) if draft.routes.is_empty() => {
+            "it is missing, so there is nowhere to send requests to".to_owned()
+        }
+        _ => return upstream,
+    };
+    let fix = "start with --upstream http://127.0.0.1:3000, or write upstream = \
+               \"http://127.0.0.1:3000\" below [gateway]";
+    problems.add(
+        &Origin::Absent,
+        "gateway.upstream",
+        None,
+        Fault::new(what, fix),
+    );
+    upstream
+}
+
+fn check_listeners(listen: SocketAddr, draft: &Draft, problems: &mut Problems<'_>) {
+    let admin = draft.admin_listen.as_ref();
+    let admin_listen = admin.map_or(ADMIN_LISTEN, |admin| admin.value);
+    // Port 0 asks the system for a free one, so two of them are never the same.
+    if admin_listen != listen || listen.port() == 0 {
+        return;
+    }
+    let at = admin.map_or(Origin::Absent, |admin| admin.at.clone());
+    let fault = Fault::new(
+        "gateway.listen has the same address",
+        "give one another port",
+    );
+    problems.add(&at, "admin.listen", Some(format!("\"{listen}\"")), fault);
+}
+
+fn resolve_route(
+    draft: &RouteDraft,
+    defaults: &Layer,
+    upstream: Option<&Uri>,
+    problems: &mut Problems<'_>,
+) -> Option<Route> {
+    let preset = draft.preset.as_ref();
+    let preset_layer = preset
+        .map(|preset| preset.value.layer())
+        .unwrap_or_default();
+    let tenant_named = draft.layer.tenant.is_some() || defaults.tenant.is_some();
+    if let Some(preset) = preset.filter(|preset| preset.value == Preset::Payment && !tenant_named) {
+        let fault = Fault::new(
+            "preset \"payment\" must name its tenant: a guess could mix two customers' payments",
+            "write tenant = \"credential\", \"public\" or { header = \"X-Account\" } in this route \
+             or in [defaults]",
+        );
+        problems.add(&preset.at, &format!("{}.tenant", draft.path), None, fault);
+    }
+    let own = draft
+        .layer
+        .upstream
+        .as_ref()
+        .map(|upstream| &upstream.value);
+    // Where there is none at all, that was reported once for all routes.
+    let upstream = own.or(upstream)?;
+    Some(Route {
+        methods: draft.methods.clone(),
+        path: draft.pattern.clone(),
+        preset: preset.map(|preset| preset.value),
+        upstream: upstream.clone(),
+        policy: policy(&[&draft.layer, &preset_layer, defaults]),
+    })
+}
+
+/// Merges layers, the strongest first, and completes them with the built-in values.
+fn policy(layers: &[&Layer]) -> Policy {
+    let lease = pick(layers, |layer| layer.lease).unwrap_or(LEASE);
+    let mut outcomes = StatusRules::new();
+    for layer in layers.iter().rev() {
+        if let Some(disposition) = layer.every_5xx {
+            outcomes = outcomes.with_every_5xx(disposition);
+        }
+        for (pattern, disposition) in &layer.outcomes {
+            outcomes = outcomes.with(*pattern, *disposition);
+        }
+    }
+    Policy {
+        namespace: pick(layers, |layer| layer.namespace.clone()).unwrap_or_default(),
+        key: KeyRules {
+            required: pick(layers, |layer| layer.key_required).unwrap_or(false),
+            min_length: pick(layers, |layer| layer.key_min_length).unwrap_or(KEY_MIN_LENGTH),
+        },
+        tenant: pick(layers, |layer| layer.tenant.clone())
+            .unwrap_or(TenantConfig::CredentialOrPublic),
+        fingerprint: pick(layers, |layer| layer.fingerprint.clone())
+            .unwrap_or(FingerprintConfig::Bytes),
+        ttl: pick(layers, |layer| layer.ttl).unwrap_or(TTL),
+        lease,
+        grace: pick(layers, |layer| layer.grace).unwrap_or(lease),
+        in_flight: pick(layers, |layer| layer.in_flight).unwrap_or(InFlight::Reject),
+        wait_timeout: pick(layers, |layer| layer.wait_timeout).unwrap_or(WAIT_TIMEOUT),
+        on_unknown: pick(layers, |layer| layer.on_unknown).unwrap_or(OnUnknown::Fail),
+        upstream_timeout: pick(layers, |layer| layer.upstream_timeout).unwrap_or(UPSTREAM_TIMEOUT),
+        outcomes,
+        max_request_body: pick(layers, |layer| layer.max_request_body).unwrap_or(BODY_BYTES),
+        max_response_body: pick(layers, |layer| layer.max_response_body).unwrap_or(BODY_BYTES),
+    }
+}
+
+/// The strongest layer's value.
+fn pick<T>(layers: &[&Layer], get: impl Fn(&Layer) -> Option<T>) -> Option<T> {
+    layers.iter().find_map(|layer| get(layer))
+}

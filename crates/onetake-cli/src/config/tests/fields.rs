@@ -1,0 +1,301 @@
+//! Every field: a right value, and a wrong one whose message names it.
+
+use super::*;
+
+/// Where a field stands in a file.
+pub(super) fn file(section: &str, line: &str) -> String {
+    let upstream = "upstream = \"http://127.0.0.1:3000\"\n";
+    match section {
+        "gateway" if line.starts_with("upstream") => format!("[gateway]\n{line}\n"),
+        "gateway" => format!("[gateway]\n{upstream}{line}\n"),
+        "route" if line.starts_with("match") => format!("[gateway]\n{upstream}[[route]]\n{line}\n"),
+        "route" => format!("[gateway]\n{upstream}[[route]]\nmatch = \"POST /\"\n{line}\n"),
+        _ => format!("[gateway]\n{upstream}[{section}]\n{line}\n"),
+    }
+}
+
+/// Section, right lines, and wrong ones with the field that the message must name.
+type Row = (&'static str, Lines, Refused);
+type Lines = &'static [&'static str];
+type Refused = &'static [(&'static str, &'static str)];
+
+const SECTIONS: &[Row] = &[
+    (
+        "gateway",
+        &[
+            "listen = \"0.0.0.0:80\"",
+            "upstream = \"http://api:80/\"",
+            "trusted_proxies = []",
+        ],
+        &[
+            ("listen = \"localhost:80\"", "gateway.listen"),
+            ("listen = 80", "gateway.listen"),
+            ("upstream = \"api:80\"", "gateway.upstream"),
+            ("upstream = []", "gateway.upstream"),
+            (
+                "trusted_proxies = [\"::1\", \"10.0.0.0/99\"]",
+                "gateway.trusted_proxies[1]",
+            ),
+            ("trusted_proxies = \"::1\"", "gateway.trusted_proxies"),
+            ("prot = 1", "gateway.prot"),
+        ],
+    ),
+    (
+        "admin",
+        &["listen = \"[::1]:1\"", "listen = \"127.0.0.2:0\""],
+        &[
+            ("listen = \"0.0.0.0:9091\"", "admin.listen"),
+            ("listen = \"127.0.0.1:8080\"", "admin.listen"),
+            ("listen = true", "admin.listen"),
+        ],
+    ),
+    (
+        "store",
+        &["url = \"memory:\"", "url = \"embedded:/x\""],
+        &[("url = \"memory\"", "store.url"), ("url = 1", "store.url")],
+    ),
+    (
+        "sweep",
+        &["interval = \"1s\"", "batch = 1", "batch = 100_000"],
+        &[
+            ("interval = \"25h\"", "sweep.interval"),
+            ("interval = 60", "sweep.interval"),
+            ("batch = 0", "sweep.batch"),
+            ("batch = 100001", "sweep.batch"),
+            ("batch = -1", "sweep.batch"),
+            ("batch = 99999999999999999999", "sweep.batch"),
+            ("batch = \"5000\"", "sweep.batch"),
+        ],
+    ),
+    (
+        "route",
+        &[
+            "match = \"* /{*rest}\"",
+            "preset = \"webhook\"",
+            "preset = \"high-consequence\"",
+        ],
+        &[
+            ("match = \"GET /\"", "route[0].match"),
+            ("match = 1", "route[0].match"),
+            ("preset = \"payments\"", "route[0].preset"),
+            ("preset = \"payment\"", "route[0].tenant"),
+            ("preset = 24", "route[0].preset"),
+        ],
+    ),
+    (
+        "defaults",
+        &[],
+        &[
+            ("match = \"POST /\"", "defaults.match"),
+            ("preset = \"job\"", "defaults.preset"),
+        ],
+    ),
+];
+
+/// What routes and defaults share: right lines, and wrong ones with the rest of the path.
+const POLICY: &[(Lines, Refused)] = &[
+    (
+        &["namespace = \"pay/v1\""],
+        &[
+            ("namespace = \"a b\"", "namespace"),
+            ("namespace = 1", "namespace"),
+        ],
+    ),
+    (
+        &[
+            "key = {}",
+            "key = { from = \"header\", format = \"any\" }",
+            "key.required = false",
+            "key.min_length = 255",
+        ],
+        &[
+            ("key = \"header\"", "key"),
+            ("key = { from = \"haeder\" }", "key.from"),
+            ("key = { format = \"all\" }", "key.format"),
+            ("key = { required = \"yes\" }", "key.required"),
+            ("key = { min_length = 0 }", "key.min_length"),
+            ("key = { min_length = 256 }", "key.min_length"),
+            ("key = { min_length = \"16\" }", "key.min_length"),
+            ("key = { requird = true }", "key.requird"),
+        ],
+    ),
+    (
+        &[
+            "tenant = \"credential\"",
+            "tenant = \"public\"",
+            "tenant = { header = \"X-A\" }",
+        ],
+        &[
+            ("tenant = \"credentials\"", "tenant"),
+            ("tenant = 1", "tenant"),
+            ("tenant = {}", "tenant"),
+            ("tenant = { haeder = \"X\" }", "tenant.haeder"),
+            ("tenant = { header = \"X Y\" }", "tenant.header"),
+            ("tenant = { header = 1 }", "tenant.header"),
+        ],
+    ),
+    (
+        &[
+            "fingerprint = { mode = \"bytes\" }",
+            "fingerprint = { mode = \"json\", exclude = [] }",
+            "fingerprint = { mode = \"json\", include = [\"/a\"] }",
+        ],
+        &[
+            ("fingerprint = \"json\"", "fingerprint"),
+            ("fingerprint = {}", "fingerprint"),
+            ("fingerprint = { mode = \"jsn\" }", "fingerprint.mode"),
+            ("fingerprint = { mod = \"json\" }", "fingerprint.mod"),
+            (
+                "fingerprint = { mode = \"bytes\", exclude = [\"/a\"] }",
+                "fingerprint.exclude",
+            ),
+            (
+                "fingerprint = { mode = \"bytes\", include = [\"/a\"] }",
+                "fingerprint.include",
+            ),
+            (
+                "fingerprint = { mode = \"json\", include = [] }",
+                "fingerprint.include",
+            ),
+            (
+                "fingerprint = { mode = \"json\", include = [\"/a\"], exclude = [\"/b\"] }",
+                "fingerprint.include",
+            ),
+            (
+                "fingerprint = { mode = \"json\", exclude = [\"a\"] }",
+                "fingerprint.exclude[0]",
+            ),
+            (
+                "fingerprint = { mode = \"json\", exclude = [\"\"] }",
+                "fingerprint.exclude[0]",
+            ),
+            (
+                "fingerprint = { mode = \"json\", exclude = [\"/a\", \"/~2\"] }",
+                "fingerprint.exclude[1]",
+            ),
+            (
+                "fingerprint = { mode = \"json\", exclude = \"/a\" }",
+                "fingerprint.exclude",
+            ),
+        ],
+    ),
+    (
+        &["ttl = \"400d\""],
+        &[
+            ("ttl = \"401d\"", "ttl"),
+            ("ttl = \"1y\"", "ttl"),
+            ("ttl = 5", "ttl"),
+        ],
+    ),
+    (
+        &["lease = \"100ms\""],
+        &[("lease = \"99ms\"", "lease"), ("lease = 1.5", "lease")],
+    ),
+    (
+        &["grace = \"0s\""],
+        &[("grace = \"2h\"", "grace"), ("grace = 1979-05-27", "grace")],
+    ),
+    (
+        &["in_flight = \"wait\""],
+        &[
+            ("in_flight = \"wiat\"", "in_flight"),
+            ("in_flight = true", "in_flight"),
+        ],
+    ),
+    (
+        &["wait_timeout = \"5m\""],
+        &[("wait_timeout = \"6m\"", "wait_timeout")],
+    ),
+    (
+        &["on_unknown = \"retry\""],
+        &[("on_unknown = \"rerun\"", "on_unknown")],
+    ),
+    (
+        &["on_store_down = \"fail-closed\""],
+        &[("on_store_down = \"closed\"", "on_store_down")],
+    ),
+    (
+        &["upstream_timeout = \"1ms\""],
+        &[("upstream_timeout = \"0s\"", "upstream_timeout")],
+    ),
+    (
+        &[
+            "record = [\"500\"]",
+            "release = [\"5xx\", \"5xx\"]",
+            "unknown = []",
+        ],
+        &[
+            ("record = [\"1xx\"]", "record[0]"),
+            ("release = [404]", "release[0]"),
+            ("unknown = \"5xx\"", "unknown"),
+            (
+                "record = [\"404\"]\nunknown = [\"5xx\", \"404\"]",
+                "unknown[1]",
+            ),
+        ],
+    ),
+    (
+        &["errors = \"problem\""],
+        &[("errors = \"problems\"", "errors")],
+    ),
+    (
+        &[
+            "max_request_body = \"64MiB\"",
+            "max_request_body = 1",
+            "max_request_body = 0x10",
+        ],
+        &[
+            ("max_request_body = \"65MiB\"", "max_request_body"),
+            ("max_request_body = 0", "max_request_body"),
+            ("max_request_body = -1", "max_request_body"),
+            ("max_request_body = true", "max_request_body"),
+        ],
+    ),
+    (
+        &["max_response_body = \"512KiB\""],
+        &[("max_response_body = \"1MB\"", "max_response_body")],
+    ),
+];
+
+fn check(section: &str, right: &[&str], wrong: &[(&str, String)]) {
+    for line in right {
+        let text = file(section, line);
+        read(&text).unwrap_or_else(|error| panic!("{text}\n{error}"));
+    }
+    for (line, field) in wrong {
+        let text = file(section, line);
+        let error = read(&text).expect_err(&text);
+        let [problem] = error.problems() else {
+            panic!("one fault expected\n{text}\n{error}")
+        };
+        assert_eq!(problem.field, *field, "{text}\n{error}");
+        assert!(
+            problem.place.starts_with("onetake.toml:"),
+            "{text}\n{error}"
+        );
+        assert!(!problem.fix.is_empty(), "{text}\n{error}");
+    }
+}
+
+#[test]
+fn every_field_takes_right_values_and_refuses_wrong_ones() {
+    for (section, right, wrong) in SECTIONS {
+        let wrong = wrong
+            .iter()
+            .map(|(line, field)| (*line, (*field).to_owned()));
+        check(section, right, &wrong.collect::<Vec<_>>());
+    }
+    for (section, path) in [("route", "route[0]"), ("defaults", "defaults")] {
+        for (right, wrong) in POLICY {
+            let wrong = wrong
+                .iter()
+                .map(|(line, field)| (*line, format!("{path}.{field}")));
+            check(section, right, &wrong.collect::<Vec<_>>());
+        }
+    }
+    check(
+        "route",
+        &["upstream = \"http://x\""],
+        &[("upstream = 1", "route[0].upstream".into())],
+    );
+}

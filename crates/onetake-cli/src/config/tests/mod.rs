@@ -1,0 +1,228 @@
+//! The configuration as a whole: every field, every layer, every message that matters.
+
+mod fields;
+mod messages;
+mod mutations;
+mod precedence;
+mod refusals;
+
+use super::*;
+use onetake_http::{Disposition, StatusRules};
+
+fn status(code: u16) -> http::StatusCode {
+    http::StatusCode::from_u16(code).unwrap()
+}
+
+/// A file with every field that this version has.
+const EXAMPLE: &str = r#"
+[gateway]
+listen   = "127.0.0.1:8080"
+upstream = "http://127.0.0.1:3000"
+trusted_proxies = ["127.0.0.0/8", "::1"]  # whose forwarding and tenant headers count
+
+[admin]
+listen = "127.0.0.1:9091"
+
+[store]
+url = "embedded:./onetake-data"
+
+[sweep]
+interval = "15m"
+batch    = 5000
+
+[defaults]
+tenant = { header = "X-Account" }
+ttl    = "12h"
+
+[[route]]
+match        = "POST /v1/charges"
+preset       = "payment"
+namespace    = ""
+key          = { from = "header", required = true, format = "any", min_length = 16 }
+tenant       = "credential"
+fingerprint  = { mode = "bytes" }
+ttl          = "24h"
+lease        = "30s"
+grace        = "30s"
+in_flight    = "reject"
+wait_timeout = "5s"
+on_unknown   = "fail"
+on_store_down = "fail-closed"
+upstream     = "http://127.0.0.1:3001"
+upstream_timeout = "30s"
+record       = ["2xx", "3xx", "4xx"]
+release      = ["404"]
+unknown      = ["5xx"]
+errors       = "problem"
+max_request_body  = "1MiB"
+max_response_body = 1048576
+
+[[route]]
+match       = "PUT,PATCH /v1/orders/{id}"
+preset      = "signup"
+fingerprint = { mode = "json", exclude = ["/timestamp", "/trace~1id"] }
+in_flight   = "wait"
+
+[[route]]
+match       = "* /v1/jobs/{*rest}"
+preset      = "job"
+tenant      = "public"
+fingerprint = { mode = "json", include = ["/job"] }
+on_unknown  = "retry"
+"#;
+
+fn no_env() -> impl Iterator<Item = (String, String)> {
+    std::iter::empty()
+}
+
+fn env(pairs: &[(&str, &str)]) -> impl Iterator<Item = (String, String)> {
+    let own = |(name, value): &(&str, &str)| ((*name).to_owned(), (*value).to_owned());
+    pairs.iter().map(own).collect::<Vec<_>>().into_iter()
+}
+
+fn read(text: &str) -> Result<Config, ConfigError> {
+    load(Some(text), "onetake.toml", no_env(), Overrides::default())
+}
+
+/// The error's text, for a file that must be refused.
+fn refused(text: &str) -> String {
+    read(text).expect_err(text).to_string()
+}
+
+#[test]
+fn the_whole_example_is_accepted() {
+    let config = read(EXAMPLE).unwrap();
+    assert_eq!(config.routes.len(), 3);
+    assert_eq!(config.store.url.to_string(), "embedded:./onetake-data");
+    let [charges, orders, jobs] = config.routes.as_slice() else {
+        panic!("three routes")
+    };
+
+    assert_eq!(charges.preset, Some(Preset::Payment));
+    assert_eq!(charges.upstream, "http://127.0.0.1:3001");
+    assert_eq!(
+        charges.policy.key,
+        KeyRules {
+            required: true,
+            min_length: 16
+        }
+    );
+    assert_eq!(charges.policy.tenant, TenantConfig::Credential);
+    assert_eq!(charges.policy.ttl, Duration::from_secs(86_400));
+    assert_eq!(
+        charges.policy.outcomes.classify(status(404)),
+        Disposition::Release
+    );
+    assert_eq!(
+        charges.policy.outcomes.classify(status(409)),
+        Disposition::Release
+    );
+    assert_eq!(
+        charges.policy.outcomes.classify(status(422)),
+        Disposition::Record
+    );
+    assert_eq!(
+        charges.policy.outcomes.classify(status(503)),
+        Disposition::Unknown
+    );
+    assert_eq!(charges.policy.max_response_body, 1 << 20);
+
+    assert_eq!(orders.upstream, "http://127.0.0.1:3000");
+    assert_eq!(orders.policy.in_flight, InFlight::Wait);
+    let pointers = vec!["/timestamp".to_owned(), "/trace~1id".to_owned()];
+    assert_eq!(
+        orders.policy.fingerprint,
+        FingerprintConfig::JsonExclude(pointers)
+    );
+    assert_eq!(
+        orders.policy.tenant,
+        TenantConfig::Header(HeaderName::from_static("x-account"))
+    );
+    assert!(!orders.policy.key.required);
+
+    assert_eq!(jobs.methods.to_string(), "POST,PUT,PATCH,DELETE");
+    assert_eq!(jobs.path.to_string(), "/v1/jobs/{*rest}");
+    assert_eq!(
+        jobs.policy.fingerprint,
+        FingerprintConfig::JsonInclude(vec!["/job".to_owned()])
+    );
+    assert_eq!(jobs.policy.on_unknown, OnUnknown::Retry);
+    assert_eq!(
+        jobs.policy.outcomes.classify(status(500)),
+        Disposition::Release
+    );
+}
+
+#[test]
+fn a_flag_alone_is_a_working_gateway() {
+    let overrides = Overrides {
+        upstream: Some("http://127.0.0.1:3000".to_owned()),
+        ..Overrides::default()
+    };
+    let config = load(None, "onetake.toml", no_env(), overrides).unwrap();
+    assert_eq!(config.gateway.listen, "127.0.0.1:8080".parse().unwrap());
+    assert_eq!(config.admin.listen, "127.0.0.1:9091".parse().unwrap());
+    assert_eq!(
+        config.store.url,
+        StoreUrl::Embedded("./onetake-data".into())
+    );
+    assert_eq!(
+        config.sweep,
+        Sweep {
+            interval: Duration::from_secs(900),
+            batch: 5000
+        }
+    );
+    let trusts = |address: &str| {
+        config
+            .gateway
+            .trusted_proxies
+            .iter()
+            .any(|cidr| cidr.contains(address.parse().unwrap()))
+    };
+    assert!(trusts("127.9.9.9") && trusts("::1") && !trusts("10.0.0.1") && !trusts("::2"));
+    let expected = Policy {
+        namespace: String::new(),
+        key: KeyRules {
+            required: false,
+            min_length: 16,
+        },
+        tenant: TenantConfig::CredentialOrPublic,
+        fingerprint: FingerprintConfig::Bytes,
+        ttl: Duration::from_secs(86_400),
+        lease: Duration::from_secs(30),
+        grace: Duration::from_secs(30),
+        in_flight: InFlight::Reject,
+        wait_timeout: Duration::from_secs(5),
+        on_unknown: OnUnknown::Fail,
+        upstream_timeout: Duration::from_secs(30),
+        outcomes: StatusRules::new(),
+        max_request_body: 1 << 20,
+        max_response_body: 1 << 20,
+    };
+    assert_eq!(config.defaults, expected);
+    assert_eq!(config.routes, []);
+}
+
+#[test]
+fn the_first_match_wins_and_get_is_never_keyed() {
+    let config = read(
+        "[gateway]\nupstream = \"http://a\"\n\
+         [[route]]\nmatch = \"POST /v1/{kind}\"\nupstream = \"http://b\"\n\
+         [[route]]\nmatch = \"* /v1/charges\"\nupstream = \"http://c\"\n",
+    )
+    .unwrap();
+    let plan = |method, path| config.plan(&method, path);
+    for (method, path, route, keyed, upstream) in [
+        (Method::POST, "/v1/charges", Some(0), true, "http://b"),
+        (Method::PUT, "/v1/charges", Some(1), true, "http://c"),
+        (Method::GET, "/v1/charges", None, false, "http://a"),
+        (Method::PATCH, "/v2", None, true, "http://a"),
+        (Method::PUT, "/v2", None, false, "http://a"),
+    ] {
+        let found = plan(method.clone(), path);
+        assert_eq!(found.route, route, "{method} {path}");
+        assert_eq!(found.policy.is_some(), keyed, "{method} {path}");
+        assert_eq!(*found.upstream.unwrap(), upstream, "{method} {path}");
+    }
+}

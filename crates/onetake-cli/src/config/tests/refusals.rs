@@ -1,0 +1,109 @@
+//! Fields that are not there: not yet, or never.
+
+use super::fields::file;
+use super::*;
+
+/// What the design names and this version does not have.
+const NOT_YET: &[(&str, &str, &str)] = &[
+    ("admin", "token = { env = \"T\" }", "admin.token"),
+    ("store", "filter = \"redis://x\"", "store.filter"),
+    ("store", "allow_lossy = false", "store.allow_lossy"),
+    ("store", "url = \"postgres://db\"", "store.url"),
+    ("store", "url = \"redis-cluster://db\"", "store.url"),
+    ("secrets", "encryption = []", "secrets"),
+    ("route", "upstream = \"https://api\"", "route[0].upstream"),
+    (
+        "route",
+        "key = { format = \"uuid\" }",
+        "route[0].key.format",
+    ),
+    (
+        "route",
+        "key = { from = \"json\", pointer = \"/a\" }",
+        "route[0].key.from",
+    ),
+    (
+        "route",
+        "key = { pointer = \"/a\" }",
+        "route[0].key.pointer",
+    ),
+    ("route", "key = { from = \"derive\" }", "route[0].key.from"),
+    ("route", "key = { parts = [] }", "route[0].key.parts"),
+    ("route", "key = { from = \"issued\" }", "route[0].key.from"),
+    ("route", "tenant = \"client-ip\"", "route[0].tenant"),
+    (
+        "route",
+        "tenant = { jwt = { claim = \"sub\" } }",
+        "route[0].tenant.jwt",
+    ),
+    (
+        "route",
+        "tenant = { forward_auth = \"http://x\" }",
+        "route[0].tenant.forward_auth",
+    ),
+    (
+        "route",
+        "fingerprint = { mode = \"bytes\", headers = [] }",
+        "route[0].fingerprint.headers",
+    ),
+    ("route", "in_flight = \"async\"", "route[0].in_flight"),
+    ("route", "on_unknown = \"reconcile\"", "route[0].on_unknown"),
+    (
+        "route",
+        "reconcile = \"GET http://x\"",
+        "route[0].reconcile",
+    ),
+    (
+        "route",
+        "on_store_down = \"fail-open\"",
+        "route[0].on_store_down",
+    ),
+    ("route", "velocity = []", "route[0].velocity"),
+    (
+        "route",
+        "statuses = { mismatch = 422 }",
+        "route[0].statuses",
+    ),
+    ("route", "errors = \"stripe\"", "route[0].errors"),
+    ("defaults", "velocity = []", "defaults.velocity"),
+];
+
+#[test]
+fn what_is_not_there_yet_says_so() {
+    for (section, line, field) in NOT_YET {
+        let text = file(section, line);
+        let error = read(&text).expect_err(&text);
+        let problem = error
+            .problems()
+            .iter()
+            .find(|problem| problem.field == *field);
+        let problem = problem.unwrap_or_else(|| panic!("{text}\n{error}"));
+        assert!(
+            problem.what.contains("this version does not support"),
+            "{error}"
+        );
+        assert!(
+            problem.what.contains("yet") && !problem.fix.is_empty(),
+            "{error}"
+        );
+    }
+}
+
+#[test]
+fn sections_of_the_wrong_shape() {
+    for (text, field) in [
+        ("gateway = 1", "gateway"),
+        ("[[gateway]]", "gateway"),
+        ("[route]\nmatch = \"POST /\"", "route"),
+        ("route = [1]", "route[0]"),
+        ("[routes]", "routes"),
+        ("listen = \"127.0.0.1:1\"", "listen"),
+        ("\"a.b \\u0000\" = 1", "\"a.b \\0\""),
+        ("[[route]]\nttl = \"1h\"", "route[0].match"),
+    ] {
+        let error = read(text).expect_err(text);
+        assert_eq!(error.problems()[0].field, field, "{error}");
+    }
+    assert!(refused("[route]\nmatch = \"POST /\"").contains("write [[route]]"));
+    assert!(refused("listen = \"127.0.0.1:1\"").contains("belongs to [gateway] or [admin]"));
+}

@@ -1,0 +1,248 @@
+//! TOML as a tree in which every value knows where it was written.
+
+use std::ops::Range;
+
+use toml::Spanned;
+use toml::de::{DeTable, DeValue};
+
+use super::error::{Fault, Origin, Problems};
+
+/// How many characters of a value a message repeats.
+const SHOWN_CHARACTERS_MAX: usize = 60;
+
+/// A value and where it was written.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Node {
+    pub(super) kind: Kind,
+    pub(super) at: Origin,
+}
+
+/// What TOML knows, as far as the configuration cares.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum Kind {
+    Text(String),
+    /// As written in decimal, and its value if that fits.
+    Integer(String, Option<i64>),
+    Boolean(bool),
+    /// Floats and dates: no field takes one, so only messages need them.
+    Other(&'static str, String),
+    List(Vec<Node>),
+    Table(Vec<Entry>),
+}
+
+/// One field of a table.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Entry {
+    pub(super) name: String,
+    pub(super) at: Origin,
+    pub(super) value: Node,
+}
+
+impl Node {
+    pub(super) fn text(text: impl Into<String>, at: Origin) -> Self {
+        Self {
+            kind: Kind::Text(text.into()),
+            at,
+        }
+    }
+
+    pub(super) fn table(at: Origin) -> Self {
+        Self {
+            kind: Kind::Table(Vec::new()),
+            at,
+        }
+    }
+
+    /// What the value is, with its article.
+    pub(super) fn type_name(&self) -> &'static str {
+        match &self.kind {
+            Kind::Text(_) => "a string",
+            Kind::Integer(..) => "an integer",
+            Kind::Boolean(_) => "a boolean",
+            Kind::Other(name, _) => name,
+            Kind::List(_) => "a list",
+            Kind::Table(_) => "a table",
+        }
+    }
+
+    /// The value for a message: one line, without control characters, not too long.
+    pub(super) fn shown(&self) -> Option<String> {
+        match &self.kind {
+            Kind::Text(text) => Some(format!("\"{}\"", shorten(text))),
+            Kind::Integer(text, _) | Kind::Other(_, text) => Some(shorten(text)),
+            Kind::Boolean(value) => Some(value.to_string()),
+            Kind::List(_) | Kind::Table(_) => None,
+        }
+    }
+
+    /// Puts `value` at `section.field…` below this root, through tables that are made where they
+    /// lack.
+    ///
+    /// A section that is no table stays as it is, so that its own fault is reported; deeper,
+    /// `tenant = "public"` gives way to `tenant.header`.
+    pub(super) fn set(&mut self, path: &[String], value: Node) {
+        let Some((section, rest)) = path.split_first() else {
+            return;
+        };
+        match self.find(section) {
+            Some(Entry {
+                value:
+                    Node {
+                        kind: Kind::Table(_),
+                        ..
+                    },
+                ..
+            })
+            | None => {}
+            Some(_) if rest.is_empty() => {}
+            Some(_) => return,
+        }
+        self.put(path, value);
+    }
+
+    fn put(&mut self, path: &[String], value: Node) {
+        let Some((name, rest)) = path.split_first() else {
+            *self = value;
+            return;
+        };
+        let at = value.at.clone();
+        let mut entries = match std::mem::replace(&mut self.kind, Kind::Boolean(false)) {
+            Kind::Table(entries) => entries,
+            _ => Vec::new(),
+        };
+        let old = entries.iter().position(|entry| entry.name == *name);
+        let mut entry = match old.map(|index| entries.swap_remove(index)) {
+            Some(entry) if !rest.is_empty() => entry,
+            _ => Entry {
+                name: name.clone(),
+                at: at.clone(),
+                value: Node::table(at),
+            },
+        };
+        entry.value.put(rest, value);
+        entries.push(entry);
+        self.kind = Kind::Table(entries);
+    }
+
+    fn find(&self, name: &str) -> Option<&Entry> {
+        match &self.kind {
+            Kind::Table(entries) => entries.iter().find(|entry| entry.name == name),
+            _ => None,
+        }
+    }
+
+    /// Takes the field at `section.name` away, if it is there.
+    pub(super) fn remove(&mut self, section: &str, name: &str) {
+        let Kind::Table(sections) = &mut self.kind else {
+            return;
+        };
+        for section in sections.iter_mut().filter(|entry| entry.name == section) {
+            if let Kind::Table(entries) = &mut section.value.kind {
+                entries.retain(|entry| entry.name != name);
+            }
+        }
+    }
+}
+
+/// Reads a file; its first syntax error is the one fault that is reported.
+pub(super) fn parse(text: &str, problems: &mut Problems<'_>) -> Node {
+    match DeTable::parse(text) {
+        Ok(table) => {
+            let place = |span: Range<usize>| Origin::File(span.start);
+            from_table(table.get_ref(), Origin::File(0), &place, 0)
+        }
+        Err(error) => {
+            let at = error
+                .span()
+                .map_or(Origin::Absent, |span| Origin::File(span.start));
+            // Only the first line: the others may repeat a part of the file.
+            let message = error
+                .message()
+                .lines()
+                .next()
+                .unwrap_or_default()
+                .to_owned();
+            let fix = match message.contains("duplicate") {
+                true => "the same name stands further up: keep one, or put the two together",
+                false => "look at the quotes, brackets and `=` here: strings need quotes",
+            };
+            problems.add(
+                &at,
+                "",
+                None,
+                Fault::new(format!("not valid TOML: {message}"), fix),
+            );
+            Node::table(Origin::Absent)
+        }
+    }
+}
+
+/// Reads what a variable holds: a TOML value if it is one, else the text itself.
+pub(super) fn parse_variable(name: &str, text: &str) -> Node {
+    let at = || Origin::Env(name.to_owned());
+    let Ok(value) = DeValue::parse(text) else {
+        return Node::text(text, at());
+    };
+    let mut node = from_value(&value, &|_| at(), 1);
+    if let Kind::Integer(shown, _) | Kind::Other(_, shown) = &mut node.kind {
+        // Exactly what was written, in case that a string is wanted.
+        text.clone_into(shown);
+    }
+    node
+}
+
+type Place<'p> = &'p dyn Fn(Range<usize>) -> Origin;
+
+/// Deeper than this there is no field, so what is there was refused further up.
+const DEPTH_MAX: usize = 16;
+
+fn from_value(value: &Spanned<DeValue<'_>>, place: Place<'_>, depth: usize) -> Node {
+    let at = place(value.span());
+    let kind = match value.get_ref() {
+        DeValue::String(text) => Kind::Text(text.to_string()),
+        DeValue::Integer(number) => {
+            let parsed = i64::from_str_radix(number.as_str(), number.radix()).ok();
+            Kind::Integer(number.to_string(), parsed)
+        }
+        DeValue::Boolean(value) => Kind::Boolean(*value),
+        DeValue::Float(number) => Kind::Other("a float", number.to_string()),
+        DeValue::Datetime(date) => Kind::Other("a date or time", date.to_string()),
+        DeValue::Array(_) | DeValue::Table(_) if depth > DEPTH_MAX => Kind::List(Vec::new()),
+        DeValue::Array(list) => Kind::List(
+            list.iter()
+                .map(|value| from_value(value, place, depth + 1))
+                .collect(),
+        ),
+        DeValue::Table(table) => return from_table(table, at, place, depth),
+    };
+    Node { kind, at }
+}
+
+fn from_table(table: &DeTable<'_>, at: Origin, place: Place<'_>, depth: usize) -> Node {
+    let entries = table.iter().map(|(name, value)| Entry {
+        name: name.get_ref().to_string(),
+        at: place(name.span()),
+        value: from_value(value, place, depth + 1),
+    });
+    Node {
+        kind: Kind::Table(entries.collect()),
+        at,
+    }
+}
+
+/// Escaped, so that nothing in a file can steer a terminal, and cut.
+pub(super) fn shorten(text: &str) -> String {
+    let escape = |c: char| match c {
+        '\'' => c.to_string(),
+        _ => c.escape_debug().to_string(),
+    };
+    let mut shown: String = text
+        .chars()
+        .take(SHOWN_CHARACTERS_MAX)
+        .map(escape)
+        .collect();
+    if text.chars().nth(SHOWN_CHARACTERS_MAX).is_some() {
+        shown.push('…');
+    }
+    shown
+}

@@ -1,0 +1,224 @@
+//! Addresses: where to listen, where requests go, where records are kept.
+
+use std::fmt;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use http::Uri;
+
+use super::error::Fault;
+use super::fields::nearest;
+
+/// Where records are kept.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum StoreUrl {
+    /// `embedded:FOLDER`: in a folder of this machine.
+    Embedded(PathBuf),
+    /// `memory:`: in this process, for tests; a restart forgets everything.
+    Memory,
+}
+
+impl StoreUrl {
+    pub(super) fn parse(text: &str) -> Result<Self, Fault> {
+        const FIX: &str = "use \"embedded:./onetake-data\", or \"memory:\" for tests";
+        const LATER: [&str; 7] = [
+            "sqlite",
+            "postgres",
+            "postgresql",
+            "redis",
+            "rediss",
+            "redis-cluster",
+            "dynamodb",
+        ];
+        // URLs of databases carry passwords.
+        let bad = |what: &str, fix: &str| Fault::new(what, fix).hiding_value(text.contains('@'));
+        let Some((scheme, rest)) = text.split_once(':') else {
+            return Err(bad("not the URL of a store", FIX));
+        };
+        match scheme {
+            "embedded" if rest.trim().is_empty() => Err(bad("the folder is missing", FIX)),
+            "embedded" if rest.starts_with("//") => {
+                let fix = "write the folder right behind the colon: \"embedded:/var/lib/onetake\"";
+                Err(bad("a folder has no host", fix))
+            }
+            "embedded" if rest.contains('\0') => Err(bad("not the name of a folder", FIX)),
+            "embedded" => Ok(Self::Embedded(PathBuf::from(rest))),
+            "memory" if rest.is_empty() => Ok(Self::Memory),
+            "memory" => Err(bad("the memory store takes nothing behind the colon", FIX)),
+            _ if LATER.contains(&scheme) => {
+                let what = format!("this version does not support the store `{scheme}:` yet");
+                Err(Fault::new(what, FIX).hiding_value(true))
+            }
+            _ => match nearest(scheme, ["embedded", "memory"]) {
+                Some(near) => Err(bad(
+                    "there is no such store",
+                    &format!("did you mean `{near}:`?"),
+                )),
+                None => Err(bad("there is no such store", FIX)),
+            },
+        }
+    }
+}
+
+impl fmt::Display for StoreUrl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Embedded(folder) => write!(f, "embedded:{}", folder.display()),
+            Self::Memory => f.write_str("memory:"),
+        }
+    }
+}
+
+/// Reads where to listen.
+pub(super) fn parse_listen(text: &str) -> Result<SocketAddr, Fault> {
+    text.parse().map_err(|_| {
+        let fix = match text.rsplit_once(':') {
+            Some(("" | "*", port)) if port.parse::<u16>().is_ok() => {
+                format!("write \"0.0.0.0:{port}\" for all addresses, or \"127.0.0.1:{port}\"")
+            }
+            Some(("localhost", port)) if port.parse::<u16>().is_ok() => {
+                format!("write \"127.0.0.1:{port}\"")
+            }
+            _ => "write an address and a port, such as \"127.0.0.1:8080\" or \"[::1]:8080\"".into(),
+        };
+        Fault::new("not an IP address and a port", fix)
+    })
+}
+
+/// Reads where requests go: `http://host:port` and nothing else.
+pub(super) fn parse_upstream(text: &str) -> Result<Uri, Fault> {
+    const FIX: &str = "write for example \"http://127.0.0.1:3000\"";
+    let bad = |what: &str, fix: &str| Fault::new(what, fix).hiding_value(text.contains('@'));
+    let Some((scheme, rest)) = text.split_once("://") else {
+        let fix = format!("did you mean \"http://{text}\"?");
+        return Err(match format!("http://{text}").parse::<Uri>() {
+            Ok(_) if !text.contains(['/', '@']) => bad("the URL has no scheme", &fix),
+            _ => bad("not an http:// URL", FIX),
+        });
+    };
+    match scheme {
+        "http" => {}
+        "https" => {
+            let what = "this version does not support https:// to the upstream yet";
+            return Err(bad(
+                what,
+                "use http://, on the same machine or a network that you trust",
+            ));
+        }
+        _ => return Err(bad("not an http:// URL", FIX)),
+    }
+    if rest.contains(['?', '#']) {
+        return Err(bad("an upstream has no query and no fragment", FIX));
+    }
+    let uri: Uri = text.parse().map_err(|_| bad("not a valid URL", FIX))?;
+    let Some(authority) = uri.authority() else {
+        return Err(bad("the host is missing", FIX));
+    };
+    if authority.as_str().contains('@') {
+        return Err(bad("an upstream has no user and no password", FIX));
+    }
+    if authority.host().is_empty() {
+        return Err(bad("the host is missing", FIX));
+    }
+    let port = authority
+        .as_str()
+        .strip_prefix(authority.host())
+        .unwrap_or_default();
+    let good_port = |port: &str| port.parse::<u16>().is_ok_and(|port| port != 0);
+    if !port.is_empty() && !port.strip_prefix(':').is_some_and(good_port) {
+        return Err(bad("not a valid port", FIX));
+    }
+    if !matches!(uri.path(), "" | "/") {
+        let fix = format!("write \"http://{authority}\": requests keep their own paths");
+        return Err(bad("an upstream has no path", &fix));
+    }
+    Ok(uri)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn upstreams() {
+        for text in [
+            "http://127.0.0.1:3000",
+            "http://api/",
+            "http://[::1]:80",
+            "http://api.internal:8080",
+        ] {
+            assert!(parse_upstream(text).is_ok(), "{text}");
+        }
+        for (text, hint) in [
+            ("", "not an http:// URL"),
+            ("localhost:3000", "did you mean \"http://localhost:3000\"?"),
+            ("127.0.0.1:3000", "did you mean \"http://127.0.0.1:3000\"?"),
+            ("ftp://api", "not an http:// URL"),
+            ("https://api", "does not support https://"),
+            ("http://", "not a valid URL"),
+            ("http://:3000", "host is missing"),
+            ("http://api:0", "not a valid port"),
+            ("http://api:99999", "port"),
+            ("http://api:", "not a valid port"),
+            ("http://api/v1", "write \"http://api\""),
+            ("http://api?x", "no query"),
+            ("http://api/#x", "no query"),
+            ("http://a b", "not a valid URL"),
+        ] {
+            let fault = parse_upstream(text).unwrap_err();
+            let said = format!("{} {}", fault.what, fault.fix);
+            assert!(said.contains(hint), "{text}: {said}");
+        }
+        let fault = parse_upstream("http://me:secret@api").unwrap_err();
+        assert!(
+            fault.hides_value && !format!("{fault:?}").contains("secret"),
+            "{fault:?}"
+        );
+    }
+
+    #[test]
+    fn stores() {
+        assert_eq!(StoreUrl::parse("memory:").unwrap(), StoreUrl::Memory);
+        let url = StoreUrl::parse("embedded:/var/lib/onetake").unwrap();
+        assert_eq!(url, StoreUrl::Embedded("/var/lib/onetake".into()));
+        assert_eq!(url.to_string(), "embedded:/var/lib/onetake");
+        for (text, hint) in [
+            ("memory", "not the URL"),
+            ("memory:x", "nothing behind"),
+            ("embedded:", "folder is missing"),
+            ("embedded://data", "right behind the colon"),
+            ("embeded:data", "did you mean `embedded:`?"),
+            ("mysql://x", "no such store"),
+            (
+                "postgres://me:secret@db/x",
+                "does not support the store `postgres:` yet",
+            ),
+        ] {
+            let fault = StoreUrl::parse(text).unwrap_err();
+            let said = format!("{} {}", fault.what, fault.fix);
+            assert!(
+                said.contains(hint) && !said.contains("secret"),
+                "{text}: {said}"
+            );
+        }
+        assert!(
+            StoreUrl::parse("postgres://me:secret@db/x")
+                .unwrap_err()
+                .hides_value
+        );
+    }
+
+    #[test]
+    fn listeners() {
+        assert!(parse_listen("127.0.0.1:8080").is_ok());
+        assert!(parse_listen("[::]:0").is_ok());
+        for (text, hint) in [
+            ("localhost:8080", "\"127.0.0.1:8080\""),
+            (":8080", "\"0.0.0.0:8080\""),
+            ("8080", "an address and a port"),
+            ("", "an address and a port"),
+        ] {
+            assert!(parse_listen(text).unwrap_err().fix.contains(hint), "{text}");
+        }
+    }
+}

@@ -1,0 +1,71 @@
+//! The admin listener: probes and metrics.
+
+use axum::Router;
+use axum::extract::State;
+use axum::http::StatusCode;
+use axum::response::IntoResponse;
+use axum::routing::get;
+use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
+use tokio::net::TcpListener;
+use tokio_util::sync::CancellationToken;
+
+use onetake_core::Engine;
+
+/// Seconds that a store's write may take.
+const SECONDS: [f64; 12] = [
+    0.000_1, 0.000_25, 0.000_5, 0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5, 2.0,
+];
+/// Items in a batch.
+const ITEMS: [f64; 10] = [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0];
+
+#[derive(Clone)]
+struct Admin {
+    engine: Engine,
+    metrics: Option<PrometheusHandle>,
+}
+
+/// Serves until it is stopped.
+pub(super) async fn serve(
+    listener: TcpListener,
+    engine: Engine,
+    metrics: Option<PrometheusHandle>,
+    stop: CancellationToken,
+) {
+    let router = Router::new()
+        .route("/livez", get(|| async { "ok\n" }))
+        .route("/readyz", get(ready))
+        .route("/metrics", get(render))
+        .with_state(Admin { engine, metrics });
+    let served = axum::serve(listener, router).with_graceful_shutdown(stop.cancelled_owned());
+    if let Err(error) = served.await {
+        tracing::error!(%error, "the admin listener ended");
+    }
+}
+
+async fn ready(State(admin): State<Admin>) -> impl IntoResponse {
+    match admin.engine.ready().await {
+        Ok(()) => (StatusCode::OK, "ok\n".to_owned()),
+        Err(error) => (StatusCode::SERVICE_UNAVAILABLE, format!("{error}\n")),
+    }
+}
+
+async fn render(State(admin): State<Admin>) -> impl IntoResponse {
+    match admin.metrics {
+        Some(metrics) => {
+            metrics.run_upkeep();
+            let text = [("content-type", "text/plain; version=0.0.4")];
+            (StatusCode::OK, text, metrics.render()).into_response()
+        }
+        None => (StatusCode::NOT_FOUND, "another recorder is installed\n").into_response(),
+    }
+}
+
+/// Makes this process record its metrics; `None` if something else does already.
+pub(super) fn install_recorder() -> Option<PrometheusHandle> {
+    let builder = PrometheusBuilder::new()
+        .set_buckets_for_metric(Matcher::Full("onetake_store_seconds".to_owned()), &SECONDS)
+        .and_then(|builder| {
+            builder.set_buckets_for_metric(Matcher::Full("onetake_batch_size".to_owned()), &ITEMS)
+        });
+    builder.ok()?.install_recorder().ok()
+}

@@ -1,0 +1,230 @@
+//! The first look at a request: refuse what two servers could read differently, keep forwarding
+//! headers honest, and find the plan.
+
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+
+use bytes::Bytes;
+use futures_util::future::BoxFuture;
+use http::header::{FORWARDED, HOST, HeaderName, HeaderValue, TRANSFER_ENCODING};
+use http::request::Parts;
+use http::uri::Authority;
+use http::{Method, Request, Response, Version};
+use http_body_util::Full;
+use http_body_util::combinators::BoxBody;
+use hyper::body::Incoming;
+use tower_service::Service;
+
+use onetake_core::Clock;
+use onetake_http::problem::IDEMPOTENCY_REFERENCE;
+use onetake_http::{BoxError, Code, IDEMPOTENCY_DERIVED_KEY, IDEMPOTENCY_FENCE, Onetake, Problem};
+
+use super::plan::{Plan, Plans};
+use super::proxy::Proxy;
+
+const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
+const X_FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
+const X_FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
+const X_FORWARDED_PORT: HeaderName = HeaderName::from_static("x-forwarded-port");
+const X_REAL_IP: HeaderName = HeaderName::from_static("x-real-ip");
+
+/// The body of every answer.
+pub(super) type AnyBody = BoxBody<Bytes, BoxError>;
+
+/// The whole gateway as one service.
+#[derive(Clone)]
+pub(super) struct Edge {
+    inner: Onetake<Proxy>,
+    plans: Arc<Plans>,
+    clock: Arc<dyn Clock>,
+}
+
+impl Edge {
+    pub(super) fn new(inner: Onetake<Proxy>, plans: Arc<Plans>, clock: Arc<dyn Clock>) -> Self {
+        Self {
+            inner,
+            plans,
+            clock,
+        }
+    }
+
+    /// Answers one request of a peer.
+    pub(super) fn answer(
+        &self,
+        peer: SocketAddr,
+        request: Request<Incoming>,
+    ) -> BoxFuture<'static, Response<AnyBody>> {
+        let Self {
+            mut inner,
+            plans,
+            clock,
+        } = self.clone();
+        Box::pin(async move {
+            let from = clock.monotonic();
+            let (mut parts, body) = request.into_parts();
+            let method = parts.method.clone();
+            let response = match admit(&plans, peer.ip(), &mut parts) {
+                Err(problem) => problem.into_response(None).map(whole),
+                Ok(plan) => {
+                    parts.extensions.insert(Arc::clone(&plan));
+                    let answered = inner.call(Request::from_parts(parts, body)).await;
+                    let response = answered.unwrap_or_else(|never| match never {});
+                    log(&method, &plan, &response, clock.monotonic() - from);
+                    response.map(BoxBody::new)
+                }
+            };
+            response
+        })
+    }
+}
+
+/// One line per request, without anything that the client sent but its method.
+fn log<B>(method: &Method, plan: &Plan, response: &Response<B>, took: std::time::Duration) {
+    let headers = response.headers();
+    let reference = headers
+        .get(IDEMPOTENCY_REFERENCE)
+        .and_then(|value| value.to_str().ok());
+    tracing::debug!(
+        target: "onetake::access",
+        %method,
+        route = plan.label,
+        status = response.status().as_u16(),
+        reference,
+        replayed = headers.contains_key("idempotent-replayed"),
+        micros = u64::try_from(took.as_micros()).unwrap_or(u64::MAX),
+    );
+}
+
+fn whole(body: Bytes) -> AnyBody {
+    BoxBody::new(http_body_util::BodyExt::map_err(
+        Full::new(body),
+        |never| match never {},
+    ))
+}
+
+/// Checks and prepares the head of a request.
+fn admit(plans: &Plans, peer: IpAddr, parts: &mut Parts) -> Result<Arc<Plan>, Problem> {
+    let host = host(parts)?;
+    transfer_encoding(parts)?;
+    if parts.method == Method::CONNECT || !parts.uri.path().starts_with('/') {
+        return Err(refused("Only requests for a path are forwarded."));
+    }
+    for name in [IDEMPOTENCY_FENCE, IDEMPOTENCY_DERIVED_KEY] {
+        // The upstream believes these: they come from here, or not at all.
+        parts.headers.remove(name);
+    }
+    let trusted = plans.trusts(peer);
+    if !trusted {
+        for name in &plans.tenant_headers {
+            parts.headers.remove(name);
+        }
+    }
+    forwarding(parts, peer, trusted, host);
+    Ok(Arc::clone(plans.find(&parts.method, parts.uri.path())))
+}
+
+fn refused(what: &str) -> Problem {
+    Problem::new(
+        Code::RequestRefused,
+        format!("{what} Nothing was forwarded."),
+    )
+}
+
+/// The host that the request is for: exactly one, however it is said.
+fn host(parts: &mut Parts) -> Result<HeaderValue, Problem> {
+    let mut hosts = parts.headers.get_all(HOST).iter();
+    let first = hosts.next().cloned();
+    if hosts.next().is_some() {
+        return Err(refused("The request has two Host headers."));
+    }
+    let in_uri = parts
+        .uri
+        .authority()
+        .map(|authority| authority.as_str().to_owned());
+    let host = match (first, in_uri) {
+        (Some(host), Some(uri)) if !host.as_bytes().eq_ignore_ascii_case(uri.as_bytes()) => {
+            return Err(refused(
+                "The Host header and the request's target name different hosts.",
+            ));
+        }
+        (Some(host), _) => host,
+        (None, Some(uri)) => {
+            HeaderValue::from_str(&uri).map_err(|_| refused("The host is malformed."))?
+        }
+        (None, None) if parts.version <= Version::HTTP_10 => HeaderValue::from_static("localhost"),
+        (None, None) => return Err(refused("The request has no Host header.")),
+    };
+    let text = host
+        .to_str()
+        .map_err(|_| refused("The Host header is malformed."))?;
+    if text.contains('@') || text.parse::<Authority>().is_err() {
+        return Err(refused("The Host header is malformed."));
+    }
+    parts.headers.insert(HOST, host.clone());
+    Ok(host)
+}
+
+/// `chunked` alone, and only where it exists.
+fn transfer_encoding(parts: &Parts) -> Result<(), Problem> {
+    let mut values = parts.headers.get_all(TRANSFER_ENCODING).iter();
+    let Some(value) = values.next() else {
+        return Ok(());
+    };
+    let chunked = value
+        .as_bytes()
+        .trim_ascii()
+        .eq_ignore_ascii_case(b"chunked");
+    if values.next().is_some() || !chunked || parts.version != Version::HTTP_11 {
+        return Err(refused(
+            "The request has a Transfer-Encoding other than chunked.",
+        ));
+    }
+    Ok(())
+}
+
+/// A trusted proxy's word is kept and added to; anybody else's is replaced.
+fn forwarding(parts: &mut Parts, peer: IpAddr, trusted: bool, host: HeaderValue) {
+    let headers = &mut parts.headers;
+    if !trusted {
+        let claimed = [
+            FORWARDED,
+            X_FORWARDED_FOR,
+            X_FORWARDED_HOST,
+            X_FORWARDED_PROTO,
+            X_FORWARDED_PORT,
+            X_REAL_IP,
+        ];
+        for name in claimed {
+            headers.remove(name);
+        }
+    }
+    let peer = peer.to_canonical();
+    append(headers, X_FORWARDED_FOR, &peer.to_string());
+    let node = match peer {
+        IpAddr::V4(address) => format!("for={address}"),
+        IpAddr::V6(address) => format!("for=\"[{address}]\""),
+    };
+    let quoted = host.to_str().unwrap_or_default().to_owned();
+    append(
+        headers,
+        FORWARDED,
+        &format!("{node};host=\"{quoted}\";proto=http"),
+    );
+    headers.entry(X_FORWARDED_HOST).or_insert(host);
+    headers
+        .entry(X_FORWARDED_PROTO)
+        .or_insert(HeaderValue::from_static("http"));
+}
+
+/// Adds to a list that may have come in several lines.
+fn append(headers: &mut http::HeaderMap, name: HeaderName, last: &str) {
+    let mut all: Vec<u8> = Vec::new();
+    for value in headers.get_all(&name) {
+        all.extend_from_slice(value.as_bytes());
+        all.extend_from_slice(b", ");
+    }
+    all.extend_from_slice(last.as_bytes());
+    if let Ok(value) = HeaderValue::from_bytes(&all) {
+        headers.insert(name, value);
+    }
+}

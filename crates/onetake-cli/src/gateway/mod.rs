@@ -1,0 +1,174 @@
+//! The gateway.
+//!
+//! ```text
+//! connection → edge (refuse what could smuggle, forwarding headers, plan)
+//!            → onetake layer (key, claim, replay)
+//!            → proxy (pooled connections to the upstream)
+//! ```
+
+mod admin;
+mod edge;
+mod plan;
+mod proxy;
+mod server;
+
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use http::request::Parts;
+use metrics_exporter_prometheus::PrometheusHandle;
+use tokio::net::TcpListener;
+use tokio_util::sync::CancellationToken;
+use tower::Layer;
+
+use onetake_core::engine::Housekeeping;
+use onetake_core::{Engine, MemoryStore, Store, StoreError, SystemClock};
+use onetake_http::{HttpLimits, OnetakeLayer};
+use onetake_stores::{EmbeddedStore, OpenError};
+
+use crate::config::{Config, StoreUrl};
+use edge::Edge;
+use plan::{Plan, Plans};
+use proxy::Proxy;
+use server::Server;
+
+/// Why the gateway could not start.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum StartError {
+    /// The store could not be opened.
+    #[error(transparent)]
+    Store(#[from] OpenError),
+    /// A port could not be listened on.
+    #[error("cannot listen on {address} ({field}): {source}")]
+    Listen {
+        /// Where.
+        address: SocketAddr,
+        /// Which field says so.
+        field: &'static str,
+        /// What the operating system said.
+        #[source]
+        source: io::Error,
+    },
+}
+
+/// A running gateway.
+#[derive(Debug)]
+pub struct Gateway {
+    address: SocketAddr,
+    admin_address: SocketAddr,
+    engine: Engine,
+    server: Server,
+    stop_admin: CancellationToken,
+}
+
+impl Gateway {
+    /// Opens the store and the listeners, and serves from then on.
+    ///
+    /// # Errors
+    /// If the store or a listener cannot be opened.
+    pub async fn start(config: Config) -> Result<Self, StartError> {
+        let metrics = metrics_handle();
+        let store = open_store(&config.store.url).await?;
+        let engine = Engine::new(store);
+        engine.keep_house(Housekeeping {
+            sweep_interval: config.sweep.interval,
+            sweep_batch: config.sweep.batch,
+            ..Housekeeping::default()
+        });
+
+        let admin = listen(config.admin.listen, "admin.listen").await?;
+        let admin_address = local(&admin, config.admin.listen);
+        let stop_admin = CancellationToken::new();
+        tokio::spawn(admin::serve(
+            admin,
+            engine.clone(),
+            metrics,
+            stop_admin.clone(),
+        ));
+
+        let listener = listen(config.gateway.listen, "gateway.listen").await?;
+        let address = local(&listener, config.gateway.listen);
+        let plans = Arc::new(Plans::new(&config));
+        let policies = |parts: &Parts| parts.extensions.get::<Arc<Plan>>()?.policy.clone();
+        let layer = OnetakeLayer::routed(engine.clone(), policies, HttpLimits::default());
+        let service = Edge::new(layer.layer(Proxy::new()), plans, Arc::clone(engine.clock()));
+        let server = Server::start(listener, service, Arc::new(SystemClock));
+        Ok(Self {
+            address,
+            admin_address,
+            engine,
+            server,
+            stop_admin,
+        })
+    }
+
+    /// Where clients connect.
+    #[must_use]
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Where probes and metrics are.
+    #[must_use]
+    pub fn admin_address(&self) -> SocketAddr {
+        self.admin_address
+    }
+
+    /// Resolves when the store must not be used any more: the process should end.
+    pub async fn fatal(&self) -> StoreError {
+        self.engine.fatal().await
+    }
+
+    /// Stops listening, lets connections and operations finish for at most `patience`, and closes
+    /// the store. Says whether everything ended by itself.
+    ///
+    /// # Errors
+    /// If the store could not be closed.
+    pub async fn shutdown(self, patience: Duration) -> Result<bool, StoreError> {
+        let began = self.engine.clock().monotonic();
+        let quiet = self.server.shutdown(patience).await;
+        let left = patience.saturating_sub(self.engine.clock().monotonic() - began);
+        let drained = self.engine.shutdown(left).await?;
+        self.stop_admin.cancel();
+        Ok(quiet && drained)
+    }
+}
+
+async fn open_store(url: &StoreUrl) -> Result<Arc<dyn Store>, StartError> {
+    match url {
+        StoreUrl::Memory => {
+            tracing::warn!("the memory store forgets everything when this process ends");
+            Ok(Arc::new(MemoryStore::new()))
+        }
+        StoreUrl::Embedded(path) => {
+            let path = path.clone();
+            let opened = tokio::task::spawn_blocking(move || EmbeddedStore::open(path)).await;
+            match opened {
+                Ok(store) => Ok(Arc::new(store?)),
+                Err(panicked) => std::panic::resume_unwind(panicked.into_panic()),
+            }
+        }
+    }
+}
+
+async fn listen(address: SocketAddr, field: &'static str) -> Result<TcpListener, StartError> {
+    let listener = TcpListener::bind(address).await;
+    listener.map_err(|source| StartError::Listen {
+        address,
+        field,
+        source,
+    })
+}
+
+fn local(listener: &TcpListener, asked: SocketAddr) -> SocketAddr {
+    listener.local_addr().unwrap_or(asked)
+}
+
+/// The one recorder of this process.
+fn metrics_handle() -> Option<PrometheusHandle> {
+    static HANDLE: std::sync::OnceLock<Option<PrometheusHandle>> = std::sync::OnceLock::new();
+    HANDLE.get_or_init(admin::install_recorder).clone()
+}

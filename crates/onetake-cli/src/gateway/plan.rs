@@ -1,0 +1,157 @@
+//! What applies to a request: its policy and its upstream.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use http::{HeaderName, Method, Uri};
+
+use onetake_core as core;
+use onetake_http as layer;
+use onetake_http::json::{Pointer, Selection};
+
+use crate::config::{
+    Cidr, Config, FingerprintConfig, InFlight, OnUnknown, Policy, Route, TenantConfig,
+};
+
+/// What applies to a request.
+#[derive(Debug)]
+pub(super) struct Plan {
+    /// The route as configured, for logs; `-` where none matched.
+    pub(super) label: String,
+    /// `None`: it is never keyed.
+    pub(super) policy: Option<Arc<layer::Policy>>,
+    /// `None`: nobody said where it should go.
+    pub(super) upstream: Option<Uri>,
+    /// How long the upstream may take.
+    pub(super) timeout: Duration,
+}
+
+/// All plans, and who is believed about forwarding.
+#[derive(Debug)]
+pub(super) struct Plans {
+    routes: Vec<(Route, Arc<Plan>)>,
+    keyed: Arc<Plan>,
+    untouched: Arc<Plan>,
+    trusted: Vec<Cidr>,
+    /// Headers that name tenants: removed from everybody who is not a trusted proxy.
+    pub(super) tenant_headers: Vec<HeaderName>,
+}
+
+impl Plans {
+    pub(super) fn new(config: &Config) -> Self {
+        let routes: Vec<_> = config
+            .routes
+            .iter()
+            .map(|r| (r.clone(), Arc::new(plan_of(r))))
+            .collect();
+        let policies = config
+            .routes
+            .iter()
+            .map(|route| &route.policy)
+            .chain([&config.defaults]);
+        let tenant_headers = policies
+            .filter_map(|policy| match &policy.tenant {
+                TenantConfig::Header(name) => Some(name.clone()),
+                _ => None,
+            })
+            .collect();
+        let fallback = |policy| Plan {
+            label: "-".to_owned(),
+            policy,
+            upstream: config.gateway.upstream.clone(),
+            timeout: config.defaults.upstream_timeout,
+        };
+        Self {
+            routes,
+            keyed: Arc::new(fallback(Some(Arc::new(policy_of(&config.defaults))))),
+            untouched: Arc::new(fallback(None)),
+            trusted: config.gateway.trusted_proxies.clone(),
+            tenant_headers,
+        }
+    }
+
+    /// The first route that matches, else the defaults.
+    pub(super) fn find(&self, method: &Method, path: &str) -> &Arc<Plan> {
+        let found = self
+            .routes
+            .iter()
+            .find(|(route, _)| route.matches(method, path));
+        match found {
+            Some((_, plan)) => plan,
+            None if *method == Method::POST || *method == Method::PATCH => &self.keyed,
+            None => &self.untouched,
+        }
+    }
+
+    pub(super) fn trusts(&self, peer: std::net::IpAddr) -> bool {
+        self.trusted.iter().any(|block| block.contains(peer))
+    }
+}
+
+fn plan_of(route: &Route) -> Plan {
+    Plan {
+        label: format!("{} {}", route.methods, route.path),
+        policy: Some(Arc::new(policy_of(&route.policy))),
+        upstream: Some(route.upstream.clone()),
+        timeout: route.policy.upstream_timeout,
+    }
+}
+
+fn policy_of(policy: &Policy) -> layer::Policy {
+    layer::Policy {
+        // The plan was found by its method already.
+        methods: vec![Method::POST, Method::PUT, Method::PATCH, Method::DELETE],
+        key: layer::KeyPolicy {
+            required: policy.key.required,
+            length_min: policy.key.min_length,
+        },
+        tenant: match &policy.tenant {
+            TenantConfig::CredentialOrPublic => layer::Tenant::CredentialOrPublic,
+            TenantConfig::Credential => layer::Tenant::Credential,
+            TenantConfig::Public => layer::Tenant::Public,
+            TenantConfig::Header(name) => layer::Tenant::Header(name.clone()),
+        },
+        namespace: policy.namespace.clone(),
+        fingerprint: fingerprint_of(&policy.fingerprint),
+        terms: core::Terms {
+            ttl: policy.ttl,
+            lease: policy.lease,
+            grace: policy.grace,
+            on_unknown: match policy.on_unknown {
+                OnUnknown::Fail => core::OnUnknown::Fail,
+                OnUnknown::Retry => core::OnUnknown::Retry,
+            },
+        },
+        in_flight: match policy.in_flight {
+            InFlight::Reject => core::InFlight::Reject,
+            InFlight::Wait => core::InFlight::Wait(policy.wait_timeout),
+        },
+        run_max: policy.upstream_timeout,
+        statuses: policy.outcomes.clone(),
+        request_body_max: policy.max_request_body,
+        response_body_max: policy.max_response_body,
+        ..layer::Policy::default()
+    }
+}
+
+fn fingerprint_of(config: &FingerprintConfig) -> layer::FingerprintMode {
+    // The configuration was checked: every pointer in it is one.
+    let pointers = |texts: &[String]| -> Vec<Pointer> {
+        texts
+            .iter()
+            .filter_map(|text| Pointer::parse(text).ok())
+            .collect()
+    };
+    match config {
+        FingerprintConfig::Bytes => layer::FingerprintMode::Bytes,
+        FingerprintConfig::JsonExclude(texts) if texts.is_empty() => {
+            layer::FingerprintMode::Json(Selection::Whole)
+        }
+        FingerprintConfig::JsonExclude(texts) => {
+            layer::FingerprintMode::Json(Selection::Exclude(pointers(texts)))
+        }
+        FingerprintConfig::JsonInclude(texts) => {
+            layer::FingerprintMode::Json(Selection::Include(pointers(texts)))
+        }
+    }
+}

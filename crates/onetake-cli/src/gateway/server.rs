@@ -1,0 +1,215 @@
+//! Connections: accepted, bounded, timed out and drained.
+
+use std::convert::Infallible;
+use std::net::SocketAddr;
+use std::pin::pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::time::Duration;
+
+use http::Request;
+use hyper::body::Incoming;
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use hyper_util::server::conn::auto::Builder;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use onetake_core::Clock;
+use onetake_core::clock::micros;
+
+use super::edge::Edge;
+
+/// Connections at once; further ones wait in the operating system's queue.
+const CONNECTIONS_MAX: usize = 16_384;
+/// How long a client may take to send the head of a request.
+const HEADER_TIMEOUT: Duration = Duration::from_secs(15);
+/// How long a connection may be idle between two requests.
+const IDLE_TIMEOUT: Duration = Duration::from_secs(75);
+/// Headers of one request.
+const HEADERS_MAX: usize = 100;
+/// Bytes of one request's head.
+const HEAD_BYTES_MAX: usize = 64 << 10;
+/// Requests at once on one HTTP/2 connection.
+const STREAMS_MAX: u32 = 256;
+/// How long to wait after the operating system could not give a connection.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+
+/// The listener and everything that it accepted.
+#[derive(Debug)]
+pub(super) struct Server {
+    stop: CancellationToken,
+    connections: TaskTracker,
+    clock: Arc<dyn Clock>,
+}
+
+impl Server {
+    pub(super) fn start(listener: TcpListener, edge: Edge, clock: Arc<dyn Clock>) -> Self {
+        let stop = CancellationToken::new();
+        let connections = TaskTracker::new();
+        let server = Self {
+            stop,
+            connections,
+            clock,
+        };
+        let (stop, connections, clock) = (
+            server.stop.clone(),
+            server.connections.clone(),
+            Arc::clone(&server.clock),
+        );
+        tokio::spawn(accept(listener, edge, stop, connections, clock));
+        server
+    }
+
+    /// Accepts nothing more and lets the connections finish what they are doing.
+    pub(super) async fn shutdown(self, patience: Duration) -> bool {
+        self.stop.cancel();
+        self.connections.close();
+        tokio::select! {
+            () = self.connections.wait() => true,
+            () = self.clock.sleep(patience) => false,
+        }
+    }
+}
+
+async fn accept(
+    listener: TcpListener,
+    edge: Edge,
+    stop: CancellationToken,
+    connections: TaskTracker,
+    clock: Arc<dyn Clock>,
+) {
+    let places = Arc::new(Semaphore::new(CONNECTIONS_MAX));
+    loop {
+        let place = Arc::clone(&places).acquire_owned();
+        let (place, accepted) = tokio::select! {
+            () = stop.cancelled() => return,
+            accepted = async { (place.await, listener.accept().await) } => accepted,
+        };
+        match (place, accepted) {
+            (Ok(place), Ok((stream, peer))) => {
+                let connection = Connection {
+                    edge: edge.clone(),
+                    peer,
+                    stop: stop.clone(),
+                    clock: Arc::clone(&clock),
+                    _place: place,
+                };
+                connections.spawn(connection.serve(stream));
+            }
+            (_, Err(error)) => {
+                // Out of file descriptors, or the peer is gone already: neither ends the gateway.
+                tracing::warn!(%error, "a connection could not be accepted");
+                clock.sleep(ACCEPT_PAUSE).await;
+            }
+            (Err(_closed), _) => return,
+        }
+    }
+}
+
+/// One client's connection.
+struct Connection {
+    edge: Edge,
+    peer: SocketAddr,
+    stop: CancellationToken,
+    clock: Arc<dyn Clock>,
+    _place: OwnedSemaphorePermit,
+}
+
+/// Whether a connection is in use, and since when it is not.
+#[derive(Default)]
+struct Activity {
+    requests: AtomicUsize,
+    last: AtomicU64,
+}
+
+impl Connection {
+    async fn serve(self, stream: TcpStream) {
+        let _best_effort = stream.set_nodelay(true);
+        let activity = Arc::new(Activity::default());
+        activity
+            .last
+            .store(micros(self.clock.monotonic()), Ordering::Relaxed);
+        let service = service_fn(|request: Request<Incoming>| {
+            let (activity, clock) = (Arc::clone(&activity), Arc::clone(&self.clock));
+            let answer = self.edge.answer(self.peer, request);
+            async move {
+                let busy = Busy::new(activity, clock);
+                let response = answer.await;
+                drop(busy);
+                Ok::<_, Infallible>(response)
+            }
+        });
+        let builder = builder();
+        let connection = builder.serve_connection_with_upgrades(TokioIo::new(stream), service);
+        let mut connection = pin!(connection);
+        loop {
+            tokio::select! {
+                ended = &mut connection => {
+                    if let Err(error) = ended {
+                        tracing::debug!(%error, "a connection ended with an error");
+                    }
+                    return;
+                }
+                () = self.stop.cancelled() => break,
+                () = self.clock.sleep(IDLE_TIMEOUT / 3) => {
+                    if activity.is_idle(self.clock.monotonic()) {
+                        break;
+                    }
+                }
+            }
+        }
+        connection.as_mut().graceful_shutdown();
+        let _ended = connection.await;
+    }
+}
+
+impl Activity {
+    fn is_idle(&self, monotonic: Duration) -> bool {
+        let last = Duration::from_micros(self.last.load(Ordering::Relaxed));
+        self.requests.load(Ordering::Relaxed) == 0 && monotonic.saturating_sub(last) >= IDLE_TIMEOUT
+    }
+}
+
+/// Counts a request for as long as it is being answered.
+struct Busy {
+    activity: Arc<Activity>,
+    clock: Arc<dyn Clock>,
+}
+
+impl Busy {
+    fn new(activity: Arc<Activity>, clock: Arc<dyn Clock>) -> Self {
+        activity.requests.fetch_add(1, Ordering::Relaxed);
+        Self { activity, clock }
+    }
+}
+
+impl Drop for Busy {
+    fn drop(&mut self) {
+        self.activity
+            .last
+            .store(micros(self.clock.monotonic()), Ordering::Relaxed);
+        self.activity.requests.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+fn builder() -> Builder<TokioExecutor> {
+    let mut builder = Builder::new(TokioExecutor::new());
+    builder
+        .http1()
+        .timer(TokioTimer::new())
+        .header_read_timeout(HEADER_TIMEOUT)
+        .max_headers(HEADERS_MAX)
+        .max_buf_size(HEAD_BYTES_MAX)
+        .keep_alive(true);
+    builder
+        .http2()
+        .timer(TokioTimer::new())
+        .keep_alive_interval(Duration::from_secs(20))
+        .keep_alive_timeout(Duration::from_secs(20))
+        .max_concurrent_streams(STREAMS_MAX)
+        .max_header_list_size(u32::try_from(HEAD_BYTES_MAX).unwrap_or(u32::MAX));
+    builder
+}

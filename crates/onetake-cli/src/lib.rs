@@ -1,0 +1,9 @@
+//! The binary `onetake`, as a library with a thin `main`.
+//!
+//! [`gateway`] is the same tower layer that Rust services use, around a proxy: there is no second
+//! implementation.
+
+pub mod cli;
+pub mod config;
+pub mod gateway;
+pub mod logs;

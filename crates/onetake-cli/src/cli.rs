@@ -6,11 +6,15 @@
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::sync::Arc;
 use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand};
+use onetake_core::SystemClock;
+use tokio_util::sync::CancellationToken;
 
 use crate::config::{self, Config, Overrides};
+use crate::demo::{self, DemoError, Screen};
 use crate::gateway::{Gateway, StartError};
 use crate::logs::{self, LogFormat};
 
@@ -29,6 +33,9 @@ struct Cli {
 enum Command {
     /// Run the gateway in front of an HTTP API.
     Serve(Serve),
+    /// Show in a few seconds what happens to payments over a bad connection, without onetake and
+    /// with it.
+    Demo(Demo),
     /// Check a configuration file, and say what is wrong with it.
     Check {
         /// The file.
@@ -62,12 +69,26 @@ struct Serve {
     drain_seconds: u64,
 }
 
+#[derive(Debug, Args)]
+struct Demo {
+    /// For how long to tap "Pay", from 1 to 600.
+    #[arg(long, value_name = "SECONDS", default_value_t = demo::SECONDS_DEFAULT)]
+    seconds: u64,
+    /// Taps a second, from 1 to 1000.
+    #[arg(long, value_name = "TAPS", default_value_t = demo::RATE_DEFAULT)]
+    rate: u64,
+    /// Which taps and which faults: the same seed, the same ones.
+    #[arg(long, value_name = "NUMBER", default_value_t = demo::SEED_DEFAULT)]
+    seed: u64,
+}
+
 /// Runs the command that was asked for.
 #[must_use]
 pub fn main() -> ExitCode {
     match Cli::parse().command {
         Command::Check { config } => check(&config),
         Command::Serve(serve) => serve.run(),
+        Command::Demo(demo) => demo.run(),
     }
 }
 
@@ -137,6 +158,45 @@ impl Serve {
         match runtime.block_on(serve(config, Duration::from_secs(self.drain_seconds))) {
             Ok(()) => ExitCode::SUCCESS,
             Err(failed) => failed.into(),
+        }
+    }
+}
+
+impl Demo {
+    /// Fails if onetake broke its promise before everybody's eyes.
+    fn run(self) -> ExitCode {
+        let options = match demo::Options::new(self.seconds, self.rate, self.seed) {
+            Ok(options) => options,
+            Err(error) => return Failed(error.to_string(), 2).into(),
+        };
+        // Logs would tear the picture apart; whoever asks for them gets them.
+        if std::env::var_os("ONETAKE_LOG").is_some() {
+            logs::init(LogFormat::Text);
+        }
+        let runtime = match tokio::runtime::Builder::new_multi_thread()
+            .enable_all()
+            .build()
+        {
+            Ok(runtime) => runtime,
+            Err(error) => return Failed(format!("cannot start: {error}"), 1).into(),
+        };
+        let shown = runtime.block_on(async {
+            let stop = CancellationToken::new();
+            let stopping = stop.clone();
+            tokio::spawn(async move {
+                stop_signal().await;
+                stopping.cancel();
+            });
+            demo::run(options, Arc::new(SystemClock), Screen::detect(), stop).await
+        });
+        match shown {
+            Ok(report) if report.failures().is_empty() => ExitCode::SUCCESS,
+            // The last lines on the screen say why.
+            Ok(_) => ExitCode::FAILURE,
+            Err(error @ (DemoError::Start(_) | DemoError::Io { .. })) => {
+                Failed(error.to_string(), 3).into()
+            }
+            Err(error) => Failed(error.to_string(), 1).into(),
         }
     }
 }

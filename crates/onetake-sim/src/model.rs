@@ -1,52 +1,60 @@
 //! An exhaustive model of what can happen to two keys.
 //!
 //! The store in this model changes its records by [`onetake_core::decide`] alone: the very
-//! functions that the real stores apply or are held to. Around it, three attempts, a reaper and a
-//! sweeper do everything that they may do, in every order, and time goes on in between. After each
-//! event the invariants are checked, and the checker visits every state that can be reached.
+//! functions that the real stores apply or are held to. Around it, attempts, a reaper and a
+//! sweeper do everything that they may do, in every order, while time goes on. Beside it, the
+//! model keeps what was promised for each key, from the store's answers and the design's words;
+//! a wrong decision shows as a difference between the two. The checker visits every state that can
+//! be reached.
 //!
 //! | event | what it stands for |
 //! | --- | --- |
-//! | claim | a request, with one of two payloads, on either key |
-//! | start | the attempt looks at its own clock, and the first byte goes out |
-//! | renew | a heartbeat; also one that arrives after the attempt's last word |
-//! | say | complete, fail, unknown (once started) or release (if never started); again and again, because answers get lost; at any time, because processes freeze and come back late |
-//! | die | the attempt never says anything again |
-//! | reaper looks, reaper acts | the list of abandoned attempts, and an `Abandon` any time later |
-//! | sweep looks, sweep acts | an entry of the index of expiries, which is never cleaned, and a deletion any time later |
-//! | tick | leases, graces and records end |
+//! | [`Claim`](Action::Claim) | a request, with one of two payloads, on either key |
+//! | [`Start`](Action::Start) | the attempt looks at its own clock, and the first byte goes out |
+//! | [`Renew`](Action::Renew) | a heartbeat; also one that arrives after the attempt's last word |
+//! | [`Say`](Action::Say) | an outcome or unknown (once started), release (if never started); at any time, because processes freeze and come back late; again and again, because answers get lost |
+//! | [`Die`](Action::Die) | the attempt never says anything again |
+//! | [`Reap`](Action::Reap) | the reaper acts on what it saw at an earlier look |
+//! | [`Sweep`](Action::Sweep) | the sweep acts on what its index named at an earlier look |
+//! | [`Tick`](Action::Tick) | leases, graces and records end |
 //!
-//! A pause needs no event of its own: whoever does nothing while time goes on is paused.
+//! A pause needs no event of its own: whoever does nothing while time goes on is paused. Nor do
+//! the first looks of reaper and sweep: each look is taken as soon as it can be, and never
+//! forgotten, so that the second step may come at any moment after it. A later look could only
+//! allow less.
 //!
 //! # Bounds
 //!
-//! Three attempts are given a key, in every split over the two keys; further claims are looked at
-//! only for what they do without being granted. Time ends at [`Config::ticks`]. Within that,
-//! nothing is left out: there is no bound on the depth or on the number of renewals, repetitions,
-//! looks and deletions.
+//! Three attempts are given a key; further claims are looked at for what they do without being
+//! granted. Time ends at [`Config::ticks`]. Within that nothing is left out: there is no bound on
+//! the depth, nor on the number of renewals, repetitions, looks and deletions.
 //!
-//! Three symmetries are used. Idle attempts are alike, so that the first of them claims; the two
-//! payloads of a key are alike until one of them is granted; and so are two keys with the same
-//! terms. What is settled is answered at once: an answer that is lost or late is modelled by what
-//! the attempt does next.
+//! Of two keys, one is given to at most one of three attempts. So [`Config::room`] is three and
+//! one, and two runs, with the terms exchanged, are all there is for two keys with different
+//! terms. A room of three and none follows one key alone, further in time.
+//!
+//! Two symmetries are used: idle attempts are alike, so that they are given a key in order; and
+//! the two payloads of a key are alike until one of them is granted.
 //!
 //! Not modelled: a reconciler or an operator who settles in another's name, a store whose clock
-//! goes backwards, and terms that differ between the claims of one key.
+//! goes backwards, and claims on one key with different terms.
 
+mod check;
 pub mod properties;
 pub mod state;
 mod step;
+mod store;
 
-use std::fmt;
-use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::time::Duration;
 
-use onetake_core::{OnUnknown, Terms};
-use stateright::{Checker as _, Expectation, HasDiscoveries, Model as _, Property};
+use onetake_core::{OnUnknown, Terms, Timestamp};
+use stateright::Property;
 
-use properties::{Invariant, NOT_VACUOUS, Sight, Sights};
+use properties::{Sight, Sights};
 use state::{Asked, Index, Key, PerKey, Phase, State, Who, Word};
+
+pub use check::{Stats, Violation, check};
 
 /// How many attempts are given a key, over both keys.
 pub const ATTEMPTS_MAX: usize = Who::ALL.len();
@@ -85,8 +93,8 @@ impl Default for Config {
             tick: Duration::from_micros(1),
             lease: 1,
             grace: 1,
-            ttl: 2,
-            ticks: 4,
+            ttl: 1,
+            ticks: 3,
             outcome: Word::Complete,
         }
     }
@@ -131,11 +139,14 @@ impl Model {
         *self.terms.get(key)
     }
 
-    /// Whether a sight can be seen under these terms.
+    /// Whether a sight can be seen within these bounds.
     fn can_see(&self, sight: Sight) -> bool {
+        let Config {
+            on_unknown, room, ..
+        } = &self.config;
         Key::ALL
             .into_iter()
-            .any(|key| sight.needs(self.terms(key).on_unknown))
+            .any(|key| sight.can_be(*on_unknown.get(key), *room.get(key)))
     }
 
     fn attempt_actions(&self, key: Key, who: Who, phase: &Phase, actions: &mut Vec<Action>) {
@@ -223,7 +234,7 @@ impl stateright::Model for Model {
         for key in Key::ALL {
             self.key_actions(state, key, actions);
         }
-        let end = onetake_core::Timestamp::default().plus(self.config.tick * self.config.ticks);
+        let end = Timestamp::default().plus(self.config.tick * self.config.ticks);
         if state.now < end {
             actions.push(Action::Tick);
         }
@@ -237,108 +248,4 @@ impl stateright::Model for Model {
     fn properties(&self) -> Vec<Property<Self>> {
         properties::all()
     }
-}
-
-/// What a check that found nothing wrong went through.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Stats {
-    /// Different states.
-    pub states: usize,
-    /// Events that led from one to another, or back to one that was known.
-    pub steps: usize,
-    /// The most events in a row.
-    pub depth: usize,
-    /// How often each sight was seen, of those that can be seen under these terms.
-    pub sights: Vec<(Sight, u64)>,
-    /// Whether one of them was never seen: the bounds are too narrow to mean anything.
-    pub vacuous: bool,
-}
-
-impl fmt::Display for Stats {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "{} states, {} steps, depth {}",
-            self.states, self.steps, self.depth
-        )
-    }
-}
-
-/// A way to break an invariant.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Violation {
-    /// The names of all invariants that were seen broken before the check stopped.
-    pub broken: Vec<&'static str>,
-    /// One way there.
-    pub actions: Vec<Action>,
-    /// How many states were visited.
-    pub states: usize,
-}
-
-impl Violation {
-    /// Whether `invariant` is among what was broken.
-    #[must_use]
-    pub fn breaks(&self, invariant: Invariant) -> bool {
-        self.broken.contains(&invariant.name())
-    }
-}
-
-impl fmt::Display for Violation {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} ({} states)", self.broken.join("; "), self.states)?;
-        self.actions
-            .iter()
-            .try_for_each(|action| write!(f, "\n  {action:?}"))
-    }
-}
-
-impl std::error::Error for Violation {}
-
-/// Visits every state of `model`, or stops soon after the first violation.
-///
-/// # Errors
-/// If an invariant can be broken, with one of the shortest ways to it.
-pub fn check(model: &Model) -> Result<Stats, Violation> {
-    // Sights are counted for each check by itself.
-    let model = Model::new(model.config);
-    let sights = Arc::clone(&model.sights);
-    let threads = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
-    let checker = model
-        .checker()
-        .threads(threads)
-        .finish_when(HasDiscoveries::AnyFailures)
-        .spawn_bfs()
-        .join();
-
-    let states = checker.unique_state_count();
-    let discoveries = checker.discoveries();
-    let mut ways: Vec<_> = checker
-        .model()
-        .properties()
-        .iter()
-        .filter(|property| property.expectation == Expectation::Always)
-        .filter_map(|property| Some((property.name, discoveries.get(property.name)?.clone())))
-        .map(|(name, path)| (name, path.into_actions()))
-        .collect();
-    ways.sort_by_key(|(_, actions)| actions.len());
-    if let Some((_, actions)) = ways.first().cloned() {
-        let broken = ways.into_iter().map(|(name, _)| name).collect();
-        return Err(Violation {
-            broken,
-            actions,
-            states,
-        });
-    }
-    let seen = |sight: &Sight| checker.model().can_see(*sight);
-    Ok(Stats {
-        states,
-        steps: checker.state_count(),
-        depth: checker.max_depth(),
-        sights: Sight::ALL
-            .into_iter()
-            .filter(seen)
-            .map(|s| (s, sights.count(s)))
-            .collect(),
-        vacuous: !discoveries.contains_key(NOT_VACUOUS),
-    })
 }

@@ -1,1 +1,67 @@
-//! Placeholder.
+//! Makes operations safe to retry: one key, one run, one recorded outcome.
+//!
+//! - For HTTP services, wrap them in the [`OnetakeLayer`] (feature `http`).
+//! - For jobs and consumers, call [`Engine::run`], or [`Engine::begin`] and settle the [`Lease`].
+//! - Records are kept in an [`EmbeddedStore`] (feature `embedded`), or in any other [`Store`].
+//!
+//! ```
+//! use std::sync::Arc;
+//! use onetake::{Engine, Fingerprint, Key, MemoryStore, Operation, Recording, Scope, Verdict};
+//!
+//! # #[tokio::main]
+//! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let engine = Engine::new(Arc::new(MemoryStore::new()));
+//! let key = Key::new("invoice-2041-reminder-1")?;
+//! let operation = || Operation::new(&Scope::new("acme"), &key, Fingerprint::of(b"send it"));
+//!
+//! let first = engine.run(operation(), |attempt| async move {
+//!     // Runs once, whoever asks how often. `attempt.fence` is higher for every later attempt.
+//!     Verdict::Complete(Recording::new(format!("sent under fence {}", attempt.fence)))
+//! });
+//! let first = first.await?;
+//! let again = engine.run(operation(), |_| async { unreachable!("it ran already") }).await?;
+//! assert_eq!(first.recording(), again.recording());
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! The explicit form, for operations that do not fit into a closure:
+//!
+//! ```
+//! # use std::sync::Arc;
+//! # use onetake::{Begin, Engine, Fingerprint, Key, MemoryStore, Operation, Recording, Scope};
+//! # #[tokio::main]
+//! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # let engine = Engine::new(Arc::new(MemoryStore::new()));
+//! let key = Key::new("payout-77")?;
+//! let operation = Operation::new(&Scope::new("acme"), &key, Fingerprint::of(b"100 EUR"));
+//! match engine.begin(&operation).await? {
+//!     Begin::Run(lease) => {
+//!         lease.start()?; // immediately before the first effect
+//!         let settled = lease.complete(Recording::new("paid")).await;
+//!         println!("{settled:?}");
+//!     }
+//!     Begin::Answer(answer) => println!("somebody else ran it: {answer:?}"),
+//! }
+//! # Ok(())
+//! # }
+//! ```
+
+pub use onetake_core::*;
+
+#[cfg(feature = "http")]
+pub use onetake_http::{
+    Disposition, FingerprintMode, KeyPolicy, OnetakeLayer, Policy, StatusRules, Tenant,
+};
+
+/// Everything of the HTTP layer.
+#[cfg(feature = "http")]
+pub use onetake_http as http;
+
+#[cfg(feature = "embedded")]
+pub use onetake_stores::{EmbeddedStore, OpenError};
+
+/// The examples in the README are compiled.
+#[cfg(doctest)]
+#[doc = include_str!("../../../README.md")]
+struct Readme;

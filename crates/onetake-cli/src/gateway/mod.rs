@@ -24,7 +24,7 @@ use tokio_util::sync::CancellationToken;
 use tower::Layer;
 
 use onetake_core::engine::Housekeeping;
-use onetake_core::{Engine, MemoryStore, Store, StoreError, SystemClock};
+use onetake_core::{Engine, Limits, MemoryStore, Store, StoreError, SystemClock, SystemRng};
 use onetake_http::{HttpLimits, OnetakeLayer};
 use onetake_stores::{EmbeddedStore, OpenError};
 
@@ -72,7 +72,8 @@ impl Gateway {
     pub async fn start(config: Config) -> Result<Self, StartError> {
         let metrics = metrics_handle();
         let store = open_store(&config.store.url).await?;
-        let engine = Engine::new(store);
+        let clock = Arc::new(SystemClock);
+        let engine = Engine::with(store, clock, Arc::new(SystemRng), Limits::default());
         engine.keep_house(Housekeeping {
             sweep_interval: config.sweep.interval,
             sweep_batch: config.sweep.batch,

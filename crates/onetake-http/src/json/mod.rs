@@ -11,11 +11,9 @@
 //! - Numbers may have any length and be beyond what a float holds (`1e400`); only an exponent
 //!   beyond 64 bits is refused.
 //!
-//! Strings are equal if their characters are, however they are escaped; they are not normalised,
-//! so `é` as one character and as two differ.
-//!
-//! Time is linear in the body (times the logarithm of an object's members). Memory is at most about
-//! 32 times the body while it is read, for a body of nothing but one-digit numbers.
+//! Strings are equal if their characters are, however escaped; `é` as one character and as two
+//! differ. Time is linear in the body (times the logarithm of the members of an object). Memory is
+//! at most about 32 times the body while it is read, and that for one-digit numbers only.
 
 mod number;
 mod parse;
@@ -173,12 +171,9 @@ pub enum JsonErrorKind {
     /// A `\u` escape names one half of a surrogate pair, which is not a character.
     #[error("an escape names half a surrogate pair; both halves are needed, high before low")]
     LoneSurrogate,
-    /// Arrays and objects nest too deeply.
-    #[error("arrays and objects nest more than {depth_max} levels deep")]
-    TooDeep {
-        /// The levels that are accepted.
-        depth_max: usize,
-    },
+    /// Arrays and objects nest more levels deep than this.
+    #[error("arrays and objects nest more than {0} levels deep")]
+    TooDeep(usize),
     /// An object has two members of one name, and nobody can tell which one the upstream takes.
     #[error("two members of the object at {object:?} have the same name; send each name once")]
     DuplicateMember {
@@ -192,7 +187,7 @@ pub enum JsonErrorKind {
 
 #[cfg(test)]
 mod tests {
-    use super::number::tests::{Dice, quote, spell};
+    use super::number::tests::{Dice, quote, spell, take_count, take_number, take_text};
     use super::*;
     use proptest::collection::{btree_map, vec};
     use proptest::prelude::*;
@@ -212,12 +207,13 @@ mod tests {
     fn model() -> impl Strategy<Value = Model> {
         let words = prop_oneof![Just("null"), Just("true"), Just("false")];
         // Few different names and texts, so that mistakes meet.
-        let text = || prop_oneof![3 => "[ab01\"\\\\/~é😀\u{0}\n]{0,3}", 1 => any::<String>()];
+        let few = "[ab01\"\\\\/~é😀\u{0}\u{8}\u{c}\n\r\t]{0,3}";
+        let text = move || prop_oneof![3 => few, 1 => any::<String>(), 1 => "a{120,300}"];
         let coefficient = prop_oneof![3 => -3..3_i128, 1 => any::<i128>()];
         let leaf = prop_oneof![
             words.prop_map(Model::Word),
             (coefficient, -3..3_i64)
-                .prop_filter("one form", |it| it.0 % 10 != 0 || *it == (0, 0))
+                .prop_map(|it| if it.0 % 10 == 0 { (0, 0) } else { it })
                 .prop_map(|(n, exponent)| Model::Number(n, exponent)),
             text().prop_map(Model::Text),
         ];
@@ -236,26 +232,22 @@ mod tests {
     /// One of the many ways to write a value: order of members, white space, escapes, numbers.
     fn print(model: &Model, dice: &mut Dice) -> String {
         let mut parts: Vec<String> = Vec::new();
-        let mut put = |at: usize, part: &[&str]| parts.insert(at, part.concat());
         match model {
             Model::Word(word) => return (*word).into(),
             Model::Number(coefficient, exponent) => return spell(*coefficient, *exponent, dice),
             Model::Text(text) => return quote(text, dice),
-            Model::List(items) => {
-                for (at, item) in items.iter().enumerate() {
-                    put(at, &[space(dice), &print(item, dice), space(dice)]);
-                }
-            }
+            Model::List(items) => parts.extend(items.iter().map(|item| print(item, dice))),
             Model::Map(members) => {
-                for (at, (name, value)) in members.iter().enumerate() {
-                    let (name, value) = (quote(name, dice), print(value, dice));
-                    let colon = [space(dice), ":", space(dice)].concat();
-                    let part = [space(dice), &name, &colon, &value, space(dice)];
-                    put(dice.roll(at + 1), &part);
+                for (name, value) in members {
+                    let name = [&quote(name, dice), space(dice), ":", space(dice)].concat();
+                    parts.insert(dice.roll(parts.len() + 1), name + &print(value, dice));
                 }
             }
         }
-        let inner = [space(dice), &parts.join(",")].concat();
+        let padded = parts
+            .iter()
+            .map(|part| [space(dice), part, space(dice)].concat());
+        let inner = [&Vec::from_iter(padded).join(","), space(dice)].concat();
         match model {
             Model::Map(_) => format!("{{{inner}}}"),
             _ => format!("[{inner}]"),
@@ -264,40 +256,47 @@ mod tests {
 
     /// The same value, but for one small change somewhere.
     fn twist(model: &Model, dice: &mut Dice) -> Model {
-        match (model, dice.roll(6)) {
-            (Model::List(items), 2..) if !items.is_empty() => {
-                let mut items = items.clone();
+        match (model.clone(), dice.roll(6)) {
+            (Model::List(mut items), 2..) if !items.is_empty() => {
                 let at = dice.roll(items.len());
                 items[at] = twist(&items[at], dice);
                 Model::List(items)
             }
-            (Model::Map(members), 2..) if !members.is_empty() => {
-                let mut members = members.clone();
+            (Model::Map(mut members), 2..) if !members.is_empty() => {
                 let at = dice.roll(members.len());
                 let value = members.values_mut().nth(at).unwrap();
                 *value = twist(value, dice);
                 Model::Map(members)
             }
-            (Model::List(items), 0) => Model::List(items.iter().skip(1).cloned().collect()),
-            (Model::List(items), 1) => Model::List(items.iter().rev().cloned().collect()),
-            (Model::Map(members), 0) => Model::Map(members.clone().into_iter().skip(1).collect()),
-            (Model::Map(members), 1) => {
-                let renamed = |(name, value)| (name + "a", value);
-                Model::Map(members.clone().into_iter().map(renamed).collect())
-            }
-            (Model::Number(n, exponent), 0) => Model::Number(n.saturating_neg(), *exponent),
-            (Model::Number(n, exponent), 1) if *n != 0 => Model::Number(*n, exponent + 1),
-            (Model::Number(n, exponent), 2) if n.rem_euclid(10) < 8 => {
-                Model::Number(n.saturating_add(1), *exponent)
-            }
+            (Model::List(items), 0) => Model::List(items.into_iter().skip(1).collect()),
+            (Model::List(items), 1) => Model::List(items.into_iter().rev().collect()),
+            (Model::Map(members), 0) => Model::Map(members.into_iter().skip(1).collect()),
+            (Model::Number(n, exponent), 0) => Model::Number(n.saturating_neg(), exponent),
             (Model::Number(n, 0), _) => Model::Text(n.to_string()),
             (Model::Text(text), 0) => Model::Text(text.chars().skip(1).collect()),
-            (Model::Text(text), 1) => Model::Text(text.chars().rev().collect()),
-            (Model::Text(text), 2) => Model::Text(format!("{text}\0")),
-            (Model::Word(word), 0) => Model::Text((*word).into()),
+            (Model::Text(text), 1) => Model::Text(format!("{text}\0")),
+            (Model::Word(word), 0) => Model::Text(word.into()),
             (_, 3) => Model::Word(dice.pick(&["null", "true", "false"])),
-            (_, 4) => Model::List(vec![]),
             _ => Model::List(vec![model.clone()]),
+        }
+    }
+
+    /// Reads canonical bytes back: bytes that say what they mean cannot mean two values.
+    fn decode(from: &mut &[u8]) -> Model {
+        match from.split_off_first().unwrap() {
+            b'n' => Model::Word("null"),
+            b't' => Model::Word("true"),
+            b'f' => Model::Word("false"),
+            b's' => Model::Text(take_text(from)),
+            b'a' => Model::List((0..take_count(from)).map(|_| decode(from)).collect()),
+            b'o' => {
+                let members = (0..take_count(from)).map(|_| (take_text(from), decode(from)));
+                Model::Map(members.collect())
+            }
+            sign => {
+                let (coefficient, exponent) = take_number(*sign, from);
+                Model::Number(coefficient, exponent)
+            }
         }
     }
 
@@ -335,10 +334,10 @@ mod tests {
     #[test]
     fn a_megabyte_of_anything_is_no_trouble() {
         let list = |part: &str| format!("[{}0]", part.repeat((1 << 20) / part.len()));
-        let members = |range: std::ops::Range<u32>| range.map(|it| format!("\"{it:0>9}\":0"));
-        let up = Vec::from_iter(members(0..80_000)).join(",");
-        let down = Vec::from_iter(members(0..80_000).rev()).join(",");
-        assert_eq!(whole(&format!("{{{up}}}")), whole(&format!("{{{down}}}")));
+        let mut members = Vec::from_iter((0..80_000).map(|it| format!("\"{it:09}\":0")));
+        let up = format!("{{{}}}", members.join(","));
+        members.reverse();
+        assert_eq!(whole(&up), whole(&format!("{{{}}}", members.join(","))));
         let parts = r#"0, [], [0], {}, {"":0}, "", "\ud83d\ude00", 1e9, true,"#;
         for part in parts.split(' ') {
             let body = list(part);
@@ -351,7 +350,7 @@ mod tests {
     }
 
     proptest! {
-        #![proptest_config(ProptestConfig::with_cases(2000))]
+        #![proptest_config(ProptestConfig::with_cases(1000))]
 
         #[test]
         fn bytes_are_equal_exactly_if_the_values_are(one in model(), far in model(), seed: u64) {
@@ -359,6 +358,9 @@ mod tests {
             let text = print(&one, dice);
             let again = print(&one, dice);
             prop_assert_eq!(whole(&text), whole(&again), "{} {}", text, again);
+            let bytes = whole(&text);
+            let mut bytes = bytes.strip_prefix(b"onetake json v1w").unwrap();
+            prop_assert_eq!((decode(&mut bytes), bytes.len()), (one.clone(), 0), "{}", text);
             for other in [twist(&one, dice), far] {
                 let other_text = print(&other, dice);
                 let same = whole(&text) == whole(&other_text);
@@ -382,13 +384,13 @@ mod tests {
                 let byte = b"\"\\{}[],:0-.eE+u/ \n\x00\x7f\x80\xff"[dice.roll(22)];
                 broken.splice(at..until, [byte].into_iter().take(dice.roll(2)));
             }
-            for body in [broken, soup.clone().into_bytes(), format!("\"{soup}\"").into_bytes(), noise] {
+            let quoted = format!("\"{soup}\"").into_bytes();
+            for body in [broken, soup.into_bytes(), quoted, noise] {
                 let shown = String::from_utf8_lossy(&body);
                 let theirs = serde_json::from_slice::<serde_json::Value>(&body);
-                let theirs = theirs.map_err(|err| err.to_string());
                 match (parse(&body, Limits::default()).map_err(|err| err.kind), theirs) {
                     (Ok(_), Ok(_)) | (Err(_), Err(_)) => {}
-                    (Ok(_), Err(why)) if why.contains("number out of range") => {}
+                    (Ok(_), Err(why)) if why.to_string().contains("number out of range") => {}
                     (Err(JsonErrorKind::DuplicateMember { .. }), Ok(_)) => {}
                     (ours, theirs) => prop_assert!(false, "{shown}: {ours:?} {theirs:?}"),
                 }

@@ -6,20 +6,17 @@ use super::number;
 use super::pointer::push_token;
 use super::{JsonError, JsonErrorKind, Limits, Members, Value};
 
-/// Reads one JSON value, which must be all that `bytes` hold apart from white space.
+/// Reads one JSON value, which must be all that the body holds apart from white space.
 ///
 /// # Errors
-/// If the bytes are not JSON by RFC 8259, or if they hold something that different readers
+/// If the body is not JSON by RFC 8259, or if it holds something that different readers
 /// understand differently: see [the module](super).
-pub fn parse(bytes: &[u8], limits: Limits) -> Result<Value, JsonError> {
-    let cursor = Cursor {
-        body: bytes,
-        rest: bytes,
-    };
-    if bytes.starts_with("\u{feff}".as_bytes()) {
+pub fn parse(body: &[u8], limits: Limits) -> Result<Value, JsonError> {
+    let cursor = Cursor { body, rest: body };
+    if body.starts_with("\u{feff}".as_bytes()) {
         return Err(cursor.error(JsonErrorKind::ByteOrderMark, 0));
     }
-    if let Err(err) = std::str::from_utf8(bytes) {
+    if let Err(err) = std::str::from_utf8(body) {
         return Err(cursor.error(JsonErrorKind::NotUtf8, err.valid_up_to()));
     }
     let (open, scratch) = (Vec::new(), Vec::new());
@@ -94,7 +91,7 @@ impl Parser<'_> {
     fn enter(&mut self) -> Result<(), JsonError> {
         let depth_max = self.limits.depth_max;
         if self.open.len() >= depth_max {
-            let kind = JsonErrorKind::TooDeep { depth_max };
+            let kind = JsonErrorKind::TooDeep(depth_max);
             return Err(self.cursor.error(kind, self.cursor.offset()));
         }
         self.cursor.skip(1);
@@ -111,6 +108,12 @@ impl Parser<'_> {
                 None if self.cursor.peek().is_none() => return Ok(Some(value)),
                 None => return Err(self.cursor.expected("the end of the body")),
                 Some(Open::Array(mut items)) => {
+                    // A body may be little else than arrays of short values: keep no room for more
+                    // of them than the rest of it can hold.
+                    if items.len() == items.capacity() {
+                        let room = self.cursor.rest.len() / 2 + 1;
+                        items.reserve_exact(items.len().clamp(1, room));
+                    }
                     items.push(value);
                     if self.cursor.take(b',') {
                         self.open.push(Open::Array(items));
@@ -119,7 +122,6 @@ impl Parser<'_> {
                     if !self.cursor.take(b']') {
                         return Err(self.cursor.expected("a comma or a closing bracket"));
                     }
-                    // A body may hold a great many tiny arrays: keep no room that nobody uses.
                     items.shrink_to_fit();
                     Value::Array(items)
                 }
@@ -146,9 +148,8 @@ impl Parser<'_> {
         // Names are compared as they are meant, so `"a"` and `"\u0061"` are duplicates.
         if members.contains_key(&name) {
             let object = self.pointer();
-            return Err(self
-                .cursor
-                .error(JsonErrorKind::DuplicateMember { object }, start));
+            let kind = JsonErrorKind::DuplicateMember { object };
+            return Err(self.cursor.error(kind, start));
         }
         self.cursor.skip_space();
         if !self.cursor.take(b':') {
@@ -214,7 +215,6 @@ impl Cursor<'_> {
 
     /// Reads a string from quote to quote; `what` says what it is needed for.
     fn string(&mut self, what: &'static str) -> Result<String, JsonError> {
-        const END: &str = "the closing quote of a string";
         if !self.take(b'"') {
             return Err(self.expected(what));
         }
@@ -226,7 +226,7 @@ impl Cursor<'_> {
                 .position(|byte| matches!(byte, b'"' | b'\\' | ..b' '));
             let Some((plain, rest)) = plain.and_then(|end| self.rest.split_at_checked(end)) else {
                 self.rest = &[];
-                return Err(self.expected(END));
+                return Err(self.expected("the closing quote of a string"));
             };
             text.extend_from_slice(plain);
             self.rest = rest;
@@ -390,7 +390,7 @@ mod tests {
         for brackets in [("[", "]"), ("{\"a\":", "}")] {
             assert!(parse(nest(128, brackets).as_bytes(), Limits::default()).is_ok());
             let err = refused(nest(129, brackets));
-            assert_eq!(err.kind, JsonErrorKind::TooDeep { depth_max: 128 });
+            assert_eq!(err.kind, JsonErrorKind::TooDeep(128));
             assert_eq!(err.offset, 128 * brackets.0.len());
             assert!(parse(nest(1024, brackets).as_bytes(), deep).is_ok());
             assert!(parse(nest(1 << 20, brackets).as_bytes(), deep).is_err());

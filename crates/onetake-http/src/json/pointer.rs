@@ -286,7 +286,8 @@ fn with_slash(text: &str) -> String {
 mod tests {
     use super::*;
 
-    const BODY: &str = r#"{"a":{"b":[10,20,{"c":null}],"":1,"m~n":2,"x/y":3,"0":4},"z":9}"#;
+    const BODY: &str =
+        r#"{"a":{"b":[10,20,{"c":null}],"":1,"m~n":2,"x/y":3,"0":4,"p~1q":5},"z":9}"#;
 
     fn pointers(texts: &[&str]) -> Vec<Pointer> {
         let parsed = texts.iter().map(|text| Pointer::parse(text));
@@ -321,6 +322,7 @@ mod tests {
             found("/a/") + &found("/a/m~0n") + &found("/a/x~1y") + &found("/a/0"),
             "1234"
         );
+        assert_eq!(found("/a/p~01q"), "5");
         let nothing = "/ /b /a/b/3 /a/b/00 /a/b/01 /a/b/+1 /a/b/- /a/b/ /z/0 /a/m~01n /a/b/0/0 \
                        /a/b/99999999999999999999999";
         for text in nothing.split(' ') {
@@ -375,6 +377,7 @@ mod tests {
         for body in ["[1,null]", "[1,\"x\"]", "[1]", "[1,[]]", "[1,{}]"] {
             assert_ne!(without("[1,2]", &["/1"]), without(body, &[]));
         }
+        assert_eq!(without("[1]", &["/0"]), b"onetake json v1wa\x01x");
         assert_eq!(without(BODY, &["/none"]), bytes(BODY, &Selection::Whole));
         assert_eq!(without(BODY, &[""]), without("1", &[""]));
     }
@@ -388,7 +391,8 @@ mod tests {
         assert!(same(r#"{"b":1}"#, "[]", &["/a"]));
         assert!(!same(r#"{"a":1}"#, r#"{"b":1}"#, &["/a", "/b"]));
         assert_eq!(only(BODY, &["/z", "/a", "/z"]), only(BODY, &["/a", "/z"]));
-        assert_ne!(only(BODY, &["/a"]), only(BODY, &["/b"]));
+        let expected = b"onetake json v1i\x02\x02/a\x00\x02/b\x01n";
+        assert_eq!(only(r#"{"b":null}"#, &["/b", "/a"]), expected);
         assert_ne!(only(BODY, &[""]), bytes(BODY, &Selection::Whole));
     }
 }

@@ -25,7 +25,7 @@ pub enum Invariant {
     S7,
     /// Another payload never runs and never replays.
     S9,
-    /// No key is reused before it expires.
+    /// No key is reused before it expires; and from then on it is free.
     S12,
     /// Sweeper and reaper act only on what is still due when they act.
     S13,
@@ -51,13 +51,12 @@ impl Invariant {
         }
     }
 
-    fn holds(self, model: &Model, state: &State) -> bool {
+    fn holds(self, state: &State) -> bool {
         !state.broken.contains(self)
             && Key::ALL.into_iter().all(|key| match self {
                 Self::S1 => one_live_lease(state, key),
-                Self::S2 => fences_differ(state, key),
-                Self::S7 => starts_are_bounded(model, state, key),
                 Self::S9 => strangers_are_refused(state, key),
+                Self::S12 => expired_is_absent(state, key),
                 _ => true,
             })
     }
@@ -117,23 +116,6 @@ fn one_live_lease(state: &State, key: Key) -> bool {
         })
 }
 
-/// No two attempts that were given the same key have the same fence.
-fn fences_differ(state: &State, key: Key) -> bool {
-    let key_state = state.keys.get(key);
-    holders(key_state).all(|(who, held)| {
-        holders(key_state).all(|(other, its)| who == other || held.fence != its.fence)
-    })
-}
-
-/// Each start has a fence of its own; and without the word that it may be retried, an operation is
-/// started once in the life of its key. Only what never started is released here (S16), so that a
-/// release does not add to it.
-fn starts_are_bounded(model: &Model, state: &State, key: Key) -> bool {
-    let again = model.terms(key).on_unknown == OnUnknown::Retry;
-    let life = state.keys.get(key).life;
-    life.is_none_or(|life| life.starts <= life.fences && (again || life.starts <= 1))
-}
-
 /// Whoever asks for something else under a live key is told so, in any state; and whoever is
 /// answered with an outcome gets the one of what it asked for.
 fn strangers_are_refused(state: &State, key: Key) -> bool {
@@ -149,6 +131,16 @@ fn strangers_are_refused(state: &State, key: Key) -> bool {
             _ => asked == life.asked,
         }
     })
+}
+
+/// Once its life is over, a key is free for anybody, whether or not a sweep came by.
+fn expired_is_absent(state: &State, key: Key) -> bool {
+    let KeyState { record, life, .. } = state.keys.get(key);
+    let read = |asked: Asked| decide::read(record.as_deref(), &asked.fingerprint(), state.now);
+    life.is_some()
+        || Asked::ALL
+            .into_iter()
+            .all(|asked| read(asked) == Reading::Free)
 }
 
 /// Whether the recorded outcome is one of what was asked: an attempt's outcome names it.
@@ -248,14 +240,17 @@ impl Sight {
         }
     }
 
-    /// Whether it can happen at all under a key's terms.
+    /// Whether it can happen at all to a key under these terms that so many attempts are given.
     #[must_use]
-    pub const fn needs(self, on_unknown: OnUnknown) -> bool {
+    pub const fn can_be(self, on_unknown: OnUnknown, room: usize) -> bool {
         let again = matches!(on_unknown, OnUnknown::Retry);
         match self {
-            Self::TakenOver | Self::RetriedUnknown => again,
-            Self::ClaimMadeUnknown => !again,
-            _ => true,
+            Self::TakenOver | Self::RetriedUnknown => again && room > 1,
+            Self::StaleRefused | Self::ReleasedReused | Self::ExpiredReused | Self::SweptReused => {
+                room > 1
+            }
+            Self::ClaimMadeUnknown => !again && room > 0,
+            _ => room > 0,
         }
     }
 }
@@ -295,8 +290,8 @@ pub(super) const NOT_VACUOUS: &str = "seen";
 
 macro_rules! always {
     ($($invariant:ident)*) => {
-        vec![$(Property::always(Invariant::$invariant.name(), |model: &Model, state| {
-            Invariant::$invariant.holds(model, state)
+        vec![$(Property::always(Invariant::$invariant.name(), |_: &Model, state| {
+            Invariant::$invariant.holds(state)
         })),*]
     };
 }

@@ -91,10 +91,10 @@ pub struct Life {
     pub asked: Asked,
     /// Since when.
     pub created: Timestamp,
-    /// How many fences were issued in this life.
-    pub fences: u8,
-    /// How many operations were started in this life.
-    pub starts: u8,
+    /// How many more fences were issued in this life than operations were started.
+    pub spare: u8,
+    /// Whether an operation was started in this life.
+    pub started: bool,
     /// Where it stands.
     pub stage: Stage,
     /// Until when: the end of lease and grace while it runs, the expiry otherwise.
@@ -152,8 +152,6 @@ pub enum Phase {
 pub struct Held {
     /// What it was asked.
     pub asked: Asked,
-    /// Its fence.
-    pub fence: Fence,
     /// By its own clock, until when the lease is surely its own; zero once that is over.
     pub until: Timestamp,
     /// Whether its operation was started.

@@ -1,0 +1,179 @@
+//! `onetake demo`: why onetake exists, in a few seconds and in a terminal.
+//!
+//! ```text
+//! taps ─┬─ phone ─ flaky network ───────────── payment API ─ ledger     without onetake
+//!       └─ phone ─ flaky network ─ gateway ─── payment API ─ ledger     with onetake
+//! ```
+//!
+//! Nothing is played: every request is HTTP over loopback, the gateway is the one of `onetake
+//! serve` on the embedded store, and what is shown is read from the two ledgers. Both sides get the
+//! same taps and the same faults, planned from a seed.
+
+mod api;
+mod ledger;
+mod phone;
+mod random;
+mod relay;
+mod report;
+mod screen;
+mod stage;
+mod table;
+mod tap;
+mod verdict;
+
+use std::io;
+use std::ops::RangeInclusive;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio_util::sync::CancellationToken;
+
+use onetake_core::{Clock, StoreError};
+
+use crate::config::ConfigError;
+use crate::gateway::StartError;
+
+pub use report::{Report, Summary, Traffic};
+pub use screen::Screen;
+pub use verdict::Verdict;
+
+use stage::Stage;
+
+/// How long to tap, unless told otherwise.
+pub const SECONDS_DEFAULT: u64 = 15;
+/// Taps a second, unless told otherwise.
+pub const RATE_DEFAULT: u64 = 40;
+/// The seed, unless told otherwise: the same run for everybody.
+pub const SEED_DEFAULT: u64 = 1;
+
+const SECONDS: RangeInclusive<u64> = 1..=600;
+const RATE: RangeInclusive<u64> = 1..=1_000;
+
+/// Why the demo could not be shown.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum DemoError {
+    /// An option is out of its range.
+    #[error("{flag} {value} is out of range: choose a number from {} to {}", .range.start(), .range.end())]
+    OutOfRange {
+        /// Which one.
+        flag: &'static str,
+        /// What it was.
+        value: u64,
+        /// What it may be.
+        range: RangeInclusive<u64>,
+    },
+    /// The operating system did not give a port or a folder.
+    #[error("cannot {what}: {source}")]
+    Io {
+        /// What for.
+        what: &'static str,
+        /// What it said.
+        #[source]
+        source: io::Error,
+    },
+    /// The gateway does not take the demo's configuration.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// The gateway could not start.
+    #[error(transparent)]
+    Start(#[from] StartError),
+    /// The gateway's store failed.
+    #[error("the gateway's store failed: {0}")]
+    Store(#[from] StoreError),
+}
+
+impl DemoError {
+    fn io(what: &'static str) -> impl FnOnce(io::Error) -> Self {
+        move |source| Self::Io { what, source }
+    }
+}
+
+/// What to show. The same options show the same taps and faults.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Options {
+    seconds: u64,
+    rate: u64,
+    seed: u64,
+}
+
+impl Options {
+    /// Taps for `seconds` (1 to 600), `rate` times a second (1 to 1000), as `seed` has it.
+    ///
+    /// # Errors
+    /// If a number is out of its range.
+    pub fn new(seconds: u64, rate: u64, seed: u64) -> Result<Self, DemoError> {
+        for (flag, value, range) in [("--seconds", seconds, SECONDS), ("--rate", rate, RATE)] {
+            if !range.contains(&value) {
+                return Err(DemoError::OutOfRange { flag, value, range });
+            }
+        }
+        Ok(Self {
+            seconds,
+            rate,
+            seed,
+        })
+    }
+
+    /// How many taps there will be, if the machine keeps up.
+    fn taps(&self) -> u64 {
+        self.seconds * self.rate
+    }
+
+    fn length(&self) -> Duration {
+        Duration::from_secs(self.seconds)
+    }
+
+    /// When a tap is due, counted from the first one.
+    fn due(&self, number: u64) -> Duration {
+        Duration::from_micros(number.saturating_mul(1_000_000) / self.rate)
+    }
+}
+
+/// Shows the demo, until it is over or `stop` is cancelled, and says what the ledgers say.
+///
+/// # Errors
+/// If it could not be shown. That onetake broke its promise is not an error but a [`Report`].
+pub async fn run(
+    options: Options,
+    clock: Arc<dyn Clock>,
+    screen: Screen,
+    stop: CancellationToken,
+) -> Result<Report, DemoError> {
+    let stage = Stage::set(options, clock).await?;
+    let show = screen.begin(options);
+    let elapsed = stage.play(&show, &stop).await?;
+    let (report, folder) = stage.clear(elapsed, stop.is_cancelled()).await?;
+    show.end(&report);
+    folder
+        .close()
+        .map_err(DemoError::io("remove the demo's temporary folder"))?;
+    Ok(report)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn options_out_of_range_are_refused_with_the_range() {
+        let message = |seconds, rate| Options::new(seconds, rate, 1).unwrap_err().to_string();
+        assert_eq!(
+            message(0, 40),
+            "--seconds 0 is out of range: choose a number from 1 to 600"
+        );
+        assert_eq!(
+            message(15, 1_001),
+            "--rate 1001 is out of range: choose a number from 1 to 1000"
+        );
+        assert!(Options::new(600, 1_000, 1).is_ok());
+    }
+
+    #[test]
+    fn taps_are_spread_evenly() {
+        let options = Options::new(2, 40, 1).unwrap();
+        assert_eq!(options.taps(), 80);
+        assert_eq!(options.due(0), Duration::ZERO);
+        assert_eq!(options.due(40), Duration::from_secs(1));
+    }
+}

@@ -1,0 +1,148 @@
+//! What is left when the demo is over.
+
+use std::time::Duration;
+
+use super::verdict::Verdict;
+
+/// What is left when the demo is over.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Report {
+    /// Taps that were asked for.
+    pub planned: u64,
+    /// For how long customers tapped.
+    pub elapsed: Duration,
+    /// Whether somebody stopped it early: what was under way then was left alone.
+    pub interrupted: bool,
+    /// The payment API that phones reached directly.
+    pub without: Summary,
+    /// The payment API behind the gateway.
+    pub with: Summary,
+}
+
+/// One side.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Summary {
+    /// What its ledger says.
+    pub verdict: Verdict,
+    /// What its phones sent and got.
+    pub traffic: Traffic,
+}
+
+/// What phones sent and got.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Traffic {
+    /// Requests that were sent.
+    pub requests: u64,
+    /// Requests whose answer never arrived.
+    pub unheard: u64,
+    /// Answers that were not a charge.
+    pub refused: u64,
+    /// Answers that the gateway replayed, as far as they arrived.
+    pub replayed: u64,
+}
+
+impl Report {
+    /// What onetake did wrong, in sentences; empty if it kept its promise.
+    #[must_use]
+    pub fn failures(&self) -> Vec<String> {
+        let Verdict {
+            doubled,
+            missing,
+            unanswered,
+            ..
+        } = self.with.verdict;
+        let mut failures = Vec::new();
+        if doubled > 0 {
+            failures.push(format!(
+                "with onetake, {doubled} taps were charged twice or more often"
+            ));
+        }
+        if missing > 0 {
+            failures.push(format!(
+                "with onetake, {missing} customers were told of a charge that is not in the ledger"
+            ));
+        }
+        // A gateway that refuses everything charges nobody twice, and helps nobody either.
+        if unanswered > 0 && !self.interrupted {
+            failures.push(format!(
+                "with onetake, {unanswered} taps were never answered, however often they were retried"
+            ));
+        }
+        failures
+    }
+
+    /// What customers would have lost, and did not, in cents.
+    #[must_use]
+    pub fn saved_cents(&self) -> u64 {
+        let (without, with) = (&self.without.verdict, &self.with.verdict);
+        without
+            .overcharged_cents
+            .saturating_sub(with.overcharged_cents)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn report(with: Verdict) -> Report {
+        let verdict = Verdict {
+            doubled: 3,
+            overcharged_cents: 4_500,
+            ..Verdict::default()
+        };
+        Report {
+            planned: 10,
+            elapsed: Duration::from_secs(1),
+            interrupted: false,
+            without: Summary {
+                verdict,
+                ..Summary::default()
+            },
+            with: Summary {
+                verdict: with,
+                ..Summary::default()
+            },
+        }
+    }
+
+    #[test]
+    fn double_charges_without_onetake_are_not_its_failure() {
+        let report = report(Verdict::default());
+        assert!(report.failures().is_empty());
+        assert_eq!(report.saved_cents(), 4_500);
+    }
+
+    #[test]
+    fn a_double_a_missing_and_an_unanswered_one_are_failures() {
+        let bad = [
+            Verdict {
+                doubled: 1,
+                overcharged_cents: 500,
+                ..Verdict::default()
+            },
+            Verdict {
+                missing: 1,
+                ..Verdict::default()
+            },
+            Verdict {
+                unanswered: 1,
+                ..Verdict::default()
+            },
+        ];
+        for verdict in bad {
+            assert_eq!(report(verdict).failures().len(), 1, "{verdict:?}");
+        }
+        assert_eq!(report(bad[0]).saved_cents(), 4_000);
+    }
+
+    #[test]
+    fn whoever_stops_it_early_leaves_taps_unanswered() {
+        let mut report = report(Verdict {
+            unanswered: 2,
+            ..Verdict::default()
+        });
+        report.interrupted = true;
+        assert!(report.failures().is_empty());
+    }
+}

@@ -1,0 +1,192 @@
+//! What is shown, and how: live in a terminal, line by line elsewhere.
+
+use std::io::Write;
+use std::time::Duration;
+
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+
+use super::Options;
+use super::report::Report;
+use super::table::{self, Figures, Paint, dollars, number};
+use super::tap::{DOUBLE_PERCENT, HUNG_UP_PERCENT, LOST_PERCENT};
+
+const LIVE_INTERVAL: Duration = Duration::from_millis(100);
+const LINES_INTERVAL: Duration = Duration::from_secs(1);
+
+/// Where the demo is shown.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Screen {
+    /// In the terminal behind standard output.
+    Live,
+    /// On standard output, a line every second, without escape codes.
+    Lines,
+    /// Nowhere: only the report counts.
+    Silent,
+}
+
+impl Screen {
+    /// Live if standard output is a terminal that can move its cursor, else lines.
+    #[must_use]
+    pub fn detect() -> Self {
+        match ProgressDrawTarget::stdout().is_hidden() {
+            true => Self::Lines,
+            false => Self::Live,
+        }
+    }
+
+    /// Says what is about to happen.
+    pub(super) fn begin(self, options: Options) -> Show {
+        let no_colours = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
+        let show = Show {
+            screen: self,
+            options,
+            paint: Paint {
+                colours: self == Self::Live && !no_colours,
+            },
+            bar: match self {
+                Self::Live => bar(options),
+                Self::Lines | Self::Silent => ProgressBar::hidden(),
+            },
+        };
+        show.say(&introduction(options));
+        show.update(Duration::ZERO, &Figures::default(), &Figures::default());
+        show
+    }
+}
+
+/// A show that is going on.
+#[derive(Debug)]
+pub(super) struct Show {
+    screen: Screen,
+    options: Options,
+    paint: Paint,
+    bar: ProgressBar,
+}
+
+impl Show {
+    /// How often to update it.
+    pub(super) fn interval(&self) -> Duration {
+        match self.screen {
+            Screen::Live => LIVE_INTERVAL,
+            Screen::Lines | Screen::Silent => LINES_INTERVAL,
+        }
+    }
+
+    pub(super) fn update(&self, elapsed: Duration, without: &Figures, with: &Figures) {
+        match self.screen {
+            Screen::Silent => {}
+            Screen::Lines if elapsed.is_zero() => {}
+            Screen::Lines => self.say(&table::line(elapsed, without, with)),
+            Screen::Live => {
+                let length = self.options.length();
+                let millis = u64::try_from(elapsed.min(length).as_millis()).unwrap_or(u64::MAX);
+                self.bar.set_message(table::live(without, with, self.paint));
+                self.bar.set_prefix(match elapsed < length {
+                    true => format!("{:>2} of {} s", elapsed.as_secs(), length.as_secs()),
+                    false => "last retries".to_owned(),
+                });
+                self.bar.set_position(millis);
+            }
+        }
+    }
+
+    /// Replaces what was shown by the table and the verdict.
+    pub(super) fn end(&self, report: &Report) {
+        self.bar.finish_and_clear();
+        self.say(&format!(
+            "{}{}\n\n{}",
+            if self.screen == Screen::Lines {
+                "\n"
+            } else {
+                ""
+            },
+            table::last(report, self.paint),
+            conclusion(report, self.paint)
+        ));
+    }
+
+    fn say(&self, text: &str) {
+        if self.screen != Screen::Silent {
+            // Nobody may be reading any more (`| head`); what counts then is the exit code.
+            let _unread = writeln!(std::io::stdout(), "{text}");
+        }
+    }
+}
+
+fn bar(options: Options) -> ProgressBar {
+    let length = u64::try_from(options.length().as_millis()).unwrap_or(u64::MAX);
+    let template = "{msg}\n\n  {bar:54.green/8}  {prefix}";
+    let style = ProgressStyle::with_template(template)
+        .unwrap_or_else(|_| ProgressStyle::default_bar())
+        .progress_chars("━╸━");
+    ProgressBar::with_draw_target(Some(length), ProgressDrawTarget::stdout()).with_style(style)
+}
+
+fn introduction(options: Options) -> String {
+    let Options {
+        seconds,
+        rate,
+        seed,
+    } = options;
+    let times = if rate == 1 { "once" } else { "times" };
+    let rate = if rate == 1 {
+        times.to_owned()
+    } else {
+        format!("{} {times}", number(rate))
+    };
+    format!(
+        "
+  Customers with bad reception tap \"Pay\" {rate} a second, for {}.
+  {LOST_PERCENT} % of the answers get lost, {HUNG_UP_PERCENT} % of the requests are given up on, and \
+{DOUBLE_PERCENT} % of the
+  taps are double taps. Each tap has one key, which all its retries carry.
+  The same taps go to two payment APIs: one directly, one behind onetake.
+  (Real HTTP over loopback, real ledgers, the embedded store; seed {seed}.)
+",
+        duration(seconds)
+    )
+}
+
+fn conclusion(report: &Report, paint: Paint) -> String {
+    let mut lines = Vec::new();
+    let seconds = duration((report.elapsed.as_millis() as u64).saturating_add(500) / 1_000);
+    let taps = report.with.verdict.taps;
+    if report.interrupted {
+        lines.push(format!("  Stopped early, after {seconds}."));
+    } else if taps < report.planned {
+        lines.push(format!(
+            "  This machine could not keep up: {} taps were made of the {} asked for.",
+            number(taps),
+            number(report.planned)
+        ));
+    }
+    let failures = report.failures();
+    for failure in &failures {
+        lines.push(format!("  {} {failure}.", paint.bad("FAILED:")));
+    }
+    if !failures.is_empty() {
+        return lines.join("\n");
+    }
+    if report.without.verdict.doubled == 0 {
+        lines.push(format!(
+            "  Without onetake nobody happened to be charged twice in these {} taps either:\n  \
+             there was nothing to save. Try a higher --rate, more --seconds or another --seed.",
+            number(taps)
+        ));
+    } else {
+        let saved = dollars(report.saved_cents());
+        lines.push(format!(
+            "  {}",
+            paint.good(&format!("onetake saved {saved} in {seconds}."))
+        ));
+    }
+    lines.join("\n")
+}
+
+fn duration(seconds: u64) -> String {
+    match seconds {
+        1 => "1 second".to_owned(),
+        seconds => format!("{seconds} seconds"),
+    }
+}

@@ -1,0 +1,251 @@
+//! Puts everything in its place, lets the customers tap, and clears up.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use futures_util::StreamExt;
+use futures_util::stream;
+use tempfile::TempDir;
+use tokio::sync::Semaphore;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use onetake_core::Clock;
+
+use super::api::Api;
+use super::phone::Phone;
+use super::random::Random;
+use super::report::{Report, Summary, Traffic};
+use super::screen::Show;
+use super::table::Figures;
+use super::tap::Tap;
+use super::verdict::Verdict;
+use super::{DemoError, Options};
+use crate::config::{self, Overrides};
+use crate::gateway::Gateway;
+
+/// All that the gateway is told about the payment API.
+const CONFIGURATION: &str = r#"
+[[route]]
+match        = "POST /charges"
+preset       = "payment"
+tenant       = { header = "X-Account" }
+in_flight    = "wait"
+wait_timeout = "4s"
+"#;
+
+/// Taps that are being paid at once. Above it the next one waits: the phone cannot keep up.
+const TAPS_MAX: usize = 512;
+/// What is left over in the end is tried again so often, so many at once, and for so long.
+const FINISH_TRIES_MAX: u32 = 20;
+const FINISH_AT_ONCE: usize = 32;
+const FINISH_PATIENCE: Duration = Duration::from_secs(30);
+/// How long the gateway may take to finish what it is doing.
+const DRAIN_PATIENCE: Duration = Duration::from_secs(10);
+
+/// One payment API, and the phones that pay there.
+#[derive(Debug)]
+struct Side {
+    api: Api,
+    phone: Phone,
+}
+
+/// The two sides, and the gateway in front of one of them.
+#[derive(Debug)]
+pub(super) struct Stage {
+    options: Options,
+    clock: Arc<dyn Clock>,
+    folder: TempDir,
+    gateway: Gateway,
+    without: Arc<Side>,
+    with: Arc<Side>,
+}
+
+impl Stage {
+    pub(super) async fn set(options: Options, clock: Arc<dyn Clock>) -> Result<Self, DemoError> {
+        let folder = tempfile::Builder::new()
+            .prefix("onetake-demo-")
+            .tempdir()
+            .map_err(DemoError::io("make a temporary folder"))?;
+        let api = async |part| {
+            let random = Random::of_part(options.seed, part);
+            let api = Api::start(random, Arc::clone(&clock)).await;
+            api.map_err(DemoError::io("start the payment API"))
+        };
+        // Parts from the end, so that they are never those of a tap.
+        let (exposed, protected) = (api(u64::MAX).await?, api(u64::MAX - 1).await?);
+        let gateway = Gateway::start(configuration(&folder, &protected)?).await?;
+        let phone = async |server| {
+            let phone = Phone::new(server, Arc::clone(&clock)).await;
+            phone.map_err(DemoError::io("start the flaky network"))
+        };
+        let without = Arc::new(Side {
+            phone: phone(exposed.address()).await?,
+            api: exposed,
+        });
+        let with = Arc::new(Side {
+            phone: phone(gateway.address()).await?,
+            api: protected,
+        });
+        Ok(Self {
+            options,
+            clock,
+            folder,
+            gateway,
+            without,
+            with,
+        })
+    }
+
+    /// Lets the customers tap until time is up or somebody stops it; says how long that was.
+    pub(super) async fn play(
+        &self,
+        show: &Show,
+        stop: &CancellationToken,
+    ) -> Result<Duration, DemoError> {
+        let began = self.clock.monotonic();
+        let play = async {
+            let tasks = TaskTracker::new();
+            self.tap(began, &tasks, stop).await;
+            let elapsed = self.clock.monotonic() - began;
+            tasks.close();
+            tasks.wait().await;
+            stop.run_until_cancelled(self.finish()).await;
+            elapsed
+        };
+        tokio::select! {
+            elapsed = play => Ok(elapsed),
+            never = self.watch(began, show) => match never {},
+            error = self.gateway.fatal() => Err(error.into()),
+        }
+    }
+
+    async fn tap(&self, began: Duration, tasks: &TaskTracker, stop: &CancellationToken) {
+        let places = Arc::new(Semaphore::new(TAPS_MAX));
+        for number in 0..self.options.taps() {
+            let next = async {
+                self.sleep_until(began + self.options.due(number)).await;
+                Arc::clone(&places).acquire_owned().await
+            };
+            let Some(Ok(place)) = stop.run_until_cancelled(next).await else {
+                return;
+            };
+            if self.clock.monotonic() - began >= self.options.length() {
+                return;
+            }
+            let tap = Arc::new(Tap::plan(self.options.seed, number));
+            let place = Arc::new(place);
+            for side in [&self.without, &self.with] {
+                side.phone.note(&tap);
+                let (side, tap, place) = (Arc::clone(side), Arc::clone(&tap), Arc::clone(&place));
+                tasks.spawn(stop.clone().run_until_cancelled_owned(async move {
+                    side.phone.pay(&tap).await;
+                    drop(place);
+                }));
+            }
+        }
+        let end = self.sleep_until(began + self.options.length());
+        stop.run_until_cancelled(end).await;
+    }
+
+    async fn sleep_until(&self, monotonic: Duration) {
+        let left = monotonic.saturating_sub(self.clock.monotonic());
+        if !left.is_zero() {
+            self.clock.sleep(left).await;
+        }
+    }
+
+    /// Tries what is left over again, on both sides, until it is answered.
+    async fn finish(&self) {
+        let finish = async |side: &Side| {
+            let left = side.phone.unfinished();
+            stream::iter(left)
+                .for_each_concurrent(FINISH_AT_ONCE, async |number| {
+                    let tap = Tap::plan(self.options.seed, number);
+                    side.phone.finish(&tap, FINISH_TRIES_MAX).await;
+                })
+                .await;
+        };
+        tokio::select! {
+            _ = async { tokio::join!(finish(&self.without), finish(&self.with)) } => {}
+            () = self.clock.sleep(FINISH_PATIENCE) => {}
+        }
+    }
+
+    async fn watch(&self, began: Duration, show: &Show) -> std::convert::Infallible {
+        loop {
+            self.clock.sleep(show.interval()).await;
+            let elapsed = self.clock.monotonic() - began;
+            show.update(elapsed, &self.without.figures(), &self.with.figures());
+        }
+    }
+
+    /// Ends the gateway, waits until both ledgers are complete, and reads them.
+    ///
+    /// The folder is given back: it is removed last, when everything has been said.
+    pub(super) async fn clear(
+        self,
+        elapsed: Duration,
+        interrupted: bool,
+    ) -> Result<(Report, TempDir), DemoError> {
+        self.gateway.shutdown(DRAIN_PATIENCE).await?;
+        tokio::join!(self.without.api.quiet(), self.with.api.quiet());
+        let report = Report {
+            planned: self.options.taps(),
+            elapsed,
+            interrupted,
+            without: self.without.summary(),
+            with: self.with.summary(),
+        };
+        Ok((report, self.folder))
+    }
+}
+
+impl Side {
+    fn traffic(&self) -> Traffic {
+        let counts = self.phone.counts();
+        Traffic {
+            requests: counts.requests.load(Ordering::Relaxed),
+            unheard: counts.unheard.load(Ordering::Relaxed),
+            refused: counts.refused.load(Ordering::Relaxed),
+            replayed: counts.replayed.load(Ordering::Relaxed),
+        }
+    }
+
+    fn figures(&self) -> Figures {
+        let totals = self.api.ledger().totals();
+        Figures {
+            taps: self.phone.taps(),
+            charges: totals.charges,
+            doubled: totals.doubled,
+            overcharged_cents: totals.overcharged_cents,
+            traffic: self.traffic(),
+        }
+    }
+
+    fn summary(&self) -> Summary {
+        Summary {
+            verdict: Verdict::judge(&self.phone.receipts(), &self.api.ledger().charges()),
+            traffic: self.traffic(),
+        }
+    }
+}
+
+/// Nothing of the environment counts here: the demo is the same for everybody.
+fn configuration(folder: &TempDir, api: &Api) -> Result<config::Config, DemoError> {
+    let any_port = std::net::SocketAddr::from(([127, 0, 0, 1], 0));
+    let overrides = Overrides {
+        listen: Some(any_port),
+        admin_listen: Some(any_port),
+        upstream: Some(format!("http://{}", api.address())),
+        store: Some(format!("embedded:{}", folder.path().display())),
+    };
+    let no_variables = std::iter::empty();
+    Ok(config::load(
+        Some(CONFIGURATION),
+        "the demo's configuration",
+        no_variables,
+        overrides,
+    )?)
+}

@@ -1,0 +1,232 @@
+//! What a client sees of a gateway, whatever store is behind it.
+//!
+//! [`run`] starts a gateway through a factory, puts it in front of an [`Upstream`], and goes through
+//! all cases. As in the store suite, nobody lists the cases by hand, and a case says what is wrong
+//! by panicking.
+#![expect(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    reason = "a suite says what is wrong by panicking, and catches that itself"
+)]
+
+mod bad_input;
+mod keys;
+mod outcomes;
+mod passing;
+
+use std::fmt;
+use std::future::Future;
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use futures_util::future::BoxFuture;
+
+use crate::client::Client;
+use crate::upstream::Upstream;
+
+/// A gateway under test; it ends when it is dropped.
+pub trait Target: Send + Sync + 'static {
+    /// Where clients connect.
+    fn address(&self) -> SocketAddr;
+}
+
+/// A gateway, its upstream and its client.
+pub struct World {
+    /// The client.
+    pub client: Client,
+    /// The upstream.
+    pub upstream: Upstream,
+    /// The gateway.
+    pub target: Box<dyn Target>,
+    /// A port that nobody listens on until a case does.
+    pub dead: SocketAddr,
+}
+
+/// What became of each case.
+#[derive(Clone, Debug, Default)]
+pub struct Report {
+    /// Names and, if it failed, what the case said.
+    pub cases: Vec<(&'static str, Result<(), String>)>,
+}
+
+impl Report {
+    /// The names of the cases that failed.
+    #[must_use]
+    pub fn failed(&self) -> Vec<&'static str> {
+        self.cases.iter().filter(|(_, result)| result.is_err()).map(|(name, _)| *name).collect()
+    }
+
+    /// Panics with everything that failed.
+    ///
+    /// # Panics
+    /// If a case failed, or if there was none.
+    pub fn assert_passed(&self) {
+        assert!(!self.cases.is_empty(), "no case ran");
+        assert!(self.failed().is_empty(), "{self}");
+    }
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "{} of {} cases failed", self.failed().len(), self.cases.len())?;
+        for (name, result) in &self.cases {
+            if let Err(what) = result {
+                writeln!(f, "- {name}: {what}")?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The configuration that the cases count on; `store` is the store's URL.
+#[must_use]
+pub fn configuration(upstream: &str, dead: SocketAddr, store: &str) -> String {
+    format!(
+        r#"
+[gateway]
+listen = "127.0.0.1:0"
+upstream = "{upstream}"
+
+[admin]
+listen = "127.0.0.1:0"
+
+[store]
+url = "{store}"
+
+[[route]]
+match = "POST /wait/{{*rest}}"
+in_flight = "wait"
+wait_timeout = "20s"
+
+[[route]]
+match = "POST /impatient/{{*rest}}"
+in_flight = "wait"
+wait_timeout = "50ms"
+
+[[route]]
+match = "POST /short-lease/{{*rest}}"
+lease = "300ms"
+grace = "300ms"
+
+[[route]]
+match = "POST /short-ttl/{{*rest}}"
+ttl = "1s"
+
+[[route]]
+match = "POST /release-5xx/{{*rest}}"
+release = ["5xx"]
+
+[[route]]
+match = "POST /retry-unknown/{{*rest}}"
+on_unknown = "retry"
+
+[[route]]
+match = "POST /payment/{{*rest}}"
+preset = "payment"
+tenant = "credential"
+
+[[route]]
+match = "POST /signup/{{*rest}}"
+preset = "signup"
+
+[[route]]
+match = "POST /account/{{*rest}}"
+tenant = {{ header = "X-Account" }}
+
+[[route]]
+match = "POST /json/{{*rest}}"
+fingerprint = {{ mode = "json", exclude = ["/sent_at"] }}
+
+[[route]]
+match = "POST /included/{{*rest}}"
+fingerprint = {{ mode = "json", include = ["/amount"] }}
+
+[[route]]
+match = "POST /small/{{*rest}}"
+max_request_body = "1KiB"
+max_response_body = "1KiB"
+
+[[route]]
+match = "POST /impatient-upstream/{{*rest}}"
+upstream_timeout = "100ms"
+
+[[route]]
+match = "POST /other-namespace/{{*rest}}"
+namespace = "other"
+
+[[route]]
+match = "PUT,DELETE /keyed/{{*rest}}"
+
+[[route]]
+match = "POST /dead/{{*rest}}"
+upstream = "http://{dead}"
+"#
+    )
+}
+
+type Case = fn(Arc<World>) -> BoxFuture<'static, ()>;
+
+macro_rules! cases {
+    ($($module:ident: $($name:ident),+ $(,)?;)+) => {
+        &[$($((concat!(stringify!($module), "::", stringify!($name)), {
+            fn boxed(world: Arc<World>) -> BoxFuture<'static, ()> {
+                Box::pin(async move { $module::$name(&world).await })
+            }
+            boxed as Case
+        })),+),+]
+    };
+}
+
+const CASES: &[(&str, Case)] = cases! {
+    keys: a_thousand_at_once_wait_for_one_run, a_thousand_at_once_are_told_that_it_runs,
+        quoted_and_bare_are_one_operation, another_body_is_refused_in_flight_too,
+        another_credential_is_another_operation, another_path_never_gets_the_first_ones_response,
+        a_namespace_is_another_operation, a_tenant_header_names_the_tenant,
+        an_impatient_waiter_is_told, put_and_delete_are_keyed_where_a_route_says_so;
+    outcomes: a_replay_is_the_same_to_the_byte, a_client_that_goes_away_loses_nothing,
+        an_operation_may_outlast_its_lease, an_upstream_that_refuses_lets_the_retry_run,
+        an_upstream_that_closes_makes_it_unknown, an_answer_that_breaks_off_makes_it_unknown,
+        a_500_is_unknown_and_not_run_again, a_released_500_runs_again, an_unknown_may_be_retried,
+        presets_decide_over_503, a_timeout_is_unknown, running_is_not_run_again_past_its_ttl,
+        a_key_is_reusable_after_it_expired_with_a_higher_fence,
+        a_large_response_is_passed_whole_and_not_run_again, an_event_stream_is_passed_on;
+    bad_input: bad_keys_are_refused, a_body_over_the_cap_is_refused, bad_json_is_refused,
+        json_is_compared_by_value, unstable_and_missing_tenants_are_refused;
+    passing: without_a_key_everything_passes, an_upgrade_passes, http2_is_the_same,
+        forwarding_headers_are_honest, what_could_smuggle_is_refused,
+        problems_are_explained_where_they_link_to;
+};
+
+/// Goes through all cases. `start` gets the configuration and starts a gateway with it.
+pub async fn run<F, T>(start: impl FnOnce(String) -> F, store: &str) -> Report
+where
+    F: Future<Output = T>,
+    T: Target,
+{
+    let upstream = Upstream::start().await.expect("there is a free port");
+    // Somebody has listened there: it will not be given to anybody else in the meantime, because
+    // the operating system hands out its ports in turn.
+    let dead = Upstream::start().await.expect("there is a free port").address();
+    let target = start(configuration(&upstream.url(), dead, store)).await;
+    let client = Client::new(target.address());
+    let world = Arc::new(World { client, upstream, target: Box::new(target), dead });
+    let mut report = Report::default();
+    for (name, case) in CASES {
+        let result = tokio::spawn(case(Arc::clone(&world))).await;
+        report.cases.push((name, result.map_err(said)));
+    }
+    report
+}
+
+fn said(error: tokio::task::JoinError) -> String {
+    match error.try_into_panic() {
+        Ok(panic) => panic
+            .downcast_ref::<String>()
+            .cloned()
+            .or_else(|| panic.downcast_ref::<&str>().map(ToString::to_string))
+            .unwrap_or_else(|| "panicked".to_owned()),
+        Err(error) => error.to_string(),
+    }
+}

@@ -1,0 +1,28 @@
+//! `cargo run -p onetake --example axum`, then
+//! `curl -i -X POST localhost:3000/charges -H 'Idempotency-Key: 6f1c8d6a-3a09-4b6e-9c8f-2d1f5e7b8a90' -d 10`,
+//! twice.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use axum::Router;
+use axum::routing::post;
+use onetake::{EmbeddedStore, Engine, OnetakeLayer, Policy};
+
+static CHARGES: AtomicU64 = AtomicU64::new(0);
+
+async fn charge(amount: String) -> String {
+    let number = CHARGES.fetch_add(1, Ordering::SeqCst) + 1;
+    format!("charge {number} of {amount}\n")
+}
+
+#[tokio::main]
+async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let engine = Engine::new(Arc::new(EmbeddedStore::open("./onetake-data")?));
+    let app = Router::new()
+        .route("/charges", post(charge))
+        .layer(OnetakeLayer::new(engine, Policy::new().key_required()));
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:3000").await?;
+    axum::serve(listener, app).await?;
+    Ok(())
+}

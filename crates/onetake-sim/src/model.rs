@@ -242,7 +242,9 @@ impl stateright::Model for Model {
 
     fn next_state(&self, state: &State, action: Action) -> Option<State> {
         let mut next = state.clone();
-        self.apply(&mut next, action).then_some(next)
+        let changed = self.apply(&mut next, action);
+        // An answer alone can break an invariant, too.
+        (changed || next.broken != state.broken).then_some(next)
     }
 
     fn properties(&self) -> Vec<Property<Self>> {

@@ -42,7 +42,7 @@ pub struct Traffic {
 }
 
 impl Report {
-    /// What onetake did wrong, in sentences; empty if it kept its promise.
+    /// What onetake did wrong, line by line; empty if it kept its promise.
     #[must_use]
     pub fn failures(&self) -> Vec<String> {
         let Verdict {
@@ -54,18 +54,18 @@ impl Report {
         let mut failures = Vec::new();
         if doubled > 0 {
             failures.push(format!(
-                "with onetake, {doubled} taps were charged twice or more often"
+                "taps charged twice or more with onetake: {doubled}"
             ));
         }
         if missing > 0 {
             failures.push(format!(
-                "with onetake, {missing} customers were told of a charge that is not in the ledger"
+                "customers told of a charge that the ledger with onetake does not have: {missing}"
             ));
         }
         // A gateway that refuses everything charges nobody twice, and helps nobody either.
         if unanswered > 0 && !self.interrupted {
             failures.push(format!(
-                "with onetake, {unanswered} taps were never answered, however often they were retried"
+                "taps never answered with onetake, however often they were retried: {unanswered}"
             ));
         }
         failures

@@ -119,7 +119,7 @@ fn bar(options: Options) -> ProgressBar {
     let template = "{msg}\n\n  {bar:54.green/8}  {prefix}";
     let style = ProgressStyle::with_template(template)
         .unwrap_or_else(|_| ProgressStyle::default_bar())
-        .progress_chars("━╸━");
+        .progress_chars("━╸─");
     ProgressBar::with_draw_target(Some(length), ProgressDrawTarget::stdout()).with_style(style)
 }
 
@@ -129,20 +129,18 @@ fn introduction(options: Options) -> String {
         rate,
         seed,
     } = options;
-    let times = if rate == 1 { "once" } else { "times" };
-    let rate = if rate == 1 {
-        times.to_owned()
-    } else {
-        format!("{} {times}", number(rate))
+    let often = match rate {
+        1 => "once".to_owned(),
+        rate => format!("{} times", number(rate)),
     };
     format!(
         "
-  Customers with bad reception tap \"Pay\" {rate} a second, for {}.
-  {LOST_PERCENT} % of the answers get lost, {HUNG_UP_PERCENT} % of the requests are given up on, and \
-{DOUBLE_PERCENT} % of the
-  taps are double taps. Each tap has one key, which all its retries carry.
-  The same taps go to two payment APIs: one directly, one behind onetake.
-  (Real HTTP over loopback, real ledgers, the embedded store; seed {seed}.)
+  Customers with bad reception tap \"Pay\" {often} a second, for {}.
+  {LOST_PERCENT} % of the answers get lost, {HUNG_UP_PERCENT} % of the requests are given up on, and {DOUBLE_PERCENT} %
+  of the taps are double taps. A tap has one key, which all its retries carry.
+  The same taps go to two payment APIs that ignore keys, as most do: to one
+  directly, to the other through onetake. (Real HTTP over loopback, real
+  ledgers, a real embedded store; seed {seed}.)
 ",
         duration(seconds)
     )
@@ -150,13 +148,13 @@ fn introduction(options: Options) -> String {
 
 fn conclusion(report: &Report, paint: Paint) -> String {
     let mut lines = Vec::new();
-    let seconds = duration((report.elapsed.as_millis() as u64).saturating_add(500) / 1_000);
+    let seconds = duration((report.elapsed + Duration::from_millis(500)).as_secs());
     let taps = report.with.verdict.taps;
     if report.interrupted {
         lines.push(format!("  Stopped early, after {seconds}."));
     } else if taps < report.planned {
         lines.push(format!(
-            "  This machine could not keep up: {} taps were made of the {} asked for.",
+            "  This machine could not keep up: it made {} of the {} taps asked for.",
             number(taps),
             number(report.planned)
         ));
@@ -170,8 +168,8 @@ fn conclusion(report: &Report, paint: Paint) -> String {
     }
     if report.without.verdict.doubled == 0 {
         lines.push(format!(
-            "  Without onetake nobody happened to be charged twice in these {} taps either:\n  \
-             there was nothing to save. Try a higher --rate, more --seconds or another --seed.",
+            "  Without onetake no tap happened to be charged twice either (taps: {}):\n  \
+             there was nothing to save. Try more --seconds or a higher --rate.",
             number(taps)
         ));
     } else {
@@ -188,5 +186,92 @@ fn duration(seconds: u64) -> String {
     match seconds {
         1 => "1 second".to_owned(),
         seconds => format!("{seconds} seconds"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::report::Summary;
+    use super::super::verdict::Verdict;
+    use super::*;
+
+    const PLAIN: Paint = Paint { colours: false };
+
+    fn report(doubled_without: u64, with: Verdict) -> Report {
+        let verdict = Verdict {
+            doubled: doubled_without,
+            overcharged_cents: doubled_without * 250,
+            ..with
+        };
+        let summary = |verdict| Summary {
+            verdict,
+            ..Summary::default()
+        };
+        Report {
+            planned: with.taps,
+            elapsed: Duration::from_millis(14_990),
+            interrupted: false,
+            without: summary(verdict),
+            with: summary(with),
+        }
+    }
+
+    fn taps(taps: u64) -> Verdict {
+        Verdict {
+            taps,
+            ..Verdict::default()
+        }
+    }
+
+    #[test]
+    fn the_introduction_fits_in_80_columns() {
+        for options in [Options::new(600, 1_000, u64::MAX), Options::new(1, 1, 1)] {
+            let text = introduction(options.unwrap());
+            assert!(text.lines().all(|line| line.len() <= 80), "{text}");
+        }
+    }
+
+    #[test]
+    fn the_end_says_what_was_saved() {
+        let text = conclusion(&report(2, taps(600)), PLAIN);
+        assert_eq!(text, "  onetake saved $5.00 in 15 seconds.");
+    }
+
+    #[test]
+    fn the_end_invents_nothing_where_nothing_was_saved() {
+        let text = conclusion(&report(0, taps(1)), PLAIN);
+        assert!(
+            text.contains("nothing to save") && !text.contains('$'),
+            "{text}"
+        );
+        assert!(text.lines().all(|line| line.len() <= 80), "{text}");
+    }
+
+    #[test]
+    fn a_broken_promise_is_not_called_a_saving() {
+        let bad = Verdict {
+            doubled: 1,
+            ..taps(600)
+        };
+        let text = conclusion(&report(2, bad), PLAIN);
+        assert!(text.contains("FAILED: taps charged twice or more with onetake: 1."));
+        assert!(!text.contains("saved"), "{text}");
+    }
+
+    #[test]
+    fn a_machine_that_does_not_keep_up_says_so() {
+        let mut slow = report(2, taps(900));
+        slow.planned = 1_000;
+        let text = conclusion(&slow, PLAIN);
+        assert!(
+            text.contains("it made 900 of the 1,000 taps asked for"),
+            "{text}"
+        );
+        slow.interrupted = true;
+        let text = conclusion(&slow, PLAIN);
+        assert!(
+            text.starts_with("  Stopped early, after 15 seconds."),
+            "{text}"
+        );
     }
 }

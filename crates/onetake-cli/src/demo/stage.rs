@@ -249,3 +249,29 @@ fn configuration(folder: &TempDir, api: &Api) -> Result<config::Config, DemoErro
         overrides,
     )?)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::demo::Screen;
+    use onetake_core::SystemClock;
+
+    /// The verdict is not a constant: a gateway that protects nothing is found out.
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn a_side_that_is_not_protected_fails() {
+        let options = Options::new(1, 60, 11).unwrap();
+        let clock: Arc<dyn Clock> = Arc::new(SystemClock);
+        let mut stage = Stage::set(options, Arc::clone(&clock)).await.unwrap();
+        let side = Arc::into_inner(stage.with).unwrap();
+        let around_the_gateway = Phone::new(side.api.address(), clock).await.unwrap();
+        stage.with = Arc::new(Side {
+            api: side.api,
+            phone: around_the_gateway,
+        });
+        let show = Screen::Silent.begin(options);
+        let elapsed = stage.play(&show, &CancellationToken::new()).await.unwrap();
+        let (report, _folder) = stage.clear(elapsed, false).await.unwrap();
+        assert!(report.with.verdict.doubled > 0, "{report:?}");
+        assert_eq!(report.failures().len(), 1, "{report:?}");
+    }
+}

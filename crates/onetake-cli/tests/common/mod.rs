@@ -7,13 +7,13 @@ use onetake_cli::gateway::Gateway;
 use onetake_sim::blackbox::Target;
 
 /// A gateway that runs until it is dropped.
-pub struct InProcess {
+pub(crate) struct InProcess {
     gateway: Gateway,
 }
 
 impl InProcess {
     /// Starts one with a configuration.
-    pub async fn start(configuration: String) -> Self {
+    pub(crate) async fn start(configuration: String) -> Self {
         let config = config::load(
             Some(&configuration),
             "test.toml",

@@ -112,19 +112,20 @@ impl<T, R> Shared<T, R> {
 /// that one bad batch does not close the lane.
 struct Writer<T: Item, R: Send + 'static> {
     shared: Arc<Shared<T, R>>,
+    /// It was polled, so the runtime is alive.
+    started: bool,
+    /// It gave up its right itself.
     done: bool,
 }
 
 impl<T: Item, R: Send + 'static> Writer<T, R> {
     fn start(shared: &Arc<Shared<T, R>>) {
-        let writer = Self {
-            shared: Arc::clone(shared),
-            done: false,
-        };
+        let writer = Self { shared: Arc::clone(shared), started: false, done: false };
         shared.runtime.spawn(writer.drain());
     }
 
     async fn drain(mut self) {
+        self.started = true;
         while let Some(batch) = self.next() {
             let (items, replies): (Vec<T>, Vec<Reply<R>>) = batch.into_iter().unzip();
             let answers = (self.shared.write)(items).await;
@@ -152,9 +153,20 @@ impl<T: Item, R: Send + 'static> Writer<T, R> {
 
 impl<T: Item, R: Send + 'static> Drop for Writer<T, R> {
     fn drop(&mut self) {
-        if !self.done {
-            Self::start(&self.shared);
+        if self.done {
+            return;
         }
+        if self.started && std::thread::panicking() {
+            Self::start(&self.shared);
+            return;
+        }
+        // The runtime is shutting down and drops its tasks: nobody will write any more, and whoever
+        // waits hears that the answer is lost.
+        let mut queue = self.shared.lock();
+        queue.writers -= 1;
+        let lost = std::mem::take(&mut queue.waiting);
+        drop(queue);
+        drop(lost);
     }
 }
 
@@ -223,6 +235,24 @@ mod tests {
             .collect();
         assert_eq!(answers, [5, 1, 4, 2], "each sender gets its own answer");
         assert_eq!(*seen.lock().unwrap(), [vec![9], vec![1, 4, 5], vec![2]]);
+    }
+
+    #[test]
+    fn a_runtime_that_shuts_down_in_the_middle_of_a_write_loses_the_answers() {
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).build().unwrap();
+        let (lane, answers) = runtime.block_on(async {
+            let (lane, _gate, _) = gated(1);
+            let answers: Vec<_> = (0..3).map(|id| lane.submit(renew(id))).collect();
+            tokio::task::yield_now().await;
+            (lane, answers)
+        });
+        drop(runtime);
+        for answer in answers {
+            let error = futures_util::FutureExt::now_or_never(answer).unwrap().unwrap_err();
+            assert_eq!(error.kind(), StoreErrorKind::Indeterminate);
+        }
+        let late = lane.submit(renew(9)).now_or_never().unwrap();
+        assert_eq!(late.unwrap_err().kind(), StoreErrorKind::Indeterminate);
     }
 
     #[tokio::test]

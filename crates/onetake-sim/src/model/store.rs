@@ -156,6 +156,11 @@ impl Model {
             (Stage::Unknown | Stage::Final | Stage::Released, _) => true,
         });
         state.broken.note(owed && stale, Invariant::Believed);
+        // A lease that was given up never lives again: somebody may have been told that it is over.
+        let ended = live.is_none_or(|life| life.stage != Stage::Running);
+        state
+            .broken
+            .note(written && ended && verb == Verb::Renew, Invariant::S1);
 
         let answer = match effect {
             SettleEffect::Write(record) => {

@@ -27,6 +27,7 @@ const CACHE_BYTES: u64 = 64 << 20;
 const MEMTABLE_BYTES: u64 = 32 << 20;
 
 const FENCE_CEILING: &[u8] = b"fence-ceiling";
+const COMPACTED: &[u8] = b"compacted";
 
 pub(super) struct Tables {
     db: Database,
@@ -135,13 +136,19 @@ impl Tables {
 
     /// Gives back the space of what was deleted. May take long; other threads go on meanwhile.
     pub(super) fn compactor(&self) -> impl FnOnce() -> Result<(), fjall::Error> + Send + use<> {
-        let (settled, expiry) = (self.settled.clone(), self.expiry.clone());
+        let (settled, expiry, meta) =
+            (self.settled.clone(), self.expiry.clone(), self.meta.clone());
         move || {
             for table in [settled, expiry] {
+                // What is still in memory is written first, or its deletions would count for
+                // nothing.
                 table.rotate_memtable_and_wait()?;
                 table.major_compact()?;
             }
-            Ok(())
+            // Replaced files are deleted when the next table in memory is written, whichever it is:
+            // a small one does, instead of waiting for traffic to fill a large one.
+            meta.insert(COMPACTED, [])?;
+            meta.rotate_memtable_and_wait()
         }
     }
 

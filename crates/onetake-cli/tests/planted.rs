@@ -1,0 +1,110 @@
+//! Each planted bug is caught, and this table says by which suites.
+//!
+//! A bug is switched on for the whole process: this is one test, in a file of its own.
+#![expect(clippy::unwrap_used, clippy::panic, reason = "tests may panic")]
+
+mod common;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::FutureExt;
+use futures_util::future::BoxFuture;
+use onetake_core::clock::ManualClock;
+use onetake_core::conformance::{self, Capabilities, Subject};
+use onetake_core::planted::{Bug, plant};
+use onetake_core::{Clock, MemoryStore, OnUnknown, Store};
+use onetake_sim::blackbox;
+use onetake_sim::model::state::PerKey;
+use onetake_sim::model::{self, Model};
+use onetake_stores::EmbeddedStore;
+use tempfile::TempDir;
+
+use common::InProcess;
+
+const SUITES: [&str; 5] = ["memory store", "embedded store", "engine", "model", "black box"];
+
+/// Which suites catch which bug.
+const CAUGHT_BY: [(Bug, [bool; 5]); 6] = [
+    (Bug::SettleWithoutAttemptCheck, [true, true, false, true, false]),
+    (Bug::AnswerBeforeCommit, [false, false, true, false, false]),
+    (Bug::SweepWithoutRecheck, [true, true, false, true, false]),
+    (Bug::TenantLeftOut, [false, false, false, false, true]),
+    (Bug::FingerprintInId, [false, false, false, false, true]),
+    (Bug::FenceNotRaised, [true, true, false, true, true]),
+];
+
+struct Simulated {
+    clock: ManualClock,
+    store: Arc<dyn Store>,
+    _folder: Option<TempDir>,
+}
+
+async fn in_memory() -> Simulated {
+    let clock = ManualClock::default();
+    let store = Arc::new(MemoryStore::with_clock(Arc::new(clock.clone())));
+    Simulated { clock, store, _folder: None }
+}
+
+async fn embedded() -> Simulated {
+    let clock = ManualClock::default();
+    let folder = tempfile::tempdir().unwrap();
+    let store = EmbeddedStore::open_with(folder.path(), Arc::new(clock.clone())).unwrap();
+    Simulated { clock, store: Arc::new(store), _folder: Some(folder) }
+}
+
+impl Subject for Simulated {
+    fn store(&self) -> Arc<dyn Store> {
+        Arc::clone(&self.store)
+    }
+
+    fn clock(&self) -> Arc<dyn Clock> {
+        Arc::new(self.clock.clone())
+    }
+
+    fn advance(&self, by: Duration) -> BoxFuture<'_, ()> {
+        self.clock.advance(by);
+        std::future::ready(()).boxed()
+    }
+}
+
+/// What each suite finds wrong.
+async fn findings() -> [Vec<String>; 5] {
+    let names = |failed: Vec<&str>| failed.into_iter().map(str::to_owned).collect();
+    let can = Capabilities::default();
+    let on_unknown = PerKey { a: OnUnknown::Retry, b: OnUnknown::Fail };
+    let modelled = Model::new(model::Config { on_unknown, ..model::Config::default() });
+    let checked = tokio::task::spawn_blocking(move || model::check(&modelled).err());
+    [
+        names(conformance::run(in_memory, can).await.failed()),
+        names(conformance::run(embedded, can).await.failed()),
+        names(conformance::run_engine(in_memory, can).await.failed()),
+        checked.await.unwrap().map(|violation| violation.to_string()).into_iter().collect(),
+        names(blackbox::run(InProcess::start, "memory:").await.failed()),
+    ]
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn every_planted_bug_is_caught() {
+    // A suite that fails prints each panic; the table is what matters here.
+    std::panic::set_hook(Box::new(|_| {}));
+    let mut wrong = Vec::new();
+    for (bug, expected) in CAUGHT_BY {
+        plant(Some(bug));
+        let found = findings().await;
+        plant(None);
+        eprintln!("{bug:?}");
+        for ((suite, found), expected) in SUITES.iter().zip(&found).zip(expected) {
+            eprintln!("    {suite}: {}", if found.is_empty() { "-".to_owned() } else { found.join(", ") });
+            if found.is_empty() == expected {
+                wrong.push(format!("{bug:?} and {suite}: expected caught = {expected}"));
+            }
+        }
+        if found.iter().all(Vec::is_empty) {
+            wrong.push(format!("{bug:?} is caught by no suite"));
+        }
+    }
+    let _hook = std::panic::take_hook();
+    assert!(CAUGHT_BY.iter().map(|(bug, _)| *bug).eq(Bug::ALL), "a bug is missing from the table");
+    assert!(wrong.is_empty(), "{wrong:#?}");
+}

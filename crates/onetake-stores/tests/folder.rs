@@ -1,0 +1,329 @@
+//! The folder of the embedded store: reopened, crashed, shared, damaged, and given back.
+#![expect(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "tests may panic")]
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use onetake_core::clock::ManualClock;
+use onetake_core::{
+    AttemptId, Cause, Claim, Claimed, Clock, Fence, Fingerprint, Key, OnUnknown, Record, RecordId,
+    Recording, Scope, Settled, Settlement, State, Store, StoreErrorKind, Terms, Verb,
+};
+use onetake_stores::{EmbeddedStore, OpenError};
+
+fn claim(key: &str, attempt: u8) -> Claim {
+    Claim {
+        id: RecordId::derive(&Scope::new("t"), &Key::new(key).unwrap()),
+        attempt: AttemptId::from_bytes([attempt; 16]),
+        fingerprint: Fingerprint::of(b"pay"),
+        terms: Terms::default(),
+    }
+}
+
+async fn run(store: &EmbeddedStore, claim: &Claim) -> Claimed {
+    store.claim(vec![claim.clone()]).await.remove(0).unwrap()
+}
+
+async fn granted(store: &EmbeddedStore, claim: &Claim) -> Fence {
+    match run(store, claim).await {
+        Claimed::Granted { fence } => fence,
+        Claimed::Found { record, .. } => panic!("found {}", record.state.name()),
+    }
+}
+
+async fn settle(store: &EmbeddedStore, claim: &Claim, verb: Verb) -> Settled {
+    let settlement = Settlement { id: claim.id, attempt: claim.attempt, verb };
+    store.settle(vec![settlement]).await.remove(0).unwrap()
+}
+
+async fn complete(store: &EmbeddedStore, claim: &Claim, body: impl Into<Vec<u8>>) {
+    let settled = settle(store, claim, Verb::Complete(Recording::new(body.into()))).await;
+    assert!(matches!(settled, Settled::Done { .. }));
+}
+
+async fn load(store: &EmbeddedStore, claim: &Claim) -> Option<Arc<Record>> {
+    store.load(vec![claim.id]).await.remove(0).unwrap()
+}
+
+/// A folder with a hundred completed keys and one that runs; closed, unless it is a crash.
+async fn filled(path: &Path, close: bool) {
+    let store = EmbeddedStore::open(path).unwrap();
+    for number in 0..100_u32 {
+        let claim = claim(&format!("key {number}"), 1);
+        granted(&store, &claim).await;
+        complete(&store, &claim, format!("outcome {number}")).await;
+    }
+    granted(&store, &claim("runs", 1)).await;
+    if close {
+        store.close().await.unwrap();
+    }
+}
+
+/// The folder as a crash would leave it: a copy of it while it is open.
+fn copy(from: &Path, to: &Path) {
+    fs::create_dir_all(to).unwrap();
+    for entry in fs::read_dir(from).unwrap() {
+        let entry = entry.unwrap();
+        let target = to.join(entry.file_name());
+        if entry.file_type().unwrap().is_dir() {
+            copy(&entry.path(), &target);
+        } else {
+            fs::copy(entry.path(), target).unwrap();
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn everything_acknowledged_is_there_after_a_crash() {
+    let folder = tempfile::tempdir().unwrap();
+    let crashed = folder.path().join("crashed");
+    filled(&folder.path().join("live"), false).await;
+    copy(&folder.path().join("live"), &crashed);
+    let store = EmbeddedStore::open(&crashed).unwrap();
+    for number in 0..100_u32 {
+        let record = load(&store, &claim(&format!("key {number}"), 9)).await.unwrap();
+        let State::Completed { recording, .. } = &record.state else { panic!("{number}") };
+        assert_eq!(*recording, Recording::new(format!("outcome {number}")));
+    }
+    let record = load(&store, &claim("runs", 9)).await.unwrap();
+    let State::Unknown { cause, .. } = &record.state else { panic!("{}", record.state.name()) };
+    assert_eq!(*cause, Cause::Restarted, "what was running is unknown at once");
+    assert!(matches!(run(&store, &claim("runs", 9)).await, Claimed::Found { .. }), "not run again");
+    // Its own attempt is still believed.
+    complete(&store, &claim("runs", 1), "late").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn retry_terms_run_again_after_a_crash_with_a_higher_fence() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut claims = Vec::new();
+    let mut last = Fence::default();
+    for round in 1..=3_u8 {
+        let store = EmbeddedStore::open(folder.path()).unwrap();
+        let mut claim = claim("retry", round);
+        claim.terms.on_unknown = OnUnknown::Retry;
+        let fence = granted(&store, &claim).await;
+        assert!(fence > last, "fences rise across restarts");
+        last = fence;
+        for earlier in &claims {
+            let settled = settle(&store, earlier, Verb::Release).await;
+            assert!(matches!(settled, Settled::Stale { .. }));
+        }
+        claims.push(claim);
+        store.close().await.unwrap();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn fences_rise_although_the_clock_goes_back() {
+    let folder = tempfile::tempdir().unwrap();
+    let clock = ManualClock::default();
+    let start = clock.now();
+    let open = || EmbeddedStore::open_with(folder.path(), Arc::new(clock.clone())).unwrap();
+    let mut last = Fence::default();
+    for round in 0..4_u8 {
+        let store = open();
+        let claim = claim("a", round);
+        let fence = granted(&store, &claim).await;
+        assert!(fence > last, "round {round}");
+        last = fence;
+        settle(&store, &claim, Verb::Release).await;
+        // Swept and gone, and the clock is a year back.
+        clock.advance(Duration::from_secs(100 * 86_400));
+        assert_eq!(store.sweep(10).await.unwrap().removed, 1);
+        clock.set_wall(onetake_core::Timestamp::from_micros(
+            start.as_micros() - u64::from(round) * 31_536_000_000_000,
+        ));
+        store.close().await.unwrap();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_second_process_is_told_who_holds_the_folder() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = EmbeddedStore::open(folder.path()).unwrap();
+    let error = EmbeddedStore::open(folder.path()).unwrap_err();
+    assert!(matches!(error, OpenError::InUse { .. }));
+    let message = error.to_string();
+    assert!(message.contains(&format!("process {}", std::process::id())), "{message}");
+    store.close().await.unwrap();
+    EmbeddedStore::open(folder.path()).unwrap().close().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_closed_store_says_so() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = EmbeddedStore::open(folder.path()).unwrap();
+    store.close().await.unwrap();
+    store.close().await.unwrap();
+    let error = store.claim(vec![claim("a", 1)]).await.remove(0).unwrap_err();
+    assert_eq!(error.kind(), StoreErrorKind::Unavailable);
+}
+
+#[test]
+fn a_folder_of_somebody_else_is_left_alone() {
+    let folder = tempfile::tempdir().unwrap();
+    fs::write(folder.path().join("thesis.txt"), "important").unwrap();
+    let error = EmbeddedStore::open(folder.path()).unwrap_err();
+    assert!(matches!(error, OpenError::NotOurs { .. }), "{error}");
+    assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1, "nothing was written");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_interrupted_creation_begins_anew() {
+    let folder = tempfile::tempdir().unwrap();
+    filled(folder.path(), true).await;
+    fs::remove_file(folder.path().join("FORMAT")).unwrap();
+    fs::write(folder.path().join("CREATING"), "").unwrap();
+    let store = EmbeddedStore::open(folder.path()).unwrap();
+    assert!(load(&store, &claim("key 1", 1)).await.is_none());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn another_format_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    filled(folder.path(), true).await;
+    fs::write(folder.path().join("FORMAT"), "onetake embedded store\nformat 2\n").unwrap();
+    let message = EmbeddedStore::open(folder.path()).unwrap_err().to_string();
+    assert!(message.contains("format 2") && message.contains("reads format 1"), "{message}");
+}
+
+/// Every file of the folder but the lock, with its bytes.
+fn contents(path: &Path) -> Vec<(PathBuf, Vec<u8>)> {
+    let mut all = Vec::new();
+    for entry in fs::read_dir(path).unwrap() {
+        let entry = entry.unwrap();
+        if entry.file_type().unwrap().is_dir() {
+            all.extend(contents(&entry.path()));
+        } else if entry.file_name() != "LOCK" && entry.file_name() != "lock" {
+            all.push((entry.path(), fs::read(entry.path()).unwrap()));
+        }
+    }
+    all.sort();
+    all
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_damaged_folder_is_refused_and_not_changed() {
+    let whole = tempfile::tempdir().unwrap();
+    filled(whole.path(), true).await;
+    let journal = |folder: &Path| {
+        let files = fs::read_dir(folder.join("db")).unwrap().map(|entry| entry.unwrap().path());
+        files.into_iter().find(|path| path.extension().is_some_and(|e| e == "jnl")).unwrap()
+    };
+    let flip = |path: &Path, at: usize| {
+        let mut bytes = fs::read(path).unwrap();
+        bytes[at] ^= 0x20;
+        fs::write(path, bytes).unwrap();
+    };
+    type Damage<'a> = (&'static str, Box<dyn Fn(&Path) + 'a>);
+    let damages: Vec<Damage<'_>> = vec![
+        ("FORMAT is garbage", Box::new(|f| fs::write(f.join("FORMAT"), "hello").unwrap())),
+        ("FORMAT is not text", Box::new(|f| fs::write(f.join("FORMAT"), [0xff, 0xfe]).unwrap())),
+        ("the db folder is gone", Box::new(|f| fs::remove_dir_all(f.join("db")).unwrap())),
+        ("the journal is gone", Box::new(|f| fs::remove_file(journal(f)).unwrap())),
+        ("the journal's first tag", Box::new(|f| flip(&journal(f), 0))),
+        ("a length in the journal", Box::new(|f| flip(&journal(f), 500))),
+        ("a value in the journal", Box::new(|f| flip(&journal(f), 5_000))),
+        ("the tree's version", Box::new(|f| fs::write(f.join("db/version"), "x").unwrap())),
+    ];
+    for (what, damage) in damages {
+        let folder = tempfile::tempdir().unwrap();
+        copy(whole.path(), folder.path());
+        damage(folder.path());
+        let before = contents(folder.path());
+        let error = EmbeddedStore::open(folder.path()).err().unwrap_or_else(|| panic!("{what}"));
+        assert!(matches!(error, OpenError::Damaged { .. }), "{what}: {error}");
+        assert!(error.to_string().contains("damaged"), "{what}: {error}");
+        assert!(contents(folder.path()) == before, "{what}: something was changed");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_torn_end_is_what_a_crash_leaves_and_is_cut() {
+    let whole = tempfile::tempdir().unwrap();
+    filled(whole.path(), true).await;
+    let path = whole.path().join("db");
+    let journal = fs::read_dir(&path).unwrap().map(|entry| entry.unwrap().path());
+    let journal = journal.into_iter().find(|p| p.extension().is_some_and(|e| e == "jnl")).unwrap();
+    let bytes = fs::read(&journal).unwrap();
+    let end = bytes.iter().rposition(|byte| *byte != 0).unwrap();
+    for cut in [1, 5, 20, 60] {
+        let mut torn = bytes.clone();
+        torn[end - cut..].fill(0);
+        fs::write(&journal, torn).unwrap();
+        let store = EmbeddedStore::open(whole.path()).unwrap();
+        assert!(load(&store, &claim("key 50", 9)).await.is_some());
+        store.close().await.unwrap();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_space_of_expired_records_is_given_back_beside_traffic() {
+    let folder = tempfile::tempdir().unwrap();
+    let clock = ManualClock::default();
+    let store = Arc::new(EmbeddedStore::open_with(folder.path(), Arc::new(clock.clone())).unwrap());
+    let noise = |number: u32| -> Vec<u8> {
+        (0..700_u32).map(|at| (at.wrapping_mul(2_654_435_761).wrapping_add(number) >> 13) as u8).collect()
+    };
+    let write = async |from: u32, to: u32| {
+        for start in (from..to).step_by(500) {
+            let claims: Vec<Claim> = (start..start + 500).map(|n| claim(&format!("key {n}"), 1)).collect();
+            let granted = store.claim(claims.clone()).await;
+            assert!(granted.iter().all(|answer| matches!(answer, Ok(Claimed::Granted { .. }))));
+            let settlements = claims.iter().zip(start..).map(|(claim, n)| Settlement {
+                id: claim.id,
+                attempt: claim.attempt,
+                verb: Verb::Complete(Recording::new(noise(n))),
+            });
+            let settled = store.settle(settlements.collect()).await;
+            assert!(settled.iter().all(|answer| matches!(answer, Ok(Settled::Done { .. }))));
+        }
+    };
+    write(0, 60_000).await;
+    clock.advance(Duration::from_secs(2 * 86_400));
+    assert!(load(&store, &claim("key 7", 1)).await.is_none(), "invisible at once");
+    let full = tables_bytes(folder.path());
+    assert!(full > 20_000_000, "something was written to tables: {full}");
+    let mut removed = 0;
+    for at in (1_000_000..).step_by(500) {
+        let swept = store.sweep(5_000).await.unwrap();
+        removed += swept.removed;
+        // Traffic goes on between two steps.
+        write(at, at + 500).await;
+        if !swept.more {
+            break;
+        }
+    }
+    assert_eq!(removed, 60_000);
+    // Compaction runs in threads of its own: wait for what it should bring about.
+    let mut left = tables_bytes(folder.path());
+    for _ in 0..200 {
+        if left < full / 3 {
+            break;
+        }
+        onetake_core::SystemClock.sleep(Duration::from_millis(100)).await;
+        // As the reaper does every second.
+        assert!(store.abandoned(1).await.unwrap().is_empty());
+        left = tables_bytes(folder.path());
+    }
+    assert!(left < full / 3, "{left} of {full} bytes are left");
+    assert!(load(&store, &claim("key 1000400", 1)).await.is_some(), "live records are there");
+    store.close().await.unwrap();
+}
+
+/// Bytes of all tables; the journal is allocated ahead and does not count.
+fn tables_bytes(path: &Path) -> u64 {
+    let mut sum = 0;
+    for entry in fs::read_dir(path).unwrap().flatten() {
+        let Ok(meta) = entry.metadata() else { continue };
+        if meta.is_dir() {
+            sum += tables_bytes(&entry.path());
+        } else if entry.path().extension().is_none_or(|extension| extension != "jnl") {
+            sum += meta.len();
+        }
+    }
+    sum
+}

@@ -37,6 +37,8 @@ wait_timeout = "4s"
 
 /// Taps that are being paid at once. Above it the next one waits: the phone cannot keep up.
 const TAPS_MAX: usize = 512;
+/// How long after its time the last tap may be made.
+const LATE_MAX: Duration = Duration::from_millis(500);
 /// What is left over in the end is tried again so often, so many at once, and for so long.
 const FINISH_TRIES_MAX: u32 = 20;
 const FINISH_AT_ONCE: usize = 32;
@@ -131,7 +133,8 @@ impl Stage {
             let Some(Ok(place)) = stop.run_until_cancelled(next).await else {
                 return;
             };
-            if self.clock.monotonic() - began >= self.options.length() {
+            let late = self.clock.monotonic() - began;
+            if late >= self.options.length() + LATE_MAX {
                 return;
             }
             let tap = Arc::new(Tap::plan(self.options.seed, number));

@@ -27,7 +27,8 @@
 //!
 //! Three attempts are given a key; further claims are looked at for what they do without being
 //! granted. Time ends at [`Config::ticks`]. Within that nothing is left out: there is no bound on
-//! the depth, nor on the number of renewals, repetitions, looks and deletions.
+//! the depth, nor on the number of renewals, repetitions, looks and deletions. The operations of
+//! one run that end well all end alike, by [`Config::outcome`].
 //!
 //! Of two keys, one is given to at most one of three attempts. So [`Config::room`] is three and
 //! one, and two runs, with the terms exchanged, are all there is for two keys with different
@@ -185,10 +186,11 @@ impl Model {
         }
         if key_state.record.is_some() {
             let owner = key_state.life.map(|life| life.owner);
-            let others = Who::ALL
+            let granted = Who::ALL
                 .into_iter()
                 .filter(|who| *key_state.attempts.get(*who) != Phase::Idle);
-            let seen = others.filter(|who| key_state.reaper_saw || owner != Some(*who));
+            // Whoever lost the key may have been seen at any time before.
+            let seen = granted.filter(|who| key_state.reaper_saw || owner != Some(*who));
             actions.extend(seen.map(|who| Action::Reap(key, who)));
             if key_state.index == Index::Named {
                 actions.push(Action::Sweep(key));

@@ -72,6 +72,9 @@ pub enum DemoError {
         #[source]
         source: io::Error,
     },
+    /// The temporary folder is still there.
+    #[error("cannot remove the demo's temporary folder: {0}")]
+    Leftover(#[source] io::Error),
     /// The gateway does not take the demo's configuration.
     #[error(transparent)]
     Config(#[from] ConfigError),
@@ -145,9 +148,7 @@ pub async fn run(
     let elapsed = stage.play(&show, &stop).await?;
     let (report, folder) = stage.clear(elapsed, stop.is_cancelled()).await?;
     show.end(&report);
-    folder
-        .close()
-        .map_err(DemoError::io("remove the demo's temporary folder"))?;
+    folder.close().map_err(DemoError::Leftover)?;
     Ok(report)
 }
 

@@ -234,7 +234,6 @@ async fn read(response: Response<Incoming>) -> Option<Answer> {
     let body = http_body_util::Limited::new(response.into_body(), ANSWER_BYTES_MAX);
     let bytes = body.collect().await.ok()?.to_bytes();
     let value: Option<Value> = serde_json::from_slice(&bytes).ok();
-    if !created { eprintln!("{} {:?}", std::process::id(), bytes); }
     let id = value.as_ref().and_then(|value| value.get("id")?.as_str());
     let charge = id.filter(|_| created).map(str::to_owned);
     Some(Answer { charge, replayed })

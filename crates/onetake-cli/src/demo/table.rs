@@ -102,7 +102,8 @@ pub(super) fn last(report: &Report, paint: Paint) -> String {
     let mut rows = traffic(exposed, protected);
     let refused = [without.traffic.refused, with.traffic.refused];
     if refused != [0, 0] {
-        rows.push(Row::harm("answers that were errors", refused, number));
+        let [without, with] = refused;
+        rows.push(Row::plain("answers that were errors", without, with));
     }
     rows.extend(ledger(exposed, protected));
     let missing = [without.verdict.missing, with.verdict.missing];

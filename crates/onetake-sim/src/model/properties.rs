@@ -125,10 +125,11 @@ fn strangers_are_refused(state: &State, key: Key) -> bool {
         let reading = decide::read(record.as_deref(), &asked.fingerprint(), state.now);
         match reading {
             Reading::Mismatch => asked != life.asked,
+            _ if asked != life.asked => false,
             Reading::Settled => record
                 .as_deref()
                 .is_some_and(|record| answers(record, asked)),
-            _ => asked == life.asked,
+            _ => true,
         }
     })
 }

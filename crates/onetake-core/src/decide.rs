@@ -156,10 +156,15 @@ pub fn settle(found: Option<&Record>, settlement: &Settlement, now: Timestamp) -
             failure: failure.clone(),
         },
         (_, Verb::Release) if open => State::Released { at: now },
-        // A settlement whose first answer got lost is sent again: it is its own success.
-        (State::Completed { .. }, Verb::Complete(_))
-        | (State::Failed { .. }, Verb::Fail(_))
-        | (State::Released { .. }, Verb::Release) => return SettleEffect::Already,
+        // A settlement whose first answer got lost is sent again: it is its own success, if it says
+        // the same. Somebody else may have settled this attempt in between.
+        (State::Completed { recording, .. }, Verb::Complete(said)) if recording == said => {
+            return SettleEffect::Already;
+        }
+        (State::Failed { failure, .. }, Verb::Fail(said)) if failure == said => {
+            return SettleEffect::Already;
+        }
+        (State::Released { .. }, Verb::Release) => return SettleEffect::Already,
         _ if planted(Bug::SettleWithoutAttemptCheck) => match &settlement.verb {
             Verb::Complete(recording) => State::Completed {
                 at: now,
@@ -276,6 +281,24 @@ mod tests {
                 State::Running { .. } => {}
             }
         }
+    }
+
+    #[test]
+    fn another_outcome_than_the_recorded_one_is_stale() {
+        let now = Timestamp::from_micros(1_000_000_000);
+        let said = |text: &'static str| Verb::Complete(Recording::new(text));
+        let record = Record {
+            id: crate::RecordId::from_bytes([0; 16]),
+            attempt: AttemptId::from_bytes([1; 16]),
+            fence: Fence::new(1),
+            fingerprint: Fingerprint::of(b""),
+            terms: crate::Terms::default(),
+            created_at: now,
+            state: State::Completed { at: now, recording: Recording::new("by an operator") },
+        };
+        let own = |verb| Settlement { id: record.id, attempt: record.attempt, verb };
+        assert_eq!(settle(Some(&record), &own(said("by an operator")), now), SettleEffect::Already);
+        assert_eq!(settle(Some(&record), &own(said("by its owner")), now), SettleEffect::Stale);
     }
 
     #[test]

@@ -176,6 +176,7 @@ async fn an_interrupted_creation_begins_anew() {
     let folder = tempfile::tempdir().unwrap();
     filled(folder.path(), true).await;
     fs::remove_file(folder.path().join("FORMAT")).unwrap();
+    fs::remove_file(folder.path().join("WITNESS")).unwrap();
     fs::write(folder.path().join("CREATING"), "").unwrap();
     let store = EmbeddedStore::open(folder.path()).unwrap();
     assert!(load(&store, &claim("key 1", 1)).await.is_none());
@@ -228,6 +229,35 @@ async fn a_damaged_folder_is_refused_and_not_changed() {
         ("a length in the journal", Box::new(|f| flip(&journal(f), 500))),
         ("a value in the journal", Box::new(|f| flip(&journal(f), 5_000))),
         ("the tree's version", Box::new(|f| fs::write(f.join("db/version"), "x").unwrap())),
+        ("FORMAT is gone", Box::new(|f| fs::remove_file(f.join("FORMAT")).unwrap())),
+        ("WITNESS is gone", Box::new(|f| fs::remove_file(f.join("WITNESS")).unwrap())),
+        ("WITNESS is cut", Box::new(|f| fs::write(f.join("WITNESS"), "ceiling 1\n").unwrap())),
+        ("the journal is empty", Box::new(|f| fs::write(journal(f), "").unwrap())),
+        ("the journal is zeros", Box::new(|f| fs::write(journal(f), vec![0; 1 << 20]).unwrap())),
+        ("the journal is cut", Box::new(|f| {
+            let mut bytes = fs::read(journal(f)).unwrap();
+            let end = bytes.iter().rposition(|byte| *byte != 0).unwrap();
+            bytes[end / 2..].fill(0);
+            fs::write(journal(f), bytes).unwrap();
+        })),
+        ("the journal's last byte", Box::new(|f| {
+            let end = fs::read(journal(f)).unwrap().iter().rposition(|byte| *byte != 0).unwrap();
+            flip(&journal(f), end);
+        })),
+        ("a table is gone", Box::new(|f| fs::remove_dir_all(f.join("db/keyspaces/2")).unwrap())),
+        ("all tables are gone", Box::new(|f| {
+            fs::remove_dir_all(f.join("db/keyspaces")).unwrap();
+            fs::create_dir(f.join("db/keyspaces")).unwrap();
+        })),
+        ("a table's list is gone", Box::new(|f| {
+            fs::remove_file(f.join("db/keyspaces/2/current")).unwrap();
+        })),
+        ("the list of tables is gone", Box::new(|f| {
+            fs::remove_dir_all(f.join("db/keyspaces/0")).unwrap();
+        })),
+        ("something else is in it", Box::new(|f| {
+            fs::create_dir(f.join("db/keyspaces/lost+found")).unwrap();
+        })),
     ];
     for (what, damage) in damages {
         let folder = tempfile::tempdir().unwrap();
@@ -242,10 +272,25 @@ async fn a_damaged_folder_is_refused_and_not_changed() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_journal_that_a_crash_emptied_is_noticed() {
+    // Without a clean close nothing says how far the journal reached; the fence ceiling still does.
+    let folder = tempfile::tempdir().unwrap();
+    let crashed = folder.path().join("crashed");
+    filled(&folder.path().join("live"), false).await;
+    copy(&folder.path().join("live"), &crashed);
+    fs::write(crashed.join("db/0.jnl"), vec![0; 1 << 20]).unwrap();
+    let error = EmbeddedStore::open(&crashed).unwrap_err();
+    assert!(matches!(error, OpenError::Damaged { .. }), "{error}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_torn_end_is_what_a_crash_leaves_and_is_cut() {
-    let whole = tempfile::tempdir().unwrap();
-    filled(whole.path(), true).await;
-    let path = whole.path().join("db");
+    let folder = tempfile::tempdir().unwrap();
+    let live = folder.path().join("live");
+    filled(&live, false).await;
+    let whole = folder.path().join("crashed");
+    copy(&live, &whole);
+    let path = whole.join("db");
     let journal = fs::read_dir(&path).unwrap().map(|entry| entry.unwrap().path());
     let journal = journal.into_iter().find(|p| p.extension().is_some_and(|e| e == "jnl")).unwrap();
     let bytes = fs::read(&journal).unwrap();
@@ -253,8 +298,10 @@ async fn a_torn_end_is_what_a_crash_leaves_and_is_cut() {
     for cut in [1, 5, 20, 60] {
         let mut torn = bytes.clone();
         torn[end - cut..].fill(0);
-        fs::write(&journal, torn).unwrap();
-        let store = EmbeddedStore::open(whole.path()).unwrap();
+        let torn_folder = folder.path().join(format!("torn {cut}"));
+        copy(&whole, &torn_folder);
+        fs::write(torn_folder.join("db").join(journal.file_name().unwrap()), torn).unwrap();
+        let store = EmbeddedStore::open(&torn_folder).unwrap();
         assert!(load(&store, &claim("key 50", 9)).await.is_some());
         store.close().await.unwrap();
     }
@@ -301,7 +348,7 @@ async fn the_space_of_expired_records_is_given_back_beside_traffic() {
     // Compaction runs in threads of its own: wait for what it should bring about.
     let mut left = tables_bytes(folder.path());
     for _ in 0..200 {
-        if left < full / 3 {
+        if left < full * 2 / 3 {
             break;
         }
         onetake_core::SystemClock.sleep(Duration::from_millis(100)).await;
@@ -309,7 +356,8 @@ async fn the_space_of_expired_records_is_given_back_beside_traffic() {
         assert!(store.abandoned(1).await.unwrap().is_empty());
         left = tables_bytes(folder.path());
     }
-    assert!(left < full / 3, "{left} of {full} bytes are left");
+    // What was deleted since the last compaction waits for the next one.
+    assert!(left < full * 2 / 3, "{left} of {full} bytes are left");
     assert!(load(&store, &claim("key 1000400", 1)).await.is_some(), "live records are there");
     store.close().await.unwrap();
 }

@@ -76,7 +76,7 @@ impl Show {
     pub(super) fn update(&self, elapsed: Duration, without: &Figures, with: &Figures) {
         match self.screen {
             Screen::Silent => {}
-            Screen::Lines if elapsed.is_zero() => {}
+            Screen::Lines if elapsed.is_zero() => self.say(""),
             Screen::Lines => self.say(&table::line(elapsed, without, with)),
             Screen::Live => {
                 let length = self.options.length();
@@ -94,16 +94,9 @@ impl Show {
     /// Replaces what was shown by the table and the verdict.
     pub(super) fn end(&self, report: &Report) {
         self.bar.finish_and_clear();
-        self.say(&format!(
-            "{}{}\n\n{}",
-            if self.screen == Screen::Lines {
-                "\n"
-            } else {
-                ""
-            },
-            table::last(report, self.paint),
-            conclusion(report, self.paint)
-        ));
+        let table = table::last(report, self.paint);
+        let conclusion = conclusion(report, self.paint);
+        self.say(&format!("\n{table}\n\n{conclusion}"));
     }
 
     fn say(&self, text: &str) {
@@ -116,7 +109,8 @@ impl Show {
 
 fn bar(options: Options) -> ProgressBar {
     let length = u64::try_from(options.length().as_millis()).unwrap_or(u64::MAX);
-    let template = "{msg}\n\n  {bar:54.green/8}  {prefix}";
+    // The first line is empty: it is the one that stays behind where a terminal echoes ^C.
+    let template = "\n{msg}\n\n  {bar:54.green/8}  {prefix}";
     let style = ProgressStyle::with_template(template)
         .unwrap_or_else(|_| ProgressStyle::default_bar())
         .progress_chars("━╸─");
@@ -140,8 +134,7 @@ fn introduction(options: Options) -> String {
   of the taps are double taps. A tap has one key, which all its retries carry.
   The same taps go to two payment APIs that ignore keys, as most do: to one
   directly, to the other through onetake. (Real HTTP over loopback, real
-  ledgers, a real embedded store; seed {seed}.)
-",
+  ledgers, a real embedded store; seed {seed}.)",
         duration(seconds)
     )
 }

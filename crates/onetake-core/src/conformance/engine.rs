@@ -184,6 +184,41 @@ pub(super) async fn nothing_runs_before_its_claim_is_durable(bench: &Bench) {
     );
 }
 
+pub(super) async fn a_store_that_hangs_is_not_waited_for(bench: &Bench) {
+    let gate = Gate::around(&bench.store);
+    gate.hold_claims.store(1, Ordering::SeqCst);
+    let limits = Limits { claim_patience: bench.can.tick, ..Limits::default() };
+    let store = Arc::clone(&gate) as Arc<dyn Store>;
+    let engine = Engine::with(store, bench.clock(), Arc::new(SystemRng), limits);
+    let work = Work::default();
+    // The one that asked, one that joined it, and one that holds its own lease.
+    let callers = [
+        work.run(&engine, bench.operation("a", "pay")),
+        work.run(&engine, bench.waiting("a", "pay", 50)),
+    ];
+    let begin = bench.operation("b", "pay");
+    let explicit = engine.begin(&begin);
+    let (callers, explicit) =
+        bench.drive(async { tokio::join!(join_all(callers), explicit) }).await;
+    for caller in callers {
+        assert!(matches!(caller.unwrap(), Err(EngineError::Store(_))), "nobody waits for ever");
+    }
+    assert!(matches!(explicit, Err(EngineError::Store(_))));
+    assert_eq!(work.runs(), 0, "and nothing runs (S10)");
+    // When it is back, what it granted to nobody is released.
+    gate.open.add_permits(1_000);
+    for key in ["a", "b"] {
+        bench
+            .drive(async {
+                while bench.load(key).await.is_none_or(|record| record.state.name() == "running") {
+                    breathe().await;
+                }
+            })
+            .await;
+        is(&*bench.load(key).await.unwrap(), "released");
+    }
+}
+
 pub(super) async fn another_payload_is_refused_while_it_runs(bench: &Bench) {
     let engine = bench.engine();
     let work = Work::default();

@@ -147,7 +147,8 @@ const STORE_CASES: &[(&str, Case)] = cases! {
 
 const ENGINE_CASES: &[(&str, Case)] = cases! {
     engine: many_callers_one_run, nothing_is_shown_before_it_is_durable,
-        nothing_runs_before_its_claim_is_durable, another_payload_is_refused_while_it_runs,
+        nothing_runs_before_its_claim_is_durable, a_store_that_hangs_is_not_waited_for,
+        another_payload_is_refused_while_it_runs,
         waiters_get_the_outcome, a_waiter_gives_up_at_its_deadline,
         a_caller_that_goes_away_changes_nothing, a_panic_is_unknown, too_long_is_unknown,
         a_dropped_lease_is_released_or_unknown, a_long_operation_keeps_its_lease,

@@ -58,6 +58,8 @@ pub(crate) enum Entered {
     Leader(Arc<Flight>),
     /// A flight that is under way.
     Joiner(watch::Receiver<Phase>),
+    /// A flight that too many have joined already.
+    Full,
 }
 
 impl Flights {
@@ -67,8 +69,11 @@ impl Flights {
         }
     }
 
-    pub(crate) fn enter(&self, id: RecordId) -> Entered {
+    pub(crate) fn enter(&self, id: RecordId, joiners_max: usize) -> Entered {
         match self.shard(&id).entry(id) {
+            Entry::Occupied(flight) if flight.get().phase.receiver_count() >= joiners_max => {
+                Entered::Full
+            }
             Entry::Occupied(flight) => Entered::Joiner(flight.get().phase.subscribe()),
             Entry::Vacant(place) => {
                 let flight = Arc::new(Flight {

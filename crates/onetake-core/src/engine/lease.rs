@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use tokio::sync::{OwnedSemaphorePermit, oneshot};
+use tokio_util::task::task_tracker::TaskTrackerToken;
 
 use crate::planted::{Bug, planted};
 use crate::record::{AttemptId, Cause, Failure, Fence, Record, Recording};
@@ -41,6 +42,8 @@ pub struct Lease {
 struct Flying {
     flight: Arc<Flight>,
     _permit: OwnedSemaphorePermit,
+    /// Shutdown waits for every lease, whoever holds it.
+    _tracked: TaskTrackerToken,
 }
 
 /// There is too little left of the lease to start: somebody else may be given the key at any time.
@@ -84,10 +87,7 @@ impl Lease {
         flight.run(operation.fingerprint);
         engine.inner.metrics.running.increment(1);
         Self {
-            flying: Some(Flying {
-                flight,
-                _permit: permit,
-            }),
+            flying: Some(Flying { flight, _permit: permit, _tracked: engine.inner.tracker.token() }),
             fence,
             started: AtomicBool::new(false),
             pulse,
@@ -117,8 +117,12 @@ impl Lease {
     /// the machine was suspended.
     ///
     /// # Errors
-    /// If less than a quarter of the lease is left: do not start, [`release`](Self::release) it.
+    /// If less than a quarter of the lease is left, or the engine has stopped: do not start,
+    /// [`release`](Self::release) it.
     pub fn start(&self) -> Result<(), LeaseLost> {
+        if self.engine.inner.stopped.is_cancelled() {
+            return Err(LeaseLost);
+        }
         let left = self.pulse.remaining(self.engine.inner.clock.monotonic());
         if left < self.pulse.terms.lease / 4 || left.is_zero() {
             return Err(LeaseLost);

@@ -52,6 +52,8 @@ pub struct Limits {
     pub running_max: usize,
     /// Callers that may wait at once for somebody else's attempt; one more is told that it runs.
     pub waiting_max: usize,
+    /// Of these, callers with one and the same key, so that a hot key does not crowd out others.
+    pub waiting_per_key_max: usize,
     /// Items in one write to the store.
     pub batch_items_max: usize,
     /// Writes of one kind that are under way at once.
@@ -62,6 +64,8 @@ pub struct Limits {
     pub cache_age_max: Duration,
     /// How often a key that runs on another node is looked at, while somebody waits for it.
     pub poll_interval: Duration,
+    /// How long a caller waits for its claim before it is told that the store does not answer.
+    pub claim_patience: Duration,
     /// How long a caller waits for an outcome to become durable before it is told that it is
     /// pending.
     pub settle_patience: Duration,
@@ -72,11 +76,13 @@ impl Default for Limits {
         Self {
             running_max: 10_000,
             waiting_max: 10_000,
+            waiting_per_key_max: 2_000,
             batch_items_max: 512,
             writers_max: 1,
             cache_bytes_max: 64 << 20,
             cache_age_max: Duration::from_secs(60),
             poll_interval: Duration::from_millis(25),
+            claim_patience: Duration::from_secs(5),
             settle_patience: Duration::from_secs(5),
         }
     }
@@ -321,6 +327,7 @@ impl Engine {
                 Arc::clone(&clock),
                 limits.poll_interval,
                 limits.batch_items_max,
+                runtime.clone(),
             ),
             tracker: TaskTracker::new(),
             running: Arc::new(Semaphore::new(limits.running_max)),
@@ -460,7 +467,8 @@ impl Engine {
             if let Some(answer) = self.known(operation) {
                 return Ok(Begin::Answer(answer));
             }
-            let next = match inner.flights.enter(operation.id) {
+            let next = match inner.flights.enter(operation.id, inner.limits.waiting_per_key_max) {
+                Entered::Full => Next::Answer(Answer::InFlight),
                 Entered::Leader(flight) => match self.lead(operation, flight, lead).await? {
                     Led::Run(lease) => return Ok(Begin::Run(lease)),
                     Led::Found(record, now) => interpret(&record, operation, now),
@@ -498,19 +506,29 @@ impl Engine {
         flight: Arc<Flight>,
         lead: Lead,
     ) -> Result<Led, EngineError> {
-        let claiming = claim(self.clone(), operation.clone(), flight);
+        let mut claiming = Box::pin(claim(self.clone(), operation.clone(), flight));
+        let patience = self.inner.clock.sleep(self.inner.limits.claim_patience);
         match lead {
-            Lead::Here => claiming.await,
+            Lead::Here => tokio::select! {
+                biased;
+                led = &mut claiming => led,
+                () = patience => {
+                    // It goes on by itself; a lease that nobody takes is released.
+                    self.spawn(async move { drop(claiming.await) });
+                    Err(no_answer())
+                }
+            },
             Lead::InTask => {
                 let (tell, told) = oneshot::channel();
-                self.inner.tracker.spawn_on(
-                    async move {
-                        // If nobody listens any more, the lease is dropped here: released.
-                        drop(tell.send(claiming.await));
-                    },
-                    &self.inner.runtime,
-                );
-                told.await.unwrap_or(Err(EngineError::Closing))
+                self.spawn(async move {
+                    // If nobody listens any more, the lease is dropped here: released.
+                    drop(tell.send(claiming.await));
+                });
+                tokio::select! {
+                    biased;
+                    led = told => led.unwrap_or(Err(EngineError::Closing)),
+                    () = patience => Err(no_answer()),
+                }
             }
         }
     }
@@ -542,6 +560,10 @@ impl Engine {
         };
         Outcome::Ran(lease.settle(verb).await)
     }
+}
+
+fn no_answer() -> EngineError {
+    StoreError::new(StoreErrorKind::Unavailable, "the store does not answer in time").into()
 }
 
 /// Where the claim is waited for.
@@ -644,10 +666,15 @@ async fn join(
     loop {
         let current = phase.borrow_and_update().clone();
         match current {
-            // As long as the store takes; nobody can tell yet whether this is a retry.
+            // Nobody can tell yet whether this is a retry.
             Phase::Claiming => {
-                if phase.changed().await.is_err() {
-                    return Ok(Next::Again);
+                let engine = patience.engine;
+                tokio::select! {
+                    biased;
+                    changed = phase.changed() => if changed.is_err() { return Ok(Next::Again) },
+                    () = engine.clock.sleep(engine.limits.claim_patience) => {
+                        return Err(no_answer());
+                    }
                 }
             }
             Phase::Running(fingerprint) => {
@@ -781,7 +808,7 @@ async fn try_claim(
     let asked_at = engine.clock.monotonic();
     let answer = match engine.claims.submit(claim).await {
         Err(error) if error.kind() == StoreErrorKind::Indeterminate => {
-            recover(engine, operation.id, attempt, error).await
+            recover(engine, operation, attempt, error).await
         }
         answer => answer,
     };
@@ -809,10 +836,11 @@ async fn try_claim(
 /// fails too, nothing ran, and what may have landed is released when the store is back.
 async fn recover(
     engine: &Arc<Inner>,
-    id: RecordId,
+    operation: &Operation,
     attempt: AttemptId,
     error: StoreError,
 ) -> Result<Claimed, StoreError> {
+    let (id, terms) = (operation.id, operation.terms);
     let mut found = engine.store.load(vec![id]).await;
     match found.pop() {
         Some(Ok(Some(record))) if record.attempt == attempt => Ok(Claimed::Granted {
@@ -822,21 +850,24 @@ async fn recover(
         _ => {
             engine
                 .runtime
-                .spawn(disown(Arc::clone(engine), id, attempt));
+                .spawn(disown(Arc::clone(engine), id, attempt, terms));
             Err(error)
         }
     }
 }
 
-/// Releases a claim that may have landed although nobody runs it.
-async fn disown(engine: Arc<Inner>, id: RecordId, attempt: AttemptId) {
-    let release = Settlement {
-        id,
-        attempt,
-        verb: Verb::Release,
-    };
+/// Releases a claim that may have landed, or may still land, although nobody runs it.
+async fn disown(engine: Arc<Inner>, id: RecordId, attempt: AttemptId, terms: Terms) {
+    let release = Settlement { id, attempt, verb: Verb::Release };
+    let until = engine.clock.monotonic().saturating_add(terms.lease).saturating_add(terms.grace);
     let mut pause = Duration::from_millis(50);
-    while engine.settles.submit(release.clone()).await.is_err() {
+    loop {
+        match engine.settles.submit(release.clone()).await {
+            Ok(Settled::Done { .. }) => return,
+            // It has not landed. It could until its lease would be over anyway.
+            Ok(Settled::Stale { .. }) if engine.clock.monotonic() >= until => return,
+            _ => {}
+        }
         tokio::select! {
             () = engine.clock.sleep(pause) => pause = (pause * 2).min(Duration::from_secs(5)),
             () = engine.stopped.cancelled() => return,

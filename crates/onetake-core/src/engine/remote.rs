@@ -7,6 +7,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use tokio::runtime::Handle;
 use tokio::sync::watch;
 
 use crate::clock::Clock;
@@ -23,6 +24,7 @@ pub(crate) struct Remote {
     clock: Arc<dyn Clock>,
     interval: Duration,
     batch_max: usize,
+    runtime: Handle,
     inner: Mutex<Inner>,
 }
 
@@ -38,14 +40,9 @@ impl Remote {
         clock: Arc<dyn Clock>,
         interval: Duration,
         batch_max: usize,
+        runtime: Handle,
     ) -> Arc<Self> {
-        Arc::new(Self {
-            store,
-            clock,
-            interval,
-            batch_max,
-            inner: Mutex::default(),
-        })
+        Arc::new(Self { store, clock, interval, batch_max, runtime, inner: Mutex::default() })
     }
 
     /// Tells when the record stops running.
@@ -57,34 +54,31 @@ impl Remote {
             .or_insert_with(|| watch::Sender::new(None));
         let receiver = sender.subscribe();
         if !std::mem::replace(&mut inner.polling, true) {
-            tokio::spawn(Arc::clone(self).poll());
+            self.runtime.spawn(Polling { remote: Arc::clone(self) }.run());
         }
         receiver
     }
 
-    async fn poll(self: Arc<Self>) {
-        loop {
-            self.clock.sleep(self.interval).await;
-            let ids = {
-                let mut inner = self.lock();
-                inner
-                    .watched
-                    .retain(|_, sender| sender.receiver_count() > 0);
-                if inner.watched.is_empty() {
-                    inner.polling = false;
-                    return;
-                }
-                inner.watched.keys().copied().collect::<Vec<_>>()
-            };
-            for chunk in ids.chunks(self.batch_max) {
-                // A store that does not answer is asked again at the next turn; the waiters have
-                // their own deadlines.
-                let answers = self.store.load(chunk.to_vec()).await;
-                for (id, answer) in chunk.iter().zip(answers) {
-                    self.tell(*id, answer.ok());
-                }
+    /// Looks at everything that is waited for; `false` if nobody waits any more.
+    async fn look(&self) -> bool {
+        let ids = {
+            let mut inner = self.lock();
+            inner.watched.retain(|_, sender| sender.receiver_count() > 0);
+            if inner.watched.is_empty() {
+                inner.polling = false;
+                return false;
+            }
+            inner.watched.keys().copied().collect::<Vec<_>>()
+        };
+        for chunk in ids.chunks(self.batch_max) {
+            // A store that does not answer is asked again at the next turn; the waiters have their
+            // own deadlines.
+            let answers = self.store.load(chunk.to_vec()).await;
+            for (id, answer) in chunk.iter().zip(answers) {
+                self.tell(*id, answer.ok());
             }
         }
+        true
     }
 
     fn tell(&self, id: RecordId, answer: Seen) {
@@ -99,5 +93,29 @@ impl Remote {
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The one task that looks. If it dies of a store that panics, the next waiter starts another.
+struct Polling {
+    remote: Arc<Remote>,
+}
+
+impl Polling {
+    async fn run(self) {
+        loop {
+            self.remote.clock.sleep(self.remote.interval).await;
+            if !self.remote.look().await {
+                return;
+            }
+        }
+    }
+}
+
+impl Drop for Polling {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.remote.lock().polling = false;
+        }
     }
 }

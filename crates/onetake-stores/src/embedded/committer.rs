@@ -1,8 +1,9 @@
 //! The thread that owns the folder.
 
-use std::collections::{BTreeSet, HashMap};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::io;
 use std::sync::{Arc, mpsc};
+use std::thread::JoinHandle;
 
 use tokio::sync::oneshot;
 
@@ -14,6 +15,7 @@ use onetake_core::{
 };
 
 use super::folder::{Folder, OpenError};
+use super::journal;
 use super::tables::{Group, Tables};
 
 /// Jobs that are written as one group at most.
@@ -21,8 +23,11 @@ const GROUP_JOBS_MAX: usize = 64;
 /// How far ahead fences are set aside, so that the ceiling is written seldom: a minute of
 /// microseconds.
 const FENCES_AHEAD: u64 = 60_000_000;
-/// Records deleted before the tables are compacted to give back their space.
-const COMPACT_AFTER: usize = 20_000;
+/// Records that a sweep looks at between two groups of traffic.
+const SWEEP_STEP: usize = 64;
+/// Records deleted before the tables are compacted to give back their space; more, if there are
+/// many records, so that each is rewritten a bounded number of times.
+const COMPACT_AFTER_MIN: usize = 20_000;
 /// Records that are made unknown in one write when the folder is opened.
 const RESTART_BATCH: usize = 1_000;
 
@@ -44,10 +49,20 @@ pub(super) struct Committer {
     tables: Tables,
     clock: Arc<dyn Clock>,
     memory: Memory,
-    compacting: Arc<AtomicBool>,
+    sweeps: VecDeque<Sweeping>,
+    compaction: Option<JoinHandle<()>>,
     removed: usize,
+    /// The fence ceiling that the witness tells of.
+    witnessed: Fence,
     /// Held until the thread ends: nobody else may use the folder before.
-    _folder: Folder,
+    folder: Folder,
+}
+
+/// A sweep that goes on in steps, so that traffic never waits for all of it.
+struct Sweeping {
+    left: usize,
+    swept: Swept,
+    to: oneshot::Sender<Result<Swept, StoreError>>,
 }
 
 /// What is known without reading the tables.
@@ -101,24 +116,33 @@ impl Committer {
             ceiling,
             ..Memory::default()
         };
-        let compacting = Arc::default();
         Ok(Self {
             tables,
             clock,
             memory,
-            compacting,
+            sweeps: VecDeque::new(),
+            compaction: None,
             removed: 0,
-            _folder: folder,
+            witnessed: ceiling,
+            folder,
         })
     }
 
     /// Works until it is closed, or until everybody who could ask is gone.
     pub(super) fn run(mut self, queue: &mpsc::Receiver<Job>) {
         let mut failed: Option<StoreError> = None;
-        while let Ok(first) = queue.recv() {
+        let closing = loop {
+            // A sweep under way does not wait for somebody to come.
+            let first = match queue.try_recv() {
+                Err(mpsc::TryRecvError::Empty) if self.sweeps.is_empty() => queue.recv().ok(),
+                first => first.ok(),
+            };
+            if first.is_none() && self.sweeps.is_empty() {
+                break None;
+            }
             let mut closing = None;
             let mut jobs = Vec::new();
-            for job in std::iter::once(first).chain(queue.try_iter().take(GROUP_JOBS_MAX)) {
+            for job in first.into_iter().chain(queue.try_iter().take(GROUP_JOBS_MAX)) {
                 match job {
                     Job::Close(reply) => closing = Some(reply),
                     job => jobs.push(job),
@@ -126,13 +150,15 @@ impl Committer {
             }
             match &failed {
                 None => failed = self.group(jobs).err(),
-                Some(error) => jobs.into_iter().for_each(|job| refuse(job, error)),
+                Some(error) => self.refuse_all(jobs, error),
             }
-            if let Some(reply) = closing {
-                let result = failed.map_or_else(|| self.tables.close(), Err);
-                let _gone = reply.send(result);
-                return;
+            if closing.is_some() {
+                break closing;
             }
+        };
+        let result = failed.map_or_else(|| self.close(), Err);
+        if let Some(reply) = closing {
+            let _gone = reply.send(result);
         }
     }
 
@@ -160,48 +186,116 @@ impl Committer {
                     answer_each(ids.iter().map(one).collect(), to)
                 }
                 Job::Abandoned(limit, to) => answer(Ok(memory.abandoned(now, limit)), to),
-                Job::Sweep(limit, to) => {
-                    let swept = memory.sweep(tables, &mut group, now, limit);
-                    self.removed += swept.as_ref().map_or(0, |swept| swept.removed);
-                    answer(swept, to)
+                Job::Sweep(left, to) => {
+                    self.sweeps.push_back(Sweeping { left, swept: Swept::default(), to });
+                    continue;
                 }
                 Job::Ready(to) => answer(Ok(()), to),
                 Job::Close(_) => continue,
             };
             replies.push(reply);
         }
-        let result = if group.is_empty() {
-            Ok(())
-        } else {
-            group.commit()
-        };
+        if let Some(sweeping) = self.sweeps.pop_front() {
+            match sweeping.step(memory, tables, &mut group, now, &mut self.removed) {
+                Step::Over(reply) => replies.push(reply),
+                Step::GoesOn(sweeping) => self.sweeps.push_front(sweeping),
+            }
+        }
+        let result = if group.is_empty() { Ok(()) } else { group.commit() };
         memory.fresh.clear();
-        replies
-            .into_iter()
-            .for_each(|reply| reply(result.as_ref().err()));
-        self.compact_if_due();
+        replies.into_iter().for_each(|reply| reply(result.as_ref().err()));
+        if result.is_ok() {
+            self.witness();
+            self.compact_if_due();
+        }
         result
+    }
+
+    fn refuse_all(&mut self, jobs: Vec<Job>, error: &StoreError) {
+        jobs.into_iter().for_each(|job| refuse(job, error));
+        for sweeping in self.sweeps.drain(..) {
+            let _gone = sweeping.to.send(Err(error.clone()));
+        }
+    }
+
+    /// Writes down a raised ceiling beside the tree, once it is in the tree.
+    fn witness(&mut self) {
+        if self.memory.ceiling > self.witnessed {
+            self.witnessed = self.memory.ceiling;
+            let witness = self.tables.witness(self.witnessed);
+            if let Err(error) = witness.write(self.folder.path()) {
+                tracing::warn!(%error, "the store's WITNESS could not be written");
+            }
+        }
     }
 
     /// Compacts in a thread of its own once enough was deleted: traffic goes on meanwhile.
     fn compact_if_due(&mut self) {
-        if self.removed < COMPACT_AFTER || self.compacting.swap(true, Ordering::AcqRel) {
+        let busy = self.compaction.as_ref().is_some_and(|thread| !thread.is_finished());
+        if busy || self.removed < COMPACT_AFTER_MIN.max(self.tables.settled_about() / 4) {
             return;
         }
         self.removed = 0;
-        let (compact, compacting) = (self.tables.compactor(), Arc::clone(&self.compacting));
+        let compact = self.tables.compactor();
         let work = move || {
             if let Err(error) = compact() {
                 tracing::warn!(%error, "the space of expired records could not be given back yet");
             }
-            compacting.store(false, Ordering::Release);
         };
-        if std::thread::Builder::new()
-            .name("onetake-compact".to_owned())
-            .spawn(work)
-            .is_err()
-        {
-            self.compacting.store(false, Ordering::Release);
+        let thread = std::thread::Builder::new().name("onetake-compact".to_owned());
+        self.compaction = thread.spawn(work).ok();
+    }
+
+    /// Lets go of the tree, and writes down how far its journals reach.
+    fn close(self) -> Result<(), StoreError> {
+        let Self { tables, memory, compaction, folder, .. } = self;
+        if let Some(thread) = compaction {
+            let _panicked = thread.join();
+        }
+        let mut witness = tables.witness(memory.ceiling);
+        tables.close()?;
+        let marked = journal::check(&folder.database()).and_then(|journals| {
+            witness.journals = Some(journals.map_err(io::Error::other)?);
+            witness.write(folder.path())
+        });
+        if let Err(error) = marked {
+            // It will be opened as after a crash.
+            tracing::warn!(%error, "the store's WITNESS could not be written");
+        }
+        Ok(())
+    }
+}
+
+enum Step {
+    GoesOn(Sweeping),
+    Over(Reply),
+}
+
+impl Sweeping {
+    /// Deletes a few records that the index says are due, if they themselves say so too (S13).
+    fn step(
+        mut self,
+        memory: &mut Memory,
+        tables: &Tables,
+        group: &mut Group<'_>,
+        now: Timestamp,
+        removed: &mut usize,
+    ) -> Step {
+        let asked = self.left.min(SWEEP_STEP);
+        let due = tables.due(now, asked).and_then(|due| {
+            memory.sweep(tables, group, now, &due, &mut self.swept).map(|()| due.len())
+        });
+        match due {
+            Err(error) => Step::Over(answer(Err(error), self.to)),
+            Ok(seen) => {
+                self.left -= seen;
+                if seen == asked && self.left > 0 {
+                    return Step::GoesOn(self);
+                }
+                *removed += self.swept.removed;
+                self.swept.more = seen == asked && asked > 0;
+                Step::Over(answer(Ok(self.swept), self.to))
+            }
         }
     }
 }
@@ -347,21 +441,15 @@ impl Memory {
             .collect()
     }
 
-    /// Deletes what the index says is due, if the record itself says so too (S13).
     fn sweep(
         &mut self,
         tables: &Tables,
         group: &mut Group<'_>,
         now: Timestamp,
-        limit: usize,
-    ) -> Result<Swept, StoreError> {
-        let due = tables.due(now, limit)?;
-        let more = due.len() == limit && limit > 0;
-        let mut swept = Swept {
-            more,
-            ..Swept::default()
-        };
-        for (at, id) in due {
+        due: &[(Timestamp, RecordId)],
+        swept: &mut Swept,
+    ) -> Result<(), StoreError> {
+        for (at, id) in due.iter().copied() {
             group.remove_expiry(at, id);
             let found = match self.find(tables, id) {
                 // One that cannot be read stays where it is: somebody may want to mend it.
@@ -376,6 +464,6 @@ impl Memory {
                 swept.unknown += usize::from(matches!(record.state, State::Unknown { .. }));
             }
         }
-        Ok(swept)
+        Ok(())
     }
 }

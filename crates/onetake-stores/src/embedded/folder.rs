@@ -1,8 +1,9 @@
 //! The folder: who may use it, and what format it has.
 //!
 //! ```text
-//! FORMAT     says what this folder is; written last, so that it marks a finished creation
 //! CREATING   there while the folder is being made for the first time
+//! FORMAT     says what this folder is
+//! WITNESS    says what the tree must at least hold; its first writing ends the creation
 //! LOCK       held by the one process that uses it; names its process id
 //! db/        the tree
 //! ```
@@ -10,6 +11,8 @@
 use std::fs::{self, File};
 use std::io::{self, Read, Seek, Write};
 use std::path::{Path, PathBuf};
+
+use super::witness::{self, Witness};
 
 /// What the first line of FORMAT says.
 const TITLE: &str = "onetake embedded store";
@@ -112,26 +115,34 @@ impl Folder {
             });
         }
         let lock = take_lock(path)?;
-        let is_new = match fs::read_to_string(path.join("FORMAT")) {
-            Ok(text) => {
-                check_format(path, &text)?;
-                false
+        let has = |name: &str| path.join(name).try_exists().map_err(io("read"));
+        let (format, witness) = (has("FORMAT")?, has(witness::FILE)?);
+        let is_new = !witness && (has("CREATING")? || !format);
+        let folder = Self { path: path.to_owned(), is_new, _lock: lock };
+        if is_new {
+            folder.begin_creation().map_err(io("create the store"))?;
+            return Ok(folder);
+        }
+        for (name, there) in [("FORMAT", format), (witness::FILE, witness)] {
+            if !there {
+                return Err(OpenError::damaged(path, format!("{name} is missing")));
             }
-            Err(error) if error.kind() == io::ErrorKind::NotFound => true,
+        }
+        match fs::read_to_string(path.join("FORMAT")) {
+            Ok(text) => check_format(path, &text)?,
             Err(error) if error.kind() == io::ErrorKind::InvalidData => {
                 return Err(OpenError::damaged(path, "FORMAT is not text"));
             }
             Err(error) => return Err(OpenError::io(path, "read FORMAT", error)),
-        };
-        let folder = Self {
-            path: path.to_owned(),
-            is_new,
-            _lock: lock,
-        };
-        if folder.is_new {
-            folder.begin_creation().map_err(io("create the store"))?;
         }
         Ok(folder)
+    }
+
+    /// What the tree must at least hold.
+    pub(super) fn witness(&self) -> Result<Witness, OpenError> {
+        Witness::read(&self.path)
+            .map_err(|error| OpenError::io(&self.path, "read WITNESS", error))?
+            .ok_or_else(|| OpenError::damaged(&self.path, "WITNESS is not what was written"))
     }
 
     pub(super) fn path(&self) -> &Path {
@@ -140,6 +151,12 @@ impl Folder {
 
     pub(super) fn database(&self) -> PathBuf {
         self.path.join("db")
+    }
+
+    /// The error for a tree that something in this very process still holds.
+    pub(super) fn in_use(&self) -> OpenError {
+        let holder = format!(" (process {})", std::process::id());
+        OpenError::InUse { path: self.path.clone(), holder }
     }
 
     pub(super) fn is_new(&self) -> bool {
@@ -155,28 +172,31 @@ impl Folder {
         }
     }
 
-    /// Marks the folder as complete.
-    pub(super) fn finish_creation(&self) -> Result<(), OpenError> {
-        if !self.is_new {
-            return Ok(());
-        }
+    /// Ends the creation of a new folder, and says from now on what the tree holds.
+    pub(super) fn begin_use(&self, witness: &Witness) -> Result<(), OpenError> {
         let write = || -> io::Result<()> {
-            let draft = self.path.join("FORMAT.new");
-            let mut file = File::create(&draft)?;
-            writeln!(file, "{TITLE}\nformat {FORMAT}")?;
-            file.sync_all()?;
-            fs::rename(draft, self.path.join("FORMAT"))?;
-            sync_folder(&self.path)?;
-            fs::remove_file(self.path.join("CREATING"))
+            if self.is_new {
+                let draft = self.path.join("FORMAT.new");
+                let mut file = File::create(&draft)?;
+                writeln!(file, "{TITLE}\nformat {FORMAT}")?;
+                file.sync_all()?;
+                fs::rename(draft, self.path.join("FORMAT"))?;
+                sync_folder(&self.path)?;
+            }
+            witness.write(&self.path)?;
+            match fs::remove_file(self.path.join("CREATING")) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+                _ => sync_folder(&self.path),
+            }
         };
-        write().map_err(|error| OpenError::io(&self.path, "write FORMAT", error))
+        write().map_err(|error| OpenError::io(&self.path, "write WITNESS", error))
     }
 }
 
 /// Whether somebody keeps other things there.
 fn is_foreign(path: &Path) -> io::Result<bool> {
     let ours = |name: &str| path.join(name).try_exists();
-    if ours("FORMAT")? || ours("CREATING")? {
+    if ours("FORMAT")? || ours("CREATING")? || ours(witness::FILE)? {
         return Ok(false);
     }
     for entry in fs::read_dir(path)? {
@@ -244,6 +264,6 @@ fn check_format(path: &Path, text: &str) -> Result<(), OpenError> {
     }
 }
 
-fn sync_folder(path: &Path) -> io::Result<()> {
+pub(super) fn sync_folder(path: &Path) -> io::Result<()> {
     File::open(path)?.sync_all()
 }

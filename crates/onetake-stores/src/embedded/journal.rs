@@ -3,61 +3,72 @@
 //! When fjall meets something in its journal that it cannot read, it takes it for the torn end of
 //! the last write and cuts the file there. That is right after a crash, and wrong after damage in
 //! the middle: whatever was acknowledged behind it would be gone, and would run again. So the
-//! journal is read here first, without changing it: if anything complete follows the first thing
-//! that cannot be read, the folder is damaged and is not opened.
+//! journal is read here first, without changing it: if a whole batch follows the first thing that
+//! cannot be read, the folder is damaged and is not opened. (A batch is written only after the one
+//! before it is on disk, so a torn end is never followed by a whole batch.)
 //!
 //! The format, as of fjall 3: batches of `1 items:u32 seqno:u64`, then `2 type:u8 compression…
 //! keyspace:u64 key:u16 value:u32 stored:u32 key value` or `4 keyspace:u64` for each item, then
 //! `3 checksum:u64 "FJL\x03"`. Files are allocated ahead and end in zeros. A test writes with fjall
 //! and reads with this, so that an update that changes the format is noticed.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
-use memchr::memmem;
 use xxhash_rust::xxh3::xxh3_64;
 
 const TRAILER: &[u8] = b"FJL\x03";
 
-/// Looks at every journal in the folder; says which one is damaged, and how.
-pub(super) fn check(database: &Path) -> io::Result<Result<(), String>> {
-    let mut journals: Vec<PathBuf> = Vec::new();
+/// Looks at every journal in the folder, and says how far each can be read; or which one is
+/// damaged, and how.
+pub(super) fn check(database: &Path) -> io::Result<Result<BTreeMap<String, u64>, String>> {
+    let mut journals = BTreeMap::new();
     for entry in fs::read_dir(database)? {
         let path = entry?.path();
-        if path.extension().is_some_and(|extension| extension == "jnl") {
-            journals.push(path);
+        if path.extension().is_none_or(|extension| extension != "jnl") {
+            continue;
         }
+        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        let bytes = fs::read(&path)?;
+        let whole = whole(&bytes);
+        if goes_on(&bytes, &whole) {
+            let at = whole.end;
+            return Ok(Err(format!("{name} cannot be read at byte {at}, but goes on behind it")));
+        }
+        journals.insert(name, whole.end as u64);
     }
     if journals.is_empty() {
         return Ok(Err("its journal is missing".to_owned()));
     }
-    for path in journals {
-        let bytes = fs::read(&path)?;
-        let readable = readable(&bytes);
-        let rest = bytes.get(readable..).unwrap_or_default();
-        if has_complete_batch(rest) {
-            let name = path
-                .file_name()
-                .unwrap_or_default()
-                .to_string_lossy()
-                .into_owned();
-            return Ok(Err(format!(
-                "{name} cannot be read at byte {readable}, but goes on behind it"
-            )));
-        }
-    }
-    Ok(Ok(()))
+    Ok(Ok(journals))
 }
 
-/// How far the journal consists of whole batches.
-fn readable(bytes: &[u8]) -> usize {
+/// The part of a journal that consists of whole batches.
+struct Whole {
+    end: usize,
+    /// The sequence number of the last batch.
+    last: Option<u64>,
+}
+
+fn whole(bytes: &[u8]) -> Whole {
     let mut reader = Reader { bytes, at: 0 };
-    let mut whole = 0;
-    while batch(&mut reader).is_some() {
-        whole = reader.at;
+    let mut whole = Whole { end: 0, last: None };
+    while let Some(sequence) = batch(&mut reader) {
+        whole = Whole { end: reader.at, last: Some(sequence) };
     }
     whole
+}
+
+/// Whether a later batch stands whole behind the first byte that cannot be read. A trailer alone
+/// would prove nothing: it may be part of a recorded body inside the torn batch.
+fn goes_on(bytes: &[u8], whole: &Whole) -> bool {
+    let rest = bytes.get(whole.end..).unwrap_or_default();
+    memchr::memchr_iter(1, rest).any(|start| {
+        let mut reader = Reader { bytes: rest, at: start };
+        batch(&mut reader).is_some_and(|sequence| whole.last.is_none_or(|last| sequence > last))
+    })
 }
 
 struct Reader<'a> {
@@ -83,12 +94,13 @@ impl<'a> Reader<'a> {
     }
 }
 
-fn batch(reader: &mut Reader<'_>) -> Option<()> {
+/// Reads a batch; its sequence number.
+fn batch(reader: &mut Reader<'_>) -> Option<u64> {
     if reader.number(1)? != 1 {
         return None;
     }
     let items = reader.number(4)?;
-    reader.take(8)?;
+    let sequence = u64::from_le_bytes(reader.take(8)?.try_into().ok()?);
     let from = reader.at;
     for _ in 0..items {
         item(reader)?;
@@ -97,7 +109,7 @@ fn batch(reader: &mut Reader<'_>) -> Option<()> {
     if reader.number(1)? != 3 || reader.take(8)? != checksum.to_le_bytes() {
         return None;
     }
-    (reader.take(TRAILER.len())? == TRAILER).then_some(())
+    (reader.take(TRAILER.len())? == TRAILER).then_some(sequence)
 }
 
 fn item(reader: &mut Reader<'_>) -> Option<()> {
@@ -124,15 +136,6 @@ fn item(reader: &mut Reader<'_>) -> Option<()> {
         _ => return None,
     }
     Some(())
-}
-
-/// Whether a batch ends somewhere in here: `3`, a checksum, and the trailer.
-fn has_complete_batch(rest: &[u8]) -> bool {
-    memmem::find_iter(rest, TRAILER).any(|at| {
-        at.checked_sub(9)
-            .and_then(|tag| rest.get(tag))
-            .is_some_and(|tag| *tag == 3)
-    })
 }
 
 #[cfg(test)]
@@ -164,39 +167,49 @@ mod tests {
     #[test]
     fn what_fjall_writes_is_readable_to_its_zeros() {
         let bytes = journal();
-        let end = readable(&bytes);
+        let whole = whole(&bytes);
+        let end = whole.end;
         assert!(end > 10 * 300, "all ten batches were read, not {end} bytes");
         assert!(bytes[end..].iter().all(|byte| *byte == 0));
-        assert!(!has_complete_batch(&bytes[end..]));
+        assert!(!goes_on(&bytes, &whole));
     }
 
     #[test]
     fn any_cut_is_a_torn_end_and_no_damage() {
         let bytes = journal();
-        let end = readable(&bytes);
+        let end = whole(&bytes).end;
         for cut in (0..end).step_by(7) {
             let mut torn = bytes.clone();
             torn[cut..].fill(0);
-            let readable = readable(&torn);
-            assert!(!has_complete_batch(&torn[readable..]), "cut at {cut}");
+            assert!(!goes_on(&torn, &whole(&torn)), "cut at {cut}");
         }
+    }
+
+    #[test]
+    fn a_body_that_looks_like_an_end_does_not_make_a_torn_batch_damage() {
+        let bytes = journal();
+        let end = whole(&bytes).end;
+        let batch = end / 10;
+        let mut torn = bytes.clone();
+        // Inside the value of the last batch, whose own end is torn off.
+        let value = end - batch + 100;
+        torn[value..value + 13].copy_from_slice(b"\x0312345678FJL\x03");
+        torn[end - 10..].fill(0);
+        assert!(!goes_on(&torn, &whole(&torn)));
     }
 
     #[test]
     fn damage_in_the_middle_is_seen() {
         let bytes = journal();
-        let end = readable(&bytes);
+        let end = whole(&bytes).end;
         let batch = end / 10;
         // The tag of a batch, of an item, a keyspace, a length, a value, the checksum, the trailer.
         for at in [0, 13, 13 + 10, 13 + 11, 100, batch - 8, batch - 2] {
             for round in 0..9 {
                 let mut damaged = bytes.clone();
                 damaged[round * batch + at] ^= 0x40;
-                let readable = readable(&damaged);
-                assert!(
-                    readable < end && has_complete_batch(&damaged[readable..]),
-                    "{round} {at}"
-                );
+                let whole = whole(&damaged);
+                assert!(whole.end < end && goes_on(&damaged, &whole), "{round} {at}");
             }
         }
     }

@@ -12,8 +12,10 @@ mod committer;
 mod folder;
 mod journal;
 mod tables;
+mod witness;
 
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::thread::JoinHandle;
 
@@ -38,6 +40,7 @@ pub use folder::OpenError;
 pub struct EmbeddedStore {
     jobs: mpsc::Sender<Job>,
     thread: Mutex<Option<JoinHandle<()>>>,
+    closed: AtomicBool,
 }
 
 impl EmbeddedStore {
@@ -59,7 +62,6 @@ impl EmbeddedStore {
     pub fn open_with(path: impl AsRef<Path>, clock: Arc<dyn Clock>) -> Result<Self, OpenError> {
         let folder = Folder::lock(path.as_ref())?;
         let tables = Tables::open(&folder)?;
-        folder.finish_creation()?;
         let committer = Committer::new(tables, clock, folder)?;
         let (jobs, queue) = mpsc::channel();
         let thread = std::thread::Builder::new()
@@ -68,23 +70,26 @@ impl EmbeddedStore {
             .map_err(|error| OpenError::io(path.as_ref(), "start the store's thread", error))?;
         Ok(Self {
             jobs,
-            thread: Mutex::new(Some(thread)),
-        })
+            thread: Mutex::new(Some(thread)), closed: AtomicBool::new(false) })
     }
 
     /// Hands a job to the thread that owns the folder.
     async fn ask<T>(&self, job: impl FnOnce(oneshot::Sender<T>) -> Job) -> Result<T, StoreError> {
         let (reply, answer) = oneshot::channel();
         // The queue is bounded by the callers: each engine has one batch of a kind under way.
-        self.jobs.send(job(reply)).map_err(|_| closed())?;
-        answer
-            .await
-            .map_err(|_| StoreError::new(StoreErrorKind::Indeterminate, "the store's thread ended"))
+        self.jobs.send(job(reply)).map_err(|_| self.gone())?;
+        answer.await.map_err(|_| self.gone())
     }
-}
 
-fn closed() -> StoreError {
-    StoreError::new(StoreErrorKind::Unavailable, "the store is closed")
+    /// The error for a thread that is not there: closed on purpose, or died in the middle of
+    /// something, after which nobody knows what is on disk.
+    fn gone(&self) -> StoreError {
+        if self.closed.load(Ordering::Acquire) {
+            StoreError::new(StoreErrorKind::Unavailable, "the store is closed")
+        } else {
+            StoreError::new(StoreErrorKind::Corrupt, "the store's thread died")
+        }
+    }
 }
 
 /// One answer for each item, whatever happened.
@@ -126,6 +131,7 @@ impl Store for EmbeddedStore {
 
     fn close(&self) -> BoxFuture<'_, Result<(), StoreError>> {
         async move {
+            self.closed.store(true, Ordering::Release);
             let answer = self.ask(Job::Close).await;
             let thread = self
                 .thread

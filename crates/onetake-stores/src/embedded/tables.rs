@@ -17,6 +17,7 @@ use onetake_core::{Fence, Record, RecordId, State, StoreError, StoreErrorKind, T
 
 use super::folder::{Folder, OpenError};
 use super::journal;
+use super::witness::Witness;
 
 /// Bytes of journal that may wait for their tables to be written: what has to be read again when
 /// the folder is opened.
@@ -40,23 +41,40 @@ pub(super) struct Tables {
 impl Tables {
     /// Opens the tree of a folder, after a look at whether it is whole.
     pub(super) fn open(folder: &Folder) -> Result<Self, OpenError> {
-        let path = folder.database();
-        if !folder.is_new() {
-            if !path.join("version").is_file() {
-                return Err(OpenError::damaged(
-                    folder.path(),
-                    "its db folder is missing",
-                ));
-            }
-            journal::check(&path)
-                .map_err(|error| OpenError::io(folder.path(), "read the journal", error))?
-                .map_err(|what| OpenError::damaged(folder.path(), what))?;
+        let damaged = |what: String| OpenError::damaged(folder.path(), what);
+        let witness = if folder.is_new() {
+            Witness::default()
+        } else {
+            let witness = folder.witness()?;
+            check_files(folder, &witness)?;
+            witness
+        };
+        let tables = Self::open_tree(folder).map_err(|error| match error {
+            fjall::Error::Locked => folder.in_use(),
+            error => OpenError::Damaged {
+                path: folder.path().to_owned(),
+                what: format!("its tables cannot be read ({error})"),
+                source: Some(Box::new(error)),
+            },
+        })?;
+        let ceiling = tables.fence_ceiling().map_err(|error| damaged(error.to_string()))?;
+        if ceiling < witness.ceiling {
+            return Err(damaged("its tables are older than they were".to_owned()));
         }
-        Self::open_tree(folder).map_err(|error| OpenError::Damaged {
-            path: folder.path().to_owned(),
-            what: format!("its tables cannot be read ({error})"),
-            source: Some(Box::new(error)),
-        })
+        // From here on it is in use: what it was like when it was closed does not count any more.
+        folder.begin_use(&tables.witness(ceiling))?;
+        Ok(tables)
+    }
+
+    /// What the tree holds from now on.
+    pub(super) fn witness(&self, ceiling: Fence) -> Witness {
+        let all = [&self.running, &self.settled, &self.expiry, &self.meta];
+        let folders = all.iter().filter_map(|table| table.path().file_name());
+        let mut tables: Vec<String> =
+            folders.map(|name| name.to_string_lossy().into_owned()).collect();
+        // The tree's own list of tables.
+        tables.push("0".to_owned());
+        Witness { tables, ceiling, journals: None }
     }
 
     fn open_tree(folder: &Folder) -> Result<Self, fjall::Error> {
@@ -125,6 +143,11 @@ impl Tables {
         Ok(Fence::new(u64::from_be_bytes(bytes)))
     }
 
+    /// How many settled records there are, roughly.
+    pub(super) fn settled_about(&self) -> usize {
+        self.settled.approximate_len()
+    }
+
     /// Begins a group of writes.
     pub(super) fn group(&self) -> Group<'_> {
         let batch = self.db.batch().durability(Some(PersistMode::SyncData));
@@ -152,8 +175,41 @@ impl Tables {
         }
     }
 
+    /// Makes everything durable and lets go of the tree.
     pub(super) fn close(self) -> Result<(), StoreError> {
         self.db.persist(PersistMode::SyncAll).map_err(broken)
+    }
+}
+
+/// Looks at the files of a tree before it is opened, because opening changes them.
+fn check_files(folder: &Folder, witness: &Witness) -> Result<(), OpenError> {
+    let path = folder.database();
+    let damaged = |what: String| OpenError::damaged(folder.path(), what);
+    if !path.join("version").is_file() {
+        return Err(damaged("its db folder is missing".to_owned()));
+    }
+    let tables = path.join("keyspaces");
+    for table in &witness.tables {
+        // A table without this file is taken for half made, and deleted.
+        if !tables.join(table).join("current").is_file() {
+            return Err(damaged(format!("the table {table} is missing, or its list of files is")));
+        }
+    }
+    let io = |error| OpenError::io(folder.path(), "read the tables", error);
+    for entry in std::fs::read_dir(&tables).map_err(io)? {
+        let name = entry.map_err(io)?.file_name();
+        if name.to_str().is_none_or(|name| !witness.tables.iter().any(|table| table == name)) {
+            return Err(damaged(format!("something else is in db/keyspaces: {}", name.display())));
+        }
+    }
+    let journals = journal::check(&path)
+        .map_err(|error| OpenError::io(folder.path(), "read the journal", error))?
+        .map_err(damaged)?;
+    match &witness.journals {
+        Some(closed) if *closed != journals => {
+            Err(damaged("its journal is not what it was when it was closed".to_owned()))
+        }
+        _ => Ok(()),
     }
 }
 

@@ -1,0 +1,103 @@
+//! What the folder must at least hold, kept outside the tree.
+//!
+//! A tree that lost its journal, or a table's folder, opens as an emptier tree without complaint, and
+//! every key in it would run again. So a small file beside it says what was there: the tables, the
+//! fence ceiling (raised about once a minute), and, after a clean close, how far each journal
+//! reaches. What contradicts it is damage.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::path::Path;
+
+use onetake_core::Fence;
+
+use super::folder::sync_folder;
+
+/// The file's name.
+pub(super) const FILE: &str = "WITNESS";
+
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Witness {
+    /// The folders of the tables.
+    pub(super) tables: Vec<String>,
+    /// A fence ceiling that is on disk for sure.
+    pub(super) ceiling: Fence,
+    /// After a clean close: each journal and how far it can be read.
+    pub(super) journals: Option<BTreeMap<String, u64>>,
+}
+
+impl Witness {
+    /// Writes it so that either the old or the new one is there.
+    pub(super) fn write(&self, folder: &Path) -> io::Result<()> {
+        let draft = folder.join("WITNESS.new");
+        let mut file = File::create(&draft)?;
+        file.write_all(self.text().as_bytes())?;
+        file.sync_all()?;
+        fs::rename(draft, folder.join(FILE))?;
+        sync_folder(folder)
+    }
+
+    /// Reads it; `None` if it says something else than what [`write`](Self::write) writes.
+    pub(super) fn read(folder: &Path) -> io::Result<Option<Self>> {
+        match fs::read_to_string(folder.join(FILE)) {
+            Ok(text) => Ok(Self::parse(&text)),
+            Err(error) if error.kind() == io::ErrorKind::InvalidData => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn text(&self) -> String {
+        let mut text = format!("ceiling {}\n", self.ceiling.get());
+        for table in &self.tables {
+            text.push_str(&format!("table {table}\n"));
+        }
+        if let Some(journals) = &self.journals {
+            text.push_str("closed\n");
+            for (name, length) in journals {
+                text.push_str(&format!("journal {length} {name}\n"));
+            }
+        }
+        // The last line, so that a cut file is not taken for a whole one.
+        text.push_str("end\n");
+        text
+    }
+
+    fn parse(text: &str) -> Option<Self> {
+        let mut witness = Self::default();
+        let mut lines = text.strip_suffix("end\n")?.lines();
+        witness.ceiling = Fence::new(lines.next()?.strip_prefix("ceiling ")?.parse().ok()?);
+        for line in lines {
+            match line.split_once(' ') {
+                Some(("table", name)) => witness.tables.push(name.to_owned()),
+                Some(("journal", rest)) => {
+                    let (length, name) = rest.split_once(' ')?;
+                    let length = length.parse().ok()?;
+                    witness.journals.as_mut()?.insert(name.to_owned(), length);
+                }
+                None if line == "closed" => witness.journals = Some(BTreeMap::new()),
+                _ => return None,
+            }
+        }
+        Some(witness)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_written_is_read_and_what_is_cut_is_not() {
+        let journals = [("0.jnl".to_owned(), 17), ("12.jnl".to_owned(), 0)];
+        let tables = vec!["0".to_owned(), "4".to_owned()];
+        for journals in [None, Some(BTreeMap::from(journals))] {
+            let witness = Witness { tables: tables.clone(), ceiling: Fence::new(99), journals };
+            let text = witness.text();
+            assert_eq!(Witness::parse(&text), Some(witness));
+            for cut in 0..text.len() {
+                assert_eq!(Witness::parse(&text[..cut]), None, "cut at {cut}");
+            }
+        }
+    }
+}

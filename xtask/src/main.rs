@@ -1,2 +1,58 @@
-//! x
-fn main() {}
+//! Development tasks: `cargo xtask test`, `cargo xtask lint`.
+
+use std::process::{Command, ExitCode};
+
+/// Everything that the tests are.
+const TEST: &[&[&str]] = &[
+    &["test", "--workspace", "--all-features"],
+    // What users build: without the features that only tests turn on.
+    &["check", "--workspace", "--exclude", "onetake-sim"],
+    &["check", "--package", "onetake", "--no-default-features"],
+];
+
+/// Formatting, and clippy with warnings as errors.
+const LINT: &[&[&str]] = &[
+    &["fmt", "--all", "--check"],
+    &[
+        "clippy",
+        "--workspace",
+        "--all-targets",
+        "--all-features",
+        "--",
+        "--deny",
+        "warnings",
+    ],
+];
+
+fn main() -> ExitCode {
+    let task = std::env::args().nth(1);
+    let steps = match task.as_deref() {
+        // The tests need nothing yet beside Rust and the linker that came with it: what they start
+        // is built here. What they will need is installed here, before they run.
+        Some("test") => TEST,
+        Some("lint") => LINT,
+        _ => {
+            eprintln!(
+                "cargo xtask test    run all tests\ncargo xtask lint    check formatting, run clippy"
+            );
+            return ExitCode::from(2);
+        }
+    };
+    for step in steps {
+        eprintln!("$ cargo {}", step.join(" "));
+        match cargo(step) {
+            Ok(true) => {}
+            Ok(false) => return ExitCode::FAILURE,
+            Err(error) => {
+                eprintln!("cargo could not be started: {error}");
+                return ExitCode::FAILURE;
+            }
+        }
+    }
+    ExitCode::SUCCESS
+}
+
+fn cargo(arguments: &[&str]) -> std::io::Result<bool> {
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    Ok(Command::new(cargo).args(arguments).status()?.success())
+}

@@ -22,11 +22,20 @@ use tempfile::TempDir;
 
 use common::InProcess;
 
-const SUITES: [&str; 5] = ["memory store", "embedded store", "engine", "model", "black box"];
+const SUITES: [&str; 5] = [
+    "memory store",
+    "embedded store",
+    "engine",
+    "model",
+    "black box",
+];
 
 /// Which suites catch which bug.
 const CAUGHT_BY: [(Bug, [bool; 5]); 6] = [
-    (Bug::SettleWithoutAttemptCheck, [true, true, false, true, false]),
+    (
+        Bug::SettleWithoutAttemptCheck,
+        [true, true, false, true, false],
+    ),
     (Bug::AnswerBeforeCommit, [false, false, true, false, false]),
     (Bug::SweepWithoutRecheck, [true, true, false, true, false]),
     (Bug::TenantLeftOut, [false, false, false, false, true]),
@@ -43,14 +52,22 @@ struct Simulated {
 async fn in_memory() -> Simulated {
     let clock = ManualClock::default();
     let store = Arc::new(MemoryStore::with_clock(Arc::new(clock.clone())));
-    Simulated { clock, store, _folder: None }
+    Simulated {
+        clock,
+        store,
+        _folder: None,
+    }
 }
 
 async fn embedded() -> Simulated {
     let clock = ManualClock::default();
     let folder = tempfile::tempdir().unwrap();
     let store = EmbeddedStore::open_with(folder.path(), Arc::new(clock.clone())).unwrap();
-    Simulated { clock, store: Arc::new(store), _folder: Some(folder) }
+    Simulated {
+        clock,
+        store: Arc::new(store),
+        _folder: Some(folder),
+    }
 }
 
 impl Subject for Simulated {
@@ -72,14 +89,25 @@ impl Subject for Simulated {
 async fn findings() -> [Vec<String>; 5] {
     let names = |failed: Vec<&str>| failed.into_iter().map(str::to_owned).collect();
     let can = Capabilities::default();
-    let on_unknown = PerKey { a: OnUnknown::Retry, b: OnUnknown::Fail };
-    let modelled = Model::new(model::Config { on_unknown, ..model::Config::default() });
+    let on_unknown = PerKey {
+        a: OnUnknown::Retry,
+        b: OnUnknown::Fail,
+    };
+    let modelled = Model::new(model::Config {
+        on_unknown,
+        ..model::Config::default()
+    });
     let checked = tokio::task::spawn_blocking(move || model::check(&modelled).err());
     [
         names(conformance::run(in_memory, can).await.failed()),
         names(conformance::run(embedded, can).await.failed()),
         names(conformance::run_engine(in_memory, can).await.failed()),
-        checked.await.unwrap().map(|violation| violation.to_string()).into_iter().collect(),
+        checked
+            .await
+            .unwrap()
+            .map(|violation| violation.to_string())
+            .into_iter()
+            .collect(),
         names(blackbox::run(InProcess::start, "memory:").await.failed()),
     ]
 }
@@ -95,7 +123,14 @@ async fn every_planted_bug_is_caught() {
         plant(None);
         eprintln!("{bug:?}");
         for ((suite, found), expected) in SUITES.iter().zip(&found).zip(expected) {
-            eprintln!("    {suite}: {}", if found.is_empty() { "-".to_owned() } else { found.join(", ") });
+            eprintln!(
+                "    {suite}: {}",
+                if found.is_empty() {
+                    "-".to_owned()
+                } else {
+                    found.join(", ")
+                }
+            );
             if found.is_empty() == expected {
                 wrong.push(format!("{bug:?} and {suite}: expected caught = {expected}"));
             }
@@ -105,6 +140,9 @@ async fn every_planted_bug_is_caught() {
         }
     }
     let _hook = std::panic::take_hook();
-    assert!(CAUGHT_BY.iter().map(|(bug, _)| *bug).eq(Bug::ALL), "a bug is missing from the table");
+    assert!(
+        CAUGHT_BY.iter().map(|(bug, _)| *bug).eq(Bug::ALL),
+        "a bug is missing from the table"
+    );
     assert!(wrong.is_empty(), "{wrong:#?}");
 }

@@ -294,11 +294,24 @@ mod tests {
             fingerprint: Fingerprint::of(b""),
             terms: crate::Terms::default(),
             created_at: now,
-            state: State::Completed { at: now, recording: Recording::new("by an operator") },
+            state: State::Completed {
+                at: now,
+                recording: Recording::new("by an operator"),
+            },
         };
-        let own = |verb| Settlement { id: record.id, attempt: record.attempt, verb };
-        assert_eq!(settle(Some(&record), &own(said("by an operator")), now), SettleEffect::Already);
-        assert_eq!(settle(Some(&record), &own(said("by its owner")), now), SettleEffect::Stale);
+        let own = |verb| Settlement {
+            id: record.id,
+            attempt: record.attempt,
+            verb,
+        };
+        assert_eq!(
+            settle(Some(&record), &own(said("by an operator")), now),
+            SettleEffect::Already
+        );
+        assert_eq!(
+            settle(Some(&record), &own(said("by its owner")), now),
+            SettleEffect::Stale
+        );
     }
 
     #[test]

@@ -1,10 +1,9 @@
 //! The bodies that pass through the layer.
 
-use std::collections::VecDeque;
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use http::HeaderMap;
 use http_body::{Body, Frame, SizeHint};
 use pin_project_lite::pin_project;
@@ -99,7 +98,7 @@ pin_project! {
     enum ResponseKind<B> {
         Untouched { #[pin] body: B },
         Whole { data: Option<Bytes>, trailers: Option<HeaderMap> },
-        Rest { read: VecDeque<Frame<Bytes>>, body: Pin<Box<B>> },
+        Rest { read: Option<Bytes>, body: Pin<Box<B>> },
     }
 }
 
@@ -117,7 +116,8 @@ impl<B> ResponseBody<B> {
         }
     }
 
-    pub(crate) fn rest(read: VecDeque<Frame<Bytes>>, body: Pin<Box<B>>) -> Self {
+    pub(crate) fn rest(read: Bytes, body: Pin<Box<B>>) -> Self {
+        let read = Some(read).filter(|read| !read.is_empty());
         Self {
             kind: ResponseKind::Rest { read, body },
         }
@@ -143,8 +143,8 @@ where
                 let frame = frame.or_else(|| trailers.take().map(Frame::trailers));
                 return Poll::Ready(frame.map(Ok));
             }
-            ResponseProjection::Rest { read, body } => match read.pop_front() {
-                Some(frame) => Some(Ok(frame)),
+            ResponseProjection::Rest { read, body } => match read.take() {
+                Some(read) => Some(Ok(Frame::data(read))),
                 None => ready!(body.as_mut().poll_frame(cx)),
             },
         };
@@ -155,7 +155,7 @@ where
         match &self.kind {
             ResponseKind::Untouched { body } => body.is_end_stream(),
             ResponseKind::Whole { data, trailers } => data.is_none() && trailers.is_none(),
-            ResponseKind::Rest { read, body } => read.is_empty() && body.is_end_stream(),
+            ResponseKind::Rest { read, body } => read.is_none() && body.is_end_stream(),
         }
     }
 
@@ -183,13 +183,12 @@ pub(crate) enum Read<B> {
         trailers: Option<HeaderMap>,
     },
     /// It is larger than `max`: what was read so far, and the rest.
-    TooLarge {
-        read: VecDeque<Frame<Bytes>>,
-        rest: Pin<Box<B>>,
-    },
+    TooLarge { read: Bytes, rest: Pin<Box<B>> },
 }
 
 /// Reads a body up to `max` bytes.
+///
+/// It keeps bytes and not frames: a body of a million one-byte frames is a megabyte.
 ///
 /// # Errors
 /// If the body breaks off.
@@ -198,44 +197,64 @@ where
     B: Body<Data = Bytes>,
 {
     let mut body = Box::pin(body);
-    let mut read = VecDeque::new();
-    let mut length = 0;
+    let mut gathered = Gathered::default();
     let mut trailers = None;
     if body.size_hint().lower() > max as u64 {
-        return Ok(Read::TooLarge { read, rest: body });
+        return Ok(Read::TooLarge {
+            read: Bytes::new(),
+            rest: body,
+        });
     }
     while let Some(frame) = std::future::poll_fn(|cx| body.as_mut().poll_frame(cx)).await {
         match frame?.into_data() {
             Ok(data) => {
-                length += data.len();
-                read.push_back(Frame::data(data));
-                if length > max {
-                    return Ok(Read::TooLarge { read, rest: body });
+                gathered.add(data);
+                if gathered.length() > max {
+                    return Ok(Read::TooLarge {
+                        read: gathered.finish(),
+                        rest: body,
+                    });
                 }
             }
             Err(other) => trailers = other.into_trailers().ok(),
         }
     }
     Ok(Read::Whole {
-        data: join(read, length),
+        data: gathered.finish(),
         trailers,
     })
 }
 
-fn join(frames: VecDeque<Frame<Bytes>>, length: usize) -> Bytes {
-    let mut chunks = frames
-        .into_iter()
-        .filter_map(|frame| frame.into_data().ok());
-    match (chunks.next(), chunks.next()) {
-        (None, _) => Bytes::new(),
-        // The usual case: one frame, nothing to copy.
-        (Some(only), None) => only,
-        (Some(first), Some(second)) => {
-            let mut whole = Vec::with_capacity(length);
-            for chunk in [first, second].into_iter().chain(chunks) {
-                whole.extend_from_slice(&chunk);
-            }
-            whole.into()
+/// Bytes in one piece; the usual body is one frame, which is not copied.
+#[derive(Default)]
+struct Gathered {
+    first: Bytes,
+    rest: BytesMut,
+}
+
+impl Gathered {
+    fn length(&self) -> usize {
+        self.first.len() + self.rest.len()
+    }
+
+    fn add(&mut self, data: Bytes) {
+        if self.first.is_empty() && self.rest.is_empty() {
+            self.first = data;
+            return;
+        }
+        if self.rest.is_empty() {
+            self.rest.reserve(self.first.len() + data.len());
+            self.rest
+                .extend_from_slice(&std::mem::take(&mut self.first));
+        }
+        self.rest.extend_from_slice(&data);
+    }
+
+    fn finish(self) -> Bytes {
+        if self.rest.is_empty() {
+            self.first
+        } else {
+            self.rest.freeze()
         }
     }
 }

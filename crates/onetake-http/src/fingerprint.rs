@@ -27,12 +27,15 @@ pub fn fingerprint(
     parts: &Parts,
     body: &[u8],
     mode: &FingerprintMode,
+    proof: &[u8],
 ) -> Result<Fingerprint, Problem> {
     let asked = Fingerprinter::new()
         .part(parts.method.as_str().as_bytes())
         .part(parts.uri.path().as_bytes())
         .part(sorted_query(parts.uri.query().unwrap_or_default()).as_bytes())
-        .part(content_type(parts).as_bytes());
+        .part(content_type(parts).as_bytes())
+        .part(content_encoding(parts).as_bytes())
+        .part(proof);
     Ok(match mode {
         FingerprintMode::Bytes => asked.part(b"bytes").part(body).finish(),
         // No body at all is not invalid JSON: it is nothing to compare.
@@ -55,29 +58,48 @@ pub fn fingerprint(
     })
 }
 
-/// The pairs of a query in one order, whatever order they came in.
+/// The pairs of a query in the order of their names. Pairs with the same name keep their order,
+/// which may mean something.
 fn sorted_query(query: &str) -> String {
     let mut pairs: Vec<&str> = query.split('&').filter(|pair| !pair.is_empty()).collect();
-    pairs.sort_unstable();
+    pairs.sort_by_key(|pair| pair.split('=').next().unwrap_or_default());
     pairs.join("&")
 }
 
-/// The content type without what SDKs spell differently from one attempt to the next.
+fn content_encoding(parts: &Parts) -> String {
+    let values = parts.headers.get_all(CONTENT_ENCODING).iter();
+    let texts = values.map(|value| String::from_utf8_lossy(value.as_bytes()).to_ascii_lowercase());
+    texts.collect::<Vec<_>>().join(",")
+}
+
+/// The content type without what SDKs spell differently from one attempt to the next: letter case,
+/// quotes and the boundary of multipart.
 fn content_type(parts: &Parts) -> String {
-    let value = parts
-        .headers
-        .get(CONTENT_TYPE)
-        .and_then(|value| value.to_str().ok());
-    let mut pieces = value.unwrap_or_default().split(';').map(str::trim);
+    let lines = parts.headers.get_all(CONTENT_TYPE).iter();
+    let lines = lines.map(|value| one_content_type(&String::from_utf8_lossy(value.as_bytes())));
+    lines.collect::<Vec<_>>().join(",")
+}
+
+fn one_content_type(value: &str) -> String {
+    let mut pieces = value.split(';').map(str::trim);
     let essence = pieces.next().unwrap_or_default().to_ascii_lowercase();
-    let mut parameters: Vec<String> = pieces
-        .filter(|piece| !piece.is_empty())
-        .map(|piece| piece.replace([' ', '"'], "").to_ascii_lowercase())
-        .filter(|piece| !piece.starts_with("boundary="))
-        .collect();
+    let mut parameters: Vec<String> = pieces.filter_map(parameter).collect();
     parameters.sort_unstable();
     parameters.insert(0, essence);
     parameters.join(";")
+}
+
+fn parameter(piece: &str) -> Option<String> {
+    let (name, value) = piece.split_once('=')?;
+    let (name, value) = (
+        name.trim().to_ascii_lowercase(),
+        value.trim().trim_matches('"'),
+    );
+    match name.as_str() {
+        "boundary" => None,
+        "charset" => Some(format!("charset={}", value.to_ascii_lowercase())),
+        _ => Some(format!("{name}={value}")),
+    }
 }
 
 #[cfg(test)]
@@ -103,7 +125,7 @@ mod tests {
             .unwrap()
             .into_parts()
             .0;
-        fingerprint(&parts, body.as_bytes(), mode).map_err(|problem| problem.code())
+        fingerprint(&parts, body.as_bytes(), mode, b"").map_err(|problem| problem.code())
     }
 
     #[test]
@@ -114,6 +136,24 @@ mod tests {
         assert_ne!(one, print("POST", "/a?x=1&y=3", "application/json", "{}"));
         assert_ne!(one, print("POST", "/a?x=1&y=2", "text/plain", "{}"));
         assert_ne!(one, print("POST", "/a?x=1&y=2", "application/json", "{ }"));
+    }
+
+    #[test]
+    fn the_order_of_pairs_with_one_name_counts() {
+        let one = print("POST", "/a?to=a&to=b&x=1", "text/plain", "");
+        assert_eq!(one, print("POST", "/a?x=1&to=a&to=b", "text/plain", ""));
+        assert_ne!(one, print("POST", "/a?to=b&to=a&x=1", "text/plain", ""));
+    }
+
+    #[test]
+    fn a_proof_counts() {
+        let parts = Request::post("/").body(()).unwrap().into_parts().0;
+        let with = |proof| {
+            fingerprint(&parts, b"", &FingerprintMode::Bytes, proof)
+                .ok()
+                .unwrap()
+        };
+        assert_ne!(with(b"right"), with(b"wrong"));
     }
 
     #[test]

@@ -133,7 +133,7 @@ where
     };
     let read = match max {
         None => Ok(Read::TooLarge {
-            read: Default::default(),
+            read: Bytes::new(),
             rest: Box::pin(body),
         }),
         Some(max) => tokio::select! {
@@ -144,7 +144,7 @@ where
     };
     let (recording, body): (Recording, ResponseBody<Res>) = match read {
         Ok(Read::Whole { data, trailers }) => (
-            record(status, headers, Some(data.clone()), trailers.as_ref()),
+            record(status, headers, Some(own(&data)), trailers.as_ref()),
             ResponseBody::whole(data, trailers),
         ),
         // The outcome is known, though it cannot be replayed: that is durable before a byte flows.
@@ -164,6 +164,12 @@ where
         Settling::Stale(Some(record)) => Reply::Record(record),
         settling => Reply::Problem(not_shown(&settling).unwrap_or_else(in_progress)),
     }
+}
+
+/// Bytes in memory of their own: those that came from the network are part of a larger buffer, which
+/// a remembered recording would keep alive.
+fn own(data: &Bytes) -> Bytes {
+    Bytes::copy_from_slice(data)
 }
 
 /// Event streams have no end to wait for.

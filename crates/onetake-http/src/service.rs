@@ -6,7 +6,8 @@ use std::task::{Context, Poll};
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use http::header::{
-    ACCEPT_ENCODING, CONTENT_TYPE, EXPECT, HeaderName, HeaderValue, TRANSFER_ENCODING, UPGRADE,
+    ACCEPT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, EXPECT, HeaderName, HeaderValue,
+    TRANSFER_ENCODING, UPGRADE,
 };
 use http::request::Parts;
 use http::{Method, Request, Response};
@@ -83,13 +84,12 @@ where
                 Ok(keyed) => keyed,
                 Err(problem) => return Ok(told(problem, None)),
             };
-            let Some((policy, scope, key)) = keyed else {
+            let Some(keyed) = keyed else {
                 let untouched = Request::from_parts(parts, RequestBody::untouched(body));
                 let response = inner.call(untouched).await?;
                 return Ok(response.map(ResponseBody::untouched));
             };
-            let make = |fingerprint| operation(&policy, &scope, &key, fingerprint);
-            match admit(&shared, &policy, parts, body, make).await {
+            match admit(&shared, &keyed, parts, body).await {
                 Err((problem, reference)) => Ok(told(problem, reference)),
                 Ok(Admitted::Replay(record)) => Ok(replayed(&record)),
                 Ok(Admitted::Run(run)) => carry_out(&shared, inner, run).await,
@@ -98,7 +98,13 @@ where
     }
 }
 
-type Keyed = (Arc<Policy>, Scope, onetake_core::Key);
+/// A keyed request: what applies to it, and who named what.
+struct Keyed {
+    policy: Arc<Policy>,
+    scope: Scope,
+    key: onetake_core::Key,
+    proof: Vec<u8>,
+}
 
 /// Whether the request is keyed, and by whom.
 fn keyed(shared: &Shared, parts: &Parts) -> Result<Option<Keyed>, Problem> {
@@ -111,22 +117,26 @@ fn keyed(shared: &Shared, parts: &Parts) -> Result<Option<Keyed>, Problem> {
     let Some(key) = key(&parts.headers, &policy.key)? else {
         return Ok(None);
     };
-    let scope = Scope::new(policy.tenant.resolve(parts)?).namespace(&policy.namespace);
-    Ok(Some((policy, scope, key)))
+    let caller = policy.tenant.resolve(parts)?;
+    let scope = Scope::new(caller.tenant).namespace(&policy.namespace);
+    Ok(Some(Keyed {
+        policy,
+        scope,
+        key,
+        proof: caller.proof,
+    }))
 }
 
-fn operation(
-    policy: &Policy,
-    scope: &Scope,
-    key: &onetake_core::Key,
-    fingerprint: Fingerprint,
-) -> Operation {
-    Operation::new(scope, key, fingerprint)
-        .terms(policy.terms)
-        .in_flight(policy.in_flight)
-        .run_max(policy.run_max)
+impl Keyed {
+    fn operation(&self, fingerprint: Fingerprint) -> Operation {
+        Operation::new(&self.scope, &self.key, fingerprint)
+            .terms(self.policy.terms)
+            .in_flight(self.policy.in_flight)
+            .run_max(self.policy.run_max)
+    }
 }
 
+#[expect(clippy::large_enum_variant, reason = "it is taken apart at once")]
 enum Admitted<Req> {
     Run(Run<Req>),
     Replay(Arc<Record>),
@@ -137,10 +147,9 @@ type Refused = (Problem, Option<onetake_core::Reference>);
 /// Reads the request and asks the engine who runs it.
 async fn admit<Req>(
     shared: &Shared,
-    policy: &Arc<Policy>,
+    keyed: &Keyed,
     parts: Parts,
     body: Req,
-    make: impl Fn(Fingerprint) -> Operation,
 ) -> Result<Admitted<Req>, Refused>
 where
     Req: Body<Data = Bytes> + Send + 'static,
@@ -150,9 +159,11 @@ where
     let place = Arc::clone(&shared.bodies)
         .try_acquire_owned()
         .map_err(|_| early(overloaded()))?;
+    let policy = &keyed.policy;
     let data = read_request(shared, policy, body).await.map_err(early)?;
-    let print = fingerprint(&parts, &data, &policy.fingerprint).map_err(early)?;
-    let operation = make(print);
+    whole(&parts, &data).map_err(early)?;
+    let print = fingerprint(&parts, &data, &policy.fingerprint, &keyed.proof).map_err(early)?;
+    let operation = keyed.operation(print);
     let reference = operation.id.reference();
     let refused = |problem| (problem, Some(reference));
     match shared.engine.begin(&operation).await {
@@ -194,6 +205,22 @@ where
             ),
         )),
         Err(_) => Err(incomplete("broke off")),
+    }
+}
+
+/// An HTTP/2 stream that is reset in the middle can look like the end of a body.
+fn whole(parts: &Parts, data: &Bytes) -> Result<(), Problem> {
+    let Some(length) = parts.headers.get(CONTENT_LENGTH) else {
+        return Ok(());
+    };
+    let length = length
+        .to_str()
+        .ok()
+        .and_then(|text| text.parse::<usize>().ok());
+    if length == Some(data.len()) {
+        Ok(())
+    } else {
+        Err(incomplete("broke off"))
     }
 }
 

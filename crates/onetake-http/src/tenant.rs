@@ -9,29 +9,37 @@ use std::sync::Arc;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::{STANDARD, STANDARD_NO_PAD};
-use http::header::{AUTHORIZATION, HeaderName};
+use http::header::{AUTHORIZATION, COOKIE, HeaderName};
 use http::request::Parts;
 
 use crate::problem::{Code, Problem};
 
 const X_API_KEY: HeaderName = HeaderName::from_static("x-api-key");
 
-/// Schemes whose credentials are made anew for every request: a retry would look like a stranger.
-const UNSTABLE: [&str; 8] = [
-    "aws4-hmac-sha256",
-    "aws4-ecdsa-p256-sha256",
-    "digest",
-    "oauth",
-    "hawk",
-    "signature",
-    "negotiate",
-    "ntlm",
+/// Schemes whose credential is the same on every request. Any other scheme may well sign each
+/// request anew (SigV4, Digest, OAuth 1, HMAC of all kinds), and then a retry would look like a
+/// stranger and run again: so they are refused, and not guessed at.
+const STABLE: [&str; 10] = [
+    "bearer",
+    "basic",
+    "token",
+    "apikey",
+    "api-key",
+    "api_key",
+    "key",
+    "jwt",
+    "dpop",
+    "privatetoken",
 ];
+
+/// Tells the tenant of a request, if it can.
+pub type TellTenant = dyn Fn(&Parts) -> Option<Vec<u8>> + Send + Sync;
 
 /// How the tenant of a request is told.
 #[derive(Clone, Default)]
 pub enum Tenant {
-    /// By its credential where it has one; everybody without is one tenant.
+    /// By its credential where it has one; everybody without is one tenant. A request with cookies
+    /// and no other credential is refused: its sender is somebody, and this cannot tell who.
     #[default]
     CredentialOrPublic,
     /// By its credential: the bearer token, the user of Basic, or `X-Api-Key`.
@@ -42,24 +50,44 @@ pub enum Tenant {
     /// nobody else can set it; the gateway removes it from everybody but trusted proxies.
     Header(HeaderName),
     /// By your own function; `None` is refused with 401.
-    Custom(Arc<dyn Fn(&Parts) -> Option<Vec<u8>> + Send + Sync>),
+    Custom(Arc<TellTenant>),
+}
+
+/// Who asks.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Caller {
+    /// The tenant, as bytes of which its kind is part.
+    pub tenant: Vec<u8>,
+    /// What must be the same for a replay although it does not name the tenant: the password of
+    /// Basic. Nobody behind the layer checks it on a replay, so a wrong one must not get one.
+    pub proof: Vec<u8>,
 }
 
 impl Tenant {
-    /// Tells the tenant, as bytes in which its kind is part of.
+    /// Tells who asks.
     ///
     /// # Errors
     /// A problem for the client.
-    pub fn resolve(&self, parts: &Parts) -> Result<Vec<u8>, Problem> {
+    pub fn resolve(&self, parts: &Parts) -> Result<Caller, Problem> {
+        let caller = |tenant| Caller {
+            tenant,
+            proof: Vec::new(),
+        };
         match self {
-            Self::CredentialOrPublic => Ok(credential(parts)?.unwrap_or_else(public)),
+            Self::CredentialOrPublic => match credential(parts)? {
+                Some(caller) => Ok(caller),
+                None if parts.headers.contains_key(COOKIE) => Err(unresolved(
+                    "it comes with cookies and no other credential. Configure the tenant of this route, such as tenant = { header = \"X-Account\" }, or tenant = \"public\" if keys cannot be guessed",
+                )),
+                None => Ok(caller(public())),
+            },
             Self::Credential => credential(parts)?.ok_or_else(|| {
                 unresolved("send an Authorization header (Bearer or Basic) or X-Api-Key")
             }),
-            Self::Public => Ok(public()),
-            Self::Header(name) => header(parts, name),
+            Self::Public => Ok(caller(public())),
+            Self::Header(name) => header(parts, name).map(caller),
             Self::Custom(resolve) => resolve(parts)
-                .map(|tenant| tagged(b"custom", &tenant))
+                .map(|tenant| caller(tagged(b"custom", &tenant)))
                 .ok_or_else(|| unresolved("the service could not tell who is asking")),
         }
     }
@@ -104,15 +132,33 @@ fn header(parts: &Parts, name: &HeaderName) -> Result<Vec<u8>, Problem> {
     }
 }
 
-fn credential(parts: &Parts) -> Result<Option<Vec<u8>>, Problem> {
-    let mut authorizations = parts.headers.get_all(AUTHORIZATION).iter();
-    let Some(authorization) = authorizations.next() else {
-        return api_key(parts);
+/// The caller's credentials, all of them: one that only adds to another still tells people apart.
+fn credential(parts: &Parts) -> Result<Option<Caller>, Problem> {
+    let mut callers = [authorization(parts)?, api_key(parts)?]
+        .into_iter()
+        .flatten();
+    Ok(match (callers.next(), callers.next()) {
+        (Some(first), Some(second)) => {
+            let length = (first.tenant.len() as u64).to_be_bytes();
+            let both = [&length[..], &first.tenant, &second.tenant].concat();
+            Some(Caller {
+                tenant: tagged(b"credentials", &both),
+                proof: first.proof,
+            })
+        }
+        (caller, _) => caller,
+    })
+}
+
+fn authorization(parts: &Parts) -> Result<Option<Caller>, Problem> {
+    let mut values = parts.headers.get_all(AUTHORIZATION).iter();
+    let Some(value) = values.next() else {
+        return Ok(None);
     };
-    if authorizations.next().is_some() {
+    if values.next().is_some() {
         return Err(unresolved("the header authorization was sent twice"));
     }
-    let value = authorization.as_bytes().trim_ascii();
+    let value = value.as_bytes().trim_ascii();
     let end = value
         .iter()
         .position(|byte| *byte == b' ')
@@ -120,21 +166,27 @@ fn credential(parts: &Parts) -> Result<Option<Vec<u8>>, Problem> {
     let (scheme, rest) = value.split_at_checked(end).unwrap_or((value, b""));
     let scheme = scheme.to_ascii_lowercase();
     let rest = rest.trim_ascii();
-    if UNSTABLE.iter().any(|name| name.as_bytes() == scheme) || scheme.starts_with(b"hmac") {
+    if !STABLE.iter().any(|name| name.as_bytes() == scheme) {
         return Err(Problem::new(
             Code::TenantUnstable,
-            "This credential is made anew for every request, so a retry would look like a stranger and run again. Configure another tenant for this route, such as tenant = { header = \"X-Account\" } or tenant = \"public\". Nothing was run.",
+            "This kind of credential may be made anew for every request, so that a retry would look like a stranger and run again. Configure another tenant for this route, such as tenant = { header = \"X-Account\" } or tenant = \"public\". Nothing was run.",
         ));
     }
     if rest.is_empty() {
         return Err(unresolved("the authorization header holds no credential"));
     }
     if scheme == b"basic" {
-        let user = basic_user(rest)
+        let (user, password) = basic(rest)
             .ok_or_else(|| unresolved("the Basic credential is not base64 of user:password"))?;
-        return Ok(Some(credential_of(b"basic", &user)));
+        return Ok(Some(Caller {
+            tenant: credential_of(b"basic", &user),
+            proof: password,
+        }));
     }
-    Ok(Some(credential_of(&scheme, rest)))
+    Ok(Some(Caller {
+        tenant: credential_of(&scheme, rest),
+        proof: Vec::new(),
+    }))
 }
 
 /// A scheme is the client's own word: it stays inside the kind, or it could name another kind.
@@ -142,22 +194,27 @@ fn credential_of(scheme: &[u8], value: &[u8]) -> Vec<u8> {
     tagged(b"credential", &tagged(scheme, value))
 }
 
-fn api_key(parts: &Parts) -> Result<Option<Vec<u8>>, Problem> {
-    if parts.headers.contains_key(X_API_KEY) {
-        header(parts, &X_API_KEY).map(|value| Some(credential_of(b"x-api-key", &value)))
-    } else {
-        Ok(None)
+fn api_key(parts: &Parts) -> Result<Option<Caller>, Problem> {
+    if !parts.headers.contains_key(X_API_KEY) {
+        return Ok(None);
     }
+    let tenant = credential_of(b"x-api-key", &header(parts, &X_API_KEY)?);
+    Ok(Some(Caller {
+        tenant,
+        proof: Vec::new(),
+    }))
 }
 
-/// The user alone: a password that is changed does not make another tenant.
-fn basic_user(encoded: &[u8]) -> Option<Vec<u8>> {
+/// The user, who is the tenant, and the password, which is not: one that is changed makes a retry
+/// a mismatch, and not a second run.
+fn basic(encoded: &[u8]) -> Option<(Vec<u8>, Vec<u8>)> {
     let decoded = STANDARD
         .decode(encoded)
         .or_else(|_| STANDARD_NO_PAD.decode(encoded))
         .ok()?;
     let end = decoded.iter().position(|byte| *byte == b':')?;
-    decoded.get(..end).map(<[u8]>::to_vec)
+    let (user, password) = decoded.split_at_checked(end)?;
+    Some((user.to_vec(), password.to_vec()))
 }
 
 #[cfg(test)]
@@ -177,8 +234,9 @@ mod tests {
     }
 
     fn told(headers: &[(&str, &str)]) -> Result<Vec<u8>, Code> {
-        Tenant::Credential
-            .resolve(&parts(headers))
+        let caller = Tenant::Credential.resolve(&parts(headers));
+        caller
+            .map(|caller| caller.tenant)
             .map_err(|problem| problem.code())
     }
 
@@ -204,7 +262,11 @@ mod tests {
             "Digest username=\"u\", nonce=\"n\"",
             "OAuth oauth_consumer_key=\"k\", oauth_nonce=\"n\"",
             "HMAC-SHA256 abc",
-            "hmac abc",
+            "AWS AKIA:signature",
+            "EG1-HMAC-SHA256 client_token=x;signature=y",
+            "SharedKey account:signature",
+            "TC3-HMAC-SHA256 Credential=x, Signature=y",
+            "Something-New abc",
         ] {
             assert_eq!(
                 told(&[("authorization", value)]),
@@ -212,6 +274,39 @@ mod tests {
                 "{value}"
             );
         }
+    }
+
+    #[test]
+    fn two_credentials_are_both_counted() {
+        let both = |key| told(&[("authorization", "Bearer shared"), ("x-api-key", key)]).unwrap();
+        assert_ne!(both("alice"), both("bob"));
+        assert_ne!(
+            both("alice"),
+            told(&[("authorization", "Bearer shared")]).unwrap()
+        );
+        assert_ne!(both("alice"), told(&[("x-api-key", "alice")]).unwrap());
+    }
+
+    #[test]
+    fn a_password_is_a_proof_and_not_a_tenant() {
+        let caller = |value| {
+            Tenant::Credential
+                .resolve(&parts(&[("authorization", value)]))
+                .ok()
+        };
+        // alice:one and alice:two
+        let (one, two) = (caller("Basic YWxpY2U6b25l"), caller("Basic YWxpY2U6dHdv"));
+        let (one, two) = (one.unwrap(), two.unwrap());
+        assert!(one.tenant == two.tenant && one.proof != two.proof);
+    }
+
+    #[test]
+    fn cookies_are_somebody_and_nobody_knows_who() {
+        let cookies = parts(&[("cookie", "session=1")]);
+        assert!(Tenant::CredentialOrPublic.resolve(&cookies).is_err());
+        assert!(Tenant::Public.resolve(&cookies).is_ok());
+        let both = parts(&[("cookie", "session=1"), ("authorization", "Bearer a")]);
+        assert!(Tenant::CredentialOrPublic.resolve(&both).is_ok());
     }
 
     #[test]
@@ -237,14 +332,18 @@ mod tests {
 
     #[test]
     fn kinds_never_meet() {
-        let public = Tenant::Public.resolve(&parts(&[])).unwrap();
+        let public = Tenant::Public.resolve(&parts(&[])).unwrap().tenant;
         let header = Tenant::Header(HeaderName::from_static("x-account"));
-        let account = header.resolve(&parts(&[("x-account", "public")])).unwrap();
+        let account = header
+            .resolve(&parts(&[("x-account", "public")]))
+            .unwrap()
+            .tenant;
         let bearer = told(&[("authorization", "Bearer public")]).unwrap();
-        let forged = told(&[("authorization", "header public")]).unwrap();
-        assert_ne!(
-            forged, account,
-            "a scheme cannot pretend to be another kind of tenant"
+        let forged = told(&[("authorization", "header public")]);
+        assert_eq!(
+            forged,
+            Err(Code::TenantUnstable),
+            "a scheme is not a kind of tenant"
         );
         assert!(public != account && account != bearer && bearer != public);
     }

@@ -1,7 +1,6 @@
 //! The layer around axum and around a plain tower service.
 #![expect(
     clippy::unwrap_used,
-    clippy::panic,
     clippy::indexing_slicing,
     reason = "tests may panic"
 )]

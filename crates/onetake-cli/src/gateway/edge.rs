@@ -6,13 +6,16 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
-use http::header::{FORWARDED, HOST, HeaderName, HeaderValue, TRANSFER_ENCODING};
+use http::header::{
+    CONNECTION, COOKIE, FORWARDED, HOST, HeaderName, HeaderValue, TRANSFER_ENCODING,
+};
 use http::request::Parts;
 use http::uri::Authority;
 use http::{Method, Request, Response, Version};
 use http_body_util::Full;
 use http_body_util::combinators::BoxBody;
 use hyper::body::Incoming;
+use tokio::sync::OwnedSemaphorePermit;
 use tower_service::Service;
 
 use onetake_core::Clock;
@@ -30,6 +33,9 @@ const X_REAL_IP: HeaderName = HeaderName::from_static("x-real-ip");
 
 /// The body of every answer.
 pub(super) type AnyBody = BoxBody<Bytes, BoxError>;
+
+/// A connection's place among all; whoever goes on using the connection holds it.
+pub(super) type Place = Arc<OwnedSemaphorePermit>;
 
 /// The whole gateway as one service.
 #[derive(Clone)]
@@ -52,6 +58,7 @@ impl Edge {
     pub(super) fn answer(
         &self,
         peer: SocketAddr,
+        place: Place,
         request: Request<Incoming>,
     ) -> BoxFuture<'static, Response<AnyBody>> {
         let Self {
@@ -63,17 +70,17 @@ impl Edge {
             let from = clock.monotonic();
             let (mut parts, body) = request.into_parts();
             let method = parts.method.clone();
-            let response = match admit(&plans, peer.ip(), &mut parts) {
+            match admit(&plans, peer.ip(), &mut parts) {
                 Err(problem) => problem.into_response(None).map(whole),
                 Ok(plan) => {
                     parts.extensions.insert(Arc::clone(&plan));
+                    parts.extensions.insert(place);
                     let answered = inner.call(Request::from_parts(parts, body)).await;
                     let response = answered.unwrap_or_else(|never| match never {});
                     log(&method, &plan, &response, clock.monotonic() - from);
                     response.map(BoxBody::new)
                 }
-            };
-            response
+            }
         })
     }
 }
@@ -104,8 +111,10 @@ fn whole(body: Bytes) -> AnyBody {
 
 /// Checks and prepares the head of a request.
 fn admit(plans: &Plans, peer: IpAddr, parts: &mut Parts) -> Result<Arc<Plan>, Problem> {
+    connection(plans, parts)?;
     let host = host(parts)?;
     transfer_encoding(parts)?;
+    cookies(&mut parts.headers);
     if parts.method == Method::CONNECT || !parts.uri.path().starts_with('/') {
         return Err(refused("Only requests for a path are forwarded."));
     }
@@ -128,6 +137,72 @@ fn refused(what: &str) -> Problem {
         Code::RequestRefused,
         format!("{what} Nothing was forwarded."),
     )
+}
+
+/// Headers of the connection itself go no further, those that `Connection` names included; but it
+/// cannot name away what the request is about.
+fn connection(plans: &Plans, parts: &mut Parts) -> Result<(), Problem> {
+    let headers = &mut parts.headers;
+    headers.remove("http2-settings");
+    let named: Vec<HeaderName> = headers
+        .get_all(CONNECTION)
+        .iter()
+        .flat_map(|value| value.to_str().unwrap_or_default().split(','))
+        .filter_map(|name| name.trim().parse().ok())
+        .collect();
+    let mut kept = Vec::new();
+    for name in named {
+        let text = name.as_str();
+        if ["close", "keep-alive", "upgrade", "te"].contains(&text) {
+            kept.push(text.to_owned());
+            continue;
+        }
+        let about = [
+            "host",
+            "authorization",
+            "cookie",
+            "x-api-key",
+            "forwarded",
+            "expect",
+        ];
+        let families = [
+            "content-",
+            "transfer-",
+            "idempotency-",
+            "x-idempotency-",
+            "x-forwarded-",
+        ];
+        if about.contains(&text)
+            || families.iter().any(|family| text.starts_with(family))
+            || plans.tenant_headers.contains(&name)
+        {
+            return Err(refused(
+                "The Connection header names a header that is not the connection's.",
+            ));
+        }
+        headers.remove(name);
+    }
+    headers.remove(CONNECTION);
+    if let Ok(kept) = HeaderValue::from_str(&kept.join(", "))
+        && !kept.is_empty()
+    {
+        headers.insert(CONNECTION, kept);
+    }
+    Ok(())
+}
+
+/// HTTP/2 may split cookies over several lines; HTTP/1 may not.
+fn cookies(headers: &mut http::HeaderMap) {
+    let lines: Vec<&[u8]> = headers
+        .get_all(COOKIE)
+        .iter()
+        .map(HeaderValue::as_bytes)
+        .collect();
+    if lines.len() > 1
+        && let Ok(joined) = HeaderValue::from_bytes(&lines.join(&b"; "[..]))
+    {
+        headers.insert(COOKIE, joined);
+    }
 }
 
 /// The host that the request is for: exactly one, however it is said.

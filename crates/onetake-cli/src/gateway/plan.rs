@@ -13,6 +13,9 @@ use crate::config::{
     Cidr, Config, FingerprintConfig, InFlight, OnUnknown, Policy, Route, TenantConfig,
 };
 
+/// How much longer the layer waits than the proxy.
+const PROXY_FIRST: Duration = Duration::from_secs(1);
+
 /// What applies to a request.
 #[derive(Debug)]
 pub(super) struct Plan {
@@ -126,7 +129,8 @@ fn policy_of(policy: &Policy) -> layer::Policy {
             InFlight::Reject => core::InFlight::Reject,
             InFlight::Wait => core::InFlight::Wait(policy.wait_timeout),
         },
-        run_max: policy.upstream_timeout,
+        // The proxy speaks first: it knows whether anything was sent.
+        run_max: policy.upstream_timeout.saturating_add(PROXY_FIRST),
         statuses: policy.outcomes.clone(),
         request_body_max: policy.max_request_body,
         response_body_max: policy.max_response_body,

@@ -7,15 +7,15 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
-use http::header::{CONNECTION, HeaderValue, TE, UPGRADE};
+use http::header::{CONNECTION, HeaderName, HeaderValue, SEC_WEBSOCKET_KEY, TE, UPGRADE};
 use http::uri::PathAndQuery;
-use http::{Request, Response, StatusCode, Uri, Version};
+use http::{Method, Request, Response, StatusCode, Uri, Version};
 use http_body_util::combinators::BoxBody;
 use http_body_util::{BodyExt, Full};
 use hyper::body::Incoming;
 use hyper::upgrade::OnUpgrade;
-use hyper_util::client::legacy::connect::HttpConnector;
-use hyper_util::client::legacy::{Client, Error};
+use hyper_util::client::legacy::Client;
+use hyper_util::client::legacy::connect::{HttpConnector, capture_connection};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use tower_service::Service;
 
@@ -23,6 +23,7 @@ use onetake_core::{Attempt, Clock, SystemClock};
 use onetake_http::recording::strip_hop_by_hop;
 use onetake_http::{BoxError, Code, Disposition, Problem, RequestBody};
 
+use super::edge::Place;
 use super::plan::Plan;
 
 /// Many servers close idle connections after five seconds; one that is closed while a request is
@@ -92,60 +93,53 @@ impl Proxy {
             );
         };
         // A keyed request is never upgraded: its outcome is a response.
-        let upgrade = if keyed {
-            None
-        } else {
-            wanted_upgrade(&mut request)
-        };
-        if let Err(problem) = address(
-            &mut request,
-            &upstream,
-            upgrade.as_ref().map(|(name, _)| name),
-        ) {
+        let upgrade = if keyed { None } else { websocket(&mut request) };
+        let place = request.extensions().get::<Place>().cloned();
+        if let Err(problem) = address(&mut request, &upstream, upgrade.is_some()) {
             return told(problem, Disposition::Release);
         }
-        let sent = self.client.request(request);
-        let answered = if keyed {
-            // The layer has its own deadline, and knows what it means.
-            sent.await
-        } else {
-            tokio::select! {
-                biased;
-                answered = sent => answered,
-                () = self.clock.sleep(plan.timeout) => {
-                    let detail = "The upstream did not answer in time (upstream_timeout).";
-                    return told(Problem::new(Code::UpstreamTimeout, detail), Disposition::Unknown);
-                }
+        let connected = capture_connection(&mut request);
+        let answered = tokio::select! {
+            biased;
+            answered = self.client.request(request) => answered,
+            () = self.clock.sleep(plan.timeout) => {
+                // Without a connection nothing can have been sent.
+                let was_sent = connected.connection_metadata().is_some();
+                return if was_sent { timed_out() } else { unreachable_upstream() };
             }
         };
         match answered {
-            Ok(response) => received(response, upgrade.map(|(_, client)| client)),
-            Err(error) => failed(&error),
+            Ok(response) => received(response, upgrade, place),
+            Err(error) if error.is_connect() => unreachable_upstream(),
+            Err(_) => interrupted(),
         }
     }
 }
 
-/// What the client wants to switch to, and its side of the connection.
-fn wanted_upgrade(
-    request: &mut Request<RequestBody<Incoming>>,
-) -> Option<(HeaderValue, OnUpgrade)> {
-    let protocol = request.headers().get(UPGRADE)?.clone();
-    let mut named = request.headers().get_all(CONNECTION).iter();
-    let says_so = named.any(|value| {
-        let words = value.to_str().unwrap_or_default().split(',');
-        words
-            .map(str::trim)
-            .any(|word| word.eq_ignore_ascii_case("upgrade"))
-    });
-    (says_so && request.version() == Version::HTTP_11)
-        .then(|| (protocol, hyper::upgrade::on(request)))
+/// The client's side of a connection that it wants to use for a WebSocket. No other protocol is
+/// switched to: behind `h2c`, requests would pass that nobody here has seen.
+fn websocket(request: &mut Request<RequestBody<Incoming>>) -> Option<OnUpgrade> {
+    let headers = request.headers();
+    let is = |name: HeaderName, word: &str| {
+        let mut words = headers
+            .get_all(name)
+            .iter()
+            .flat_map(|value| value.to_str().unwrap_or_default().split(','));
+        words.any(|found| found.trim().eq_ignore_ascii_case(word))
+    };
+    let wanted = is(UPGRADE, "websocket")
+        && is(CONNECTION, "upgrade")
+        && headers.contains_key(SEC_WEBSOCKET_KEY)
+        && request.method() == Method::GET
+        && request.version() == Version::HTTP_11;
+    wanted.then(|| hyper::upgrade::on(request))
 }
 
 /// Turns the request to the upstream.
 fn address(
     request: &mut Request<RequestBody<Incoming>>,
     upstream: &Uri,
-    upgrade: Option<&HeaderValue>,
+    upgrade: bool,
 ) -> Result<(), Problem> {
     let path = request.uri().path_and_query().cloned();
     let mut target = upstream.clone().into_parts();
@@ -164,14 +158,18 @@ fn address(
     if trailers {
         headers.insert(TE, HeaderValue::from_static("trailers"));
     }
-    if let Some(protocol) = upgrade {
+    if upgrade {
         headers.insert(CONNECTION, HeaderValue::from_static("upgrade"));
-        headers.insert(UPGRADE, protocol.clone());
+        headers.insert(UPGRADE, HeaderValue::from_static("websocket"));
     }
     Ok(())
 }
 
-fn received(mut response: Response<Incoming>, client: Option<OnUpgrade>) -> Response<Body> {
+fn received(
+    mut response: Response<Incoming>,
+    client: Option<OnUpgrade>,
+    place: Option<Place>,
+) -> Response<Body> {
     *response.version_mut() = Version::HTTP_11;
     if response.status() == StatusCode::SWITCHING_PROTOCOLS {
         let Some(client) = client else {
@@ -182,7 +180,10 @@ fn received(mut response: Response<Incoming>, client: Option<OnUpgrade>) -> Resp
             );
         };
         let upstream = hyper::upgrade::on(&mut response);
-        tokio::spawn(tunnel(client, upstream));
+        tokio::spawn(async move {
+            tunnel(client, upstream).await;
+            drop(place);
+        });
         return response.map(any);
     }
     strip_hop_by_hop(response.headers_mut());
@@ -201,19 +202,28 @@ fn any(body: Incoming) -> Body {
     BoxBody::new(body.map_err(Into::into))
 }
 
-/// Never sent is released; sent and not answered is unknown.
-fn failed(error: &Error) -> Response<Body> {
-    if error.is_connect() {
-        let detail =
-            "The upstream cannot be reached. Nothing was sent; a retry with the same key runs.";
-        return told(
-            Problem::new(Code::UpstreamUnreachable, detail).retry_after(1),
-            Disposition::Release,
-        );
-    }
+/// Never sent: released.
+fn unreachable_upstream() -> Response<Body> {
+    let detail =
+        "The upstream cannot be reached. Nothing was sent; a retry with the same key runs.";
+    let problem = Problem::new(Code::UpstreamUnreachable, detail).retry_after(1);
+    told(problem, Disposition::Release)
+}
+
+/// Sent and not answered: unknown.
+fn interrupted() -> Response<Body> {
     let detail = "The upstream took the request and closed the connection without an answer. The outcome is not known.";
     told(
         Problem::new(Code::UpstreamInterrupted, detail),
+        Disposition::Unknown,
+    )
+}
+
+fn timed_out() -> Response<Body> {
+    let detail =
+        "The upstream did not answer in time (upstream_timeout). The outcome is not known.";
+    told(
+        Problem::new(Code::UpstreamTimeout, detail),
         Disposition::Unknown,
     )
 }

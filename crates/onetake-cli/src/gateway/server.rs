@@ -13,14 +13,14 @@ use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto::Builder;
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use onetake_core::Clock;
 use onetake_core::clock::micros;
 
-use super::edge::Edge;
+use super::edge::{Edge, Place};
 
 /// Connections at once; further ones wait in the operating system's queue.
 const CONNECTIONS_MAX: usize = 16_384;
@@ -95,7 +95,7 @@ async fn accept(
                     peer,
                     stop: stop.clone(),
                     clock: Arc::clone(&clock),
-                    _place: place,
+                    place: Arc::new(place),
                 };
                 connections.spawn(connection.serve(stream));
             }
@@ -115,7 +115,7 @@ struct Connection {
     peer: SocketAddr,
     stop: CancellationToken,
     clock: Arc<dyn Clock>,
-    _place: OwnedSemaphorePermit,
+    place: Place,
 }
 
 /// Whether a connection is in use, and since when it is not.
@@ -134,7 +134,9 @@ impl Connection {
             .store(micros(self.clock.monotonic()), Ordering::Relaxed);
         let service = service_fn(|request: Request<Incoming>| {
             let (activity, clock) = (Arc::clone(&activity), Arc::clone(&self.clock));
-            let answer = self.edge.answer(self.peer, request);
+            let answer = self
+                .edge
+                .answer(self.peer, Arc::clone(&self.place), request);
             async move {
                 let busy = Busy::new(activity, clock);
                 let response = answer.await;

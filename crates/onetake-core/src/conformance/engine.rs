@@ -187,7 +187,10 @@ pub(super) async fn nothing_runs_before_its_claim_is_durable(bench: &Bench) {
 pub(super) async fn a_store_that_hangs_is_not_waited_for(bench: &Bench) {
     let gate = Gate::around(&bench.store);
     gate.hold_claims.store(1, Ordering::SeqCst);
-    let limits = Limits { claim_patience: bench.can.tick, ..Limits::default() };
+    let limits = Limits {
+        claim_patience: bench.can.tick,
+        ..Limits::default()
+    };
     let store = Arc::clone(&gate) as Arc<dyn Store>;
     let engine = Engine::with(store, bench.clock(), Arc::new(SystemRng), limits);
     let work = Work::default();
@@ -198,10 +201,14 @@ pub(super) async fn a_store_that_hangs_is_not_waited_for(bench: &Bench) {
     ];
     let begin = bench.operation("b", "pay");
     let explicit = engine.begin(&begin);
-    let (callers, explicit) =
-        bench.drive(async { tokio::join!(join_all(callers), explicit) }).await;
+    let (callers, explicit) = bench
+        .drive(async { tokio::join!(join_all(callers), explicit) })
+        .await;
     for caller in callers {
-        assert!(matches!(caller.unwrap(), Err(EngineError::Store(_))), "nobody waits for ever");
+        assert!(
+            matches!(caller.unwrap(), Err(EngineError::Store(_))),
+            "nobody waits for ever"
+        );
     }
     assert!(matches!(explicit, Err(EngineError::Store(_))));
     assert_eq!(work.runs(), 0, "and nothing runs (S10)");
@@ -210,12 +217,16 @@ pub(super) async fn a_store_that_hangs_is_not_waited_for(bench: &Bench) {
     for key in ["a", "b"] {
         bench
             .drive(async {
-                while bench.load(key).await.is_none_or(|record| record.state.name() == "running") {
+                while bench
+                    .load(key)
+                    .await
+                    .is_none_or(|record| record.state.name() == "running")
+                {
                     breathe().await;
                 }
             })
             .await;
-        is(&*bench.load(key).await.unwrap(), "released");
+        is(&bench.load(key).await.unwrap(), "released");
     }
 }
 
@@ -368,6 +379,26 @@ pub(super) async fn a_dropped_lease_is_released_or_unknown(bench: &Bench) {
             .await;
         is(&bench.load(key).await.unwrap(), state);
     }
+}
+
+pub(super) async fn a_waiter_takes_over_what_never_started(bench: &Bench) {
+    let engine = bench.engine();
+    let work = Work::default();
+    let operation = bench.operation("a", "pay");
+    let Begin::Run(lease) = bench.drive(engine.begin(&operation)).await.unwrap() else {
+        panic!("not granted");
+    };
+    let waiters: Vec<Running> = (0..20)
+        .map(|_| work.run(&engine, bench.waiting("a", "pay", 50)))
+        .collect();
+    bench.step().await;
+    drop(lease);
+    work.started.notified().await;
+    work.finish.notify_one();
+    for waiter in bench.drive(join_all(waiters)).await {
+        assert_eq!(said(&waiter.unwrap().unwrap()), b"outcome 0");
+    }
+    assert_eq!(work.runs(), 1);
 }
 
 pub(super) async fn a_long_operation_keeps_its_lease(bench: &Bench) {

@@ -151,7 +151,7 @@ const ENGINE_CASES: &[(&str, Case)] = cases! {
         another_payload_is_refused_while_it_runs,
         waiters_get_the_outcome, a_waiter_gives_up_at_its_deadline,
         a_caller_that_goes_away_changes_nothing, a_panic_is_unknown, too_long_is_unknown,
-        a_dropped_lease_is_released_or_unknown, a_long_operation_keeps_its_lease,
+        a_dropped_lease_is_released_or_unknown, a_waiter_takes_over_what_never_started, a_long_operation_keeps_its_lease,
         a_node_waits_for_another;
 };
 

@@ -120,7 +120,11 @@ struct Writer<T: Item, R: Send + 'static> {
 
 impl<T: Item, R: Send + 'static> Writer<T, R> {
     fn start(shared: &Arc<Shared<T, R>>) {
-        let writer = Self { shared: Arc::clone(shared), started: false, done: false };
+        let writer = Self {
+            shared: Arc::clone(shared),
+            started: false,
+            done: false,
+        };
         shared.runtime.spawn(writer.drain());
     }
 
@@ -239,7 +243,10 @@ mod tests {
 
     #[test]
     fn a_runtime_that_shuts_down_in_the_middle_of_a_write_loses_the_answers() {
-        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).build().unwrap();
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(1)
+            .build()
+            .unwrap();
         let (lane, answers) = runtime.block_on(async {
             let (lane, _gate, _) = gated(1);
             let answers: Vec<_> = (0..3).map(|id| lane.submit(renew(id))).collect();
@@ -248,7 +255,9 @@ mod tests {
         });
         drop(runtime);
         for answer in answers {
-            let error = futures_util::FutureExt::now_or_never(answer).unwrap().unwrap_err();
+            let error = futures_util::FutureExt::now_or_never(answer)
+                .unwrap()
+                .unwrap_err();
             assert_eq!(error.kind(), StoreErrorKind::Indeterminate);
         }
         let late = lane.submit(renew(9)).now_or_never().unwrap();

@@ -87,7 +87,11 @@ impl Lease {
         flight.run(operation.fingerprint);
         engine.inner.metrics.running.increment(1);
         Self {
-            flying: Some(Flying { flight, _permit: permit, _tracked: engine.inner.tracker.token() }),
+            flying: Some(Flying {
+                flight,
+                _permit: permit,
+                _tracked: engine.inner.tracker.token(),
+            }),
             fence,
             started: AtomicBool::new(false),
             pulse,
@@ -181,12 +185,9 @@ impl Lease {
             verb,
         };
         let (tell, answer) = oneshot::channel();
-        let task = settle(
-            self.engine.clone(),
-            Arc::clone(&self.pulse),
-            settlement,
-            flying,
-        );
+        let started = self.started.load(Ordering::Acquire);
+        let (engine, pulse) = (self.engine.clone(), Arc::clone(&self.pulse));
+        let task = settle(engine, pulse, settlement, flying, started);
         let tell_early = planted(Bug::AnswerBeforeCommit).then(|| self.unrecorded());
         self.engine.spawn(async move {
             if let Some(record) = tell_early {
@@ -241,6 +242,7 @@ async fn settle(
     pulse: Arc<Pulse>,
     settlement: Settlement,
     flying: Flying,
+    started: bool,
 ) -> Settling {
     let engine = &engine.inner;
     let mut pause = RETRY_MIN;
@@ -249,10 +251,13 @@ async fn settle(
         match engine.settles.submit(settlement.clone()).await {
             Ok(Settled::Done { record, now }) => {
                 engine.cache.put(&record, now, asked_at);
-                break (
-                    Settling::Recorded(Arc::clone(&record)),
-                    Landing::Record(record, now),
-                );
+                // Whoever waited for an attempt that never started may try it themselves.
+                let landing = if started {
+                    Landing::Record(Arc::clone(&record), now)
+                } else {
+                    Landing::Nothing
+                };
+                break (Settling::Recorded(record), landing);
             }
             Ok(Settled::Stale { current }) => {
                 engine.metrics.stale.increment(1);

@@ -467,7 +467,10 @@ impl Engine {
             if let Some(answer) = self.known(operation) {
                 return Ok(Begin::Answer(answer));
             }
-            let next = match inner.flights.enter(operation.id, inner.limits.waiting_per_key_max) {
+            let next = match inner
+                .flights
+                .enter(operation.id, inner.limits.waiting_per_key_max)
+            {
                 Entered::Full => Next::Answer(Answer::InFlight),
                 Entered::Leader(flight) => match self.lead(operation, flight, lead).await? {
                     Led::Run(lease) => return Ok(Begin::Run(lease)),
@@ -563,7 +566,11 @@ impl Engine {
 }
 
 fn no_answer() -> EngineError {
-    StoreError::new(StoreErrorKind::Unavailable, "the store does not answer in time").into()
+    StoreError::new(
+        StoreErrorKind::Unavailable,
+        "the store does not answer in time",
+    )
+    .into()
 }
 
 /// Where the claim is waited for.
@@ -858,8 +865,16 @@ async fn recover(
 
 /// Releases a claim that may have landed, or may still land, although nobody runs it.
 async fn disown(engine: Arc<Inner>, id: RecordId, attempt: AttemptId, terms: Terms) {
-    let release = Settlement { id, attempt, verb: Verb::Release };
-    let until = engine.clock.monotonic().saturating_add(terms.lease).saturating_add(terms.grace);
+    let release = Settlement {
+        id,
+        attempt,
+        verb: Verb::Release,
+    };
+    let until = engine
+        .clock
+        .monotonic()
+        .saturating_add(terms.lease)
+        .saturating_add(terms.grace);
     let mut pause = Duration::from_millis(50);
     loop {
         match engine.settles.submit(release.clone()).await {

@@ -42,7 +42,14 @@ impl Remote {
         batch_max: usize,
         runtime: Handle,
     ) -> Arc<Self> {
-        Arc::new(Self { store, clock, interval, batch_max, runtime, inner: Mutex::default() })
+        Arc::new(Self {
+            store,
+            clock,
+            interval,
+            batch_max,
+            runtime,
+            inner: Mutex::default(),
+        })
     }
 
     /// Tells when the record stops running.
@@ -54,7 +61,12 @@ impl Remote {
             .or_insert_with(|| watch::Sender::new(None));
         let receiver = sender.subscribe();
         if !std::mem::replace(&mut inner.polling, true) {
-            self.runtime.spawn(Polling { remote: Arc::clone(self) }.run());
+            self.runtime.spawn(
+                Polling {
+                    remote: Arc::clone(self),
+                }
+                .run(),
+            );
         }
         receiver
     }
@@ -63,7 +75,9 @@ impl Remote {
     async fn look(&self) -> bool {
         let ids = {
             let mut inner = self.lock();
-            inner.watched.retain(|_, sender| sender.receiver_count() > 0);
+            inner
+                .watched
+                .retain(|_, sender| sender.receiver_count() > 0);
             if inner.watched.is_empty() {
                 inner.polling = false;
                 return false;

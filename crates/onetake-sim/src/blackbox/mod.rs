@@ -6,7 +6,6 @@
 #![expect(
     clippy::unwrap_used,
     clippy::expect_used,
-    clippy::panic,
     clippy::indexing_slicing,
     reason = "a suite says what is wrong by panicking, and catches that itself"
 )]
@@ -55,7 +54,11 @@ impl Report {
     /// The names of the cases that failed.
     #[must_use]
     pub fn failed(&self) -> Vec<&'static str> {
-        self.cases.iter().filter(|(_, result)| result.is_err()).map(|(name, _)| *name).collect()
+        self.cases
+            .iter()
+            .filter(|(_, result)| result.is_err())
+            .map(|(name, _)| *name)
+            .collect()
     }
 
     /// Panics with everything that failed.
@@ -70,7 +73,12 @@ impl Report {
 
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "{} of {} cases failed", self.failed().len(), self.cases.len())?;
+        writeln!(
+            f,
+            "{} of {} cases failed",
+            self.failed().len(),
+            self.cases.len()
+        )?;
         for (name, result) in &self.cases {
             if let Err(what) = result {
                 writeln!(f, "- {name}: {what}")?;
@@ -194,7 +202,7 @@ const CASES: &[(&str, Case)] = cases! {
         a_large_response_is_passed_whole_and_not_run_again, an_event_stream_is_passed_on;
     bad_input: bad_keys_are_refused, a_body_over_the_cap_is_refused, bad_json_is_refused,
         json_is_compared_by_value, unstable_and_missing_tenants_are_refused;
-    passing: without_a_key_everything_passes, an_upgrade_passes, http2_is_the_same,
+    passing: without_a_key_everything_passes, a_websocket_passes, no_other_upgrade_passes, http2_is_the_same,
         forwarding_headers_are_honest, what_could_smuggle_is_refused,
         problems_are_explained_where_they_link_to;
 };
@@ -208,10 +216,18 @@ where
     let upstream = Upstream::start().await.expect("there is a free port");
     // Somebody has listened there: it will not be given to anybody else in the meantime, because
     // the operating system hands out its ports in turn.
-    let dead = Upstream::start().await.expect("there is a free port").address();
+    let dead = Upstream::start()
+        .await
+        .expect("there is a free port")
+        .address();
     let target = start(configuration(&upstream.url(), dead, store)).await;
     let client = Client::new(target.address());
-    let world = Arc::new(World { client, upstream, target: Box::new(target), dead });
+    let world = Arc::new(World {
+        client,
+        upstream,
+        target: Box::new(target),
+        dead,
+    });
     let mut report = Report::default();
     for (name, case) in CASES {
         let result = tokio::spawn(case(Arc::clone(&world))).await;

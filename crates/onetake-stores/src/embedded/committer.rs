@@ -142,7 +142,10 @@ impl Committer {
             }
             let mut closing = None;
             let mut jobs = Vec::new();
-            for job in first.into_iter().chain(queue.try_iter().take(GROUP_JOBS_MAX)) {
+            for job in first
+                .into_iter()
+                .chain(queue.try_iter().take(GROUP_JOBS_MAX))
+            {
                 match job {
                     Job::Close(reply) => closing = Some(reply),
                     job => jobs.push(job),
@@ -187,7 +190,11 @@ impl Committer {
                 }
                 Job::Abandoned(limit, to) => answer(Ok(memory.abandoned(now, limit)), to),
                 Job::Sweep(left, to) => {
-                    self.sweeps.push_back(Sweeping { left, swept: Swept::default(), to });
+                    self.sweeps.push_back(Sweeping {
+                        left,
+                        swept: Swept::default(),
+                        to,
+                    });
                     continue;
                 }
                 Job::Ready(to) => answer(Ok(()), to),
@@ -201,9 +208,15 @@ impl Committer {
                 Step::GoesOn(sweeping) => self.sweeps.push_front(sweeping),
             }
         }
-        let result = if group.is_empty() { Ok(()) } else { group.commit() };
+        let result = if group.is_empty() {
+            Ok(())
+        } else {
+            group.commit()
+        };
         memory.fresh.clear();
-        replies.into_iter().for_each(|reply| reply(result.as_ref().err()));
+        replies
+            .into_iter()
+            .for_each(|reply| reply(result.as_ref().err()));
         if result.is_ok() {
             self.witness();
             self.compact_if_due();
@@ -231,7 +244,10 @@ impl Committer {
 
     /// Compacts in a thread of its own once enough was deleted: traffic goes on meanwhile.
     fn compact_if_due(&mut self) {
-        let busy = self.compaction.as_ref().is_some_and(|thread| !thread.is_finished());
+        let busy = self
+            .compaction
+            .as_ref()
+            .is_some_and(|thread| !thread.is_finished());
         if busy || self.removed < COMPACT_AFTER_MIN.max(self.tables.settled_about() / 4) {
             return;
         }
@@ -248,7 +264,13 @@ impl Committer {
 
     /// Lets go of the tree, and writes down how far its journals reach.
     fn close(self) -> Result<(), StoreError> {
-        let Self { tables, memory, compaction, folder, .. } = self;
+        let Self {
+            tables,
+            memory,
+            compaction,
+            folder,
+            ..
+        } = self;
         if let Some(thread) = compaction {
             let _panicked = thread.join();
         }
@@ -283,7 +305,9 @@ impl Sweeping {
     ) -> Step {
         let asked = self.left.min(SWEEP_STEP);
         let due = tables.due(now, asked).and_then(|due| {
-            memory.sweep(tables, group, now, &due, &mut self.swept).map(|()| due.len())
+            memory
+                .sweep(tables, group, now, &due, &mut self.swept)
+                .map(|()| due.len())
         });
         match due {
             Err(error) => Step::Over(answer(Err(error), self.to)),

@@ -118,7 +118,11 @@ impl Folder {
         let has = |name: &str| path.join(name).try_exists().map_err(io("read"));
         let (format, witness) = (has("FORMAT")?, has(witness::FILE)?);
         let is_new = !witness && (has("CREATING")? || !format);
-        let folder = Self { path: path.to_owned(), is_new, _lock: lock };
+        let folder = Self {
+            path: path.to_owned(),
+            is_new,
+            _lock: lock,
+        };
         if is_new {
             folder.begin_creation().map_err(io("create the store"))?;
             return Ok(folder);
@@ -156,7 +160,10 @@ impl Folder {
     /// The error for a tree that something in this very process still holds.
     pub(super) fn in_use(&self) -> OpenError {
         let holder = format!(" (process {})", std::process::id());
-        OpenError::InUse { path: self.path.clone(), holder }
+        OpenError::InUse {
+            path: self.path.clone(),
+            holder,
+        }
     }
 
     pub(super) fn is_new(&self) -> bool {

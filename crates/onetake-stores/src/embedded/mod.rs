@@ -70,7 +70,9 @@ impl EmbeddedStore {
             .map_err(|error| OpenError::io(path.as_ref(), "start the store's thread", error))?;
         Ok(Self {
             jobs,
-            thread: Mutex::new(Some(thread)), closed: AtomicBool::new(false) })
+            thread: Mutex::new(Some(thread)),
+            closed: AtomicBool::new(false),
+        })
     }
 
     /// Hands a job to the thread that owns the folder.

@@ -57,7 +57,9 @@ impl Tables {
                 source: Some(Box::new(error)),
             },
         })?;
-        let ceiling = tables.fence_ceiling().map_err(|error| damaged(error.to_string()))?;
+        let ceiling = tables
+            .fence_ceiling()
+            .map_err(|error| damaged(error.to_string()))?;
         if ceiling < witness.ceiling {
             return Err(damaged("its tables are older than they were".to_owned()));
         }
@@ -70,11 +72,16 @@ impl Tables {
     pub(super) fn witness(&self, ceiling: Fence) -> Witness {
         let all = [&self.running, &self.settled, &self.expiry, &self.meta];
         let folders = all.iter().filter_map(|table| table.path().file_name());
-        let mut tables: Vec<String> =
-            folders.map(|name| name.to_string_lossy().into_owned()).collect();
+        let mut tables: Vec<String> = folders
+            .map(|name| name.to_string_lossy().into_owned())
+            .collect();
         // The tree's own list of tables.
         tables.push("0".to_owned());
-        Witness { tables, ceiling, journals: None }
+        Witness {
+            tables,
+            ceiling,
+            journals: None,
+        }
     }
 
     fn open_tree(folder: &Folder) -> Result<Self, fjall::Error> {
@@ -192,23 +199,31 @@ fn check_files(folder: &Folder, witness: &Witness) -> Result<(), OpenError> {
     for table in &witness.tables {
         // A table without this file is taken for half made, and deleted.
         if !tables.join(table).join("current").is_file() {
-            return Err(damaged(format!("the table {table} is missing, or its list of files is")));
+            return Err(damaged(format!(
+                "the table {table} is missing, or its list of files is"
+            )));
         }
     }
     let io = |error| OpenError::io(folder.path(), "read the tables", error);
     for entry in std::fs::read_dir(&tables).map_err(io)? {
         let name = entry.map_err(io)?.file_name();
-        if name.to_str().is_none_or(|name| !witness.tables.iter().any(|table| table == name)) {
-            return Err(damaged(format!("something else is in db/keyspaces: {}", name.display())));
+        if name
+            .to_str()
+            .is_none_or(|name| !witness.tables.iter().any(|table| table == name))
+        {
+            return Err(damaged(format!(
+                "something else is in db/keyspaces: {}",
+                name.display()
+            )));
         }
     }
     let journals = journal::check(&path)
         .map_err(|error| OpenError::io(folder.path(), "read the journal", error))?
         .map_err(damaged)?;
     match &witness.journals {
-        Some(closed) if *closed != journals => {
-            Err(damaged("its journal is not what it was when it was closed".to_owned()))
-        }
+        Some(closed) if *closed != journals => Err(damaged(
+            "its journal is not what it was when it was closed".to_owned(),
+        )),
         _ => Ok(()),
     }
 }

@@ -30,17 +30,23 @@ const SUITES: [&str; 5] = [
     "black box",
 ];
 
-/// Which suites catch which bug.
-const CAUGHT_BY: [(Bug, [bool; 5]); 6] = [
+/// Which suites catch which bug for certain. (Another may catch it too, by the luck of a race.)
+const CAUGHT_BY: [(Bug, &[&str]); 6] = [
     (
         Bug::SettleWithoutAttemptCheck,
-        [true, true, false, true, false],
+        &["memory store", "embedded store", "model"],
     ),
-    (Bug::AnswerBeforeCommit, [false, false, true, false, false]),
-    (Bug::SweepWithoutRecheck, [true, true, false, true, false]),
-    (Bug::TenantLeftOut, [false, false, false, false, true]),
-    (Bug::FingerprintInId, [false, false, false, false, true]),
-    (Bug::FenceNotRaised, [true, true, false, true, true]),
+    (Bug::AnswerBeforeCommit, &["engine"]),
+    (
+        Bug::SweepWithoutRecheck,
+        &["memory store", "embedded store", "model"],
+    ),
+    (Bug::TenantLeftOut, &["black box"]),
+    (Bug::FingerprintInId, &["black box"]),
+    (
+        Bug::FenceNotRaised,
+        &["memory store", "embedded store", "model", "black box"],
+    ),
 ];
 
 struct Simulated {
@@ -117,26 +123,21 @@ async fn every_planted_bug_is_caught() {
     // A suite that fails prints each panic; the table is what matters here.
     std::panic::set_hook(Box::new(|_| {}));
     let mut wrong = Vec::new();
+    let clean = findings().await;
+    assert!(
+        clean.iter().all(Vec::is_empty),
+        "nothing is planted, and yet: {clean:#?}"
+    );
     for (bug, expected) in CAUGHT_BY {
         plant(Some(bug));
         let found = findings().await;
         plant(None);
         eprintln!("{bug:?}");
-        for ((suite, found), expected) in SUITES.iter().zip(&found).zip(expected) {
-            eprintln!(
-                "    {suite}: {}",
-                if found.is_empty() {
-                    "-".to_owned()
-                } else {
-                    found.join(", ")
-                }
-            );
-            if found.is_empty() == expected {
-                wrong.push(format!("{bug:?} and {suite}: expected caught = {expected}"));
+        for (suite, found) in SUITES.iter().zip(&found) {
+            eprintln!("    {suite}: {}", found.join(", "));
+            if found.is_empty() && expected.contains(suite) {
+                wrong.push(format!("{bug:?} is not caught by the suite {suite}"));
             }
-        }
-        if found.iter().all(Vec::is_empty) {
-            wrong.push(format!("{bug:?} is caught by no suite"));
         }
     }
     let _hook = std::panic::take_hook();

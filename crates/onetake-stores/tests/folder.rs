@@ -1,10 +1,5 @@
 //! The folder of the embedded store: reopened, crashed, shared, damaged, and given back.
-#![expect(
-    clippy::unwrap_used,
-    clippy::panic,
-    clippy::indexing_slicing,
-    reason = "tests may panic"
-)]
+#![expect(clippy::unwrap_used, clippy::panic, reason = "tests may panic")]
 
 use std::fs;
 use std::path::{Path, PathBuf};

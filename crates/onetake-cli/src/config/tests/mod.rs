@@ -9,6 +9,25 @@ mod refusals;
 use super::*;
 use onetake_http::{Disposition, StatusRules};
 
+/// The file in the documentation is one that works.
+#[test]
+fn the_documented_file_is_accepted() {
+    let page = include_str!("../../../../../docs/CONFIGURATION.md");
+    let file = page
+        .split("```toml")
+        .nth(1)
+        .and_then(|rest| rest.split("```").next())
+        .unwrap();
+    let config = load(Some(file), "docs", std::iter::empty(), Overrides::default());
+    assert_eq!(
+        config
+            .unwrap_or_else(|error| panic!("{error}"))
+            .routes
+            .len(),
+        1
+    );
+}
+
 fn status(code: u16) -> http::StatusCode {
     http::StatusCode::from_u16(code).unwrap()
 }

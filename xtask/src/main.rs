@@ -13,15 +13,7 @@ const TEST: &[&[&str]] = &[
 /// Formatting, and clippy with warnings as errors.
 const LINT: &[&[&str]] = &[
     &["fmt", "--all", "--check"],
-    &[
-        "clippy",
-        "--workspace",
-        "--all-targets",
-        "--all-features",
-        "--",
-        "--deny",
-        "warnings",
-    ],
+    &["clippy", "--workspace", "--all-targets", "--all-features", "--", "--deny", "warnings"],
 ];
 
 fn main() -> ExitCode {

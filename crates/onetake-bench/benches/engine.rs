@@ -3,11 +3,7 @@
 //!
 //! `cargo bench` runs it; the two alternate in one run, because machines are noisy, and the ratio is
 //! what to look at.
-#![expect(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    reason = "a benchmark may panic"
-)]
+#![expect(clippy::unwrap_used, clippy::expect_used, reason = "a benchmark may panic")]
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -30,16 +26,9 @@ const ROUND: Duration = Duration::from_secs(4);
 
 fn main() {
     // `cargo test --benches` calls it with other arguments: then it only shows that it runs.
-    let round = if std::env::args().any(|arg| arg == "--bench") {
-        ROUND
-    } else {
-        ROUND / 40
-    };
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(2)
-        .enable_all()
-        .build()
-        .unwrap();
+    let round = if std::env::args().any(|arg| arg == "--bench") { ROUND } else { ROUND / 40 };
+    let runtime =
+        tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     let (mut embedded, mut raw) = (Vec::new(), Vec::new());
     for _ in 0..ROUNDS {
         let folder = tempfile::tempdir().unwrap();
@@ -53,14 +42,8 @@ fn main() {
         "  engine on the embedded store: {:>9.0} operations/s {embedded:.0?}",
         median(&embedded)
     );
-    println!(
-        "  engine on a raw log:          {:>9.0} operations/s {raw:.0?}",
-        median(&raw)
-    );
-    println!(
-        "  ratio:                        {:>9.2}",
-        median(&embedded) / median(&raw)
-    );
+    println!("  engine on a raw log:          {:>9.0} operations/s {raw:.0?}", median(&raw));
+    println!("  ratio:                        {:>9.2}", median(&embedded) / median(&raw));
 }
 
 fn median(rates: &[f64]) -> f64 {
@@ -72,10 +55,7 @@ fn median(rates: &[f64]) -> f64 {
 /// Operations a second with all tasks busy.
 async fn measure(store: Arc<dyn Store>, round: Duration) -> f64 {
     let engine = Engine::new(store);
-    let (done, stop) = (
-        Arc::new(AtomicU64::new(0)),
-        Arc::new(AtomicBool::new(false)),
-    );
+    let (done, stop) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicBool::new(false)));
     let body = bytes::Bytes::from(vec![b'x'; BODY_BYTES]);
     let tasks: Vec<_> = (0..TASKS)
         .map(|task| {

@@ -20,16 +20,9 @@ const CLIENTS: usize = 8;
 
 fn main() {
     // `cargo test --benches` calls it with other arguments: then it only shows that it runs.
-    let requests = if std::env::args().any(|arg| arg == "--bench") {
-        2_000
-    } else {
-        20
-    };
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(2)
-        .enable_all()
-        .build()
-        .unwrap();
+    let requests = if std::env::args().any(|arg| arg == "--bench") { 2_000 } else { 20 };
+    let runtime =
+        tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     runtime.block_on(run(requests));
 }
 
@@ -43,18 +36,10 @@ async fn run(requests: usize) {
         store: Some(format!("embedded:{}", folder.path().display())),
     };
     let config = config::load(None, "flags", std::iter::empty(), overrides);
-    let gateway = Gateway::start(config.unwrap_or_else(|error| panic!("{error}")))
-        .await
-        .unwrap();
+    let gateway = Gateway::start(config.unwrap_or_else(|error| panic!("{error}"))).await.unwrap();
 
     println!("{CLIENTS} clients, {requests} requests each, milliseconds");
-    let direct = measure(
-        "direct",
-        &Client::new(upstream.address()),
-        requests,
-        |_, _| None,
-    )
-    .await;
+    let direct = measure("direct", &Client::new(upstream.address()), requests, |_, _| None).await;
     let client = Client::new(gateway.address());
     measure("gateway, no key", &client, requests, |_, _| None).await;
     let fresh = measure("gateway, fresh key", &client, requests, |task, number| {
@@ -63,10 +48,7 @@ async fn run(requests: usize) {
     let fresh = fresh.await;
     let replay = |_, _| Some("benchmark-key-0-0".to_owned());
     measure("gateway, replay", &client, requests, replay).await;
-    println!(
-        "  a fresh key adds {:.3} ms at the median",
-        (fresh - direct).as_secs_f64() * 1e3
-    );
+    println!("  a fresh key adds {:.3} ms at the median", (fresh - direct).as_secs_f64() * 1e3);
     gateway.shutdown(Duration::from_secs(10)).await.unwrap();
 }
 
@@ -104,10 +86,6 @@ async fn measure(
         times.get(place).copied().unwrap_or_default()
     };
     let show = |part| at(part).as_secs_f64() * 1e3;
-    println!(
-        "  {what:<20} p50 {:>7.3}   p99 {:>7.3}",
-        show(0.5),
-        show(0.99)
-    );
+    println!("  {what:<20} p50 {:>7.3}   p99 {:>7.3}", show(0.5), show(0.99));
     at(0.5)
 }

@@ -40,10 +40,7 @@ impl RawLog {
         file.sync_all()?;
         let (log, queue) = mpsc::channel();
         std::thread::spawn(move || append(file, &queue));
-        Ok(Self {
-            memory: MemoryStore::new(),
-            log,
-        })
+        Ok(Self { memory: MemoryStore::new(), log })
     }
 
     async fn durable(&self, bytes: Vec<u8>) -> Result<(), StoreError> {
@@ -59,11 +56,7 @@ fn append(mut file: File, queue: &mpsc::Receiver<Append>) {
     while let Ok(first) = queue.recv() {
         let group: Vec<Append> = std::iter::once(first).chain(queue.try_iter()).collect();
         let bytes: Vec<u8> = group.iter().flat_map(|(bytes, _)| bytes).copied().collect();
-        if file
-            .write_all(&bytes)
-            .and_then(|()| file.sync_data())
-            .is_err()
-        {
+        if file.write_all(&bytes).and_then(|()| file.sync_data()).is_err() {
             return;
         }
         for (_, done) in group {
@@ -90,14 +83,8 @@ impl Store for RawLog {
         async move {
             let ids = batch.iter().map(|claim| claim.id).collect();
             let answers = self.memory.claim(batch).await;
-            let records: Vec<_> = self
-                .memory
-                .load(ids)
-                .await
-                .into_iter()
-                .flatten()
-                .flatten()
-                .collect();
+            let records: Vec<_> =
+                self.memory.load(ids).await.into_iter().flatten().flatten().collect();
             match self.durable(bytes_of(records.iter())).await {
                 Ok(()) => answers,
                 Err(error) => answers.iter().map(|_| Err(error.clone())).collect(),

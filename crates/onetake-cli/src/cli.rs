@@ -116,20 +116,11 @@ fn load(path: Option<&Path>, overrides: Overrides) -> Result<Config, Failed> {
     let text = path
         .map(|path| {
             std::fs::read_to_string(path).map_err(|error| {
-                Failed(
-                    format!(
-                        "cannot read the configuration file {}: {error}",
-                        path.display()
-                    ),
-                    2,
-                )
+                Failed(format!("cannot read the configuration file {}: {error}", path.display()), 2)
             })
         })
         .transpose()?;
-    let name = path.map_or_else(
-        || "configuration".to_owned(),
-        |path| path.display().to_string(),
-    );
+    let name = path.map_or_else(|| "configuration".to_owned(), |path| path.display().to_string());
     config::load(text.as_deref(), &name, std::env::vars(), overrides)
         .map_err(|error| Failed(error.to_string(), 2))
 }
@@ -148,10 +139,7 @@ impl Serve {
             Ok(config) => config,
             Err(failed) => return failed.into(),
         };
-        let runtime = match tokio::runtime::Builder::new_multi_thread()
-            .enable_all()
-            .build()
-        {
+        let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
             Ok(runtime) => runtime,
             Err(error) => return Failed(format!("cannot start: {error}"), 1).into(),
         };
@@ -173,10 +161,7 @@ impl Demo {
         if std::env::var_os("ONETAKE_LOG").is_some() {
             logs::init(LogFormat::Text);
         }
-        let runtime = match tokio::runtime::Builder::new_multi_thread()
-            .enable_all()
-            .build()
-        {
+        let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
             Ok(runtime) => runtime,
             Err(error) => return Failed(format!("cannot start: {error}"), 1).into(),
         };
@@ -202,15 +187,10 @@ impl Demo {
 }
 
 async fn serve(config: Config, patience: Duration) -> Result<(), Failed> {
-    let upstream = config
-        .gateway
-        .upstream
-        .as_ref()
-        .map_or("by route".into(), ToString::to_string);
+    let upstream = config.gateway.upstream.as_ref().map_or("by route".into(), ToString::to_string);
     let store = config.store.url.to_string();
-    let gateway = Gateway::start(config)
-        .await
-        .map_err(|error: StartError| Failed(error.to_string(), 3))?;
+    let gateway =
+        Gateway::start(config).await.map_err(|error: StartError| Failed(error.to_string(), 3))?;
     tracing::info!(
         listen = %gateway.address(), admin = %gateway.admin_address(), upstream, store, "onetake is ready"
     );
@@ -233,10 +213,9 @@ async fn serve(config: Config, patience: Duration) -> Result<(), Failed> {
 /// Waits until somebody wants this process to stop.
 async fn stop_signal() -> &'static str {
     use tokio::signal::unix::{SignalKind, signal};
-    let (Ok(mut terminate), Ok(mut interrupt)) = (
-        signal(SignalKind::terminate()),
-        signal(SignalKind::interrupt()),
-    ) else {
+    let (Ok(mut terminate), Ok(mut interrupt)) =
+        (signal(SignalKind::terminate()), signal(SignalKind::interrupt()))
+    else {
         return std::future::pending().await;
     };
     tokio::select! {

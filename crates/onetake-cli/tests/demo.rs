@@ -14,9 +14,7 @@ use onetake_core::{Clock, SystemClock};
 async fn onetake_charges_each_tap_once_where_the_api_alone_does_not() {
     let options = Options::new(2, 60, 11).unwrap();
     let clock = Arc::new(SystemClock);
-    let report = demo::run(options, clock, Screen::Silent, CancellationToken::new())
-        .await
-        .unwrap();
+    let report = demo::run(options, clock, Screen::Silent, CancellationToken::new()).await.unwrap();
 
     let (without, with) = (report.without.verdict, report.with.verdict);
     assert!(without.doubled > 0, "{without:?}");
@@ -47,9 +45,7 @@ async fn it_can_be_stopped_early() {
         later.await;
         stopping.cancel();
     });
-    let report = demo::run(options, clock, Screen::Silent, stop)
-        .await
-        .unwrap();
+    let report = demo::run(options, clock, Screen::Silent, stop).await.unwrap();
     assert!(report.interrupted);
     assert!(report.elapsed < Duration::from_secs(60), "{report:?}");
     assert!(report.with.verdict.taps < report.planned);
@@ -70,10 +66,7 @@ fn demo(arguments: &[&str], temporary: &std::path::Path) -> Output {
 #[test]
 fn in_a_pipe_it_writes_plain_lines_and_leaves_nothing_behind() {
     let temporary = tempfile::tempdir().unwrap();
-    let output = demo(
-        &["--seconds", "2", "--rate", "50", "--seed", "5"],
-        temporary.path(),
-    );
+    let output = demo(&["--seconds", "2", "--rate", "50", "--seed", "5"], temporary.path());
     let text = String::from_utf8(output.stdout).unwrap();
     assert!(output.status.success(), "{text}");
     assert!(!text.contains('\x1b') && !text.contains('\r'), "{text}");
@@ -88,22 +81,10 @@ fn in_a_pipe_it_writes_plain_lines_and_leaves_nothing_behind() {
 fn wrong_numbers_are_usage_errors_that_name_the_range() {
     let temporary = tempfile::tempdir().unwrap();
     for (arguments, message) in [
-        (
-            ["--seconds", "0"],
-            "--seconds 0 is out of range: choose a number from 1 to 600",
-        ),
-        (
-            ["--seconds", "601"],
-            "--seconds 601 is out of range: choose a number from 1 to 600",
-        ),
-        (
-            ["--rate", "0"],
-            "--rate 0 is out of range: choose a number from 1 to 1000",
-        ),
-        (
-            ["--rate", "fast"],
-            "invalid value 'fast' for '--rate <TAPS>'",
-        ),
+        (["--seconds", "0"], "--seconds 0 is out of range: choose a number from 1 to 600"),
+        (["--seconds", "601"], "--seconds 601 is out of range: choose a number from 1 to 600"),
+        (["--rate", "0"], "--rate 0 is out of range: choose a number from 1 to 1000"),
+        (["--rate", "fast"], "invalid value 'fast' for '--rate <TAPS>'"),
     ] {
         let output = demo(&arguments, temporary.path());
         let text = String::from_utf8(output.stderr).unwrap();

@@ -5,115 +5,51 @@
 
 mod common;
 
-use std::sync::Arc;
-use std::time::Duration;
-
-use futures_util::FutureExt;
-use futures_util::future::BoxFuture;
-use onetake_core::clock::ManualClock;
-use onetake_core::conformance::{self, Capabilities, Subject};
+use onetake_core::conformance::{self, Capabilities, Simulated};
 use onetake_core::planted::{Bug, plant};
-use onetake_core::{Clock, MemoryStore, OnUnknown, Store};
+use onetake_core::{MemoryStore, OnUnknown};
 use onetake_sim::blackbox;
 use onetake_sim::model::state::PerKey;
 use onetake_sim::model::{self, Model};
 use onetake_stores::EmbeddedStore;
-use tempfile::TempDir;
 
 use common::InProcess;
 
-const SUITES: [&str; 5] = [
-    "memory store",
-    "embedded store",
-    "engine",
-    "model",
-    "black box",
-];
+const SUITES: [&str; 5] = ["memory store", "embedded store", "engine", "model", "black box"];
 
 /// Which suites catch which bug for certain. (Another may catch it too, by the luck of a race.)
 const CAUGHT_BY: [(Bug, &[&str]); 6] = [
-    (
-        Bug::SettleWithoutAttemptCheck,
-        &["memory store", "embedded store", "model"],
-    ),
+    (Bug::SettleWithoutAttemptCheck, &["memory store", "embedded store", "model"]),
     (Bug::AnswerBeforeCommit, &["engine"]),
-    (
-        Bug::SweepWithoutRecheck,
-        &["memory store", "embedded store", "model"],
-    ),
+    (Bug::SweepWithoutRecheck, &["memory store", "embedded store", "model"]),
     (Bug::TenantLeftOut, &["black box"]),
     (Bug::FingerprintInId, &["black box"]),
-    (
-        Bug::FenceNotRaised,
-        &["memory store", "embedded store", "model", "black box"],
-    ),
+    (Bug::FenceNotRaised, &["memory store", "embedded store", "model", "black box"]),
 ];
 
-struct Simulated {
-    clock: ManualClock,
-    store: Arc<dyn Store>,
-    _folder: Option<TempDir>,
-}
-
 async fn in_memory() -> Simulated {
-    let clock = ManualClock::default();
-    let store = Arc::new(MemoryStore::with_clock(Arc::new(clock.clone())));
-    Simulated {
-        clock,
-        store,
-        _folder: None,
-    }
+    Simulated::new(|clock| (MemoryStore::with_clock(clock), Box::new(())))
 }
 
 async fn embedded() -> Simulated {
-    let clock = ManualClock::default();
-    let folder = tempfile::tempdir().unwrap();
-    let store = EmbeddedStore::open_with(folder.path(), Arc::new(clock.clone())).unwrap();
-    Simulated {
-        clock,
-        store: Arc::new(store),
-        _folder: Some(folder),
-    }
-}
-
-impl Subject for Simulated {
-    fn store(&self) -> Arc<dyn Store> {
-        Arc::clone(&self.store)
-    }
-
-    fn clock(&self) -> Arc<dyn Clock> {
-        Arc::new(self.clock.clone())
-    }
-
-    fn advance(&self, by: Duration) -> BoxFuture<'_, ()> {
-        self.clock.advance(by);
-        std::future::ready(()).boxed()
-    }
+    Simulated::new(|clock| {
+        let folder = tempfile::tempdir().unwrap();
+        (EmbeddedStore::open_with(folder.path(), clock).unwrap(), Box::new(folder))
+    })
 }
 
 /// What each suite finds wrong.
 async fn findings() -> [Vec<String>; 5] {
     let names = |failed: Vec<&str>| failed.into_iter().map(str::to_owned).collect();
     let can = Capabilities::default();
-    let on_unknown = PerKey {
-        a: OnUnknown::Retry,
-        b: OnUnknown::Fail,
-    };
-    let modelled = Model::new(model::Config {
-        on_unknown,
-        ..model::Config::default()
-    });
+    let on_unknown = PerKey { a: OnUnknown::Retry, b: OnUnknown::Fail };
+    let modelled = Model::new(model::Config { on_unknown, ..model::Config::default() });
     let checked = tokio::task::spawn_blocking(move || model::check(&modelled).err());
     [
         names(conformance::run(in_memory, can).await.failed()),
         names(conformance::run(embedded, can).await.failed()),
         names(conformance::run_engine(in_memory, can).await.failed()),
-        checked
-            .await
-            .unwrap()
-            .map(|violation| violation.to_string())
-            .into_iter()
-            .collect(),
+        checked.await.unwrap().map(|violation| violation.to_string()).into_iter().collect(),
         names(blackbox::run(InProcess::start, "memory:").await.failed()),
     ]
 }
@@ -124,10 +60,7 @@ async fn every_planted_bug_is_caught() {
     std::panic::set_hook(Box::new(|_| {}));
     let mut wrong = Vec::new();
     let clean = findings().await;
-    assert!(
-        clean.iter().all(Vec::is_empty),
-        "nothing is planted, and yet: {clean:#?}"
-    );
+    assert!(clean.iter().all(Vec::is_empty), "nothing is planted, and yet: {clean:#?}");
     for (bug, expected) in CAUGHT_BY {
         plant(Some(bug));
         let found = findings().await;
@@ -141,9 +74,6 @@ async fn every_planted_bug_is_caught() {
         }
     }
     let _hook = std::panic::take_hook();
-    assert!(
-        CAUGHT_BY.iter().map(|(bug, _)| *bug).eq(Bug::ALL),
-        "a bug is missing from the table"
-    );
+    assert!(CAUGHT_BY.iter().map(|(bug, _)| *bug).eq(Bug::ALL), "a bug is missing from the table");
     assert!(wrong.is_empty(), "{wrong:#?}");
 }

@@ -1,10 +1,5 @@
 //! The binary itself: killed, told to stop, and what it writes.
-#![expect(
-    clippy::unwrap_used,
-    clippy::panic,
-    clippy::indexing_slicing,
-    reason = "tests may panic"
-)]
+#![expect(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "tests may panic")]
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -30,10 +25,7 @@ struct Process {
 }
 
 fn free_port() -> SocketAddr {
-    std::net::TcpListener::bind("127.0.0.1:0")
-        .unwrap()
-        .local_addr()
-        .unwrap()
+    std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap()
 }
 
 impl Process {
@@ -46,16 +38,9 @@ impl Process {
         );
         std::fs::write(&file, text).unwrap();
         let mut command = Command::new(env!("CARGO_BIN_EXE_onetake"));
-        command
-            .arg("serve")
-            .arg("--config")
-            .arg(&file)
-            .args(["--log-format", "json"]);
+        command.arg("serve").arg("--config").arg(&file).args(["--log-format", "json"]);
         command.env("ONETAKE_LOG", "trace").stderr(Stdio::piped());
-        let mut child = tokio::process::Command::from(command)
-            .kill_on_drop(true)
-            .spawn()
-            .unwrap();
+        let mut child = tokio::process::Command::from(command).kill_on_drop(true).spawn().unwrap();
         let logs = Arc::new(Mutex::new(String::new()));
         let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
         let (mut address, mut admin) = (None, None);
@@ -78,13 +63,7 @@ impl Process {
             }
         });
         let (address, admin) = (address.unwrap(), admin.unwrap());
-        Self {
-            child,
-            client: Client::new(address),
-            address,
-            admin,
-            logs,
-        }
+        Self { child, client: Client::new(address), address, admin, logs }
     }
 
     async fn kill(mut self) {
@@ -110,13 +89,7 @@ async fn killed_in_the_middle_nothing_is_lost_and_nothing_runs_twice() {
         let gateway = Process::start(folder.path(), routes, &upstream.url()).await;
         // Everything that was ever acknowledged is replayed after the kill.
         for (key, body) in &acknowledged {
-            let retry = gateway
-                .client
-                .post("/any/slow?ms=5")
-                .key(key)
-                .send()
-                .await
-                .unwrap();
+            let retry = gateway.client.post("/any/slow?ms=5").key(key).send().await.unwrap();
             assert!(retry.is_replay() && retry.body == *body, "{key} was lost");
         }
         let tasks = (0..40).map(|task| {
@@ -134,9 +107,7 @@ async fn killed_in_the_middle_nothing_is_lost_and_nothing_runs_twice() {
             })
         });
         let tasks: Vec<_> = tasks.collect();
-        SystemClock
-            .sleep(Duration::from_millis(150 + 130 * round))
-            .await;
+        SystemClock.sleep(Duration::from_millis(150 + 130 * round)).await;
         gateway.kill().await;
         for task in join_all(tasks).await {
             let (done, interrupted) = task.unwrap();
@@ -145,20 +116,11 @@ async fn killed_in_the_middle_nothing_is_lost_and_nothing_runs_twice() {
             acknowledged.extend(done);
         }
     }
-    assert!(
-        acknowledged.len() > 200,
-        "the kills came in the middle of traffic"
-    );
+    assert!(acknowledged.len() > 200, "the kills came in the middle of traffic");
     let mut gateway = Process::start(folder.path(), routes, &upstream.url()).await;
     let mut unknown = 0;
     for key in &all {
-        let retry = gateway
-            .client
-            .post("/any/slow?ms=5")
-            .key(key)
-            .send()
-            .await
-            .unwrap();
+        let retry = gateway.client.post("/any/slow?ms=5").key(key).send().await.unwrap();
         match (retry.status(), retry.code().as_str()) {
             (201, _) => {}
             (500, "previous_attempt_failed") => unknown += 1,
@@ -168,10 +130,7 @@ async fn killed_in_the_middle_nothing_is_lost_and_nothing_runs_twice() {
         assert!(runs <= 1 || retry.is_replay(), "{key} ran {runs} times");
         assert!(runs <= 1, "{key} ran {runs} times");
     }
-    assert!(
-        unknown > 0,
-        "some operation was in the middle when it was killed"
-    );
+    assert!(unknown > 0, "some operation was in the middle when it was killed");
     assert!(gateway.terminate().await.success());
 }
 
@@ -183,47 +142,19 @@ async fn what_was_running_is_answered_as_its_route_says() {
     let gateway = Process::start(folder.path(), routes, &upstream.url()).await;
     let (fail, retry) = ("running-when-killed-1", "running-when-killed-2");
     let calls = [("/any/gate", fail), ("/retry/gate", retry)];
-    let sent: Vec<_> = calls
-        .map(|(path, key)| tokio::spawn(gateway.client.post(path).key(key).send()))
-        .into();
+    let sent: Vec<_> =
+        calls.map(|(path, key)| tokio::spawn(gateway.client.post(path).key(key).send())).into();
     upstream.ran(fail, 1).await;
     upstream.ran(retry, 1).await;
     gateway.kill().await;
-    assert!(
-        join_all(sent)
-            .await
-            .into_iter()
-            .all(|answer| answer.unwrap().is_err())
-    );
+    assert!(join_all(sent).await.into_iter().all(|answer| answer.unwrap().is_err()));
     upstream.open_gate();
     let mut gateway = Process::start(folder.path(), routes, &upstream.url()).await;
-    let answer = gateway
-        .client
-        .post("/any/gate")
-        .key(fail)
-        .send()
-        .await
-        .unwrap();
-    assert_eq!(
-        (answer.status(), answer.code().as_str()),
-        (500, "previous_attempt_failed")
-    );
-    let other = gateway
-        .client
-        .post("/any/gate")
-        .key(fail)
-        .body("99")
-        .send()
-        .await
-        .unwrap();
+    let answer = gateway.client.post("/any/gate").key(fail).send().await.unwrap();
+    assert_eq!((answer.status(), answer.code().as_str()), (500, "previous_attempt_failed"));
+    let other = gateway.client.post("/any/gate").key(fail).body("99").send().await.unwrap();
     assert_eq!(other.status(), 422);
-    let answer = gateway
-        .client
-        .post("/retry/gate")
-        .key(retry)
-        .send()
-        .await
-        .unwrap();
+    let answer = gateway.client.post("/retry/gate").key(retry).send().await.unwrap();
     assert_eq!(answer.status(), 201, "run again, because the route says so");
     assert_eq!((upstream.runs(fail), upstream.runs(retry)), (1, 2));
     assert!(gateway.terminate().await.success());
@@ -243,25 +174,11 @@ async fn sigterm_drains() {
     upstream.ran(orphan, 1).await;
     gone.abort();
     assert!(gateway.terminate().await.success());
-    assert_eq!(
-        running.await.unwrap().unwrap().status(),
-        201,
-        "what was running was answered"
-    );
+    assert_eq!(running.await.unwrap().unwrap().status(), 201, "what was running was answered");
     let mut gateway = Process::start(folder.path(), "", &upstream.url()).await;
     for key in [key, orphan] {
-        let retry = gateway
-            .client
-            .post("/any/slow?ms=700")
-            .key(key)
-            .send()
-            .await
-            .unwrap();
-        assert!(
-            retry.status() == 201 && retry.is_replay(),
-            "{key}: {}",
-            retry.text()
-        );
+        let retry = gateway.client.post("/any/slow?ms=700").key(key).send().await.unwrap();
+        assert!(retry.status() == 201 && retry.is_replay(), "{key}: {}", retry.text());
         assert_eq!(upstream.runs(key), 1);
     }
     assert!(gateway.terminate().await.success());
@@ -273,40 +190,20 @@ async fn logs_and_metrics_hold_no_key_no_credential_and_no_body() {
     let upstream = Upstream::start().await.unwrap();
     let routes = "[[route]]\nmatch = \"POST /json/{*rest}\"\nfingerprint = { mode = \"json\" }\n";
     let mut gateway = Process::start(folder.path(), routes, &upstream.url()).await;
-    let secrets = [
-        "secret-key-0123456789",
-        "secret-credential",
-        "secret-body",
-        "secret-query",
-    ];
+    let secrets = ["secret-key-0123456789", "secret-credential", "secret-body", "secret-query"];
     let [key, credential, body, query] = secrets;
-    for path in [
-        "/any/charge",
-        "/any/500",
-        "/any/close",
-        "/json/charge",
-        "/any/large?bytes=2000000",
-    ] {
+    for path in
+        ["/any/charge", "/any/500", "/any/close", "/json/charge", "/any/large?bytes=2000000"]
+    {
         for _ in 0..2 {
-            let path = format!(
-                "{path}{}q={query}",
-                if path.contains('?') { '&' } else { '?' }
-            );
-            let call = gateway
-                .client
-                .post(&path)
-                .key(&format!("{key}{}", path.len()));
+            let path = format!("{path}{}q={query}", if path.contains('?') { '&' } else { '?' });
+            let call = gateway.client.post(&path).key(&format!("{key}{}", path.len()));
             let call = call.without("authorization");
-            let call = call
-                .header("authorization", &format!("Bearer {credential}"))
-                .body(body);
+            let call = call.header("authorization", &format!("Bearer {credential}")).body(body);
             call.send().await.unwrap();
         }
     }
-    let short = gateway
-        .client
-        .post("/any/charge")
-        .header("idempotency-key", "secret-key-1");
+    let short = gateway.client.post("/any/charge").header("idempotency-key", "secret-key-1");
     assert_eq!(short.send().await.unwrap().status(), 400);
     let admin = Client::new(gateway.admin);
     let get = |path: &str| admin.post(path).method("GET").body("").send();
@@ -327,30 +224,16 @@ async fn logs_and_metrics_hold_no_key_no_credential_and_no_body() {
         assert!(metrics.contains(name), "{name} is missing");
     }
     let count = |name: &str| -> f64 {
-        let line = metrics
-            .lines()
-            .find(|line| line.starts_with(&format!("{name} ")))
-            .unwrap();
+        let line = metrics.lines().find(|line| line.starts_with(&format!("{name} "))).unwrap();
         line.rsplit(' ').next().unwrap().parse().unwrap()
     };
     // The JSON route refuses the body before anything runs; the large one is recorded without it.
-    assert_eq!(
-        count("onetake_executed_total"),
-        4.0,
-        "charge, 500, close, large"
-    );
-    assert_eq!(
-        count("onetake_replayed_total"),
-        2.0,
-        "charge, and large as not replayable"
-    );
+    assert_eq!(count("onetake_executed_total"), 4.0, "charge, 500, close, large");
+    assert_eq!(count("onetake_replayed_total"), 2.0, "charge, and large as not replayable");
     assert_eq!(count("onetake_unknown_total"), 2.0, "500, close");
     assert!(gateway.terminate().await.success());
     let logs = gateway.logs.lock().unwrap().clone();
-    assert!(
-        logs.contains("onetake::access"),
-        "requests are logged at this level"
-    );
+    assert!(logs.contains("onetake::access"), "requests are logged at this level");
     for secret in secrets {
         assert!(!logs.contains(secret), "the logs hold {secret}");
         assert!(!metrics.contains(secret), "the metrics hold {secret}");
@@ -383,11 +266,8 @@ async fn an_upstream_that_closes_idle_connections_makes_no_unknown() {
             sent
         })
     });
-    let sent: usize = join_all(clients.collect::<Vec<_>>())
-        .await
-        .into_iter()
-        .map(Result::unwrap)
-        .sum();
+    let sent: usize =
+        join_all(clients.collect::<Vec<_>>()).await.into_iter().map(Result::unwrap).sum();
     assert!(sent > 8 * 8);
     assert_eq!(upstream.runs_in_all(), sent);
     assert!(gateway.terminate().await.success());
@@ -398,15 +278,9 @@ async fn a_slow_head_is_not_waited_for() {
     let folder = tempfile::tempdir().unwrap();
     let upstream = Upstream::start().await.unwrap();
     let gateway = Process::start(folder.path(), "", &upstream.url()).await;
-    let mut half = tokio::net::TcpStream::connect(gateway.address)
-        .await
-        .unwrap();
-    half.write_all(b"POST /any/charge HTTP/1.1\r\nHost: a\r\n")
-        .await
-        .unwrap();
-    let mut nothing = tokio::net::TcpStream::connect(gateway.address)
-        .await
-        .unwrap();
+    let mut half = tokio::net::TcpStream::connect(gateway.address).await.unwrap();
+    half.write_all(b"POST /any/charge HTTP/1.1\r\nHost: a\r\n").await.unwrap();
+    let mut nothing = tokio::net::TcpStream::connect(gateway.address).await.unwrap();
     let mut rest = Vec::new();
     // Both end by themselves; how long that takes is not measured here.
     let _reset = half.read_to_end(&mut rest).await;
@@ -416,10 +290,7 @@ async fn a_slow_head_is_not_waited_for() {
 }
 
 fn onetake(arguments: &[&str]) -> (i32, String) {
-    let output = Command::new(env!("CARGO_BIN_EXE_onetake"))
-        .args(arguments)
-        .output()
-        .unwrap();
+    let output = Command::new(env!("CARGO_BIN_EXE_onetake")).args(arguments).output().unwrap();
     let text =
         String::from_utf8(output.stderr).unwrap() + &String::from_utf8(output.stdout).unwrap();
     (output.status.code().unwrap(), text)
@@ -432,10 +303,7 @@ fn bad_configuration_says_what_is_wrong() {
     let path = file.to_str().unwrap();
     let (code, text) = onetake(&["serve", "--config", path]);
     assert_eq!(code, 2);
-    assert!(
-        text.contains("cannot read the configuration file") && text.contains(path),
-        "{text}"
-    );
+    assert!(text.contains("cannot read the configuration file") && text.contains(path), "{text}");
     std::fs::write(&file, "[gateway]\nupstrem = \"http://127.0.0.1:1\"\n").unwrap();
     for command in ["serve", "check"] {
         let (code, text) = onetake(&[command, "--config", path]);
@@ -482,9 +350,6 @@ async fn a_folder_or_port_in_use_says_so() {
     let other = format!("embedded:{}", folder.path().join("other").display());
     let (code, text) = start(gateway.address.to_string(), other).await.unwrap();
     assert_eq!(code, 3);
-    assert!(
-        text.contains("cannot listen on") && text.contains("gateway.listen"),
-        "{text}"
-    );
+    assert!(text.contains("cannot listen on") && text.contains("gateway.listen"), "{text}");
     gateway.kill().await;
 }

@@ -73,9 +73,8 @@ pub struct SystemClock;
 impl Clock for SystemClock {
     #[expect(clippy::disallowed_methods, reason = "this is the seam")]
     fn now(&self) -> Timestamp {
-        let since_epoch = std::time::SystemTime::now()
-            .duration_since(std::time::UNIX_EPOCH)
-            .unwrap_or_default();
+        let since_epoch =
+            std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
         Timestamp(micros(since_epoch))
     }
 
@@ -138,9 +137,7 @@ impl ManualClock {
             sequence: 0,
             sleepers: BTreeMap::new(),
         };
-        Self {
-            inner: Arc::new(Mutex::new(inner)),
-        }
+        Self { inner: Arc::new(Mutex::new(inner)) }
     }
 
     /// Moves both clocks ahead and wakes whoever slept until then.
@@ -159,10 +156,7 @@ impl ManualClock {
 
     /// Sets the wall clock alone, as a correction by NTP would.
     pub fn set_wall(&self, to: Timestamp) {
-        self.inner
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .wall = to;
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner).wall = to;
     }
 
     /// How many sleeps are under way: lets a test wait until a task has gone to sleep.
@@ -182,17 +176,11 @@ impl Default for ManualClock {
 
 impl Clock for ManualClock {
     fn now(&self) -> Timestamp {
-        self.inner
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .wall
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner).wall
     }
 
     fn monotonic(&self) -> Duration {
-        self.inner
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .monotonic
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner).monotonic
     }
 
     fn sleep(&self, duration: Duration) -> Sleep {

@@ -132,15 +132,7 @@ pub fn decode(id: RecordId, bytes: Bytes) -> Result<Record, DecodeError> {
     let created_at = from.timestamp("created_at")?;
     let state = decode_state(&mut from)?;
     from.end()?;
-    Ok(Record {
-        id,
-        attempt,
-        fence,
-        fingerprint,
-        terms,
-        created_at,
-        state,
-    })
+    Ok(Record { id, attempt, fence, fingerprint, terms, created_at, state })
 }
 
 fn decode_state(from: &mut Reader) -> Result<State, DecodeError> {
@@ -152,19 +144,10 @@ fn decode_state(from: &mut Reader) -> Result<State, DecodeError> {
             let head = from.slice("head")?;
             let kept = from.u8("body flag")? == 1;
             let body = from.slice("body")?;
-            State::Completed {
-                at,
-                recording: Recording {
-                    head,
-                    body: kept.then_some(body),
-                },
-            }
+            State::Completed { at, recording: Recording { head, body: kept.then_some(body) } }
         }
         2 => {
-            let failure = Failure {
-                code: from.text("code")?,
-                detail: from.text("detail")?,
-            };
+            let failure = Failure { code: from.text("code")?, detail: from.text("detail")? };
             State::Failed { at, failure }
         }
         3 => State::Released { at },
@@ -200,10 +183,7 @@ impl Reader {
     /// # Errors
     /// If there are fewer.
     pub fn array<const N: usize>(&mut self, what: &'static str) -> Result<[u8; N], DecodeError> {
-        self.take(N, what)?
-            .as_ref()
-            .try_into()
-            .map_err(|_| DecodeError(what))
+        self.take(N, what)?.as_ref().try_into().map_err(|_| DecodeError(what))
     }
 
     /// One byte.
@@ -260,11 +240,7 @@ impl Reader {
     /// # Errors
     /// If something is.
     pub fn end(&self) -> Result<(), DecodeError> {
-        if self.0.is_empty() {
-            Ok(())
-        } else {
-            Err(DecodeError("bytes behind the end"))
-        }
+        if self.0.is_empty() { Ok(()) } else { Err(DecodeError("bytes behind the end")) }
     }
 }
 
@@ -281,71 +257,31 @@ pub(crate) mod tests {
                 0 => State::Running { lease_until: at },
                 1..=3 => State::Completed {
                     at,
-                    recording: Recording {
-                        head: Bytes::from(text),
-                        body: body.map(Bytes::from),
-                    },
+                    recording: Recording { head: Bytes::from(text), body: body.map(Bytes::from) },
                 },
-                4 => State::Failed {
-                    at,
-                    failure: Failure {
-                        code: text.clone(),
-                        detail: text,
-                    },
-                },
+                4 => State::Failed { at, failure: Failure { code: text.clone(), detail: text } },
                 5 => State::Released { at },
-                6 => State::Unknown {
-                    at,
-                    cause: Cause::LeaseEnded,
-                },
-                7 => State::Unknown {
-                    at,
-                    cause: Cause::Restarted,
-                },
-                8 => State::Unknown {
-                    at,
-                    cause: Cause::TimedOut,
-                },
-                _ => State::Unknown {
-                    at,
-                    cause: Cause::Reported(text),
-                },
+                6 => State::Unknown { at, cause: Cause::LeaseEnded },
+                7 => State::Unknown { at, cause: Cause::Restarted },
+                8 => State::Unknown { at, cause: Cause::TimedOut },
+                _ => State::Unknown { at, cause: Cause::Reported(text) },
             },
         );
-        let unknown = prop_oneof![
-            Just(OnUnknown::Fail),
-            Just(OnUnknown::Reconcile),
-            Just(OnUnknown::Retry)
-        ];
+        let unknown =
+            prop_oneof![Just(OnUnknown::Fail), Just(OnUnknown::Reconcile), Just(OnUnknown::Retry)];
         let seconds = (0..100_000_u64).prop_map(Duration::from_secs);
-        let terms = (seconds.clone(), seconds.clone(), seconds, unknown).prop_map(
-            |(ttl, lease, grace, on_unknown)| Terms {
-                ttl,
-                lease,
-                grace,
-                on_unknown,
-            },
-        );
-        (
-            any::<[u8; 16]>(),
-            any::<[u8; 16]>(),
-            any::<u64>(),
-            any::<[u8; 32]>(),
-            terms,
-            at,
-            state,
-        )
-            .prop_map(
-                |(id, attempt, fence, digest, terms, created_at, state)| Record {
-                    id: RecordId::from_bytes(id),
-                    attempt: AttemptId::from_bytes(attempt),
-                    fence: Fence::new(fence),
-                    fingerprint: Fingerprint::from_parts(1, digest),
-                    terms,
-                    created_at,
-                    state,
-                },
-            )
+        let terms = (seconds.clone(), seconds.clone(), seconds, unknown)
+            .prop_map(|(ttl, lease, grace, on_unknown)| Terms { ttl, lease, grace, on_unknown });
+        (any::<[u8; 16]>(), any::<[u8; 16]>(), any::<u64>(), any::<[u8; 32]>(), terms, at, state)
+            .prop_map(|(id, attempt, fence, digest, terms, created_at, state)| Record {
+                id: RecordId::from_bytes(id),
+                attempt: AttemptId::from_bytes(attempt),
+                fence: Fence::new(fence),
+                fingerprint: Fingerprint::from_parts(1, digest),
+                terms,
+                created_at,
+                state,
+            })
     }
 
     proptest! {

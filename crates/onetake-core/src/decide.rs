@@ -67,12 +67,9 @@ pub enum ClaimEffect {
 pub fn claim(found: Option<&Record>, claim: &Claim, now: Timestamp, floor: Fence) -> ClaimEffect {
     match (read(found, &claim.fingerprint, now), found) {
         (Reading::Free, found) => ClaimEffect::Grant(granted(found, claim, now, floor)),
-        (Reading::Abandoned, Some(record)) => {
-            ClaimEffect::BecomeUnknown(record.with_state(State::Unknown {
-                at: now,
-                cause: Cause::LeaseEnded,
-            }))
-        }
+        (Reading::Abandoned, Some(record)) => ClaimEffect::BecomeUnknown(
+            record.with_state(State::Unknown { at: now, cause: Cause::LeaseEnded }),
+        ),
         _ => ClaimEffect::Keep,
     }
 }
@@ -85,9 +82,8 @@ fn granted(found: Option<&Record>, claim: &Claim, now: Timestamp, floor: Fence) 
         previous.next(now)
     };
     // A key that runs again within its life keeps the time it was first claimed.
-    let created_at = found
-        .filter(|record| !record.is_expired(now))
-        .map_or(now, |record| record.created_at);
+    let created_at =
+        found.filter(|record| !record.is_expired(now)).map_or(now, |record| record.created_at);
     Record {
         id: claim.id,
         attempt: claim.attempt,
@@ -95,18 +91,13 @@ fn granted(found: Option<&Record>, claim: &Claim, now: Timestamp, floor: Fence) 
         fingerprint: claim.fingerprint,
         terms: claim.terms,
         created_at,
-        state: State::Running {
-            lease_until: now.plus(claim.terms.lease),
-        },
+        state: State::Running { lease_until: now.plus(claim.terms.lease) },
     }
 }
 
 /// What a settlement does to the store.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[expect(
-    clippy::large_enum_variant,
-    reason = "the large one is the usual one, and short-lived"
-)]
+#[expect(clippy::large_enum_variant, reason = "the large one is the usual one, and short-lived")]
 pub enum SettleEffect {
     /// Write this record.
     Write(Record),
@@ -129,32 +120,24 @@ pub fn settle(found: Option<&Record>, settlement: &Settlement, now: Timestamp) -
     }
     let open = matches!(record.state, State::Running { .. } | State::Unknown { .. });
     let state = match (&record.state, &settlement.verb) {
-        (State::Running { .. }, Verb::Renew) => State::Running {
-            lease_until: now.plus(record.terms.lease),
-        },
+        (State::Running { .. }, Verb::Renew) => {
+            State::Running { lease_until: now.plus(record.terms.lease) }
+        }
         // The reaper looked a while ago: only what is still abandoned now becomes unknown (S13).
         (State::Running { .. }, Verb::Abandon) => {
             if record.abandoned_at().is_none_or(|end| end > now) {
                 return SettleEffect::Stale;
             }
-            State::Unknown {
-                at: now,
-                cause: Cause::LeaseEnded,
-            }
+            State::Unknown { at: now, cause: Cause::LeaseEnded }
         }
-        (State::Running { .. }, Verb::Unknown(cause)) => State::Unknown {
-            at: now,
-            cause: cause.clone(),
-        },
+        (State::Running { .. }, Verb::Unknown(cause)) => {
+            State::Unknown { at: now, cause: cause.clone() }
+        }
         (State::Unknown { .. }, Verb::Unknown(_)) => return SettleEffect::Already,
-        (_, Verb::Complete(recording)) if open => State::Completed {
-            at: now,
-            recording: recording.clone(),
-        },
-        (_, Verb::Fail(failure)) if open => State::Failed {
-            at: now,
-            failure: failure.clone(),
-        },
+        (_, Verb::Complete(recording)) if open => {
+            State::Completed { at: now, recording: recording.clone() }
+        }
+        (_, Verb::Fail(failure)) if open => State::Failed { at: now, failure: failure.clone() },
         (_, Verb::Release) if open => State::Released { at: now },
         // A settlement whose first answer got lost is sent again: it is its own success, if it says
         // the same. Somebody else may have settled this attempt in between.
@@ -166,10 +149,7 @@ pub fn settle(found: Option<&Record>, settlement: &Settlement, now: Timestamp) -
         }
         (State::Released { .. }, Verb::Release) => return SettleEffect::Already,
         _ if planted(Bug::SettleWithoutAttemptCheck) => match &settlement.verb {
-            Verb::Complete(recording) => State::Completed {
-                at: now,
-                recording: recording.clone(),
-            },
+            Verb::Complete(recording) => State::Completed { at: now, recording: recording.clone() },
             _ => return SettleEffect::Stale,
         },
         _ => return SettleEffect::Stale,
@@ -211,10 +191,7 @@ mod tests {
             Just(Verb::Release),
             Just(Verb::Unknown(Cause::TimedOut)),
             Just(Verb::Complete(Recording::new("new"))),
-            Just(Verb::Fail(Failure {
-                code: "c".into(),
-                detail: "d".into()
-            })),
+            Just(Verb::Fail(Failure { code: "c".into(), detail: "d".into() })),
         ]
     }
 
@@ -294,24 +271,11 @@ mod tests {
             fingerprint: Fingerprint::of(b""),
             terms: crate::Terms::default(),
             created_at: now,
-            state: State::Completed {
-                at: now,
-                recording: Recording::new("by an operator"),
-            },
+            state: State::Completed { at: now, recording: Recording::new("by an operator") },
         };
-        let own = |verb| Settlement {
-            id: record.id,
-            attempt: record.attempt,
-            verb,
-        };
-        assert_eq!(
-            settle(Some(&record), &own(said("by an operator")), now),
-            SettleEffect::Already
-        );
-        assert_eq!(
-            settle(Some(&record), &own(said("by its owner")), now),
-            SettleEffect::Stale
-        );
+        let own = |verb| Settlement { id: record.id, attempt: record.attempt, verb };
+        assert_eq!(settle(Some(&record), &own(said("by an operator")), now), SettleEffect::Already);
+        assert_eq!(settle(Some(&record), &own(said("by its owner")), now), SettleEffect::Stale);
     }
 
     #[test]
@@ -324,24 +288,12 @@ mod tests {
             fingerprint: Fingerprint::of(b""),
             terms: crate::Terms::default(),
             created_at: now,
-            state: State::Running {
-                lease_until: now.plus(Duration::from_secs(30)),
-            },
+            state: State::Running { lease_until: now.plus(Duration::from_secs(30)) },
         };
-        let abandon = Settlement {
-            id: record.id,
-            attempt: record.attempt,
-            verb: Verb::Abandon,
-        };
+        let abandon = Settlement { id: record.id, attempt: record.attempt, verb: Verb::Abandon };
         let just_before = now.plus(Duration::from_secs(60) - Duration::from_micros(1));
-        assert_eq!(
-            settle(Some(&record), &abandon, just_before),
-            SettleEffect::Stale
-        );
+        assert_eq!(settle(Some(&record), &abandon, just_before), SettleEffect::Stale);
         let after = now.plus(Duration::from_secs(60));
-        assert!(matches!(
-            settle(Some(&record), &abandon, after),
-            SettleEffect::Write(_)
-        ));
+        assert!(matches!(settle(Some(&record), &abandon, after), SettleEffect::Write(_)));
     }
 }

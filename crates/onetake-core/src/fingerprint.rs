@@ -74,10 +74,7 @@ impl Fingerprinter {
     /// The fingerprint of all parts, in their order.
     #[must_use]
     pub fn finish(self) -> Fingerprint {
-        Fingerprint {
-            scheme: Fingerprint::SCHEME,
-            digest: self.0.finalize().into(),
-        }
+        Fingerprint { scheme: Fingerprint::SCHEME, digest: self.0.finalize().into() }
     }
 }
 

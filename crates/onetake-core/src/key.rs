@@ -58,17 +58,10 @@ impl Key {
     /// If the value is not a key, or not one of at least `length_min` characters.
     pub fn from_header(value: &[u8], length_min: usize) -> Result<Self, KeyError> {
         let value = value.trim_ascii();
-        let text = if value.first() == Some(&b'"') {
-            unquote(value)?
-        } else {
-            bare(value)?
-        };
+        let text = if value.first() == Some(&b'"') { unquote(value)? } else { bare(value)? };
         let length = text.len();
         if length < length_min.max(1) {
-            return Err(KeyError::TooShort {
-                length,
-                min: length_min.max(1),
-            });
+            return Err(KeyError::TooShort { length, min: length_min.max(1) });
         }
         if length > KEY_LENGTH_MAX {
             return Err(KeyError::TooLong { length });
@@ -120,9 +113,7 @@ fn unquote(value: &[u8]) -> Result<String, KeyError> {
     loop {
         match bytes.next() {
             None => {
-                return Err(KeyError::BadQuotes {
-                    what: "the closing quote is missing",
-                });
+                return Err(KeyError::BadQuotes { what: "the closing quote is missing" });
             }
             Some((_, b'"')) => break,
             Some((_, b'\\')) => match bytes.next() {
@@ -142,9 +133,7 @@ fn unquote(value: &[u8]) -> Result<String, KeyError> {
     // Parameters (`"abc";v=1`) have no meaning for this header: refuse them instead of ignoring
     // something that the client may have meant.
     if bytes.next().is_some() {
-        return Err(KeyError::BadQuotes {
-            what: "something follows the closing quote",
-        });
+        return Err(KeyError::BadQuotes { what: "something follows the closing quote" });
     }
     Ok(text)
 }
@@ -169,41 +158,17 @@ mod tests {
     fn bad_keys_say_what_is_wrong() {
         let err = |v: &[u8]| Key::from_header(v, 16).unwrap_err();
         assert_eq!(err(b""), KeyError::TooShort { length: 0, min: 16 });
-        assert_eq!(
-            err(b"123456789012345"),
-            KeyError::TooShort {
-                length: 15,
-                min: 16
-            }
-        );
-        assert_eq!(
-            err(b"\"123456789012345\""),
-            KeyError::TooShort {
-                length: 15,
-                min: 16
-            }
-        );
+        assert_eq!(err(b"123456789012345"), KeyError::TooShort { length: 15, min: 16 });
+        assert_eq!(err(b"\"123456789012345\""), KeyError::TooShort { length: 15, min: 16 });
         assert_eq!(err(&[b'a'; 256]), KeyError::TooLong { length: 256 });
         assert_eq!(
             err("schlüssel-1234567890".as_bytes()),
             KeyError::NotVisibleAscii { position: 5 }
         );
-        assert_eq!(
-            err(b"with space in the key"),
-            KeyError::NotVisibleAscii { position: 5 }
-        );
-        assert!(matches!(
-            err(b"\"unterminated-key-123"),
-            KeyError::BadQuotes { .. }
-        ));
-        assert!(matches!(
-            err(b"\"a-key-with-params-1\";p=1"),
-            KeyError::BadQuotes { .. }
-        ));
-        assert!(matches!(
-            err(b"\"bad-escape-\\n-123456\""),
-            KeyError::BadQuotes { .. }
-        ));
+        assert_eq!(err(b"with space in the key"), KeyError::NotVisibleAscii { position: 5 });
+        assert!(matches!(err(b"\"unterminated-key-123"), KeyError::BadQuotes { .. }));
+        assert!(matches!(err(b"\"a-key-with-params-1\";p=1"), KeyError::BadQuotes { .. }));
+        assert!(matches!(err(b"\"bad-escape-\\n-123456\""), KeyError::BadQuotes { .. }));
         assert!(Key::from_header(&[b'a'; 255], 16).is_ok());
         assert!(Key::from_header(b"1234567890123456", 16).is_ok());
     }

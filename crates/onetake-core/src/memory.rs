@@ -45,10 +45,7 @@ impl MemoryStore {
     /// An empty store on a clock of your choice.
     #[must_use]
     pub fn with_clock(clock: Arc<dyn Clock>) -> Self {
-        Self {
-            clock,
-            inner: Arc::default(),
-        }
+        Self { clock, inner: Arc::default() }
     }
 
     /// How many records it holds, expired ones included.
@@ -94,20 +91,14 @@ impl Inner {
 
     fn claim(&mut self, claim: &Claim, now: Timestamp) -> Result<Claimed, StoreError> {
         let found = self.records.get(&claim.id).cloned();
-        match (
-            decide::claim(found.as_deref(), claim, now, self.highest),
-            found,
-        ) {
+        match (decide::claim(found.as_deref(), claim, now, self.highest), found) {
             (ClaimEffect::Grant(record), _) => {
                 self.highest = self.highest.max(record.fence);
-                Ok(Claimed::Granted {
-                    fence: self.write(record).fence,
-                })
+                Ok(Claimed::Granted { fence: self.write(record).fence })
             }
-            (ClaimEffect::BecomeUnknown(record), _) => Ok(Claimed::Found {
-                record: self.write(record),
-                now,
-            }),
+            (ClaimEffect::BecomeUnknown(record), _) => {
+                Ok(Claimed::Found { record: self.write(record), now })
+            }
             (ClaimEffect::Keep, Some(record)) => Ok(Claimed::Found { record, now }),
             (ClaimEffect::Keep, None) => Err(StoreError::kept_nothing()),
         }
@@ -116,10 +107,7 @@ impl Inner {
     fn settle(&mut self, settlement: &Settlement, now: Timestamp) -> Settled {
         let found = self.records.get(&settlement.id).cloned();
         match (decide::settle(found.as_deref(), settlement, now), found) {
-            (SettleEffect::Write(record), _) => Settled::Done {
-                record: self.write(record),
-                now,
-            },
+            (SettleEffect::Write(record), _) => Settled::Done { record: self.write(record), now },
             (SettleEffect::Already, Some(record)) => Settled::Done { record, now },
             (_, current) => Settled::Stale { current },
         }
@@ -133,10 +121,7 @@ impl Inner {
             };
             self.expiries.remove(&entry);
             let id = entry.1;
-            if self
-                .records
-                .get(&id)
-                .is_some_and(|record| decide::may_sweep(record, now))
+            if self.records.get(&id).is_some_and(|record| decide::may_sweep(record, now))
                 && let Some(gone) = self.records.remove(&id)
             {
                 swept.removed += 1;
@@ -163,40 +148,24 @@ impl Store for MemoryStore {
     fn settle(&self, batch: Vec<Settlement>) -> BoxFuture<'_, Answers<Settled>> {
         let now = self.clock.now();
         let mut inner = self.lock();
-        let answers = batch
-            .iter()
-            .map(|item| Ok(inner.settle(item, now)))
-            .collect();
+        let answers = batch.iter().map(|item| Ok(inner.settle(item, now))).collect();
         std::future::ready(answers).boxed()
     }
 
     fn load(&self, ids: Vec<RecordId>) -> BoxFuture<'_, Answers<Option<Arc<Record>>>> {
         let now = self.clock.now();
         let inner = self.lock();
-        let one = |id| {
-            inner
-                .records
-                .get(id)
-                .filter(|record| !record.is_expired(now))
-                .cloned()
-        };
+        let one = |id| inner.records.get(id).filter(|record| !record.is_expired(now)).cloned();
         std::future::ready(ids.iter().map(|id| Ok(one(id))).collect()).boxed()
     }
 
     fn abandoned(&self, limit: usize) -> BoxFuture<'_, Result<Vec<Abandoned>, StoreError>> {
         let now = self.clock.now();
         let inner = self.lock();
-        let due = inner
-            .leases
-            .iter()
-            .take_while(|(end, _)| *end <= now)
-            .take(limit);
+        let due = inner.leases.iter().take_while(|(end, _)| *end <= now).take(limit);
         let found = due
             .filter_map(|(_, id)| inner.records.get(id))
-            .map(|record| Abandoned {
-                id: record.id,
-                attempt: record.attempt,
-            })
+            .map(|record| Abandoned { id: record.id, attempt: record.attempt })
             .collect();
         std::future::ready(Ok(found)).boxed()
     }

@@ -137,10 +137,7 @@ impl Recording {
     /// A recording of one piece of bytes: for operations that are not HTTP.
     #[must_use]
     pub fn new(body: impl Into<Bytes>) -> Self {
-        Self {
-            head: Bytes::new(),
-            body: Some(body.into()),
-        }
+        Self { head: Bytes::new(), body: Some(body.into()) }
     }
 
     /// How many bytes it holds.
@@ -264,11 +261,7 @@ impl Record {
         match self.state {
             State::Running { .. } => None,
             State::Completed { at, .. } | State::Failed { at, .. } | State::Released { at } => {
-                Some(
-                    self.created_at
-                        .plus(ttl)
-                        .max(at.plus(ttl.min(KEPT_AFTER_SETTLING))),
-                )
+                Some(self.created_at.plus(ttl).max(at.plus(ttl.min(KEPT_AFTER_SETTLING))))
             }
             State::Unknown { at, .. } => Some(at.plus(ttl)),
         }
@@ -292,10 +285,7 @@ impl Record {
     /// The same record in another state.
     #[must_use]
     pub fn with_state(&self, state: State) -> Self {
-        Self {
-            state,
-            ..self.clone()
-        }
+        Self { state, ..self.clone() }
     }
 }
 
@@ -326,10 +316,7 @@ mod tests {
             attempt: AttemptId::from_bytes([2; 16]),
             fence: Fence::new(7),
             fingerprint: Fingerprint::of(b"x"),
-            terms: Terms {
-                ttl: Duration::from_secs(ttl),
-                ..Terms::default()
-            },
+            terms: Terms { ttl: Duration::from_secs(ttl), ..Terms::default() },
             created_at: at(1_000),
             state,
         }
@@ -337,34 +324,18 @@ mod tests {
 
     #[test]
     fn expiry_follows_the_design() {
-        let running = record(
-            10,
-            State::Running {
-                lease_until: at(1_030),
-            },
-        );
+        let running = record(10, State::Running { lease_until: at(1_030) });
         assert_eq!(running.expires_at(), None);
         assert_eq!(running.abandoned_at(), Some(at(1_060)));
 
         let day = 86_400;
         let prompt = record(day, State::Released { at: at(1_001) });
         assert_eq!(prompt.expires_at(), Some(at(1_000 + day)));
-        let late = record(
-            day,
-            State::Released {
-                at: at(1_000 + day),
-            },
-        );
+        let late = record(day, State::Released { at: at(1_000 + day) });
         assert_eq!(late.expires_at(), Some(at(1_000 + day + 3_600)));
         let short = record(10, State::Released { at: at(1_009) });
         assert_eq!(short.expires_at(), Some(at(1_019)));
-        let unknown = record(
-            day,
-            State::Unknown {
-                at: at(5_000),
-                cause: Cause::TimedOut,
-            },
-        );
+        let unknown = record(day, State::Unknown { at: at(5_000), cause: Cause::TimedOut });
         assert_eq!(unknown.expires_at(), Some(at(5_000 + day)));
         assert!(!short.is_expired(at(1_018)));
         assert!(short.is_expired(at(1_019)));

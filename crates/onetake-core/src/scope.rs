@@ -24,10 +24,7 @@ impl Scope {
     /// header, public) belongs into the bytes, so that no two kinds can name the same tenant.
     #[must_use]
     pub fn new(tenant: impl Into<Vec<u8>>) -> Self {
-        Self {
-            tenant: tenant.into(),
-            namespace: String::new(),
-        }
+        Self { tenant: tenant.into(), namespace: String::new() }
     }
 
     /// The same tenant in a namespace of its own.
@@ -40,9 +37,7 @@ impl Scope {
 
 impl fmt::Debug for Scope {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Scope")
-            .field("namespace", &self.namespace)
-            .finish_non_exhaustive()
+        f.debug_struct("Scope").field("namespace", &self.namespace).finish_non_exhaustive()
     }
 }
 
@@ -60,11 +55,7 @@ impl RecordId {
     /// The id of `key` inside `scope`.
     #[must_use]
     pub fn derive(scope: &Scope, key: &Key) -> Self {
-        let tenant: &[u8] = if planted(Bug::TenantLeftOut) {
-            b""
-        } else {
-            &scope.tenant
-        };
+        let tenant: &[u8] = if planted(Bug::TenantLeftOut) { b"" } else { &scope.tenant };
         let mut hash = Sha256::new();
         hash.update(b"onetake record v1");
         for part in [tenant, scope.namespace.as_bytes(), key.as_str().as_bytes()] {
@@ -132,9 +123,7 @@ impl fmt::Display for Reference {
                 f.write_str("-")?;
             }
             let sign = (self.0 >> (55 - 5 * place)) & 31;
-            let sign = ALPHABET
-                .get(usize::try_from(sign).unwrap_or_default())
-                .copied();
+            let sign = ALPHABET.get(usize::try_from(sign).unwrap_or_default()).copied();
             write!(f, "{}", char::from(sign.unwrap_or(b'?')))?;
         }
         Ok(())
@@ -160,21 +149,14 @@ impl FromStr for Reference {
         let mut signs = 0;
         for byte in text.bytes().filter(|b| *b != b'-') {
             let byte = byte.to_ascii_uppercase();
-            let sign = ALPHABET
-                .iter()
-                .position(|a| *a == byte)
-                .ok_or(ReferenceError)?;
+            let sign = ALPHABET.iter().position(|a| *a == byte).ok_or(ReferenceError)?;
             bits = bits << 5 | sign as u64;
             signs += 1;
             if signs > 12 {
                 return Err(ReferenceError);
             }
         }
-        if signs == 12 {
-            Ok(Self(bits))
-        } else {
-            Err(ReferenceError)
-        }
+        if signs == 12 { Ok(Self(bits)) } else { Err(ReferenceError) }
     }
 }
 
@@ -184,10 +166,7 @@ mod tests {
     use proptest::prelude::*;
 
     fn id(tenant: &str, namespace: &str, key: &str) -> RecordId {
-        RecordId::derive(
-            &Scope::new(tenant).namespace(namespace),
-            &Key::new(key).unwrap(),
-        )
+        RecordId::derive(&Scope::new(tenant).namespace(namespace), &Key::new(key).unwrap())
     }
 
     #[test]

@@ -130,11 +130,7 @@ impl StoreError {
     /// An error of `kind`; the message names the cause and, where there is one, the fix.
     #[must_use]
     pub fn new(kind: StoreErrorKind, message: impl Into<String>) -> Self {
-        Self {
-            kind,
-            message: message.into().into(),
-            source: None,
-        }
+        Self { kind, message: message.into().into(), source: None }
     }
 
     /// The error below it.
@@ -147,10 +143,7 @@ impl StoreError {
     /// The error for a decision that cannot be: to keep a record that was never found.
     #[must_use]
     pub fn kept_nothing() -> Self {
-        Self::new(
-            StoreErrorKind::Invalid,
-            "a claim on an absent record was not granted",
-        )
+        Self::new(StoreErrorKind::Invalid, "a claim on an absent record was not granted")
     }
 
     /// What the caller should do.

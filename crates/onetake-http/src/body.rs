@@ -29,17 +29,11 @@ pin_project! {
 
 impl<B> RequestBody<B> {
     pub(crate) fn untouched(body: B) -> Self {
-        Self {
-            kind: RequestKind::Untouched { body },
-        }
+        Self { kind: RequestKind::Untouched { body } }
     }
 
     pub(crate) fn read(data: Bytes) -> Self {
-        Self {
-            kind: RequestKind::Read {
-                data: Some(data).filter(|data| !data.is_empty()),
-            },
-        }
+        Self { kind: RequestKind::Read { data: Some(data).filter(|data| !data.is_empty()) } }
     }
 }
 
@@ -104,23 +98,17 @@ pin_project! {
 
 impl<B> ResponseBody<B> {
     pub(crate) fn untouched(body: B) -> Self {
-        Self {
-            kind: ResponseKind::Untouched { body },
-        }
+        Self { kind: ResponseKind::Untouched { body } }
     }
 
     pub(crate) fn whole(data: Bytes, trailers: Option<HeaderMap>) -> Self {
         let data = Some(data).filter(|data| !data.is_empty());
-        Self {
-            kind: ResponseKind::Whole { data, trailers },
-        }
+        Self { kind: ResponseKind::Whole { data, trailers } }
     }
 
     pub(crate) fn rest(read: Bytes, body: Pin<Box<B>>) -> Self {
         let read = Some(read).filter(|read| !read.is_empty());
-        Self {
-            kind: ResponseKind::Rest { read, body },
-        }
+        Self { kind: ResponseKind::Rest { read, body } }
     }
 }
 
@@ -178,10 +166,7 @@ impl<B> std::fmt::Debug for ResponseBody<B> {
 /// What reading a bounded body came to.
 pub(crate) enum Read<B> {
     /// All of it.
-    Whole {
-        data: Bytes,
-        trailers: Option<HeaderMap>,
-    },
+    Whole { data: Bytes, trailers: Option<HeaderMap> },
     /// It is larger than `max`: what was read so far, and the rest.
     TooLarge { read: Bytes, rest: Pin<Box<B>> },
 }
@@ -200,29 +185,20 @@ where
     let mut gathered = Gathered::default();
     let mut trailers = None;
     if body.size_hint().lower() > max as u64 {
-        return Ok(Read::TooLarge {
-            read: Bytes::new(),
-            rest: body,
-        });
+        return Ok(Read::TooLarge { read: Bytes::new(), rest: body });
     }
     while let Some(frame) = std::future::poll_fn(|cx| body.as_mut().poll_frame(cx)).await {
         match frame?.into_data() {
             Ok(data) => {
                 gathered.add(data);
                 if gathered.length() > max {
-                    return Ok(Read::TooLarge {
-                        read: gathered.finish(),
-                        rest: body,
-                    });
+                    return Ok(Read::TooLarge { read: gathered.finish(), rest: body });
                 }
             }
             Err(other) => trailers = other.into_trailers().ok(),
         }
     }
-    Ok(Read::Whole {
-        data: gathered.finish(),
-        trailers,
-    })
+    Ok(Read::Whole { data: gathered.finish(), trailers })
 }
 
 /// Bytes in one piece; the usual body is one frame, which is not copied.
@@ -244,17 +220,12 @@ impl Gathered {
         }
         if self.rest.is_empty() {
             self.rest.reserve(self.first.len() + data.len());
-            self.rest
-                .extend_from_slice(&std::mem::take(&mut self.first));
+            self.rest.extend_from_slice(&std::mem::take(&mut self.first));
         }
         self.rest.extend_from_slice(&data);
     }
 
     fn finish(self) -> Bytes {
-        if self.rest.is_empty() {
-            self.first
-        } else {
-            self.rest.freeze()
-        }
+        if self.rest.is_empty() { self.first } else { self.rest.freeze() }
     }
 }

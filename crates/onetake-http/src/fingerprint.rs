@@ -91,10 +91,7 @@ fn one_content_type(value: &str) -> String {
 
 fn parameter(piece: &str) -> Option<String> {
     let (name, value) = piece.split_once('=')?;
-    let (name, value) = (
-        name.trim().to_ascii_lowercase(),
-        value.trim().trim_matches('"'),
-    );
+    let (name, value) = (name.trim().to_ascii_lowercase(), value.trim().trim_matches('"'));
     match name.as_str() {
         "boundary" => None,
         "charset" => Some(format!("charset={}", value.to_ascii_lowercase())),
@@ -119,12 +116,7 @@ mod tests {
         body: &str,
     ) -> Result<Fingerprint, Code> {
         let request = Request::builder().method(method).uri(uri);
-        let parts = request
-            .header(CONTENT_TYPE, content_type)
-            .body(())
-            .unwrap()
-            .into_parts()
-            .0;
+        let parts = request.header(CONTENT_TYPE, content_type).body(()).unwrap().into_parts().0;
         fingerprint(&parts, body.as_bytes(), mode, b"").map_err(|problem| problem.code())
     }
 
@@ -148,40 +140,18 @@ mod tests {
     #[test]
     fn a_proof_counts() {
         let parts = Request::post("/").body(()).unwrap().into_parts().0;
-        let with = |proof| {
-            fingerprint(&parts, b"", &FingerprintMode::Bytes, proof)
-                .ok()
-                .unwrap()
-        };
+        let with = |proof| fingerprint(&parts, b"", &FingerprintMode::Bytes, proof).ok().unwrap();
         assert_ne!(with(b"right"), with(b"wrong"));
     }
 
     #[test]
     fn spelling_does_not_count() {
-        let one = print(
-            "POST",
-            "/a?x=1&y=2",
-            "application/json; charset=utf-8",
-            "{}",
-        );
-        assert_eq!(
-            one,
-            print(
-                "POST",
-                "/a?y=2&x=1",
-                "Application/JSON;charset=\"UTF-8\"",
-                "{}"
-            )
-        );
+        let one = print("POST", "/a?x=1&y=2", "application/json; charset=utf-8", "{}");
+        assert_eq!(one, print("POST", "/a?y=2&x=1", "Application/JSON;charset=\"UTF-8\"", "{}"));
         // HTTP/2 requests carry the authority in their URI.
         assert_eq!(
             one,
-            print(
-                "POST",
-                "http://h/a?x=1&y=2",
-                "application/json;charset=utf-8",
-                "{}"
-            )
+            print("POST", "http://h/a?x=1&y=2", "application/json;charset=utf-8", "{}")
         );
     }
 

@@ -69,10 +69,7 @@ mod tests {
         for (name, value) in pairs {
             headers.append(*name, HeaderValue::from_bytes(value.as_bytes()).unwrap());
         }
-        let policy = KeyPolicy {
-            required,
-            ..KeyPolicy::default()
-        };
+        let policy = KeyPolicy { required, ..KeyPolicy::default() };
         key(&headers, &policy).map_err(|problem| problem.code())
     }
 
@@ -82,13 +79,7 @@ mod tests {
         assert_eq!(read(&[(&IDEMPOTENCY_KEY, KEY)], true), expected);
         assert_eq!(read(&[(&X_IDEMPOTENCY_KEY, KEY)], true), expected);
         let quoted = format!("\"{KEY}\"");
-        assert_eq!(
-            read(
-                &[(&IDEMPOTENCY_KEY, KEY), (&X_IDEMPOTENCY_KEY, &quoted)],
-                true
-            ),
-            expected
-        );
+        assert_eq!(read(&[(&IDEMPOTENCY_KEY, KEY), (&X_IDEMPOTENCY_KEY, &quoted)], true), expected);
     }
 
     #[test]
@@ -98,21 +89,9 @@ mod tests {
         assert_eq!(read(&[], true), Err(Code::IdempotencyKeyMissing));
         assert_eq!(read(&[(&IDEMPOTENCY_KEY, "")], false), invalid);
         assert_eq!(read(&[(&IDEMPOTENCY_KEY, "short")], false), invalid);
-        assert_eq!(
-            read(&[(&IDEMPOTENCY_KEY, KEY), (&IDEMPOTENCY_KEY, KEY)], false),
-            invalid
-        );
+        assert_eq!(read(&[(&IDEMPOTENCY_KEY, KEY), (&IDEMPOTENCY_KEY, KEY)], false), invalid);
         let other = "another-key-1234567890";
-        assert_eq!(
-            read(
-                &[(&IDEMPOTENCY_KEY, KEY), (&X_IDEMPOTENCY_KEY, other)],
-                false
-            ),
-            invalid
-        );
-        assert_eq!(
-            read(&[(&IDEMPOTENCY_KEY, &format!("{KEY}, {KEY}"))], false),
-            invalid
-        );
+        assert_eq!(read(&[(&IDEMPOTENCY_KEY, KEY), (&X_IDEMPOTENCY_KEY, other)], false), invalid);
+        assert_eq!(read(&[(&IDEMPOTENCY_KEY, &format!("{KEY}, {KEY}"))], false), invalid);
     }
 }

@@ -57,24 +57,14 @@ impl OnetakeLayer {
     #[must_use]
     pub fn new(engine: Engine, policy: Policy) -> Self {
         let policy = Arc::new(policy);
-        Self::routed(
-            engine,
-            move |_: &Parts| Some(Arc::clone(&policy)),
-            HttpLimits::default(),
-        )
+        Self::routed(engine, move |_: &Parts| Some(Arc::clone(&policy)), HttpLimits::default())
     }
 
     /// A policy for each request.
     #[must_use]
     pub fn routed(engine: Engine, policies: impl Resolve, limits: HttpLimits) -> Self {
         let bodies = Arc::new(Semaphore::new(limits.bodies_max));
-        Self {
-            shared: Arc::new(Shared {
-                engine,
-                policies: Box::new(policies),
-                bodies,
-            }),
-        }
+        Self { shared: Arc::new(Shared { engine, policies: Box::new(policies), bodies }) }
     }
 }
 

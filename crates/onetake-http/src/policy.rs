@@ -54,10 +54,7 @@ pub struct KeyPolicy {
 
 impl Default for KeyPolicy {
     fn default() -> Self {
-        Self {
-            required: false,
-            length_min: KEY_LENGTH_MIN_DEFAULT,
-        }
+        Self { required: false, length_min: KEY_LENGTH_MIN_DEFAULT }
     }
 }
 

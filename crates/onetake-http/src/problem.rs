@@ -104,12 +104,7 @@ impl Problem {
     /// A problem with a sentence for people. It must hold no key, credential or body.
     #[must_use]
     pub fn new(code: Code, detail: impl Into<String>) -> Self {
-        Self {
-            code,
-            detail: detail.into(),
-            retry_after: None,
-            recorded: None,
-        }
+        Self { code, detail: detail.into(), retry_after: None, recorded: None }
     }
 
     /// Says after how many seconds a retry makes sense.
@@ -144,15 +139,8 @@ impl Problem {
         members.insert("detail".into(), json!(self.detail));
         members.insert("code".into(), json!(code));
         let mut headers = HeaderMap::new();
-        headers.insert(
-            CONTENT_TYPE,
-            HeaderValue::from_static("application/problem+json"),
-        );
-        insert(
-            &mut headers,
-            LINK,
-            &format!("<{documentation}>; rel=\"describedby\""),
-        );
+        headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
+        insert(&mut headers, LINK, &format!("<{documentation}>; rel=\"describedby\""));
         if let Some(seconds) = self.retry_after {
             headers.insert(RETRY_AFTER, HeaderValue::from(seconds));
         }
@@ -206,11 +194,7 @@ mod tests {
         let page = include_str!("problems.md");
         for code in Code::ALL {
             let heading = format!("## {}\n", code.as_str());
-            assert!(
-                page.contains(&heading),
-                "docs/PROBLEMS.md does not explain {}",
-                code.as_str()
-            );
+            assert!(page.contains(&heading), "docs/PROBLEMS.md does not explain {}", code.as_str());
             let status = format!("{}", code.status().as_u16());
             let section = page.split(&heading).nth(1).unwrap();
             assert!(

@@ -21,18 +21,9 @@ const VERSION: u8 = 1;
 
 /// What a replay carries beside the recorded headers.
 const REPLAY_MARKS: [(HeaderName, HeaderValue); 3] = [
-    (
-        HeaderName::from_static("x-idempotency-replayed"),
-        HeaderValue::from_static("true"),
-    ),
-    (
-        HeaderName::from_static("idempotent-replayed"),
-        HeaderValue::from_static("true"),
-    ),
-    (
-        HeaderName::from_static("x-cache-lookup"),
-        HeaderValue::from_static("HIT"),
-    ),
+    (HeaderName::from_static("x-idempotency-replayed"), HeaderValue::from_static("true")),
+    (HeaderName::from_static("idempotent-replayed"), HeaderValue::from_static("true")),
+    (HeaderName::from_static("x-cache-lookup"), HeaderValue::from_static("HIT")),
 ];
 
 /// Headers that belong to one connection.
@@ -62,13 +53,7 @@ pub fn strip_hop_by_hop(headers: &mut HeaderMap) {
 
 /// Whether a header belongs to the moment or to the first client, and not to the outcome.
 fn is_kept(name: &HeaderName) -> bool {
-    let fixed = [
-        DATE,
-        SET_COOKIE,
-        WWW_AUTHENTICATE,
-        PROXY_AUTHENTICATE,
-        ONETAKE_OUTCOME,
-    ];
+    let fixed = [DATE, SET_COOKIE, WWW_AUTHENTICATE, PROXY_AUTHENTICATE, ONETAKE_OUTCOME];
     let text = name.as_str();
     let traces = [
         "traceparent",
@@ -105,15 +90,8 @@ pub fn record(
         // A length that is not the body's (or of a body that is not kept) would break the replay.
         is_kept(name) && (*name != CONTENT_LENGTH || Some(value) == length.as_ref())
     });
-    put_headers(
-        &mut head,
-        trailers.unwrap_or(&HeaderMap::new()),
-        |name, _| is_kept(name),
-    );
-    Recording {
-        head: head.freeze(),
-        body,
-    }
+    put_headers(&mut head, trailers.unwrap_or(&HeaderMap::new()), |name, _| is_kept(name));
+    Recording { head: head.freeze(), body }
 }
 
 fn put_headers(
@@ -122,10 +100,7 @@ fn put_headers(
     keep: impl Fn(&HeaderName, &HeaderValue) -> bool,
 ) {
     // Repeated lines are separate entries, in their order.
-    let lines: Vec<_> = headers
-        .iter()
-        .filter(|(name, value)| keep(name, value))
-        .collect();
+    let lines: Vec<_> = headers.iter().filter(|(name, value)| keep(name, value)).collect();
     out.put_u16(u16::try_from(lines.len()).unwrap_or(u16::MAX));
     for (name, value) in lines.into_iter().take(usize::from(u16::MAX)) {
         put_slice(out, name.as_str().as_bytes());
@@ -160,12 +135,7 @@ pub fn recorded(recording: &Recording) -> Result<Recorded, DecodeError> {
     let headers = take_headers(&mut from)?;
     let trailers = take_headers(&mut from)?;
     from.end()?;
-    Ok(Recorded {
-        status,
-        headers,
-        body: recording.body.clone(),
-        trailers,
-    })
+    Ok(Recorded { status, headers, body: recording.body.clone(), trailers })
 }
 
 fn take_headers(from: &mut Reader) -> Result<HeaderMap, DecodeError> {
@@ -187,12 +157,8 @@ pub(crate) fn replay<B>(
     recording: &Recording,
     reference: Reference,
 ) -> Result<Response<ResponseBody<B>>, Problem> {
-    let Recorded {
-        status,
-        mut headers,
-        body,
-        trailers,
-    } = recorded(recording).map_err(|_| unreadable())?;
+    let Recorded { status, mut headers, body, trailers } =
+        recorded(recording).map_err(|_| unreadable())?;
     let Some(body) = body else {
         let detail = "The operation ran and its outcome is recorded, but its body was not kept: it was too large, or a stream. It is not run again.";
         let location = headers.remove(LOCATION);
@@ -239,12 +205,7 @@ mod tests {
             ("location", "/charges/1"),
         ]);
         let trailers = headers(&[("grpc-status", "0")]);
-        let recording = record(
-            StatusCode::CREATED,
-            &sent,
-            Some("hello".into()),
-            Some(&trailers),
-        );
+        let recording = record(StatusCode::CREATED, &sent, Some("hello".into()), Some(&trailers));
         let read = recorded(&recording).unwrap();
         assert_eq!(
             (read.status, read.headers, read.trailers),
@@ -279,10 +240,7 @@ mod tests {
     fn garbage_is_refused() {
         let whole = record(StatusCode::OK, &headers(&[("a", "b")]), None, None);
         for cut in 0..whole.head.len() {
-            let cut = Recording {
-                head: whole.head.slice(..cut),
-                body: None,
-            };
+            let cut = Recording { head: whole.head.slice(..cut), body: None };
             assert!(recorded(&cut).is_err());
         }
     }

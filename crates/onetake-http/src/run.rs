@@ -50,13 +50,7 @@ impl<Req> Run<Req> {
         Res: Body<Data = Bytes>,
         Res::Error: Into<BoxError>,
     {
-        let Self {
-            request,
-            lease,
-            policy,
-            reference,
-            place: _place,
-        } = self;
+        let Self { request, lease, policy, reference, place: _place } = self;
         if lease.start().is_err() {
             let settling = lease.release().await;
             return Reply::Problem(not_shown(&settling).unwrap_or_else(in_progress));
@@ -78,11 +72,7 @@ impl<Req> Run<Req> {
             }
         };
         let disposition = disposition(&mut response, &policy);
-        insert(
-            response.headers_mut(),
-            IDEMPOTENCY_REFERENCE,
-            &reference.to_string(),
-        );
+        insert(response.headers_mut(), IDEMPOTENCY_REFERENCE, &reference.to_string());
         let status = response.status();
         match disposition {
             Disposition::Record => {
@@ -108,8 +98,7 @@ fn disposition<Res>(response: &mut Response<Res>, policy: &Policy) -> Dispositio
     let said = response.headers_mut().remove(ONETAKE_OUTCOME);
     let word = said.and_then(|value| value.to_str().ok().and_then(|text| text.parse().ok()));
     let mark = response.extensions_mut().remove::<Disposition>();
-    word.or(mark)
-        .unwrap_or_else(|| policy.statuses.classify(response.status()))
+    word.or(mark).unwrap_or_else(|| policy.statuses.classify(response.status()))
 }
 
 /// Reads the response, records it, and only then shows it (S6).
@@ -126,16 +115,9 @@ where
 {
     let (parts, body) = response.into_parts();
     let (status, headers) = (parts.status, &parts.headers);
-    let max = if is_stream(headers) {
-        None
-    } else {
-        Some(policy.response_body_max)
-    };
+    let max = if is_stream(headers) { None } else { Some(policy.response_body_max) };
     let read = match max {
-        None => Ok(Read::TooLarge {
-            read: Bytes::new(),
-            rest: Box::pin(body),
-        }),
+        None => Ok(Read::TooLarge { read: Bytes::new(), rest: Box::pin(body) }),
         Some(max) => tokio::select! {
             biased;
             read = body::read(body, max) => read,
@@ -148,10 +130,9 @@ where
             ResponseBody::whole(data, trailers),
         ),
         // The outcome is known, though it cannot be replayed: that is durable before a byte flows.
-        Ok(Read::TooLarge { read, rest }) => (
-            record(status, headers, None, None),
-            ResponseBody::rest(read, rest),
-        ),
+        Ok(Read::TooLarge { read, rest }) => {
+            (record(status, headers, None, None), ResponseBody::rest(read, rest))
+        }
         Err(_) => {
             let cause =
                 Cause::Reported("the upstream broke off in the middle of its answer".to_owned());
@@ -174,14 +155,9 @@ fn own(data: &Bytes) -> Bytes {
 
 /// Event streams have no end to wait for.
 fn is_stream(headers: &HeaderMap) -> bool {
-    let content_type = headers
-        .get(CONTENT_TYPE)
-        .and_then(|value| value.to_str().ok());
-    content_type.is_some_and(|text| {
-        text.trim()
-            .to_ascii_lowercase()
-            .starts_with("text/event-stream")
-    })
+    let content_type = headers.get(CONTENT_TYPE).and_then(|value| value.to_str().ok());
+    content_type
+        .is_some_and(|text| text.trim().to_ascii_lowercase().starts_with("text/event-stream"))
 }
 
 /// Shows a response that is not an outcome, once what it means for the key is durable.

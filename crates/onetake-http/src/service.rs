@@ -119,12 +119,7 @@ fn keyed(shared: &Shared, parts: &Parts) -> Result<Option<Keyed>, Problem> {
     };
     let caller = policy.tenant.resolve(parts)?;
     let scope = Scope::new(caller.tenant).namespace(&policy.namespace);
-    Ok(Some(Keyed {
-        policy,
-        scope,
-        key,
-        proof: caller.proof,
-    }))
+    Ok(Some(Keyed { policy, scope, key, proof: caller.proof }))
 }
 
 impl Keyed {
@@ -156,9 +151,7 @@ where
     Req::Error: Send,
 {
     let early = |problem| (problem, None);
-    let place = Arc::clone(&shared.bodies)
-        .try_acquire_owned()
-        .map_err(|_| early(overloaded()))?;
+    let place = Arc::clone(&shared.bodies).try_acquire_owned().map_err(|_| early(overloaded()))?;
     let policy = &keyed.policy;
     let data = read_request(shared, policy, body).await.map_err(early)?;
     whole(&parts, &data).map_err(early)?;
@@ -170,13 +163,7 @@ where
         Ok(Begin::Run(lease)) => {
             let request = forwarded(parts, data, &lease);
             let policy = Arc::clone(policy);
-            Ok(Admitted::Run(Run {
-                request,
-                lease,
-                policy,
-                reference,
-                place,
-            }))
+            Ok(Admitted::Run(Run { request, lease, policy, reference, place }))
         }
         Ok(Begin::Answer(Answer::Replay(record))) => Ok(Admitted::Replay(record)),
         Ok(Begin::Answer(answer)) => Err(refused(problem_of(&answer))),
@@ -213,15 +200,8 @@ fn whole(parts: &Parts, data: &Bytes) -> Result<(), Problem> {
     let Some(length) = parts.headers.get(CONTENT_LENGTH) else {
         return Ok(());
     };
-    let length = length
-        .to_str()
-        .ok()
-        .and_then(|text| text.parse::<usize>().ok());
-    if length == Some(data.len()) {
-        Ok(())
-    } else {
-        Err(incomplete("broke off"))
-    }
+    let length = length.to_str().ok().and_then(|text| text.parse::<usize>().ok());
+    if length == Some(data.len()) { Ok(()) } else { Err(incomplete("broke off")) }
 }
 
 fn incomplete(what: &str) -> Problem {
@@ -240,11 +220,7 @@ fn forwarded<Req>(mut parts: Parts, data: Bytes, lease: &Lease) -> Request<Reque
     }
     headers.insert(ACCEPT_ENCODING, HeaderValue::from_static("identity"));
     headers.insert(IDEMPOTENCY_FENCE, HeaderValue::from(lease.fence().get()));
-    let attempt = Attempt {
-        id: lease.id(),
-        attempt: lease.attempt(),
-        fence: lease.fence(),
-    };
+    let attempt = Attempt { id: lease.id(), attempt: lease.attempt(), fence: lease.fence() };
     parts.extensions.insert(attempt);
     Request::from_parts(parts, RequestBody::read(data))
 }
@@ -293,9 +269,7 @@ fn told<Res>(
     problem: Problem,
     reference: Option<onetake_core::Reference>,
 ) -> Response<ResponseBody<Res>> {
-    problem
-        .into_response(reference)
-        .map(|body| ResponseBody::whole(body, None))
+    problem.into_response(reference).map(|body| ResponseBody::whole(body, None))
 }
 
 fn replayed<Res>(record: &Record) -> Response<ResponseBody<Res>> {
@@ -343,10 +317,7 @@ fn problem_of(answer: &Answer) -> Problem {
         Answer::Failed(record) => match &record.state {
             State::Failed { failure, .. } => Problem::new(
                 Code::PreviousAttemptFailed,
-                format!(
-                    "An earlier attempt with this key failed for good: {}",
-                    failure.detail
-                ),
+                format!("An earlier attempt with this key failed for good: {}", failure.detail),
             ),
             _ => in_progress(),
         },
@@ -364,10 +335,7 @@ fn unknown(record: &Record) -> Problem {
         return Problem::new(Code::OutcomeUnknown, detail).retry_after(5);
     }
     let cause = cause.to_string();
-    let status = cause
-        .rsplit(' ')
-        .next()
-        .filter(|word| word.parse::<u16>().is_ok());
+    let status = cause.rsplit(' ').next().filter(|word| word.parse::<u16>().is_ok());
     let released = status.map_or(String::new(), |status| {
         format!(
             "release = [\"{status}\"] on this route, if that status means that nothing was changed; or "

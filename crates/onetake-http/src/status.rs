@@ -54,11 +54,7 @@ impl FromStr for StatusPattern {
         let bad = || PatternError(text.to_owned());
         if let Some(class) = text.strip_suffix("xx") {
             let class: u16 = class.parse().map_err(|_| bad())?;
-            return if (2..=5).contains(&class) {
-                Ok(Self::Class(class))
-            } else {
-                Err(bad())
-            };
+            return if (2..=5).contains(&class) { Ok(Self::Class(class)) } else { Err(bad()) };
         }
         let code: u16 = text.parse().map_err(|_| bad())?;
         match StatusCode::from_u16(code) {
@@ -120,10 +116,7 @@ impl StatusRules {
     #[must_use]
     pub fn classify(&self, status: StatusCode) -> Disposition {
         let status = status.as_u16();
-        let found = self
-            .exact
-            .get(&status)
-            .or_else(|| self.classes.get(&(status / 100)));
+        let found = self.exact.get(&status).or_else(|| self.classes.get(&(status / 100)));
         found.copied().unwrap_or(Disposition::Unknown)
     }
 }
@@ -180,9 +173,7 @@ mod tests {
 
     #[test]
     fn wrong_patterns_are_refused() {
-        for text in [
-            "", "1xx", "6xx", "xx", "20", "2000", "600", "100", "abc", "5XX", "-5xx",
-        ] {
+        for text in ["", "1xx", "6xx", "xx", "20", "2000", "600", "100", "abc", "5XX", "-5xx"] {
             assert!(text.parse::<StatusPattern>().is_err(), "{text}");
         }
     }

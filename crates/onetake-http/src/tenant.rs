@@ -69,10 +69,7 @@ impl Tenant {
     /// # Errors
     /// A problem for the client.
     pub fn resolve(&self, parts: &Parts) -> Result<Caller, Problem> {
-        let caller = |tenant| Caller {
-            tenant,
-            proof: Vec::new(),
-        };
+        let caller = |tenant| Caller { tenant, proof: Vec::new() };
         match self {
             Self::CredentialOrPublic => match credential(parts)? {
                 Some(caller) => Ok(caller),
@@ -126,25 +123,18 @@ fn header(parts: &Parts, name: &HeaderName) -> Result<Vec<u8>, Problem> {
     match (values.next(), values.next()) {
         (Some(value), None) if !value.is_empty() => Ok(tagged(b"header", value.as_bytes())),
         (None, _) => Err(unresolved(&format!("the header {name} is missing"))),
-        _ => Err(unresolved(&format!(
-            "the header {name} must be there once, and not empty"
-        ))),
+        _ => Err(unresolved(&format!("the header {name} must be there once, and not empty"))),
     }
 }
 
 /// The caller's credentials, all of them: one that only adds to another still tells people apart.
 fn credential(parts: &Parts) -> Result<Option<Caller>, Problem> {
-    let mut callers = [authorization(parts)?, api_key(parts)?]
-        .into_iter()
-        .flatten();
+    let mut callers = [authorization(parts)?, api_key(parts)?].into_iter().flatten();
     Ok(match (callers.next(), callers.next()) {
         (Some(first), Some(second)) => {
             let length = (first.tenant.len() as u64).to_be_bytes();
             let both = [&length[..], &first.tenant, &second.tenant].concat();
-            Some(Caller {
-                tenant: tagged(b"credentials", &both),
-                proof: first.proof,
-            })
+            Some(Caller { tenant: tagged(b"credentials", &both), proof: first.proof })
         }
         (caller, _) => caller,
     })
@@ -159,10 +149,7 @@ fn authorization(parts: &Parts) -> Result<Option<Caller>, Problem> {
         return Err(unresolved("the header authorization was sent twice"));
     }
     let value = value.as_bytes().trim_ascii();
-    let end = value
-        .iter()
-        .position(|byte| *byte == b' ')
-        .unwrap_or(value.len());
+    let end = value.iter().position(|byte| *byte == b' ').unwrap_or(value.len());
     let (scheme, rest) = value.split_at_checked(end).unwrap_or((value, b""));
     let scheme = scheme.to_ascii_lowercase();
     let rest = rest.trim_ascii();
@@ -178,15 +165,9 @@ fn authorization(parts: &Parts) -> Result<Option<Caller>, Problem> {
     if scheme == b"basic" {
         let (user, password) = basic(rest)
             .ok_or_else(|| unresolved("the Basic credential is not base64 of user:password"))?;
-        return Ok(Some(Caller {
-            tenant: credential_of(b"basic", &user),
-            proof: password,
-        }));
+        return Ok(Some(Caller { tenant: credential_of(b"basic", &user), proof: password }));
     }
-    Ok(Some(Caller {
-        tenant: credential_of(&scheme, rest),
-        proof: Vec::new(),
-    }))
+    Ok(Some(Caller { tenant: credential_of(&scheme, rest), proof: Vec::new() }))
 }
 
 /// A scheme is the client's own word: it stays inside the kind, or it could name another kind.
@@ -199,19 +180,13 @@ fn api_key(parts: &Parts) -> Result<Option<Caller>, Problem> {
         return Ok(None);
     }
     let tenant = credential_of(b"x-api-key", &header(parts, &X_API_KEY)?);
-    Ok(Some(Caller {
-        tenant,
-        proof: Vec::new(),
-    }))
+    Ok(Some(Caller { tenant, proof: Vec::new() }))
 }
 
 /// The user, who is the tenant, and the password, which is not: one that is changed makes a retry
 /// a mismatch, and not a second run.
 fn basic(encoded: &[u8]) -> Option<(Vec<u8>, Vec<u8>)> {
-    let decoded = STANDARD
-        .decode(encoded)
-        .or_else(|_| STANDARD_NO_PAD.decode(encoded))
-        .ok()?;
+    let decoded = STANDARD.decode(encoded).or_else(|_| STANDARD_NO_PAD.decode(encoded)).ok()?;
     let end = decoded.iter().position(|byte| *byte == b':')?;
     let (user, password) = decoded.split_at_checked(end)?;
     Some((user.to_vec(), password.to_vec()))
@@ -226,18 +201,14 @@ mod tests {
         let mut request = Request::new(()).into_parts().0;
         for (name, value) in headers {
             let name: HeaderName = name.parse().unwrap();
-            request
-                .headers
-                .append(name, HeaderValue::from_str(value).unwrap());
+            request.headers.append(name, HeaderValue::from_str(value).unwrap());
         }
         request
     }
 
     fn told(headers: &[(&str, &str)]) -> Result<Vec<u8>, Code> {
         let caller = Tenant::Credential.resolve(&parts(headers));
-        caller
-            .map(|caller| caller.tenant)
-            .map_err(|problem| problem.code())
+        caller.map(|caller| caller.tenant).map_err(|problem| problem.code())
     }
 
     #[test]
@@ -249,10 +220,7 @@ mod tests {
         assert_ne!(told(&[("x-api-key", "abc")]).unwrap(), bearer);
         // alice:one and alice:two
         let alice = told(&[("authorization", "Basic YWxpY2U6b25l")]).unwrap();
-        assert_eq!(
-            told(&[("authorization", "Basic YWxpY2U6dHdv")]).unwrap(),
-            alice
-        );
+        assert_eq!(told(&[("authorization", "Basic YWxpY2U6dHdv")]).unwrap(), alice);
     }
 
     #[test]
@@ -268,11 +236,7 @@ mod tests {
             "TC3-HMAC-SHA256 Credential=x, Signature=y",
             "Something-New abc",
         ] {
-            assert_eq!(
-                told(&[("authorization", value)]),
-                Err(Code::TenantUnstable),
-                "{value}"
-            );
+            assert_eq!(told(&[("authorization", value)]), Err(Code::TenantUnstable), "{value}");
         }
     }
 
@@ -280,20 +244,13 @@ mod tests {
     fn two_credentials_are_both_counted() {
         let both = |key| told(&[("authorization", "Bearer shared"), ("x-api-key", key)]).unwrap();
         assert_ne!(both("alice"), both("bob"));
-        assert_ne!(
-            both("alice"),
-            told(&[("authorization", "Bearer shared")]).unwrap()
-        );
+        assert_ne!(both("alice"), told(&[("authorization", "Bearer shared")]).unwrap());
         assert_ne!(both("alice"), told(&[("x-api-key", "alice")]).unwrap());
     }
 
     #[test]
     fn a_password_is_a_proof_and_not_a_tenant() {
-        let caller = |value| {
-            Tenant::Credential
-                .resolve(&parts(&[("authorization", value)]))
-                .ok()
-        };
+        let caller = |value| Tenant::Credential.resolve(&parts(&[("authorization", value)])).ok();
         // alice:one and alice:two
         let (one, two) = (caller("Basic YWxpY2U6b25l"), caller("Basic YWxpY2U6dHdv"));
         let (one, two) = (one.unwrap(), two.unwrap());
@@ -315,18 +272,11 @@ mod tests {
         assert_eq!(told(&[]), none);
         assert_eq!(told(&[("authorization", "Bearer")]), none);
         assert_eq!(told(&[("authorization", "Basic !!!")]), none);
-        assert_eq!(
-            told(&[("authorization", "Bearer a"), ("authorization", "Bearer b")]),
-            none
-        );
+        assert_eq!(told(&[("authorization", "Bearer a"), ("authorization", "Bearer b")]), none);
         assert!(Tenant::CredentialOrPublic.resolve(&parts(&[])).is_ok());
         let account = Tenant::Header(HeaderName::from_static("x-account"));
         assert!(account.resolve(&parts(&[])).is_err());
-        assert!(
-            account
-                .resolve(&parts(&[("x-account", "a"), ("x-account", "b")]))
-                .is_err()
-        );
+        assert!(account.resolve(&parts(&[("x-account", "a"), ("x-account", "b")])).is_err());
         assert!(account.resolve(&parts(&[("x-account", "a")])).is_ok());
     }
 
@@ -334,17 +284,10 @@ mod tests {
     fn kinds_never_meet() {
         let public = Tenant::Public.resolve(&parts(&[])).unwrap().tenant;
         let header = Tenant::Header(HeaderName::from_static("x-account"));
-        let account = header
-            .resolve(&parts(&[("x-account", "public")]))
-            .unwrap()
-            .tenant;
+        let account = header.resolve(&parts(&[("x-account", "public")])).unwrap().tenant;
         let bearer = told(&[("authorization", "Bearer public")]).unwrap();
         let forged = told(&[("authorization", "header public")]);
-        assert_eq!(
-            forged,
-            Err(Code::TenantUnstable),
-            "a scheme is not a kind of tenant"
-        );
+        assert_eq!(forged, Err(Code::TenantUnstable), "a scheme is not a kind of tenant");
         assert!(public != account && account != bearer && bearer != public);
     }
 }

@@ -1,9 +1,5 @@
 //! The layer around axum and around a plain tower service.
-#![expect(
-    clippy::unwrap_used,
-    clippy::indexing_slicing,
-    reason = "tests may panic"
-)]
+#![expect(clippy::unwrap_used, clippy::indexing_slicing, reason = "tests may panic")]
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -74,18 +70,10 @@ async fn charge(State(api): State<Api>, body: Bytes) -> impl IntoResponse {
         ("set-cookie", "session=secret".to_owned()),
         ("x-charge", "kept".to_owned()),
     ];
-    let mut response = (
-        StatusCode::CREATED,
-        headers,
-        [b"charged ", &body[..]].concat(),
-    )
-        .into_response();
-    response
-        .headers_mut()
-        .append("link", "<a>".parse().unwrap());
-    response
-        .headers_mut()
-        .append("link", "<b>".parse().unwrap());
+    let mut response =
+        (StatusCode::CREATED, headers, [b"charged ", &body[..]].concat()).into_response();
+    response.headers_mut().append("link", "<a>".parse().unwrap());
+    response.headers_mut().append("link", "<b>".parse().unwrap());
     response
 }
 
@@ -152,11 +140,7 @@ async fn send(router: &Router, request: Request<axum::body::Body>) -> Answered {
     let response = router.clone().oneshot(request).await.unwrap();
     let (parts, body) = response.into_parts();
     let body = body.collect().await.unwrap().to_bytes();
-    Answered {
-        status: parts.status.as_u16(),
-        headers: parts.headers,
-        body,
-    }
+    Answered { status: parts.status.as_u16(), headers: parts.headers, body }
 }
 
 fn waiting() -> Policy {
@@ -181,14 +165,8 @@ async fn a_retry_gets_the_same_status_headers_and_body() {
         assert_eq!(retry.headers["x-charge"], "kept");
         let links: Vec<_> = retry.headers.get_all("link").iter().collect();
         assert_eq!(links, ["<a>", "<b>"], "repeated lines stay repeated");
-        assert!(
-            !retry.headers.contains_key("set-cookie"),
-            "the first client's cookie"
-        );
-        assert_eq!(
-            retry.headers["idempotency-reference"],
-            first.headers["idempotency-reference"]
-        );
+        assert!(!retry.headers.contains_key("set-cookie"), "the first client's cookie");
+        assert_eq!(retry.headers["idempotency-reference"], first.headers["idempotency-reference"]);
     }
     assert_eq!(api.runs(), 1);
 }
@@ -207,10 +185,7 @@ async fn another_body_path_query_or_method_is_refused() {
         patch,
     ] {
         let other = send(&router, other).await;
-        assert_eq!(
-            (other.status, other.code().as_str()),
-            (422, "idempotency_payload_mismatch")
-        );
+        assert_eq!((other.status, other.code().as_str()), (422, "idempotency_payload_mismatch"));
     }
     assert_eq!(api.runs(), 1);
 }
@@ -221,18 +196,11 @@ async fn tenants_do_not_meet() {
     let router = api.router(Policy::new());
     let first = send(&router, request("/charges", KEY, "alice's")).await;
     let mut bob = request("/charges", KEY, "bob's");
-    bob.headers_mut()
-        .insert("authorization", "Bearer bob".parse().unwrap());
+    bob.headers_mut().insert("authorization", "Bearer bob".parse().unwrap());
     let second = send(&router, bob).await;
-    assert_eq!(
-        (second.status, &second.body[..]),
-        (201, &b"charged bob's"[..])
-    );
+    assert_eq!((second.status, &second.body[..]), (201, &b"charged bob's"[..]));
     assert!(!second.is_replay());
-    assert_ne!(
-        first.headers["idempotency-reference"],
-        second.headers["idempotency-reference"]
-    );
+    assert_ne!(first.headers["idempotency-reference"], second.headers["idempotency-reference"]);
     let mut nobody = request("/charges", KEY, "nobody's");
     nobody.headers_mut().remove("authorization");
     assert_eq!(send(&router, nobody).await.body, "charged nobody's");
@@ -249,22 +217,14 @@ async fn requests_without_a_key_pass_through() {
         assert_eq!(send(&router, plain).await.status, 201);
         let mut get = request("/charges", KEY, "");
         *get.method_mut() = http::Method::GET;
-        assert!(
-            !send(&router, get)
-                .await
-                .headers
-                .contains_key("idempotency-reference")
-        );
+        assert!(!send(&router, get).await.headers.contains_key("idempotency-reference"));
     }
     assert_eq!(api.runs(), 4, "GET is never keyed");
     let required = api.router(Policy::new().key_required());
     let mut plain = request("/charges", KEY, "10");
     plain.headers_mut().remove("idempotency-key");
     let refused = send(&required, plain).await;
-    assert_eq!(
-        (refused.status, refused.code().as_str()),
-        (400, "idempotency_key_missing")
-    );
+    assert_eq!((refused.status, refused.code().as_str()), (400, "idempotency_key_missing"));
 }
 
 #[tokio::test]
@@ -272,23 +232,17 @@ async fn bad_keys_are_refused_and_nothing_is_claimed() {
     let api = Api::default();
     let store = MemoryStore::new();
     let router = api.router_on(Engine::new(Arc::new(store.clone())), Policy::new());
-    let mut bad: Vec<Request<axum::body::Body>> = ["", "fifteen-letters", &"x".repeat(256)]
-        .map(|key| request("/charges", key, "10"))
-        .into();
+    let mut bad: Vec<Request<axum::body::Body>> =
+        ["", "fifteen-letters", &"x".repeat(256)].map(|key| request("/charges", key, "10")).into();
     let mut non_ascii = request("/charges", KEY, "10");
     let value = http::HeaderValue::from_bytes("schlüssel-0123456789".as_bytes()).unwrap();
     non_ascii.headers_mut().insert("idempotency-key", value);
     let mut twice = request("/charges", KEY, "10");
-    twice
-        .headers_mut()
-        .append("idempotency-key", KEY.parse().unwrap());
+    twice.headers_mut().append("idempotency-key", KEY.parse().unwrap());
     bad.extend([non_ascii, twice]);
     for request in bad {
         let refused = send(&router, request).await;
-        assert_eq!(
-            (refused.status, refused.code().as_str()),
-            (400, "idempotency_key_invalid")
-        );
+        assert_eq!((refused.status, refused.code().as_str()), (400, "idempotency_key_invalid"));
     }
     assert!(store.is_empty() && api.runs() == 0);
 }
@@ -297,23 +251,14 @@ async fn bad_keys_are_refused_and_nothing_is_claimed() {
 async fn many_at_once_run_once() {
     let api = Api::default();
     let router = api.router(waiting());
-    let all: Vec<_> = (0..200)
-        .map(|_| send(&router, request("/slow", KEY, "10")))
-        .collect();
+    let all: Vec<_> = (0..200).map(|_| send(&router, request("/slow", KEY, "10"))).collect();
     let finish = async {
         api.started.notified().await;
         api.finish.notify_one();
     };
     let (answers, ()) = tokio::join!(join_all(all), finish);
-    assert!(
-        answers
-            .iter()
-            .all(|answer| answer.status == 200 && answer.body == "slow")
-    );
-    assert_eq!(
-        answers.iter().filter(|answer| !answer.is_replay()).count(),
-        1
-    );
+    assert!(answers.iter().all(|answer| answer.status == 200 && answer.body == "slow"));
+    assert_eq!(answers.iter().filter(|answer| !answer.is_replay()).count(), 1);
     assert_eq!(api.runs(), 1);
 }
 
@@ -327,16 +272,10 @@ async fn while_it_runs_others_are_told_so() {
     });
     api.started.notified().await;
     let same = send(&router, request("/slow", KEY, "10")).await;
-    assert_eq!(
-        (same.status, same.code().as_str()),
-        (409, "request_in_progress")
-    );
+    assert_eq!((same.status, same.code().as_str()), (409, "request_in_progress"));
     assert!(same.headers.contains_key("retry-after"));
     let other = send(&router, request("/slow", KEY, "99")).await;
-    assert_eq!(
-        (other.status, other.code().as_str()),
-        (422, "idempotency_payload_mismatch")
-    );
+    assert_eq!((other.status, other.code().as_str()), (422, "idempotency_payload_mismatch"));
     let short = api.router(Policy::new().in_flight(InFlight::Wait(Duration::from_millis(1))));
     drop(short);
     api.finish.notify_one();
@@ -389,10 +328,7 @@ async fn statuses_decide_what_becomes_of_the_attempt() {
     for (word, runs_twice) in [("record", 1), ("release", 2), ("unknown", 1)] {
         let (first, retry, runs) = twice(&format!("/said/{word}")).await;
         assert_eq!((first, runs), (200, runs_twice), "{word}");
-        assert!(
-            !retry.headers.contains_key("onetake-outcome"),
-            "never passed on"
-        );
+        assert!(!retry.headers.contains_key("onetake-outcome"), "never passed on");
     }
 }
 
@@ -412,10 +348,7 @@ async fn a_released_5xx_runs_again_but_not_with_another_body() {
 #[tokio::test]
 async fn on_unknown_retry_runs_again() {
     let api = Api::default();
-    let terms = Terms {
-        on_unknown: OnUnknown::Retry,
-        ..Terms::default()
-    };
+    let terms = Terms { on_unknown: OnUnknown::Retry, ..Terms::default() };
     let router = api.router(Policy::new().terms(terms));
     for run in 1..=3 {
         assert_eq!(send(&router, request("/500", KEY, "10")).await.status, 500);
@@ -429,10 +362,7 @@ async fn a_panic_is_unknown_and_not_run_again() {
     let router = api.router(waiting());
     for _ in 0..2 {
         let answer = send(&router, request("/panics", KEY, "10")).await;
-        assert_eq!(
-            (answer.status, answer.code().as_str()),
-            (500, "previous_attempt_failed")
-        );
+        assert_eq!((answer.status, answer.code().as_str()), (500, "previous_attempt_failed"));
     }
     assert_eq!(api.runs(), 1);
 }
@@ -440,20 +370,11 @@ async fn a_panic_is_unknown_and_not_run_again() {
 #[tokio::test]
 async fn an_operation_that_takes_too_long_is_unknown() {
     let api = Api::default();
-    let router = api.router(Policy {
-        run_max: Duration::from_millis(30),
-        ..Policy::new()
-    });
+    let router = api.router(Policy { run_max: Duration::from_millis(30), ..Policy::new() });
     let first = send(&router, request("/slow", KEY, "10")).await;
-    assert_eq!(
-        (first.status, first.code().as_str()),
-        (504, "upstream_timeout")
-    );
+    assert_eq!((first.status, first.code().as_str()), (504, "upstream_timeout"));
     let retry = send(&router, request("/slow", KEY, "10")).await;
-    assert_eq!(
-        (retry.status, retry.code().as_str()),
-        (500, "previous_attempt_failed")
-    );
+    assert_eq!((retry.status, retry.code().as_str()), (500, "previous_attempt_failed"));
     assert_eq!(api.runs(), 1);
 }
 
@@ -467,10 +388,7 @@ async fn what_is_not_kept_is_passed_whole_and_never_run_again() {
     assert_eq!(stream.body, "data: 1\n\n");
     for (path, key) in [("/large", KEY.to_owned()), ("/stream", format!("{KEY}-s"))] {
         let retry = send(&router, request(path, &key, "10")).await;
-        assert_eq!(
-            (retry.status, retry.code().as_str()),
-            (410, "response_not_replayable")
-        );
+        assert_eq!((retry.status, retry.code().as_str()), (410, "response_not_replayable"));
         let problem: serde_json::Value = serde_json::from_slice(&retry.body).unwrap();
         assert_eq!(problem["recorded_status"], 200);
     }
@@ -483,17 +401,12 @@ async fn a_request_over_the_cap_is_refused_before_anything_is_claimed() {
     let store = MemoryStore::new();
     let router = api.router_on(Engine::new(Arc::new(store.clone())), Policy::new());
     let body = vec![b'x'; (1 << 20) + 1];
-    let chunks = body
-        .chunks(1000)
-        .map(|chunk| Ok::<_, Infallible>(Bytes::copy_from_slice(chunk)));
+    let chunks = body.chunks(1000).map(|chunk| Ok::<_, Infallible>(Bytes::copy_from_slice(chunk)));
     let chunked =
         axum::body::Body::from_stream(futures_util::stream::iter(chunks.collect::<Vec<_>>()));
     for body in [axum::body::Body::from(body.clone()), chunked] {
         let refused = send(&router, request("/charges", KEY, body)).await;
-        assert_eq!(
-            (refused.status, refused.code().as_str()),
-            (413, "request_body_too_large")
-        );
+        assert_eq!((refused.status, refused.code().as_str()), (413, "request_body_too_large"));
     }
     assert!(store.is_empty() && api.runs() == 0);
     let exact = send(&router, request("/charges", KEY, vec![b'x'; 1 << 20])).await;
@@ -508,35 +421,16 @@ async fn json_mode_compares_values() {
     let policy = Policy::new().fingerprint(FingerprintMode::Json(exclude));
     let router = api.router_on(Engine::new(Arc::new(store.clone())), policy);
     let bad = send(&router, request("/charges", KEY, "{not json")).await;
-    assert_eq!(
-        (bad.status, bad.code().as_str()),
-        (400, "request_body_invalid")
-    );
+    assert_eq!((bad.status, bad.code().as_str()), (400, "request_body_invalid"));
     let mut gzip = request("/charges", KEY, "{}");
-    gzip.headers_mut()
-        .insert("content-encoding", "gzip".parse().unwrap());
-    assert_eq!(
-        send(&router, gzip).await.code(),
-        "request_encoding_unsupported"
-    );
+    gzip.headers_mut().insert("content-encoding", "gzip".parse().unwrap());
+    assert_eq!(send(&router, gzip).await.code(), "request_encoding_unsupported");
     assert!(store.is_empty(), "nothing is claimed for bad input");
 
-    send(
-        &router,
-        request("/charges", KEY, r#"{"amount": 10, "sent_at": 1}"#),
-    )
-    .await;
-    let retry = send(
-        &router,
-        request("/charges", KEY, r#"{"sent_at":2,"amount":1e1}"#),
-    )
-    .await;
+    send(&router, request("/charges", KEY, r#"{"amount": 10, "sent_at": 1}"#)).await;
+    let retry = send(&router, request("/charges", KEY, r#"{"sent_at":2,"amount":1e1}"#)).await;
     assert!(retry.is_replay());
-    let other = send(
-        &router,
-        request("/charges", KEY, r#"{"sent_at":2,"amount":11}"#),
-    )
-    .await;
+    let other = send(&router, request("/charges", KEY, r#"{"sent_at":2,"amount":11}"#)).await;
     assert_eq!(other.status, 422);
     assert_eq!(api.runs(), 1);
 }
@@ -546,21 +440,13 @@ async fn a_tenant_that_changes_or_is_missing_is_refused() {
     let api = Api::default();
     let router = api.router(Policy::new().tenant(Tenant::Credential));
     let mut sigv4 = request("/charges", KEY, "10");
-    sigv4
-        .headers_mut()
-        .insert("authorization", "AWS4-HMAC-SHA256 x".parse().unwrap());
+    sigv4.headers_mut().insert("authorization", "AWS4-HMAC-SHA256 x".parse().unwrap());
     let refused = send(&router, sigv4).await;
-    assert_eq!(
-        (refused.status, refused.code().as_str()),
-        (400, "tenant_unstable")
-    );
+    assert_eq!((refused.status, refused.code().as_str()), (400, "tenant_unstable"));
     let mut nobody = request("/charges", KEY, "10");
     nobody.headers_mut().remove("authorization");
     let refused = send(&router, nobody).await;
-    assert_eq!(
-        (refused.status, refused.code().as_str()),
-        (401, "tenant_unresolved")
-    );
+    assert_eq!((refused.status, refused.code().as_str()), (401, "tenant_unresolved"));
     assert_eq!(api.runs(), 0);
 }
 
@@ -575,11 +461,7 @@ async fn a_draining_engine_runs_nothing_new() {
     });
     api.started.notified().await;
     let drained = tokio::spawn(async move { engine.shutdown(Duration::from_secs(30)).await });
-    while send(&router, request("/charges", "another-key-0123456789", "x"))
-        .await
-        .status
-        != 503
-    {
+    while send(&router, request("/charges", "another-key-0123456789", "x")).await.status != 503 {
         tokio::task::yield_now().await;
     }
     api.finish.notify_one();
@@ -608,16 +490,10 @@ impl<B: Send + 'static> Service<Request<B>> for Plain {
 
     fn call(&mut self, request: Request<B>) -> Self::Future {
         self.0.fetch_add(1, Ordering::SeqCst);
-        let fence = request
-            .headers()
-            .get("idempotency-fence")
-            .map(|value| value.to_str().unwrap());
+        let fence = request.headers().get("idempotency-fence").map(|value| value.to_str().unwrap());
         std::future::ready(match request.uri().path() {
             "/breaks" => Err(Broken),
-            _ => Ok(Response::new(Full::from(format!(
-                "fence {}",
-                fence.unwrap_or("none")
-            )))),
+            _ => Ok(Response::new(Full::from(format!("fence {}", fence.unwrap_or("none"))))),
         })
     }
 }
@@ -629,9 +505,7 @@ async fn a_plain_tower_service_keeps_its_error_type() {
     let service = OnetakeLayer::new(engine, Policy::new()).layer(Plain(Arc::clone(&runs)));
     let call = |path: &str, key: &str| {
         let request = Request::post(path).header("idempotency-key", key);
-        service
-            .clone()
-            .oneshot(request.body(Full::<Bytes>::from("10")).unwrap())
+        service.clone().oneshot(request.body(Full::<Bytes>::from("10")).unwrap())
     };
     let text = async |response: Response<_>| {
         let body: onetake_http::ResponseBody<Full<Bytes>> = response.into_body();

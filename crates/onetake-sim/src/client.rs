@@ -31,11 +31,7 @@ impl Answer {
     #[must_use]
     pub fn code(&self) -> String {
         let problem: serde_json::Value = serde_json::from_slice(&self.body).unwrap_or_default();
-        problem
-            .get("code")
-            .and_then(|code| code.as_str())
-            .unwrap_or_default()
-            .to_owned()
+        problem.get("code").and_then(|code| code.as_str()).unwrap_or_default().to_owned()
     }
 
     /// Whether it was replayed.
@@ -47,10 +43,7 @@ impl Answer {
     /// A header's value, or nothing.
     #[must_use]
     pub fn header(&self, name: &str) -> &str {
-        self.headers
-            .get(name)
-            .and_then(|value| value.to_str().ok())
-            .unwrap_or_default()
+        self.headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or_default()
     }
 
     /// The body as text.
@@ -97,18 +90,13 @@ impl Client {
     pub fn new(address: SocketAddr) -> Self {
         let mut connector = HttpConnector::new();
         connector.set_nodelay(true);
-        Self {
-            address,
-            pooled: Pooled::builder(TokioExecutor::new()).build(connector),
-        }
+        Self { address, pooled: Pooled::builder(TokioExecutor::new()).build(connector) }
     }
 
     /// A client that speaks HTTP/2.
     #[must_use]
     pub fn http2(address: SocketAddr) -> Self {
-        let pooled = Pooled::builder(TokioExecutor::new())
-            .http2_only(true)
-            .build_http();
+        let pooled = Pooled::builder(TokioExecutor::new()).http2_only(true).build_http();
         Self { address, pooled }
     }
 
@@ -175,10 +163,6 @@ impl Call {
         let request = request.body(Full::new(self.body))?;
         let (parts, body) = self.client.pooled.request(request).await?.into_parts();
         let body = body.collect().await?.to_bytes();
-        Ok(Answer {
-            status: parts.status,
-            headers: parts.headers,
-            body,
-        })
+        Ok(Answer { status: parts.status, headers: parts.headers, body })
     }
 }

@@ -86,10 +86,7 @@ pub struct Config {
 impl Default for Config {
     fn default() -> Self {
         Self {
-            on_unknown: PerKey {
-                a: OnUnknown::Retry,
-                b: OnUnknown::Fail,
-            },
+            on_unknown: PerKey { a: OnUnknown::Retry, b: OnUnknown::Fail },
             room: PerKey { a: 3, b: 1 },
             tick: Duration::from_micros(1),
             lease: 1,
@@ -125,15 +122,8 @@ impl Model {
     #[must_use]
     pub fn new(config: Config) -> Self {
         let PerKey { a, b } = config.on_unknown;
-        let terms = PerKey {
-            a: config.terms(a),
-            b: config.terms(b),
-        };
-        Self {
-            config,
-            terms,
-            sights: Arc::default(),
-        }
+        let terms = PerKey { a: config.terms(a), b: config.terms(b) };
+        Self { config, terms, sights: Arc::default() }
     }
 
     fn terms(&self, key: Key) -> Terms {
@@ -142,12 +132,8 @@ impl Model {
 
     /// Whether a sight can be seen within these bounds.
     fn can_see(&self, sight: Sight) -> bool {
-        let Config {
-            on_unknown, room, ..
-        } = &self.config;
-        Key::ALL
-            .into_iter()
-            .any(|key| sight.can_be(*on_unknown.get(key), *room.get(key)))
+        let Config { on_unknown, room, .. } = &self.config;
+        Key::ALL.into_iter().any(|key| sight.can_be(*on_unknown.get(key), *room.get(key)))
     }
 
     fn attempt_actions(&self, key: Key, who: Who, phase: &Phase, actions: &mut Vec<Action>) {
@@ -159,10 +145,7 @@ impl Model {
                     let words = [self.config.outcome, Word::Unknown];
                     actions.extend(words.map(|word| Action::Say(key, who, word)));
                 } else {
-                    actions.extend([
-                        Action::Start(key, who),
-                        Action::Say(key, who, Word::Release),
-                    ]);
+                    actions.extend([Action::Start(key, who), Action::Say(key, who, Word::Release)]);
                 }
             }
             Phase::Said { word, .. } => {
@@ -186,9 +169,8 @@ impl Model {
         }
         if key_state.record.is_some() {
             let owner = key_state.life.map(|life| life.owner);
-            let granted = Who::ALL
-                .into_iter()
-                .filter(|who| *key_state.attempts.get(*who) != Phase::Idle);
+            let granted =
+                Who::ALL.into_iter().filter(|who| *key_state.attempts.get(*who) != Phase::Idle);
             // Whoever lost the key may have been seen at any time before.
             let seen = granted.filter(|who| key_state.reaper_saw || owner != Some(*who));
             actions.extend(seen.map(|who| Action::Reap(key, who)));

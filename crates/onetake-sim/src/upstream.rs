@@ -58,17 +58,9 @@ impl Upstream {
         let address = listener.local_addr()?;
         let (stop, stopped) = watch::channel(());
         let gate = watch::Sender::new(false);
-        let state = Arc::new(State {
-            runs: Mutex::default(),
-            gate,
-            idle,
-        });
+        let state = Arc::new(State { runs: Mutex::default(), gate, idle });
         tokio::spawn(accept(listener, Arc::clone(&state), stopped));
-        Ok(Self {
-            address,
-            state,
-            _stop: Arc::new(stop),
-        })
+        Ok(Self { address, state, _stop: Arc::new(stop) })
     }
 
     /// Where it listens.
@@ -86,23 +78,14 @@ impl Upstream {
     /// How often an operation ran, by the value of its `X-Case` header.
     #[must_use]
     pub fn runs(&self, case: &str) -> usize {
-        let runs = self
-            .state
-            .runs
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let runs = self.state.runs.lock().unwrap_or_else(PoisonError::into_inner);
         runs.get(case).copied().unwrap_or_default()
     }
 
     /// How often anything ran.
     #[must_use]
     pub fn runs_in_all(&self) -> usize {
-        self.state
-            .runs
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .values()
-            .sum()
+        self.state.runs.lock().unwrap_or_else(PoisonError::into_inner).values().sum()
     }
 
     /// Waits until an operation ran `count` times.
@@ -144,9 +127,7 @@ async fn serve(stream: TcpStream, state: Arc<State>) {
     if let Some(idle) = idle {
         builder.timer(TokioTimer::new()).header_read_timeout(idle);
     }
-    let connection = builder
-        .serve_connection(TokioIo::new(stream), service)
-        .with_upgrades();
+    let connection = builder.serve_connection(TokioIo::new(stream), service).with_upgrades();
     let _ended = connection.await;
 }
 
@@ -190,10 +171,7 @@ async fn act(request: Request<Incoming>, state: Arc<State>) -> Result<Response<B
         }
         "head" => answer(StatusCode::OK, format!("{:#?}", parts.headers)),
         code if code.len() == 3 && code.parse::<u16>().is_ok() => {
-            let status = code
-                .parse()
-                .ok()
-                .and_then(|code| StatusCode::from_u16(code).ok());
+            let status = code.parse().ok().and_then(|code| StatusCode::from_u16(code).ok());
             answer(status.unwrap_or_default(), body)
         }
         _ => charged(&body, &parts),
@@ -202,11 +180,7 @@ async fn act(request: Request<Incoming>, state: Arc<State>) -> Result<Response<B
 
 /// A successful operation, with headers that should and should not be replayed.
 fn charged(body: &Bytes, parts: &http::request::Parts) -> Response<Body> {
-    let fence = parts
-        .headers
-        .get("idempotency-fence")
-        .and_then(|v| v.to_str().ok())
-        .unwrap_or("-");
+    let fence = parts.headers.get("idempotency-fence").and_then(|v| v.to_str().ok()).unwrap_or("-");
     let text = [b"charged ", &body[..], b" fence ", fence.as_bytes()].concat();
     let mut response = answer(StatusCode::CREATED, text);
     let headers = response.headers_mut();
@@ -232,12 +206,9 @@ fn broken() -> Response<Body> {
         Ok(Frame::data(Bytes::from_static(b"four"))),
         Err(io::Error::other("broke off on purpose")),
     ];
-    let mut response = Response::new(BoxBody::new(StreamBody::new(futures_util::stream::iter(
-        frames,
-    ))));
-    response
-        .headers_mut()
-        .insert("content-length", HeaderValue::from_static("100"));
+    let mut response =
+        Response::new(BoxBody::new(StreamBody::new(futures_util::stream::iter(frames))));
+    response.headers_mut().insert("content-length", HeaderValue::from_static("100"));
     response
 }
 
@@ -258,30 +229,17 @@ fn upgrade(mut request: Request<Incoming>) -> Response<Body> {
         }
     });
     let mut response = answer(StatusCode::SWITCHING_PROTOCOLS, "");
-    response
-        .headers_mut()
-        .insert("connection", HeaderValue::from_static("upgrade"));
-    response
-        .headers_mut()
-        .insert("upgrade", HeaderValue::from_static("websocket"));
+    response.headers_mut().insert("connection", HeaderValue::from_static("upgrade"));
+    response.headers_mut().insert("upgrade", HeaderValue::from_static("websocket"));
     response
 }
 
 fn header(request: &Request<Incoming>, name: &str) -> String {
-    let value = request
-        .headers()
-        .get(name)
-        .and_then(|value| value.to_str().ok());
+    let value = request.headers().get(name).and_then(|value| value.to_str().ok());
     value.unwrap_or_default().to_owned()
 }
 
 fn number(query: Option<&str>, name: &str) -> usize {
-    let mut pairs = query
-        .unwrap_or_default()
-        .split('&')
-        .filter_map(|pair| pair.split_once('='));
-    pairs
-        .find(|(key, _)| *key == name)
-        .and_then(|(_, value)| value.parse().ok())
-        .unwrap_or(0)
+    let mut pairs = query.unwrap_or_default().split('&').filter_map(|pair| pair.split_once('='));
+    pairs.find(|(key, _)| *key == name).and_then(|(_, value)| value.parse().ok()).unwrap_or(0)
 }

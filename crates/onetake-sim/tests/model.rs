@@ -44,30 +44,18 @@ fn one_key_that_may_not_be_retried_for_hours() -> Result<(), Violation> {
 /// attempts can do.
 fn wide(a: OnUnknown, b: OnUnknown) -> Config {
     let on_unknown = PerKey { a, b };
-    Config {
-        on_unknown,
-        ..Config::default()
-    }
+    Config { on_unknown, ..Config::default() }
 }
 
 /// One key alone, for two lives that each end in an unknown outcome: lease, grace and ttl.
 fn deep(on_unknown: OnUnknown) -> Config {
     let room = PerKey { a: 3, b: 0 };
-    Config {
-        room,
-        ttl: 2,
-        ticks: 8,
-        ..wide(on_unknown, on_unknown)
-    }
+    Config { room, ttl: 2, ticks: 8, ..wide(on_unknown, on_unknown) }
 }
 
 fn hours(config: Config) -> Config {
     let outcome = Word::Fail;
-    Config {
-        tick: HOUR,
-        outcome,
-        ..config
-    }
+    Config { tick: HOUR, outcome, ..config }
 }
 
 fn holds(name: &str, config: Config) -> Result<(), Violation> {
@@ -77,9 +65,6 @@ fn holds(name: &str, config: Config) -> Result<(), Violation> {
     for (sight, count) in &stats.sights {
         eprintln!("{count:>12} x {}", sight.name());
     }
-    assert!(
-        !stats.vacuous,
-        "{name}: the bounds are too narrow to mean anything"
-    );
+    assert!(!stats.vacuous, "{name}: the bounds are too narrow to mean anything");
     Ok(())
 }

@@ -17,17 +17,11 @@ fn planted_bugs_are_found() {
     for (bug, broken) in table {
         for on_unknown in [PerKey { a: Retry, b: Fail }, PerKey { a: Fail, b: Retry }] {
             plant(Some(bug));
-            let found = check(&Model::new(Config {
-                on_unknown,
-                ..Config::default()
-            }));
+            let found = check(&Model::new(Config { on_unknown, ..Config::default() }));
             plant(None);
             let violation = found.expect_err("a planted bug");
             eprintln!("{bug:?} breaks {violation}");
-            assert!(
-                violation.breaks(broken),
-                "{bug:?} must break {broken:?}: {violation}"
-            );
+            assert!(violation.breaks(broken), "{bug:?} must break {broken:?}: {violation}");
         }
     }
 }

@@ -34,11 +34,7 @@ async fn granted(store: &EmbeddedStore, claim: &Claim) -> Fence {
 }
 
 async fn settle(store: &EmbeddedStore, claim: &Claim, verb: Verb) -> Settled {
-    let settlement = Settlement {
-        id: claim.id,
-        attempt: claim.attempt,
-        verb,
-    };
+    let settlement = Settlement { id: claim.id, attempt: claim.attempt, verb };
     store.settle(vec![settlement]).await.remove(0).unwrap()
 }
 
@@ -87,27 +83,14 @@ async fn everything_acknowledged_is_there_after_a_crash() {
     copy(&folder.path().join("live"), &crashed);
     let store = EmbeddedStore::open(&crashed).unwrap();
     for number in 0..100_u32 {
-        let record = load(&store, &claim(&format!("key {number}"), 9))
-            .await
-            .unwrap();
-        let State::Completed { recording, .. } = &record.state else {
-            panic!("{number}")
-        };
+        let record = load(&store, &claim(&format!("key {number}"), 9)).await.unwrap();
+        let State::Completed { recording, .. } = &record.state else { panic!("{number}") };
         assert_eq!(*recording, Recording::new(format!("outcome {number}")));
     }
     let record = load(&store, &claim("runs", 9)).await.unwrap();
-    let State::Unknown { cause, .. } = &record.state else {
-        panic!("{}", record.state.name())
-    };
-    assert_eq!(
-        *cause,
-        Cause::Restarted,
-        "what was running is unknown at once"
-    );
-    assert!(
-        matches!(run(&store, &claim("runs", 9)).await, Claimed::Found { .. }),
-        "not run again"
-    );
+    let State::Unknown { cause, .. } = &record.state else { panic!("{}", record.state.name()) };
+    assert_eq!(*cause, Cause::Restarted, "what was running is unknown at once");
+    assert!(matches!(run(&store, &claim("runs", 9)).await, Claimed::Found { .. }), "not run again");
     // Its own attempt is still believed.
     complete(&store, &claim("runs", 1), "late").await;
 }
@@ -164,16 +147,9 @@ async fn a_second_process_is_told_who_holds_the_folder() {
     let error = EmbeddedStore::open(folder.path()).unwrap_err();
     assert!(matches!(error, OpenError::InUse { .. }));
     let message = error.to_string();
-    assert!(
-        message.contains(&format!("process {}", std::process::id())),
-        "{message}"
-    );
+    assert!(message.contains(&format!("process {}", std::process::id())), "{message}");
     store.close().await.unwrap();
-    EmbeddedStore::open(folder.path())
-        .unwrap()
-        .close()
-        .await
-        .unwrap();
+    EmbeddedStore::open(folder.path()).unwrap().close().await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -182,11 +158,7 @@ async fn a_closed_store_says_so() {
     let store = EmbeddedStore::open(folder.path()).unwrap();
     store.close().await.unwrap();
     store.close().await.unwrap();
-    let error = store
-        .claim(vec![claim("a", 1)])
-        .await
-        .remove(0)
-        .unwrap_err();
+    let error = store.claim(vec![claim("a", 1)]).await.remove(0).unwrap_err();
     assert_eq!(error.kind(), StoreErrorKind::Unavailable);
 }
 
@@ -196,11 +168,7 @@ fn a_folder_of_somebody_else_is_left_alone() {
     fs::write(folder.path().join("thesis.txt"), "important").unwrap();
     let error = EmbeddedStore::open(folder.path()).unwrap_err();
     assert!(matches!(error, OpenError::NotOurs { .. }), "{error}");
-    assert_eq!(
-        fs::read_dir(folder.path()).unwrap().count(),
-        1,
-        "nothing was written"
-    );
+    assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1, "nothing was written");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -218,16 +186,9 @@ async fn an_interrupted_creation_begins_anew() {
 async fn another_format_is_refused() {
     let folder = tempfile::tempdir().unwrap();
     filled(folder.path(), true).await;
-    fs::write(
-        folder.path().join("FORMAT"),
-        "onetake embedded store\nformat 2\n",
-    )
-    .unwrap();
+    fs::write(folder.path().join("FORMAT"), "onetake embedded store\nformat 2\n").unwrap();
     let message = EmbeddedStore::open(folder.path()).unwrap_err().to_string();
-    assert!(
-        message.contains("format 2") && message.contains("reads format 1"),
-        "{message}"
-    );
+    assert!(message.contains("format 2") && message.contains("reads format 1"), "{message}");
 }
 
 /// Every file of the folder but the lock, with its bytes.
@@ -250,13 +211,8 @@ async fn a_damaged_folder_is_refused_and_not_changed() {
     let whole = tempfile::tempdir().unwrap();
     filled(whole.path(), true).await;
     let journal = |folder: &Path| {
-        let files = fs::read_dir(folder.join("db"))
-            .unwrap()
-            .map(|entry| entry.unwrap().path());
-        files
-            .into_iter()
-            .find(|path| path.extension().is_some_and(|e| e == "jnl"))
-            .unwrap()
+        let files = fs::read_dir(folder.join("db")).unwrap().map(|entry| entry.unwrap().path());
+        files.into_iter().find(|path| path.extension().is_some_and(|e| e == "jnl")).unwrap()
     };
     let flip = |path: &Path, at: usize| {
         let mut bytes = fs::read(path).unwrap();
@@ -265,58 +221,19 @@ async fn a_damaged_folder_is_refused_and_not_changed() {
     };
     type Damage<'a> = (&'static str, Box<dyn Fn(&Path) + 'a>);
     let damages: Vec<Damage<'_>> = vec![
-        (
-            "FORMAT is garbage",
-            Box::new(|f| fs::write(f.join("FORMAT"), "hello").unwrap()),
-        ),
-        (
-            "FORMAT is not text",
-            Box::new(|f| fs::write(f.join("FORMAT"), [0xff, 0xfe]).unwrap()),
-        ),
-        (
-            "the db folder is gone",
-            Box::new(|f| fs::remove_dir_all(f.join("db")).unwrap()),
-        ),
-        (
-            "the journal is gone",
-            Box::new(|f| fs::remove_file(journal(f)).unwrap()),
-        ),
-        (
-            "the journal's first tag",
-            Box::new(|f| flip(&journal(f), 0)),
-        ),
-        (
-            "a length in the journal",
-            Box::new(|f| flip(&journal(f), 500)),
-        ),
-        (
-            "a value in the journal",
-            Box::new(|f| flip(&journal(f), 5_000)),
-        ),
-        (
-            "the tree's version",
-            Box::new(|f| fs::write(f.join("db/version"), "x").unwrap()),
-        ),
-        (
-            "FORMAT is gone",
-            Box::new(|f| fs::remove_file(f.join("FORMAT")).unwrap()),
-        ),
-        (
-            "WITNESS is gone",
-            Box::new(|f| fs::remove_file(f.join("WITNESS")).unwrap()),
-        ),
-        (
-            "WITNESS is cut",
-            Box::new(|f| fs::write(f.join("WITNESS"), "ceiling 1\n").unwrap()),
-        ),
-        (
-            "the journal is empty",
-            Box::new(|f| fs::write(journal(f), "").unwrap()),
-        ),
-        (
-            "the journal is zeros",
-            Box::new(|f| fs::write(journal(f), vec![0; 1 << 20]).unwrap()),
-        ),
+        ("FORMAT is garbage", Box::new(|f| fs::write(f.join("FORMAT"), "hello").unwrap())),
+        ("FORMAT is not text", Box::new(|f| fs::write(f.join("FORMAT"), [0xff, 0xfe]).unwrap())),
+        ("the db folder is gone", Box::new(|f| fs::remove_dir_all(f.join("db")).unwrap())),
+        ("the journal is gone", Box::new(|f| fs::remove_file(journal(f)).unwrap())),
+        ("the journal's first tag", Box::new(|f| flip(&journal(f), 0))),
+        ("a length in the journal", Box::new(|f| flip(&journal(f), 500))),
+        ("a value in the journal", Box::new(|f| flip(&journal(f), 5_000))),
+        ("the tree's version", Box::new(|f| fs::write(f.join("db/version"), "x").unwrap())),
+        ("FORMAT is gone", Box::new(|f| fs::remove_file(f.join("FORMAT")).unwrap())),
+        ("WITNESS is gone", Box::new(|f| fs::remove_file(f.join("WITNESS")).unwrap())),
+        ("WITNESS is cut", Box::new(|f| fs::write(f.join("WITNESS"), "ceiling 1\n").unwrap())),
+        ("the journal is empty", Box::new(|f| fs::write(journal(f), "").unwrap())),
+        ("the journal is zeros", Box::new(|f| fs::write(journal(f), vec![0; 1 << 20]).unwrap())),
         (
             "the journal is cut",
             Box::new(|f| {
@@ -329,18 +246,12 @@ async fn a_damaged_folder_is_refused_and_not_changed() {
         (
             "the journal's last byte",
             Box::new(|f| {
-                let end = fs::read(journal(f))
-                    .unwrap()
-                    .iter()
-                    .rposition(|byte| *byte != 0)
-                    .unwrap();
+                let end =
+                    fs::read(journal(f)).unwrap().iter().rposition(|byte| *byte != 0).unwrap();
                 flip(&journal(f), end);
             }),
         ),
-        (
-            "a table is gone",
-            Box::new(|f| fs::remove_dir_all(f.join("db/keyspaces/2")).unwrap()),
-        ),
+        ("a table is gone", Box::new(|f| fs::remove_dir_all(f.join("db/keyspaces/2")).unwrap())),
         (
             "all tables are gone",
             Box::new(|f| {
@@ -372,18 +283,10 @@ async fn a_damaged_folder_is_refused_and_not_changed() {
         copy(whole.path(), folder.path());
         damage(folder.path());
         let before = contents(folder.path());
-        let error = EmbeddedStore::open(folder.path())
-            .err()
-            .unwrap_or_else(|| panic!("{what}"));
-        assert!(
-            matches!(error, OpenError::Damaged { .. }),
-            "{what}: {error}"
-        );
+        let error = EmbeddedStore::open(folder.path()).err().unwrap_or_else(|| panic!("{what}"));
+        assert!(matches!(error, OpenError::Damaged { .. }), "{what}: {error}");
         assert!(error.to_string().contains("damaged"), "{what}: {error}");
-        assert!(
-            contents(folder.path()) == before,
-            "{what}: something was changed"
-        );
+        assert!(contents(folder.path()) == before, "{what}: something was changed");
     }
 }
 
@@ -407,13 +310,8 @@ async fn a_torn_end_is_what_a_crash_leaves_and_is_cut() {
     let whole = folder.path().join("crashed");
     copy(&live, &whole);
     let path = whole.join("db");
-    let journal = fs::read_dir(&path)
-        .unwrap()
-        .map(|entry| entry.unwrap().path());
-    let journal = journal
-        .into_iter()
-        .find(|p| p.extension().is_some_and(|e| e == "jnl"))
-        .unwrap();
+    let journal = fs::read_dir(&path).unwrap().map(|entry| entry.unwrap().path());
+    let journal = journal.into_iter().find(|p| p.extension().is_some_and(|e| e == "jnl")).unwrap();
     let bytes = fs::read(&journal).unwrap();
     let end = bytes.iter().rposition(|byte| *byte != 0).unwrap();
     for cut in [1, 5, 20, 60] {
@@ -421,11 +319,7 @@ async fn a_torn_end_is_what_a_crash_leaves_and_is_cut() {
         torn[end - cut..].fill(0);
         let torn_folder = folder.path().join(format!("torn {cut}"));
         copy(&whole, &torn_folder);
-        fs::write(
-            torn_folder.join("db").join(journal.file_name().unwrap()),
-            torn,
-        )
-        .unwrap();
+        fs::write(torn_folder.join("db").join(journal.file_name().unwrap()), torn).unwrap();
         let store = EmbeddedStore::open(&torn_folder).unwrap();
         assert!(load(&store, &claim("key 50", 9)).await.is_some());
         store.close().await.unwrap();
@@ -444,34 +338,22 @@ async fn the_space_of_expired_records_is_given_back_beside_traffic() {
     };
     let write = async |from: u32, to: u32| {
         for start in (from..to).step_by(500) {
-            let claims: Vec<Claim> = (start..start + 500)
-                .map(|n| claim(&format!("key {n}"), 1))
-                .collect();
+            let claims: Vec<Claim> =
+                (start..start + 500).map(|n| claim(&format!("key {n}"), 1)).collect();
             let granted = store.claim(claims.clone()).await;
-            assert!(
-                granted
-                    .iter()
-                    .all(|answer| matches!(answer, Ok(Claimed::Granted { .. })))
-            );
+            assert!(granted.iter().all(|answer| matches!(answer, Ok(Claimed::Granted { .. }))));
             let settlements = claims.iter().zip(start..).map(|(claim, n)| Settlement {
                 id: claim.id,
                 attempt: claim.attempt,
                 verb: Verb::Complete(Recording::new(noise(n))),
             });
             let settled = store.settle(settlements.collect()).await;
-            assert!(
-                settled
-                    .iter()
-                    .all(|answer| matches!(answer, Ok(Settled::Done { .. })))
-            );
+            assert!(settled.iter().all(|answer| matches!(answer, Ok(Settled::Done { .. }))));
         }
     };
     write(0, 60_000).await;
     clock.advance(Duration::from_secs(2 * 86_400));
-    assert!(
-        load(&store, &claim("key 7", 1)).await.is_none(),
-        "invisible at once"
-    );
+    assert!(load(&store, &claim("key 7", 1)).await.is_none(), "invisible at once");
     let full = tables_bytes(folder.path());
     assert!(full > 20_000_000, "something was written to tables: {full}");
     let mut removed = 0;
@@ -491,19 +373,14 @@ async fn the_space_of_expired_records_is_given_back_beside_traffic() {
         if left < full * 2 / 3 {
             break;
         }
-        onetake_core::SystemClock
-            .sleep(Duration::from_millis(100))
-            .await;
+        onetake_core::SystemClock.sleep(Duration::from_millis(100)).await;
         // As the reaper does every second.
         assert!(store.abandoned(1).await.unwrap().is_empty());
         left = tables_bytes(folder.path());
     }
     // What was deleted since the last compaction waits for the next one.
     assert!(left < full * 2 / 3, "{left} of {full} bytes are left");
-    assert!(
-        load(&store, &claim("key 1000400", 1)).await.is_some(),
-        "live records are there"
-    );
+    assert!(load(&store, &claim("key 1000400", 1)).await.is_some(), "live records are there");
     store.close().await.unwrap();
 }
 
@@ -514,11 +391,7 @@ fn tables_bytes(path: &Path) -> u64 {
         let Ok(meta) = entry.metadata() else { continue };
         if meta.is_dir() {
             sum += tables_bytes(&entry.path());
-        } else if entry
-            .path()
-            .extension()
-            .is_none_or(|extension| extension != "jnl")
-        {
+        } else if entry.path().extension().is_none_or(|extension| extension != "jnl") {
             sum += meta.len();
         }
     }

@@ -61,19 +61,10 @@ impl Cidr {
         match (address, address.to_canonical()) {
             (IpAddr::V6(_), IpAddr::V4(address)) if prefix >= 96 => {
                 let prefix = prefix - 96;
-                Self {
-                    network: mask4(address, prefix).into(),
-                    prefix,
-                }
+                Self { network: mask4(address, prefix).into(), prefix }
             }
-            (IpAddr::V6(address), _) => Self {
-                network: mask6(address, prefix).into(),
-                prefix,
-            },
-            (IpAddr::V4(address), _) => Self {
-                network: mask4(address, prefix).into(),
-                prefix,
-            },
+            (IpAddr::V6(address), _) => Self { network: mask6(address, prefix).into(), prefix },
+            (IpAddr::V4(address), _) => Self { network: mask4(address, prefix).into(), prefix },
         }
     }
 }
@@ -86,16 +77,12 @@ impl fmt::Display for Cidr {
 
 fn mask4(address: Ipv4Addr, prefix: u8) -> Ipv4Addr {
     // A shift by the whole width is no shift in Rust; for /0 nothing is kept.
-    let mask = u32::MAX
-        .checked_shl(32 - u32::from(prefix.min(32)))
-        .unwrap_or(0);
+    let mask = u32::MAX.checked_shl(32 - u32::from(prefix.min(32))).unwrap_or(0);
     Ipv4Addr::from_bits(address.to_bits() & mask)
 }
 
 fn mask6(address: Ipv6Addr, prefix: u8) -> Ipv6Addr {
-    let mask = u128::MAX
-        .checked_shl(128 - u32::from(prefix.min(128)))
-        .unwrap_or(0);
+    let mask = u128::MAX.checked_shl(128 - u32::from(prefix.min(128))).unwrap_or(0);
     Ipv6Addr::from_bits(address.to_bits() & mask)
 }
 
@@ -104,9 +91,7 @@ mod tests {
     use super::*;
 
     fn holds(block: &str, address: &str) -> bool {
-        Cidr::parse(block)
-            .unwrap()
-            .contains(address.parse().unwrap())
+        Cidr::parse(block).unwrap().contains(address.parse().unwrap())
     }
 
     #[test]
@@ -130,24 +115,14 @@ mod tests {
         assert!(holds("10.0.0.0/8", "::ffff:10.1.2.3"));
         assert!(holds("::ffff:10.0.0.0/104", "10.1.2.3"));
         assert!(!holds("::/0", "::ffff:10.1.2.3"), "it is an IPv4 address");
-        assert_eq!(
-            Cidr::parse("::ffff:10.0.0.0/104").unwrap().to_string(),
-            "10.0.0.0/8"
-        );
+        assert_eq!(Cidr::parse("::ffff:10.0.0.0/104").unwrap().to_string(), "10.0.0.0/8");
     }
 
     #[test]
     fn what_is_no_block_is_refused() {
-        for text in [
-            "",
-            "/",
-            "10.0.0.0/33",
-            "::/129",
-            "10.0.0.0/",
-            "10.0.0.0/+8",
-            "10.0.0.0/8/8",
-            "host",
-        ] {
+        for text in
+            ["", "/", "10.0.0.0/33", "::/129", "10.0.0.0/", "10.0.0.0/+8", "10.0.0.0/8/8", "host"]
+        {
             assert!(Cidr::parse(text).is_err(), "{text}");
         }
         let fault = Cidr::parse("10.1.2.3/8").unwrap_err();

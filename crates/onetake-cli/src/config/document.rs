@@ -64,13 +64,9 @@ pub(super) fn read(tree: &Node, problems: &mut Problems<'_>) -> Draft {
     }
     if let Some(value) = root.get("defaults") {
         let table = Section::open(&value, &fields::DEFAULTS, "[defaults]", problems);
-        draft.defaults = table
-            .map(|table| layer::read(&table, problems))
-            .unwrap_or_default();
+        draft.defaults = table.map(|table| layer::read(&table, problems)).unwrap_or_default();
     }
-    let routes = root
-        .get("route")
-        .and_then(|value| value.list("[[route]]", problems));
+    let routes = root.get("route").and_then(|value| value.list("[[route]]", problems));
     for route in routes.unwrap_or_default() {
         draft.routes.extend(read_route(&route, problems));
     }
@@ -84,13 +80,9 @@ fn read_gateway(value: &Value<'_>, draft: &mut Draft, problems: &mut Problems<'_
     draft.listen = table
         .get("listen")
         .and_then(|value| value.parse("\"127.0.0.1:8080\"", problems, parse_listen));
-    draft.upstream = table
-        .get("upstream")
-        .and_then(|value| layer::read_upstream(&value, problems));
+    draft.upstream = table.get("upstream").and_then(|value| layer::read_upstream(&value, problems));
     if let Some(value) = table.get("trusted_proxies") {
-        let elements = value
-            .list("[\"127.0.0.0/8\", \"::1\"]", problems)
-            .unwrap_or_default();
+        let elements = value.list("[\"127.0.0.0/8\", \"::1\"]", problems).unwrap_or_default();
         let blocks = elements
             .iter()
             .filter_map(|element| element.parse("\"127.0.0.0/8\"", problems, Cidr::parse));
@@ -115,10 +107,7 @@ fn read_admin(value: &Value<'_>, draft: &mut Draft, problems: &mut Problems<'_>)
                     not support yet";
         Err(Fault::new(what, fix))
     });
-    draft.admin_listen = listen.map(|listen| Located {
-        value: listen,
-        at: value.node.at.clone(),
-    });
+    draft.admin_listen = listen.map(|listen| Located { value: listen, at: value.node.at.clone() });
 }
 
 fn read_store(value: &Value<'_>, draft: &mut Draft, problems: &mut Problems<'_>) {
@@ -137,18 +126,12 @@ fn read_sweep(value: &Value<'_>, draft: &mut Draft, problems: &mut Problems<'_>)
     draft.sweep_interval = table
         .get("interval")
         .and_then(|value| units::duration(&value, &units::SWEEP_INTERVAL, problems));
-    draft.sweep_batch = table
-        .get("batch")
-        .and_then(|value| value.integer((1, SWEEP_BATCH_MAX), problems));
+    draft.sweep_batch =
+        table.get("batch").and_then(|value| value.integer((1, SWEEP_BATCH_MAX), problems));
 }
 
 fn read_route(value: &Value<'_>, problems: &mut Problems<'_>) -> Option<RouteDraft> {
-    let table = Section::open(
-        value,
-        &fields::ROUTE,
-        "{ match = \"POST /v1/charges\" }",
-        problems,
-    )?;
+    let table = Section::open(value, &fields::ROUTE, "{ match = \"POST /v1/charges\" }", problems)?;
     let matched = match table.get("match") {
         Some(value) => value.parse("\"POST /v1/charges\"", problems, parse_match),
         // A misspelt name may have been meant for it.
@@ -162,17 +145,9 @@ fn read_route(value: &Value<'_>, problems: &mut Problems<'_>) -> Option<RouteDra
             None
         }
     };
-    let preset = table
-        .get("preset")
-        .and_then(|value| layer::read_preset(&value, problems));
+    let preset = table.get("preset").and_then(|value| layer::read_preset(&value, problems));
     // Read even if the match is wrong, so that every fault is reported.
     let layer = layer::read(&table, problems);
     let (methods, pattern) = matched?;
-    Some(RouteDraft {
-        methods,
-        pattern,
-        preset,
-        layer,
-        path: value.path.clone(),
-    })
+    Some(RouteDraft { methods, pattern, preset, layer, path: value.path.clone() })
 }

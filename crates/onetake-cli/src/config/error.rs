@@ -76,18 +76,11 @@ pub(super) struct Fault {
 
 impl Fault {
     pub(super) fn new(what: impl Into<String>, fix: impl Into<String>) -> Self {
-        Self {
-            what: what.into(),
-            fix: fix.into(),
-            hides_value: false,
-        }
+        Self { what: what.into(), fix: fix.into(), hides_value: false }
     }
 
     pub(super) fn hiding_value(self, hides_value: bool) -> Self {
-        Self {
-            hides_value,
-            ..self
-        }
+        Self { hides_value, ..self }
     }
 }
 
@@ -117,11 +110,7 @@ type Rank = (u8, usize);
 
 impl<'a> Problems<'a> {
     pub(super) fn new(text: Option<&'a str>, file_name: &'a str) -> Self {
-        Self {
-            text,
-            file_name,
-            found: Vec::new(),
-        }
+        Self { text, file_name, found: Vec::new() }
     }
 
     pub(super) fn add(&mut self, at: &Origin, field: &str, value: Option<String>, fault: Fault) {
@@ -133,13 +122,7 @@ impl<'a> Problems<'a> {
         };
         let value = if fault.hides_value { None } else { value };
         let (place, field) = (self.place(at), field.to_owned());
-        let problem = Problem {
-            place,
-            field,
-            value,
-            what: fault.what,
-            fix: fault.fix,
-        };
+        let problem = Problem { place, field, value, what: fault.what, fix: fault.fix };
         self.found.push((rank, problem));
     }
 
@@ -170,17 +153,9 @@ impl<'a> Problems<'a> {
 
 /// Line and column of a byte, both from one; the column counts characters, as editors do.
 fn position(text: &str, offset: usize) -> (usize, usize) {
-    let before = text
-        .get(..text.floor_char_boundary(offset))
-        .unwrap_or_default();
+    let before = text.get(..text.floor_char_boundary(offset)).unwrap_or_default();
     let line = before.matches('\n').count() + 1;
-    let column = before
-        .rsplit('\n')
-        .next()
-        .unwrap_or_default()
-        .chars()
-        .count()
-        + 1;
+    let column = before.rsplit('\n').next().unwrap_or_default().chars().count() + 1;
     (line, column)
 }
 
@@ -202,12 +177,7 @@ mod tests {
     fn many_faults_are_counted_not_listed() {
         let mut problems = Problems::new(Some(""), "f");
         for offset in 0..30 {
-            problems.add(
-                &Origin::File(offset),
-                "x",
-                None,
-                Fault::new("bad", "mend it"),
-            );
+            problems.add(&Origin::File(offset), "x", None, Fault::new("bad", "mend it"));
         }
         let shown = problems.check().unwrap_err().to_string();
         assert!(

@@ -38,10 +38,7 @@ pub(super) const ROOT: Fields = Fields {
         Field("sweep", Here),
         Field("defaults", Here),
         Field("route", Here),
-        Field(
-            "secrets",
-            NotYet("remove it: no field of this version takes a secret"),
-        ),
+        Field("secrets", NotYet("remove it: no field of this version takes a secret")),
     ],
     shared: &[],
 };
@@ -49,11 +46,7 @@ pub(super) const ROOT: Fields = Fields {
 /// `[gateway]`
 pub(super) const GATEWAY: Fields = Fields {
     label: "[gateway]",
-    list: &[
-        Field("listen", Here),
-        Field("upstream", Here),
-        Field("trusted_proxies", Here),
-    ],
+    list: &[Field("listen", Here), Field("upstream", Here), Field("trusted_proxies", Here)],
     shared: &[],
 };
 
@@ -62,10 +55,7 @@ pub(super) const ADMIN: Fields = Fields {
     label: "[admin]",
     list: &[
         Field("listen", Here),
-        Field(
-            "token",
-            NotYet("remove it: the admin listener stays on loopback and asks for none"),
-        ),
+        Field("token", NotYet("remove it: the admin listener stays on loopback and asks for none")),
     ],
     shared: &[],
 };
@@ -106,10 +96,7 @@ pub(super) const DEFAULTS: Fields = Fields {
             "match",
             Never("the defaults hold for every POST and PATCH; a [[route]] has a match"),
         ),
-        Field(
-            "preset",
-            Never("name the preset in each [[route]] that it is for"),
-        ),
+        Field("preset", Never("name the preset in each [[route]] that it is for")),
     ],
     shared: POLICY,
 };
@@ -126,24 +113,15 @@ const POLICY: &[Field] = &[
     Field("in_flight", Here),
     Field("wait_timeout", Here),
     Field("on_unknown", Here),
-    Field(
-        "reconcile",
-        NotYet("remove it: use on_unknown = \"fail\" or \"retry\""),
-    ),
+    Field("reconcile", NotYet("remove it: use on_unknown = \"fail\" or \"retry\"")),
     Field("on_store_down", Here),
-    Field(
-        "velocity",
-        NotYet("remove it: fresh keys are not limited by this version"),
-    ),
+    Field("velocity", NotYet("remove it: fresh keys are not limited by this version")),
     Field("upstream", Here),
     Field("upstream_timeout", Here),
     Field("record", Here),
     Field("release", Here),
     Field("unknown", Here),
-    Field(
-        "statuses",
-        NotYet("remove it: problems have the documented statuses"),
-    ),
+    Field("statuses", NotYet("remove it: problems have the documented statuses")),
     Field("errors", Here),
     Field("max_request_body", Here),
     Field("max_response_body", Here),
@@ -181,10 +159,7 @@ pub(super) const FINGERPRINT: Fields = Fields {
         Field("mode", Here),
         Field("exclude", Here),
         Field("include", Here),
-        Field(
-            "headers",
-            NotYet("remove it: method, path and body are what is compared"),
-        ),
+        Field("headers", NotYet("remove it: method, path and body are what is compared")),
     ],
     shared: &[],
 };
@@ -195,18 +170,8 @@ const NOT_YET_TENANT: Standing =
     NotYet("use tenant = \"credential\", \"public\" or { header = \"X-Account\" }");
 
 /// Every kind of table, to find where a misplaced field belongs.
-const ALL: [&Fields; 10] = [
-    &ROOT,
-    &GATEWAY,
-    &ADMIN,
-    &STORE,
-    &SWEEP,
-    &ROUTE,
-    &DEFAULTS,
-    &KEY,
-    &TENANT,
-    &FINGERPRINT,
-];
+const ALL: [&Fields; 10] =
+    [&ROOT, &GATEWAY, &ADMIN, &STORE, &SWEEP, &ROUTE, &DEFAULTS, &KEY, &TENANT, &FINGERPRINT];
 
 impl Fields {
     /// Whether a table like this has the field; if not, why.
@@ -221,10 +186,7 @@ impl Fields {
             Some(Field(_, Never(why))) => {
                 Err(Fault::new(format!("not a field of {}", self.label), *why))
             }
-            None => Err(Fault::new(
-                "there is no such field",
-                self.advice(name, rename),
-            )),
+            None => Err(Fault::new("there is no such field", self.advice(name, rename))),
         }
     }
 
@@ -234,9 +196,7 @@ impl Fields {
         }
         let here = self.names().collect::<Vec<_>>().join(", ");
         let here = format!("fields of {}: {here}", self.label);
-        let owners = ALL
-            .iter()
-            .filter(|fields| fields.names().any(|known| known == name));
+        let owners = ALL.iter().filter(|fields| fields.names().any(|known| known == name));
         let owners = owners.map(|fields| fields.label).collect::<Vec<_>>();
         match owners.is_empty() {
             true => here,
@@ -246,9 +206,7 @@ impl Fields {
 
     /// The names that this version reads.
     fn names(&self) -> impl Iterator<Item = &'static str> {
-        self.all()
-            .filter(|field| matches!(field.1, Here))
-            .map(|field| field.0)
+        self.all().filter(|field| matches!(field.1, Here)).map(|field| field.0)
     }
 
     fn all(&self) -> impl Iterator<Item = &'static Field> {
@@ -275,9 +233,7 @@ pub(super) fn nearest<'a>(
         let allowed = (length.max(candidate.chars().count()) / 3).max(1);
         (distance <= allowed && distance < length.max(1)).then_some((distance, candidate))
     });
-    scored
-        .min_by_key(|(distance, _)| *distance)
-        .map(|(_, candidate)| candidate)
+    scored.min_by_key(|(distance, _)| *distance).map(|(_, candidate)| candidate)
 }
 
 #[cfg(test)]

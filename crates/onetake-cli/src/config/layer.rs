@@ -142,10 +142,7 @@ pub(super) fn read_preset(
 ) -> Option<Located<Preset>> {
     let value_at = value.node.at.clone();
     let preset = value.choice(&Preset::ALL, &[], problems)?;
-    Some(Located {
-        value: preset,
-        at: value_at,
-    })
+    Some(Located { value: preset, at: value_at })
 }
 
 /// Reads an upstream, for a route or for all.
@@ -154,10 +151,7 @@ pub(super) fn read_upstream(
     problems: &mut Problems<'_>,
 ) -> Option<Located<Uri>> {
     let uri = value.parse("\"http://127.0.0.1:3000\"", problems, parse_upstream)?;
-    Some(Located {
-        value: uri,
-        at: value.node.at.clone(),
-    })
+    Some(Located { value: uri, at: value.node.at.clone() })
 }
 
 fn read_key(value: &Value<'_>, layer: &mut Layer, problems: &mut Problems<'_>) {
@@ -171,12 +165,9 @@ fn read_key(value: &Value<'_>, layer: &mut Layer, problems: &mut Problems<'_>) {
     if let Some(value) = table.get("format") {
         value.choice(&[("any", ())], &["uuid"], problems);
     }
-    layer.key_required = table
-        .get("required")
-        .and_then(|value| value.boolean(problems));
-    layer.key_min_length = table
-        .get("min_length")
-        .and_then(|value| value.integer((1, KEY_LENGTH_MAX), problems));
+    layer.key_required = table.get("required").and_then(|value| value.boolean(problems));
+    layer.key_min_length =
+        table.get("min_length").and_then(|value| value.integer((1, KEY_LENGTH_MAX), problems));
 }
 
 fn read_tenant(value: &Value<'_>, problems: &mut Problems<'_>) -> Option<TenantConfig> {
@@ -207,12 +198,7 @@ fn read_tenant(value: &Value<'_>, problems: &mut Problems<'_>) -> Option<TenantC
     };
     header.parse("\"X-Account\"", problems, |text| {
         let name = HeaderName::from_bytes(text.as_bytes());
-        let bad = |_| {
-            Fault::new(
-                "not the name of a header",
-                "write for example \"X-Account\"",
-            )
-        };
+        let bad = |_| Fault::new("not the name of a header", "write for example \"X-Account\"");
         name.map(TenantConfig::Header).map_err(bad)
     })
 }
@@ -234,10 +220,7 @@ fn read_fingerprint(value: &Value<'_>, problems: &mut Problems<'_>) -> Option<Fi
         (false, None, None) => Some(FingerprintConfig::Bytes),
         (false, Some(pointers), _) | (false, None, Some(pointers)) => {
             let fix = "write mode = \"json\", or leave the pointers out";
-            pointers.refuse(
-                Fault::new("mode \"bytes\" compares every byte", fix),
-                problems,
-            );
+            pointers.refuse(Fault::new("mode \"bytes\" compares every byte", fix), problems);
             None
         }
         (true, Some(_), Some(include)) => {
@@ -263,9 +246,8 @@ fn read_fingerprint(value: &Value<'_>, problems: &mut Problems<'_>) -> Option<Fi
 
 fn read_pointers(value: &Value<'_>, problems: &mut Problems<'_>) -> Option<Vec<String>> {
     let elements = value.list("[\"/timestamp\"]", problems)?;
-    let pointers = elements
-        .iter()
-        .map(|element| element.parse("\"/timestamp\"", problems, parse_pointer));
+    let pointers =
+        elements.iter().map(|element| element.parse("\"/timestamp\"", problems, parse_pointer));
     // Collected before they are judged, so that every bad one is reported.
     let pointers = pointers.collect::<Vec<_>>();
     pointers.into_iter().collect()
@@ -280,11 +262,7 @@ fn parse_pointer(text: &str) -> Result<String, Fault> {
     if !text.starts_with('/') {
         return Err(Fault::new("a JSON Pointer starts with `/`", fix));
     }
-    if text
-        .split('~')
-        .skip(1)
-        .any(|rest| !rest.starts_with(['0', '1']))
-    {
+    if text.split('~').skip(1).any(|rest| !rest.starts_with(['0', '1'])) {
         return Err(Fault::new("`~` without 0 or 1 behind it", fix));
     }
     Ok(text.to_owned())
@@ -310,9 +288,7 @@ fn read_outcomes(
     ];
     let mut seen: Vec<(StatusPattern, Disposition, &str)> = Vec::new();
     for (name, disposition) in lists {
-        let elements = table
-            .get(name)
-            .and_then(|value| value.list("[\"5xx\"]", problems));
+        let elements = table.get(name).and_then(|value| value.list("[\"5xx\"]", problems));
         for element in elements.unwrap_or_default() {
             let Some(pattern) = element.parse("\"404\"", problems, status::parse) else {
                 continue;
@@ -327,7 +303,5 @@ fn read_outcomes(
             }
         }
     }
-    seen.into_iter()
-        .map(|(pattern, disposition, _)| (pattern, disposition))
-        .collect()
+    seen.into_iter().map(|(pattern, disposition, _)| (pattern, disposition)).collect()
 }

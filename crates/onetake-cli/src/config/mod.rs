@@ -97,26 +97,14 @@ impl Config {
     /// `path` is the request's path as it was sent, without the query.
     #[must_use]
     pub fn plan(&self, method: &Method, path: &str) -> Plan<'_> {
-        let found = self
-            .routes
-            .iter()
-            .enumerate()
-            .find(|(_, route)| route.matches(method, path));
+        let found = self.routes.iter().enumerate().find(|(_, route)| route.matches(method, path));
         if let Some((index, route)) = found {
             let (policy, upstream) = (Some(&route.policy), Some(&route.upstream));
-            return Plan {
-                route: Some(index),
-                policy,
-                upstream,
-            };
+            return Plan { route: Some(index), policy, upstream };
         }
         let keyed = *method == Method::POST || *method == Method::PATCH;
         let policy = keyed.then_some(&self.defaults);
-        Plan {
-            route: None,
-            policy,
-            upstream: self.gateway.upstream.as_ref(),
-        }
+        Plan { route: None, policy, upstream: self.gateway.upstream.as_ref() }
     }
 }
 

@@ -46,10 +46,7 @@ impl Methods {
         }
         if NEVER_KEYED.contains(&word) {
             let what = format!("{word} is never keyed: such requests pass through untouched");
-            return Err(Fault::new(
-                what,
-                "leave it out; POST, PUT, PATCH and DELETE can be keyed",
-            ));
+            return Err(Fault::new(what, "leave it out; POST, PUT, PATCH and DELETE can be keyed"));
         }
         let what = match word {
             "" => "a method is missing".to_owned(),
@@ -58,10 +55,7 @@ impl Methods {
         let names = KEYABLE.iter().map(Method::as_str);
         Err(match nearest(word, names).filter(|_| word != "*") {
             Some(near) => Fault::new(what, format!("did you mean `{near}`?")),
-            None => Fault::new(
-                what,
-                "use POST, PUT, PATCH or DELETE, or `*` for all of these",
-            ),
+            None => Fault::new(what, "use POST, PUT, PATCH or DELETE, or `*` for all of these"),
         })
     }
 }
@@ -123,9 +117,7 @@ impl PathPattern {
     }
 
     fn parse(text: &str) -> Result<Self, Fault> {
-        let strange = text
-            .chars()
-            .find(|c| !c.is_ascii_graphic() || "?#\\\"<>^`|".contains(*c));
+        let strange = text.chars().find(|c| !c.is_ascii_graphic() || "?#\\\"<>^`|".contains(*c));
         if let Some(c) = strange {
             let what = format!("`{}` cannot stand in a path", c.escape_debug());
             return Err(Fault::new(
@@ -146,11 +138,7 @@ impl PathPattern {
                 None => rest = true,
             }
         }
-        Ok(Self {
-            text: text.to_owned(),
-            segments,
-            rest,
-        })
+        Ok(Self { text: text.to_owned(), segments, rest })
     }
 }
 
@@ -174,10 +162,7 @@ pub(super) fn parse_match(text: &str) -> Result<(Methods, PathPattern), Fault> {
         let what = "methods and path are not apart, or the path does not start with `/`";
         return Err(Fault::new(what, EXAMPLE));
     }
-    Ok((
-        Methods::parse(trimmed)?,
-        PathPattern::parse(path.trim_end())?,
-    ))
+    Ok((Methods::parse(trimmed)?, PathPattern::parse(path.trim_end())?))
 }
 
 /// A segment, or `None` for `{*rest}`.
@@ -188,10 +173,7 @@ fn parse_segment(text: &str) -> Result<Option<Segment>, Fault> {
     }
     if text.starts_with(':') || text.starts_with('*') {
         let what = "a segment that starts with `:` or `*` is another syntax";
-        return Err(Fault::new(
-            what,
-            "write `{name}` for one segment, `{*rest}` for all the rest",
-        ));
+        return Err(Fault::new(what, "write `{name}` for one segment, `{*rest}` for all the rest"));
     }
     if !text.contains(['{', '}']) {
         return Ok(Some(Segment::Literal(text.to_owned())));
@@ -200,10 +182,7 @@ fn parse_segment(text: &str) -> Result<Option<Segment>, Fault> {
         let fix = "write `{name}` or `{*rest}` between two slashes, with nothing beside it";
         Fault::new(format!("`{text}` is not a segment of a pattern"), fix)
     };
-    let inner = text
-        .strip_prefix('{')
-        .and_then(|text| text.strip_suffix('}'))
-        .ok_or_else(bad)?;
+    let inner = text.strip_prefix('{').and_then(|text| text.strip_suffix('}')).ok_or_else(bad)?;
     let (name, rest) = match inner.strip_prefix('*') {
         Some(name) => (name, true),
         None => (inner, false),
@@ -219,10 +198,7 @@ mod tests {
     use super::*;
 
     fn matches(pattern: &str, path: &str) -> bool {
-        parse_match(&format!("* {pattern}"))
-            .unwrap()
-            .1
-            .matches(path)
+        parse_match(&format!("* {pattern}")).unwrap().1.matches(path)
     }
 
     #[test]
@@ -231,17 +207,9 @@ mod tests {
             ("/", &["/"][..], &["", "//", "/a", "*"][..]),
             ("/a", &["/a"], &["/", "/a/", "/A", "/ab", "a"]),
             ("/a/", &["/a/"], &["/a", "/a/b"]),
-            (
-                "/a/{id}",
-                &["/a/1", "/a/%2F"],
-                &["/a", "/a/", "/a/1/", "/a/1/b"],
-            ),
+            ("/a/{id}", &["/a/1", "/a/%2F"], &["/a", "/a/", "/a/1/", "/a/1/b"]),
             ("/a/{id}/b", &["/a/1/b"], &["/a//b", "/a/1/c", "/a/1"]),
-            (
-                "/a/{*rest}",
-                &["/a/1", "/a/1/2", "/a//"],
-                &["/a", "/a/", "/b/1"],
-            ),
+            ("/a/{*rest}", &["/a/1", "/a/1/2", "/a//"], &["/a", "/a/", "/b/1"]),
             ("/{*rest}", &["/a", "/a/b/"], &["/", ""]),
             ("/{id}/{*rest}", &["/a/b/c"], &["/a", "/a/", "//b"]),
         ] {

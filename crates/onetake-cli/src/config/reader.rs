@@ -41,20 +41,13 @@ impl<'t> Section<'t> {
                 problems.add(&entry.at, &path, None, fault);
             }
         }
-        Some(Self {
-            entries,
-            path: value.path.clone(),
-            has_faults,
-        })
+        Some(Self { entries, path: value.path.clone(), has_faults })
     }
 
     /// The field of this name, if it was written.
     pub(super) fn get(&self, name: &str) -> Option<Value<'t>> {
         let entry = self.entries.iter().find(|entry| entry.name == name)?;
-        Some(Value {
-            node: &entry.value,
-            path: join(&self.path, name),
-        })
+        Some(Value { node: &entry.value, path: join(&self.path, name) })
     }
 
     /// Whether a field was refused by its name.
@@ -71,10 +64,7 @@ impl<'t> Section<'t> {
 impl<'t> Value<'t> {
     /// The whole document.
     pub(super) fn root(node: &'t Node) -> Self {
-        Self {
-            node,
-            path: String::new(),
-        }
+        Self { node, path: String::new() }
     }
 
     /// Reports what is wrong with this value.
@@ -106,9 +96,7 @@ impl<'t> Value<'t> {
         parse: impl FnOnce(&'t str) -> Result<T, Fault>,
     ) -> Option<T> {
         let text = self.text(example, problems)?;
-        parse(text)
-            .map_err(|fault| self.refuse(fault, problems))
-            .ok()
+        parse(text).map_err(|fault| self.refuse(fault, problems)).ok()
     }
 
     /// True or false.
@@ -148,10 +136,7 @@ impl<'t> Value<'t> {
         later: &[&str],
         problems: &mut Problems<'_>,
     ) -> Option<T> {
-        let example = choices
-            .first()
-            .map(|(word, _)| format!("\"{word}\""))
-            .unwrap_or_default();
+        let example = choices.first().map(|(word, _)| format!("\"{word}\"")).unwrap_or_default();
         let text = self.text(&example, problems)?;
         let found = choices.iter().find(|(word, _)| *word == text);
         if found.is_none() {
@@ -171,10 +156,7 @@ impl<'t> Value<'t> {
             self.wrong_type("a list", example, problems);
             return None;
         };
-        let element = |(index, node)| Value {
-            node,
-            path: format!("{}[{index}]", self.path),
-        };
+        let element = |(index, node)| Value { node, path: format!("{}[{index}]", self.path) };
         Some(nodes.iter().enumerate().map(element).collect())
     }
 
@@ -198,25 +180,16 @@ impl<'t> Value<'t> {
 
 /// A word that is not among the choices.
 pub(super) fn unknown_word(word: &str, choices: &[&str], later: &[&str]) -> Fault {
-    let quoted = choices
-        .iter()
-        .map(|word| format!("\"{word}\""))
-        .collect::<Vec<_>>();
+    let quoted = choices.iter().map(|word| format!("\"{word}\"")).collect::<Vec<_>>();
     let list = match quoted.split_last() {
         Some((last, rest)) if !rest.is_empty() => format!("{} or {last}", rest.join(", ")),
         _ => quoted.join(""),
     };
     if later.contains(&word) {
-        return Fault::new(
-            "this version does not support it yet",
-            format!("use {list}"),
-        );
+        return Fault::new("this version does not support it yet", format!("use {list}"));
     }
     match nearest(word, choices.iter().copied()) {
-        Some(near) => Fault::new(
-            "there is no such value",
-            format!("did you mean \"{near}\"?"),
-        ),
+        Some(near) => Fault::new("there is no such value", format!("did you mean \"{near}\"?")),
         None => Fault::new("there is no such value", format!("use {list}")),
     }
 }
@@ -227,9 +200,5 @@ fn join(path: &str, name: &str) -> String {
         true => name.to_owned(),
         false => format!("\"{}\"", shorten(name)),
     };
-    if path.is_empty() {
-        name
-    } else {
-        format!("{path}.{name}")
-    }
+    if path.is_empty() { name } else { format!("{path}.{name}") }
 }

@@ -41,29 +41,14 @@ pub(super) fn resolve(draft: Draft, problems: &mut Problems<'_>) -> Config {
         routes.filter_map(|route| resolve_route(route, defaults, upstream.as_ref(), problems));
     let routes = routes.collect();
     let trusted_proxies = draft.trusted_proxies.unwrap_or_else(|| {
-        let loopback = [
-            (Ipv4Addr::new(127, 0, 0, 0).into(), 8),
-            (Ipv6Addr::LOCALHOST.into(), 128),
-        ];
-        loopback
-            .map(|(address, prefix)| Cidr::new(address, prefix))
-            .into()
+        let loopback = [(Ipv4Addr::new(127, 0, 0, 0).into(), 8), (Ipv6Addr::LOCALHOST.into(), 128)];
+        loopback.map(|(address, prefix)| Cidr::new(address, prefix)).into()
     });
-    let url = draft
-        .store
-        .unwrap_or_else(|| StoreUrl::Embedded(PathBuf::from(STORE_FOLDER)));
+    let url = draft.store.unwrap_or_else(|| StoreUrl::Embedded(PathBuf::from(STORE_FOLDER)));
     Config {
         defaults: policy(&[defaults]),
-        gateway: Gateway {
-            listen,
-            upstream,
-            trusted_proxies,
-        },
-        admin: Admin {
-            listen: draft
-                .admin_listen
-                .map_or(ADMIN_LISTEN, |listen| listen.value),
-        },
+        gateway: Gateway { listen, upstream, trusted_proxies },
+        admin: Admin { listen: draft.admin_listen.map_or(ADMIN_LISTEN, |listen| listen.value) },
         store: StoreConfig { url },
         sweep: Sweep {
             interval: draft.sweep_interval.unwrap_or(SWEEP_INTERVAL),
@@ -87,10 +72,7 @@ fn default_upstream(draft: &Draft, problems: &mut Problems<'_>) -> Option<Uri> {
         problems.add(&defaults.at, "defaults.upstream", value, fault);
     }
     let upstream = gateway.or(defaults).map(|upstream| upstream.value.clone());
-    let homeless = draft
-        .routes
-        .iter()
-        .find(|route| route.layer.upstream.is_none());
+    let homeless = draft.routes.iter().find(|route| route.layer.upstream.is_none());
     let what = match (&upstream, homeless) {
         (None, Some(route)) => format!("it is missing, and {} names none of its own", route.path),
         (None, None) if draft.routes.is_empty() => {
@@ -100,12 +82,7 @@ fn default_upstream(draft: &Draft, problems: &mut Problems<'_>) -> Option<Uri> {
     };
     let fix = "start with --upstream http://127.0.0.1:3000, or write upstream = \
                \"http://127.0.0.1:3000\" below [gateway]";
-    problems.add(
-        &Origin::Absent,
-        "gateway.upstream",
-        None,
-        Fault::new(what, fix),
-    );
+    problems.add(&Origin::Absent, "gateway.upstream", None, Fault::new(what, fix));
     upstream
 }
 
@@ -117,10 +94,7 @@ fn check_listeners(listen: SocketAddr, draft: &Draft, problems: &mut Problems<'_
         return;
     }
     let at = admin.map_or(Origin::Absent, |admin| admin.at.clone());
-    let fault = Fault::new(
-        "gateway.listen has the same address",
-        "give one another port",
-    );
+    let fault = Fault::new("gateway.listen has the same address", "give one another port");
     problems.add(&at, "admin.listen", Some(format!("\"{listen}\"")), fault);
 }
 
@@ -131,9 +105,7 @@ fn resolve_route(
     problems: &mut Problems<'_>,
 ) -> Option<Route> {
     let preset = draft.preset.as_ref();
-    let preset_layer = preset
-        .map(|preset| preset.value.layer())
-        .unwrap_or_default();
+    let preset_layer = preset.map(|preset| preset.value.layer()).unwrap_or_default();
     let tenant_named = draft.layer.tenant.is_some() || defaults.tenant.is_some();
     if let Some(preset) = preset.filter(|preset| preset.value == Preset::Payment && !tenant_named) {
         let fault = Fault::new(
@@ -143,11 +115,7 @@ fn resolve_route(
         );
         problems.add(&preset.at, &format!("{}.tenant", draft.path), None, fault);
     }
-    let own = draft
-        .layer
-        .upstream
-        .as_ref()
-        .map(|upstream| &upstream.value);
+    let own = draft.layer.upstream.as_ref().map(|upstream| &upstream.value);
     // Where there is none at all, that was reported once for all routes.
     let upstream = own.or(upstream)?;
     Some(Route {

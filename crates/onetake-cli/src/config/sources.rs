@@ -16,9 +16,7 @@ pub(super) fn apply_env(
     env: impl Iterator<Item = (String, String)>,
     problems: &mut Problems<'_>,
 ) {
-    let mut variables = env
-        .filter(|(name, _)| name.starts_with(PREFIX))
-        .collect::<Vec<_>>();
+    let mut variables = env.filter(|(name, _)| name.starts_with(PREFIX)).collect::<Vec<_>>();
     // The order of an environment is accidental; ours must not be.
     variables.sort();
     for (name, text) in variables {
@@ -31,12 +29,7 @@ pub(super) fn apply_env(
 
 /// Puts every flag into the tree.
 pub(super) fn apply_flags(tree: &mut Node, overrides: Overrides) {
-    let Overrides {
-        listen,
-        upstream,
-        admin_listen,
-        store,
-    } = overrides;
+    let Overrides { listen, upstream, admin_listen, store } = overrides;
     let text = |listen: std::net::SocketAddr| listen.to_string();
     if upstream.is_some() {
         // The flag names the one upstream for all that name none, wherever that was said before.
@@ -63,11 +56,7 @@ pub(super) fn rename(at: &Origin, path: &str, near: &str) -> String {
         return near.to_owned();
     };
     let depth = path.matches('.').count();
-    let mut parts = name
-        .strip_prefix(PREFIX)
-        .unwrap_or(name)
-        .split("__")
-        .collect::<Vec<_>>();
+    let mut parts = name.strip_prefix(PREFIX).unwrap_or(name).split("__").collect::<Vec<_>>();
     let right = near.to_uppercase();
     match parts.get_mut(depth) {
         Some(part) => *part = &right,
@@ -88,10 +77,7 @@ fn parse_name(name: &str) -> Result<Vec<String>, Fault> {
     }
     if path.len() < 2 || path.len() > DEPTH_MAX || path.iter().any(String::is_empty) {
         let fix = "write ONETAKE__SECTION__KEY, such as ONETAKE__GATEWAY__LISTEN";
-        return Err(Fault::new(
-            "the name is not one of a section and a key",
-            fix,
-        ));
+        return Err(Fault::new("the name is not one of a section and a key", fix));
     }
     Ok(path)
 }

@@ -40,17 +40,11 @@ pub(super) struct Entry {
 
 impl Node {
     pub(super) fn text(text: impl Into<String>, at: Origin) -> Self {
-        Self {
-            kind: Kind::Text(text.into()),
-            at,
-        }
+        Self { kind: Kind::Text(text.into()), at }
     }
 
     pub(super) fn table(at: Origin) -> Self {
-        Self {
-            kind: Kind::Table(Vec::new()),
-            at,
-        }
+        Self { kind: Kind::Table(Vec::new()), at }
     }
 
     /// What the value is, with its article.
@@ -85,15 +79,7 @@ impl Node {
             return;
         };
         match self.find(section) {
-            Some(Entry {
-                value:
-                    Node {
-                        kind: Kind::Table(_),
-                        ..
-                    },
-                ..
-            })
-            | None => {}
+            Some(Entry { value: Node { kind: Kind::Table(_), .. }, .. }) | None => {}
             Some(_) if rest.is_empty() => {}
             Some(_) => return,
         }
@@ -113,11 +99,7 @@ impl Node {
         let old = entries.iter().position(|entry| entry.name == *name);
         let mut entry = match old.map(|index| entries.swap_remove(index)) {
             Some(entry) if !rest.is_empty() => entry,
-            _ => Entry {
-                name: name.clone(),
-                at: at.clone(),
-                value: Node::table(at),
-            },
+            _ => Entry { name: name.clone(), at: at.clone(), value: Node::table(at) },
         };
         entry.value.put(rest, value);
         entries.push(entry);
@@ -152,26 +134,14 @@ pub(super) fn parse(text: &str, problems: &mut Problems<'_>) -> Node {
             from_table(table.get_ref(), Origin::File(0), &place, 0)
         }
         Err(error) => {
-            let at = error
-                .span()
-                .map_or(Origin::Absent, |span| Origin::File(span.start));
+            let at = error.span().map_or(Origin::Absent, |span| Origin::File(span.start));
             // Only the first line: the others may repeat a part of the file.
-            let message = error
-                .message()
-                .lines()
-                .next()
-                .unwrap_or_default()
-                .to_owned();
+            let message = error.message().lines().next().unwrap_or_default().to_owned();
             let fix = match message.contains("duplicate") {
                 true => "the same name stands further up: keep one, or put the two together",
                 false => "look at the quotes, brackets and `=` here: strings need quotes",
             };
-            problems.add(
-                &at,
-                "",
-                None,
-                Fault::new(format!("not valid TOML: {message}"), fix),
-            );
+            problems.add(&at, "", None, Fault::new(format!("not valid TOML: {message}"), fix));
             Node::table(Origin::Absent)
         }
     }
@@ -208,11 +178,9 @@ fn from_value(value: &Spanned<DeValue<'_>>, place: Place<'_>, depth: usize) -> N
         DeValue::Float(number) => Kind::Other("a float", number.to_string()),
         DeValue::Datetime(date) => Kind::Other("a date or time", date.to_string()),
         DeValue::Array(_) | DeValue::Table(_) if depth > DEPTH_MAX => Kind::List(Vec::new()),
-        DeValue::Array(list) => Kind::List(
-            list.iter()
-                .map(|value| from_value(value, place, depth + 1))
-                .collect(),
-        ),
+        DeValue::Array(list) => {
+            Kind::List(list.iter().map(|value| from_value(value, place, depth + 1)).collect())
+        }
         DeValue::Table(table) => return from_table(table, at, place, depth),
     };
     Node { kind, at }
@@ -224,10 +192,7 @@ fn from_table(table: &DeTable<'_>, at: Origin, place: Place<'_>, depth: usize) -
         at: place(name.span()),
         value: from_value(value, place, depth + 1),
     });
-    Node {
-        kind: Kind::Table(entries.collect()),
-        at,
-    }
+    Node { kind: Kind::Table(entries.collect()), at }
 }
 
 /// Escaped, so that nothing in a file can steer a terminal, and cut.
@@ -236,11 +201,7 @@ pub(super) fn shorten(text: &str) -> String {
         '\'' => c.to_string(),
         _ => c.escape_debug().to_string(),
     };
-    let mut shown: String = text
-        .chars()
-        .take(SHOWN_CHARACTERS_MAX)
-        .map(escape)
-        .collect();
+    let mut shown: String = text.chars().take(SHOWN_CHARACTERS_MAX).map(escape).collect();
     if text.chars().nth(SHOWN_CHARACTERS_MAX).is_some() {
         shown.push('…');
     }

@@ -20,62 +20,31 @@ pub(super) struct Limits {
 }
 
 /// `ttl`: longer than the longest preset by a wide margin, but storage is paid for.
-pub(super) const TTL: Limits = Limits {
-    min: SECOND,
-    max: DAY.saturating_mul(400),
-    usual: "24h",
-};
+pub(super) const TTL: Limits = Limits { min: SECOND, max: DAY.saturating_mul(400), usual: "24h" };
 /// `lease`: renewed at a third of it, so a shorter one would be nothing but heartbeats.
-pub(super) const LEASE: Limits = Limits {
-    min: Duration::from_millis(100),
-    max: HOUR,
-    usual: "30s",
-};
+pub(super) const LEASE: Limits =
+    Limits { min: Duration::from_millis(100), max: HOUR, usual: "30s" };
 /// `grace`
-pub(super) const GRACE: Limits = Limits {
-    min: Duration::ZERO,
-    max: HOUR,
-    usual: "30s",
-};
+pub(super) const GRACE: Limits = Limits { min: Duration::ZERO, max: HOUR, usual: "30s" };
 /// `wait_timeout`: a waiter holds a connection for as long.
-pub(super) const WAIT_TIMEOUT: Limits = Limits {
-    min: Duration::ZERO,
-    max: Duration::from_secs(300),
-    usual: "5s",
-};
+pub(super) const WAIT_TIMEOUT: Limits =
+    Limits { min: Duration::ZERO, max: Duration::from_secs(300), usual: "5s" };
 /// `upstream_timeout`
-pub(super) const UPSTREAM_TIMEOUT: Limits = Limits {
-    min: Duration::from_millis(1),
-    max: HOUR,
-    usual: "30s",
-};
+pub(super) const UPSTREAM_TIMEOUT: Limits =
+    Limits { min: Duration::from_millis(1), max: HOUR, usual: "30s" };
 /// `sweep.interval`
-pub(super) const SWEEP_INTERVAL: Limits = Limits {
-    min: SECOND,
-    max: DAY,
-    usual: "15m",
-};
+pub(super) const SWEEP_INTERVAL: Limits = Limits { min: SECOND, max: DAY, usual: "15m" };
 
 /// The largest body that may be configured to be held in memory.
 const BODY_BYTES_MAX: u64 = 64 * MIB;
 
 /// Units of durations, in milliseconds, from the largest.
-const TIME_UNITS: [(&str, u64); 5] = [
-    ("d", 86_400_000),
-    ("h", 3_600_000),
-    ("m", 60_000),
-    ("s", 1000),
-    ("ms", 1),
-];
+const TIME_UNITS: [(&str, u64); 5] =
+    [("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1000), ("ms", 1)];
 
 /// Units of sizes, in bytes.
-const SIZE_UNITS: [(&str, u64); 5] = [
-    ("GiB", 1024 * MIB),
-    ("MiB", MIB),
-    ("KiB", 1024),
-    ("B", 1),
-    ("", 1),
-];
+const SIZE_UNITS: [(&str, u64); 5] =
+    [("GiB", 1024 * MIB), ("MiB", MIB), ("KiB", 1024), ("B", 1), ("", 1)];
 
 /// Reads a duration such as "30s" or "1h30m".
 pub(super) fn duration(
@@ -110,16 +79,10 @@ fn parse_duration(text: &str, limits: &Limits) -> Result<Duration, Fault> {
     };
     let duration = Duration::from_millis(millis);
     if duration < *min {
-        return Err(Fault::new(
-            format!("shorter than {}, the shortest accepted", show(*min)),
-            fix,
-        ));
+        return Err(Fault::new(format!("shorter than {}, the shortest accepted", show(*min)), fix));
     }
     if duration > *max {
-        return Err(Fault::new(
-            format!("longer than {}, the longest accepted", show(*max)),
-            fix,
-        ));
+        return Err(Fault::new(format!("longer than {}, the longest accepted", show(*max)), fix));
     }
     Ok(duration)
 }
@@ -133,14 +96,9 @@ fn parse_millis(text: &str) -> Result<u64, &'static str> {
     let mut total: u64 = 0;
     while !rest.is_empty() {
         let (number, tail) = split_number(rest).ok_or("not a duration")?;
-        let end = tail
-            .find(|c: char| !c.is_ascii_alphabetic())
-            .unwrap_or(tail.len());
+        let end = tail.find(|c: char| !c.is_ascii_alphabetic()).unwrap_or(tail.len());
         let (unit, tail) = tail.split_at_checked(end).unwrap_or((tail, ""));
-        let factor = TIME_UNITS
-            .iter()
-            .find(|(name, _)| *name == unit)
-            .map(|(_, factor)| *factor);
+        let factor = TIME_UNITS.iter().find(|(name, _)| *name == unit).map(|(_, factor)| *factor);
         let factor = match (factor, unit) {
             (Some(factor), _) => factor,
             (None, "") => return Err("a duration without a unit"),
@@ -157,10 +115,7 @@ fn parse_size(text: &str) -> Result<usize, Fault> {
     let bad = |what: &str| Fault::new(what, fix);
     let (number, unit) = split_number(text.trim()).ok_or_else(|| bad("not a size"))?;
     let unit = unit.trim_start();
-    let factor = SIZE_UNITS
-        .iter()
-        .find(|(name, _)| *name == unit)
-        .map(|(_, factor)| *factor);
+    let factor = SIZE_UNITS.iter().find(|(name, _)| *name == unit).map(|(_, factor)| *factor);
     let factor = factor.ok_or_else(|| bad("a size with an unknown unit"))?;
     let bytes = number.saturating_mul(factor);
     match usize::try_from(bytes) {
@@ -171,9 +126,7 @@ fn parse_size(text: &str) -> Result<usize, Fault> {
 
 /// The digits at the start, which have to be there, and what follows them.
 fn split_number(text: &str) -> Option<(u64, &str)> {
-    let end = text
-        .find(|c: char| !c.is_ascii_digit())
-        .unwrap_or(text.len());
+    let end = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
     let (digits, tail) = text.split_at_checked(end)?;
     (!digits.is_empty()).then(|| (digits.parse().unwrap_or(u64::MAX), tail))
 }
@@ -206,9 +159,8 @@ mod tests {
         ] {
             assert_eq!(parse_millis(text), Ok(millis), "{text}");
         }
-        for text in [
-            "", " ", "s", "30", "30 s", "1.5h", "-1s", "30x", "30S", "1h30", "٣s", "1hö",
-        ] {
+        for text in ["", " ", "s", "30", "30 s", "1.5h", "-1s", "30x", "30S", "1h30", "٣s", "1hö"]
+        {
             assert!(parse_millis(text).is_err(), "{text}");
         }
     }
@@ -234,26 +186,13 @@ mod tests {
 
     #[test]
     fn sizes() {
-        for (text, bytes) in [
-            ("1MiB", 1 << 20),
-            ("512KiB", 1 << 19),
-            ("64MiB", 1 << 26),
-            ("7", 7),
-            ("9B", 9),
-        ] {
+        for (text, bytes) in
+            [("1MiB", 1 << 20), ("512KiB", 1 << 19), ("64MiB", 1 << 26), ("7", 7), ("9B", 9)]
+        {
             assert_eq!(parse_size(text).unwrap(), bytes, "{text}");
         }
-        for text in [
-            "",
-            "0",
-            "65MiB",
-            "1GiB",
-            "1MB",
-            "1.5MiB",
-            "-1",
-            "MiB",
-            "99999999999999999999",
-        ] {
+        for text in ["", "0", "65MiB", "1GiB", "1MB", "1.5MiB", "-1", "MiB", "99999999999999999999"]
+        {
             assert!(parse_size(text).is_err(), "{text}");
         }
     }

@@ -21,15 +21,8 @@ pub enum StoreUrl {
 impl StoreUrl {
     pub(super) fn parse(text: &str) -> Result<Self, Fault> {
         const FIX: &str = "use \"embedded:./onetake-data\", or \"memory:\" for tests";
-        const LATER: [&str; 7] = [
-            "sqlite",
-            "postgres",
-            "postgresql",
-            "redis",
-            "rediss",
-            "redis-cluster",
-            "dynamodb",
-        ];
+        const LATER: [&str; 7] =
+            ["sqlite", "postgres", "postgresql", "redis", "rediss", "redis-cluster", "dynamodb"];
         // URLs of databases carry passwords.
         let bad = |what: &str, fix: &str| Fault::new(what, fix).hiding_value(text.contains('@'));
         let Some((scheme, rest)) = text.split_once(':') else {
@@ -50,10 +43,9 @@ impl StoreUrl {
                 Err(Fault::new(what, FIX).hiding_value(true))
             }
             _ => match nearest(scheme, ["embedded", "memory"]) {
-                Some(near) => Err(bad(
-                    "there is no such store",
-                    &format!("did you mean `{near}:`?"),
-                )),
+                Some(near) => {
+                    Err(bad("there is no such store", &format!("did you mean `{near}:`?")))
+                }
                 None => Err(bad("there is no such store", FIX)),
             },
         }
@@ -100,10 +92,7 @@ pub(super) fn parse_upstream(text: &str) -> Result<Uri, Fault> {
         "http" => {}
         "https" => {
             let what = "this version does not support https:// to the upstream yet";
-            return Err(bad(
-                what,
-                "use http://, on the same machine or a network that you trust",
-            ));
+            return Err(bad(what, "use http://, on the same machine or a network that you trust"));
         }
         _ => return Err(bad("not an http:// URL", FIX)),
     }
@@ -120,10 +109,7 @@ pub(super) fn parse_upstream(text: &str) -> Result<Uri, Fault> {
     if authority.host().is_empty() {
         return Err(bad("the host is missing", FIX));
     }
-    let port = authority
-        .as_str()
-        .strip_prefix(authority.host())
-        .unwrap_or_default();
+    let port = authority.as_str().strip_prefix(authority.host()).unwrap_or_default();
     let good_port = |port: &str| port.parse::<u16>().is_ok_and(|port| port != 0);
     if !port.is_empty() && !port.strip_prefix(':').is_some_and(good_port) {
         return Err(bad("not a valid port", FIX));
@@ -141,12 +127,9 @@ mod tests {
 
     #[test]
     fn upstreams() {
-        for text in [
-            "http://127.0.0.1:3000",
-            "http://api/",
-            "http://[::1]:80",
-            "http://api.internal:8080",
-        ] {
+        for text in
+            ["http://127.0.0.1:3000", "http://api/", "http://[::1]:80", "http://api.internal:8080"]
+        {
             assert!(parse_upstream(text).is_ok(), "{text}");
         }
         for (text, hint) in [
@@ -170,10 +153,7 @@ mod tests {
             assert!(said.contains(hint), "{text}: {said}");
         }
         let fault = parse_upstream("http://me:secret@api").unwrap_err();
-        assert!(
-            fault.hides_value && !format!("{fault:?}").contains("secret"),
-            "{fault:?}"
-        );
+        assert!(fault.hides_value && !format!("{fault:?}").contains("secret"), "{fault:?}");
     }
 
     #[test]
@@ -189,23 +169,13 @@ mod tests {
             ("embedded://data", "right behind the colon"),
             ("embeded:data", "did you mean `embedded:`?"),
             ("mysql://x", "no such store"),
-            (
-                "postgres://me:secret@db/x",
-                "does not support the store `postgres:` yet",
-            ),
+            ("postgres://me:secret@db/x", "does not support the store `postgres:` yet"),
         ] {
             let fault = StoreUrl::parse(text).unwrap_err();
             let said = format!("{} {}", fault.what, fault.fix);
-            assert!(
-                said.contains(hint) && !said.contains("secret"),
-                "{text}: {said}"
-            );
+            assert!(said.contains(hint) && !said.contains("secret"), "{text}: {said}");
         }
-        assert!(
-            StoreUrl::parse("postgres://me:secret@db/x")
-                .unwrap_err()
-                .hides_value
-        );
+        assert!(StoreUrl::parse("postgres://me:secret@db/x").unwrap_err().hides_value);
     }
 
     #[test]

@@ -49,22 +49,14 @@ impl Api {
             random: Mutex::new(random),
             charging: TaskTracker::new(),
         });
-        let router = Router::new()
-            .route("/charges", post(charge))
-            .with_state(Arc::clone(&inner));
+        let router = Router::new().route("/charges", post(charge)).with_state(Arc::clone(&inner));
         let stop = CancellationToken::new();
         let stopped = stop.clone().cancelled_owned();
         tokio::spawn(async move {
             // axum's server does not fail: it goes on accepting.
-            let _ended = axum::serve(listener, router)
-                .with_graceful_shutdown(stopped)
-                .await;
+            let _ended = axum::serve(listener, router).with_graceful_shutdown(stopped).await;
         });
-        Ok(Self {
-            address,
-            inner,
-            _stop: stop.drop_guard(),
-        })
+        Ok(Self { address, inner, _stop: stop.drop_guard() })
     }
 
     pub(super) fn address(&self) -> SocketAddr {
@@ -113,11 +105,7 @@ async fn charge(
         let api = Arc::clone(&api);
         async move {
             api.clock.sleep(takes).await;
-            api.ledger.append(Charge {
-                id,
-                order,
-                amount_cents,
-            });
+            api.ledger.append(Charge { id, order, amount_cents });
         }
     });
     match work.await {

@@ -68,17 +68,9 @@ mod tests {
     fn totals_count_an_order_as_doubled_once() {
         let ledger = Ledger::default();
         for (order, amount_cents) in [(1, 500), (2, 700), (1, 500), (1, 500)] {
-            ledger.append(Charge {
-                id: String::new(),
-                order,
-                amount_cents,
-            });
+            ledger.append(Charge { id: String::new(), order, amount_cents });
         }
-        let totals = Totals {
-            charges: 4,
-            doubled: 1,
-            overcharged_cents: 1_000,
-        };
+        let totals = Totals { charges: 4, doubled: 1, overcharged_cents: 1_000 };
         assert_eq!(ledger.totals(), totals);
         assert_eq!(ledger.charges().len(), 4);
     }

@@ -111,11 +111,7 @@ impl Options {
                 return Err(DemoError::OutOfRange { flag, value, range });
             }
         }
-        Ok(Self {
-            seconds,
-            rate,
-            seed,
-        })
+        Ok(Self { seconds, rate, seed })
     }
 
     /// How many taps there will be, if the machine keeps up.
@@ -159,10 +155,7 @@ mod tests {
     #[test]
     fn options_out_of_range_are_refused_with_the_range() {
         let message = |seconds, rate| Options::new(seconds, rate, 1).unwrap_err().to_string();
-        assert_eq!(
-            message(0, 40),
-            "--seconds 0 is out of range: choose a number from 1 to 600"
-        );
+        assert_eq!(message(0, 40), "--seconds 0 is out of range: choose a number from 1 to 600");
         assert_eq!(
             message(15, 1_001),
             "--rate 1001 is out of range: choose a number from 1 to 1000"

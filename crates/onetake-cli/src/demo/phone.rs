@@ -129,10 +129,7 @@ impl Phone {
 
     /// Pays with clear reception: for what all the planned tries did not finish.
     pub(super) async fn finish(&self, tap: &Tap, tries_max: u32) {
-        let attempt = Try {
-            reception: Reception::Clear,
-            pause: Duration::from_millis(250),
-        };
+        let attempt = Try { reception: Reception::Clear, pause: Duration::from_millis(250) };
         for _ in 0..tries_max {
             if self.attempt(tap, &attempt).await {
                 return;

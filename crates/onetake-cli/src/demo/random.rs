@@ -51,11 +51,8 @@ mod tests {
         // The first outputs of the reference implementation for the seed 1234567.
         let mut random = Random::new(1_234_567);
         let drawn: Vec<u64> = (0..3).map(|_| random.next()).collect();
-        let reference = [
-            6_457_827_717_110_365_317,
-            3_203_168_211_198_807_973,
-            9_817_491_932_198_370_423,
-        ];
+        let reference =
+            [6_457_827_717_110_365_317, 3_203_168_211_198_807_973, 9_817_491_932_198_370_423];
         assert_eq!(drawn, reference);
     }
 

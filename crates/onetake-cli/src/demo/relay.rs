@@ -36,10 +36,7 @@ impl DeadSpot {
                 }
             }
         }));
-        Ok(Self {
-            address,
-            _stop: stop.drop_guard(),
-        })
+        Ok(Self { address, _stop: stop.drop_guard() })
     }
 
     pub(super) fn address(&self) -> SocketAddr {
@@ -69,9 +66,7 @@ mod tests {
     async fn the_request_arrives_and_the_answer_does_not() {
         let server = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
         let address = server.local_addr().unwrap();
-        let spot = DeadSpot::start(address, Arc::new(SystemClock))
-            .await
-            .unwrap();
+        let spot = DeadSpot::start(address, Arc::new(SystemClock)).await.unwrap();
         let mut phone = TcpStream::connect(spot.address()).await.unwrap();
         phone.write_all(b"ping").await.unwrap();
         let (mut accepted, _) = server.accept().await.unwrap();

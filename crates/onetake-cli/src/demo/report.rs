@@ -45,17 +45,10 @@ impl Report {
     /// What onetake did wrong, line by line; empty if it kept its promise.
     #[must_use]
     pub fn failures(&self) -> Vec<String> {
-        let Verdict {
-            doubled,
-            missing,
-            unanswered,
-            ..
-        } = self.with.verdict;
+        let Verdict { doubled, missing, unanswered, .. } = self.with.verdict;
         let mut failures = Vec::new();
         if doubled > 0 {
-            failures.push(format!(
-                "taps charged twice or more with onetake: {doubled}"
-            ));
+            failures.push(format!("taps charged twice or more with onetake: {doubled}"));
         }
         if missing > 0 {
             failures.push(format!(
@@ -75,9 +68,7 @@ impl Report {
     #[must_use]
     pub fn saved_cents(&self) -> u64 {
         let (without, with) = (&self.without.verdict, &self.with.verdict);
-        without
-            .overcharged_cents
-            .saturating_sub(with.overcharged_cents)
+        without.overcharged_cents.saturating_sub(with.overcharged_cents)
     }
 }
 
@@ -86,23 +77,13 @@ mod tests {
     use super::*;
 
     fn report(with: Verdict) -> Report {
-        let verdict = Verdict {
-            doubled: 3,
-            overcharged_cents: 4_500,
-            ..Verdict::default()
-        };
+        let verdict = Verdict { doubled: 3, overcharged_cents: 4_500, ..Verdict::default() };
         Report {
             planned: 10,
             elapsed: Duration::from_secs(1),
             interrupted: false,
-            without: Summary {
-                verdict,
-                ..Summary::default()
-            },
-            with: Summary {
-                verdict: with,
-                ..Summary::default()
-            },
+            without: Summary { verdict, ..Summary::default() },
+            with: Summary { verdict: with, ..Summary::default() },
         }
     }
 
@@ -116,19 +97,9 @@ mod tests {
     #[test]
     fn a_double_a_missing_and_an_unanswered_one_are_failures() {
         let bad = [
-            Verdict {
-                doubled: 1,
-                overcharged_cents: 500,
-                ..Verdict::default()
-            },
-            Verdict {
-                missing: 1,
-                ..Verdict::default()
-            },
-            Verdict {
-                unanswered: 1,
-                ..Verdict::default()
-            },
+            Verdict { doubled: 1, overcharged_cents: 500, ..Verdict::default() },
+            Verdict { missing: 1, ..Verdict::default() },
+            Verdict { unanswered: 1, ..Verdict::default() },
         ];
         for verdict in bad {
             assert_eq!(report(verdict).failures().len(), 1, "{verdict:?}");
@@ -138,10 +109,7 @@ mod tests {
 
     #[test]
     fn whoever_stops_it_early_leaves_taps_unanswered() {
-        let mut report = report(Verdict {
-            unanswered: 2,
-            ..Verdict::default()
-        });
+        let mut report = report(Verdict { unanswered: 2, ..Verdict::default() });
         report.interrupted = true;
         assert!(report.failures().is_empty());
     }

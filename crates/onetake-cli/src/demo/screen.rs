@@ -41,9 +41,7 @@ impl Screen {
         let show = Show {
             screen: self,
             options,
-            paint: Paint {
-                colours: self == Self::Live && !no_colours,
-            },
+            paint: Paint { colours: self == Self::Live && !no_colours },
             bar: match self {
                 Self::Live => bar(options),
                 Self::Lines | Self::Silent => ProgressBar::hidden(),
@@ -118,11 +116,7 @@ fn bar(options: Options) -> ProgressBar {
 }
 
 fn introduction(options: Options) -> String {
-    let Options {
-        seconds,
-        rate,
-        seed,
-    } = options;
+    let Options { seconds, rate, seed } = options;
     let often = match rate {
         1 => "once".to_owned(),
         rate => format!("{} times", number(rate)),
@@ -167,10 +161,7 @@ fn conclusion(report: &Report, paint: Paint) -> String {
         ));
     } else {
         let saved = dollars(report.saved_cents());
-        lines.push(format!(
-            "  {}",
-            paint.good(&format!("onetake saved {saved} in {seconds}."))
-        ));
+        lines.push(format!("  {}", paint.good(&format!("onetake saved {saved} in {seconds}."))));
     }
     lines.join("\n")
 }
@@ -191,15 +182,9 @@ mod tests {
     const PLAIN: Paint = Paint { colours: false };
 
     fn report(doubled_without: u64, with: Verdict) -> Report {
-        let verdict = Verdict {
-            doubled: doubled_without,
-            overcharged_cents: doubled_without * 250,
-            ..with
-        };
-        let summary = |verdict| Summary {
-            verdict,
-            ..Summary::default()
-        };
+        let verdict =
+            Verdict { doubled: doubled_without, overcharged_cents: doubled_without * 250, ..with };
+        let summary = |verdict| Summary { verdict, ..Summary::default() };
         Report {
             planned: with.taps,
             elapsed: Duration::from_millis(14_990),
@@ -210,10 +195,7 @@ mod tests {
     }
 
     fn taps(taps: u64) -> Verdict {
-        Verdict {
-            taps,
-            ..Verdict::default()
-        }
+        Verdict { taps, ..Verdict::default() }
     }
 
     #[test]
@@ -233,19 +215,13 @@ mod tests {
     #[test]
     fn the_end_invents_nothing_where_nothing_was_saved() {
         let text = conclusion(&report(0, taps(1)), PLAIN);
-        assert!(
-            text.contains("nothing to save") && !text.contains('$'),
-            "{text}"
-        );
+        assert!(text.contains("nothing to save") && !text.contains('$'), "{text}");
         assert!(text.lines().all(|line| line.len() <= 80), "{text}");
     }
 
     #[test]
     fn a_broken_promise_is_not_called_a_saving() {
-        let bad = Verdict {
-            doubled: 1,
-            ..taps(600)
-        };
+        let bad = Verdict { doubled: 1, ..taps(600) };
         let text = conclusion(&report(2, bad), PLAIN);
         assert!(text.contains("FAILED: taps charged twice or more with onetake: 1."));
         assert!(!text.contains("saved"), "{text}");
@@ -256,15 +232,9 @@ mod tests {
         let mut slow = report(2, taps(900));
         slow.planned = 1_000;
         let text = conclusion(&slow, PLAIN);
-        assert!(
-            text.contains("it made 900 of the 1,000 taps asked for"),
-            "{text}"
-        );
+        assert!(text.contains("it made 900 of the 1,000 taps asked for"), "{text}");
         slow.interrupted = true;
         let text = conclusion(&slow, PLAIN);
-        assert!(
-            text.starts_with("  Stopped early, after 15 seconds."),
-            "{text}"
-        );
+        assert!(text.starts_with("  Stopped early, after 15 seconds."), "{text}");
     }
 }

@@ -82,22 +82,9 @@ impl Stage {
             let phone = Phone::new(server, Arc::clone(&clock)).await;
             phone.map_err(DemoError::io("start the flaky network"))
         };
-        let without = Arc::new(Side {
-            phone: phone(exposed.address()).await?,
-            api: exposed,
-        });
-        let with = Arc::new(Side {
-            phone: phone(gateway.address()).await?,
-            api: protected,
-        });
-        Ok(Self {
-            options,
-            clock,
-            folder,
-            gateway,
-            without,
-            with,
-        })
+        let without = Arc::new(Side { phone: phone(exposed.address()).await?, api: exposed });
+        let with = Arc::new(Side { phone: phone(gateway.address()).await?, api: protected });
+        Ok(Self { options, clock, folder, gateway, without, with })
     }
 
     /// Lets the customers tap until time is up or somebody stops it; says how long that was.
@@ -245,12 +232,7 @@ fn configuration(folder: &TempDir, api: &Api) -> Result<config::Config, DemoErro
         store: Some(format!("embedded:{}", folder.path().display())),
     };
     let no_variables = std::iter::empty();
-    Ok(config::load(
-        Some(CONFIGURATION),
-        "the demo's configuration",
-        no_variables,
-        overrides,
-    )?)
+    Ok(config::load(Some(CONFIGURATION), "the demo's configuration", no_variables, overrides)?)
 }
 
 #[cfg(test)]
@@ -267,10 +249,7 @@ mod tests {
         let mut stage = Stage::set(options, Arc::clone(&clock)).await.unwrap();
         let side = Arc::into_inner(stage.with).unwrap();
         let around_the_gateway = Phone::new(side.api.address(), clock).await.unwrap();
-        stage.with = Arc::new(Side {
-            api: side.api,
-            phone: around_the_gateway,
-        });
+        stage.with = Arc::new(Side { api: side.api, phone: around_the_gateway });
         let show = Screen::Silent.begin(options);
         let elapsed = stage.play(&show, &CancellationToken::new()).await.unwrap();
         let (report, _folder) = stage.clear(elapsed, false).await.unwrap();

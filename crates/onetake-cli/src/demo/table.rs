@@ -70,19 +70,11 @@ struct Row {
 
 impl Row {
     fn plain(label: &'static str, without: u64, with: u64) -> Self {
-        Self {
-            label,
-            cells: [number(without), number(with)],
-            harm: None,
-        }
+        Self { label, cells: [number(without), number(with)], harm: None }
     }
 
     fn harm(label: &'static str, values: [u64; 2], show: fn(u64) -> String) -> Self {
-        Self {
-            label,
-            cells: values.map(show),
-            harm: Some(values.map(|value| value > 0)),
-        }
+        Self { label, cells: values.map(show), harm: Some(values.map(|value| value > 0)) }
     }
 }
 
@@ -165,10 +157,7 @@ fn replayed(with: &Figures) -> Row {
 }
 
 fn lay_out(rows: &[Row], paint: Paint) -> String {
-    let head = format!(
-        "  {:<LABEL$}{:>CELL$}{:>CELL$}",
-        "", "without onetake", "with onetake"
-    );
+    let head = format!("  {:<LABEL$}{:>CELL$}{:>CELL$}", "", "without onetake", "with onetake");
     let rule = format!("  {}", "─".repeat(LABEL + 2 * CELL));
     let mut lines = vec![paint.bold(&head), paint.dim(&rule)];
     for Row { label, cells, harm } in rows {
@@ -231,12 +220,8 @@ mod tests {
             missing: 2,
             unanswered: 1,
         };
-        let traffic = Traffic {
-            requests: 2_000_000,
-            unheard: 100_000,
-            refused: 3,
-            replayed: 400_000,
-        };
+        let traffic =
+            Traffic { requests: 2_000_000, unheard: 100_000, refused: 3, replayed: 400_000 };
         let summary = Summary { verdict, traffic };
         let report = Report {
             planned: 600_000,

@@ -69,13 +69,7 @@ impl Tap {
             let after = Duration::from_millis(random.between(0, 30));
             presses.push(Press::plan(&mut random, after));
         }
-        Self {
-            number,
-            key,
-            account,
-            amount_cents,
-            presses,
-        }
+        Self { number, key, account, amount_cents, presses }
     }
 
     /// What is sent, byte for byte the same on every try.
@@ -93,10 +87,7 @@ impl Tap {
 impl Press {
     fn plan(random: &mut Random, after: Duration) -> Self {
         let tries = (0..TRIES_MAX).map(|index| Try::plan(random, index));
-        Self {
-            after,
-            tries: tries.collect(),
-        }
+        Self { after, tries: tries.collect() }
     }
 }
 
@@ -165,10 +156,7 @@ mod tests {
         let doubles = taps.iter().filter(|tap| tap.presses.len() == 2).count();
         assert!((150..250).contains(&doubles), "{doubles} of 2000");
         let first = |tap: &Tap| tap.presses[0].tries[0].reception;
-        let lost = taps
-            .iter()
-            .filter(|tap| first(tap) == Reception::AnswerLost)
-            .count();
+        let lost = taps.iter().filter(|tap| first(tap) == Reception::AnswerLost).count();
         assert!((240..360).contains(&lost), "{lost} of 2000");
     }
 }

@@ -35,11 +35,8 @@ impl Verdict {
         for charge in ledger {
             charges_of.entry(charge.order).or_default().push(charge);
         }
-        let mut verdict = Self {
-            taps: count(receipts.len()),
-            charges: count(ledger.len()),
-            ..Self::default()
-        };
+        let mut verdict =
+            Self { taps: count(receipts.len()), charges: count(ledger.len()), ..Self::default() };
         for receipt in receipts {
             let charges = charges_of.remove(&receipt.order).unwrap_or_default();
             let taken: u64 = charges.iter().map(|charge| charge.amount_cents).sum();
@@ -62,30 +59,18 @@ mod tests {
     use super::*;
 
     fn charge(id: &str, order: u64) -> Charge {
-        Charge {
-            id: id.to_owned(),
-            order,
-            amount_cents: 1_000,
-        }
+        Charge { id: id.to_owned(), order, amount_cents: 1_000 }
     }
 
     fn receipt(order: u64, told: &[&str]) -> Receipt {
-        Receipt {
-            order,
-            amount_cents: 1_000,
-            told: told.iter().map(|&id| id.to_owned()).collect(),
-        }
+        Receipt { order, amount_cents: 1_000, told: told.iter().map(|&id| id.to_owned()).collect() }
     }
 
     #[test]
     fn one_charge_for_each_tap_is_right() {
         let receipts = [receipt(0, &["a"]), receipt(1, &["b"])];
         let verdict = Verdict::judge(&receipts, &[charge("b", 1), charge("a", 0)]);
-        let expected = Verdict {
-            taps: 2,
-            charges: 2,
-            ..Verdict::default()
-        };
+        let expected = Verdict { taps: 2, charges: 2, ..Verdict::default() };
         assert_eq!(verdict, expected);
         assert!(verdict.is_right());
     }

@@ -12,9 +12,8 @@ use tokio_util::sync::CancellationToken;
 use onetake_core::Engine;
 
 /// Seconds that a store's write may take.
-const SECONDS: [f64; 12] = [
-    0.000_1, 0.000_25, 0.000_5, 0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5, 2.0,
-];
+const SECONDS: [f64; 12] =
+    [0.000_1, 0.000_25, 0.000_5, 0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5, 2.0];
 /// Items in a batch.
 const ITEMS: [f64; 10] = [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0];
 

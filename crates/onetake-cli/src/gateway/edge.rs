@@ -47,11 +47,7 @@ pub(super) struct Edge {
 
 impl Edge {
     pub(super) fn new(inner: Onetake<Proxy>, plans: Arc<Plans>, clock: Arc<dyn Clock>) -> Self {
-        Self {
-            inner,
-            plans,
-            clock,
-        }
+        Self { inner, plans, clock }
     }
 
     /// Answers one request of a peer.
@@ -61,11 +57,7 @@ impl Edge {
         place: Place,
         request: Request<Incoming>,
     ) -> BoxFuture<'static, Response<AnyBody>> {
-        let Self {
-            mut inner,
-            plans,
-            clock,
-        } = self.clone();
+        let Self { mut inner, plans, clock } = self.clone();
         Box::pin(async move {
             let from = clock.monotonic();
             let (mut parts, body) = request.into_parts();
@@ -88,9 +80,7 @@ impl Edge {
 /// One line per request, without anything that the client sent but its method.
 fn log<B>(method: &Method, plan: &Plan, response: &Response<B>, took: std::time::Duration) {
     let headers = response.headers();
-    let reference = headers
-        .get(IDEMPOTENCY_REFERENCE)
-        .and_then(|value| value.to_str().ok());
+    let reference = headers.get(IDEMPOTENCY_REFERENCE).and_then(|value| value.to_str().ok());
     tracing::debug!(
         target: "onetake::access",
         %method,
@@ -103,10 +93,7 @@ fn log<B>(method: &Method, plan: &Plan, response: &Response<B>, took: std::time:
 }
 
 fn whole(body: Bytes) -> AnyBody {
-    BoxBody::new(http_body_util::BodyExt::map_err(
-        Full::new(body),
-        |never| match never {},
-    ))
+    BoxBody::new(http_body_util::BodyExt::map_err(Full::new(body), |never| match never {}))
 }
 
 /// Checks and prepares the head of a request.
@@ -133,10 +120,7 @@ fn admit(plans: &Plans, peer: IpAddr, parts: &mut Parts) -> Result<Arc<Plan>, Pr
 }
 
 fn refused(what: &str) -> Problem {
-    Problem::new(
-        Code::RequestRefused,
-        format!("{what} Nothing was forwarded."),
-    )
+    Problem::new(Code::RequestRefused, format!("{what} Nothing was forwarded."))
 }
 
 /// Headers of the connection itself go no further, those that `Connection` names included; but it
@@ -157,21 +141,8 @@ fn connection(plans: &Plans, parts: &mut Parts) -> Result<(), Problem> {
             kept.push(text.to_owned());
             continue;
         }
-        let about = [
-            "host",
-            "authorization",
-            "cookie",
-            "x-api-key",
-            "forwarded",
-            "expect",
-        ];
-        let families = [
-            "content-",
-            "transfer-",
-            "idempotency-",
-            "x-idempotency-",
-            "x-forwarded-",
-        ];
+        let about = ["host", "authorization", "cookie", "x-api-key", "forwarded", "expect"];
+        let families = ["content-", "transfer-", "idempotency-", "x-idempotency-", "x-forwarded-"];
         if about.contains(&text)
             || families.iter().any(|family| text.starts_with(family))
             || plans.tenant_headers.contains(&name)
@@ -193,11 +164,7 @@ fn connection(plans: &Plans, parts: &mut Parts) -> Result<(), Problem> {
 
 /// HTTP/2 may split cookies over several lines; HTTP/1 may not.
 fn cookies(headers: &mut http::HeaderMap) {
-    let lines: Vec<&[u8]> = headers
-        .get_all(COOKIE)
-        .iter()
-        .map(HeaderValue::as_bytes)
-        .collect();
+    let lines: Vec<&[u8]> = headers.get_all(COOKIE).iter().map(HeaderValue::as_bytes).collect();
     if lines.len() > 1
         && let Ok(joined) = HeaderValue::from_bytes(&lines.join(&b"; "[..]))
     {
@@ -212,15 +179,10 @@ fn host(parts: &mut Parts) -> Result<HeaderValue, Problem> {
     if hosts.next().is_some() {
         return Err(refused("The request has two Host headers."));
     }
-    let in_uri = parts
-        .uri
-        .authority()
-        .map(|authority| authority.as_str().to_owned());
+    let in_uri = parts.uri.authority().map(|authority| authority.as_str().to_owned());
     let host = match (first, in_uri) {
         (Some(host), Some(uri)) if !host.as_bytes().eq_ignore_ascii_case(uri.as_bytes()) => {
-            return Err(refused(
-                "The Host header and the request's target name different hosts.",
-            ));
+            return Err(refused("The Host header and the request's target name different hosts."));
         }
         (Some(host), _) => host,
         (None, Some(uri)) => {
@@ -229,9 +191,7 @@ fn host(parts: &mut Parts) -> Result<HeaderValue, Problem> {
         (None, None) if parts.version <= Version::HTTP_10 => HeaderValue::from_static("localhost"),
         (None, None) => return Err(refused("The request has no Host header.")),
     };
-    let text = host
-        .to_str()
-        .map_err(|_| refused("The Host header is malformed."))?;
+    let text = host.to_str().map_err(|_| refused("The Host header is malformed."))?;
     if text.contains('@') || text.parse::<Authority>().is_err() {
         return Err(refused("The Host header is malformed."));
     }
@@ -245,14 +205,9 @@ fn transfer_encoding(parts: &Parts) -> Result<(), Problem> {
     let Some(value) = values.next() else {
         return Ok(());
     };
-    let chunked = value
-        .as_bytes()
-        .trim_ascii()
-        .eq_ignore_ascii_case(b"chunked");
+    let chunked = value.as_bytes().trim_ascii().eq_ignore_ascii_case(b"chunked");
     if values.next().is_some() || !chunked || parts.version != Version::HTTP_11 {
-        return Err(refused(
-            "The request has a Transfer-Encoding other than chunked.",
-        ));
+        return Err(refused("The request has a Transfer-Encoding other than chunked."));
     }
     Ok(())
 }
@@ -280,15 +235,9 @@ fn forwarding(parts: &mut Parts, peer: IpAddr, trusted: bool, host: HeaderValue)
         IpAddr::V6(address) => format!("for=\"[{address}]\""),
     };
     let quoted = host.to_str().unwrap_or_default().to_owned();
-    append(
-        headers,
-        FORWARDED,
-        &format!("{node};host=\"{quoted}\";proto=http"),
-    );
+    append(headers, FORWARDED, &format!("{node};host=\"{quoted}\";proto=http"));
     headers.entry(X_FORWARDED_HOST).or_insert(host);
-    headers
-        .entry(X_FORWARDED_PROTO)
-        .or_insert(HeaderValue::from_static("http"));
+    headers.entry(X_FORWARDED_PROTO).or_insert(HeaderValue::from_static("http"));
 }
 
 /// Adds to a list that may have come in several lines.

@@ -83,12 +83,7 @@ impl Gateway {
         let admin = listen(config.admin.listen, "admin.listen").await?;
         let admin_address = local(&admin, config.admin.listen);
         let stop_admin = CancellationToken::new();
-        tokio::spawn(admin::serve(
-            admin,
-            engine.clone(),
-            metrics,
-            stop_admin.clone(),
-        ));
+        tokio::spawn(admin::serve(admin, engine.clone(), metrics, stop_admin.clone()));
 
         let listener = listen(config.gateway.listen, "gateway.listen").await?;
         let address = local(&listener, config.gateway.listen);
@@ -97,13 +92,7 @@ impl Gateway {
         let layer = OnetakeLayer::routed(engine.clone(), policies, HttpLimits::default());
         let service = Edge::new(layer.layer(Proxy::new()), plans, Arc::clone(engine.clock()));
         let server = Server::start(listener, service, Arc::new(SystemClock));
-        Ok(Self {
-            address,
-            admin_address,
-            engine,
-            server,
-            stop_admin,
-        })
+        Ok(Self { address, admin_address, engine, server, stop_admin })
     }
 
     /// Where clients connect.
@@ -157,11 +146,7 @@ async fn open_store(url: &StoreUrl) -> Result<Arc<dyn Store>, StartError> {
 
 async fn listen(address: SocketAddr, field: &'static str) -> Result<TcpListener, StartError> {
     let listener = TcpListener::bind(address).await;
-    listener.map_err(|source| StartError::Listen {
-        address,
-        field,
-        source,
-    })
+    listener.map_err(|source| StartError::Listen { address, field, source })
 }
 
 fn local(listener: &TcpListener, asked: SocketAddr) -> SocketAddr {

@@ -42,16 +42,9 @@ pub(super) struct Plans {
 
 impl Plans {
     pub(super) fn new(config: &Config) -> Self {
-        let routes: Vec<_> = config
-            .routes
-            .iter()
-            .map(|r| (r.clone(), Arc::new(plan_of(r))))
-            .collect();
-        let policies = config
-            .routes
-            .iter()
-            .map(|route| &route.policy)
-            .chain([&config.defaults]);
+        let routes: Vec<_> =
+            config.routes.iter().map(|r| (r.clone(), Arc::new(plan_of(r)))).collect();
+        let policies = config.routes.iter().map(|route| &route.policy).chain([&config.defaults]);
         let tenant_headers = policies
             .filter_map(|policy| match &policy.tenant {
                 TenantConfig::Header(name) => Some(name.clone()),
@@ -75,10 +68,7 @@ impl Plans {
 
     /// The first route that matches, else the defaults.
     pub(super) fn find(&self, method: &Method, path: &str) -> &Arc<Plan> {
-        let found = self
-            .routes
-            .iter()
-            .find(|(route, _)| route.matches(method, path));
+        let found = self.routes.iter().find(|(route, _)| route.matches(method, path));
         match found {
             Some((_, plan)) => plan,
             None if *method == Method::POST || *method == Method::PATCH => &self.keyed,
@@ -104,10 +94,7 @@ fn policy_of(policy: &Policy) -> layer::Policy {
     layer::Policy {
         // The plan was found by its method already.
         methods: vec![Method::POST, Method::PUT, Method::PATCH, Method::DELETE],
-        key: layer::KeyPolicy {
-            required: policy.key.required,
-            length_min: policy.key.min_length,
-        },
+        key: layer::KeyPolicy { required: policy.key.required, length_min: policy.key.min_length },
         tenant: match &policy.tenant {
             TenantConfig::CredentialOrPublic => layer::Tenant::CredentialOrPublic,
             TenantConfig::Credential => layer::Tenant::Credential,
@@ -141,10 +128,7 @@ fn policy_of(policy: &Policy) -> layer::Policy {
 fn fingerprint_of(config: &FingerprintConfig) -> layer::FingerprintMode {
     // The configuration was checked: every pointer in it is one.
     let pointers = |texts: &[String]| -> Vec<Pointer> {
-        texts
-            .iter()
-            .filter_map(|text| Pointer::parse(text).ok())
-            .collect()
+        texts.iter().filter_map(|text| Pointer::parse(text).ok()).collect()
     };
     match config {
         FingerprintConfig::Bytes => layer::FingerprintMode::Bytes,

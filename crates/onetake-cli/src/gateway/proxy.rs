@@ -55,10 +55,7 @@ impl Proxy {
             .timer(TokioTimer::new())
             .set_host(false)
             .build(connector);
-        Self {
-            client,
-            clock: Arc::new(SystemClock),
-        }
+        Self { client, clock: Arc::new(SystemClock) }
     }
 }
 
@@ -145,10 +142,7 @@ fn address(
     let mut target = upstream.clone().into_parts();
     target.path_and_query = Some(path.unwrap_or_else(|| PathAndQuery::from_static("/")));
     let target = Uri::from_parts(target).map_err(|_| {
-        Problem::new(
-            Code::RequestRefused,
-            "The request's target cannot be forwarded.",
-        )
+        Problem::new(Code::RequestRefused, "The request's target cannot be forwarded.")
     })?;
     *request.uri_mut() = target;
     *request.version_mut() = Version::HTTP_11;
@@ -174,10 +168,7 @@ fn received(
     if response.status() == StatusCode::SWITCHING_PROTOCOLS {
         let Some(client) = client else {
             let detail = "The upstream switched protocols, which nobody asked for.";
-            return told(
-                Problem::new(Code::UpstreamInterrupted, detail),
-                Disposition::Unknown,
-            );
+            return told(Problem::new(Code::UpstreamInterrupted, detail), Disposition::Unknown);
         };
         let upstream = hyper::upgrade::on(&mut response);
         tokio::spawn(async move {
@@ -213,19 +204,13 @@ fn unreachable_upstream() -> Response<Body> {
 /// Sent and not answered: unknown.
 fn interrupted() -> Response<Body> {
     let detail = "The upstream took the request and closed the connection without an answer. The outcome is not known.";
-    told(
-        Problem::new(Code::UpstreamInterrupted, detail),
-        Disposition::Unknown,
-    )
+    told(Problem::new(Code::UpstreamInterrupted, detail), Disposition::Unknown)
 }
 
 fn timed_out() -> Response<Body> {
     let detail =
         "The upstream did not answer in time (upstream_timeout). The outcome is not known.";
-    told(
-        Problem::new(Code::UpstreamTimeout, detail),
-        Disposition::Unknown,
-    )
+    told(Problem::new(Code::UpstreamTimeout, detail), Disposition::Unknown)
 }
 
 fn told(problem: Problem, disposition: Disposition) -> Response<Body> {

@@ -49,16 +49,9 @@ impl Server {
     pub(super) fn start(listener: TcpListener, edge: Edge, clock: Arc<dyn Clock>) -> Self {
         let stop = CancellationToken::new();
         let connections = TaskTracker::new();
-        let server = Self {
-            stop,
-            connections,
-            clock,
-        };
-        let (stop, connections, clock) = (
-            server.stop.clone(),
-            server.connections.clone(),
-            Arc::clone(&server.clock),
-        );
+        let server = Self { stop, connections, clock };
+        let (stop, connections, clock) =
+            (server.stop.clone(), server.connections.clone(), Arc::clone(&server.clock));
         tokio::spawn(accept(listener, edge, stop, connections, clock));
         server
     }
@@ -129,14 +122,10 @@ impl Connection {
     async fn serve(self, stream: TcpStream) {
         let _best_effort = stream.set_nodelay(true);
         let activity = Arc::new(Activity::default());
-        activity
-            .last
-            .store(micros(self.clock.monotonic()), Ordering::Relaxed);
+        activity.last.store(micros(self.clock.monotonic()), Ordering::Relaxed);
         let service = service_fn(|request: Request<Incoming>| {
             let (activity, clock) = (Arc::clone(&activity), Arc::clone(&self.clock));
-            let answer = self
-                .edge
-                .answer(self.peer, Arc::clone(&self.place), request);
+            let answer = self.edge.answer(self.peer, Arc::clone(&self.place), request);
             async move {
                 let busy = Busy::new(activity, clock);
                 let response = answer.await;
@@ -190,9 +179,7 @@ impl Busy {
 
 impl Drop for Busy {
     fn drop(&mut self) {
-        self.activity
-            .last
-            .store(micros(self.clock.monotonic()), Ordering::Relaxed);
+        self.activity.last.store(micros(self.clock.monotonic()), Ordering::Relaxed);
         self.activity.requests.fetch_sub(1, Ordering::Relaxed);
     }
 }

@@ -21,9 +21,7 @@ impl InProcess {
             Overrides::default(),
         );
         let config = config.unwrap_or_else(|error| panic!("{error}"));
-        Self {
-            gateway: Gateway::start(config).await.unwrap(),
-        }
+        Self { gateway: Gateway::start(config).await.unwrap() }
     }
 }
 

@@ -31,12 +31,7 @@ impl Bench {
     /// A bench around a fresh subject.
     pub(super) fn new(subject: impl Subject, can: Capabilities) -> Self {
         let store = subject.store();
-        Self {
-            subject: Box::new(subject),
-            store,
-            can,
-            attempts: AtomicU64::new(1),
-        }
+        Self { subject: Box::new(subject), store, can, attempts: AtomicU64::new(1) }
     }
 
     pub(super) fn clock(&self) -> Arc<dyn Clock> {
@@ -54,20 +49,13 @@ impl Bench {
 
     /// Lets a little more than `ticks` ticks pass, so that what ends then has ended.
     pub(super) async fn pass_just_over(&self, ticks: u32) {
-        self.subject
-            .advance(self.can.tick * ticks + Duration::from_millis(2))
-            .await;
+        self.subject.advance(self.can.tick * ticks + Duration::from_millis(2)).await;
     }
 
     /// Lease 2, grace 2, ttl 20 ticks.
     pub(super) fn terms(&self, on_unknown: OnUnknown) -> Terms {
         let tick = self.can.tick;
-        Terms {
-            ttl: tick * 20,
-            lease: tick * 2,
-            grace: tick * 2,
-            on_unknown,
-        }
+        Terms { ttl: tick * 20, lease: tick * 2, grace: tick * 2, on_unknown }
     }
 
     pub(super) fn attempt(&self) -> AttemptId {
@@ -107,11 +95,7 @@ impl Bench {
     }
 
     pub(super) async fn settle(&self, claim: &Claim, verb: Verb) -> Settled {
-        let settlement = Settlement {
-            id: claim.id,
-            attempt: claim.attempt,
-            verb,
-        };
+        let settlement = Settlement { id: claim.id, attempt: claim.attempt, verb };
         let mut answers = self.store.settle(vec![settlement]).await;
         assert_eq!(answers.len(), 1, "one answer for one settlement");
         answers.pop().unwrap().expect("the store answers")
@@ -126,12 +110,7 @@ impl Bench {
     }
 
     pub(super) async fn load(&self, key: &str) -> Option<Arc<Record>> {
-        self.store
-            .load(vec![id(key)])
-            .await
-            .pop()
-            .unwrap()
-            .expect("the store answers")
+        self.store.load(vec![id(key)]).await.pop().unwrap().expect("the store answers")
     }
 
     pub(super) async fn sweep(&self, limit: usize) -> crate::store::Swept {
@@ -156,10 +135,7 @@ pub(super) fn outcome(text: &str) -> Verb {
 }
 
 pub(super) fn failure() -> Verb {
-    Verb::Fail(Failure {
-        code: "declined".into(),
-        detail: "the card was declined".into(),
-    })
+    Verb::Fail(Failure { code: "declined".into(), detail: "the card was declined".into() })
 }
 
 pub(super) fn unknown() -> Verb {
@@ -168,14 +144,7 @@ pub(super) fn unknown() -> Verb {
 
 /// One of each verb.
 pub(super) fn every_verb() -> Vec<Verb> {
-    vec![
-        Verb::Renew,
-        outcome("other"),
-        failure(),
-        Verb::Release,
-        unknown(),
-        Verb::Abandon,
-    ]
+    vec![Verb::Renew, outcome("other"), failure(), Verb::Release, unknown(), Verb::Abandon]
 }
 
 pub(super) fn body(record: &Record) -> &[u8] {

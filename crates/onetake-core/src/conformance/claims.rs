@@ -11,10 +11,7 @@ pub(super) async fn absent_is_granted(bench: &Bench) {
     let claim = bench.claim_of("a", "pay 10");
     assert!(bench.load("a").await.is_none());
     let fence = bench.granted(&claim).await;
-    let record = bench
-        .load("a")
-        .await
-        .expect("the claim is there for everybody to see (S5)");
+    let record = bench.load("a").await.expect("the claim is there for everybody to see (S5)");
     is(&record, "running");
     assert_eq!((record.attempt, record.fence), (claim.attempt, fence));
     assert_eq!(record.fingerprint, claim.fingerprint);
@@ -26,10 +23,7 @@ pub(super) async fn a_second_claim_finds_the_first(bench: &Bench) {
     bench.granted(&first).await;
     let record = bench.found(&bench.claim_of("a", "pay 10")).await;
     is(&record, "running");
-    assert_eq!(
-        record.attempt, first.attempt,
-        "the first attempt keeps the lease (S1)"
-    );
+    assert_eq!(record.attempt, first.attempt, "the first attempt keeps the lease (S1)");
 }
 
 pub(super) async fn another_payload_is_refused_in_any_state(bench: &Bench) {
@@ -49,17 +43,10 @@ pub(super) async fn another_payload_is_refused_in_any_state(bench: &Bench) {
         let record = bench.found(&bench.claim_of(key, "pay 99")).await;
         is(&record, key);
         assert_ne!(record.fingerprint, Fingerprint::of(b"pay 99"));
-        assert_eq!(
-            bench.load(key).await,
-            before,
-            "a mismatch changes nothing (S9)"
-        );
+        assert_eq!(bench.load(key).await, before, "a mismatch changes nothing (S9)");
     }
     // Past its lease and grace, too.
-    let retry = Claim {
-        terms: bench.terms(OnUnknown::Retry),
-        ..bench.claim_of("late", "pay 10")
-    };
+    let retry = Claim { terms: bench.terms(OnUnknown::Retry), ..bench.claim_of("late", "pay 10") };
     bench.granted(&retry).await;
     bench.pass(5).await;
     bench.found(&bench.claim_of("late", "pay 99")).await;
@@ -73,10 +60,7 @@ pub(super) async fn a_released_key_runs_again(bench: &Bench) {
     let second = bench.claim_of("a", "pay 10");
     assert!(bench.granted(&second).await > fence, "the fence rises (S2)");
     let record = bench.load("a").await.unwrap();
-    assert_eq!(
-        record.created_at, released.created_at,
-        "the key is as old as it was"
-    );
+    assert_eq!(record.created_at, released.created_at, "the key is as old as it was");
     assert_eq!(record.attempt, second.attempt);
 }
 
@@ -95,9 +79,7 @@ pub(super) async fn a_failed_key_is_replayed(bench: &Bench) {
     bench.granted(&claim).await;
     bench.done(&claim, failure()).await;
     let record = bench.found(&bench.claim_of("a", "pay 10")).await;
-    let State::Failed { failure, .. } = &record.state else {
-        panic!("not failed")
-    };
+    let State::Failed { failure, .. } = &record.state else { panic!("not failed") };
     assert_eq!(
         (failure.code.as_str(), failure.detail.as_str()),
         ("declined", "the card was declined")
@@ -105,31 +87,17 @@ pub(super) async fn a_failed_key_is_replayed(bench: &Bench) {
 }
 
 pub(super) async fn an_unknown_key_is_answered_as_its_terms_say(bench: &Bench) {
-    for (key, on_unknown) in [
-        ("fail", OnUnknown::Fail),
-        ("reconcile", OnUnknown::Reconcile),
-    ] {
-        let claim = Claim {
-            terms: bench.terms(on_unknown),
-            ..bench.claim_of(key, "pay 10")
-        };
+    for (key, on_unknown) in [("fail", OnUnknown::Fail), ("reconcile", OnUnknown::Reconcile)] {
+        let claim = Claim { terms: bench.terms(on_unknown), ..bench.claim_of(key, "pay 10") };
         bench.granted(&claim).await;
         bench.done(&claim, unknown()).await;
         // The terms of the record count, not those of the newcomer.
-        let other = Claim {
-            terms: bench.terms(OnUnknown::Retry),
-            ..bench.claim_of(key, "pay 10")
-        };
+        let other = Claim { terms: bench.terms(OnUnknown::Retry), ..bench.claim_of(key, "pay 10") };
         let record = bench.found(&other).await;
-        let State::Unknown { cause, .. } = &record.state else {
-            panic!("not unknown")
-        };
+        let State::Unknown { cause, .. } = &record.state else { panic!("not unknown") };
         assert_eq!(cause.to_string(), "the upstream answered 500");
     }
-    let retry = Claim {
-        terms: bench.terms(OnUnknown::Retry),
-        ..bench.claim_of("retry", "pay 10")
-    };
+    let retry = Claim { terms: bench.terms(OnUnknown::Retry), ..bench.claim_of("retry", "pay 10") };
     let fence = bench.granted(&retry).await;
     bench.done(&retry, unknown()).await;
     assert!(bench.granted(&bench.claim_of("retry", "pay 10")).await > fence);
@@ -137,26 +105,14 @@ pub(super) async fn an_unknown_key_is_answered_as_its_terms_say(bench: &Bench) {
 
 pub(super) async fn an_ended_lease_is_respected_during_grace(bench: &Bench) {
     let fail = bench.claim_of("fail", "pay 10");
-    let retry = Claim {
-        terms: bench.terms(OnUnknown::Retry),
-        ..bench.claim_of("retry", "pay 10")
-    };
+    let retry = Claim { terms: bench.terms(OnUnknown::Retry), ..bench.claim_of("retry", "pay 10") };
     bench.granted(&fail).await;
     let fence = bench.granted(&retry).await;
     bench.pass(3).await;
-    is(
-        &*bench.found(&bench.claim_of("fail", "pay 10")).await,
-        "running",
-    );
-    is(
-        &*bench.found(&bench.claim_of("retry", "pay 10")).await,
-        "running",
-    );
+    is(&*bench.found(&bench.claim_of("fail", "pay 10")).await, "running");
+    is(&*bench.found(&bench.claim_of("retry", "pay 10")).await, "running");
     bench.pass_just_over(1).await;
-    is(
-        &*bench.found(&bench.claim_of("fail", "pay 10")).await,
-        "unknown",
-    );
+    is(&*bench.found(&bench.claim_of("fail", "pay 10")).await, "unknown");
     is(&bench.load("fail").await.unwrap(), "unknown");
     assert!(bench.granted(&bench.claim_of("retry", "pay 10")).await > fence);
 }
@@ -167,10 +123,7 @@ pub(super) async fn the_same_key_many_times_in_one_batch(bench: &Bench) {
         .collect();
     let answers = bench.store.claim(batch.clone()).await;
     assert_eq!(answers.len(), batch.len());
-    let answers: Vec<Got> = answers
-        .into_iter()
-        .map(|answer| got(answer.unwrap()))
-        .collect();
+    let answers: Vec<Got> = answers.into_iter().map(|answer| got(answer.unwrap())).collect();
     let owners: Vec<usize> = answers
         .iter()
         .enumerate()
@@ -180,26 +133,13 @@ pub(super) async fn the_same_key_many_times_in_one_batch(bench: &Bench) {
     let owner = &batch[owners[0]];
     for answer in &answers {
         if let Got::Found(record) = answer {
-            assert_eq!(
-                record.attempt, owner.attempt,
-                "the others find the one that runs"
-            );
+            assert_eq!(record.attempt, owner.attempt, "the others find the one that runs");
         }
     }
     // And the same settlement many times, beside a stranger's.
-    let own = crate::store::Settlement {
-        id: owner.id,
-        attempt: owner.attempt,
-        verb: outcome("x"),
-    };
-    let strange = crate::store::Settlement {
-        attempt: bench.attempt(),
-        ..own.clone()
-    };
-    let answers = bench
-        .store
-        .settle(vec![strange.clone(), own.clone(), own, strange])
-        .await;
+    let own = crate::store::Settlement { id: owner.id, attempt: owner.attempt, verb: outcome("x") };
+    let strange = crate::store::Settlement { attempt: bench.attempt(), ..own.clone() };
+    let answers = bench.store.settle(vec![strange.clone(), own.clone(), own, strange]).await;
     let done: Vec<bool> = answers
         .into_iter()
         .map(|answer| matches!(answer.unwrap(), crate::store::Settled::Done { .. }))
@@ -215,15 +155,9 @@ pub(super) async fn items_of_a_batch_are_independent(bench: &Bench) {
         .map(|key| bench.claim_of(key, "pay 10"))
         .collect();
     let answers = bench.store.claim(batch.clone()).await;
-    let granted: Vec<bool> = answers
-        .into_iter()
-        .map(|a| matches!(got(a.unwrap()), Got::Granted(_)))
-        .collect();
-    assert_eq!(
-        granted,
-        [true, false, true, false, true],
-        "each its own answer, in order (S21)"
-    );
+    let granted: Vec<bool> =
+        answers.into_iter().map(|a| matches!(got(a.unwrap()), Got::Granted(_))).collect();
+    assert_eq!(granted, [true, false, true, false, true], "each its own answer, in order (S21)");
 
     let settle = |claim: &Claim, verb| crate::store::Settlement {
         id: claim.id,
@@ -253,13 +187,7 @@ pub(super) async fn items_of_a_batch_are_independent(bench: &Bench) {
         .into_iter()
         .map(|answer| answer.unwrap().map(|record| record.state.name()))
         .collect();
-    let expected = [
-        Some("completed"),
-        Some("running"),
-        Some("released"),
-        None,
-        Some("unknown"),
-    ];
+    let expected = [Some("completed"), Some("running"), Some("released"), None, Some("unknown")];
     assert_eq!(states, expected);
 }
 
@@ -271,53 +199,20 @@ pub(super) async fn an_empty_batch_is_nothing(bench: &Bench) {
 
 pub(super) async fn large_and_odd_recordings_are_kept_exactly(bench: &Bench) {
     let every_byte: Vec<u8> = (0..=255).collect();
-    let large: Vec<u8> = every_byte
-        .iter()
-        .copied()
-        .cycle()
-        .take(bench.can.body_bytes_max)
-        .collect();
+    let large: Vec<u8> =
+        every_byte.iter().copied().cycle().take(bench.can.body_bytes_max).collect();
     let recordings = [
-        (
-            "empty",
-            Recording {
-                head: Bytes::new(),
-                body: Some(Bytes::new()),
-            },
-        ),
-        (
-            "bytes",
-            Recording {
-                head: every_byte.clone().into(),
-                body: Some(every_byte.into()),
-            },
-        ),
-        (
-            "large",
-            Recording {
-                head: Bytes::from_static(b"h"),
-                body: Some(large.into()),
-            },
-        ),
-        (
-            "not kept",
-            Recording {
-                head: Bytes::from_static(b"h"),
-                body: None,
-            },
-        ),
+        ("empty", Recording { head: Bytes::new(), body: Some(Bytes::new()) }),
+        ("bytes", Recording { head: every_byte.clone().into(), body: Some(every_byte.into()) }),
+        ("large", Recording { head: Bytes::from_static(b"h"), body: Some(large.into()) }),
+        ("not kept", Recording { head: Bytes::from_static(b"h"), body: None }),
     ];
     for (key, recording) in recordings {
         let claim = bench.claim_of(key, "pay 10");
         bench.granted(&claim).await;
         bench.done(&claim, Verb::Complete(recording.clone())).await;
         let found = bench.found(&bench.claim_of(key, "pay 10")).await;
-        let State::Completed {
-            recording: kept, ..
-        } = &found.state
-        else {
-            panic!("{key}")
-        };
+        let State::Completed { recording: kept, .. } = &found.state else { panic!("{key}") };
         assert!(*kept == recording, "{key}: replays are byte-equal (S4)");
     }
 }

@@ -31,11 +31,8 @@ impl Bench {
 
     fn engine_on(&self, store: Arc<dyn Store>) -> Engine {
         // Without the memory of settled records, so that the store is what is tested.
-        let limits = Limits {
-            cache_bytes_max: 0,
-            settle_patience: self.can.tick * 50,
-            ..Limits::default()
-        };
+        let limits =
+            Limits { cache_bytes_max: 0, settle_patience: self.can.tick * 50, ..Limits::default() };
         Engine::with(store, self.clock(), Arc::new(SystemRng), limits)
     }
 
@@ -50,8 +47,7 @@ impl Bench {
     }
 
     fn waiting(&self, key: &str, payload: &str, ticks: u32) -> Operation {
-        self.operation(key, payload)
-            .in_flight(InFlight::Wait(self.can.tick * ticks))
+        self.operation(key, payload).in_flight(InFlight::Wait(self.can.tick * ticks))
     }
 
     /// Lets time pass in small steps until the future is done.
@@ -74,10 +70,7 @@ impl Bench {
 
 /// Real time for a store's own threads: not to wait for anything in particular, but to let the
 /// simulated clock not run away from the disk.
-#[expect(
-    clippy::disallowed_methods,
-    reason = "a store's threads live in real time"
-)]
+#[expect(clippy::disallowed_methods, reason = "a store's threads live in real time")]
 async fn breathe() {
     tokio::time::sleep(Duration::from_millis(1)).await;
 }
@@ -120,9 +113,8 @@ fn said(outcome: &Outcome) -> &[u8] {
 pub(super) async fn many_callers_one_run(bench: &Bench) {
     let engine = bench.engine();
     let work = Work::default();
-    let callers: Vec<Running> = (0..200)
-        .map(|_| work.run(&engine, bench.waiting("a", "pay", 50)))
-        .collect();
+    let callers: Vec<Running> =
+        (0..200).map(|_| work.run(&engine, bench.waiting("a", "pay", 50))).collect();
     work.started.notified().await;
     work.finish.notify_waiters();
     work.finish.notify_one();
@@ -145,23 +137,11 @@ pub(super) async fn nothing_is_shown_before_it_is_durable(bench: &Bench) {
     for _ in 0..10 {
         breathe().await;
     }
-    assert!(
-        !first.is_finished(),
-        "the outcome was shown before it was durable (S6)"
-    );
-    assert!(
-        !waiter.is_finished(),
-        "a waiter saw the outcome before it was durable (S6)"
-    );
+    assert!(!first.is_finished(), "the outcome was shown before it was durable (S6)");
+    assert!(!waiter.is_finished(), "a waiter saw the outcome before it was durable (S6)");
     gate.open.add_permits(1_000);
-    assert_eq!(
-        said(&bench.drive(first).await.unwrap().unwrap()),
-        b"outcome 0"
-    );
-    assert_eq!(
-        said(&bench.drive(waiter).await.unwrap().unwrap()),
-        b"outcome 0"
-    );
+    assert_eq!(said(&bench.drive(first).await.unwrap().unwrap()), b"outcome 0");
+    assert_eq!(said(&bench.drive(waiter).await.unwrap().unwrap()), b"outcome 0");
     assert_eq!(body(&bench.load("a").await.unwrap()), b"outcome 0");
 }
 
@@ -178,19 +158,13 @@ pub(super) async fn nothing_runs_before_its_claim_is_durable(bench: &Bench) {
     assert_eq!(work.runs(), 0, "it ran before its claim was durable (S5)");
     gate.open.add_permits(1_000);
     work.finish.notify_one();
-    assert_eq!(
-        said(&bench.drive(first).await.unwrap().unwrap()),
-        b"outcome 0"
-    );
+    assert_eq!(said(&bench.drive(first).await.unwrap().unwrap()), b"outcome 0");
 }
 
 pub(super) async fn a_store_that_hangs_is_not_waited_for(bench: &Bench) {
     let gate = Gate::around(&bench.store);
     gate.hold_claims.store(1, Ordering::SeqCst);
-    let limits = Limits {
-        claim_patience: bench.can.tick,
-        ..Limits::default()
-    };
+    let limits = Limits { claim_patience: bench.can.tick, ..Limits::default() };
     let store = Arc::clone(&gate) as Arc<dyn Store>;
     let engine = Engine::with(store, bench.clock(), Arc::new(SystemRng), limits);
     let work = Work::default();
@@ -201,14 +175,10 @@ pub(super) async fn a_store_that_hangs_is_not_waited_for(bench: &Bench) {
     ];
     let begin = bench.operation("b", "pay");
     let explicit = engine.begin(&begin);
-    let (callers, explicit) = bench
-        .drive(async { tokio::join!(join_all(callers), explicit) })
-        .await;
+    let (callers, explicit) =
+        bench.drive(async { tokio::join!(join_all(callers), explicit) }).await;
     for caller in callers {
-        assert!(
-            matches!(caller.unwrap(), Err(EngineError::Store(_))),
-            "nobody waits for ever"
-        );
+        assert!(matches!(caller.unwrap(), Err(EngineError::Store(_))), "nobody waits for ever");
     }
     assert!(matches!(explicit, Err(EngineError::Store(_))));
     assert_eq!(work.runs(), 0, "and nothing runs (S10)");
@@ -217,11 +187,7 @@ pub(super) async fn a_store_that_hangs_is_not_waited_for(bench: &Bench) {
     for key in ["a", "b"] {
         bench
             .drive(async {
-                while bench
-                    .load(key)
-                    .await
-                    .is_none_or(|record| record.state.name() == "running")
-                {
+                while bench.load(key).await.is_none_or(|record| record.state.name() == "running") {
                     breathe().await;
                 }
             })
@@ -236,36 +202,15 @@ pub(super) async fn another_payload_is_refused_while_it_runs(bench: &Bench) {
     let first = work.run(&engine, bench.operation("a", "pay 10"));
     work.started.notified().await;
     for _ in 0..2 {
-        let other = work
-            .run(&engine, bench.waiting("a", "pay 99", 5))
-            .await
-            .unwrap()
-            .unwrap();
-        assert!(
-            matches!(other, Outcome::Answered(Answer::Mismatch)),
-            "{other:?} (S9)"
-        );
-        let same = work
-            .run(&engine, bench.operation("a", "pay 10"))
-            .await
-            .unwrap()
-            .unwrap();
-        assert!(
-            matches!(same, Outcome::Answered(Answer::InFlight)),
-            "{same:?}"
-        );
+        let other = work.run(&engine, bench.waiting("a", "pay 99", 5)).await.unwrap().unwrap();
+        assert!(matches!(other, Outcome::Answered(Answer::Mismatch)), "{other:?} (S9)");
+        let same = work.run(&engine, bench.operation("a", "pay 10")).await.unwrap().unwrap();
+        assert!(matches!(same, Outcome::Answered(Answer::InFlight)), "{same:?}");
     }
     work.finish.notify_one();
     bench.drive(first).await.unwrap().unwrap();
-    let other = work
-        .run(&engine, bench.operation("a", "pay 99"))
-        .await
-        .unwrap()
-        .unwrap();
-    assert!(
-        matches!(other, Outcome::Answered(Answer::Mismatch)),
-        "{other:?} (S9)"
-    );
+    let other = work.run(&engine, bench.operation("a", "pay 99")).await.unwrap().unwrap();
+    assert!(matches!(other, Outcome::Answered(Answer::Mismatch)), "{other:?} (S9)");
     assert_eq!(work.runs(), 1);
 }
 
@@ -274,9 +219,8 @@ pub(super) async fn waiters_get_the_outcome(bench: &Bench) {
     let work = Work::default();
     let first = work.run(&engine, bench.operation("a", "pay"));
     work.started.notified().await;
-    let waiters: Vec<Running> = (0..20)
-        .map(|_| work.run(&engine, bench.waiting("a", "pay", 50)))
-        .collect();
+    let waiters: Vec<Running> =
+        (0..20).map(|_| work.run(&engine, bench.waiting("a", "pay", 50))).collect();
     bench.step().await;
     work.finish.notify_one();
     bench.drive(first).await.unwrap().unwrap();
@@ -290,13 +234,8 @@ pub(super) async fn a_waiter_gives_up_at_its_deadline(bench: &Bench) {
     let work = Work::default();
     let first = work.run(&engine, bench.operation("a", "pay"));
     work.started.notified().await;
-    let waiter = bench
-        .drive(work.run(&engine, bench.waiting("a", "pay", 3)))
-        .await;
-    assert!(matches!(
-        waiter.unwrap().unwrap(),
-        Outcome::Answered(Answer::WaitTimeout)
-    ));
+    let waiter = bench.drive(work.run(&engine, bench.waiting("a", "pay", 3))).await;
+    assert!(matches!(waiter.unwrap().unwrap(), Outcome::Answered(Answer::WaitTimeout)));
     work.finish.notify_one();
     bench.drive(first).await.unwrap().unwrap();
 }
@@ -309,9 +248,7 @@ pub(super) async fn a_caller_that_goes_away_changes_nothing(bench: &Bench) {
     first.abort();
     let _aborted = first.await;
     work.finish.notify_one();
-    let retry = bench
-        .drive(work.run(&engine, bench.waiting("a", "pay", 50)))
-        .await;
+    let retry = bench.drive(work.run(&engine, bench.waiting("a", "pay", 50))).await;
     assert_eq!(said(&retry.unwrap().unwrap()), b"outcome 0");
     assert_eq!(work.runs(), 1);
 }
@@ -326,13 +263,8 @@ pub(super) async fn a_panic_is_unknown(bench: &Bench) {
         panic!("not recorded");
     };
     is(&record, "unknown");
-    let retry = bench
-        .drive(Work::default().run(&engine, bench.operation("a", "pay")))
-        .await;
-    assert!(matches!(
-        retry.unwrap().unwrap(),
-        Outcome::Answered(Answer::Unknown(_))
-    ));
+    let retry = bench.drive(Work::default().run(&engine, bench.operation("a", "pay"))).await;
+    assert!(matches!(retry.unwrap().unwrap(), Outcome::Answered(Answer::Unknown(_))));
 }
 
 pub(super) async fn too_long_is_unknown(bench: &Bench) {
@@ -343,22 +275,16 @@ pub(super) async fn too_long_is_unknown(bench: &Bench) {
     let Outcome::Ran(Settling::Recorded(record)) = bench.drive(run).await.unwrap().unwrap() else {
         panic!("not recorded");
     };
-    let State::Unknown { cause, .. } = &record.state else {
-        panic!("not unknown")
-    };
+    let State::Unknown { cause, .. } = &record.state else { panic!("not unknown") };
     assert_eq!(*cause, crate::record::Cause::TimedOut);
 }
 
 pub(super) async fn a_dropped_lease_is_released_or_unknown(bench: &Bench) {
     let engine = bench.engine();
-    for (key, start, state) in [
-        ("never started", false, "released"),
-        ("started", true, "unknown"),
-    ] {
-        let Begin::Run(lease) = bench
-            .drive(engine.begin(&bench.operation(key, "pay")))
-            .await
-            .unwrap()
+    for (key, start, state) in [("never started", false, "released"), ("started", true, "unknown")]
+    {
+        let Begin::Run(lease) =
+            bench.drive(engine.begin(&bench.operation(key, "pay"))).await.unwrap()
         else {
             panic!("not granted");
         };
@@ -368,11 +294,7 @@ pub(super) async fn a_dropped_lease_is_released_or_unknown(bench: &Bench) {
         drop(lease);
         bench
             .drive(async {
-                while bench
-                    .load(key)
-                    .await
-                    .is_none_or(|record| record.state.name() == "running")
-                {
+                while bench.load(key).await.is_none_or(|record| record.state.name() == "running") {
                     breathe().await;
                 }
             })
@@ -388,9 +310,8 @@ pub(super) async fn a_waiter_takes_over_what_never_started(bench: &Bench) {
     let Begin::Run(lease) = bench.drive(engine.begin(&operation)).await.unwrap() else {
         panic!("not granted");
     };
-    let waiters: Vec<Running> = (0..20)
-        .map(|_| work.run(&engine, bench.waiting("a", "pay", 50)))
-        .collect();
+    let waiters: Vec<Running> =
+        (0..20).map(|_| work.run(&engine, bench.waiting("a", "pay", 50))).collect();
     bench.step().await;
     drop(lease);
     work.started.notified().await;
@@ -406,35 +327,20 @@ pub(super) async fn a_long_operation_keeps_its_lease(bench: &Bench) {
     let other_node = bench.engine();
     let work = Work::default();
     let operation = bench.operation("a", "pay");
-    let retry = crate::record::Terms {
-        on_unknown: OnUnknown::Retry,
-        ..operation.terms
-    };
+    let retry = crate::record::Terms { on_unknown: OnUnknown::Retry, ..operation.terms };
     let first = work.run(&engine, operation.terms(retry));
     work.started.notified().await;
     // Lease and grace three times over.
     for _ in 0..120 {
         bench.step().await;
         breathe().await;
-        let other = bench
-            .drive(work.run(&other_node, bench.operation("a", "pay")))
-            .await;
+        let other = bench.drive(work.run(&other_node, bench.operation("a", "pay"))).await;
         let other = other.unwrap().unwrap();
-        assert!(
-            matches!(other, Outcome::Answered(Answer::InFlight)),
-            "preempted: {other:?}"
-        );
-        assert_eq!(
-            other_node.reap(10).await,
-            0,
-            "a heartbeating owner was reaped"
-        );
+        assert!(matches!(other, Outcome::Answered(Answer::InFlight)), "preempted: {other:?}");
+        assert_eq!(other_node.reap(10).await, 0, "a heartbeating owner was reaped");
     }
     work.finish.notify_one();
-    assert_eq!(
-        said(&bench.drive(first).await.unwrap().unwrap()),
-        b"outcome 0"
-    );
+    assert_eq!(said(&bench.drive(first).await.unwrap().unwrap()), b"outcome 0");
     assert_eq!(work.runs(), 1);
 }
 
@@ -443,9 +349,8 @@ pub(super) async fn a_node_waits_for_another(bench: &Bench) {
     let work = Work::default();
     let first = work.run(&node, bench.operation("a", "pay"));
     work.started.notified().await;
-    let waiters: Vec<Running> = (0..10)
-        .map(|_| work.run(&other_node, bench.waiting("a", "pay", 50)))
-        .collect();
+    let waiters: Vec<Running> =
+        (0..10).map(|_| work.run(&other_node, bench.waiting("a", "pay", 50))).collect();
     bench.step().await;
     work.finish.notify_one();
     bench.drive(first).await.unwrap().unwrap();

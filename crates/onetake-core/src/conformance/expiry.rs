@@ -17,10 +17,7 @@ pub(super) async fn a_key_is_reusable_only_after_it_expires(bench: &Bench) {
     }
     bench.pass_just_over(1).await;
     for key in ["completed", "released"] {
-        assert!(
-            bench.load(key).await.is_none(),
-            "expired is absent at once, without a sweep"
-        );
+        assert!(bench.load(key).await.is_none(), "expired is absent at once, without a sweep");
         bench.granted(&bench.claim_of(key, "pay 99")).await;
     }
 }
@@ -31,10 +28,7 @@ pub(super) async fn running_never_expires(bench: &Bench) {
     bench.granted(&claim).await;
     bench.pass(3).await;
     assert_eq!(bench.sweep(10).await.removed, 0);
-    is(
-        &*bench.found(&bench.claim_of("a", "pay 10")).await,
-        "running",
-    );
+    is(&*bench.found(&bench.claim_of("a", "pay 10")).await, "running");
 }
 
 pub(super) async fn the_unknown_expires_a_full_ttl_later(bench: &Bench) {
@@ -43,10 +37,7 @@ pub(super) async fn the_unknown_expires_a_full_ttl_later(bench: &Bench) {
     bench.pass(10).await;
     bench.done(&claim, unknown()).await;
     bench.pass(19).await;
-    is(
-        &*bench.found(&bench.claim_of("a", "pay 10")).await,
-        "unknown",
-    );
+    is(&*bench.found(&bench.claim_of("a", "pay 10")).await, "unknown");
     bench.pass_just_over(1).await;
     bench.granted(&bench.claim_of("a", "pay 10")).await;
 }
@@ -58,16 +49,9 @@ pub(super) async fn a_late_outcome_is_kept_for_a_while(bench: &Bench) {
     bench.pass(30).await;
     bench.done(&claim, outcome("late")).await;
     let kept = claim.terms.ttl.min(Duration::from_secs(3600));
-    assert_eq!(
-        kept,
-        bench.can.tick * 6,
-        "the tick is short enough for this case"
-    );
+    assert_eq!(kept, bench.can.tick * 6, "the tick is short enough for this case");
     bench.pass(5).await;
-    is(
-        &*bench.found(&bench.claim_of("a", "pay 10")).await,
-        "completed",
-    );
+    is(&*bench.found(&bench.claim_of("a", "pay 10")).await, "completed");
     bench.pass_just_over(1).await;
     bench.granted(&bench.claim_of("a", "pay 10")).await;
 }
@@ -78,9 +62,7 @@ pub(super) async fn a_sweep_takes_what_expired_and_nothing_else(bench: &Bench) {
         bench.granted(&claim).await;
         bench.done(&claim, verb).await;
     }
-    bench
-        .granted(&bench.claim_of("old, running", "pay 10"))
-        .await;
+    bench.granted(&bench.claim_of("old, running", "pay 10")).await;
     bench.pass(15).await;
     let young = bench.claim_of("young", "pay 10");
     bench.granted(&young).await;
@@ -96,10 +78,7 @@ pub(super) async fn a_sweep_takes_what_expired_and_nothing_else(bench: &Bench) {
 
 pub(super) async fn a_sweep_looks_again(bench: &Bench) {
     // The index of a store still names the first life of these keys when the sweep comes.
-    for (key, verb) in [
-        ("runs again", None),
-        ("completed again", Some(outcome("second"))),
-    ] {
+    for (key, verb) in [("runs again", None), ("completed again", Some(outcome("second")))] {
         let first = bench.claim_of(key, "pay 10");
         bench.granted(&first).await;
         bench.done(&first, outcome("first")).await;
@@ -110,11 +89,7 @@ pub(super) async fn a_sweep_looks_again(bench: &Bench) {
             bench.done(&second, verb).await;
         }
         let before = bench.load(key).await.expect("the second life");
-        assert_eq!(
-            bench.sweep(10).await.removed,
-            0,
-            "{key}: the sweep did not look again (S13)"
-        );
+        assert_eq!(bench.sweep(10).await.removed, 0, "{key}: the sweep did not look again (S13)");
         assert_eq!(bench.load(key).await, Some(before));
     }
 }
@@ -140,9 +115,7 @@ pub(super) async fn fences_rise_across_expiry_and_sweep(bench: &Bench) {
     let mut last = None;
     for round in 0..4 {
         let claim: Claim = bench.claim_of("a", "pay 10");
-        let Got::Granted(fence) = bench.claim(&claim).await else {
-            panic!("round {round}")
-        };
+        let Got::Granted(fence) = bench.claim(&claim).await else { panic!("round {round}") };
         assert!(Some(fence) > last, "a fence was reused after expiry (S2)");
         last = Some(fence);
         bench.done(&claim, outcome("x")).await;

@@ -15,9 +15,10 @@ mod claims;
 mod engine;
 mod expiry;
 mod races;
+mod report;
 mod settles;
+mod simulated;
 
-use std::fmt;
 use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
@@ -28,6 +29,8 @@ use crate::clock::Clock;
 use crate::store::Store;
 
 pub use bench::Bench;
+pub use report::Report;
+pub use simulated::Simulated;
 
 /// A fresh, empty store under test, and power over its clock.
 pub trait Subject: Send + Sync + 'static {
@@ -57,57 +60,7 @@ pub struct Capabilities {
 
 impl Default for Capabilities {
     fn default() -> Self {
-        Self {
-            tick: Duration::from_secs(10),
-            body_bytes_max: 1 << 20,
-            tasks: 32,
-            rounds: 20,
-        }
-    }
-}
-
-/// What became of each case.
-#[derive(Clone, Debug, Default)]
-pub struct Report {
-    /// Names and, if it failed, what the case said.
-    pub cases: Vec<(&'static str, Result<(), String>)>,
-}
-
-impl Report {
-    /// The names of the cases that failed.
-    #[must_use]
-    pub fn failed(&self) -> Vec<&'static str> {
-        self.cases
-            .iter()
-            .filter(|(_, result)| result.is_err())
-            .map(|(name, _)| *name)
-            .collect()
-    }
-
-    /// Panics with everything that failed.
-    ///
-    /// # Panics
-    /// If a case failed, or if there was none.
-    pub fn assert_passed(&self) {
-        assert!(!self.cases.is_empty(), "no case ran");
-        assert!(self.failed().is_empty(), "{self}");
-    }
-}
-
-impl fmt::Display for Report {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(
-            f,
-            "{} of {} cases failed",
-            self.failed().len(),
-            self.cases.len()
-        )?;
-        for (name, result) in &self.cases {
-            if let Err(what) = result {
-                writeln!(f, "- {name}: {what}")?;
-            }
-        }
-        Ok(())
+        Self { tick: Duration::from_secs(10), body_bytes_max: 1 << 20, tasks: 32, rounds: 20 }
     }
 }
 
@@ -185,19 +138,7 @@ where
     let mut report = Report::default();
     for (name, case) in cases {
         let bench = Arc::new(Bench::new(factory().await, capabilities));
-        let result = tokio::spawn(case(bench)).await;
-        report.cases.push((name, result.map_err(said)));
+        report.add(name, case(bench)).await;
     }
     report
-}
-
-fn said(error: tokio::task::JoinError) -> String {
-    match error.try_into_panic() {
-        Ok(panic) => panic
-            .downcast_ref::<String>()
-            .cloned()
-            .or_else(|| panic.downcast_ref::<&str>().map(ToString::to_string))
-            .unwrap_or_else(|| "panicked".to_owned()),
-        Err(error) => error.to_string(),
-    }
 }

@@ -11,18 +11,14 @@ use crate::store::{Claim, Settled, Settlement, Store, Verb};
 
 pub(super) async fn one_of_many_claims_wins(bench: &Bench) {
     for round in 0..bench.can.rounds {
-        let claims: Vec<Claim> = (0..bench.can.tasks)
-            .map(|_| bench.claim_of(&format!("key {round}"), "pay"))
-            .collect();
+        let claims: Vec<Claim> =
+            (0..bench.can.tasks).map(|_| bench.claim_of(&format!("key {round}"), "pay")).collect();
         let tasks = claims.into_iter().map(|claim| {
             let store = Arc::clone(&bench.store);
             tokio::spawn(async move { got(store.claim(vec![claim]).await.remove(0).unwrap()) })
         });
         let answers = join_all(tasks).await;
-        let granted = answers
-            .iter()
-            .filter(|a| matches!(a, Ok(Got::Granted(_))))
-            .count();
+        let granted = answers.iter().filter(|a| matches!(a, Ok(Got::Granted(_)))).count();
         assert_eq!(granted, 1, "two attempts at once never both run (S1)");
     }
 }
@@ -67,9 +63,7 @@ async fn claim_and_settle(
     batch: Vec<(usize, Claim)>,
     round: usize,
 ) {
-    let answers = store
-        .claim(batch.iter().map(|(_, claim)| claim.clone()).collect())
-        .await;
+    let answers = store.claim(batch.iter().map(|(_, claim)| claim.clone()).collect()).await;
     let mut settlements = Vec::new();
     for ((key, claim), answer) in batch.into_iter().zip(answers) {
         if let Got::Granted(_) = got(answer.unwrap()) {
@@ -82,18 +76,11 @@ async fn claim_and_settle(
             let count = counts.entry(key).or_default();
             count.0 += 1;
             count.1 += u32::from(verb == Verb::Release);
-            settlements.push(Settlement {
-                id: claim.id,
-                attempt: claim.attempt,
-                verb,
-            });
+            settlements.push(Settlement { id: claim.id, attempt: claim.attempt, verb });
         }
     }
     for answer in store.settle(settlements).await {
-        assert!(
-            matches!(answer.unwrap(), Settled::Done { .. }),
-            "an owner was called stale"
-        );
+        assert!(matches!(answer.unwrap(), Settled::Done { .. }), "an owner was called stale");
     }
 }
 
@@ -122,10 +109,7 @@ pub(super) async fn a_sweep_beside_traffic_loses_nothing(bench: &Bench) {
     join_all(traffic).await;
     sweeper.await.unwrap();
     for key in &keys {
-        let record = bench
-            .load(key)
-            .await
-            .expect("an acknowledged outcome was swept (S13)");
+        let record = bench.load(key).await.expect("an acknowledged outcome was swept (S13)");
         assert_eq!(super::bench::body(&record), b"new");
     }
 }
@@ -133,10 +117,8 @@ pub(super) async fn a_sweep_beside_traffic_loses_nothing(bench: &Bench) {
 pub(super) async fn takeovers_have_rising_fences(bench: &Bench) {
     let mut last = None;
     for round in 0..4 {
-        let claims = (0..bench.can.tasks).map(|_| Claim {
-            terms: bench.terms(OnUnknown::Retry),
-            ..bench.claim_of("a", "pay")
-        });
+        let claims = (0..bench.can.tasks)
+            .map(|_| Claim { terms: bench.terms(OnUnknown::Retry), ..bench.claim_of("a", "pay") });
         let tasks = claims.map(|claim| {
             let store = Arc::clone(&bench.store);
             tokio::spawn(async move { got(store.claim(vec![claim]).await.remove(0).unwrap()) })
@@ -150,10 +132,7 @@ pub(super) async fn takeovers_have_rising_fences(bench: &Bench) {
             })
             .collect();
         assert_eq!(fences.len(), 1, "round {round}: one takes over");
-        assert!(
-            fences.first().copied() > last,
-            "round {round}: the fence rises (S2)"
-        );
+        assert!(fences.first().copied() > last, "round {round}: the fence rises (S2)");
         last = fences.first().copied();
         bench.pass_just_over(4).await;
     }

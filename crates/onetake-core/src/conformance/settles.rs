@@ -5,10 +5,7 @@ use crate::record::{OnUnknown, State};
 use crate::store::{Abandoned, Claim, Settled, Verb};
 
 pub(super) async fn a_stale_attempt_changes_nothing(bench: &Bench) {
-    let first = Claim {
-        terms: bench.terms(OnUnknown::Retry),
-        ..bench.claim_of("a", "pay 10")
-    };
+    let first = Claim { terms: bench.terms(OnUnknown::Retry), ..bench.claim_of("a", "pay 10") };
     bench.granted(&first).await;
     bench.pass_just_over(4).await;
     let second = bench.claim_of("a", "pay 10");
@@ -26,11 +23,7 @@ pub(super) async fn a_stale_attempt_changes_nothing(bench: &Bench) {
         let Settled::Stale { current } = bench.settle(&first, verb.clone()).await else {
             panic!("a late finisher was believed after the completion: {verb:?} (S3)");
         };
-        assert_eq!(
-            body(&current.unwrap()),
-            b"the second's",
-            "the late one is told what stands"
-        );
+        assert_eq!(body(&current.unwrap()), b"the second's", "the late one is told what stands");
         assert_eq!(body(&bench.load("a").await.unwrap()), b"the second's");
     }
 }
@@ -53,10 +46,7 @@ pub(super) async fn an_unknown_record_is_completed_by_its_own_attempt(bench: &Be
         let claim = bench.claim_of(key, "pay 10");
         bench.granted(&claim).await;
         bench.pass_just_over(4).await;
-        is(
-            &*bench.found(&bench.claim_of(key, "pay 10")).await,
-            "unknown",
-        );
+        is(&*bench.found(&bench.claim_of(key, "pay 10")).await, "unknown");
         is(&*bench.done(&claim, verb).await, state);
         is(&bench.load(key).await.unwrap(), state);
     }
@@ -74,29 +64,21 @@ pub(super) async fn a_settlement_sent_twice_is_done_once(bench: &Bench) {
         let first = bench.done(&claim, verb.clone()).await;
         bench.pass(1).await;
         let second = bench.done(&claim, verb).await;
-        assert_eq!(
-            first, second,
-            "{key}: the second time changes nothing, the moment included"
-        );
+        assert_eq!(first, second, "{key}: the second time changes nothing, the moment included");
     }
 }
 
 pub(super) async fn a_settled_record_never_changes(bench: &Bench) {
-    for (key, settle) in [
-        ("completed", outcome("x")),
-        ("failed", failure()),
-        ("released", Verb::Release),
-    ] {
+    for (key, settle) in
+        [("completed", outcome("x")), ("failed", failure()), ("released", Verb::Release)]
+    {
         let claim = bench.claim_of(key, "pay 10");
         bench.granted(&claim).await;
         let before = bench.done(&claim, settle).await;
         for verb in every_verb() {
             let _either = bench.settle(&claim, verb.clone()).await;
             let after = bench.load(key).await.unwrap();
-            assert_eq!(
-                after, before,
-                "{key} was changed by its own attempt: {verb:?} (S4)"
-            );
+            assert_eq!(after, before, "{key} was changed by its own attempt: {verb:?} (S4)");
         }
     }
 }
@@ -110,15 +92,9 @@ pub(super) async fn renewing_moves_the_end_of_the_lease(bench: &Bench) {
         bench.done(&claim, Verb::Renew).await;
     }
     bench.pass(3).await;
-    is(
-        &*bench.found(&bench.claim_of("a", "pay 10")).await,
-        "running",
-    );
+    is(&*bench.found(&bench.claim_of("a", "pay 10")).await, "running");
     bench.pass_just_over(1).await;
-    is(
-        &*bench.found(&bench.claim_of("a", "pay 10")).await,
-        "unknown",
-    );
+    is(&*bench.found(&bench.claim_of("a", "pay 10")).await, "unknown");
 }
 
 pub(super) async fn renewing_does_not_revive_the_unknown(bench: &Bench) {
@@ -155,23 +131,12 @@ pub(super) async fn the_abandoned_are_found_in_order(bench: &Bench) {
     bench.done(&claims[4], Verb::Renew).await;
     let names = |found: Vec<Abandoned>| found.into_iter().map(|a| (a.id, a.attempt)).collect();
     let expected = |at: std::ops::Range<usize>| -> Vec<_> {
-        claims[at]
-            .iter()
-            .map(|claim| (claim.id, claim.attempt))
-            .collect()
+        claims[at].iter().map(|claim| (claim.id, claim.attempt)).collect()
     };
     let found: Vec<_> = names(bench.store.abandoned(10).await.unwrap());
-    assert_eq!(
-        found,
-        expected(0..3),
-        "those whose lease and grace are over, and no others"
-    );
+    assert_eq!(found, expected(0..3), "those whose lease and grace are over, and no others");
     let found: Vec<_> = names(bench.store.abandoned(2).await.unwrap());
-    assert_eq!(
-        found,
-        expected(0..2),
-        "no more than asked for, the longest over first"
-    );
+    assert_eq!(found, expected(0..2), "no more than asked for, the longest over first");
     for claim in &claims[..3] {
         bench.done(claim, Verb::Abandon).await;
     }

@@ -60,21 +60,10 @@ impl<T: Item, R: Send + 'static> Lane<T, R> {
         writers_max: usize,
         write: impl Fn(Vec<T>) -> BoxFuture<'static, Answers<R>> + Send + Sync + 'static,
     ) -> Self {
-        let queue = Mutex::new(Queue {
-            waiting: VecDeque::new(),
-            writers: 0,
-        });
+        let queue = Mutex::new(Queue { waiting: VecDeque::new(), writers: 0 });
         let (items_max, writers_max) = (items_max.max(1), writers_max.max(1));
         let write = Box::new(write);
-        Self {
-            shared: Arc::new(Shared {
-                write,
-                items_max,
-                writers_max,
-                runtime,
-                queue,
-            }),
-        }
+        Self { shared: Arc::new(Shared { write, items_max, writers_max, runtime, queue }) }
     }
 
     /// Queues an item. It is written even if nobody waits for the answer.
@@ -96,10 +85,7 @@ impl<T: Item, R: Send + 'static> Lane<T, R> {
 }
 
 fn lost() -> StoreError {
-    StoreError::new(
-        StoreErrorKind::Indeterminate,
-        "the store ended without an answer",
-    )
+    StoreError::new(StoreErrorKind::Indeterminate, "the store ended without an answer")
 }
 
 impl<T, R> Shared<T, R> {
@@ -120,11 +106,7 @@ struct Writer<T: Item, R: Send + 'static> {
 
 impl<T: Item, R: Send + 'static> Writer<T, R> {
     fn start(shared: &Arc<Shared<T, R>>) {
-        let writer = Self {
-            shared: Arc::clone(shared),
-            started: false,
-            done: false,
-        };
+        let writer = Self { shared: Arc::clone(shared), started: false, done: false };
         shared.runtime.spawn(writer.drain());
     }
 
@@ -191,11 +173,7 @@ mod tests {
 
     fn renew(id: u8) -> Settlement {
         let id = RecordId::from_bytes([id; 16]);
-        Settlement {
-            id,
-            attempt: AttemptId::from_bytes([0; 16]),
-            verb: Verb::Renew,
-        }
+        Settlement { id, attempt: AttemptId::from_bytes([0; 16]), verb: Verb::Renew }
     }
 
     type Batches = Arc<Mutex<Vec<Vec<u8>>>>;
@@ -205,21 +183,16 @@ mod tests {
         let gate = Arc::new(Semaphore::new(0));
         let seen = Arc::new(Mutex::new(Vec::new()));
         let (gate_, seen_) = (Arc::clone(&gate), Arc::clone(&seen));
-        let lane = Lane::new(
-            Handle::current(),
-            items_max,
-            1,
-            move |batch: Vec<Settlement>| {
-                let (gate, seen) = (Arc::clone(&gate_), Arc::clone(&seen_));
-                async move {
-                    gate.acquire().await.unwrap().forget();
-                    let ids: Vec<u8> = batch.iter().map(|item| item.id.as_bytes()[0]).collect();
-                    seen.lock().unwrap().push(ids.clone());
-                    ids.into_iter().map(Ok).collect()
-                }
-                .boxed()
-            },
-        );
+        let lane = Lane::new(Handle::current(), items_max, 1, move |batch: Vec<Settlement>| {
+            let (gate, seen) = (Arc::clone(&gate_), Arc::clone(&seen_));
+            async move {
+                gate.acquire().await.unwrap().forget();
+                let ids: Vec<u8> = batch.iter().map(|item| item.id.as_bytes()[0]).collect();
+                seen.lock().unwrap().push(ids.clone());
+                ids.into_iter().map(Ok).collect()
+            }
+            .boxed()
+        });
         (lane, gate, seen)
     }
 
@@ -232,21 +205,16 @@ mod tests {
         let rest: Vec<_> = [5, 1, 4, 2].map(|id| lane.submit(renew(id))).into();
         gate.add_permits(3);
         assert_eq!(first.await.unwrap(), 9);
-        let answers: Vec<u8> = futures_util::future::join_all(rest)
-            .await
-            .into_iter()
-            .map(Result::unwrap)
-            .collect();
+        let answers: Vec<u8> =
+            futures_util::future::join_all(rest).await.into_iter().map(Result::unwrap).collect();
         assert_eq!(answers, [5, 1, 4, 2], "each sender gets its own answer");
         assert_eq!(*seen.lock().unwrap(), [vec![9], vec![1, 4, 5], vec![2]]);
     }
 
     #[test]
     fn a_runtime_that_shuts_down_in_the_middle_of_a_write_loses_the_answers() {
-        let runtime = tokio::runtime::Builder::new_multi_thread()
-            .worker_threads(1)
-            .build()
-            .unwrap();
+        let runtime =
+            tokio::runtime::Builder::new_multi_thread().worker_threads(1).build().unwrap();
         let (lane, answers) = runtime.block_on(async {
             let (lane, _gate, _) = gated(1);
             let answers: Vec<_> = (0..3).map(|id| lane.submit(renew(id))).collect();
@@ -255,9 +223,7 @@ mod tests {
         });
         drop(runtime);
         for answer in answers {
-            let error = futures_util::FutureExt::now_or_never(answer)
-                .unwrap()
-                .unwrap_err();
+            let error = futures_util::FutureExt::now_or_never(answer).unwrap().unwrap_err();
             assert_eq!(error.kind(), StoreErrorKind::Indeterminate);
         }
         let late = lane.submit(renew(9)).now_or_never().unwrap();

@@ -38,11 +38,7 @@ struct Entry {
 
 impl Cache {
     pub(crate) fn new(bytes_max: usize, age_max: Duration) -> Self {
-        Self {
-            bytes_max,
-            age_max,
-            inner: Mutex::default(),
-        }
+        Self { bytes_max, age_max, inner: Mutex::default() }
     }
 
     /// Keeps a settled record. `now` is the store's time when it answered, `asked_at` our own clock
@@ -51,9 +47,7 @@ impl Cache {
         if !matches!(record.state, State::Completed { .. } | State::Failed { .. }) {
             return;
         }
-        let left = record
-            .expires_at()
-            .map_or(Duration::ZERO, |at| at.since(now));
+        let left = record.expires_at().map_or(Duration::ZERO, |at| at.since(now));
         let cost = cost(record);
         if cost > self.bytes_max / 8 || left.is_zero() {
             return;
@@ -62,11 +56,7 @@ impl Cache {
         let mut inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
         inner.sequence += 1;
         let sequence = inner.sequence;
-        let entry = Entry {
-            record: Arc::clone(record),
-            fresh_until,
-            sequence,
-        };
+        let entry = Entry { record: Arc::clone(record), fresh_until, sequence };
         if let Some(before) = inner.entries.insert(record.id, entry) {
             inner.bytes -= self::cost(&before.record);
         }
@@ -77,10 +67,7 @@ impl Cache {
 
     pub(crate) fn get(&self, id: &RecordId, monotonic: Duration) -> Option<Arc<Record>> {
         let inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
-        let entry = inner
-            .entries
-            .get(id)
-            .filter(|entry| entry.fresh_until > monotonic)?;
+        let entry = inner.entries.get(id).filter(|entry| entry.fresh_until > monotonic)?;
         Some(Arc::clone(&entry.record))
     }
 }
@@ -96,10 +83,7 @@ fn cost(record: &Record) -> usize {
 impl Inner {
     fn evict(&mut self, bytes_max: usize, monotonic: Duration) {
         while let Some((id, sequence)) = self.order.front().copied() {
-            let current = self
-                .entries
-                .get(&id)
-                .filter(|entry| entry.sequence == sequence);
+            let current = self.entries.get(&id).filter(|entry| entry.sequence == sequence);
             let keep = current
                 .is_some_and(|entry| self.bytes <= bytes_max && entry.fresh_until > monotonic);
             if keep {
@@ -129,25 +113,14 @@ mod tests {
             attempt: AttemptId::from_bytes([0; 16]),
             fence: Fence::new(1),
             fingerprint: Fingerprint::of(b""),
-            terms: Terms {
-                ttl: Duration::from_secs(ttl),
-                ..Terms::default()
-            },
+            terms: Terms { ttl: Duration::from_secs(ttl), ..Terms::default() },
             created_at: NOW,
-            state: State::Completed {
-                at: NOW,
-                recording: Recording::new(vec![0; bytes]),
-            },
+            state: State::Completed { at: NOW, recording: Recording::new(vec![0; bytes]) },
         })
     }
 
     fn has(cache: &Cache, id: u8, seconds: u64) -> bool {
-        cache
-            .get(
-                &RecordId::from_bytes([id; 16]),
-                Duration::from_secs(seconds),
-            )
-            .is_some()
+        cache.get(&RecordId::from_bytes([id; 16]), Duration::from_secs(seconds)).is_some()
     }
 
     #[test]
@@ -168,17 +141,10 @@ mod tests {
         }
         assert!(has(&cache, 99, 2) && !has(&cache, 0, 2));
         cache.put(&record(7, 86_400, 9_000), NOW, Duration::from_secs(1));
-        assert!(
-            !has(&cache, 7, 2),
-            "a large recording does not push out everybody else's"
-        );
+        assert!(!has(&cache, 7, 2), "a large recording does not push out everybody else's");
         cache.put(&record(99, 86_400, 100), NOW, Duration::from_secs(1));
         let inner = cache.inner.lock().unwrap();
-        let sum: usize = inner
-            .entries
-            .values()
-            .map(|entry| cost(&entry.record))
-            .sum();
+        let sum: usize = inner.entries.values().map(|entry| cost(&entry.record)).sum();
         assert_eq!(inner.bytes, sum);
     }
 }

@@ -64,9 +64,7 @@ pub(crate) enum Entered {
 
 impl Flights {
     pub(crate) fn new() -> Self {
-        Self {
-            shards: std::array::from_fn(|_| Mutex::default()),
-        }
+        Self { shards: std::array::from_fn(|_| Mutex::default()) }
     }
 
     pub(crate) fn enter(&self, id: RecordId, joiners_max: usize) -> Entered {
@@ -76,9 +74,7 @@ impl Flights {
             }
             Entry::Occupied(flight) => Entered::Joiner(flight.get().phase.subscribe()),
             Entry::Vacant(place) => {
-                let flight = Arc::new(Flight {
-                    phase: watch::Sender::new(Phase::Claiming),
-                });
+                let flight = Arc::new(Flight { phase: watch::Sender::new(Phase::Claiming) });
                 place.insert(Arc::clone(&flight));
                 Entered::Leader(flight)
             }
@@ -88,10 +84,7 @@ impl Flights {
     /// Ends a flight: first nobody can join it, then those who had are told.
     pub(crate) fn land(&self, id: RecordId, flight: &Arc<Flight>, landing: Landing) {
         let mut shard = self.shard(&id);
-        if shard
-            .get(&id)
-            .is_some_and(|current| Arc::ptr_eq(current, flight))
-        {
+        if shard.get(&id).is_some_and(|current| Arc::ptr_eq(current, flight)) {
             shard.remove(&id);
         }
         drop(shard);
@@ -100,10 +93,7 @@ impl Flights {
 
     fn shard(&self, id: &RecordId) -> MutexGuard<'_, HashMap<RecordId, Arc<Flight>>> {
         // The last byte: the first ones are what an attacker who reads references could aim at.
-        let at = id
-            .as_bytes()
-            .last()
-            .map_or(0, |byte| usize::from(*byte) % SHARDS);
+        let at = id.as_bytes().last().map_or(0, |byte| usize::from(*byte) % SHARDS);
         let shard = self.shards.get(at).unwrap_or(&self.shards[0]);
         shard.lock().unwrap_or_else(PoisonError::into_inner)
     }

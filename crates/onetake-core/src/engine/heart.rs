@@ -74,10 +74,7 @@ impl Heart {
             due: AtomicU64::new(0),
             sequence: self.sequence.fetch_add(1, Ordering::Relaxed),
         });
-        self.schedule(
-            &pulse,
-            asked_at.saturating_add((terms.lease / 3).max(BEAT_MIN)),
-        );
+        self.schedule(&pulse, asked_at.saturating_add((terms.lease / 3).max(BEAT_MIN)));
         pulse
     }
 
@@ -145,11 +142,7 @@ async fn renew(engine: Arc<Inner>, pulse: Arc<Pulse>) {
     if pulse.over.load(Ordering::Acquire) || asked_at >= run_until {
         return;
     }
-    let renewal = Settlement {
-        id: pulse.id,
-        attempt: pulse.attempt,
-        verb: Verb::Renew,
-    };
+    let renewal = Settlement { id: pulse.id, attempt: pulse.attempt, verb: Verb::Renew };
     let lease = pulse.terms.lease;
     let again = match engine.settles.submit(renewal).await {
         Ok(Settled::Done { .. }) => {
@@ -170,8 +163,6 @@ async fn renew(engine: Arc<Inner>, pulse: Arc<Pulse>) {
         }
     };
     if !pulse.over.load(Ordering::Acquire) {
-        engine
-            .heart
-            .schedule(&pulse, asked_at.saturating_add(again.max(BEAT_MIN)));
+        engine.heart.schedule(&pulse, asked_at.saturating_add(again.max(BEAT_MIN)));
     }
 }

@@ -69,11 +69,7 @@ async fn reap(engine: &Inner, limit: usize) -> usize {
     };
     let settlements = found.into_iter().map(|lost| {
         let verb = Verb::Abandon;
-        engine.settles.submit(Settlement {
-            id: lost.id,
-            attempt: lost.attempt,
-            verb,
-        })
+        engine.settles.submit(Settlement { id: lost.id, attempt: lost.attempt, verb })
     });
     let settled = futures_util::future::join_all(settlements).await;
     let mut reaped = 0;

@@ -72,11 +72,7 @@ impl Lease {
         operation: &Operation,
         granted: Granted,
     ) -> Self {
-        let Granted {
-            attempt,
-            fence,
-            asked_at,
-        } = granted;
+        let Granted { attempt, fence, asked_at } = granted;
         let pulse = engine.inner.heart.add(
             operation.id,
             attempt,
@@ -161,11 +157,7 @@ impl Lease {
         let Some(answer) = self.hand_over(verb) else {
             return Settling::Pending;
         };
-        let patience = self
-            .engine
-            .inner
-            .clock
-            .sleep(self.engine.inner.limits.settle_patience);
+        let patience = self.engine.inner.clock.sleep(self.engine.inner.limits.settle_patience);
         tokio::select! {
             biased;
             settled = answer => settled.unwrap_or(Settling::Pending),
@@ -179,11 +171,7 @@ impl Lease {
     /// Settles in a task of its own, so that nobody who goes away can stop it in the middle.
     fn hand_over(&mut self, verb: Verb) -> Option<oneshot::Receiver<Settling>> {
         let flying = self.flying.take()?;
-        let settlement = Settlement {
-            id: self.pulse.id,
-            attempt: self.pulse.attempt,
-            verb,
-        };
+        let settlement = Settlement { id: self.pulse.id, attempt: self.pulse.attempt, verb };
         let (tell, answer) = oneshot::channel();
         let started = self.started.load(Ordering::Acquire);
         let (engine, pulse) = (self.engine.clone(), Arc::clone(&self.pulse));
@@ -209,9 +197,7 @@ impl Lease {
             fingerprint: crate::Fingerprint::of(b""),
             terms: self.pulse.terms,
             created_at: self.engine.inner.clock.now(),
-            state: crate::State::Released {
-                at: self.engine.inner.clock.now(),
-            },
+            state: crate::State::Released { at: self.engine.inner.clock.now() },
         })
     }
 }

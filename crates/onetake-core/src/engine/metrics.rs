@@ -1,6 +1,10 @@
 //! What the engine counts. The names are documented in docs/OPERATIONS.md.
 
+use std::future::Future;
+
 use metrics::{Counter, Gauge, Histogram, counter, gauge, histogram};
+
+use crate::clock::Clock;
 
 /// Handles, looked up once.
 pub(crate) struct Metrics {
@@ -19,10 +23,8 @@ pub(crate) struct Metrics {
     pub(crate) swept: Counter,
     pub(crate) running: Gauge,
     pub(crate) waiting: Gauge,
-    pub(crate) claim_seconds: Histogram,
-    pub(crate) settle_seconds: Histogram,
-    pub(crate) claim_batch: Histogram,
-    pub(crate) settle_batch: Histogram,
+    pub(crate) claims: Writes,
+    pub(crate) settlements: Writes,
 }
 
 impl Metrics {
@@ -43,11 +45,37 @@ impl Metrics {
             swept: counter!("onetake_swept_total"),
             running: gauge!("onetake_running"),
             waiting: gauge!("onetake_waiting"),
-            claim_seconds: histogram!("onetake_store_seconds", "operation" => "claim"),
-            settle_seconds: histogram!("onetake_store_seconds", "operation" => "settle"),
-            claim_batch: histogram!("onetake_batch_size", "operation" => "claim"),
-            settle_batch: histogram!("onetake_batch_size", "operation" => "settle"),
+            claims: Writes::new("claim"),
+            settlements: Writes::new("settle"),
         }
+    }
+}
+
+/// How long one kind of write takes, and how much goes together.
+pub(crate) struct Writes {
+    seconds: Histogram,
+    items: Histogram,
+}
+
+impl Writes {
+    fn new(operation: &'static str) -> Self {
+        Self {
+            seconds: histogram!("onetake_store_seconds", "operation" => operation),
+            items: histogram!("onetake_batch_size", "operation" => operation),
+        }
+    }
+
+    pub(crate) async fn observe<T>(
+        &self,
+        clock: &dyn Clock,
+        items: usize,
+        write: impl Future<Output = T>,
+    ) -> T {
+        self.items.record(items as f64);
+        let from = clock.monotonic();
+        let answers = write.await;
+        self.seconds.record((clock.monotonic() - from).as_secs_f64());
+        answers
     }
 }
 

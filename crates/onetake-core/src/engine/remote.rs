@@ -42,31 +42,16 @@ impl Remote {
         batch_max: usize,
         runtime: Handle,
     ) -> Arc<Self> {
-        Arc::new(Self {
-            store,
-            clock,
-            interval,
-            batch_max,
-            runtime,
-            inner: Mutex::default(),
-        })
+        Arc::new(Self { store, clock, interval, batch_max, runtime, inner: Mutex::default() })
     }
 
     /// Tells when the record stops running.
     pub(crate) fn watch(self: &Arc<Self>, id: RecordId) -> watch::Receiver<Seen> {
         let mut inner = self.lock();
-        let sender = inner
-            .watched
-            .entry(id)
-            .or_insert_with(|| watch::Sender::new(None));
+        let sender = inner.watched.entry(id).or_insert_with(|| watch::Sender::new(None));
         let receiver = sender.subscribe();
         if !std::mem::replace(&mut inner.polling, true) {
-            self.runtime.spawn(
-                Polling {
-                    remote: Arc::clone(self),
-                }
-                .run(),
-            );
+            self.runtime.spawn(Polling { remote: Arc::clone(self) }.run());
         }
         receiver
     }
@@ -75,9 +60,7 @@ impl Remote {
     async fn look(&self) -> bool {
         let ids = {
             let mut inner = self.lock();
-            inner
-                .watched
-                .retain(|_, sender| sender.receiver_count() > 0);
+            inner.watched.retain(|_, sender| sender.receiver_count() > 0);
             if inner.watched.is_empty() {
                 inner.polling = false;
                 return false;
@@ -97,9 +80,7 @@ impl Remote {
 
     fn tell(&self, id: RecordId, answer: Seen) {
         let Some(found) = answer else { return };
-        let runs = found
-            .as_ref()
-            .is_some_and(|r| matches!(r.state, State::Running { .. }));
+        let runs = found.as_ref().is_some_and(|r| matches!(r.state, State::Running { .. }));
         if !runs && let Some(sender) = self.lock().watched.remove(&id) {
             sender.send_replace(Some(found));
         }

@@ -120,9 +120,7 @@ impl Limits {
     /// A number alone has depth 0, `[]` has depth 1.
     #[must_use]
     pub fn with_depth_max(depth_max: usize) -> Self {
-        Self {
-            depth_max: depth_max.min(Self::DEPTH_MAX_CEILING),
-        }
+        Self { depth_max: depth_max.min(Self::DEPTH_MAX_CEILING) }
     }
 }
 
@@ -244,9 +242,7 @@ mod tests {
                 }
             }
         }
-        let padded = parts
-            .iter()
-            .map(|part| [space(dice), part, space(dice)].concat());
+        let padded = parts.iter().map(|part| [space(dice), part, space(dice)].concat());
         let inner = [&Vec::from_iter(padded).join(","), space(dice)].concat();
         match model {
             Model::Map(_) => format!("{{{inner}}}"),

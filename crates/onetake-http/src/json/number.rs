@@ -76,23 +76,14 @@ impl Number {
             digits = tail;
         }
         if digits.is_empty() {
-            return Some(Self {
-                negative: false,
-                coefficient: Coefficient::Small(0),
-                exponent: 0,
-            });
+            return Some(Self { negative: false, coefficient: Coefficient::Small(0), exponent: 0 });
         }
         let small = digits.iter().try_fold(0_u64, |sum, digit| {
-            sum.checked_mul(10)?
-                .checked_add(u64::from(digit.wrapping_sub(b'0')))
+            sum.checked_mul(10)?.checked_add(u64::from(digit.wrapping_sub(b'0')))
         });
         let coefficient =
             small.map_or_else(|| Coefficient::Large(digits.into()), Coefficient::Small);
-        Some(Self {
-            negative,
-            coefficient,
-            exponent: i64::try_from(exponent).ok()?,
-        })
+        Some(Self { negative, coefficient, exponent: i64::try_from(exponent).ok()? })
     }
 }
 
@@ -234,9 +225,7 @@ pub(super) mod tests {
             assert!(overflows(&format!("1e{sign}{}", "9".repeat(1000))));
             // 2^64 and 2^128 must not come round to zero.
             assert!(overflows(&format!("1e{sign}18446744073709551616")));
-            assert!(overflows(&format!(
-                "1e{sign}340282366920938463463374607431768211456"
-            )));
+            assert!(overflows(&format!("1e{sign}340282366920938463463374607431768211456")));
         }
         assert_eq!(number("1e-9223372036854775808").exponent, i64::MIN);
         assert_eq!(number(&format!("1e{}1", "0".repeat(1000))), number("10"));
@@ -258,10 +247,7 @@ pub(super) mod tests {
     fn a_megabyte_of_digits_is_no_trouble() {
         let nines = "9".repeat(1 << 20);
         assert_eq!(encoded(&nines).len(), nines.len() + 5);
-        assert_eq!(
-            number(&format!("0.{nines}e{}", nines.len())),
-            number(&nines)
-        );
+        assert_eq!(number(&format!("0.{nines}e{}", nines.len())), number(&nines));
         assert!(overflows(&format!("1e{nines}")));
         // What bounds the memory for a body of nothing but one-digit numbers.
         assert!(size_of::<Value>() <= 32);
@@ -319,9 +305,7 @@ pub(super) mod tests {
     pub(crate) fn quote(text: &str, dice: &mut Dice) -> String {
         let mut out = String::from("\"");
         for char in text.chars() {
-            let short = "\"\\/\u{8}\u{c}\n\r\t"
-                .find(char)
-                .map(|at| &"\"\\/bfnrt"[at..=at]);
+            let short = "\"\\/\u{8}\u{c}\n\r\t".find(char).map(|at| &"\"\\/bfnrt"[at..=at]);
             match (dice.roll(3), short) {
                 (0, _) if char >= ' ' && char != '"' && char != '\\' => out.push(char),
                 (1, Some(letter)) => out.push_str(&format!("\\{letter}")),

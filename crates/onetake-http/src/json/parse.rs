@@ -20,12 +20,7 @@ pub fn parse(body: &[u8], limits: Limits) -> Result<Value, JsonError> {
         return Err(cursor.error(JsonErrorKind::NotUtf8, err.valid_up_to()));
     }
     let (open, scratch) = (Vec::new(), Vec::new());
-    let parser = Parser {
-        cursor,
-        open,
-        limits,
-        scratch,
-    };
+    let parser = Parser { cursor, open, limits, scratch };
     parser.document()
 }
 
@@ -220,10 +215,7 @@ impl Cursor<'_> {
         }
         let mut text = Vec::new();
         loop {
-            let plain = self
-                .rest
-                .iter()
-                .position(|byte| matches!(byte, b'"' | b'\\' | ..b' '));
+            let plain = self.rest.iter().position(|byte| matches!(byte, b'"' | b'\\' | ..b' '));
             let Some((plain, rest)) = plain.and_then(|end| self.rest.split_at_checked(end)) else {
                 self.rest = &[];
                 return Err(self.expected("the closing quote of a string"));
@@ -291,11 +283,7 @@ impl Cursor<'_> {
     /// The error that `what` was expected at the cursor.
     pub(super) fn expected(&self, what: &'static str) -> JsonError {
         let at_end = self.rest.is_empty();
-        let kind = if at_end {
-            JsonErrorKind::EndsEarly
-        } else {
-            JsonErrorKind::Expected
-        };
+        let kind = if at_end { JsonErrorKind::EndsEarly } else { JsonErrorKind::Expected };
         self.error(kind(what), self.offset())
     }
 
@@ -311,12 +299,7 @@ impl Cursor<'_> {
                 _ => column += 1,
             }
         }
-        JsonError {
-            kind,
-            offset,
-            line,
-            column,
-        }
+        JsonError { kind, offset, line, column }
     }
 }
 
@@ -331,9 +314,7 @@ mod tests {
     #[test]
     fn duplicate_members_are_refused_without_naming_them() {
         for (name, again) in [("s3", "s3"), ("s3", r"\u00733"), (r"s\u0033", "s3")] {
-            let err = refused(format!(
-                r#"{{"x":[0,{{"a/b":{{"{name}":1,"{again}":2}}}}]}}"#
-            ));
+            let err = refused(format!(r#"{{"x":[0,{{"a/b":{{"{name}":1,"{again}":2}}}}]}}"#));
             let object = "/x/1/a~1b".to_owned();
             assert_eq!(err.kind, JsonErrorKind::DuplicateMember { object });
             assert_eq!(err.offset, 21 + name.len());
@@ -366,9 +347,7 @@ mod tests {
     fn what_is_not_text_is_refused() {
         assert_eq!(refused("\u{feff}1").kind, JsonErrorKind::ByteOrderMark);
         for bytes in ["ff", "c0 af", "ed a0 80", "e2 82", "f5 80 80 80", "80"] {
-            let bytes = bytes
-                .split(' ')
-                .map(|it| u8::from_str_radix(it, 16).unwrap());
+            let bytes = bytes.split(' ').map(|it| u8::from_str_radix(it, 16).unwrap());
             let body = Vec::from_iter([b'"'].into_iter().chain(bytes).chain([b'"']));
             assert_eq!(refused(body).kind, JsonErrorKind::NotUtf8);
         }

@@ -138,10 +138,7 @@ fn encode_head<'a>(value: &'a Value, excluded: &Excluded, out: &mut Vec<u8>) -> 
             return Some(Rest::Items(items.iter()));
         }
         Value::Object(Members(members)) => {
-            let count = members
-                .iter()
-                .filter(|(_, value)| !excluded.contains(&ptr(value)))
-                .count();
+            let count = members.iter().filter(|(_, value)| !excluded.contains(&ptr(value))).count();
             out.push(b'o');
             put_count(out, count as u64);
             return Some(Rest::Members(members.iter()));
@@ -195,31 +192,16 @@ impl Pointer {
     pub fn parse(text: &str) -> Result<Self, PointerError> {
         let Some(tail) = text.strip_prefix('/') else {
             if text.is_empty() {
-                return Ok(Self {
-                    text: String::new(),
-                    tokens: Vec::new(),
-                });
+                return Ok(Self { text: String::new(), tokens: Vec::new() });
             }
-            return Err(PointerError::NoSlash {
-                pointer: text.into(),
-                fix: with_slash(text),
-            });
+            return Err(PointerError::NoSlash { pointer: text.into(), fix: with_slash(text) });
         };
-        if text
-            .split('~')
-            .skip(1)
-            .any(|behind| !behind.starts_with(['0', '1']))
-        {
-            return Err(PointerError::BadTilde {
-                pointer: text.into(),
-            });
+        if text.split('~').skip(1).any(|behind| !behind.starts_with(['0', '1'])) {
+            return Err(PointerError::BadTilde { pointer: text.into() });
         }
         // In this order: `~01` is the text `~1`, and not a slash.
         let unescape = |token: &str| token.replace("~1", "/").replace("~0", "~");
-        Ok(Self {
-            text: text.into(),
-            tokens: tail.split('/').map(unescape).collect(),
-        })
+        Ok(Self { text: text.into(), tokens: tail.split('/').map(unescape).collect() })
     }
 
     /// The text it was read from.
@@ -235,13 +217,11 @@ impl Pointer {
     }
 
     pub(super) fn find<'a>(&self, root: &'a Value) -> Option<&'a Value> {
-        self.tokens
-            .iter()
-            .try_fold(root, |value, token| match value {
-                Value::Object(members) => members.get(token),
-                Value::Array(items) => items.get(index(token)?),
-                _ => None,
-            })
+        self.tokens.iter().try_fold(root, |value, token| match value {
+            Value::Object(members) => members.get(token),
+            Value::Array(items) => items.get(index(token)?),
+            _ => None,
+        })
     }
 }
 
@@ -267,11 +247,7 @@ pub(super) fn push_token(pointer: &mut String, token: &str) {
 fn index(token: &str) -> Option<usize> {
     let digits = token.bytes().all(|byte| byte.is_ascii_digit());
     let leading_zero = token.len() > 1 && token.starts_with('0');
-    if digits && !leading_zero {
-        token.parse().ok()
-    } else {
-        None
-    }
+    if digits && !leading_zero { token.parse().ok() } else { None }
 }
 
 /// What somebody meant who wrote a pointer as a name, a URI fragment or a JSONPath.
@@ -318,10 +294,7 @@ mod tests {
         assert_eq!(found(""), "other");
         assert_eq!(found("/a/b/0") + &found("/a/b/1"), "1020");
         assert_eq!(found("/a/b/2/c"), "null");
-        assert_eq!(
-            found("/a/") + &found("/a/m~0n") + &found("/a/x~1y") + &found("/a/0"),
-            "1234"
-        );
+        assert_eq!(found("/a/") + &found("/a/m~0n") + &found("/a/x~1y") + &found("/a/0"), "1234");
         assert_eq!(found("/a/p~01q"), "5");
         let nothing = "/ /b /a/b/3 /a/b/00 /a/b/01 /a/b/+1 /a/b/- /a/b/ /z/0 /a/m~01n /a/b/0/0 \
                        /a/b/99999999999999999999999";
@@ -332,12 +305,7 @@ mod tests {
 
     #[test]
     fn bad_pointers_say_how_to_write_them() {
-        let fixes = [
-            ("a/b", "/a/b"),
-            ("#/a", "/a"),
-            ("$.a.b", "/a/b"),
-            (" /a", "/ /a"),
-        ];
+        let fixes = [("a/b", "/a/b"), ("#/a", "/a"), ("$.a.b", "/a/b"), (" /a", "/ /a")];
         for (text, fix) in fixes {
             let err = Pointer::parse(text).unwrap_err().to_string();
             assert!(err.contains(&format!("{text:?}")), "{err}");
@@ -345,28 +313,15 @@ mod tests {
         }
         for text in ["/a~", "/~2", "/a~/b", "/~~0"] {
             let err = Pointer::parse(text).unwrap_err();
-            assert_eq!(
-                err,
-                PointerError::BadTilde {
-                    pointer: text.into()
-                }
-            );
+            assert_eq!(err, PointerError::BadTilde { pointer: text.into() });
         }
     }
 
     #[test]
     fn excluded_members_are_absent_and_excluded_elements_keep_their_place() {
         let same = |one, other, texts: &[&str]| without(one, texts) == without(other, texts);
-        assert!(same(
-            r#"{"a":1,"t":2}"#,
-            r#"{"t":{"x":[3]},"a":1}"#,
-            &["/t"]
-        ));
-        assert!(same(
-            r#"{"a":1,"t":2}"#,
-            r#"{"a":1}"#,
-            &["/t", "/t/x", "/none/0"]
-        ));
+        assert!(same(r#"{"a":1,"t":2}"#, r#"{"t":{"x":[3]},"a":1}"#, &["/t"]));
+        assert!(same(r#"{"a":1,"t":2}"#, r#"{"a":1}"#, &["/t", "/t/x", "/none/0"]));
         assert!(!same(r#"{"a":1,"t":2}"#, r#"{"a":2,"t":2}"#, &["/t"]));
         assert!(!same(r#"{"a":{"t":1}}"#, r#"{"a":{"t":2}}"#, &["/t"]));
         assert!(same("[1,2,3]", "[1,[9],3]", &["/1"]));

@@ -15,12 +15,13 @@ mod keys;
 mod outcomes;
 mod passing;
 
-use std::fmt;
 use std::future::Future;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
 use futures_util::future::BoxFuture;
+
+use onetake_core::conformance::Report;
 
 use crate::client::Client;
 use crate::upstream::Upstream;
@@ -41,51 +42,6 @@ pub struct World {
     pub target: Box<dyn Target>,
     /// A port that nobody listens on until a case does.
     pub dead: SocketAddr,
-}
-
-/// What became of each case.
-#[derive(Clone, Debug, Default)]
-pub struct Report {
-    /// Names and, if it failed, what the case said.
-    pub cases: Vec<(&'static str, Result<(), String>)>,
-}
-
-impl Report {
-    /// The names of the cases that failed.
-    #[must_use]
-    pub fn failed(&self) -> Vec<&'static str> {
-        self.cases
-            .iter()
-            .filter(|(_, result)| result.is_err())
-            .map(|(name, _)| *name)
-            .collect()
-    }
-
-    /// Panics with everything that failed.
-    ///
-    /// # Panics
-    /// If a case failed, or if there was none.
-    pub fn assert_passed(&self) {
-        assert!(!self.cases.is_empty(), "no case ran");
-        assert!(self.failed().is_empty(), "{self}");
-    }
-}
-
-impl fmt::Display for Report {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(
-            f,
-            "{} of {} cases failed",
-            self.failed().len(),
-            self.cases.len()
-        )?;
-        for (name, result) in &self.cases {
-            if let Err(what) = result {
-                writeln!(f, "- {name}: {what}")?;
-            }
-        }
-        Ok(())
-    }
 }
 
 /// The configuration that the cases count on; `store` is the store's URL.
@@ -216,33 +172,13 @@ where
     let upstream = Upstream::start().await.expect("there is a free port");
     // Somebody has listened there: it will not be given to anybody else in the meantime, because
     // the operating system hands out its ports in turn.
-    let dead = Upstream::start()
-        .await
-        .expect("there is a free port")
-        .address();
+    let dead = Upstream::start().await.expect("there is a free port").address();
     let target = start(configuration(&upstream.url(), dead, store)).await;
     let client = Client::new(target.address());
-    let world = Arc::new(World {
-        client,
-        upstream,
-        target: Box::new(target),
-        dead,
-    });
+    let world = Arc::new(World { client, upstream, target: Box::new(target), dead });
     let mut report = Report::default();
     for (name, case) in CASES {
-        let result = tokio::spawn(case(Arc::clone(&world))).await;
-        report.cases.push((name, result.map_err(said)));
+        report.add(name, case(Arc::clone(&world))).await;
     }
     report
-}
-
-fn said(error: tokio::task::JoinError) -> String {
-    match error.try_into_panic() {
-        Ok(panic) => panic
-            .downcast_ref::<String>()
-            .cloned()
-            .or_else(|| panic.downcast_ref::<&str>().map(ToString::to_string))
-            .unwrap_or_else(|| "panicked".to_owned()),
-        Err(error) => error.to_string(),
-    }
 }

@@ -19,10 +19,7 @@ async fn twice(world: &World, path: &str, key: &str) -> (Answer, Answer) {
 }
 
 fn is_not_run_again(retry: &Answer) {
-    assert_eq!(
-        (retry.status(), retry.code().as_str()),
-        (500, "previous_attempt_failed")
-    );
+    assert_eq!((retry.status(), retry.code().as_str()), (500, "previous_attempt_failed"));
 }
 
 pub(super) async fn a_replay_is_the_same_to_the_byte(world: &World) {
@@ -33,21 +30,13 @@ pub(super) async fn a_replay_is_the_same_to_the_byte(world: &World) {
     let mut of_the_retry = retry.headers.clone();
     let links: Vec<_> = of_the_retry.get_all("link").iter().collect();
     assert_eq!(links, ["<a>", "<b>"], "repeated lines stay repeated");
-    assert_eq!(
-        first.header("set-cookie"),
-        "session=secret",
-        "the first client's own"
-    );
+    assert_eq!(first.header("set-cookie"), "session=secret", "the first client's own");
     assert!(!first.headers.contains_key("x-hop"), "a hop-by-hop header");
     for name in ["date", "set-cookie"] {
         of_the_first.remove(name);
         of_the_retry.remove(name);
     }
-    for name in [
-        "x-idempotency-replayed",
-        "idempotent-replayed",
-        "x-cache-lookup",
-    ] {
+    for name in ["x-idempotency-replayed", "idempotent-replayed", "x-cache-lookup"] {
         assert!(of_the_retry.remove(name).is_some(), "{name}");
     }
     assert_eq!(of_the_first, of_the_retry, "all other headers are the same");
@@ -63,32 +52,20 @@ pub(super) async fn a_client_that_goes_away_loses_nothing(world: &World) {
     assert!(first.await.is_err());
     let retry = call().await.unwrap();
     assert_eq!(retry.status(), 201);
-    assert!(
-        retry.is_replay() || retry.text().starts_with("charged"),
-        "the recorded outcome"
-    );
+    assert!(retry.is_replay() || retry.text().starts_with("charged"), "the recorded outcome");
     assert_eq!(world.upstream.runs(key), 1);
 }
 
 pub(super) async fn an_operation_may_outlast_its_lease(world: &World) {
     let key = "outlasts-its-lease-1";
     // Lease and grace, 300 ms each, three times over.
-    let call = || {
-        world
-            .client
-            .post("/short-lease/slow?ms=1900")
-            .key(key)
-            .send()
-    };
+    let call = || world.client.post("/short-lease/slow?ms=1900").key(key).send();
     let first = tokio::spawn(call());
     world.upstream.ran(key, 1).await;
     for _ in 0..8 {
         pause(200).await;
         let other = call().await.unwrap();
-        assert_eq!(
-            (other.status(), other.code().as_str()),
-            (409, "request_in_progress")
-        );
+        assert_eq!((other.status(), other.code().as_str()), (409, "request_in_progress"));
     }
     assert_eq!(first.await.unwrap().unwrap().status(), 201, "not preempted");
     assert!(call().await.unwrap().is_replay());
@@ -100,10 +77,7 @@ pub(super) async fn an_upstream_that_refuses_lets_the_retry_run(world: &World) {
     let call = || world.client.post("/dead/charge").key(key).send();
     for _ in 0..2 {
         let refused = call().await.unwrap();
-        assert_eq!(
-            (refused.status(), refused.code().as_str()),
-            (502, "upstream_unreachable")
-        );
+        assert_eq!((refused.status(), refused.code().as_str()), (502, "upstream_unreachable"));
     }
     let alive = Upstream::start_on(world.dead, None).await.unwrap();
     let retry = call().await.unwrap();
@@ -115,10 +89,7 @@ pub(super) async fn an_upstream_that_refuses_lets_the_retry_run(world: &World) {
 pub(super) async fn an_upstream_that_closes_makes_it_unknown(world: &World) {
     let key = "upstream-closes-0001";
     let (first, retry) = twice(world, "/any/close", key).await;
-    assert_eq!(
-        (first.status(), first.code().as_str()),
-        (502, "upstream_interrupted")
-    );
+    assert_eq!((first.status(), first.code().as_str()), (502, "upstream_interrupted"));
     is_not_run_again(&retry);
     assert_eq!(world.upstream.runs(key), 1);
 }
@@ -126,10 +97,7 @@ pub(super) async fn an_upstream_that_closes_makes_it_unknown(world: &World) {
 pub(super) async fn an_answer_that_breaks_off_makes_it_unknown(world: &World) {
     let key = "answer-breaks-off-01";
     let (first, retry) = twice(world, "/any/broken", key).await;
-    assert_eq!(
-        (first.status(), first.code().as_str()),
-        (502, "upstream_interrupted")
-    );
+    assert_eq!((first.status(), first.code().as_str()), (502, "upstream_interrupted"));
     is_not_run_again(&retry);
     assert_eq!(world.upstream.runs(key), 1);
 }
@@ -137,30 +105,11 @@ pub(super) async fn an_answer_that_breaks_off_makes_it_unknown(world: &World) {
 pub(super) async fn a_500_is_unknown_and_not_run_again(world: &World) {
     let key = "answers-500-00000001";
     let (first, retry) = twice(world, "/any/500", key).await;
-    assert_eq!(
-        (first.status(), first.text().as_str()),
-        (500, "10"),
-        "the upstream's own answer"
-    );
+    assert_eq!((first.status(), first.text().as_str()), (500, "10"), "the upstream's own answer");
     is_not_run_again(&retry);
-    assert!(
-        retry.text().contains("the upstream answered 500"),
-        "{}",
-        retry.text()
-    );
-    assert!(
-        retry.text().contains(r#"release = [\"500\"]"#),
-        "{}",
-        retry.text()
-    );
-    let other = world
-        .client
-        .post("/any/500")
-        .key(key)
-        .body("99")
-        .send()
-        .await
-        .unwrap();
+    assert!(retry.text().contains("the upstream answered 500"), "{}", retry.text());
+    assert!(retry.text().contains(r#"release = [\"500\"]"#), "{}", retry.text());
+    let other = world.client.post("/any/500").key(key).body("99").send().await.unwrap();
     assert_eq!(other.status(), 422);
     assert_eq!(world.upstream.runs(key), 1);
 }
@@ -170,14 +119,7 @@ pub(super) async fn a_released_500_runs_again(world: &World) {
     let (first, retry) = twice(world, "/release-5xx/500", key).await;
     assert_eq!((first.status(), retry.status()), (500, 500));
     assert_eq!(world.upstream.runs(key), 2);
-    let other = world
-        .client
-        .post("/release-5xx/500")
-        .key(key)
-        .body("99")
-        .send()
-        .await
-        .unwrap();
+    let other = world.client.post("/release-5xx/500").key(key).body("99").send().await.unwrap();
     assert_eq!(other.status(), 422, "another body is still refused");
     assert_eq!(world.upstream.runs(key), 2);
 }
@@ -205,10 +147,7 @@ pub(super) async fn presets_decide_over_503(world: &World) {
 pub(super) async fn a_timeout_is_unknown(world: &World) {
     let key = "upstream-timeout-001";
     let (first, retry) = twice(world, "/impatient-upstream/slow?ms=60000", key).await;
-    assert_eq!(
-        (first.status(), first.code().as_str()),
-        (504, "upstream_timeout")
-    );
+    assert_eq!((first.status(), first.code().as_str()), (504, "upstream_timeout"));
     is_not_run_again(&retry);
     assert_eq!(world.upstream.runs(key), 1);
 }
@@ -219,11 +158,7 @@ pub(super) async fn running_is_not_run_again_past_its_ttl(world: &World) {
     let first = tokio::spawn(call());
     world.upstream.ran(key, 1).await;
     pause(1_300).await;
-    assert_eq!(
-        call().await.unwrap().status(),
-        409,
-        "the ttl is a second, and it still runs"
-    );
+    assert_eq!(call().await.unwrap().status(), 409, "the ttl is a second, and it still runs");
     assert_eq!(first.await.unwrap().unwrap().status(), 201);
     assert!(call().await.unwrap().is_replay());
     assert_eq!(world.upstream.runs(key), 1);
@@ -232,81 +167,31 @@ pub(super) async fn running_is_not_run_again_past_its_ttl(world: &World) {
 pub(super) async fn a_key_is_reusable_after_it_expired_with_a_higher_fence(world: &World) {
     let key = "reusable-0000000001";
     let fence = |answer: &Answer| -> u64 {
-        answer
-            .text()
-            .rsplit(' ')
-            .next()
-            .unwrap()
-            .parse()
-            .expect("the upstream was told a fence")
+        answer.text().rsplit(' ').next().unwrap().parse().expect("the upstream was told a fence")
     };
-    let first = world
-        .client
-        .post("/short-ttl/charge")
-        .key(key)
-        .send()
-        .await
-        .unwrap();
-    assert!(
-        world
-            .client
-            .post("/short-ttl/charge")
-            .key(key)
-            .send()
-            .await
-            .unwrap()
-            .is_replay()
-    );
+    let first = world.client.post("/short-ttl/charge").key(key).send().await.unwrap();
+    assert!(world.client.post("/short-ttl/charge").key(key).send().await.unwrap().is_replay());
     pause(1_100).await;
-    let second = world
-        .client
-        .post("/short-ttl/charge")
-        .key(key)
-        .body("99")
-        .send()
-        .await
-        .unwrap();
-    assert!(
-        second.status() == 201 && !second.is_replay(),
-        "expired: it names a new operation"
-    );
+    let second = world.client.post("/short-ttl/charge").key(key).body("99").send().await.unwrap();
+    assert!(second.status() == 201 && !second.is_replay(), "expired: it names a new operation");
     assert!(fence(&second) > fence(&first));
     assert_eq!(world.upstream.runs(key), 2);
 }
 
 pub(super) async fn a_large_response_is_passed_whole_and_not_run_again(world: &World) {
     for (path, key, bytes) in [
-        (
-            "/any/large?bytes=1048577",
-            "large-response-00001",
-            1_048_577,
-        ),
-        (
-            "/any/large?bytes=8000000",
-            "large-response-00002",
-            8_000_000,
-        ),
+        ("/any/large?bytes=1048577", "large-response-00001", 1_048_577),
+        ("/any/large?bytes=8000000", "large-response-00002", 8_000_000),
         ("/small/large?bytes=1025", "large-response-00003", 1_025),
     ] {
         let (first, retry) = twice(world, path, key).await;
         assert_eq!((first.status(), first.body.len()), (200, bytes), "{path}");
-        assert_eq!(
-            (retry.status(), retry.code().as_str()),
-            (410, "response_not_replayable")
-        );
-        assert!(
-            retry.text().contains(r#""recorded_status":200"#),
-            "{}",
-            retry.text()
-        );
+        assert_eq!((retry.status(), retry.code().as_str()), (410, "response_not_replayable"));
+        assert!(retry.text().contains(r#""recorded_status":200"#), "{}", retry.text());
         assert_eq!(world.upstream.runs(key), 1);
     }
     let (_, retry) = twice(world, "/any/large?bytes=1048576", "large-response-00004").await;
-    assert_eq!(
-        (retry.status(), retry.body.len()),
-        (200, 1_048_576),
-        "the cap itself is kept"
-    );
+    assert_eq!((retry.status(), retry.body.len()), (200, 1_048_576), "the cap itself is kept");
 }
 
 pub(super) async fn an_event_stream_is_passed_on(world: &World) {

@@ -10,11 +10,7 @@ pub(super) async fn without_a_key_everything_passes(world: &World) {
     for method in ["GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"] {
         let case = format!("without-a-key-{method}");
         for _ in 0..2 {
-            let call = world
-                .client
-                .post("/any/charge")
-                .method(method)
-                .header("x-case", &case);
+            let call = world.client.post("/any/charge").method(method).header("x-case", &case);
             let answer = call.header("accept-encoding", "gzip").send().await.unwrap();
             assert!(
                 answer.status() == 201 && !answer.headers.contains_key("idempotency-reference")
@@ -24,24 +20,11 @@ pub(super) async fn without_a_key_everything_passes(world: &World) {
     }
     let key = "get-is-never-keyed-1";
     for _ in 0..2 {
-        world
-            .client
-            .post("/any/charge")
-            .method("GET")
-            .key(key)
-            .send()
-            .await
-            .unwrap();
+        world.client.post("/any/charge").method("GET").key(key).send().await.unwrap();
     }
     assert_eq!(world.upstream.runs(key), 2, "GET is never keyed");
     let large = vec![b'x'; 3_000_000];
-    let echoed = world
-        .client
-        .post("/any/200")
-        .body(large.clone())
-        .send()
-        .await
-        .unwrap();
+    let echoed = world.client.post("/any/200").body(large.clone()).send().await.unwrap();
     assert!(echoed.body == large, "caps are for keyed requests alone");
 }
 
@@ -67,10 +50,7 @@ pub(super) async fn no_other_upgrade_passes(world: &World) {
         let answer = raw_to_the_end(world, request.as_bytes()).await;
         assert!(answer.starts_with("HTTP/1.1 200"), "{protocol}: {answer}");
         let seen = answer.to_lowercase();
-        assert!(
-            !seen.contains("\"upgrade\"") && !seen.contains("http2-settings"),
-            "{answer}"
-        );
+        assert!(!seen.contains("\"upgrade\"") && !seen.contains("http2-settings"), "{answer}");
     }
 }
 
@@ -79,75 +59,32 @@ pub(super) async fn http2_is_the_same(world: &World) {
     let http2 = Client::http2(world.target.address());
     let first = http2.post("/any/charge").key(key).send().await.unwrap();
     let again = http2.post("/any/charge").key(key).send().await.unwrap();
-    let over_http1 = world
-        .client
-        .post("/any/charge")
-        .key(key)
-        .send()
-        .await
-        .unwrap();
+    let over_http1 = world.client.post("/any/charge").key(key).send().await.unwrap();
     assert!(first.status() == 201 && again.is_replay() && over_http1.is_replay());
     assert_eq!((&first.body, &first.body), (&again.body, &over_http1.body));
-    let other = http2
-        .post("/any/charge")
-        .key(key)
-        .body("99")
-        .send()
-        .await
-        .unwrap();
+    let other = http2.post("/any/charge").key(key).body("99").send().await.unwrap();
     assert_eq!(other.status(), 422);
     assert_eq!(world.upstream.runs(key), 1);
 }
 
 pub(super) async fn forwarding_headers_are_honest(world: &World) {
     // Loopback is a trusted proxy: its word is kept, and ours is added.
-    let call = world
-        .client
-        .post("/any/head")
-        .header("x-forwarded-for", "203.0.113.7");
-    let call = call
-        .header("idempotency-fence", "9")
-        .header("x-custom", "kept");
-    let seen = call
-        .header("connection", "x-drop")
-        .header("x-drop", "1")
-        .send()
-        .await
-        .unwrap()
-        .text();
+    let call = world.client.post("/any/head").header("x-forwarded-for", "203.0.113.7");
+    let call = call.header("idempotency-fence", "9").header("x-custom", "kept");
+    let seen =
+        call.header("connection", "x-drop").header("x-drop", "1").send().await.unwrap().text();
     assert!(seen.contains("203.0.113.7, 127.0.0.1"), "{seen}");
     assert!(seen.contains("for=127.0.0.1;host="), "{seen}");
-    assert!(
-        seen.contains("x-forwarded-proto") && seen.contains("x-forwarded-host"),
-        "{seen}"
-    );
+    assert!(seen.contains("x-forwarded-proto") && seen.contains("x-forwarded-host"), "{seen}");
     assert!(seen.contains("x-custom"), "{seen}");
-    assert!(
-        !seen.contains("idempotency-fence"),
-        "a client cannot forge a fence: {seen}"
-    );
+    assert!(!seen.contains("idempotency-fence"), "a client cannot forge a fence: {seen}");
     assert!(!seen.contains("x-drop"), "hop-by-hop: {seen}");
     let key = "forwarding-headers-1";
-    let keyed = world
-        .client
-        .post("/any/head")
-        .key(key)
-        .header("idempotency-fence", "9");
-    let seen = keyed
-        .header("accept-encoding", "gzip")
-        .send()
-        .await
-        .unwrap()
-        .text();
+    let keyed = world.client.post("/any/head").key(key).header("idempotency-fence", "9");
+    let seen = keyed.header("accept-encoding", "gzip").send().await.unwrap().text();
     assert!(seen.contains("idempotency-fence") && !seen.contains("\"idempotency-fence\": \"9\""));
-    assert!(
-        seen.contains(key),
-        "the key is passed on as received: {seen}"
-    );
-    assert!(
-        seen.contains("identity") && !seen.contains("gzip"),
-        "{seen}"
-    );
+    assert!(seen.contains(key), "the key is passed on as received: {seen}");
+    assert!(seen.contains("identity") && !seen.contains("gzip"), "{seen}");
 }
 
 pub(super) async fn what_could_smuggle_is_refused(world: &World) {
@@ -156,31 +93,19 @@ pub(super) async fn what_could_smuggle_is_refused(world: &World) {
         ("two hosts", "Host: a\r\nHost: b\r\n"),
         ("no host", ""),
         ("a strange host", "Host: a@b\r\n"),
-        (
-            "gzip, chunked",
-            "Host: a\r\nTransfer-Encoding: gzip, chunked\r\n",
-        ),
+        ("gzip, chunked", "Host: a\r\nTransfer-Encoding: gzip, chunked\r\n"),
         (
             "chunked twice",
             "Host: a\r\nTransfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n",
         ),
         ("identity", "Host: a\r\nTransfer-Encoding: identity\r\n"),
-        (
-            "two lengths",
-            "Host: a\r\nContent-Length: 1\r\nContent-Length: 2\r\n",
-        ),
+        ("two lengths", "Host: a\r\nContent-Length: 1\r\nContent-Length: 2\r\n"),
         ("a strange length", "Host: a\r\nContent-Length: +1\r\n"),
         ("a space before the colon", "Host: a\r\nX-Bad : 1\r\n"),
         ("a named host", "Host: a\r\nConnection: host\r\n"),
-        (
-            "a named credential",
-            "Host: a\r\nConnection: close, Authorization\r\n",
-        ),
+        ("a named credential", "Host: a\r\nConnection: close, Authorization\r\n"),
         ("a named key", "Host: a\r\nConnection: idempotency-key\r\n"),
-        (
-            "a named forward",
-            "Host: a\r\nConnection: x-forwarded-for\r\n",
-        ),
+        ("a named forward", "Host: a\r\nConnection: x-forwarded-for\r\n"),
         ("a named tenant", "Host: a\r\nConnection: x-account\r\n"),
         ("a folded line", "Host: a\r\nX-Bad: 1\r\n 2\r\n"),
     ] {
@@ -189,46 +114,22 @@ pub(super) async fn what_could_smuggle_is_refused(world: &World) {
         assert!(status.starts_with("HTTP/1.1 400"), "{what}: {status}");
     }
     let absolute = "GET http://other/any/charge HTTP/1.1\r\nHost: a\r\n\r\n";
-    assert!(
-        raw(world, absolute.as_bytes())
-            .await
-            .starts_with("HTTP/1.1 400")
-    );
+    assert!(raw(world, absolute.as_bytes()).await.starts_with("HTTP/1.1 400"));
     let connect = "CONNECT other:443 HTTP/1.1\r\nHost: other:443\r\n\r\n";
-    assert!(
-        raw(world, connect.as_bytes())
-            .await
-            .starts_with("HTTP/1.1 400")
-    );
-    assert_eq!(
-        world.upstream.runs_in_all(),
-        before,
-        "nothing reached the upstream"
-    );
+    assert!(raw(world, connect.as_bytes()).await.starts_with("HTTP/1.1 400"));
+    assert_eq!(world.upstream.runs_in_all(), before, "nothing reached the upstream");
 
     // Both a length and chunked: chunked counts, and the connection is not used again (RFC 9112).
     let both = "POST /any/200 HTTP/1.1\r\nHost: a\r\nContent-Length: 4\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\n\r\nGET /any/smuggled HTTP/1.1\r\nHost: a\r\n\r\n";
     let answer = raw_to_the_end(world, both.as_bytes()).await;
-    assert!(
-        answer.ends_with("abc"),
-        "one answer, and then the connection is closed: {answer}"
-    );
+    assert!(answer.ends_with("abc"), "one answer, and then the connection is closed: {answer}");
 }
 
 pub(super) async fn problems_are_explained_where_they_link_to(world: &World) {
-    let problem = world
-        .client
-        .post("/any/charge")
-        .header("idempotency-key", "short")
-        .send()
-        .await;
+    let problem = world.client.post("/any/charge").header("idempotency-key", "short").send().await;
     let problem = problem.unwrap();
     let link = problem.header("link").to_owned();
-    let path = link
-        .trim_start_matches('<')
-        .split(['#', '>'])
-        .next()
-        .unwrap();
+    let path = link.trim_start_matches('<').split(['#', '>']).next().unwrap();
     let page = world.client.post(path).method("GET").send().await.unwrap();
     assert_eq!(page.status(), 200);
     assert!(page.text().contains(&format!("## {}", problem.code())));

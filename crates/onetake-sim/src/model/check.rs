@@ -27,11 +27,7 @@ pub struct Stats {
 
 impl fmt::Display for Stats {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "{} states, {} steps, depth {}",
-            self.states, self.steps, self.depth
-        )
+        write!(f, "{} states, {} steps, depth {}", self.states, self.steps, self.depth)
     }
 }
 
@@ -57,9 +53,7 @@ impl Violation {
 impl fmt::Display for Violation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} ({} states)", self.broken.join("; "), self.states)?;
-        self.actions
-            .iter()
-            .try_for_each(|action| write!(f, "\n  {action:?}"))
+        self.actions.iter().try_for_each(|action| write!(f, "\n  {action:?}"))
     }
 }
 
@@ -94,22 +88,14 @@ pub fn check(model: &Model) -> Result<Stats, Violation> {
     ways.sort_by_key(|(_, actions)| actions.len());
     if let Some((_, actions)) = ways.first().cloned() {
         let broken = ways.into_iter().map(|(name, _)| name).collect();
-        return Err(Violation {
-            broken,
-            actions,
-            states,
-        });
+        return Err(Violation { broken, actions, states });
     }
     let can_see = |sight: &Sight| model.can_see(*sight);
     Ok(Stats {
         states,
         steps: checker.state_count(),
         depth: checker.max_depth(),
-        sights: Sight::ALL
-            .into_iter()
-            .filter(can_see)
-            .map(|s| (s, sights.count(s)))
-            .collect(),
+        sights: Sight::ALL.into_iter().filter(can_see).map(|s| (s, sights.count(s))).collect(),
         vacuous: !discoveries.contains_key(NOT_VACUOUS),
     })
 }
@@ -136,11 +122,7 @@ fn breaks(model: &Model, name: &'static str, actions: &[Action]) -> bool {
     let end = actions.iter().try_fold(State::default(), |state, action| {
         let mut possible = Vec::new();
         model.actions(&state, &mut possible);
-        if possible.contains(action) {
-            model.next_state(&state, *action)
-        } else {
-            None
-        }
+        if possible.contains(action) { model.next_state(&state, *action) } else { None }
     });
     end.is_some_and(|state| !(model.property(name).condition)(model, &state))
 }

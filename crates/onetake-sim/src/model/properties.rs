@@ -89,12 +89,10 @@ impl Broken {
 
 /// Those who hold the key, and what they know.
 fn holders(key_state: &KeyState) -> impl Iterator<Item = (Who, &Held)> {
-    Who::ALL
-        .into_iter()
-        .filter_map(|who| match key_state.attempts.get(who) {
-            Phase::Held(held) => Some((who, held)),
-            _ => None,
-        })
+    Who::ALL.into_iter().filter_map(|who| match key_state.attempts.get(who) {
+        Phase::Held(held) => Some((who, held)),
+        _ => None,
+    })
 }
 
 /// Whoever believes by its own clock that its lease is alive is right: the store names it, and
@@ -102,18 +100,13 @@ fn holders(key_state: &KeyState) -> impl Iterator<Item = (Who, &Held)> {
 /// it at once.
 fn one_live_lease(state: &State, key: Key) -> bool {
     let key_state = state.keys.get(key);
-    let lease = key_state
-        .record
-        .as_deref()
-        .and_then(|record| match record.state {
-            onetake_core::State::Running { lease_until } => Some((record.attempt, lease_until)),
-            _ => None,
-        });
-    holders(key_state)
-        .filter(|(_, held)| held.is_alive(state.now))
-        .all(|(who, _)| {
-            lease.is_some_and(|(attempt, until)| attempt == who.id(key) && until > state.now)
-        })
+    let lease = key_state.record.as_deref().and_then(|record| match record.state {
+        onetake_core::State::Running { lease_until } => Some((record.attempt, lease_until)),
+        _ => None,
+    });
+    holders(key_state).filter(|(_, held)| held.is_alive(state.now)).all(|(who, _)| {
+        lease.is_some_and(|(attempt, until)| attempt == who.id(key) && until > state.now)
+    })
 }
 
 /// Whoever asks for something else under a live key is told so, in any state; and whoever is
@@ -126,9 +119,7 @@ fn strangers_are_refused(state: &State, key: Key) -> bool {
         match reading {
             Reading::Mismatch => asked != life.asked,
             _ if asked != life.asked => false,
-            Reading::Settled => record
-                .as_deref()
-                .is_some_and(|record| answers(record, asked)),
+            Reading::Settled => record.as_deref().is_some_and(|record| answers(record, asked)),
             _ => true,
         }
     })
@@ -138,10 +129,7 @@ fn strangers_are_refused(state: &State, key: Key) -> bool {
 fn expired_is_absent(state: &State, key: Key) -> bool {
     let KeyState { record, life, .. } = state.keys.get(key);
     let read = |asked: Asked| decide::read(record.as_deref(), &asked.fingerprint(), state.now);
-    life.is_some()
-        || Asked::ALL
-            .into_iter()
-            .all(|asked| read(asked) == Reading::Free)
+    life.is_some() || Asked::ALL.into_iter().all(|asked| read(asked) == Reading::Free)
 }
 
 /// Whether the recorded outcome is one of what was asked: an attempt's outcome names it.
@@ -271,17 +259,13 @@ impl Sights {
     }
 
     pub(super) fn count(&self, sight: Sight) -> u64 {
-        self.counts
-            .get(sight as usize)
-            .map_or(0, |count| count.load(Ordering::Relaxed))
+        self.counts.get(sight as usize).map_or(0, |count| count.load(Ordering::Relaxed))
     }
 
     /// Whether all that `model` can see was seen. Says so once: the checker asks in every state.
     fn tell(&self, model: &Model) -> bool {
         !self.told.load(Ordering::Relaxed)
-            && Sight::ALL
-                .into_iter()
-                .all(|sight| !model.can_see(sight) || self.count(sight) > 0)
+            && Sight::ALL.into_iter().all(|sight| !model.can_see(sight) || self.count(sight) > 0)
             && !self.told.swap(true, Ordering::Relaxed)
     }
 }
@@ -301,8 +285,6 @@ macro_rules! always {
 pub(super) fn all() -> Vec<Property<Model>> {
     let mut properties = always![S1 S2 S3 S4 S7 S9 S12 S13 Believed];
     // One for all sights: the checker looks up each property's name in every state.
-    properties.push(Property::sometimes(NOT_VACUOUS, |model, _| {
-        model.sights.tell(model)
-    }));
+    properties.push(Property::sometimes(NOT_VACUOUS, |model, _| model.sights.tell(model)));
     properties
 }

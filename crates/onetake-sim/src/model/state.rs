@@ -23,10 +23,7 @@ impl State {
     /// How many attempts were given a key.
     #[must_use]
     pub fn grants(&self) -> usize {
-        Key::ALL
-            .into_iter()
-            .map(|key| self.keys.get(key).grants())
-            .sum()
+        Key::ALL.into_iter().map(|key| self.keys.get(key).grants()).sum()
     }
 }
 
@@ -51,19 +48,14 @@ impl KeyState {
     /// How many attempts were given the key.
     #[must_use]
     pub fn grants(&self) -> usize {
-        Who::ALL
-            .into_iter()
-            .filter(|who| *self.attempts.get(*who) != Phase::Idle)
-            .count()
+        Who::ALL.into_iter().filter(|who| *self.attempts.get(*who) != Phase::Idle).count()
     }
 
     /// The next attempt to be given the key. Idle attempts are all alike, so it is enough to look
     /// at one of them.
     #[must_use]
     pub fn idle(&self) -> Option<Who> {
-        Who::ALL
-            .into_iter()
-            .find(|who| *self.attempts.get(*who) == Phase::Idle)
+        Who::ALL.into_iter().find(|who| *self.attempts.get(*who) == Phase::Idle)
     }
 }
 

@@ -66,9 +66,7 @@ impl Model {
         state.broken.note(life.asked != held.asked, Invariant::S9);
         // Only what never started is released here (S16), so that a release does not add to it.
         let again = self.terms(key).on_unknown == OnUnknown::Retry;
-        state
-            .broken
-            .note(life.spare == 0 || (life.started && !again), Invariant::S7);
+        state.broken.note(life.spare == 0 || (life.started && !again), Invariant::S7);
         life.spare = life.spare.saturating_sub(1);
         life.started = true;
         true
@@ -112,13 +110,9 @@ impl Model {
         self.sights.see(believed && late, Sight::LateBelieved);
         self.sights.see(believed && unknown, Sight::UnknownSettled);
         let others = life.is_some_and(|life| life.owner != who);
-        self.sights.see(
-            finishes && others && answer == Answer::Stale,
-            Sight::StaleRefused,
-        );
+        self.sights.see(finishes && others && answer == Answer::Stale, Sight::StaleRefused);
         let too_late = started == Some(false) && (late || unknown);
-        self.sights
-            .see(too_late && answer == Answer::Written, Sight::LateReleased);
+        self.sights.see(too_late && answer == Answer::Written, Sight::LateReleased);
         self.sights.see(answer == Answer::Already, Sight::SaidTwice);
         answer == Answer::Written || *attempt != before
     }
@@ -138,8 +132,7 @@ impl Model {
         self.sights.see(answer == Answer::Written, Sight::Reaped);
         let life = state.keys.get(key).life;
         let runs = life.is_some_and(|life| life.owner == who && life.stage == Stage::Running);
-        self.sights
-            .see(answer == Answer::Stale && runs, Sight::ReaperRefused);
+        self.sights.see(answer == Answer::Stale && runs, Sight::ReaperRefused);
         answer == Answer::Written
     }
 }
@@ -147,14 +140,10 @@ impl Model {
 /// The settlement in an attempt's own words: its outcome names the attempt and what it was asked.
 fn verb(who: Who, asked: Asked, word: Word) -> Verb {
     match word {
-        Word::Complete => Verb::Complete(Recording {
-            head: asked.name().into(),
-            body: Some(who.name().into()),
-        }),
-        Word::Fail => Verb::Fail(Failure {
-            code: asked.name().into(),
-            detail: who.name().into(),
-        }),
+        Word::Complete => {
+            Verb::Complete(Recording { head: asked.name().into(), body: Some(who.name().into()) })
+        }
+        Word::Fail => Verb::Fail(Failure { code: asked.name().into(), detail: who.name().into() }),
         Word::Release => Verb::Release,
         // The reaper's cause, so that what became unknown is alike however it did.
         Word::Unknown => Verb::Unknown(Cause::LeaseEnded),

@@ -26,11 +26,7 @@ impl Model {
     pub(super) fn claim(&self, state: &mut State, key: Key, asked: Asked) -> bool {
         let State { now, floor, .. } = *state;
         let key_state = state.keys.get(key);
-        let KeyState {
-            record: found,
-            life,
-            ..
-        } = key_state;
+        let KeyState { record: found, life, .. } = key_state;
         let room = state.grants() < ATTEMPTS_MAX && key_state.grants() < *self.config.room.get(key);
         let idle = key_state.idle().filter(|_| room);
         let claim = Claim {
@@ -56,10 +52,8 @@ impl Model {
             }
             (ClaimEffect::Keep, _) => {
                 let reading = decide::read(found.as_deref(), &claim.fingerprint, now);
-                self.sights
-                    .see(reading == Reading::Settled, Sight::Replayed);
-                self.sights
-                    .see(reading == Reading::Mismatch, Sight::Mismatched);
+                self.sights.see(reading == Reading::Settled, Sight::Replayed);
+                self.sights.see(reading == Reading::Mismatch, Sight::Mismatched);
                 false
             }
         }
@@ -80,24 +74,17 @@ impl Model {
             Stage::Final => false,
         });
         state.broken.note(!may_run, Invariant::S12);
-        state
-            .broken
-            .note(live.is_some_and(|life| life.asked != asked), Invariant::S9);
+        state.broken.note(live.is_some_and(|life| life.asked != asked), Invariant::S9);
         let fence = record.fence;
         state.broken.note(fence <= key_state.fence, Invariant::S2);
 
         let stage = live.map(|life| life.stage);
-        self.sights
-            .see(stage == Some(Stage::Running), Sight::TakenOver);
-        self.sights
-            .see(stage == Some(Stage::Unknown), Sight::RetriedUnknown);
-        self.sights
-            .see(stage == Some(Stage::Released), Sight::ReleasedReused);
+        self.sights.see(stage == Some(Stage::Running), Sight::TakenOver);
+        self.sights.see(stage == Some(Stage::Unknown), Sight::RetriedUnknown);
+        self.sights.see(stage == Some(Stage::Released), Sight::ReleasedReused);
         let stored = key_state.record.is_some();
-        self.sights
-            .see(live.is_none() && stored, Sight::ExpiredReused);
-        self.sights
-            .see(who != Who::First && !stored, Sight::SweptReused);
+        self.sights.see(live.is_none() && stored, Sight::ExpiredReused);
+        self.sights.see(who != Who::First && !stored, Sight::SweptReused);
 
         // As a store does, and what it has promised from now on.
         state.floor = state.floor.max(fence);
@@ -115,11 +102,7 @@ impl Model {
         });
         // The attempt counts from when it asked. The worst case is that it took no time at all.
         let until = now.plus(terms.lease);
-        *key_state.attempts.get_mut(who) = Phase::Held(Held {
-            asked,
-            until,
-            started: false,
-        });
+        *key_state.attempts.get_mut(who) = Phase::Held(Held { asked, until, started: false });
     }
 
     /// Settles by the function under test, and holds its answer to what was promised.
@@ -128,11 +111,7 @@ impl Model {
         let key_state = state.keys.get_mut(key);
         let live = key_state.life;
         let mine = live.filter(|life| life.owner == who);
-        let settlement = Settlement {
-            id: key.id(),
-            attempt: who.id(key),
-            verb,
-        };
+        let settlement = Settlement { id: key.id(), attempt: who.id(key), verb };
         let effect = decide::settle(key_state.record.as_deref(), &settlement, now);
         let verb = settlement.verb;
         let written = matches!(effect, SettleEffect::Write(_));
@@ -158,9 +137,7 @@ impl Model {
         state.broken.note(owed && stale, Invariant::Believed);
         // A lease that was given up never lives again: somebody may have been told that it is over.
         let ended = live.is_none_or(|life| life.stage != Stage::Running);
-        state
-            .broken
-            .note(written && ended && verb == Verb::Renew, Invariant::S1);
+        state.broken.note(written && ended && verb == Verb::Renew, Invariant::S1);
 
         let answer = match effect {
             SettleEffect::Write(record) => {
@@ -171,10 +148,7 @@ impl Model {
             SettleEffect::Already => Answer::Already,
             SettleEffect::Stale => return Answer::Stale,
         };
-        let so = key_state
-            .record
-            .as_deref()
-            .is_some_and(|record| is_so(record, &verb));
+        let so = key_state.record.as_deref().is_some_and(|record| is_so(record, &verb));
         state.broken.note(!so, Invariant::Believed);
         answer
     }

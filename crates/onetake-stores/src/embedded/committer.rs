@@ -1,28 +1,25 @@
 //! The thread that owns the folder.
 
-use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::io;
 use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 
 use tokio::sync::oneshot;
 
-use onetake_core::decide::{self, ClaimEffect, SettleEffect};
 use onetake_core::store::{Abandoned, Answers, Swept};
 use onetake_core::{
     Cause, Claim, Claimed, Clock, Fence, Record, RecordId, Settled, Settlement, State, StoreError,
-    StoreErrorKind, Timestamp, Verb,
+    Timestamp,
 };
 
 use super::folder::{Folder, OpenError};
 use super::journal;
+use super::memory::Memory;
 use super::tables::{Group, Tables};
 
 /// Jobs that are written as one group at most.
 const GROUP_JOBS_MAX: usize = 64;
-/// How far ahead fences are set aside, so that the ceiling is written seldom: a minute of
-/// microseconds.
-const FENCES_AHEAD: u64 = 60_000_000;
 /// Records that a sweep looks at between two groups of traffic.
 const SWEEP_STEP: usize = 64;
 /// Records deleted before the tables are compacted to give back their space; more, if there are
@@ -65,20 +62,6 @@ struct Sweeping {
     to: oneshot::Sender<Result<Swept, StoreError>>,
 }
 
-/// What is known without reading the tables.
-#[derive(Default)]
-struct Memory {
-    running: HashMap<RecordId, Arc<Record>>,
-    /// When leases and their grace end.
-    leases: BTreeSet<(Timestamp, RecordId)>,
-    /// What the group under way has settled or deleted, and the tables do not show yet.
-    fresh: HashMap<RecordId, Option<Arc<Record>>>,
-    /// The highest fence that was ever granted, for any record.
-    highest: Fence,
-    /// No fence above this one is granted before the ceiling is raised on disk.
-    ceiling: Fence,
-}
-
 impl Committer {
     /// Takes over an opened folder: what was running when it was last closed is unknown from now.
     pub(super) fn new(
@@ -103,19 +86,12 @@ impl Committer {
         for orphans in orphans.chunks(RESTART_BATCH) {
             let mut group = tables.group();
             for record in orphans {
-                let state = State::Unknown {
-                    at: now,
-                    cause: Cause::Restarted,
-                };
+                let state = State::Unknown { at: now, cause: Cause::Restarted };
                 group.write(&record.with_state(state), true);
             }
             group.commit().map_err(damaged)?;
         }
-        let memory = Memory {
-            highest: ceiling,
-            ceiling,
-            ..Memory::default()
-        };
+        let memory = Memory::above(ceiling);
         Ok(Self {
             tables,
             clock,
@@ -142,10 +118,7 @@ impl Committer {
             }
             let mut closing = None;
             let mut jobs = Vec::new();
-            for job in first
-                .into_iter()
-                .chain(queue.try_iter().take(GROUP_JOBS_MAX))
-            {
+            for job in first.into_iter().chain(queue.try_iter().take(GROUP_JOBS_MAX)) {
                 match job {
                     Job::Close(reply) => closing = Some(reply),
                     job => jobs.push(job),
@@ -190,11 +163,7 @@ impl Committer {
                 }
                 Job::Abandoned(limit, to) => answer(Ok(memory.abandoned(now, limit)), to),
                 Job::Sweep(left, to) => {
-                    self.sweeps.push_back(Sweeping {
-                        left,
-                        swept: Swept::default(),
-                        to,
-                    });
+                    self.sweeps.push_back(Sweeping { left, swept: Swept::default(), to });
                     continue;
                 }
                 Job::Ready(to) => answer(Ok(()), to),
@@ -208,15 +177,9 @@ impl Committer {
                 Step::GoesOn(sweeping) => self.sweeps.push_front(sweeping),
             }
         }
-        let result = if group.is_empty() {
-            Ok(())
-        } else {
-            group.commit()
-        };
+        let result = if group.is_empty() { Ok(()) } else { group.commit() };
         memory.fresh.clear();
-        replies
-            .into_iter()
-            .for_each(|reply| reply(result.as_ref().err()));
+        replies.into_iter().for_each(|reply| reply(result.as_ref().err()));
         if result.is_ok() {
             self.witness();
             self.compact_if_due();
@@ -244,10 +207,7 @@ impl Committer {
 
     /// Compacts in a thread of its own once enough was deleted: traffic goes on meanwhile.
     fn compact_if_due(&mut self) {
-        let busy = self
-            .compaction
-            .as_ref()
-            .is_some_and(|thread| !thread.is_finished());
+        let busy = self.compaction.as_ref().is_some_and(|thread| !thread.is_finished());
         if busy || self.removed < COMPACT_AFTER_MIN.max(self.tables.settled_about() / 4) {
             return;
         }
@@ -264,13 +224,7 @@ impl Committer {
 
     /// Lets go of the tree, and writes down how far its journals reach.
     fn close(self) -> Result<(), StoreError> {
-        let Self {
-            tables,
-            memory,
-            compaction,
-            folder,
-            ..
-        } = self;
+        let Self { tables, memory, compaction, folder, .. } = self;
         if let Some(thread) = compaction {
             let _panicked = thread.join();
         }
@@ -305,9 +259,7 @@ impl Sweeping {
     ) -> Step {
         let asked = self.left.min(SWEEP_STEP);
         let due = tables.due(now, asked).and_then(|due| {
-            memory
-                .sweep(tables, group, now, &due, &mut self.swept)
-                .map(|()| due.len())
+            memory.sweep(tables, group, now, &due, &mut self.swept).map(|()| due.len())
         });
         match due {
             Err(error) => Step::Over(answer(Err(error), self.to)),
@@ -352,142 +304,5 @@ fn refuse(job: Job, error: &StoreError) {
         Job::Abandoned(_, to) => drop(to.send(Err(error))),
         Job::Sweep(_, to) => drop(to.send(Err(error))),
         Job::Ready(to) | Job::Close(to) => drop(to.send(Err(error))),
-    }
-}
-
-impl Memory {
-    fn find(&self, tables: &Tables, id: RecordId) -> Result<Option<Arc<Record>>, StoreError> {
-        if let Some(record) = self.running.get(&id) {
-            return Ok(Some(Arc::clone(record)));
-        }
-        if let Some(fresh) = self.fresh.get(&id) {
-            return Ok(fresh.clone());
-        }
-        Ok(tables.settled(id)?.map(Arc::new))
-    }
-
-    fn claim(
-        &mut self,
-        tables: &Tables,
-        group: &mut Group<'_>,
-        claim: &Claim,
-        now: Timestamp,
-    ) -> Result<Claimed, StoreError> {
-        let found = self.find(tables, claim.id)?;
-        match (
-            decide::claim(found.as_deref(), claim, now, self.highest),
-            found,
-        ) {
-            (ClaimEffect::Grant(record), _) => {
-                self.highest = self.highest.max(record.fence);
-                if self.highest > self.ceiling {
-                    self.ceiling = Fence::new(self.highest.get().saturating_add(FENCES_AHEAD));
-                    group.raise_fence_ceiling(self.ceiling);
-                }
-                Ok(Claimed::Granted {
-                    fence: self.write(group, record).fence,
-                })
-            }
-            (ClaimEffect::BecomeUnknown(record), _) => Ok(Claimed::Found {
-                record: self.write(group, record),
-                now,
-            }),
-            (ClaimEffect::Keep, Some(record)) => Ok(Claimed::Found { record, now }),
-            (ClaimEffect::Keep, None) => Err(StoreError::kept_nothing()),
-        }
-    }
-
-    fn settle(
-        &mut self,
-        tables: &Tables,
-        group: &mut Group<'_>,
-        settlement: &Settlement,
-        now: Timestamp,
-    ) -> Result<Settled, StoreError> {
-        let found = self.find(tables, settlement.id)?;
-        match (decide::settle(found.as_deref(), settlement, now), found) {
-            // A lease ends with this process, so nothing of its renewal has to outlive it.
-            (SettleEffect::Write(record), _) if settlement.verb == Verb::Renew => {
-                Ok(Settled::Done {
-                    record: self.remember(record).0,
-                    now,
-                })
-            }
-            (SettleEffect::Write(record), _) => Ok(Settled::Done {
-                record: self.write(group, record),
-                now,
-            }),
-            (SettleEffect::Already, Some(record)) => Ok(Settled::Done { record, now }),
-            (_, current) => Ok(Settled::Stale { current }),
-        }
-    }
-
-    fn write(&mut self, group: &mut Group<'_>, record: Record) -> Arc<Record> {
-        let (record, was_running) = self.remember(record);
-        group.write(&record, was_running);
-        record
-    }
-
-    /// Keeps the record in memory; says whether it was running before.
-    fn remember(&mut self, record: Record) -> (Arc<Record>, bool) {
-        let record = Arc::new(record);
-        let id = record.id;
-        let before = match record.abandoned_at() {
-            Some(end) => {
-                self.leases.insert((end, id));
-                self.running.insert(id, Arc::clone(&record))
-            }
-            None => {
-                self.fresh.insert(id, Some(Arc::clone(&record)));
-                self.running.remove(&id)
-            }
-        };
-        let ended = before.as_ref().and_then(|before| before.abandoned_at());
-        if let Some(end) = ended
-            && record.abandoned_at() != Some(end)
-        {
-            self.leases.remove(&(end, id));
-        }
-        (record, before.is_some())
-    }
-
-    fn abandoned(&self, now: Timestamp, limit: usize) -> Vec<Abandoned> {
-        let due = self
-            .leases
-            .iter()
-            .take_while(|(end, _)| *end <= now)
-            .take(limit);
-        due.filter_map(|(_, id)| self.running.get(id))
-            .map(|record| Abandoned {
-                id: record.id,
-                attempt: record.attempt,
-            })
-            .collect()
-    }
-
-    fn sweep(
-        &mut self,
-        tables: &Tables,
-        group: &mut Group<'_>,
-        now: Timestamp,
-        due: &[(Timestamp, RecordId)],
-        swept: &mut Swept,
-    ) -> Result<(), StoreError> {
-        for (at, id) in due.iter().copied() {
-            group.remove_expiry(at, id);
-            let found = match self.find(tables, id) {
-                // One that cannot be read stays where it is: somebody may want to mend it.
-                Err(error) if error.kind() == StoreErrorKind::Invalid => None,
-                found => found?,
-            };
-            if let Some(record) = found.filter(|record| decide::may_sweep(record, now)) {
-                group.remove_settled(id);
-                self.fresh.insert(id, None);
-                self.running.remove(&id);
-                swept.removed += 1;
-                swept.unknown += usize::from(matches!(record.state, State::Unknown { .. }));
-            }
-        }
-        Ok(())
     }
 }

@@ -80,19 +80,11 @@ pub enum OpenError {
 
 impl OpenError {
     pub(super) fn io(path: &Path, action: &'static str, source: io::Error) -> Self {
-        Self::Io {
-            path: path.to_owned(),
-            action,
-            source,
-        }
+        Self::Io { path: path.to_owned(), action, source }
     }
 
     pub(super) fn damaged(path: &Path, what: impl Into<String>) -> Self {
-        Self::Damaged {
-            path: path.to_owned(),
-            what: what.into(),
-            source: None,
-        }
+        Self::Damaged { path: path.to_owned(), what: what.into(), source: None }
     }
 }
 
@@ -110,19 +102,13 @@ impl Folder {
         let io = |action| move |error| OpenError::io(path, action, error);
         fs::create_dir_all(path).map_err(io("create the folder"))?;
         if is_foreign(path).map_err(io("read"))? {
-            return Err(OpenError::NotOurs {
-                path: path.to_owned(),
-            });
+            return Err(OpenError::NotOurs { path: path.to_owned() });
         }
         let lock = take_lock(path)?;
         let has = |name: &str| path.join(name).try_exists().map_err(io("read"));
         let (format, witness) = (has("FORMAT")?, has(witness::FILE)?);
         let is_new = !witness && (has("CREATING")? || !format);
-        let folder = Self {
-            path: path.to_owned(),
-            is_new,
-            _lock: lock,
-        };
+        let folder = Self { path: path.to_owned(), is_new, _lock: lock };
         if is_new {
             folder.begin_creation().map_err(io("create the store"))?;
             return Ok(folder);
@@ -160,10 +146,7 @@ impl Folder {
     /// The error for a tree that something in this very process still holds.
     pub(super) fn in_use(&self) -> OpenError {
         let holder = format!(" (process {})", std::process::id());
-        OpenError::InUse {
-            path: self.path.clone(),
-            holder,
-        }
+        OpenError::InUse { path: self.path.clone(), holder }
     }
 
     pub(super) fn is_new(&self) -> bool {
@@ -229,15 +212,9 @@ fn take_lock(path: &Path) -> Result<File, OpenError> {
         Err(fs::TryLockError::WouldBlock) => {
             let mut holder = String::new();
             let known = lock.read_to_string(&mut holder).is_ok() && !holder.trim().is_empty();
-            let holder = if known {
-                format!(" (process {})", holder.trim())
-            } else {
-                String::new()
-            };
-            return Err(OpenError::InUse {
-                path: path.to_owned(),
-                holder,
-            });
+            let holder =
+                if known { format!(" (process {})", holder.trim()) } else { String::new() };
+            return Err(OpenError::InUse { path: path.to_owned(), holder });
         }
         Err(fs::TryLockError::Error(error)) => return Err(io("lock")(error)),
     }
@@ -252,22 +229,12 @@ fn take_lock(path: &Path) -> Result<File, OpenError> {
 fn check_format(path: &Path, text: &str) -> Result<(), OpenError> {
     let mut lines = text.lines();
     if lines.next() != Some(TITLE) {
-        return Err(OpenError::damaged(
-            path,
-            "FORMAT does not say that this is an onetake folder",
-        ));
+        return Err(OpenError::damaged(path, "FORMAT does not say that this is an onetake folder"));
     }
-    let found = lines
-        .next()
-        .and_then(|line| line.strip_prefix("format "))
-        .unwrap_or("?")
-        .trim();
+    let found = lines.next().and_then(|line| line.strip_prefix("format ")).unwrap_or("?").trim();
     match found.parse::<u32>() {
         Ok(FORMAT) => Ok(()),
-        _ => Err(OpenError::OtherFormat {
-            path: path.to_owned(),
-            found: found.to_owned(),
-        }),
+        _ => Err(OpenError::OtherFormat { path: path.to_owned(), found: found.to_owned() }),
     }
 }
 

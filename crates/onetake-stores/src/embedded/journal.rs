@@ -30,18 +30,12 @@ pub(super) fn check(database: &Path) -> io::Result<Result<BTreeMap<String, u64>,
         if path.extension().is_none_or(|extension| extension != "jnl") {
             continue;
         }
-        let name = path
-            .file_name()
-            .unwrap_or_default()
-            .to_string_lossy()
-            .into_owned();
+        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
         let bytes = fs::read(&path)?;
         let whole = whole(&bytes);
         if goes_on(&bytes, &whole) {
             let at = whole.end;
-            return Ok(Err(format!(
-                "{name} cannot be read at byte {at}, but goes on behind it"
-            )));
+            return Ok(Err(format!("{name} cannot be read at byte {at}, but goes on behind it")));
         }
         journals.insert(name, whole.end as u64);
     }
@@ -62,10 +56,7 @@ fn whole(bytes: &[u8]) -> Whole {
     let mut reader = Reader { bytes, at: 0 };
     let mut whole = Whole { end: 0, last: None };
     while let Some(sequence) = batch(&mut reader) {
-        whole = Whole {
-            end: reader.at,
-            last: Some(sequence),
-        };
+        whole = Whole { end: reader.at, last: Some(sequence) };
     }
     whole
 }
@@ -75,10 +66,7 @@ fn whole(bytes: &[u8]) -> Whole {
 fn goes_on(bytes: &[u8], whole: &Whole) -> bool {
     let rest = bytes.get(whole.end..).unwrap_or_default();
     memchr::memchr_iter(1, rest).any(|start| {
-        let mut reader = Reader {
-            bytes: rest,
-            at: start,
-        };
+        let mut reader = Reader { bytes: rest, at: start };
         batch(&mut reader).is_some_and(|sequence| whole.last.is_none_or(|last| sequence > last))
     })
 }
@@ -98,10 +86,7 @@ impl<'a> Reader<'a> {
 
     fn number(&mut self, bytes: usize) -> Option<usize> {
         let taken = self.take(bytes)?;
-        let value = taken
-            .iter()
-            .rev()
-            .fold(0_u64, |value, byte| value << 8 | u64::from(*byte));
+        let value = taken.iter().rev().fold(0_u64, |value, byte| value << 8 | u64::from(*byte));
         usize::try_from(value).ok()
     }
 }

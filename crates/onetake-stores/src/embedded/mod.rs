@@ -11,6 +11,7 @@
 mod committer;
 mod folder;
 mod journal;
+mod memory;
 mod tables;
 mod witness;
 
@@ -68,11 +69,7 @@ impl EmbeddedStore {
             .name("onetake-store".to_owned())
             .spawn(move || committer.run(&queue))
             .map_err(|error| OpenError::io(path.as_ref(), "start the store's thread", error))?;
-        Ok(Self {
-            jobs,
-            thread: Mutex::new(Some(thread)),
-            closed: AtomicBool::new(false),
-        })
+        Ok(Self { jobs, thread: Mutex::new(Some(thread)), closed: AtomicBool::new(false) })
     }
 
     /// Hands a job to the thread that owns the folder.
@@ -135,11 +132,7 @@ impl Store for EmbeddedStore {
         async move {
             self.closed.store(true, Ordering::Release);
             let answer = self.ask(Job::Close).await;
-            let thread = self
-                .thread
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner)
-                .take();
+            let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
             if let Some(thread) = thread {
                 // It answered its last job; all that is left to it is to let go of the folder.
                 let _panicked = tokio::task::spawn_blocking(move || thread.join()).await;

@@ -57,9 +57,7 @@ impl Tables {
                 source: Some(Box::new(error)),
             },
         })?;
-        let ceiling = tables
-            .fence_ceiling()
-            .map_err(|error| damaged(error.to_string()))?;
+        let ceiling = tables.fence_ceiling().map_err(|error| damaged(error.to_string()))?;
         if ceiling < witness.ceiling {
             return Err(damaged("its tables are older than they were".to_owned()));
         }
@@ -72,16 +70,11 @@ impl Tables {
     pub(super) fn witness(&self, ceiling: Fence) -> Witness {
         let all = [&self.running, &self.settled, &self.expiry, &self.meta];
         let folders = all.iter().filter_map(|table| table.path().file_name());
-        let mut tables: Vec<String> = folders
-            .map(|name| name.to_string_lossy().into_owned())
-            .collect();
+        let mut tables: Vec<String> =
+            folders.map(|name| name.to_string_lossy().into_owned()).collect();
         // The tree's own list of tables.
         tables.push("0".to_owned());
-        Witness {
-            tables,
-            ceiling,
-            journals: None,
-        }
+        Witness { tables, ceiling, journals: None }
     }
 
     fn open_tree(folder: &Folder) -> Result<Self, fjall::Error> {
@@ -128,12 +121,7 @@ impl Tables {
         let end = expiry_key(now, RecordId::from_bytes([0xff; RecordId::BYTES]));
         let entries = self.expiry.range(..=end.as_slice()).take(limit);
         entries
-            .map(|entry| {
-                entry
-                    .key()
-                    .map_err(broken)
-                    .and_then(|key| expiry_entry(&key))
-            })
+            .map(|entry| entry.key().map_err(broken).and_then(|key| expiry_entry(&key)))
             .collect()
     }
 
@@ -142,10 +130,7 @@ impl Tables {
             return Ok(Fence::default());
         };
         let bytes = value.as_ref().try_into().map_err(|_| {
-            StoreError::new(
-                StoreErrorKind::Corrupt,
-                "the store's fence ceiling cannot be read",
-            )
+            StoreError::new(StoreErrorKind::Corrupt, "the store's fence ceiling cannot be read")
         })?;
         Ok(Fence::new(u64::from_be_bytes(bytes)))
     }
@@ -158,10 +143,7 @@ impl Tables {
     /// Begins a group of writes.
     pub(super) fn group(&self) -> Group<'_> {
         let batch = self.db.batch().durability(Some(PersistMode::SyncData));
-        Group {
-            tables: self,
-            batch,
-        }
+        Group { tables: self, batch }
     }
 
     /// Gives back the space of what was deleted. May take long; other threads go on meanwhile.
@@ -199,31 +181,23 @@ fn check_files(folder: &Folder, witness: &Witness) -> Result<(), OpenError> {
     for table in &witness.tables {
         // A table without this file is taken for half made, and deleted.
         if !tables.join(table).join("current").is_file() {
-            return Err(damaged(format!(
-                "the table {table} is missing, or its list of files is"
-            )));
+            return Err(damaged(format!("the table {table} is missing, or its list of files is")));
         }
     }
     let io = |error| OpenError::io(folder.path(), "read the tables", error);
     for entry in std::fs::read_dir(&tables).map_err(io)? {
         let name = entry.map_err(io)?.file_name();
-        if name
-            .to_str()
-            .is_none_or(|name| !witness.tables.iter().any(|table| table == name))
-        {
-            return Err(damaged(format!(
-                "something else is in db/keyspaces: {}",
-                name.display()
-            )));
+        if name.to_str().is_none_or(|name| !witness.tables.iter().any(|table| table == name)) {
+            return Err(damaged(format!("something else is in db/keyspaces: {}", name.display())));
         }
     }
     let journals = journal::check(&path)
         .map_err(|error| OpenError::io(folder.path(), "read the journal", error))?
         .map_err(damaged)?;
     match &witness.journals {
-        Some(closed) if *closed != journals => Err(damaged(
-            "its journal is not what it was when it was closed".to_owned(),
-        )),
+        Some(closed) if *closed != journals => {
+            Err(damaged("its journal is not what it was when it was closed".to_owned()))
+        }
         _ => Ok(()),
     }
 }
@@ -237,12 +211,7 @@ pub(super) struct Group<'a> {
 impl Group<'_> {
     /// Writes a record where it belongs. `was_running`: it stands in `running` until now.
     pub(super) fn write(&mut self, record: &Record, was_running: bool) {
-        let Tables {
-            running,
-            settled,
-            expiry,
-            ..
-        } = self.tables;
+        let Tables { running, settled, expiry, .. } = self.tables;
         let value = codec::encode(record);
         if let State::Running { .. } = record.state {
             self.batch.insert(running, record.id.as_bytes(), &*value);
@@ -258,8 +227,7 @@ impl Group<'_> {
     }
 
     pub(super) fn raise_fence_ceiling(&mut self, to: Fence) {
-        self.batch
-            .insert(&self.tables.meta, FENCE_CEILING, to.get().to_be_bytes());
+        self.batch.insert(&self.tables.meta, FENCE_CEILING, to.get().to_be_bytes());
     }
 
     pub(super) fn remove_settled(&mut self, id: RecordId) {
@@ -283,11 +251,7 @@ impl Group<'_> {
 
 fn expiry_key(at: Timestamp, id: RecordId) -> [u8; 24] {
     let mut key = [0; 24];
-    let parts = at
-        .as_micros()
-        .to_be_bytes()
-        .into_iter()
-        .chain(*id.as_bytes());
+    let parts = at.as_micros().to_be_bytes().into_iter().chain(*id.as_bytes());
     for (to, from) in key.iter_mut().zip(parts) {
         *to = from;
     }
@@ -295,12 +259,8 @@ fn expiry_key(at: Timestamp, id: RecordId) -> [u8; 24] {
 }
 
 fn expiry_entry(key: &[u8]) -> Result<(Timestamp, RecordId), StoreError> {
-    let bad = || {
-        StoreError::new(
-            StoreErrorKind::Corrupt,
-            "an entry of the expiry index is damaged",
-        )
-    };
+    let bad =
+        || StoreError::new(StoreErrorKind::Corrupt, "an entry of the expiry index is damaged");
     let (at, id) = key.split_at_checked(8).ok_or_else(bad)?;
     let at = u64::from_be_bytes(at.try_into().map_err(|_| bad())?);
     Ok((Timestamp::from_micros(at), record_id(id)?))
@@ -320,17 +280,11 @@ fn decode(id: RecordId, value: &[u8]) -> Result<Record, StoreError> {
 
 /// One record that cannot be read: its key is refused, everything else goes on.
 fn unreadable(id: RecordId) -> StoreError {
-    let message = format!(
-        "the record {} is damaged and cannot be read",
-        id.reference()
-    );
+    let message = format!("the record {} is damaged and cannot be read", id.reference());
     StoreError::new(StoreErrorKind::Invalid, message)
 }
 
 fn broken(error: fjall::Error) -> StoreError {
-    StoreError::new(
-        StoreErrorKind::Corrupt,
-        format!("the store's folder failed: {error}"),
-    )
-    .with_source(error)
+    StoreError::new(StoreErrorKind::Corrupt, format!("the store's folder failed: {error}"))
+        .with_source(error)
 }

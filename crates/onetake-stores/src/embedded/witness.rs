@@ -92,11 +92,7 @@ mod tests {
         let journals = [("0.jnl".to_owned(), 17), ("12.jnl".to_owned(), 0)];
         let tables = vec!["0".to_owned(), "4".to_owned()];
         for journals in [None, Some(BTreeMap::from(journals))] {
-            let witness = Witness {
-                tables: tables.clone(),
-                ceiling: Fence::new(99),
-                journals,
-            };
+            let witness = Witness { tables: tables.clone(), ceiling: Fence::new(99), journals };
             let text = witness.text();
             assert_eq!(Witness::parse(&text), Some(witness));
             for cut in 0..text.len() {

@@ -22,20 +22,13 @@ type Refused = &'static [(&'static str, &'static str)];
 const SECTIONS: &[Row] = &[
     (
         "gateway",
-        &[
-            "listen = \"0.0.0.0:80\"",
-            "upstream = \"http://api:80/\"",
-            "trusted_proxies = []",
-        ],
+        &["listen = \"0.0.0.0:80\"", "upstream = \"http://api:80/\"", "trusted_proxies = []"],
         &[
             ("listen = \"localhost:80\"", "gateway.listen"),
             ("listen = 80", "gateway.listen"),
             ("upstream = \"api:80\"", "gateway.upstream"),
             ("upstream = []", "gateway.upstream"),
-            (
-                "trusted_proxies = [\"::1\", \"10.0.0.0/99\"]",
-                "gateway.trusted_proxies[1]",
-            ),
+            ("trusted_proxies = [\"::1\", \"10.0.0.0/99\"]", "gateway.trusted_proxies[1]"),
             ("trusted_proxies = \"::1\"", "gateway.trusted_proxies"),
             ("prot = 1", "gateway.prot"),
         ],
@@ -69,11 +62,7 @@ const SECTIONS: &[Row] = &[
     ),
     (
         "route",
-        &[
-            "match = \"* /{*rest}\"",
-            "preset = \"webhook\"",
-            "preset = \"high-consequence\"",
-        ],
+        &["match = \"* /{*rest}\"", "preset = \"webhook\"", "preset = \"high-consequence\""],
         &[
             ("match = \"GET /\"", "route[0].match"),
             ("match = 1", "route[0].match"),
@@ -85,10 +74,7 @@ const SECTIONS: &[Row] = &[
     (
         "defaults",
         &[],
-        &[
-            ("match = \"POST /\"", "defaults.match"),
-            ("preset = \"job\"", "defaults.preset"),
-        ],
+        &[("match = \"POST /\"", "defaults.match"), ("preset = \"job\"", "defaults.preset")],
     ),
 ];
 
@@ -96,10 +82,7 @@ const SECTIONS: &[Row] = &[
 const POLICY: &[(Lines, Refused)] = &[
     (
         &["namespace = \"pay/v1\""],
-        &[
-            ("namespace = \"a b\"", "namespace"),
-            ("namespace = 1", "namespace"),
-        ],
+        &[("namespace = \"a b\"", "namespace"), ("namespace = 1", "namespace")],
     ),
     (
         &[
@@ -120,11 +103,7 @@ const POLICY: &[(Lines, Refused)] = &[
         ],
     ),
     (
-        &[
-            "tenant = \"credential\"",
-            "tenant = \"public\"",
-            "tenant = { header = \"X-A\" }",
-        ],
+        &["tenant = \"credential\"", "tenant = \"public\"", "tenant = { header = \"X-A\" }"],
         &[
             ("tenant = \"credentials\"", "tenant"),
             ("tenant = 1", "tenant"),
@@ -145,105 +124,48 @@ const POLICY: &[(Lines, Refused)] = &[
             ("fingerprint = {}", "fingerprint"),
             ("fingerprint = { mode = \"jsn\" }", "fingerprint.mode"),
             ("fingerprint = { mod = \"json\" }", "fingerprint.mod"),
-            (
-                "fingerprint = { mode = \"bytes\", exclude = [\"/a\"] }",
-                "fingerprint.exclude",
-            ),
-            (
-                "fingerprint = { mode = \"bytes\", include = [\"/a\"] }",
-                "fingerprint.include",
-            ),
-            (
-                "fingerprint = { mode = \"json\", include = [] }",
-                "fingerprint.include",
-            ),
+            ("fingerprint = { mode = \"bytes\", exclude = [\"/a\"] }", "fingerprint.exclude"),
+            ("fingerprint = { mode = \"bytes\", include = [\"/a\"] }", "fingerprint.include"),
+            ("fingerprint = { mode = \"json\", include = [] }", "fingerprint.include"),
             (
                 "fingerprint = { mode = \"json\", include = [\"/a\"], exclude = [\"/b\"] }",
                 "fingerprint.include",
             ),
-            (
-                "fingerprint = { mode = \"json\", exclude = [\"a\"] }",
-                "fingerprint.exclude[0]",
-            ),
-            (
-                "fingerprint = { mode = \"json\", exclude = [\"\"] }",
-                "fingerprint.exclude[0]",
-            ),
+            ("fingerprint = { mode = \"json\", exclude = [\"a\"] }", "fingerprint.exclude[0]"),
+            ("fingerprint = { mode = \"json\", exclude = [\"\"] }", "fingerprint.exclude[0]"),
             (
                 "fingerprint = { mode = \"json\", exclude = [\"/a\", \"/~2\"] }",
                 "fingerprint.exclude[1]",
             ),
-            (
-                "fingerprint = { mode = \"json\", exclude = \"/a\" }",
-                "fingerprint.exclude",
-            ),
+            ("fingerprint = { mode = \"json\", exclude = \"/a\" }", "fingerprint.exclude"),
         ],
     ),
     (
         &["ttl = \"400d\""],
-        &[
-            ("ttl = \"401d\"", "ttl"),
-            ("ttl = \"1y\"", "ttl"),
-            ("ttl = 5", "ttl"),
-        ],
+        &[("ttl = \"401d\"", "ttl"), ("ttl = \"1y\"", "ttl"), ("ttl = 5", "ttl")],
     ),
-    (
-        &["lease = \"100ms\""],
-        &[("lease = \"99ms\"", "lease"), ("lease = 1.5", "lease")],
-    ),
-    (
-        &["grace = \"0s\""],
-        &[("grace = \"2h\"", "grace"), ("grace = 1979-05-27", "grace")],
-    ),
+    (&["lease = \"100ms\""], &[("lease = \"99ms\"", "lease"), ("lease = 1.5", "lease")]),
+    (&["grace = \"0s\""], &[("grace = \"2h\"", "grace"), ("grace = 1979-05-27", "grace")]),
     (
         &["in_flight = \"wait\""],
-        &[
-            ("in_flight = \"wiat\"", "in_flight"),
-            ("in_flight = true", "in_flight"),
-        ],
+        &[("in_flight = \"wiat\"", "in_flight"), ("in_flight = true", "in_flight")],
     ),
+    (&["wait_timeout = \"5m\""], &[("wait_timeout = \"6m\"", "wait_timeout")]),
+    (&["on_unknown = \"retry\""], &[("on_unknown = \"rerun\"", "on_unknown")]),
+    (&["on_store_down = \"fail-closed\""], &[("on_store_down = \"closed\"", "on_store_down")]),
+    (&["upstream_timeout = \"1ms\""], &[("upstream_timeout = \"0s\"", "upstream_timeout")]),
     (
-        &["wait_timeout = \"5m\""],
-        &[("wait_timeout = \"6m\"", "wait_timeout")],
-    ),
-    (
-        &["on_unknown = \"retry\""],
-        &[("on_unknown = \"rerun\"", "on_unknown")],
-    ),
-    (
-        &["on_store_down = \"fail-closed\""],
-        &[("on_store_down = \"closed\"", "on_store_down")],
-    ),
-    (
-        &["upstream_timeout = \"1ms\""],
-        &[("upstream_timeout = \"0s\"", "upstream_timeout")],
-    ),
-    (
-        &[
-            "record = [\"500\"]",
-            "release = [\"5xx\", \"5xx\"]",
-            "unknown = []",
-        ],
+        &["record = [\"500\"]", "release = [\"5xx\", \"5xx\"]", "unknown = []"],
         &[
             ("record = [\"1xx\"]", "record[0]"),
             ("release = [404]", "release[0]"),
             ("unknown = \"5xx\"", "unknown"),
-            (
-                "record = [\"404\"]\nunknown = [\"5xx\", \"404\"]",
-                "unknown[1]",
-            ),
+            ("record = [\"404\"]\nunknown = [\"5xx\", \"404\"]", "unknown[1]"),
         ],
     ),
+    (&["errors = \"problem\""], &[("errors = \"problems\"", "errors")]),
     (
-        &["errors = \"problem\""],
-        &[("errors = \"problems\"", "errors")],
-    ),
-    (
-        &[
-            "max_request_body = \"64MiB\"",
-            "max_request_body = 1",
-            "max_request_body = 0x10",
-        ],
+        &["max_request_body = \"64MiB\"", "max_request_body = 1", "max_request_body = 0x10"],
         &[
             ("max_request_body = \"65MiB\"", "max_request_body"),
             ("max_request_body = 0", "max_request_body"),
@@ -251,10 +173,7 @@ const POLICY: &[(Lines, Refused)] = &[
             ("max_request_body = true", "max_request_body"),
         ],
     ),
-    (
-        &["max_response_body = \"512KiB\""],
-        &[("max_response_body = \"1MB\"", "max_response_body")],
-    ),
+    (&["max_response_body = \"512KiB\""], &[("max_response_body = \"1MB\"", "max_response_body")]),
 ];
 
 fn check(section: &str, right: &[&str], wrong: &[(&str, String)]) {
@@ -265,14 +184,9 @@ fn check(section: &str, right: &[&str], wrong: &[(&str, String)]) {
     for (line, field) in wrong {
         let text = file(section, line);
         let error = read(&text).expect_err(&text);
-        let [problem] = error.problems() else {
-            panic!("one fault expected\n{text}\n{error}")
-        };
+        let [problem] = error.problems() else { panic!("one fault expected\n{text}\n{error}") };
         assert_eq!(problem.field, *field, "{text}\n{error}");
-        assert!(
-            problem.place.starts_with("onetake.toml:"),
-            "{text}\n{error}"
-        );
+        assert!(problem.place.starts_with("onetake.toml:"), "{text}\n{error}");
         assert!(!problem.fix.is_empty(), "{text}\n{error}");
     }
 }
@@ -280,22 +194,14 @@ fn check(section: &str, right: &[&str], wrong: &[(&str, String)]) {
 #[test]
 fn every_field_takes_right_values_and_refuses_wrong_ones() {
     for (section, right, wrong) in SECTIONS {
-        let wrong = wrong
-            .iter()
-            .map(|(line, field)| (*line, (*field).to_owned()));
+        let wrong = wrong.iter().map(|(line, field)| (*line, (*field).to_owned()));
         check(section, right, &wrong.collect::<Vec<_>>());
     }
     for (section, path) in [("route", "route[0]"), ("defaults", "defaults")] {
         for (right, wrong) in POLICY {
-            let wrong = wrong
-                .iter()
-                .map(|(line, field)| (*line, format!("{path}.{field}")));
+            let wrong = wrong.iter().map(|(line, field)| (*line, format!("{path}.{field}")));
             check(section, right, &wrong.collect::<Vec<_>>());
         }
     }
-    check(
-        "route",
-        &["upstream = \"http://x\""],
-        &[("upstream = 1", "route[0].upstream".into())],
-    );
+    check("route", &["upstream = \"http://x\""], &[("upstream = 1", "route[0].upstream".into())]);
 }

@@ -55,10 +55,7 @@ fn a_payment_without_a_tenant() {
          [defaults]"
     );
     let named = format!("{text}[defaults]\ntenant = \"public\"\n");
-    assert_eq!(
-        read(&named).unwrap().routes[0].policy.tenant,
-        TenantConfig::Public
-    );
+    assert_eq!(read(&named).unwrap().routes[0].policy.tenant, TenantConfig::Public);
 }
 
 #[test]
@@ -83,21 +80,13 @@ fn a_syntax_error() {
     assert!(said.contains("onetake.toml:2:"), "{said}");
     assert!(said.contains("not valid TOML: "), "{said}");
     let said = refused("[gateway]\nlisten = \"a\"\nlisten = \"b\"\n");
-    assert!(
-        said.contains("onetake.toml:3:1: not valid TOML: duplicate key"),
-        "{said}"
-    );
+    assert!(said.contains("onetake.toml:3:1: not valid TOML: duplicate key"), "{said}");
 }
 
 #[test]
 fn a_variable() {
     let load = |name: &str, value: &str| {
-        load(
-            None,
-            "onetake.toml",
-            env(&[(name, value)]),
-            Overrides::default(),
-        )
+        load(None, "onetake.toml", env(&[(name, value)]), Overrides::default())
     };
     let said = |name, value| load(name, value).unwrap_err().problems()[0].to_string();
     assert_eq!(
@@ -131,25 +120,14 @@ fn a_variable() {
         "ONETAKE__ROUTE__0__TTL: routes cannot be set by a variable\n    \
          write them in the file; ONETAKE__DEFAULTS__TTL and the like hold for all of them"
     );
-    for name in [
-        "ONETAKE__GATEWAY",
-        "ONETAKE__",
-        "ONETAKE____LISTEN",
-        "ONETAKE__GATEWAY__",
-    ] {
-        assert!(
-            said(name, "x").contains("write ONETAKE__SECTION__KEY"),
-            "{name}"
-        );
+    for name in ["ONETAKE__GATEWAY", "ONETAKE__", "ONETAKE____LISTEN", "ONETAKE__GATEWAY__"] {
+        assert!(said(name, "x").contains("write ONETAKE__SECTION__KEY"), "{name}");
     }
 }
 
 #[test]
 fn a_flag() {
-    let overrides = Overrides {
-        upstream: Some("api:80".into()),
-        ..Overrides::default()
-    };
+    let overrides = Overrides { upstream: Some("api:80".into()), ..Overrides::default() };
     let error = load(Some(EXAMPLE), "onetake.toml", no_env(), overrides).unwrap_err();
     assert_eq!(
         error.problems()[0].to_string(),

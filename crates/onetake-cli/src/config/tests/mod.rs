@@ -13,19 +13,9 @@ use onetake_http::{Disposition, StatusRules};
 #[test]
 fn the_documented_file_is_accepted() {
     let page = include_str!("../../../../../docs/CONFIGURATION.md");
-    let file = page
-        .split("```toml")
-        .nth(1)
-        .and_then(|rest| rest.split("```").next())
-        .unwrap();
+    let file = page.split("```toml").nth(1).and_then(|rest| rest.split("```").next()).unwrap();
     let config = load(Some(file), "docs", std::iter::empty(), Overrides::default());
-    assert_eq!(
-        config
-            .unwrap_or_else(|error| panic!("{error}"))
-            .routes
-            .len(),
-        1
-    );
+    assert_eq!(config.unwrap_or_else(|error| panic!("{error}")).routes.len(), 1);
 }
 
 fn status(code: u16) -> http::StatusCode {
@@ -113,99 +103,49 @@ fn the_whole_example_is_accepted() {
     let config = read(EXAMPLE).unwrap();
     assert_eq!(config.routes.len(), 3);
     assert_eq!(config.store.url.to_string(), "embedded:./onetake-data");
-    let [charges, orders, jobs] = config.routes.as_slice() else {
-        panic!("three routes")
-    };
+    let [charges, orders, jobs] = config.routes.as_slice() else { panic!("three routes") };
 
     assert_eq!(charges.preset, Some(Preset::Payment));
     assert_eq!(charges.upstream, "http://127.0.0.1:3001");
-    assert_eq!(
-        charges.policy.key,
-        KeyRules {
-            required: true,
-            min_length: 16
-        }
-    );
+    assert_eq!(charges.policy.key, KeyRules { required: true, min_length: 16 });
     assert_eq!(charges.policy.tenant, TenantConfig::Credential);
     assert_eq!(charges.policy.ttl, Duration::from_secs(86_400));
-    assert_eq!(
-        charges.policy.outcomes.classify(status(404)),
-        Disposition::Release
-    );
-    assert_eq!(
-        charges.policy.outcomes.classify(status(409)),
-        Disposition::Release
-    );
-    assert_eq!(
-        charges.policy.outcomes.classify(status(422)),
-        Disposition::Record
-    );
-    assert_eq!(
-        charges.policy.outcomes.classify(status(503)),
-        Disposition::Unknown
-    );
+    assert_eq!(charges.policy.outcomes.classify(status(404)), Disposition::Release);
+    assert_eq!(charges.policy.outcomes.classify(status(409)), Disposition::Release);
+    assert_eq!(charges.policy.outcomes.classify(status(422)), Disposition::Record);
+    assert_eq!(charges.policy.outcomes.classify(status(503)), Disposition::Unknown);
     assert_eq!(charges.policy.max_response_body, 1 << 20);
 
     assert_eq!(orders.upstream, "http://127.0.0.1:3000");
     assert_eq!(orders.policy.in_flight, InFlight::Wait);
     let pointers = vec!["/timestamp".to_owned(), "/trace~1id".to_owned()];
-    assert_eq!(
-        orders.policy.fingerprint,
-        FingerprintConfig::JsonExclude(pointers)
-    );
-    assert_eq!(
-        orders.policy.tenant,
-        TenantConfig::Header(HeaderName::from_static("x-account"))
-    );
+    assert_eq!(orders.policy.fingerprint, FingerprintConfig::JsonExclude(pointers));
+    assert_eq!(orders.policy.tenant, TenantConfig::Header(HeaderName::from_static("x-account")));
     assert!(!orders.policy.key.required);
 
     assert_eq!(jobs.methods.to_string(), "POST,PUT,PATCH,DELETE");
     assert_eq!(jobs.path.to_string(), "/v1/jobs/{*rest}");
-    assert_eq!(
-        jobs.policy.fingerprint,
-        FingerprintConfig::JsonInclude(vec!["/job".to_owned()])
-    );
+    assert_eq!(jobs.policy.fingerprint, FingerprintConfig::JsonInclude(vec!["/job".to_owned()]));
     assert_eq!(jobs.policy.on_unknown, OnUnknown::Retry);
-    assert_eq!(
-        jobs.policy.outcomes.classify(status(500)),
-        Disposition::Release
-    );
+    assert_eq!(jobs.policy.outcomes.classify(status(500)), Disposition::Release);
 }
 
 #[test]
 fn a_flag_alone_is_a_working_gateway() {
-    let overrides = Overrides {
-        upstream: Some("http://127.0.0.1:3000".to_owned()),
-        ..Overrides::default()
-    };
+    let overrides =
+        Overrides { upstream: Some("http://127.0.0.1:3000".to_owned()), ..Overrides::default() };
     let config = load(None, "onetake.toml", no_env(), overrides).unwrap();
     assert_eq!(config.gateway.listen, "127.0.0.1:8080".parse().unwrap());
     assert_eq!(config.admin.listen, "127.0.0.1:9091".parse().unwrap());
-    assert_eq!(
-        config.store.url,
-        StoreUrl::Embedded("./onetake-data".into())
-    );
-    assert_eq!(
-        config.sweep,
-        Sweep {
-            interval: Duration::from_secs(900),
-            batch: 5000
-        }
-    );
+    assert_eq!(config.store.url, StoreUrl::Embedded("./onetake-data".into()));
+    assert_eq!(config.sweep, Sweep { interval: Duration::from_secs(900), batch: 5000 });
     let trusts = |address: &str| {
-        config
-            .gateway
-            .trusted_proxies
-            .iter()
-            .any(|cidr| cidr.contains(address.parse().unwrap()))
+        config.gateway.trusted_proxies.iter().any(|cidr| cidr.contains(address.parse().unwrap()))
     };
     assert!(trusts("127.9.9.9") && trusts("::1") && !trusts("10.0.0.1") && !trusts("::2"));
     let expected = Policy {
         namespace: String::new(),
-        key: KeyRules {
-            required: false,
-            min_length: 16,
-        },
+        key: KeyRules { required: false, min_length: 16 },
         tenant: TenantConfig::CredentialOrPublic,
         fingerprint: FingerprintConfig::Bytes,
         ttl: Duration::from_secs(86_400),

@@ -62,25 +62,14 @@ fn mutate(text: &str, dice: &mut Dice) -> String {
 }
 
 fn assert_answered(text: &str, variables: &[(&str, &str)]) -> bool {
-    match load(
-        Some(text),
-        "onetake.toml",
-        env(variables),
-        Overrides::default(),
-    ) {
+    match load(Some(text), "onetake.toml", env(variables), Overrides::default()) {
         Ok(_) => true,
         Err(error) => {
             assert!(!error.problems().is_empty());
             for problem in error.problems() {
-                assert!(
-                    !problem.what.is_empty() && !problem.fix.is_empty(),
-                    "{text}\n{error}"
-                );
+                assert!(!problem.what.is_empty() && !problem.fix.is_empty(), "{text}\n{error}");
             }
-            assert!(
-                !error.to_string().contains(['\u{0}', '\u{1b}', '\r']),
-                "{text}\n{error}"
-            );
+            assert!(!error.to_string().contains(['\u{0}', '\u{1b}', '\r']), "{text}\n{error}");
             false
         }
     }
@@ -99,10 +88,7 @@ fn mutated_files_never_panic() {
 
 #[test]
 fn mutated_values_never_panic() {
-    let values = EXAMPLE
-        .lines()
-        .filter_map(|line| line.split_once('='))
-        .collect::<Vec<_>>();
+    let values = EXAMPLE.lines().filter_map(|line| line.split_once('=')).collect::<Vec<_>>();
     let mut dice = Dice(0x9e37_79b9_7f4a_7c15);
     for _ in 0..2000 {
         let (name, _) = values[dice.roll(values.len())];

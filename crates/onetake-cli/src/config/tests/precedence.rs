@@ -29,27 +29,12 @@ fn variables_stand_above_the_file_and_flags_above_variables() {
         let ttl = config.defaults.ttl.as_secs() / 3600;
         let upstream = config.gateway.upstream.unwrap().host().unwrap().to_owned();
         let ports = (config.gateway.listen.port(), config.admin.listen.port());
-        (
-            ports,
-            upstream,
-            config.store.url.to_string(),
-            config.sweep.batch,
-            ttl,
-        )
+        (ports, upstream, config.store.url.to_string(), config.sweep.batch, ttl)
     };
     let none = Overrides::default;
-    assert_eq!(
-        got(&[], none()),
-        ((1, 11), "file".into(), "embedded:file".into(), 7, 1)
-    );
-    assert_eq!(
-        got(&variables, none()),
-        ((2, 12), "env".into(), "embedded:env".into(), 8, 2)
-    );
-    assert_eq!(
-        got(&variables, flags),
-        ((3, 13), "flag".into(), "memory:".into(), 8, 2)
-    );
+    assert_eq!(got(&[], none()), ((1, 11), "file".into(), "embedded:file".into(), 7, 1));
+    assert_eq!(got(&variables, none()), ((2, 12), "env".into(), "embedded:env".into(), 8, 2));
+    assert_eq!(got(&variables, flags), ((3, 13), "flag".into(), "memory:".into(), 8, 2));
 }
 
 #[test]
@@ -57,58 +42,21 @@ fn variables_hold_toml_values_or_text() {
     let policy = |variables: &[(&str, &str)]| {
         let text = "[gateway]\nupstream = \"http://a\"\n[defaults]\ntenant = \"public\"\n\
                     key = { min_length = 20 }\n";
-        load(Some(text), "f", env(variables), Overrides::default())
-            .unwrap()
-            .defaults
+        load(Some(text), "f", env(variables), Overrides::default()).unwrap().defaults
     };
-    assert_eq!(
-        policy(&[("ONETAKE__DEFAULTS__NAMESPACE", "\"a\"")]).namespace,
-        "a"
-    );
-    assert_eq!(
-        policy(&[("ONETAKE__DEFAULTS__NAMESPACE", "a")]).namespace,
-        "a"
-    );
-    assert_eq!(
-        policy(&[("ONETAKE__DEFAULTS__NAMESPACE", "2024-01-02")]).namespace,
-        "2024-01-02"
-    );
-    assert_eq!(
-        policy(&[("ONETAKE__DEFAULTS__NAMESPACE", "007")]).namespace,
-        "007"
-    );
-    assert_eq!(
-        policy(&[("ONETAKE__DEFAULTS__NAMESPACE", "")]).namespace,
-        ""
-    );
-    assert_eq!(
-        policy(&[("ONETAKE__DEFAULTS__MAX_REQUEST_BODY", "9")]).max_request_body,
-        9
-    );
-    assert_eq!(
-        policy(&[("ONETAKE__DEFAULTS__MAX_REQUEST_BODY", "9KiB")]).max_request_body,
-        9216
-    );
+    assert_eq!(policy(&[("ONETAKE__DEFAULTS__NAMESPACE", "\"a\"")]).namespace, "a");
+    assert_eq!(policy(&[("ONETAKE__DEFAULTS__NAMESPACE", "a")]).namespace, "a");
+    assert_eq!(policy(&[("ONETAKE__DEFAULTS__NAMESPACE", "2024-01-02")]).namespace, "2024-01-02");
+    assert_eq!(policy(&[("ONETAKE__DEFAULTS__NAMESPACE", "007")]).namespace, "007");
+    assert_eq!(policy(&[("ONETAKE__DEFAULTS__NAMESPACE", "")]).namespace, "");
+    assert_eq!(policy(&[("ONETAKE__DEFAULTS__MAX_REQUEST_BODY", "9")]).max_request_body, 9);
+    assert_eq!(policy(&[("ONETAKE__DEFAULTS__MAX_REQUEST_BODY", "9KiB")]).max_request_body, 9216);
     let list = policy(&[("ONETAKE__DEFAULTS__RELEASE", "[\"5xx\"]")]);
     assert_eq!(list.outcomes.classify(status(500)), Disposition::Release);
     let key = policy(&[("ONETAKE__DEFAULTS__KEY__REQUIRED", "true")]).key;
-    assert_eq!(
-        key,
-        KeyRules {
-            required: true,
-            min_length: 20
-        },
-        "one more field"
-    );
+    assert_eq!(key, KeyRules { required: true, min_length: 20 }, "one more field");
     let key = policy(&[("ONETAKE__DEFAULTS__KEY", "{ required = true }")]).key;
-    assert_eq!(
-        key,
-        KeyRules {
-            required: true,
-            min_length: 16
-        },
-        "the whole table"
-    );
+    assert_eq!(key, KeyRules { required: true, min_length: 16 }, "the whole table");
     let tenant = policy(&[("ONETAKE__DEFAULTS__TENANT__HEADER", "X-A")]).tenant;
     assert_eq!(tenant, TenantConfig::Header(HeaderName::from_static("x-a")));
 }
@@ -119,11 +67,7 @@ fn route(defaults: &str, route: &str) -> Policy {
         "[gateway]\nupstream = \"http://a\"\n[defaults]\ntenant = \"public\"\n{defaults}\n\
          [[route]]\nmatch = \"POST /\"\n{route}\n"
     );
-    read(&text)
-        .unwrap_or_else(|error| panic!("{error}"))
-        .routes
-        .remove(0)
-        .policy
+    read(&text).unwrap_or_else(|error| panic!("{error}")).routes.remove(0).policy
 }
 
 #[test]
@@ -133,18 +77,10 @@ fn route_stands_above_preset_above_defaults_above_built_in() {
     assert_eq!(hours("ttl = \"2h\"", ""), 2);
     assert_eq!(hours("ttl = \"2h\"", "preset = \"job\""), 720);
     assert_eq!(hours("ttl = \"2h\"", "preset = \"job\"\nttl = \"3h\""), 3);
-    for (preset, expected) in [
-        ("payment", 24),
-        ("signup", 1),
-        ("webhook", 168),
-        ("job", 720),
-        ("high-consequence", 72),
-    ] {
-        assert_eq!(
-            hours("ttl = \"2h\"", &format!("preset = \"{preset}\"")),
-            expected,
-            "{preset}"
-        );
+    for (preset, expected) in
+        [("payment", 24), ("signup", 1), ("webhook", 168), ("job", 720), ("high-consequence", 72)]
+    {
+        assert_eq!(hours("ttl = \"2h\"", &format!("preset = \"{preset}\"")), expected, "{preset}");
     }
 }
 
@@ -154,28 +90,11 @@ fn a_key_is_required_by_preset_or_by_word() {
     assert!(!required("", ""));
     assert!(!required("", "preset = \"signup\""));
     assert!(required("", "preset = \"payment\""));
-    assert!(required(
-        "",
-        "preset = \"high-consequence\"\nkey = { min_length = 20 }"
-    ));
-    assert!(!required(
-        "",
-        "preset = \"payment\"\nkey = { required = false }"
-    ));
-    assert!(required(
-        "key = { required = true }",
-        "preset = \"signup\"\nkey.min_length = 9"
-    ));
-    assert!(required(
-        "key = { required = false }",
-        "preset = \"payment\""
-    ));
-    assert_eq!(
-        route("key.min_length = 40", "preset = \"payment\"")
-            .key
-            .min_length,
-        40
-    );
+    assert!(required("", "preset = \"high-consequence\"\nkey = { min_length = 20 }"));
+    assert!(!required("", "preset = \"payment\"\nkey = { required = false }"));
+    assert!(required("key = { required = true }", "preset = \"signup\"\nkey.min_length = 9"));
+    assert!(required("key = { required = false }", "preset = \"payment\""));
+    assert_eq!(route("key.min_length = 40", "preset = \"payment\"").key.min_length, 40);
 }
 
 #[test]
@@ -185,10 +104,7 @@ fn grace_is_one_lease_unless_it_is_named() {
     assert_eq!(seconds("", "lease = \"7s\""), 7);
     assert_eq!(seconds("lease = \"9s\"", ""), 9);
     assert_eq!(seconds("grace = \"5s\"", "lease = \"7s\""), 5);
-    assert_eq!(
-        seconds("grace = \"5s\"", "lease = \"7s\"\ngrace = \"0s\""),
-        0
-    );
+    assert_eq!(seconds("grace = \"5s\"", "lease = \"7s\"\ngrace = \"0s\""), 0);
 }
 
 #[test]
@@ -197,46 +113,18 @@ fn statuses_by_layer() {
     for (defaults, own, expected) in [
         ("", "", [Release, Unknown, Record]),
         ("", "preset = \"payment\"", [Unknown, Unknown, Record]),
-        (
-            "",
-            "preset = \"high-consequence\"",
-            [Unknown, Unknown, Record],
-        ),
+        ("", "preset = \"high-consequence\"", [Unknown, Unknown, Record]),
         ("", "preset = \"signup\"", [Release, Release, Record]),
         ("", "preset = \"webhook\"", [Release, Release, Record]),
         ("", "preset = \"job\"", [Release, Release, Record]),
         ("", "release = [\"5xx\"]", [Release, Release, Record]),
-        (
-            "",
-            "preset = \"payment\"\nrelease = [\"5xx\"]",
-            [Release, Release, Record],
-        ),
-        (
-            "",
-            "preset = \"payment\"\nrelease = [\"503\"]",
-            [Release, Unknown, Record],
-        ),
+        ("", "preset = \"payment\"\nrelease = [\"5xx\"]", [Release, Release, Record]),
+        ("", "preset = \"payment\"\nrelease = [\"503\"]", [Release, Unknown, Record]),
         ("release = [\"500\"]", "", [Release, Release, Record]),
-        (
-            "release = [\"500\", \"404\"]",
-            "preset = \"payment\"",
-            [Unknown, Unknown, Release],
-        ),
-        (
-            "release = [\"404\"]",
-            "record = [\"4xx\"]",
-            [Release, Unknown, Release],
-        ),
-        (
-            "release = [\"404\"]",
-            "record = [\"404\"]",
-            [Release, Unknown, Record],
-        ),
-        (
-            "unknown = [\"503\"]",
-            "preset = \"job\"",
-            [Release, Release, Record],
-        ),
+        ("release = [\"500\", \"404\"]", "preset = \"payment\"", [Unknown, Unknown, Release]),
+        ("release = [\"404\"]", "record = [\"4xx\"]", [Release, Unknown, Release]),
+        ("release = [\"404\"]", "record = [\"404\"]", [Release, Unknown, Record]),
+        ("unknown = [\"503\"]", "preset = \"job\"", [Release, Release, Record]),
     ] {
         let rules = route(defaults, own).outcomes;
         let got = [503, 500, 404].map(|status| rules.classify(super::status(status)));
@@ -247,15 +135,9 @@ fn statuses_by_layer() {
 #[test]
 fn one_upstream_for_all_that_name_none() {
     let upstream = |text: &str, flag: Option<&str>| {
-        let flags = Overrides {
-            upstream: flag.map(str::to_owned),
-            ..Overrides::default()
-        };
+        let flags = Overrides { upstream: flag.map(str::to_owned), ..Overrides::default() };
         let config = load(Some(text), "f", no_env(), flags).map_err(|error| error.to_string())?;
-        let own = config
-            .routes
-            .first()
-            .map(|route| route.upstream.to_string());
+        let own = config.routes.first().map(|route| route.upstream.to_string());
         Ok::<_, String>((config.gateway.upstream.map(|uri| uri.to_string()), own))
     };
     let route = "[[route]]\nmatch = \"POST /\"\n";
@@ -263,37 +145,14 @@ fn one_upstream_for_all_that_name_none() {
     let a = Some("http://a/".to_owned());
     let d = Some("http://d/".to_owned());
     let own = format!("{route}upstream = \"http://a\"\n");
-    assert_eq!(
-        upstream(&own, None),
-        Ok((None, a.clone())),
-        "every route names its own"
-    );
-    assert_eq!(
-        upstream(&format!("{defaults}{route}"), None),
-        Ok((d.clone(), d.clone()))
-    );
-    assert_eq!(
-        upstream(&format!("{defaults}{own}"), None),
-        Ok((d, a.clone()))
-    );
+    assert_eq!(upstream(&own, None), Ok((None, a.clone())), "every route names its own");
+    assert_eq!(upstream(&format!("{defaults}{route}"), None), Ok((d.clone(), d.clone())));
+    assert_eq!(upstream(&format!("{defaults}{own}"), None), Ok((d, a.clone())));
     let flag = Some("http://a");
-    assert_eq!(
-        upstream(&format!("{defaults}{route}"), flag),
-        Ok((a.clone(), a))
-    );
+    assert_eq!(upstream(&format!("{defaults}{route}"), flag), Ok((a.clone(), a)));
     let both = format!("[gateway]\nupstream = \"http://g\"\n{defaults}");
     let said = upstream(&both, None).unwrap_err();
-    assert!(
-        said.contains("f:4:12: defaults.upstream = \"http://d/\""),
-        "{said}"
-    );
-    assert!(
-        said.contains("gateway.upstream names another one (f:2:12)"),
-        "{said}"
-    );
-    assert!(
-        upstream(&format!("{own}{route}"), None)
-            .unwrap_err()
-            .contains("route[1] names none")
-    );
+    assert!(said.contains("f:4:12: defaults.upstream = \"http://d/\""), "{said}");
+    assert!(said.contains("gateway.upstream names another one (f:2:12)"), "{said}");
+    assert!(upstream(&format!("{own}{route}"), None).unwrap_err().contains("route[1] names none"));
 }

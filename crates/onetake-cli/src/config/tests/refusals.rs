@@ -12,58 +12,22 @@ const NOT_YET: &[(&str, &str, &str)] = &[
     ("store", "url = \"redis-cluster://db\"", "store.url"),
     ("secrets", "encryption = []", "secrets"),
     ("route", "upstream = \"https://api\"", "route[0].upstream"),
-    (
-        "route",
-        "key = { format = \"uuid\" }",
-        "route[0].key.format",
-    ),
-    (
-        "route",
-        "key = { from = \"json\", pointer = \"/a\" }",
-        "route[0].key.from",
-    ),
-    (
-        "route",
-        "key = { pointer = \"/a\" }",
-        "route[0].key.pointer",
-    ),
+    ("route", "key = { format = \"uuid\" }", "route[0].key.format"),
+    ("route", "key = { from = \"json\", pointer = \"/a\" }", "route[0].key.from"),
+    ("route", "key = { pointer = \"/a\" }", "route[0].key.pointer"),
     ("route", "key = { from = \"derive\" }", "route[0].key.from"),
     ("route", "key = { parts = [] }", "route[0].key.parts"),
     ("route", "key = { from = \"issued\" }", "route[0].key.from"),
     ("route", "tenant = \"client-ip\"", "route[0].tenant"),
-    (
-        "route",
-        "tenant = { jwt = { claim = \"sub\" } }",
-        "route[0].tenant.jwt",
-    ),
-    (
-        "route",
-        "tenant = { forward_auth = \"http://x\" }",
-        "route[0].tenant.forward_auth",
-    ),
-    (
-        "route",
-        "fingerprint = { mode = \"bytes\", headers = [] }",
-        "route[0].fingerprint.headers",
-    ),
+    ("route", "tenant = { jwt = { claim = \"sub\" } }", "route[0].tenant.jwt"),
+    ("route", "tenant = { forward_auth = \"http://x\" }", "route[0].tenant.forward_auth"),
+    ("route", "fingerprint = { mode = \"bytes\", headers = [] }", "route[0].fingerprint.headers"),
     ("route", "in_flight = \"async\"", "route[0].in_flight"),
     ("route", "on_unknown = \"reconcile\"", "route[0].on_unknown"),
-    (
-        "route",
-        "reconcile = \"GET http://x\"",
-        "route[0].reconcile",
-    ),
-    (
-        "route",
-        "on_store_down = \"fail-open\"",
-        "route[0].on_store_down",
-    ),
+    ("route", "reconcile = \"GET http://x\"", "route[0].reconcile"),
+    ("route", "on_store_down = \"fail-open\"", "route[0].on_store_down"),
     ("route", "velocity = []", "route[0].velocity"),
-    (
-        "route",
-        "statuses = { mismatch = 422 }",
-        "route[0].statuses",
-    ),
+    ("route", "statuses = { mismatch = 422 }", "route[0].statuses"),
     ("route", "errors = \"stripe\"", "route[0].errors"),
     ("defaults", "velocity = []", "defaults.velocity"),
 ];
@@ -73,19 +37,10 @@ fn what_is_not_there_yet_says_so() {
     for (section, line, field) in NOT_YET {
         let text = file(section, line);
         let error = read(&text).expect_err(&text);
-        let problem = error
-            .problems()
-            .iter()
-            .find(|problem| problem.field == *field);
+        let problem = error.problems().iter().find(|problem| problem.field == *field);
         let problem = problem.unwrap_or_else(|| panic!("{text}\n{error}"));
-        assert!(
-            problem.what.contains("this version does not support"),
-            "{error}"
-        );
-        assert!(
-            problem.what.contains("yet") && !problem.fix.is_empty(),
-            "{error}"
-        );
+        assert!(problem.what.contains("this version does not support"), "{error}");
+        assert!(problem.what.contains("yet") && !problem.fix.is_empty(), "{error}");
     }
 }
 

@@ -1,0 +1,47 @@
+//! A subject on a clock that the suite moves: for stores that have no clock of their own.
+
+use std::any::Any;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::FutureExt;
+use futures_util::future::BoxFuture;
+
+use crate::clock::{Clock, ManualClock};
+use crate::store::Store;
+
+use super::Subject;
+
+/// A store on a simulated clock.
+pub struct Simulated {
+    clock: ManualClock,
+    store: Arc<dyn Store>,
+    _kept: Box<dyn Any + Send + Sync>,
+}
+
+impl Simulated {
+    /// A store that is made on the given clock, and whatever has to live as long as it does (its
+    /// folder, say).
+    pub fn new<S: Store>(
+        make: impl FnOnce(Arc<dyn Clock>) -> (S, Box<dyn Any + Send + Sync>),
+    ) -> Self {
+        let clock = ManualClock::default();
+        let (store, kept) = make(Arc::new(clock.clone()));
+        Self { clock, store: Arc::new(store), _kept: kept }
+    }
+}
+
+impl Subject for Simulated {
+    fn store(&self) -> Arc<dyn Store> {
+        Arc::clone(&self.store)
+    }
+
+    fn clock(&self) -> Arc<dyn Clock> {
+        Arc::new(self.clock.clone())
+    }
+
+    fn advance(&self, by: Duration) -> BoxFuture<'_, ()> {
+        self.clock.advance(by);
+        std::future::ready(()).boxed()
+    }
+}

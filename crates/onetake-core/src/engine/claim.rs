@@ -1,0 +1,142 @@
+//! Asking the store for the right to run.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use tokio::sync::OwnedSemaphorePermit;
+
+use crate::clock::Timestamp;
+use crate::record::{AttemptId, Record, Terms};
+use crate::scope::RecordId;
+use crate::store::{Claim, Claimed, Settled, Settlement, StoreError, StoreErrorKind, Verb};
+
+use super::flight::{Flight, Landing};
+use super::lease::{Granted, Lease};
+use super::operation::{EngineError, Operation};
+use super::{Engine, Inner, Led};
+
+/// Asks the store for the right to run, and lands the flight if it is not given.
+pub(super) async fn claim(
+    engine: Engine,
+    operation: Operation,
+    flight: Arc<Flight>,
+) -> Result<Led, EngineError> {
+    let mut open = Open { inner: &engine.inner, id: operation.id, flight: Some(flight) };
+    match try_claim(&engine.inner, &operation).await {
+        Ok((Ok(granted), permit)) => match open.flight.take() {
+            Some(flight) => Ok(Led::Run(Lease::new(&engine, flight, permit, &operation, granted))),
+            None => Err(EngineError::Closing),
+        },
+        Ok((Err((record, now)), _permit)) => {
+            open.land(Landing::Record(Arc::clone(&record), now));
+            Ok(Led::Found(record, now))
+        }
+        Err(error) => {
+            open.land(Landing::Failed(error.clone()));
+            Err(error)
+        }
+    }
+}
+
+/// A flight whose claim is under way. Whatever becomes of the claim, those who joined are told.
+struct Open<'a> {
+    inner: &'a Inner,
+    id: RecordId,
+    flight: Option<Arc<Flight>>,
+}
+
+impl Open<'_> {
+    fn land(&mut self, landing: Landing) {
+        if let Some(flight) = self.flight.take() {
+            self.inner.flights.land(self.id, &flight, landing);
+        }
+    }
+}
+
+impl Drop for Open<'_> {
+    fn drop(&mut self) {
+        self.land(Landing::Nothing);
+    }
+}
+
+type ClaimAnswer = Result<Granted, (Arc<Record>, Timestamp)>;
+
+async fn try_claim(
+    engine: &Arc<Inner>,
+    operation: &Operation,
+) -> Result<(ClaimAnswer, OwnedSemaphorePermit), EngineError> {
+    if engine.closing.load(Ordering::Acquire) {
+        return Err(EngineError::Closing);
+    }
+    let permit = Arc::clone(&engine.running).try_acquire_owned().map_err(|_| {
+        engine.metrics.overloaded.increment(1);
+        EngineError::Overloaded
+    })?;
+    let attempt = AttemptId::random(&*engine.rng);
+    let claim = Claim {
+        id: operation.id,
+        attempt,
+        fingerprint: operation.fingerprint,
+        terms: operation.terms,
+    };
+    let asked_at = engine.clock.monotonic();
+    let answer = match engine.claims.submit(claim).await {
+        Err(error) if error.kind() == StoreErrorKind::Indeterminate => {
+            recover(engine, operation, attempt, error).await
+        }
+        answer => answer,
+    };
+    match answer {
+        Ok(Claimed::Granted { fence }) => Ok((Ok(Granted { attempt, fence, asked_at }), permit)),
+        Ok(Claimed::Found { record, now }) => {
+            engine.cache.put(&record, now, asked_at);
+            Ok((Err((record, now)), permit))
+        }
+        Err(error) => {
+            engine.failed(&error);
+            Err(error.into())
+        }
+    }
+}
+
+/// A claim whose answer got lost may have landed: look, and believe the own attempt id. If looking
+/// fails too, nothing ran, and what may have landed is released when the store is back.
+async fn recover(
+    engine: &Arc<Inner>,
+    operation: &Operation,
+    attempt: AttemptId,
+    error: StoreError,
+) -> Result<Claimed, StoreError> {
+    let (id, terms) = (operation.id, operation.terms);
+    let mut found = engine.store.load(vec![id]).await;
+    match found.pop() {
+        Some(Ok(Some(record))) if record.attempt == attempt => {
+            Ok(Claimed::Granted { fence: record.fence })
+        }
+        // Somebody else's, or nothing: ours did not land, or not yet. Not running is always safe.
+        _ => {
+            engine.runtime.spawn(disown(Arc::clone(engine), id, attempt, terms));
+            Err(error)
+        }
+    }
+}
+
+/// Releases a claim that may have landed, or may still land, although nobody runs it.
+async fn disown(engine: Arc<Inner>, id: RecordId, attempt: AttemptId, terms: Terms) {
+    let release = Settlement { id, attempt, verb: Verb::Release };
+    let until = engine.clock.monotonic().saturating_add(terms.lease).saturating_add(terms.grace);
+    let mut pause = Duration::from_millis(50);
+    loop {
+        match engine.settles.submit(release.clone()).await {
+            Ok(Settled::Done { .. }) => return,
+            // It has not landed. It could until its lease would be over anyway.
+            Ok(Settled::Stale { .. }) if engine.clock.monotonic() >= until => return,
+            _ => {}
+        }
+        tokio::select! {
+            () = engine.clock.sleep(pause) => pause = (pause * 2).min(Duration::from_secs(5)),
+            () = engine.stopped.cancelled() => return,
+        }
+    }
+}

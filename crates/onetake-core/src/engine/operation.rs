@@ -1,0 +1,232 @@
+//! What is asked of an engine, and what it answers.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::fingerprint::Fingerprint;
+use crate::key::Key;
+use crate::planted::{Bug, planted};
+use crate::record::{AttemptId, Cause, Failure, Fence, Record, Recording, State, Terms};
+use crate::scope::{RecordId, Scope};
+use crate::store::{StoreError, StoreErrorKind, Verb};
+
+use super::lease::{Lease, Settling};
+
+/// Every bound of an engine.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// Operations that may run at once; one more is refused as overloaded.
+    pub running_max: usize,
+    /// Callers that may wait at once for somebody else's attempt; one more is told that it runs.
+    pub waiting_max: usize,
+    /// Of these, callers with one and the same key, so that a hot key does not crowd out others.
+    pub waiting_per_key_max: usize,
+    /// Items in one write to the store.
+    pub batch_items_max: usize,
+    /// Writes of one kind that are under way at once.
+    pub writers_max: usize,
+    /// Bytes of settled records that are remembered in this process.
+    pub cache_bytes_max: usize,
+    /// For how long a settled record is remembered in this process.
+    pub cache_age_max: Duration,
+    /// How often a key that runs on another node is looked at, while somebody waits for it.
+    pub poll_interval: Duration,
+    /// How long a caller waits for its claim before it is told that the store does not answer.
+    pub claim_patience: Duration,
+    /// How long a caller waits for an outcome to become durable before it is told that it is
+    /// pending.
+    pub settle_patience: Duration,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            running_max: 10_000,
+            waiting_max: 10_000,
+            waiting_per_key_max: 2_000,
+            batch_items_max: 512,
+            writers_max: 1,
+            cache_bytes_max: 64 << 20,
+            cache_age_max: Duration::from_secs(60),
+            poll_interval: Duration::from_millis(25),
+            claim_patience: Duration::from_secs(5),
+            settle_patience: Duration::from_secs(5),
+        }
+    }
+}
+
+/// What to do for a key whose attempt still runs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum InFlight {
+    /// Say so at once.
+    #[default]
+    Reject,
+    /// Wait for its outcome, for at most this long.
+    Wait(Duration),
+}
+
+/// One operation that somebody asks for.
+#[derive(Clone, Debug)]
+pub struct Operation {
+    /// The record of its key.
+    pub id: RecordId,
+    /// What was asked.
+    pub fingerprint: Fingerprint,
+    /// What it would be claimed under.
+    pub terms: Terms,
+    /// What to do if it runs already.
+    pub in_flight: InFlight,
+    /// For how long it may run: its lease is renewed no longer than that.
+    pub run_max: Duration,
+}
+
+impl Operation {
+    /// The operation that `key` names inside `scope`, under default terms.
+    #[must_use]
+    pub fn new(scope: &Scope, key: &Key, fingerprint: Fingerprint) -> Self {
+        let mut id = RecordId::derive(scope, key);
+        if planted(Bug::FingerprintInId) {
+            let mut bytes = *id.as_bytes();
+            for (byte, digest) in bytes.iter_mut().zip(fingerprint.digest()) {
+                *byte ^= digest;
+            }
+            id = RecordId::from_bytes(bytes);
+        }
+        Self {
+            id,
+            fingerprint,
+            terms: Terms::default(),
+            in_flight: InFlight::default(),
+            run_max: Duration::from_secs(30),
+        }
+    }
+
+    /// Sets the terms.
+    #[must_use]
+    pub fn terms(mut self, terms: Terms) -> Self {
+        self.terms = terms;
+        self
+    }
+
+    /// Sets what to do if it runs already.
+    #[must_use]
+    pub fn in_flight(mut self, in_flight: InFlight) -> Self {
+        self.in_flight = in_flight;
+        self
+    }
+
+    /// Sets for how long it may run.
+    #[must_use]
+    pub fn run_max(mut self, run_max: Duration) -> Self {
+        self.run_max = run_max;
+        self
+    }
+}
+
+/// What a caller who must not run is told.
+#[derive(Clone, Debug)]
+pub enum Answer {
+    /// The recorded outcome: the state is `Completed`.
+    Replay(Arc<Record>),
+    /// The recorded failure: the state is `Failed`.
+    Failed(Arc<Record>),
+    /// An attempt runs, or ran and was released while this caller waited for it.
+    InFlight,
+    /// It still runs after the whole wait.
+    WaitTimeout,
+    /// Another payload came with this key before.
+    Mismatch,
+    /// The earlier attempt's outcome is unknown: the state is `Unknown`.
+    Unknown(Arc<Record>),
+}
+
+/// What [`Engine::begin`] comes to.
+#[derive(Debug)]
+pub enum Begin {
+    /// The caller owns the operation.
+    Run(Lease),
+    /// Somebody else did.
+    Answer(Answer),
+}
+
+/// What an operation says of itself.
+#[derive(Clone, Debug)]
+pub enum Verdict {
+    /// It has an outcome.
+    Complete(Recording),
+    /// It failed for good.
+    Fail(Failure),
+    /// It is known to have had no effect.
+    Release,
+    /// It does not know what became of it.
+    Unknown(Cause),
+}
+
+impl From<Verdict> for Verb {
+    fn from(verdict: Verdict) -> Self {
+        match verdict {
+            Verdict::Complete(recording) => Self::Complete(recording),
+            Verdict::Fail(failure) => Self::Fail(failure),
+            Verdict::Release => Self::Release,
+            Verdict::Unknown(cause) => Self::Unknown(cause),
+        }
+    }
+}
+
+/// What [`Engine::run`] comes to.
+#[derive(Clone, Debug)]
+pub enum Outcome {
+    /// The operation ran here and now.
+    Ran(Settling),
+    /// It did not run.
+    Answered(Answer),
+}
+
+impl Outcome {
+    /// The recorded outcome, whether it was recorded just now or earlier.
+    #[must_use]
+    pub fn recording(&self) -> Option<&Recording> {
+        let record = match self {
+            Self::Ran(Settling::Recorded(record) | Settling::Stale(Some(record)))
+            | Self::Answered(Answer::Replay(record)) => record,
+            _ => return None,
+        };
+        match &record.state {
+            State::Completed { recording, .. } => Some(recording),
+            _ => None,
+        }
+    }
+}
+
+/// The operation that is running, as it sees itself.
+#[derive(Clone, Copy, Debug)]
+pub struct Attempt {
+    /// The record.
+    pub id: RecordId,
+    /// The attempt.
+    pub attempt: AttemptId,
+    /// Its fence: pass it on to whoever can refuse lower ones.
+    pub fence: Fence,
+}
+
+/// Why the engine could not even try. The operation did not run (S10).
+#[derive(Clone, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum EngineError {
+    /// The store did not answer.
+    #[error("the store is not available: {0}")]
+    Store(#[from] StoreError),
+    /// As much is running as may run at once.
+    #[error("too many operations are running at once")]
+    Overloaded,
+    /// The engine is draining.
+    #[error("the engine is shutting down")]
+    Closing,
+}
+
+impl EngineError {
+    /// The store did not answer within its time.
+    pub(super) fn no_answer() -> Self {
+        StoreError::new(StoreErrorKind::Unavailable, "the store does not answer in time").into()
+    }
+}

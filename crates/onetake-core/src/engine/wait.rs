@@ -1,0 +1,155 @@
+//! Those who must not run: what they are told, and how long they wait for it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::{SemaphorePermit, watch};
+
+use crate::clock::Timestamp;
+use crate::decide::{self, Reading};
+use crate::record::{Record, State};
+
+use super::Inner;
+use super::flight::{Landing, Phase};
+use super::operation::{Answer, EngineError, InFlight, Operation};
+
+/// What to do after a look at a record.
+pub(super) enum Next {
+    Answer(Answer),
+    Again,
+    RunsElsewhere,
+}
+
+/// What a record as found means to this operation.
+pub(super) fn interpret(record: &Arc<Record>, operation: &Operation, now: Timestamp) -> Next {
+    match decide::read(Some(record), &operation.fingerprint, now) {
+        Reading::Mismatch => Next::Answer(Answer::Mismatch),
+        Reading::InFlight => Next::RunsElsewhere,
+        Reading::Unknown => Next::Answer(Answer::Unknown(Arc::clone(record))),
+        Reading::Settled => settled(record).map_or(Next::Again, Next::Answer),
+        // The store has the last word on these.
+        Reading::Free | Reading::Abandoned => Next::Again,
+    }
+}
+
+pub(super) fn settled(record: &Arc<Record>) -> Option<Answer> {
+    match record.state {
+        State::Completed { .. } => Some(Answer::Replay(Arc::clone(record))),
+        State::Failed { .. } => Some(Answer::Failed(Arc::clone(record))),
+        _ => None,
+    }
+}
+
+/// How long a caller is willing to wait, and its place among the waiters.
+pub(super) struct Patience<'a> {
+    engine: &'a Inner,
+    until: Option<Duration>,
+    place: Option<SemaphorePermit<'a>>,
+}
+
+impl<'a> Patience<'a> {
+    pub(super) fn new(engine: &'a Inner, in_flight: InFlight) -> Self {
+        let until = match in_flight {
+            InFlight::Reject => None,
+            InFlight::Wait(budget) => Some(engine.clock.monotonic().saturating_add(budget)),
+        };
+        Self { engine, until, place: None }
+    }
+
+    /// How much longer to wait; or what to say instead of waiting.
+    fn left(&mut self) -> Result<Duration, Answer> {
+        let until = self.until.ok_or(Answer::InFlight)?;
+        if self.place.is_none() {
+            // Surplus waiters are told that it runs (S19).
+            self.place = Some(self.engine.waiting.try_acquire().map_err(|_| Answer::InFlight)?);
+            self.engine.metrics.waiting.increment(1);
+        }
+        let left = until.saturating_sub(self.engine.clock.monotonic());
+        if left.is_zero() { Err(Answer::WaitTimeout) } else { Ok(left) }
+    }
+}
+
+impl Drop for Patience<'_> {
+    fn drop(&mut self) {
+        if self.place.is_some() {
+            self.engine.metrics.waiting.decrement(1);
+        }
+    }
+}
+
+/// Follows a flight of this process.
+pub(super) async fn join(
+    operation: &Operation,
+    mut phase: watch::Receiver<Phase>,
+    patience: &mut Patience<'_>,
+) -> Result<Next, EngineError> {
+    let mut waited = false;
+    loop {
+        let current = phase.borrow_and_update().clone();
+        match current {
+            // Nobody can tell yet whether this is a retry.
+            Phase::Claiming => {
+                let engine = patience.engine;
+                tokio::select! {
+                    biased;
+                    changed = phase.changed() => if changed.is_err() { return Ok(Next::Again) },
+                    () = engine.clock.sleep(engine.limits.claim_patience) => {
+                        return Err(EngineError::no_answer());
+                    }
+                }
+            }
+            Phase::Running(fingerprint) => {
+                if fingerprint != operation.fingerprint {
+                    return Ok(Next::Answer(Answer::Mismatch));
+                }
+                let left = match patience.left() {
+                    Ok(left) => left,
+                    Err(answer) => return Ok(Next::Answer(answer)),
+                };
+                waited = true;
+                tokio::select! {
+                    biased;
+                    changed = phase.changed() => if changed.is_err() { return Ok(Next::Again) },
+                    () = patience.engine.clock.sleep(left) => {
+                        return Ok(Next::Answer(Answer::WaitTimeout));
+                    }
+                }
+            }
+            Phase::Landed(Landing::Record(record, now)) => {
+                // A herd of waiters must not become a herd of claims.
+                if waited && matches!(record.state, State::Released { .. }) {
+                    return Ok(Next::Answer(Answer::InFlight));
+                }
+                return Ok(interpret(&record, operation, now));
+            }
+            Phase::Landed(Landing::Failed(error)) => return Err(error),
+            Phase::Landed(Landing::Nothing) => return Ok(Next::Again),
+        }
+    }
+}
+
+/// Waits for an attempt of another node. `None`: ask the store again.
+pub(super) async fn elsewhere(
+    engine: &Inner,
+    operation: &Operation,
+    patience: &mut Patience<'_>,
+) -> Option<Answer> {
+    let left = match patience.left() {
+        Ok(left) => left,
+        Err(answer) => return Some(answer),
+    };
+    let mut seen = engine.remote.watch(operation.id);
+    let found = tokio::select! {
+        biased;
+        found = seen.wait_for(Option::is_some) => found.ok().and_then(|seen| seen.clone().flatten()),
+        () = engine.clock.sleep(left) => return Some(Answer::WaitTimeout),
+    };
+    let record = found?;
+    if record.fingerprint != operation.fingerprint {
+        return None;
+    }
+    match record.state {
+        State::Released { .. } => Some(Answer::InFlight),
+        _ => settled(&record),
+    }
+}

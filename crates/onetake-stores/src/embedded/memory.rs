@@ -1,0 +1,160 @@
+//! What the store knows without reading its tables, and how it decides.
+
+use std::collections::{BTreeSet, HashMap};
+use std::sync::Arc;
+
+use onetake_core::decide::{self, ClaimEffect, SettleEffect};
+use onetake_core::store::{Abandoned, Swept};
+use onetake_core::{
+    Claim, Claimed, Fence, Record, RecordId, Settled, Settlement, State, StoreError,
+    StoreErrorKind, Timestamp, Verb,
+};
+
+use super::tables::{Group, Tables};
+
+/// How far ahead fences are set aside, so that the ceiling is written seldom: a minute of
+/// microseconds.
+const FENCES_AHEAD: u64 = 60_000_000;
+
+/// What is known without reading the tables.
+#[derive(Default)]
+pub(super) struct Memory {
+    running: HashMap<RecordId, Arc<Record>>,
+    /// When leases and their grace end.
+    leases: BTreeSet<(Timestamp, RecordId)>,
+    /// What the group under way has settled or deleted, and the tables do not show yet.
+    pub(super) fresh: HashMap<RecordId, Option<Arc<Record>>>,
+    /// The highest fence that was ever granted, for any record.
+    highest: Fence,
+    /// No fence above this one is granted before the ceiling is raised on disk.
+    pub(super) ceiling: Fence,
+}
+
+impl Memory {
+    /// Nothing runs, and every fence will be above this one.
+    pub(super) fn above(ceiling: Fence) -> Self {
+        Self { highest: ceiling, ceiling, ..Self::default() }
+    }
+
+    pub(super) fn find(
+        &self,
+        tables: &Tables,
+        id: RecordId,
+    ) -> Result<Option<Arc<Record>>, StoreError> {
+        if let Some(record) = self.running.get(&id) {
+            return Ok(Some(Arc::clone(record)));
+        }
+        if let Some(fresh) = self.fresh.get(&id) {
+            return Ok(fresh.clone());
+        }
+        Ok(tables.settled(id)?.map(Arc::new))
+    }
+
+    pub(super) fn claim(
+        &mut self,
+        tables: &Tables,
+        group: &mut Group<'_>,
+        claim: &Claim,
+        now: Timestamp,
+    ) -> Result<Claimed, StoreError> {
+        let found = self.find(tables, claim.id)?;
+        match (decide::claim(found.as_deref(), claim, now, self.highest), found) {
+            (ClaimEffect::Grant(record), _) => {
+                self.highest = self.highest.max(record.fence);
+                if self.highest > self.ceiling {
+                    self.ceiling = Fence::new(self.highest.get().saturating_add(FENCES_AHEAD));
+                    group.raise_fence_ceiling(self.ceiling);
+                }
+                Ok(Claimed::Granted { fence: self.write(group, record).fence })
+            }
+            (ClaimEffect::BecomeUnknown(record), _) => {
+                Ok(Claimed::Found { record: self.write(group, record), now })
+            }
+            (ClaimEffect::Keep, Some(record)) => Ok(Claimed::Found { record, now }),
+            (ClaimEffect::Keep, None) => Err(StoreError::kept_nothing()),
+        }
+    }
+
+    pub(super) fn settle(
+        &mut self,
+        tables: &Tables,
+        group: &mut Group<'_>,
+        settlement: &Settlement,
+        now: Timestamp,
+    ) -> Result<Settled, StoreError> {
+        let found = self.find(tables, settlement.id)?;
+        match (decide::settle(found.as_deref(), settlement, now), found) {
+            // A lease ends with this process, so nothing of its renewal has to outlive it.
+            (SettleEffect::Write(record), _) if settlement.verb == Verb::Renew => {
+                Ok(Settled::Done { record: self.remember(record).0, now })
+            }
+            (SettleEffect::Write(record), _) => {
+                Ok(Settled::Done { record: self.write(group, record), now })
+            }
+            (SettleEffect::Already, Some(record)) => Ok(Settled::Done { record, now }),
+            (_, current) => Ok(Settled::Stale { current }),
+        }
+    }
+
+    fn write(&mut self, group: &mut Group<'_>, record: Record) -> Arc<Record> {
+        let (record, was_running) = self.remember(record);
+        group.write(&record, was_running);
+        record
+    }
+
+    /// Keeps the record in memory; says whether it was running before.
+    fn remember(&mut self, record: Record) -> (Arc<Record>, bool) {
+        let record = Arc::new(record);
+        let id = record.id;
+        let before = match record.abandoned_at() {
+            Some(end) => {
+                self.leases.insert((end, id));
+                self.running.insert(id, Arc::clone(&record))
+            }
+            None => {
+                self.fresh.insert(id, Some(Arc::clone(&record)));
+                self.running.remove(&id)
+            }
+        };
+        let ended = before.as_ref().and_then(|before| before.abandoned_at());
+        if let Some(end) = ended
+            && record.abandoned_at() != Some(end)
+        {
+            self.leases.remove(&(end, id));
+        }
+        (record, before.is_some())
+    }
+
+    pub(super) fn abandoned(&self, now: Timestamp, limit: usize) -> Vec<Abandoned> {
+        let due = self.leases.iter().take_while(|(end, _)| *end <= now).take(limit);
+        due.filter_map(|(_, id)| self.running.get(id))
+            .map(|record| Abandoned { id: record.id, attempt: record.attempt })
+            .collect()
+    }
+
+    pub(super) fn sweep(
+        &mut self,
+        tables: &Tables,
+        group: &mut Group<'_>,
+        now: Timestamp,
+        due: &[(Timestamp, RecordId)],
+        swept: &mut Swept,
+    ) -> Result<(), StoreError> {
+        for (at, id) in due.iter().copied() {
+            group.remove_expiry(at, id);
+            let found = match self.find(tables, id) {
+                // One that cannot be read stays where it is: somebody may want to mend it.
+                Err(error) if error.kind() == StoreErrorKind::Invalid => None,
+                found => found?,
+            };
+            if let Some(record) = found.filter(|record| decide::may_sweep(record, now)) {
+                group.remove_settled(id);
+                self.fresh.insert(id, None);
+                self.running.remove(&id);
+                swept.removed += 1;
+                swept.unknown += usize::from(matches!(record.state, State::Unknown { .. }));
+            }
+        }
+        Ok(())
+    }
+}

@@ -53,10 +53,10 @@ struct Serve {
     #[arg(long, value_name = "URL")]
     upstream: Option<String>,
     /// Where clients connect (default 127.0.0.1:8080).
-    #[arg(long, value_name = "ADDRESS")]
+    #[arg(long, value_name = "ADDRESS", value_parser = address)]
     listen: Option<SocketAddr>,
     /// Where probes and metrics are (default 127.0.0.1:9091).
-    #[arg(long, value_name = "ADDRESS")]
+    #[arg(long, value_name = "ADDRESS", value_parser = address)]
     admin_listen: Option<SocketAddr>,
     /// Where keys are remembered (default embedded:./onetake-data).
     #[arg(long, value_name = "URL")]
@@ -80,6 +80,10 @@ struct Demo {
     /// Which taps and which faults: the same seed, the same ones.
     #[arg(long, value_name = "NUMBER", default_value_t = demo::SEED_DEFAULT)]
     seed: u64,
+}
+
+fn address(text: &str) -> Result<SocketAddr, String> {
+    text.parse().map_err(|_| "write an address and a port, such as 127.0.0.1:8080".to_owned())
 }
 
 /// Runs the command that was asked for.

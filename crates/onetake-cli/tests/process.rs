@@ -70,10 +70,14 @@ impl Process {
         self.child.kill().await.unwrap();
     }
 
-    async fn terminate(&mut self) -> ExitStatus {
+    fn signal(&self) {
         let id = i32::try_from(self.child.id().unwrap()).unwrap();
         let id = rustix::process::Pid::from_raw(id).unwrap();
         rustix::process::kill_process(id, rustix::process::Signal::TERM).unwrap();
+    }
+
+    async fn terminate(&mut self) -> ExitStatus {
+        self.signal();
         self.child.wait().await.unwrap()
     }
 }
@@ -150,8 +154,12 @@ async fn what_was_running_is_answered_as_its_route_says() {
     assert!(join_all(sent).await.into_iter().all(|answer| answer.unwrap().is_err()));
     upstream.open_gate();
     let mut gateway = Process::start(folder.path(), routes, &upstream.url()).await;
+    let metrics = Client::new(gateway.admin).post("/metrics").method("GET").body("").send().await;
+    let metrics = metrics.unwrap().text();
+    assert!(metrics.contains("\nonetake_unknown_total 2\n"), "both are counted: {metrics}");
     let answer = gateway.client.post("/any/gate").key(fail).send().await.unwrap();
     assert_eq!((answer.status(), answer.code().as_str()), (500, "previous_attempt_failed"));
+    assert!(answer.text().contains("the process that ran it ended in the middle"));
     let other = gateway.client.post("/any/gate").key(fail).body("99").send().await.unwrap();
     assert_eq!(other.status(), 422);
     let answer = gateway.client.post("/retry/gate").key(retry).send().await.unwrap();
@@ -173,7 +181,17 @@ async fn sigterm_drains() {
     upstream.ran(key, 1).await;
     upstream.ran(orphan, 1).await;
     gone.abort();
-    assert!(gateway.terminate().await.success());
+    let admin = Client::new(gateway.admin);
+    let ready = || admin.post("/readyz").method("GET").body("").send();
+    assert_eq!(ready().await.unwrap().status(), 200);
+    gateway.signal();
+    // It is said before anything else happens, while what runs is finished.
+    let mut draining = ready().await.unwrap();
+    while draining.status() == 200 {
+        draining = ready().await.unwrap();
+    }
+    assert_eq!((draining.status(), draining.text().as_str()), (503, "draining\n"));
+    assert!(gateway.child.wait().await.unwrap().success());
     assert_eq!(running.await.unwrap().unwrap().status(), 201, "what was running was answered");
     let mut gateway = Process::start(folder.path(), "", &upstream.url()).await;
     for key in [key, orphan] {

@@ -9,9 +9,7 @@ use bytes::{BufMut, Bytes, BytesMut};
 
 use crate::clock::{Timestamp, micros};
 use crate::fingerprint::Fingerprint;
-use crate::record::{
-    AttemptId, Cause, Failure, Fence, OnUnknown, Record, Recording, State, Terms, clip,
-};
+use crate::record::{AttemptId, Cause, Failure, Fence, OnUnknown, Record, Recording, State, Terms};
 use crate::scope::RecordId;
 
 /// The version that is written.
@@ -75,8 +73,8 @@ fn encode_state(out: &mut BytesMut, state: &State) {
         State::Failed { at, failure } => {
             out.put_u8(2);
             out.put_u64(at.as_micros());
-            put_slice(out, clip(failure.code.clone()).as_bytes());
-            put_slice(out, clip(failure.detail.clone()).as_bytes());
+            put_slice(out, failure.code.as_bytes());
+            put_slice(out, failure.detail.as_bytes());
         }
         State::Released { at } => {
             out.put_u8(3);
@@ -92,7 +90,7 @@ fn encode_state(out: &mut BytesMut, state: &State) {
                 Cause::TimedOut => out.put_u8(3),
                 Cause::Reported(what) => {
                     out.put_u8(4);
-                    put_slice(out, clip(what.clone()).as_bytes());
+                    put_slice(out, what.as_bytes());
                 }
             }
         }

@@ -131,20 +131,20 @@ pub fn settle(found: Option<&Record>, settlement: &Settlement, now: Timestamp) -
             State::Unknown { at: now, cause: Cause::LeaseEnded }
         }
         (State::Running { .. }, Verb::Unknown(cause)) => {
-            State::Unknown { at: now, cause: cause.clone() }
+            State::Unknown { at: now, cause: cause.clipped() }
         }
         (State::Unknown { .. }, Verb::Unknown(_)) => return SettleEffect::Already,
         (_, Verb::Complete(recording)) if open => {
             State::Completed { at: now, recording: recording.clone() }
         }
-        (_, Verb::Fail(failure)) if open => State::Failed { at: now, failure: failure.clone() },
+        (_, Verb::Fail(failure)) if open => State::Failed { at: now, failure: failure.clipped() },
         (_, Verb::Release) if open => State::Released { at: now },
         // A settlement whose first answer got lost is sent again: it is its own success, if it says
         // the same. Somebody else may have settled this attempt in between.
         (State::Completed { recording, .. }, Verb::Complete(said)) if recording == said => {
             return SettleEffect::Already;
         }
-        (State::Failed { failure, .. }, Verb::Fail(said)) if failure == said => {
+        (State::Failed { failure, .. }, Verb::Fail(said)) if *failure == said.clipped() => {
             return SettleEffect::Already;
         }
         (State::Released { .. }, Verb::Release) => return SettleEffect::Already,

@@ -23,6 +23,7 @@ pub mod engine;
 pub mod fingerprint;
 pub mod key;
 pub mod memory;
+#[doc(hidden)]
 pub mod planted;
 pub mod record;
 pub mod scope;

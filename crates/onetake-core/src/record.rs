@@ -156,6 +156,14 @@ pub struct Failure {
     pub detail: String,
 }
 
+impl Failure {
+    /// The same with texts of the length that a record may hold.
+    #[must_use]
+    pub fn clipped(&self) -> Self {
+        Self { code: clip(self.code.clone()), detail: clip(self.detail.clone()) }
+    }
+}
+
 /// Why an outcome is unknown.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
@@ -170,6 +178,17 @@ pub enum Cause {
     TimedOut,
     /// What the operation said of itself, in its own words.
     Reported(String),
+}
+
+impl Cause {
+    /// The same with a text of the length that a record may hold.
+    #[must_use]
+    pub fn clipped(&self) -> Self {
+        match self {
+            Self::Reported(what) => Self::Reported(clip(what.clone())),
+            other => other.clone(),
+        }
+    }
 }
 
 impl fmt::Display for Cause {

@@ -98,6 +98,27 @@ impl Policy {
         self
     }
 
+    /// Sets a word that separates this route's keys from others'.
+    #[must_use]
+    pub fn namespace(mut self, namespace: impl Into<String>) -> Self {
+        self.namespace = namespace.into();
+        self
+    }
+
+    /// Sets for how long the operation may run.
+    #[must_use]
+    pub fn run_max(mut self, run_max: Duration) -> Self {
+        self.run_max = run_max;
+        self
+    }
+
+    /// Sets the largest request and the largest response that is recorded, in bytes.
+    #[must_use]
+    pub fn body_max(mut self, request: usize, response: usize) -> Self {
+        (self.request_body_max, self.response_body_max) = (request, response);
+        self
+    }
+
     /// Sets what to do while the operation runs.
     #[must_use]
     pub fn in_flight(mut self, in_flight: InFlight) -> Self {

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::header::{CONTENT_TYPE, HeaderMap};
-use http::{Request, Response, StatusCode};
+use http::{Request, Response};
 use http_body::Body;
 use tokio::sync::OwnedSemaphorePermit;
 use tower_service::Service;
@@ -71,34 +71,42 @@ impl<Req> Run<Req> {
                 };
             }
         };
-        let disposition = disposition(&mut response, &policy);
+        let (disposition, cause) = fate(&mut response, &policy);
         insert(response.headers_mut(), IDEMPOTENCY_REFERENCE, &reference.to_string());
-        let status = response.status();
         match disposition {
             Disposition::Record => {
                 let left = deadline.saturating_sub(clock.monotonic());
                 capture(lease, response, &policy, left, clock).await
             }
             Disposition::Release => passed_on(lease.release().await, response),
-            Disposition::Unknown => {
-                let cause = Cause::Reported(reported(status));
-                passed_on(lease.unknown(cause).await, response)
-            }
+            Disposition::Unknown => passed_on(lease.unknown(cause).await, response),
         }
     }
 }
 
-/// Ends in the status: the problem that clients get later reads it from there.
-fn reported(status: StatusCode) -> String {
-    format!("the upstream answered {}", status.as_u16())
-}
+/// How a cause begins that a status led to; the status follows.
+pub(crate) const ANSWERED: &str = "the upstream answered ";
 
-/// The operation's own word counts first, then the route's rules.
-fn disposition<Res>(response: &mut Response<Res>, policy: &Policy) -> Disposition {
+/// What becomes of the attempt, and why if that is unknown. The operation's own word counts first
+/// (the header), then that of a service which knows more than its status says (the extensions),
+/// then the route's rules.
+fn fate<Res>(response: &mut Response<Res>, policy: &Policy) -> (Disposition, Cause) {
     let said = response.headers_mut().remove(ONETAKE_OUTCOME);
     let word = said.and_then(|value| value.to_str().ok().and_then(|text| text.parse().ok()));
-    let mark = response.extensions_mut().remove::<Disposition>();
-    word.or(mark).unwrap_or_else(|| policy.statuses.classify(response.status()))
+    let extensions = response.extensions_mut();
+    let (mark, cause) = (extensions.remove::<Disposition>(), extensions.remove::<Cause>());
+    match (word, mark) {
+        (Some(word), _) => {
+            let cause = "the operation itself said that it does not know (Onetake-Outcome)";
+            (word, Cause::Reported(cause.to_owned()))
+        }
+        (None, Some(mark)) => (mark, cause.unwrap_or(Cause::Interrupted)),
+        (None, None) => {
+            let status = response.status();
+            let cause = format!("{ANSWERED}{}", status.as_u16());
+            (policy.statuses.classify(status), Cause::Reported(cause))
+        }
+    }
 }
 
 /// Reads the response, records it, and only then shows it (S6).

@@ -16,7 +16,7 @@ use tokio::sync::oneshot;
 use tower_service::Service;
 
 use onetake_core::engine::{Answer, Attempt, Begin, EngineError, Operation};
-use onetake_core::{Fingerprint, Lease, Record, Scope, State};
+use onetake_core::{Fingerprint, Lease, Record, RecordId, Scope, State};
 
 use crate::BoxError;
 use crate::body::{self, Read, RequestBody, ResponseBody};
@@ -26,7 +26,7 @@ use crate::layer::Shared;
 use crate::policy::Policy;
 use crate::problem::{Code, DOCUMENTATION, Problem};
 use crate::recording::replay;
-use crate::run::{Reply, Run};
+use crate::run::{ANSWERED, Reply, Run};
 
 /// Tells the inner service which attempt this is: a number that is higher for every later one.
 pub const IDEMPOTENCY_FENCE: HeaderName = HeaderName::from_static("idempotency-fence");
@@ -150,15 +150,15 @@ where
     Req: Body<Data = Bytes> + Send + 'static,
     Req::Error: Send,
 {
-    let early = |problem| (problem, None);
-    let place = Arc::clone(&shared.bodies).try_acquire_owned().map_err(|_| early(overloaded()))?;
-    let policy = &keyed.policy;
-    let data = read_request(shared, policy, body).await.map_err(early)?;
-    whole(&parts, &data).map_err(early)?;
-    let print = fingerprint(&parts, &data, &policy.fingerprint, &keyed.proof).map_err(early)?;
-    let operation = keyed.operation(print);
-    let reference = operation.id.reference();
+    let reference = RecordId::derive(&keyed.scope, &keyed.key).reference();
     let refused = |problem| (problem, Some(reference));
+    let place =
+        Arc::clone(&shared.bodies).try_acquire_owned().map_err(|_| refused(overloaded()))?;
+    let policy = &keyed.policy;
+    let data = read_request(shared, policy, body).await.map_err(refused)?;
+    whole(&parts, &data).map_err(refused)?;
+    let print = fingerprint(&parts, &data, &policy.fingerprint, &keyed.proof).map_err(refused)?;
+    let operation = keyed.operation(print);
     match shared.engine.begin(&operation).await {
         Ok(Begin::Run(lease)) => {
             let request = forwarded(parts, data, &lease);
@@ -306,7 +306,7 @@ fn problem_of(answer: &Answer) -> Problem {
     match answer {
         Answer::Mismatch => Problem::new(
             Code::IdempotencyPayloadMismatch,
-            "This key came with another request before (another method, path, query, content type or body). Use a new key for a new operation. Nothing was run.",
+            "This key came with another request before (another method, path, query, content type or encoding, body, or password). Use a new key for a new operation. Nothing was run.",
         ),
         Answer::WaitTimeout => Problem::new(
             Code::InProgressTimeout,
@@ -335,7 +335,7 @@ fn unknown(record: &Record) -> Problem {
         return Problem::new(Code::OutcomeUnknown, detail).retry_after(5);
     }
     let cause = cause.to_string();
-    let status = cause.rsplit(' ').next().filter(|word| word.parse::<u16>().is_ok());
+    let status = cause.strip_prefix(ANSWERED);
     let released = status.map_or(String::new(), |status| {
         format!(
             "release = [\"{status}\"] on this route, if that status means that nothing was changed; or "

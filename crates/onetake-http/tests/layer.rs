@@ -14,9 +14,14 @@ use bytes::Bytes;
 use futures_util::future::join_all;
 use http::{Request, Response, StatusCode};
 use http_body_util::{BodyExt, Full};
-use onetake_core::{Engine, InFlight, MemoryStore, OnUnknown, Terms};
+use onetake_core::conformance::{Fault, Faulty};
+use onetake_core::{
+    Engine, InFlight, Limits, MemoryStore, OnUnknown, Store, SystemClock, SystemRng, Terms,
+};
 use onetake_http::json::{Pointer, Selection};
-use onetake_http::{Disposition, FingerprintMode, OnetakeLayer, Policy, StatusRules, Tenant};
+use onetake_http::{
+    Disposition, FingerprintMode, HttpLimits, OnetakeLayer, Policy, StatusRules, Tenant,
+};
 use tokio::sync::Notify;
 use tower::{Layer, Service, ServiceExt};
 
@@ -276,8 +281,6 @@ async fn while_it_runs_others_are_told_so() {
     assert!(same.headers.contains_key("retry-after"));
     let other = send(&router, request("/slow", KEY, "99")).await;
     assert_eq!((other.status, other.code().as_str()), (422, "idempotency_payload_mismatch"));
-    let short = api.router(Policy::new().in_flight(InFlight::Wait(Duration::from_millis(1))));
-    drop(short);
     api.finish.notify_one();
     assert_eq!(first.await.unwrap().status, 200);
     assert_eq!(api.runs(), 1);
@@ -467,6 +470,53 @@ async fn a_draining_engine_runs_nothing_new() {
     api.finish.notify_one();
     assert_eq!(first.await.unwrap().status, 200, "what ran was finished");
     assert!(drained.await.unwrap().unwrap());
+}
+
+#[tokio::test]
+async fn a_store_that_fails_shows_nothing_and_runs_nothing_twice() {
+    let api = Api::default();
+    let store = Faulty::around(Arc::new(MemoryStore::new()));
+    let limits = Limits { settle_patience: Duration::from_millis(30), ..Limits::default() };
+    let shared = Arc::clone(&store) as Arc<dyn Store>;
+    let engine = Engine::with(shared, Arc::new(SystemClock), Arc::new(SystemRng), limits);
+    let router = api.router_on(engine, waiting());
+    store.fail_claims(Fault::Unavailable);
+    let down = send(&router, request("/charges", KEY, "10")).await;
+    assert_eq!((down.status, down.code().as_str()), (503, "idempotency_store_unavailable"));
+    assert!(down.headers.contains_key("retry-after") && api.runs() == 0);
+    store.fail_claims(Fault::None);
+    store.fail_settlements(Fault::Unavailable);
+    let pending = send(&router, request("/charges", KEY, "10")).await;
+    assert_eq!((pending.status, pending.code().as_str()), (503, "outcome_pending"));
+    assert!(pending.headers.contains_key("retry-after"));
+    store.fail_settlements(Fault::None);
+    let retry = send(&router, request("/charges", KEY, "10")).await;
+    assert!(retry.is_replay() && retry.body == "charged 10", "recorded when the store was back");
+    assert_eq!(api.runs(), 1);
+}
+
+#[tokio::test]
+async fn too_many_bodies_at_once_are_refused() {
+    let api = Api::default();
+    let engine = Engine::new(Arc::new(MemoryStore::new()));
+    let policy = Arc::new(Policy::new());
+    let limits = HttpLimits { bodies_max: 1 };
+    let resolve = move |_: &http::request::Parts| Some(Arc::clone(&policy));
+    let router = Router::new()
+        .route("/slow", post(slow))
+        .with_state(api.clone())
+        .layer(OnetakeLayer::routed(engine, resolve, limits));
+    let first = tokio::spawn({
+        let router = router.clone();
+        async move { send(&router, request("/slow", KEY, "10")).await }
+    });
+    api.started.notified().await;
+    let one_more = send(&router, request("/slow", "another-key-0123456789", "10")).await;
+    assert_eq!((one_more.status, one_more.code().as_str()), (503, "overloaded"));
+    assert!(one_more.headers.contains_key("idempotency-reference"));
+    api.finish.notify_one();
+    assert_eq!(first.await.unwrap().status, 200);
+    assert_eq!(api.runs(), 1);
 }
 
 /// A plain tower service, with an error type of its own.

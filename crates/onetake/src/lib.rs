@@ -47,16 +47,22 @@
 //! # }
 //! ```
 
+pub use onetake_core::engine::{Housekeeping, LeaseLost};
 pub use onetake_core::*;
 
 #[cfg(feature = "http")]
+pub use onetake_http::json::{Pointer, Selection};
+#[cfg(feature = "http")]
+pub use onetake_http::status::StatusPattern;
+#[cfg(feature = "http")]
 pub use onetake_http::{
-    Disposition, FingerprintMode, KeyPolicy, OnetakeLayer, Policy, StatusRules, Tenant,
+    Disposition, FingerprintMode, HttpLimits, KeyPolicy, OnetakeLayer, Policy, Resolve,
+    StatusRules, Tenant,
 };
 
 /// Everything of the HTTP layer.
 #[cfg(feature = "http")]
-pub use onetake_http as http;
+pub use onetake_http as layer;
 
 #[cfg(feature = "embedded")]
 pub use onetake_stores::{EmbeddedStore, OpenError};

@@ -91,34 +91,6 @@ pub struct Config {
     pub routes: Vec<Route>,
 }
 
-impl Config {
-    /// What applies to a request: the first matching route, else the defaults.
-    ///
-    /// `path` is the request's path as it was sent, without the query.
-    #[must_use]
-    pub fn plan(&self, method: &Method, path: &str) -> Plan<'_> {
-        let found = self.routes.iter().enumerate().find(|(_, route)| route.matches(method, path));
-        if let Some((index, route)) = found {
-            let (policy, upstream) = (Some(&route.policy), Some(&route.upstream));
-            return Plan { route: Some(index), policy, upstream };
-        }
-        let keyed = *method == Method::POST || *method == Method::PATCH;
-        let policy = keyed.then_some(&self.defaults);
-        Plan { route: None, policy, upstream: self.gateway.upstream.as_ref() }
-    }
-}
-
-/// What applies to one request.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Plan<'c> {
-    /// The index of the route that matched; `None` means the defaults.
-    pub route: Option<usize>,
-    /// How a key is treated; `None` means that the request is never keyed and passes untouched.
-    pub policy: Option<&'c Policy>,
-    /// Where the request goes; `None` means that no upstream was configured for it.
-    pub upstream: Option<&'c Uri>,
-}
-
 /// `[gateway]`
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Gateway {

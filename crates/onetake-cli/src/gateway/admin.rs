@@ -17,39 +17,40 @@ const SECONDS: [f64; 12] =
 /// Items in a batch.
 const ITEMS: [f64; 10] = [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0];
 
+/// What the listener tells of.
 #[derive(Clone)]
-struct Admin {
-    engine: Engine,
-    metrics: Option<PrometheusHandle>,
+pub(super) struct Status {
+    pub(super) engine: Engine,
+    pub(super) metrics: Option<PrometheusHandle>,
+    /// Cancelled as soon as nothing new should be sent here.
+    pub(super) draining: CancellationToken,
 }
 
 /// Serves until it is stopped.
-pub(super) async fn serve(
-    listener: TcpListener,
-    engine: Engine,
-    metrics: Option<PrometheusHandle>,
-    stop: CancellationToken,
-) {
+pub(super) async fn serve(listener: TcpListener, status: Status, stop: CancellationToken) {
     let router = Router::new()
         .route("/livez", get(|| async { "ok\n" }))
         .route("/readyz", get(ready))
         .route("/metrics", get(render))
-        .with_state(Admin { engine, metrics });
+        .with_state(status);
     let served = axum::serve(listener, router).with_graceful_shutdown(stop.cancelled_owned());
     if let Err(error) = served.await {
         tracing::error!(%error, "the admin listener ended");
     }
 }
 
-async fn ready(State(admin): State<Admin>) -> impl IntoResponse {
-    match admin.engine.ready().await {
+async fn ready(State(status): State<Status>) -> impl IntoResponse {
+    if status.draining.is_cancelled() {
+        return (StatusCode::SERVICE_UNAVAILABLE, "draining\n".to_owned());
+    }
+    match status.engine.ready().await {
         Ok(()) => (StatusCode::OK, "ok\n".to_owned()),
         Err(error) => (StatusCode::SERVICE_UNAVAILABLE, format!("{error}\n")),
     }
 }
 
-async fn render(State(admin): State<Admin>) -> impl IntoResponse {
-    match admin.metrics {
+async fn render(State(status): State<Status>) -> impl IntoResponse {
+    match status.metrics {
         Some(metrics) => {
             metrics.run_upkeep();
             let text = [("content-type", "text/plain; version=0.0.4")];

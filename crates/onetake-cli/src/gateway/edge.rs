@@ -252,3 +252,66 @@ fn append(headers: &mut http::HeaderMap, name: HeaderName, last: &str) {
         headers.insert(name, value);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::plan::tests::plans;
+    use super::*;
+
+    const FILE: &str = "[gateway]\nupstream = \"http://a\"\ntrusted_proxies = [\"10.0.0.0/8\"]\n\
+        [[route]]\nmatch = \"POST /charges\"\ntenant = { header = \"X-Account\" }\n";
+
+    /// The headers of a request as they go on, by whom it came from.
+    fn seen(peer: &str, headers: &[(&str, &str)]) -> http::HeaderMap {
+        let mut request = Request::post("/charges").header("host", "h");
+        for (name, value) in headers {
+            request = request.header(*name, *value);
+        }
+        let mut parts = request.body(()).unwrap().into_parts().0;
+        let admitted = admit(&plans(FILE), peer.parse().unwrap(), &mut parts);
+        assert!(admitted.is_ok());
+        parts.headers
+    }
+
+    #[test]
+    fn only_trusted_proxies_are_believed_about_tenants_and_forwarding() {
+        let claims = [
+            ("x-account", "victim"),
+            ("x-forwarded-for", "1.2.3.4"),
+            ("forwarded", "for=1.2.3.4"),
+            ("x-forwarded-host", "other"),
+            ("x-real-ip", "1.2.3.4"),
+        ];
+        for stranger in ["203.0.113.9", "127.0.0.1", "::1"] {
+            let headers = seen(stranger, &claims);
+            assert!(!headers.contains_key("x-account"), "{stranger} named a tenant");
+            assert!(!headers.contains_key("x-real-ip"));
+            assert_eq!(headers["x-forwarded-for"], stranger);
+            assert_eq!(headers["x-forwarded-host"], "h");
+            assert!(!headers["forwarded"].to_str().unwrap().contains("1.2.3.4"));
+        }
+        for proxy in ["10.1.2.3", "::ffff:10.1.2.3"] {
+            let headers = seen(proxy, &claims);
+            assert_eq!(headers["x-account"], "victim");
+            assert_eq!(headers["x-forwarded-for"], "1.2.3.4, 10.1.2.3");
+            assert_eq!(headers["x-forwarded-host"], "other");
+            assert_eq!(headers["forwarded"], "for=1.2.3.4, for=10.1.2.3;host=\"h\";proto=http");
+        }
+    }
+
+    #[test]
+    fn nobody_can_forge_what_the_upstream_believes() {
+        let forged = [("idempotency-fence", "9"), ("idempotency-derived-key", "k")];
+        for peer in ["203.0.113.9", "10.1.2.3"] {
+            let headers = seen(peer, &forged);
+            assert!(!headers.contains_key("idempotency-fence"));
+            assert!(!headers.contains_key("idempotency-derived-key"));
+        }
+    }
+
+    #[test]
+    fn cookies_become_one_line() {
+        let headers = seen("10.0.0.1", &[("cookie", "a=1"), ("cookie", "b=2")]);
+        assert_eq!(headers.get_all("cookie").iter().collect::<Vec<_>>(), ["a=1; b=2"]);
+    }
+}

@@ -42,12 +42,16 @@ pub enum StartError {
     #[error(transparent)]
     Store(#[from] OpenError),
     /// A port could not be listened on.
-    #[error("cannot listen on {address} ({field}): {source}")]
+    #[error(
+        "cannot listen on {address} ({field}): {source}. Stop what listens there, or choose another with {flag}"
+    )]
     Listen {
         /// Where.
         address: SocketAddr,
         /// Which field says so.
         field: &'static str,
+        /// Which flag says otherwise.
+        flag: &'static str,
         /// What the operating system said.
         #[source]
         source: io::Error,
@@ -61,6 +65,7 @@ pub struct Gateway {
     admin_address: SocketAddr,
     engine: Engine,
     server: Server,
+    draining: CancellationToken,
     stop_admin: CancellationToken,
 }
 
@@ -71,28 +76,31 @@ impl Gateway {
     /// If the store or a listener cannot be opened.
     pub async fn start(config: Config) -> Result<Self, StartError> {
         let metrics = metrics_handle();
-        let store = open_store(&config.store.url).await?;
+        let admin = listen(config.admin.listen, "admin.listen", "--admin-listen").await?;
+        let admin_address = local(&admin, config.admin.listen);
+        let listener = listen(config.gateway.listen, "gateway.listen", "--listen").await?;
+        let address = local(&listener, config.gateway.listen);
+        let (store, interrupted) = open_store(&config.store.url).await?;
+
         let clock = Arc::new(SystemClock);
         let engine = Engine::with(store, clock, Arc::new(SystemRng), Limits::default());
+        engine.count_unknown(interrupted);
         engine.keep_house(Housekeeping {
             sweep_interval: config.sweep.interval,
             sweep_batch: config.sweep.batch,
             ..Housekeeping::default()
         });
-
-        let admin = listen(config.admin.listen, "admin.listen").await?;
-        let admin_address = local(&admin, config.admin.listen);
+        let draining = CancellationToken::new();
         let stop_admin = CancellationToken::new();
-        tokio::spawn(admin::serve(admin, engine.clone(), metrics, stop_admin.clone()));
+        let status = admin::Status { engine: engine.clone(), metrics, draining: draining.clone() };
+        tokio::spawn(admin::serve(admin, status, stop_admin.clone()));
 
-        let listener = listen(config.gateway.listen, "gateway.listen").await?;
-        let address = local(&listener, config.gateway.listen);
         let plans = Arc::new(Plans::new(&config));
         let policies = |parts: &Parts| parts.extensions.get::<Arc<Plan>>()?.policy.clone();
         let layer = OnetakeLayer::routed(engine.clone(), policies, HttpLimits::default());
         let service = Edge::new(layer.layer(Proxy::new()), plans, Arc::clone(engine.clock()));
-        let server = Server::start(listener, service, Arc::new(SystemClock));
-        Ok(Self { address, admin_address, engine, server, stop_admin })
+        let server = Server::start(listener, service, Arc::clone(engine.clock()));
+        Ok(Self { address, admin_address, engine, server, draining, stop_admin })
     }
 
     /// Where clients connect.
@@ -118,6 +126,8 @@ impl Gateway {
     /// # Errors
     /// If the store could not be closed.
     pub async fn shutdown(self, patience: Duration) -> Result<bool, StoreError> {
+        // Whoever sends traffic here is told first.
+        self.draining.cancel();
         let began = self.engine.clock().monotonic();
         let quiet = self.server.shutdown(patience).await;
         let left = patience.saturating_sub(self.engine.clock().monotonic() - began);
@@ -127,26 +137,33 @@ impl Gateway {
     }
 }
 
-async fn open_store(url: &StoreUrl) -> Result<Arc<dyn Store>, StartError> {
+/// The store, and how many operations were interrupted when it was last used.
+async fn open_store(url: &StoreUrl) -> Result<(Arc<dyn Store>, usize), StartError> {
     match url {
         StoreUrl::Memory => {
             tracing::warn!("the memory store forgets everything when this process ends");
-            Ok(Arc::new(MemoryStore::new()))
+            Ok((Arc::new(MemoryStore::new()), 0))
         }
         StoreUrl::Embedded(path) => {
             let path = path.clone();
             let opened = tokio::task::spawn_blocking(move || EmbeddedStore::open(path)).await;
-            match opened {
-                Ok(store) => Ok(Arc::new(store?)),
+            let store = match opened {
+                Ok(store) => store?,
                 Err(panicked) => std::panic::resume_unwind(panicked.into_panic()),
-            }
+            };
+            let interrupted = store.interrupted();
+            Ok((Arc::new(store), interrupted))
         }
     }
 }
 
-async fn listen(address: SocketAddr, field: &'static str) -> Result<TcpListener, StartError> {
+async fn listen(
+    address: SocketAddr,
+    field: &'static str,
+    flag: &'static str,
+) -> Result<TcpListener, StartError> {
     let listener = TcpListener::bind(address).await;
-    listener.map_err(|source| StartError::Listen { address, field, source })
+    listener.map_err(|source| StartError::Listen { address, field, flag, source })
 }
 
 fn local(listener: &TcpListener, asked: SocketAddr) -> SocketAddr {

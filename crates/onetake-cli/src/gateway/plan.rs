@@ -143,3 +143,35 @@ fn fingerprint_of(config: &FingerprintConfig) -> layer::FingerprintMode {
         }
     }
 }
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+    use crate::config::{Overrides, load};
+
+    pub(crate) fn plans(file: &str) -> Plans {
+        let config = load(Some(file), "test", std::iter::empty(), Overrides::default());
+        Plans::new(&config.unwrap())
+    }
+
+    #[test]
+    fn the_first_match_wins_and_get_is_never_keyed() {
+        let plans = plans(
+            "[gateway]\nupstream = \"http://a\"\n\
+             [[route]]\nmatch = \"POST /v1/{kind}\"\nupstream = \"http://b\"\n\
+             [[route]]\nmatch = \"* /v1/charges\"\nupstream = \"http://c\"\n",
+        );
+        for (method, path, label, keyed, upstream) in [
+            (Method::POST, "/v1/charges", "POST /v1/{kind}", true, "http://b"),
+            (Method::PUT, "/v1/charges", "POST,PUT,PATCH,DELETE /v1/charges", true, "http://c"),
+            (Method::GET, "/v1/charges", "-", false, "http://a"),
+            (Method::PATCH, "/v2", "-", true, "http://a"),
+            (Method::PUT, "/v2", "-", false, "http://a"),
+        ] {
+            let plan = plans.find(&method, path);
+            assert_eq!(plan.label, label, "{method} {path}");
+            assert_eq!(plan.policy.is_some(), keyed, "{method} {path}");
+            assert_eq!(*plan.upstream.as_ref().unwrap(), upstream, "{method} {path}");
+        }
+    }
+}

@@ -19,7 +19,7 @@ use hyper_util::client::legacy::connect::{HttpConnector, capture_connection};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use tower_service::Service;
 
-use onetake_core::{Attempt, Clock, SystemClock};
+use onetake_core::{Attempt, Cause, Clock, Reference, SystemClock};
 use onetake_http::recording::strip_hop_by_hop;
 use onetake_http::{BoxError, Code, Disposition, Problem, RequestBody};
 
@@ -77,23 +77,21 @@ impl Service<Request<RequestBody<Incoming>>> for Proxy {
 impl Proxy {
     async fn forward(self, mut request: Request<RequestBody<Incoming>>) -> Response<Body> {
         let plan = request.extensions().get::<Arc<Plan>>().cloned();
-        let keyed = request.extensions().get::<Attempt>().is_some();
+        let attempt = request.extensions().get::<Attempt>();
+        let asked = Asked(attempt.map(|attempt| attempt.id.reference()));
         let Some((plan, upstream)) =
             plan.and_then(|plan| Some((Arc::clone(&plan), plan.upstream.clone()?)))
         else {
-            return told(
-                Problem::new(
-                    Code::UpstreamUnreachable,
-                    "No upstream is configured for this request ([gateway] upstream, or --upstream).",
-                ),
-                Disposition::Release,
-            );
+            let detail =
+                "No upstream is configured for this request ([gateway] upstream, or --upstream).";
+            let problem = Problem::new(Code::UpstreamUnreachable, detail);
+            return asked.told(problem, Disposition::Release, Cause::Interrupted);
         };
         // A keyed request is never upgraded: its outcome is a response.
-        let upgrade = if keyed { None } else { websocket(&mut request) };
+        let upgrade = if asked.0.is_some() { None } else { websocket(&mut request) };
         let place = request.extensions().get::<Place>().cloned();
         if let Err(problem) = address(&mut request, &upstream, upgrade.is_some()) {
-            return told(problem, Disposition::Release);
+            return asked.told(problem, Disposition::Release, Cause::Interrupted);
         }
         let connected = capture_connection(&mut request);
         let answered = tokio::select! {
@@ -102,13 +100,13 @@ impl Proxy {
             () = self.clock.sleep(plan.timeout) => {
                 // Without a connection nothing can have been sent.
                 let was_sent = connected.connection_metadata().is_some();
-                return if was_sent { timed_out() } else { unreachable_upstream() };
+                return if was_sent { asked.timed_out() } else { asked.unreachable() };
             }
         };
         match answered {
-            Ok(response) => received(response, upgrade, place),
-            Err(error) if error.is_connect() => unreachable_upstream(),
-            Err(_) => interrupted(),
+            Ok(response) => received(response, upgrade, place, asked),
+            Err(error) if error.is_connect() => asked.unreachable(),
+            Err(_) => asked.interrupted(),
         }
     }
 }
@@ -163,12 +161,12 @@ fn received(
     mut response: Response<Incoming>,
     client: Option<OnUpgrade>,
     place: Option<Place>,
+    asked: Asked,
 ) -> Response<Body> {
     *response.version_mut() = Version::HTTP_11;
     if response.status() == StatusCode::SWITCHING_PROTOCOLS {
         let Some(client) = client else {
-            let detail = "The upstream switched protocols, which nobody asked for.";
-            return told(Problem::new(Code::UpstreamInterrupted, detail), Disposition::Unknown);
+            return asked.interrupted();
         };
         let upstream = hyper::upgrade::on(&mut response);
         tokio::spawn(async move {
@@ -193,30 +191,39 @@ fn any(body: Incoming) -> Body {
     BoxBody::new(body.map_err(Into::into))
 }
 
-/// Never sent: released.
-fn unreachable_upstream() -> Response<Body> {
-    let detail =
-        "The upstream cannot be reached. Nothing was sent; a retry with the same key runs.";
-    let problem = Problem::new(Code::UpstreamUnreachable, detail).retry_after(1);
-    told(problem, Disposition::Release)
-}
+/// Who asked, for the answer.
+#[derive(Clone, Copy)]
+struct Asked(Option<Reference>);
 
-/// Sent and not answered: unknown.
-fn interrupted() -> Response<Body> {
-    let detail = "The upstream took the request and closed the connection without an answer. The outcome is not known.";
-    told(Problem::new(Code::UpstreamInterrupted, detail), Disposition::Unknown)
-}
+impl Asked {
+    /// Never sent: released.
+    fn unreachable(self) -> Response<Body> {
+        let retry = if self.0.is_some() { "; a retry with the same key runs" } else { "" };
+        let detail = format!("The upstream cannot be reached. Nothing was sent{retry}.");
+        let problem = Problem::new(Code::UpstreamUnreachable, detail).retry_after(1);
+        self.told(problem, Disposition::Release, Cause::Interrupted)
+    }
 
-fn timed_out() -> Response<Body> {
-    let detail =
-        "The upstream did not answer in time (upstream_timeout). The outcome is not known.";
-    told(Problem::new(Code::UpstreamTimeout, detail), Disposition::Unknown)
-}
+    /// Sent and not answered: unknown.
+    fn interrupted(self) -> Response<Body> {
+        let detail = "The upstream took the request and closed the connection without an answer. The outcome is not known.";
+        let cause = Cause::Reported("the upstream closed the connection without an answer".into());
+        self.told(Problem::new(Code::UpstreamInterrupted, detail), Disposition::Unknown, cause)
+    }
 
-fn told(problem: Problem, disposition: Disposition) -> Response<Body> {
-    let mut response = problem
-        .into_response(None)
-        .map(|body| BoxBody::new(Full::new(body).map_err(|never: Infallible| match never {})));
-    response.extensions_mut().insert(disposition);
-    response
+    fn timed_out(self) -> Response<Body> {
+        let detail =
+            "The upstream did not answer in time (upstream_timeout). The outcome is not known.";
+        let problem = Problem::new(Code::UpstreamTimeout, detail);
+        self.told(problem, Disposition::Unknown, Cause::TimedOut)
+    }
+
+    fn told(self, problem: Problem, disposition: Disposition, cause: Cause) -> Response<Body> {
+        let mut response = problem
+            .into_response(self.0)
+            .map(|body| BoxBody::new(Full::new(body).map_err(|never: Infallible| match never {})));
+        response.extensions_mut().insert(disposition);
+        response.extensions_mut().insert(cause);
+        response
+    }
 }

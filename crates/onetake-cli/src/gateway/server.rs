@@ -24,9 +24,10 @@ use super::edge::{Edge, Place};
 
 /// Connections at once; further ones wait in the operating system's queue.
 const CONNECTIONS_MAX: usize = 16_384;
-/// How long a client may take to send the head of a request.
+/// How long a client may take to send the head of a request; over HTTP/1 this includes the pause
+/// before it.
 const HEADER_TIMEOUT: Duration = Duration::from_secs(15);
-/// How long a connection may be idle between two requests.
+/// How long an HTTP/2 connection, or one that never said a word, may be idle.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(75);
 /// Headers of one request.
 const HEADERS_MAX: usize = 100;

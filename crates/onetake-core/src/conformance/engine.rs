@@ -22,21 +22,21 @@ use crate::store::{
     Abandoned, Answers, Claim, Claimed, Settled, Settlement, Store, StoreError, Swept,
 };
 
-type Running = JoinHandle<Result<Outcome, EngineError>>;
+pub(super) type Running = JoinHandle<Result<Outcome, EngineError>>;
 
 impl Bench {
     fn engine(&self) -> Engine {
         self.engine_on(Arc::clone(&self.store))
     }
 
-    fn engine_on(&self, store: Arc<dyn Store>) -> Engine {
+    pub(super) fn engine_on(&self, store: Arc<dyn Store>) -> Engine {
         // Without the memory of settled records, so that the store is what is tested.
         let limits =
             Limits { cache_bytes_max: 0, settle_patience: self.can.tick * 50, ..Limits::default() };
         Engine::with(store, self.clock(), Arc::new(SystemRng), limits)
     }
 
-    fn operation(&self, key: &str, payload: &str) -> Operation {
+    pub(super) fn operation(&self, key: &str, payload: &str) -> Operation {
         Operation {
             id: id(key),
             fingerprint: Fingerprint::of(payload.as_bytes()),
@@ -46,12 +46,12 @@ impl Bench {
         }
     }
 
-    fn waiting(&self, key: &str, payload: &str, ticks: u32) -> Operation {
+    pub(super) fn waiting(&self, key: &str, payload: &str, ticks: u32) -> Operation {
         self.operation(key, payload).in_flight(InFlight::Wait(self.can.tick * ticks))
     }
 
     /// Lets time pass in small steps until the future is done.
-    async fn drive<T>(&self, future: impl Future<Output = T>) -> T {
+    pub(super) async fn drive<T>(&self, future: impl Future<Output = T>) -> T {
         let mut future = std::pin::pin!(future);
         for _ in 0..2_000 {
             tokio::select! {
@@ -71,20 +71,20 @@ impl Bench {
 /// Real time for a store's own threads: not to wait for anything in particular, but to let the
 /// simulated clock not run away from the disk.
 #[expect(clippy::disallowed_methods, reason = "a store's threads live in real time")]
-async fn breathe() {
+pub(super) async fn breathe() {
     tokio::time::sleep(Duration::from_millis(1)).await;
 }
 
 /// An operation that counts its runs and ends when it is told to.
 #[derive(Clone, Default)]
-struct Work {
+pub(super) struct Work {
     runs: Arc<AtomicUsize>,
-    started: Arc<Notify>,
-    finish: Arc<Notify>,
+    pub(super) started: Arc<Notify>,
+    pub(super) finish: Arc<Notify>,
 }
 
 impl Work {
-    fn run(&self, engine: &Engine, operation: Operation) -> Running {
+    pub(super) fn run(&self, engine: &Engine, operation: Operation) -> Running {
         let (engine, work) = (engine.clone(), self.clone());
         tokio::spawn(async move {
             engine
@@ -98,12 +98,12 @@ impl Work {
         })
     }
 
-    fn runs(&self) -> usize {
+    pub(super) fn runs(&self) -> usize {
         self.runs.load(Ordering::SeqCst)
     }
 }
 
-fn said(outcome: &Outcome) -> &[u8] {
+pub(super) fn said(outcome: &Outcome) -> &[u8] {
     match outcome.recording() {
         Some(recording) => recording.body.as_deref().unwrap(),
         None => panic!("no outcome: {outcome:?}"),

@@ -14,6 +14,8 @@ mod bench;
 mod claims;
 mod engine;
 mod expiry;
+mod faults;
+mod faulty;
 mod races;
 mod report;
 mod settles;
@@ -29,6 +31,7 @@ use crate::clock::Clock;
 use crate::store::Store;
 
 pub use bench::Bench;
+pub use faulty::{Fault, Faulty};
 pub use report::Report;
 pub use simulated::Simulated;
 
@@ -86,7 +89,7 @@ const STORE_CASES: &[(&str, Case)] = cases! {
         an_empty_batch_is_nothing, large_and_odd_recordings_are_kept_exactly,
         terms_travel_with_the_record;
     settles: a_stale_attempt_changes_nothing, the_late_owner_is_believed,
-        an_unknown_record_is_completed_by_its_own_attempt, a_settlement_sent_twice_is_done_once,
+        an_unknown_record_is_completed_by_its_own_attempt, a_settlement_sent_twice_is_done_once, long_texts_are_cut_the_same_way_every_time,
         a_settled_record_never_changes, renewing_moves_the_end_of_the_lease,
         renewing_does_not_revive_the_unknown, settling_the_absent_is_stale,
         the_abandoned_are_found_in_order, the_reaper_looks_again;
@@ -106,6 +109,10 @@ const ENGINE_CASES: &[(&str, Case)] = cases! {
         a_caller_that_goes_away_changes_nothing, a_panic_is_unknown, too_long_is_unknown,
         a_dropped_lease_is_released_or_unknown, a_waiter_takes_over_what_never_started, a_long_operation_keeps_its_lease,
         a_node_waits_for_another;
+    faults: a_store_that_is_down_runs_nothing, a_claim_whose_answer_got_lost_is_its_own,
+        a_claim_that_nobody_can_tell_of_is_let_go, an_outcome_waits_for_the_store_to_come_back,
+        a_settlement_whose_answer_got_lost_is_done, too_many_at_once_are_refused,
+        too_many_waiters_are_told_that_it_runs;
 };
 
 /// Checks a store's contract. `factory` makes a fresh, empty subject for each case.

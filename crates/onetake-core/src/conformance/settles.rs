@@ -68,6 +68,19 @@ pub(super) async fn a_settlement_sent_twice_is_done_once(bench: &Bench) {
     }
 }
 
+pub(super) async fn long_texts_are_cut_the_same_way_every_time(bench: &Bench) {
+    let failure = crate::record::Failure { code: "c".repeat(2_000), detail: "ä".repeat(2_000) };
+    let claim = bench.claim_of("long failure", "pay 10");
+    bench.granted(&claim).await;
+    let first = bench.done(&claim, Verb::Fail(failure.clone())).await;
+    assert_eq!(bench.done(&claim, Verb::Fail(failure)).await, first, "sent again, done once");
+    let claim = bench.claim_of("long cause", "pay 10");
+    bench.granted(&claim).await;
+    let cause = crate::record::Cause::Reported("x".repeat(2_000));
+    let first = bench.done(&claim, Verb::Unknown(cause)).await;
+    assert_eq!(bench.load("long cause").await, Some(first));
+}
+
 pub(super) async fn a_settled_record_never_changes(bench: &Bench) {
     for (key, settle) in
         [("completed", outcome("x")), ("failed", failure()), ("released", Verb::Release)]

@@ -7,7 +7,7 @@ use std::time::Duration;
 use tokio::sync::OwnedSemaphorePermit;
 
 use crate::clock::Timestamp;
-use crate::record::{AttemptId, Record, Terms};
+use crate::record::{AttemptId, Record, State, Terms};
 use crate::scope::RecordId;
 use crate::store::{Claim, Claimed, Settled, Settlement, StoreError, StoreErrorKind, Verb};
 
@@ -91,6 +91,10 @@ async fn try_claim(
         Ok(Claimed::Granted { fence }) => Ok((Ok(Granted { attempt, fence, asked_at }), permit)),
         Ok(Claimed::Found { record, now }) => {
             engine.cache.put(&record, now, asked_at);
+            // It became so by this very claim.
+            if matches!(record.state, State::Unknown { at, .. } if at == now) {
+                engine.metrics.unknown.increment(1);
+            }
             Ok((Err((record, now)), permit))
         }
         Err(error) => {

@@ -26,8 +26,8 @@ pub(crate) struct Pulse {
     pub(crate) terms: Terms,
     /// On our own clock: until when the lease is surely ours, in microseconds.
     until: AtomicU64,
-    /// On our own clock: from when on it is not renewed any more, in microseconds.
-    run_until: AtomicU64,
+    /// On our own clock: from when on it is not renewed any more.
+    run_until: Duration,
     lost: AtomicBool,
     over: AtomicBool,
     due: AtomicU64,
@@ -68,7 +68,7 @@ impl Heart {
             attempt,
             terms,
             until: AtomicU64::new(micros(asked_at.saturating_add(terms.lease))),
-            run_until: AtomicU64::new(micros(asked_at.saturating_add(run_max))),
+            run_until: asked_at.saturating_add(run_max),
             lost: AtomicBool::new(false),
             over: AtomicBool::new(false),
             due: AtomicU64::new(0),
@@ -138,8 +138,7 @@ pub(crate) async fn beat(engine: Arc<Inner>) {
 
 async fn renew(engine: Arc<Inner>, pulse: Arc<Pulse>) {
     let asked_at = engine.clock.monotonic();
-    let run_until = Duration::from_micros(pulse.run_until.load(Ordering::Acquire));
-    if pulse.over.load(Ordering::Acquire) || asked_at >= run_until {
+    if pulse.over.load(Ordering::Acquire) || asked_at >= pulse.run_until {
         return;
     }
     let renewal = Settlement { id: pulse.id, attempt: pulse.attempt, verb: Verb::Renew };

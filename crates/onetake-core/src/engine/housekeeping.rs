@@ -95,6 +95,7 @@ async fn sweeper(engine: Arc<Inner>, plan: Housekeeping) {
             match engine.store.sweep(plan.sweep_batch).await {
                 Ok(swept) => {
                     engine.metrics.swept.increment(swept.removed as u64);
+                    engine.metrics.unknown_expired.increment(swept.unknown as u64);
                     if swept.unknown > 0 {
                         tracing::warn!(
                             count = swept.unknown,

@@ -264,12 +264,13 @@ async fn settle(
             }
         }
     };
-    // Renewed until here: a store that was away must not let the lease end while the outcome waits.
+    // Renewed until here, or for as long as it may run: a store that was away for a moment must not
+    // let the lease end while the outcome waits.
     engine.heart.remove(&pulse);
     engine.metrics.running.decrement(1);
-    match settlement.verb {
-        Verb::Unknown(_) => engine.metrics.unknown.increment(1),
-        Verb::Release => engine.metrics.released.increment(1),
+    match (&settlement.verb, &settling) {
+        (Verb::Unknown(_), Settling::Recorded(_)) => engine.metrics.unknown.increment(1),
+        (Verb::Release, Settling::Recorded(_)) => engine.metrics.released.increment(1),
         _ => {}
     }
     engine.flights.land(pulse.id, &flying.flight, landing);

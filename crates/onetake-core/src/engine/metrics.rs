@@ -1,12 +1,15 @@
-//! What the engine counts. The names are documented in docs/OPERATIONS.md.
+//! What the engine counts. docs/OPERATIONS.md says what to look at.
 
 use std::future::Future;
 
-use metrics::{Counter, Gauge, Histogram, counter, gauge, histogram};
+use metrics::{
+    Counter, Gauge, Histogram, counter, describe_counter, describe_gauge, describe_histogram,
+    gauge, histogram,
+};
 
 use crate::clock::Clock;
 
-/// Handles, looked up once.
+/// All metrics, looked up once.
 pub(crate) struct Metrics {
     pub(crate) executed: Counter,
     pub(crate) replayed: Counter,
@@ -15,6 +18,7 @@ pub(crate) struct Metrics {
     pub(crate) mismatches: Counter,
     pub(crate) unknown: Counter,
     pub(crate) unknown_answers: Counter,
+    pub(crate) unknown_expired: Counter,
     pub(crate) released: Counter,
     pub(crate) stale: Counter,
     pub(crate) overloaded: Counter,
@@ -29,6 +33,7 @@ pub(crate) struct Metrics {
 
 impl Metrics {
     pub(crate) fn new() -> Self {
+        describe();
         Self {
             executed: counter!("onetake_executed_total"),
             replayed: counter!("onetake_replayed_total"),
@@ -37,6 +42,7 @@ impl Metrics {
             mismatches: counter!("onetake_mismatches_total"),
             unknown: counter!("onetake_unknown_total"),
             unknown_answers: counter!("onetake_unknown_answers_total"),
+            unknown_expired: counter!("onetake_unknown_expired_total"),
             released: counter!("onetake_released_total"),
             stale: counter!("onetake_stale_settlements_total"),
             overloaded: counter!("onetake_overloaded_total"),
@@ -49,6 +55,33 @@ impl Metrics {
             settlements: Writes::new("settle"),
         }
     }
+}
+
+const COUNTERS: [(&str, &str); 14] = [
+    ("onetake_executed_total", "Operations that were started."),
+    ("onetake_replayed_total", "Retries that were answered from a recording."),
+    ("onetake_in_flight_refused_total", "Attempts that were told that another one runs."),
+    ("onetake_wait_timeouts_total", "Waiters that gave up."),
+    ("onetake_mismatches_total", "Other payloads under a known key."),
+    ("onetake_unknown_total", "Attempts whose outcome became unknown."),
+    ("onetake_unknown_answers_total", "Retries that were refused because of an unknown outcome."),
+    ("onetake_unknown_expired_total", "Keys that expired with an unknown outcome."),
+    ("onetake_released_total", "Attempts that had no effect."),
+    ("onetake_stale_settlements_total", "Late settlements that changed nothing."),
+    ("onetake_overloaded_total", "Attempts that were refused because too many were under way."),
+    ("onetake_store_errors_total", "Errors of the store."),
+    ("onetake_outcomes_pending_total", "Outcomes that could not be made durable in time."),
+    ("onetake_swept_total", "Expired records that were deleted."),
+];
+
+fn describe() {
+    for (name, what) in COUNTERS {
+        describe_counter!(name, what);
+    }
+    describe_gauge!("onetake_running", "Operations that run now.");
+    describe_gauge!("onetake_waiting", "Callers that wait now.");
+    describe_histogram!("onetake_store_seconds", "Time of one write to the store.");
+    describe_histogram!("onetake_batch_size", "Items in one write to the store.");
 }
 
 /// How long one kind of write takes, and how much goes together.

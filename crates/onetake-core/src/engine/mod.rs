@@ -81,15 +81,20 @@ pub(crate) struct Inner {
 }
 
 impl Engine {
-    /// An engine on `store`, with the system's clock and default limits.
+    /// An engine on `store`, with the system's clock, default limits, and a reaper and a sweeper
+    /// that keep house by themselves.
     ///
     /// Must be called inside a tokio runtime.
     #[must_use]
     pub fn new(store: Arc<dyn Store>) -> Self {
-        Self::with(store, Arc::new(SystemClock), Arc::new(SystemRng), Limits::default())
+        let (clock, rng) = (Arc::new(SystemClock), Arc::new(SystemRng));
+        let engine = Self::with(store, clock, rng, Limits::default());
+        engine.keep_house(Housekeeping::default());
+        engine
     }
 
-    /// An engine with everything chosen.
+    /// An engine with everything chosen. Nobody keeps house until
+    /// [`keep_house`](Self::keep_house) is called.
     ///
     /// Must be called inside a tokio runtime.
     #[must_use]
@@ -183,6 +188,12 @@ impl Engine {
     #[must_use]
     pub fn clock(&self) -> &Arc<dyn Clock> {
         &self.inner.clock
+    }
+
+    /// Counts operations that are unknown since before this engine: what a store found interrupted
+    /// when it was opened.
+    pub fn count_unknown(&self, operations: usize) {
+        self.inner.metrics.unknown.increment(operations as u64);
     }
 
     /// Whether the store could answer now.

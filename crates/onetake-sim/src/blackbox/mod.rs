@@ -170,9 +170,9 @@ where
     T: Target,
 {
     let upstream = Upstream::start().await.expect("there is a free port");
-    // Somebody has listened there: it will not be given to anybody else in the meantime, because
-    // the operating system hands out its ports in turn.
-    let dead = Upstream::start().await.expect("there is a free port").address();
+    // On a loopback address of its own, where nobody else listens in the meantime.
+    let apart = SocketAddr::from(([127, 0, 0, 2], 0));
+    let dead = Upstream::start_on(apart, None).await.expect("there is a free port").address();
     let target = start(configuration(&upstream.url(), dead, store)).await;
     let client = Client::new(target.address());
     let world = Arc::new(World { client, upstream, target: Box::new(target), dead });

@@ -91,6 +91,8 @@ pub(super) async fn an_upstream_that_closes_makes_it_unknown(world: &World) {
     let (first, retry) = twice(world, "/any/close", key).await;
     assert_eq!((first.status(), first.code().as_str()), (502, "upstream_interrupted"));
     is_not_run_again(&retry);
+    assert!(retry.text().contains("closed the connection without an answer"), "{}", retry.text());
+    assert!(!retry.text().contains("release ="), "no line would help: {}", retry.text());
     assert_eq!(world.upstream.runs(key), 1);
 }
 
@@ -149,6 +151,7 @@ pub(super) async fn a_timeout_is_unknown(world: &World) {
     let (first, retry) = twice(world, "/impatient-upstream/slow?ms=60000", key).await;
     assert_eq!((first.status(), first.code().as_str()), (504, "upstream_timeout"));
     is_not_run_again(&retry);
+    assert!(retry.text().contains("took longer than it was allowed to"), "{}", retry.text());
     assert_eq!(world.upstream.runs(key), 1);
 }
 

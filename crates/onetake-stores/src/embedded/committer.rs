@@ -64,11 +64,12 @@ struct Sweeping {
 
 impl Committer {
     /// Takes over an opened folder: what was running when it was last closed is unknown from now.
+    /// Says how many that were.
     pub(super) fn new(
         tables: Tables,
         clock: Arc<dyn Clock>,
         folder: Folder,
-    ) -> Result<Self, OpenError> {
+    ) -> Result<(Self, usize), OpenError> {
         let damaged = |error: StoreError| OpenError::Damaged {
             path: folder.path().to_owned(),
             what: error.to_string(),
@@ -92,7 +93,7 @@ impl Committer {
             group.commit().map_err(damaged)?;
         }
         let memory = Memory::above(ceiling);
-        Ok(Self {
+        let committer = Self {
             tables,
             clock,
             memory,
@@ -101,7 +102,8 @@ impl Committer {
             removed: 0,
             witnessed: ceiling,
             folder,
-        })
+        };
+        Ok((committer, orphans.len()))
     }
 
     /// Works until it is closed, or until everybody who could ask is gone.

@@ -42,6 +42,7 @@ pub struct EmbeddedStore {
     jobs: mpsc::Sender<Job>,
     thread: Mutex<Option<JoinHandle<()>>>,
     closed: AtomicBool,
+    interrupted: usize,
 }
 
 impl EmbeddedStore {
@@ -63,13 +64,24 @@ impl EmbeddedStore {
     pub fn open_with(path: impl AsRef<Path>, clock: Arc<dyn Clock>) -> Result<Self, OpenError> {
         let folder = Folder::lock(path.as_ref())?;
         let tables = Tables::open(&folder)?;
-        let committer = Committer::new(tables, clock, folder)?;
+        let (committer, interrupted) = Committer::new(tables, clock, folder)?;
         let (jobs, queue) = mpsc::channel();
         let thread = std::thread::Builder::new()
             .name("onetake-store".to_owned())
             .spawn(move || committer.run(&queue))
             .map_err(|error| OpenError::io(path.as_ref(), "start the store's thread", error))?;
-        Ok(Self { jobs, thread: Mutex::new(Some(thread)), closed: AtomicBool::new(false) })
+        Ok(Self {
+            jobs,
+            thread: Mutex::new(Some(thread)),
+            closed: AtomicBool::new(false),
+            interrupted,
+        })
+    }
+
+    /// How many operations were running when the folder was last closed: unknown since it was opened.
+    #[must_use]
+    pub fn interrupted(&self) -> usize {
+        self.interrupted
     }
 
     /// Hands a job to the thread that owns the folder.

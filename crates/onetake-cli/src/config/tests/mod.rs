@@ -162,26 +162,3 @@ fn a_flag_alone_is_a_working_gateway() {
     assert_eq!(config.defaults, expected);
     assert_eq!(config.routes, []);
 }
-
-#[test]
-fn the_first_match_wins_and_get_is_never_keyed() {
-    let config = read(
-        "[gateway]\nupstream = \"http://a\"\n\
-         [[route]]\nmatch = \"POST /v1/{kind}\"\nupstream = \"http://b\"\n\
-         [[route]]\nmatch = \"* /v1/charges\"\nupstream = \"http://c\"\n",
-    )
-    .unwrap();
-    let plan = |method, path| config.plan(&method, path);
-    for (method, path, route, keyed, upstream) in [
-        (Method::POST, "/v1/charges", Some(0), true, "http://b"),
-        (Method::PUT, "/v1/charges", Some(1), true, "http://c"),
-        (Method::GET, "/v1/charges", None, false, "http://a"),
-        (Method::PATCH, "/v2", None, true, "http://a"),
-        (Method::PUT, "/v2", None, false, "http://a"),
-    ] {
-        let found = plan(method.clone(), path);
-        assert_eq!(found.route, route, "{method} {path}");
-        assert_eq!(found.policy.is_some(), keyed, "{method} {path}");
-        assert_eq!(*found.upstream.unwrap(), upstream, "{method} {path}");
-    }
-}

@@ -1,0 +1,141 @@
+//! A store that can be made to fail, around one that does not.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
+
+use futures_util::FutureExt;
+use futures_util::future::BoxFuture;
+
+use crate::record::Record;
+use crate::scope::RecordId;
+use crate::store::{
+    Abandoned, Answers, Claim, Claimed, Settled, Settlement, Store, StoreError, StoreErrorKind,
+    Swept,
+};
+
+/// How a store fails.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Fault {
+    /// It does not.
+    None = 0,
+    /// Nothing is written, and it says so.
+    Unavailable = 1,
+    /// The write lands, and its answer gets lost.
+    LostAnswer = 2,
+    /// The write does not land, and nobody can tell.
+    LostWrite = 3,
+}
+
+/// A store whose claims, settlements and reads fail as they are told to.
+#[derive(Debug)]
+pub struct Faulty {
+    inner: Arc<dyn Store>,
+    claims: AtomicU8,
+    settlements: AtomicU8,
+    loads: AtomicU8,
+    failures: AtomicUsize,
+}
+
+impl Faulty {
+    /// Nothing fails yet.
+    #[must_use]
+    pub fn around(inner: Arc<dyn Store>) -> Arc<Self> {
+        Arc::new(Self {
+            inner,
+            claims: AtomicU8::new(0),
+            settlements: AtomicU8::new(0),
+            loads: AtomicU8::new(0),
+            failures: AtomicUsize::new(0),
+        })
+    }
+
+    /// How claims fail from now on.
+    pub fn fail_claims(&self, fault: Fault) {
+        self.claims.store(fault as u8, Ordering::SeqCst);
+    }
+
+    /// How settlements fail from now on.
+    pub fn fail_settlements(&self, fault: Fault) {
+        self.settlements.store(fault as u8, Ordering::SeqCst);
+    }
+
+    /// Whether reads fail from now on.
+    pub fn fail_loads(&self, fault: Fault) {
+        self.loads.store(fault as u8, Ordering::SeqCst);
+    }
+
+    /// How many writes and reads have failed.
+    #[must_use]
+    pub fn failures(&self) -> usize {
+        self.failures.load(Ordering::SeqCst)
+    }
+
+    fn failed<T>(&self, fault: u8, count: usize) -> Answers<T> {
+        self.failures.fetch_add(1, Ordering::SeqCst);
+        let kind = if fault == Fault::Unavailable as u8 {
+            StoreErrorKind::Unavailable
+        } else {
+            StoreErrorKind::Indeterminate
+        };
+        (0..count).map(|_| Err(StoreError::new(kind, "a fault that was asked for"))).collect()
+    }
+}
+
+impl Store for Faulty {
+    fn name(&self) -> &'static str {
+        "faulty"
+    }
+
+    fn claim(&self, batch: Vec<Claim>) -> BoxFuture<'_, Answers<Claimed>> {
+        async move {
+            let (fault, count) = (self.claims.load(Ordering::SeqCst), batch.len());
+            if fault == 0 {
+                return self.inner.claim(batch).await;
+            }
+            if fault == Fault::LostAnswer as u8 {
+                self.inner.claim(batch).await;
+            }
+            self.failed(fault, count)
+        }
+        .boxed()
+    }
+
+    fn settle(&self, batch: Vec<Settlement>) -> BoxFuture<'_, Answers<Settled>> {
+        async move {
+            let (fault, count) = (self.settlements.load(Ordering::SeqCst), batch.len());
+            if fault == 0 {
+                return self.inner.settle(batch).await;
+            }
+            if fault == Fault::LostAnswer as u8 {
+                self.inner.settle(batch).await;
+            }
+            self.failed(fault, count)
+        }
+        .boxed()
+    }
+
+    fn load(&self, ids: Vec<RecordId>) -> BoxFuture<'_, Answers<Option<Arc<Record>>>> {
+        async move {
+            let (fault, count) = (self.loads.load(Ordering::SeqCst), ids.len());
+            if fault == 0 { self.inner.load(ids).await } else { self.failed(fault, count) }
+        }
+        .boxed()
+    }
+
+    fn abandoned(&self, limit: usize) -> BoxFuture<'_, Result<Vec<Abandoned>, StoreError>> {
+        self.inner.abandoned(limit)
+    }
+
+    fn sweep(&self, limit: usize) -> BoxFuture<'_, Result<Swept, StoreError>> {
+        self.inner.sweep(limit)
+    }
+
+    fn ready(&self) -> BoxFuture<'_, Result<(), StoreError>> {
+        self.inner.ready()
+    }
+
+    fn close(&self) -> BoxFuture<'_, Result<(), StoreError>> {
+        self.inner.close()
+    }
+}

@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::path::Path;
 use std::process::{Command, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -288,6 +289,60 @@ async fn an_upstream_that_closes_idle_connections_makes_no_unknown() {
         join_all(clients.collect::<Vec<_>>()).await.into_iter().map(Result::unwrap).sum();
     assert!(sent > 8 * 8);
     assert_eq!(upstream.runs_in_all(), sent);
+    assert!(gateway.terminate().await.success());
+}
+
+/// An upstream that is giving up a connection just when a request comes on it: whatever comes after
+/// `idle` is taken and not answered. Counts its connections.
+async fn gives_up_idle_connections(
+    listener: tokio::net::TcpListener,
+    idle: Duration,
+    connections: Arc<AtomicUsize>,
+) {
+    while let Ok((mut stream, _)) = listener.accept().await {
+        connections.fetch_add(1, Ordering::SeqCst);
+        tokio::spawn(async move {
+            let mut since = SystemClock.monotonic();
+            loop {
+                let mut request = Vec::new();
+                while !request.ends_with(b"\r\n\r\n10") {
+                    let Ok(byte) = stream.read_u8().await else {
+                        return;
+                    };
+                    request.push(byte);
+                }
+                if SystemClock.monotonic() - since >= idle {
+                    return;
+                }
+                let answer = b"HTTP/1.1 201 Created\r\ncontent-length: 0\r\n\r\n";
+                stream.write_all(answer).await.unwrap();
+                since = SystemClock.monotonic();
+            }
+        });
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_connection_that_the_upstream_may_be_closing_is_not_used() {
+    let folder = tempfile::tempdir().unwrap();
+    let listener = tokio::net::TcpListener::bind(free_port()).await.unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    let connections = Arc::new(AtomicUsize::new(0));
+    let idle = Duration::from_millis(4_300);
+    let count = Arc::clone(&connections);
+    tokio::spawn(gives_up_idle_connections(listener, idle, count));
+    let mut gateway = Process::start(folder.path(), "", &url).await;
+    // Used again at once, and not after almost the five seconds that many servers wait.
+    let expected = [(0, 1), (0, 1), (4_600, 2), (4_600, 3)];
+    for (number, (pause, expected)) in expected.into_iter().enumerate() {
+        SystemClock.sleep(Duration::from_millis(pause)).await;
+        let key = format!("idle-connection-{number:04}");
+        let answer = gateway.client.post("/any/charge").key(&key).send().await;
+        let answer = answer.unwrap();
+        assert_eq!(answer.status(), 201, "{}", answer.text());
+        let made = connections.load(Ordering::SeqCst);
+        assert_eq!(made, expected, "connections after a pause of {pause} ms");
+    }
     assert!(gateway.terminate().await.success());
 }
 

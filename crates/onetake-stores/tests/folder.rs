@@ -2,6 +2,7 @@
 #![expect(clippy::unwrap_used, clippy::panic, reason = "tests may panic")]
 
 use std::fs;
+use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -47,8 +48,20 @@ async fn load(store: &EmbeddedStore, claim: &Claim) -> Option<Arc<Record>> {
     store.load(vec![claim.id]).await.remove(0).unwrap()
 }
 
-/// A folder with a hundred completed keys and one that runs; closed, unless it is a crash.
-async fn filled(path: &Path, close: bool) {
+/// A folder with a hundred completed keys and one that runs, closed.
+async fn filled(path: &Path) {
+    open_and_filled(path).await.close().await.unwrap();
+}
+
+/// What a crash would leave of such a folder.
+async fn crashed(path: &Path) {
+    let live = tempfile::tempdir().unwrap();
+    let store = open_and_filled(live.path()).await;
+    copy(live.path(), path);
+    store.close().await.unwrap();
+}
+
+async fn open_and_filled(path: &Path) -> EmbeddedStore {
     let store = EmbeddedStore::open(path).unwrap();
     for number in 0..100_u32 {
         let claim = claim(&format!("key {number}"), 1);
@@ -56,9 +69,7 @@ async fn filled(path: &Path, close: bool) {
         complete(&store, &claim, format!("outcome {number}")).await;
     }
     granted(&store, &claim("runs", 1)).await;
-    if close {
-        store.close().await.unwrap();
-    }
+    store
 }
 
 /// The folder as a crash would leave it: a copy of it while it is open.
@@ -78,10 +89,8 @@ fn copy(from: &Path, to: &Path) {
 #[tokio::test(flavor = "multi_thread")]
 async fn everything_acknowledged_is_there_after_a_crash() {
     let folder = tempfile::tempdir().unwrap();
-    let crashed = folder.path().join("crashed");
-    filled(&folder.path().join("live"), false).await;
-    copy(&folder.path().join("live"), &crashed);
-    let store = EmbeddedStore::open(&crashed).unwrap();
+    crashed(folder.path()).await;
+    let store = EmbeddedStore::open(folder.path()).unwrap();
     for number in 0..100_u32 {
         let record = load(&store, &claim(&format!("key {number}"), 9)).await.unwrap();
         let State::Completed { recording, .. } = &record.state else { panic!("{number}") };
@@ -93,6 +102,128 @@ async fn everything_acknowledged_is_there_after_a_crash() {
     assert!(matches!(run(&store, &claim("runs", 9)).await, Claimed::Found { .. }), "not run again");
     // Its own attempt is still believed.
     complete(&store, &claim("runs", 1), "late").await;
+}
+
+/// Where the bytes of the tree's journal are.
+fn journal_of(folder: &Path) -> PathBuf {
+    let mut files = fs::read_dir(folder.join("db")).unwrap().map(|entry| entry.unwrap().path());
+    files.find(|path| path.extension().is_some_and(|e| e == "jnl")).unwrap()
+}
+
+/// Counts what the journal says of a record, in the very moment in which an answer is given and on
+/// the thread that gives it.
+struct Look {
+    journal: PathBuf,
+    id: RecordId,
+    seen: std::sync::mpsc::Sender<usize>,
+}
+
+impl Look {
+    fn count(&self) -> usize {
+        // Allocated far ahead: what this test writes stands at its beginning.
+        let mut bytes = Vec::new();
+        let file = fs::File::open(&self.journal).unwrap();
+        file.take(1 << 16).read_to_end(&mut bytes).unwrap();
+        let id = self.id.as_bytes();
+        bytes.windows(id.len()).filter(|at| at == id).count()
+    }
+}
+
+impl std::task::Wake for Look {
+    fn wake(self: Arc<Self>) {
+        let _over = self.seen.send(self.count());
+    }
+}
+
+/// How often the journal named the record before it was asked, and when it answered.
+fn at_the_answer<T>(
+    folder: &Path,
+    id: RecordId,
+    mut asked: futures_util::future::BoxFuture<'_, T>,
+) -> (T, usize, usize) {
+    use std::task::{Context, Poll, Waker};
+    let (seen, look) = std::sync::mpsc::channel();
+    let journal = journal_of(folder);
+    let look_now = Arc::new(Look { journal, id, seen });
+    let before = look_now.count();
+    let waker = Waker::from(Arc::clone(&look_now));
+    let mut context = Context::from_waker(&waker);
+    if let Poll::Ready(answer) = asked.as_mut().poll(&mut context) {
+        // Faster than anybody could wait for it.
+        return (answer, before, look_now.count());
+    }
+    let after = look.recv_timeout(Duration::from_secs(30)).unwrap();
+    match asked.as_mut().poll(&mut context) {
+        Poll::Ready(answer) => (answer, before, after),
+        Poll::Pending => panic!("woken without an answer"),
+    }
+}
+
+#[test]
+fn nothing_is_answered_before_it_is_written() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = EmbeddedStore::open(folder.path()).unwrap();
+    for number in 0..30_u32 {
+        let claim = claim(&format!("key {number}"), 1);
+        let asked = store.claim(vec![claim.clone()]);
+        let (answers, before, after) = at_the_answer(folder.path(), claim.id, asked);
+        assert!(matches!(answers[..], [Ok(Claimed::Granted { .. })]));
+        assert!(after > before, "a claim was granted before it was written (S5)");
+        let settlement = Settlement {
+            id: claim.id,
+            attempt: claim.attempt,
+            verb: Verb::Complete(Recording::new("outcome")),
+        };
+        let asked = store.settle(vec![settlement]);
+        let (answers, before, after) = at_the_answer(folder.path(), claim.id, asked);
+        assert!(matches!(answers[..], [Ok(Settled::Done { .. })]));
+        assert!(after > before, "an outcome was shown before it was written (S6)");
+    }
+}
+
+/// What this thread threw away before it was on disk, by the kernel's count.
+#[cfg(target_os = "linux")]
+fn thrown_away() -> u64 {
+    let io = fs::read_to_string("/proc/thread-self/io").unwrap_or_default();
+    let line = io.lines().find_map(|line| line.strip_prefix("cancelled_write_bytes: "));
+    line.map_or(0, |count| count.parse().unwrap())
+}
+
+/// Throws a file's bytes away, and says how many of them were not on disk yet.
+#[cfg(target_os = "linux")]
+fn not_on_disk(path: &Path) -> u64 {
+    let before = thrown_away();
+    let file = fs::File::options().write(true).open(path).unwrap();
+    file.set_len(0).unwrap();
+    thrown_away() - before
+}
+
+#[cfg(target_os = "linux")]
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_answered_is_on_disk() {
+    let folder = tempfile::tempdir().unwrap();
+    let probe = folder.path().join("probe");
+    fs::write(&probe, vec![b'x'; 1 << 16]).unwrap();
+    if not_on_disk(&probe) == 0 {
+        eprintln!("skipped: this filesystem does not tell what is on disk");
+        return;
+    }
+    for settled in [false, true] {
+        let path = folder.path().join(format!("settled {settled}"));
+        let store = EmbeddedStore::open(&path).unwrap();
+        for number in 0..20_u32 {
+            let claim = claim(&format!("key {number}"), 1);
+            granted(&store, &claim).await;
+            if settled {
+                complete(&store, &claim, vec![b'x'; 5_000]).await;
+            }
+        }
+        assert_eq!(
+            not_on_disk(&journal_of(&path)),
+            0,
+            "bytes of answered writes that a power cut would lose (S5, S6)"
+        );
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -174,7 +305,7 @@ fn a_folder_of_somebody_else_is_left_alone() {
 #[tokio::test(flavor = "multi_thread")]
 async fn an_interrupted_creation_begins_anew() {
     let folder = tempfile::tempdir().unwrap();
-    filled(folder.path(), true).await;
+    filled(folder.path()).await;
     fs::remove_file(folder.path().join("FORMAT")).unwrap();
     fs::remove_file(folder.path().join("WITNESS")).unwrap();
     fs::write(folder.path().join("CREATING"), "").unwrap();
@@ -185,7 +316,7 @@ async fn an_interrupted_creation_begins_anew() {
 #[tokio::test(flavor = "multi_thread")]
 async fn another_format_is_refused() {
     let folder = tempfile::tempdir().unwrap();
-    filled(folder.path(), true).await;
+    filled(folder.path()).await;
     fs::write(folder.path().join("FORMAT"), "onetake embedded store\nformat 2\n").unwrap();
     let message = EmbeddedStore::open(folder.path()).unwrap_err().to_string();
     assert!(message.contains("format 2") && message.contains("reads format 1"), "{message}");
@@ -209,7 +340,7 @@ fn contents(path: &Path) -> Vec<(PathBuf, Vec<u8>)> {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_damaged_folder_is_refused_and_not_changed() {
     let whole = tempfile::tempdir().unwrap();
-    filled(whole.path(), true).await;
+    filled(whole.path()).await;
     let journal = |folder: &Path| {
         let files = fs::read_dir(folder.join("db")).unwrap().map(|entry| entry.unwrap().path());
         files.into_iter().find(|path| path.extension().is_some_and(|e| e == "jnl")).unwrap()
@@ -294,21 +425,17 @@ async fn a_damaged_folder_is_refused_and_not_changed() {
 async fn a_journal_that_a_crash_emptied_is_noticed() {
     // Without a clean close nothing says how far the journal reached; the fence ceiling still does.
     let folder = tempfile::tempdir().unwrap();
-    let crashed = folder.path().join("crashed");
-    filled(&folder.path().join("live"), false).await;
-    copy(&folder.path().join("live"), &crashed);
-    fs::write(crashed.join("db/0.jnl"), vec![0; 1 << 20]).unwrap();
-    let error = EmbeddedStore::open(&crashed).unwrap_err();
+    crashed(folder.path()).await;
+    fs::write(folder.path().join("db/0.jnl"), vec![0; 1 << 20]).unwrap();
+    let error = EmbeddedStore::open(folder.path()).unwrap_err();
     assert!(matches!(error, OpenError::Damaged { .. }), "{error}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_torn_end_is_what_a_crash_leaves_and_is_cut() {
     let folder = tempfile::tempdir().unwrap();
-    let live = folder.path().join("live");
-    filled(&live, false).await;
     let whole = folder.path().join("crashed");
-    copy(&live, &whole);
+    crashed(&whole).await;
     let path = whole.join("db");
     let journal = fs::read_dir(&path).unwrap().map(|entry| entry.unwrap().path());
     let journal = journal.into_iter().find(|p| p.extension().is_some_and(|e| e == "jnl")).unwrap();

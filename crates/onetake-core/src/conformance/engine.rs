@@ -202,7 +202,9 @@ pub(super) async fn another_payload_is_refused_while_it_runs(bench: &Bench) {
     let first = work.run(&engine, bench.operation("a", "pay 10"));
     work.started.notified().await;
     for _ in 0..2 {
-        let other = work.run(&engine, bench.waiting("a", "pay 99", 5)).await.unwrap().unwrap();
+        // Driven, so that one that waits instead of being refused ends too.
+        let other = work.run(&engine, bench.waiting("a", "pay 99", 5));
+        let other = bench.drive(other).await.unwrap().unwrap();
         assert!(matches!(other, Outcome::Answered(Answer::Mismatch)), "{other:?} (S9)");
         let same = work.run(&engine, bench.operation("a", "pay 10")).await.unwrap().unwrap();
         assert!(matches!(same, Outcome::Answered(Answer::InFlight)), "{same:?}");

@@ -206,7 +206,14 @@ async fn serve(config: Config, patience: Duration) -> Result<(), Failed> {
         }
     };
     tracing::info!(signal = stop, "draining: nothing new is accepted");
-    match gateway.shutdown(patience).await {
+    let drained = tokio::select! {
+        biased;
+        drained = gateway.shutdown(patience) => drained,
+        signal = stop_signal() => {
+            return Err(Failed(format!("stopped at once by a second {signal}"), 1));
+        }
+    };
+    match drained {
         Ok(true) => tracing::info!("drained"),
         Ok(false) => tracing::warn!("gave up waiting: what was still running is unknown from now"),
         Err(error) => return Err(Failed(format!("the store could not be closed: {error}"), 1)),

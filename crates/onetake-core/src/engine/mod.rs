@@ -47,6 +47,9 @@ pub use operation::{
     Answer, Attempt, Begin, EngineError, InFlight, Limits, Operation, Outcome, Verdict,
 };
 
+/// How long the store may take to close.
+const CLOSE_PATIENCE: Duration = Duration::from_secs(10);
+
 /// Runs each operation once. Cheap to clone; all clones are one engine.
 #[derive(Clone, Debug)]
 pub struct Engine {
@@ -227,11 +230,19 @@ impl Engine {
         inner.closing.store(true, Ordering::Release);
         inner.tracker.close();
         let drained = tokio::select! {
+            biased;
             () = inner.tracker.wait() => true,
             () = inner.clock.sleep(patience) => false,
         };
         inner.stopped.cancel();
-        inner.store.close().await?;
+        tokio::select! {
+            biased;
+            closed = inner.store.close() => closed?,
+            () = inner.clock.sleep(CLOSE_PATIENCE) => {
+                let what = "the store did not close in time";
+                return Err(StoreError::new(StoreErrorKind::Unavailable, what));
+            }
+        }
         Ok(drained)
     }
 

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::io;
 use std::sync::{Arc, mpsc};
-use std::thread::JoinHandle;
+use std::time::Duration;
 
 use tokio::sync::oneshot;
 
@@ -25,6 +25,8 @@ const SWEEP_STEP: usize = 64;
 /// Records deleted before the tables are compacted to give back their space; more, if there are
 /// many records, so that each is rewritten a bounded number of times.
 const COMPACT_AFTER_MIN: usize = 20_000;
+/// How long closing waits for a compaction. The tree's own threads may have died under it.
+const COMPACTION_PATIENCE: Duration = Duration::from_secs(3);
 /// Records that are made unknown in one write when the folder is opened.
 const RESTART_BATCH: usize = 1_000;
 
@@ -47,12 +49,30 @@ pub(super) struct Committer {
     clock: Arc<dyn Clock>,
     memory: Memory,
     sweeps: VecDeque<Sweeping>,
-    compaction: Option<JoinHandle<()>>,
+    compaction: Option<Compaction>,
     removed: usize,
     /// The fence ceiling that the witness tells of.
     witnessed: Fence,
     /// Held until the thread ends: nobody else may use the folder before.
     folder: Folder,
+}
+
+/// A compaction in a thread of its own.
+struct Compaction {
+    /// Disconnected when the thread ends, however it ends.
+    over: mpsc::Receiver<()>,
+}
+
+impl Compaction {
+    fn is_over(&self) -> bool {
+        matches!(self.over.try_recv(), Err(mpsc::TryRecvError::Disconnected))
+    }
+
+    /// Waits for a while; says whether it is over.
+    fn wait(&self) -> bool {
+        let waited = self.over.recv_timeout(COMPACTION_PATIENCE);
+        matches!(waited, Err(mpsc::RecvTimeoutError::Disconnected))
+    }
 }
 
 /// A sweep that goes on in steps, so that traffic never waits for all of it.
@@ -70,13 +90,8 @@ impl Committer {
         clock: Arc<dyn Clock>,
         folder: Folder,
     ) -> Result<(Self, usize), OpenError> {
-        let damaged = |error: StoreError| OpenError::Damaged {
-            path: folder.path().to_owned(),
-            what: error.to_string(),
-            source: Some(Box::new(error)),
-        };
-        let ceiling = tables.fence_ceiling().map_err(damaged)?;
-        let orphans = tables.all_running().map_err(damaged)?;
+        let ceiling = tables.fence_ceiling().map_err(|error| folder.unreadable(error))?;
+        let orphans = tables.all_running().map_err(|error| folder.unreadable(error))?;
         if !orphans.is_empty() {
             tracing::warn!(
                 count = orphans.len(),
@@ -90,7 +105,8 @@ impl Committer {
                 let state = State::Unknown { at: now, cause: Cause::Restarted };
                 group.write(&record.with_state(state), true);
             }
-            group.commit().map_err(damaged)?;
+            let failed = |error| OpenError::io(folder.path(), "write", io::Error::other(error));
+            group.commit().map_err(failed)?;
         }
         let memory = Memory::above(ceiling);
         let committer = Self {
@@ -144,6 +160,10 @@ impl Committer {
     fn group(&mut self, jobs: Vec<Job>) -> Result<(), StoreError> {
         let now = self.clock.now();
         let mut group = self.tables.group();
+        let compacted = self.compaction.take_if(|compaction| compaction.is_over()).is_some();
+        if compacted {
+            group.note_compaction();
+        }
         let mut replies: Vec<Reply> = Vec::with_capacity(jobs.len());
         let (tables, memory) = (&self.tables, &mut self.memory);
         for job in jobs {
@@ -183,6 +203,9 @@ impl Committer {
         memory.fresh.clear();
         replies.into_iter().for_each(|reply| reply(result.as_ref().err()));
         if result.is_ok() {
+            if compacted {
+                self.tables.drop_replaced_files();
+            }
             self.witness();
             self.compact_if_due();
         }
@@ -199,41 +222,46 @@ impl Committer {
     /// Writes down a raised ceiling beside the tree, once it is in the tree.
     fn witness(&mut self) {
         if self.memory.ceiling > self.witnessed {
-            self.witnessed = self.memory.ceiling;
-            let witness = self.tables.witness(self.witnessed);
-            if let Err(error) = witness.write(self.folder.path()) {
-                tracing::warn!(%error, "the store's WITNESS could not be written");
+            let witness = self.tables.witness(self.memory.ceiling);
+            match witness.write(self.folder.path()) {
+                Ok(()) => self.witnessed = self.memory.ceiling,
+                Err(error) => tracing::warn!(%error, "the store's WITNESS could not be written"),
             }
         }
     }
 
     /// Compacts in a thread of its own once enough was deleted: traffic goes on meanwhile.
     fn compact_if_due(&mut self) {
-        let busy = self.compaction.as_ref().is_some_and(|thread| !thread.is_finished());
-        if busy || self.removed < COMPACT_AFTER_MIN.max(self.tables.settled_about() / 4) {
+        if self.compaction.is_some()
+            || self.removed < COMPACT_AFTER_MIN.max(self.tables.settled_about() / 4)
+        {
             return;
         }
         self.removed = 0;
         let compact = self.tables.compactor();
+        let (alive, over) = mpsc::channel();
         let work = move || {
+            let _alive: mpsc::Sender<()> = alive;
             if let Err(error) = compact() {
                 tracing::warn!(%error, "the space of expired records could not be given back yet");
             }
         };
         let thread = std::thread::Builder::new().name("onetake-compact".to_owned());
-        self.compaction = thread.spawn(work).ok();
+        self.compaction = thread.spawn(work).ok().map(|_| Compaction { over });
     }
 
     /// Lets go of the tree, and writes down how far its journals reach.
     fn close(self) -> Result<(), StoreError> {
         let Self { tables, memory, compaction, folder, .. } = self;
-        if let Some(thread) = compaction {
-            let _panicked = thread.join();
-        }
+        let idle = compaction.is_none_or(|compaction| compaction.wait());
         let mut witness = tables.witness(memory.ceiling);
         tables.close()?;
-        let marked = journal::check(&folder.database()).and_then(|journals| {
-            witness.journals = Some(journals.map_err(io::Error::other)?);
+        if !idle {
+            // Something may still change the journals: it will be opened as after a crash.
+            return Ok(());
+        }
+        let marked = journal::check(&folder.database(), &witness.mark).and_then(|journals| {
+            witness.journals = Some(journals.map_err(io::Error::other)?.lengths);
             witness.write(folder.path())
         });
         if let Err(error) = marked {

@@ -12,6 +12,8 @@ use std::fs::{self, File};
 use std::io::{self, Read, Seek, Write};
 use std::path::{Path, PathBuf};
 
+use onetake_core::StoreError;
+
 use super::witness::{self, Witness};
 
 /// What the first line of FORMAT says.
@@ -54,7 +56,7 @@ pub enum OpenError {
     },
     /// Something in it is not as it was written.
     #[error(
-        "the data folder {path} is damaged: {what}. Nothing was changed. Restore it from a backup; starting with an empty folder forgets which operations have run"
+        "the data folder {path} is damaged: {what}. Nothing in its tables was changed. Restore it from a backup; starting with an empty folder forgets which operations have run"
     )]
     Damaged {
         /// The folder.
@@ -141,6 +143,12 @@ impl Folder {
 
     pub(super) fn database(&self) -> PathBuf {
         self.path.join("db")
+    }
+
+    /// The error for something in the tree that cannot be read.
+    pub(super) fn unreadable(&self, error: StoreError) -> OpenError {
+        let (path, what) = (self.path.clone(), error.to_string());
+        OpenError::Damaged { path, what, source: Some(Box::new(error)) }
     }
 
     /// The error for a tree that something in this very process still holds.

@@ -5,7 +5,9 @@
 //! the middle: whatever was acknowledged behind it would be gone, and would run again. So the
 //! journal is read here first, without changing it: if a whole batch follows the first thing that
 //! cannot be read, the folder is damaged and is not opened. (A batch is written only after the one
-//! before it is on disk, so a torn end is never followed by a whole batch.)
+//! before it is on disk, so a torn end is never followed by a whole batch.) Every batch of this store
+//! begins with a mark that nobody else knows; without it, a recorded body inside a torn batch could
+//! pretend to be a batch.
 //!
 //! The format, as of fjall 3: batches of `1 items:u32 seqno:u64`, then `2 type:u8 compression…
 //! keyspace:u64 key:u16 value:u32 stored:u32 key value` or `4 keyspace:u64` for each item, then
@@ -15,34 +17,67 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
+use memchr::memmem;
 use xxhash_rust::xxh3::xxh3_64;
+
+use super::witness::Mark;
 
 const TRAILER: &[u8] = b"FJL\x03";
 
-/// Looks at every journal in the folder, and says how far each can be read; or which one is
-/// damaged, and how.
-pub(super) fn check(database: &Path) -> io::Result<Result<BTreeMap<String, u64>, String>> {
-    let mut journals = BTreeMap::new();
+/// The journals of a folder that is not damaged.
+#[derive(Debug)]
+pub(super) struct Journals {
+    /// How far each can be read.
+    pub(super) lengths: BTreeMap<String, u64>,
+    /// The newest, and how far it can be read, if a torn write stands at its end.
+    pub(super) torn: Option<(PathBuf, u64)>,
+}
+
+/// Looks at every journal in the folder; or says which one is damaged, and how.
+pub(super) fn check(database: &Path, mark: &Mark) -> io::Result<Result<Journals, String>> {
+    let mut paths = Vec::new();
     for entry in fs::read_dir(database)? {
         let path = entry?.path();
-        if path.extension().is_none_or(|extension| extension != "jnl") {
-            continue;
+        if path.extension().is_some_and(|extension| extension == "jnl") {
+            let number = path.file_stem().and_then(|stem| stem.to_str()?.parse::<u64>().ok());
+            paths.push((number, path));
         }
+    }
+    paths.sort();
+    let Some((_, newest)) = paths.last().cloned() else {
+        return Ok(Err("its journal is missing".to_owned()));
+    };
+    let mut journals = Journals { lengths: BTreeMap::new(), torn: None };
+    for (_, path) in paths {
         let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
         let bytes = fs::read(&path)?;
         let whole = whole(&bytes);
-        if goes_on(&bytes, &whole) {
-            let at = whole.end;
-            return Ok(Err(format!("{name} cannot be read at byte {at}, but goes on behind it")));
+        let (end, rest) = (whole.end, bytes.get(whole.end..).unwrap_or_default());
+        if goes_on(rest, whole.last, mark) {
+            return Ok(Err(format!("{name} cannot be read at byte {end}, but goes on behind it")));
         }
-        journals.insert(name, whole.end as u64);
-    }
-    if journals.is_empty() {
-        return Ok(Err("its journal is missing".to_owned()));
+        if rest.iter().any(|byte| *byte != 0) {
+            // A journal is complete before the next one is begun.
+            if path != newest {
+                return Ok(Err(format!("{name} cannot be read at byte {end}")));
+            }
+            journals.torn = Some((path, end as u64));
+        }
+        journals.lengths.insert(name, end as u64);
     }
     Ok(Ok(journals))
+}
+
+/// Cuts off what a crash left of the last write. Nobody was ever told of it.
+pub(super) fn cut(journals: &Journals) -> io::Result<()> {
+    if let Some((path, end)) = &journals.torn {
+        let file = fs::File::options().write(true).open(path)?;
+        file.set_len(*end)?;
+        file.sync_all()?;
+    }
+    Ok(())
 }
 
 /// The part of a journal that consists of whole batches.
@@ -61,13 +96,16 @@ fn whole(bytes: &[u8]) -> Whole {
     whole
 }
 
-/// Whether a later batch stands whole behind the first byte that cannot be read. A trailer alone
-/// would prove nothing: it may be part of a recorded body inside the torn batch.
-fn goes_on(bytes: &[u8], whole: &Whole) -> bool {
-    let rest = bytes.get(whole.end..).unwrap_or_default();
-    memchr::memchr_iter(1, rest).any(|start| {
+/// How far behind the beginning of a batch its mark stands: the head of the batch, the head of its
+/// first item, and that item's name.
+const MARK_AT: usize = 13 + 21 + super::tables::MARK.len();
+
+/// Whether a later batch of ours stands whole in what cannot be read from its beginning.
+fn goes_on(rest: &[u8], last: Option<u64>, mark: &Mark) -> bool {
+    memmem::find_iter(rest, mark).any(|at| {
+        let Some(start) = at.checked_sub(MARK_AT) else { return false };
         let mut reader = Reader { bytes: rest, at: start };
-        batch(&mut reader).is_some_and(|sequence| whole.last.is_none_or(|last| sequence > last))
+        batch(&mut reader).is_some_and(|sequence| last.is_none_or(|last| sequence > last))
     })
 }
 
@@ -140,13 +178,21 @@ mod tests {
     use super::*;
     use fjall::{Database, KeyspaceCreateOptions, PersistMode};
 
-    /// A journal that fjall wrote: ten batches of three items.
+    const SECRET: Mark = *b"0123456789abcdef";
+
+    fn damaged(bytes: &[u8]) -> bool {
+        let whole = whole(bytes);
+        goes_on(&bytes[whole.end..], whole.last, &SECRET)
+    }
+
+    /// A journal that fjall wrote: ten batches of a mark and three items.
     fn journal() -> Vec<u8> {
         let folder = tempfile::tempdir().unwrap();
         let db = Database::builder(folder.path()).open().unwrap();
         let a = db.keyspace("a", KeyspaceCreateOptions::default).unwrap();
         for round in 0..10_u8 {
             let mut batch = db.batch().durability(Some(PersistMode::SyncData));
+            batch.insert(&a, super::super::tables::MARK, SECRET);
             batch.insert(&a, [round; 16], vec![round; 300]);
             batch.insert(&a, [round + 100; 16], vec![]);
             batch.remove(&a, [round; 8]);
@@ -164,11 +210,10 @@ mod tests {
     #[test]
     fn what_fjall_writes_is_readable_to_its_zeros() {
         let bytes = journal();
-        let whole = whole(&bytes);
-        let end = whole.end;
+        let end = whole(&bytes).end;
         assert!(end > 10 * 300, "all ten batches were read, not {end} bytes");
         assert!(bytes[end..].iter().all(|byte| *byte == 0));
-        assert!(!goes_on(&bytes, &whole));
+        assert!(!damaged(&bytes));
     }
 
     #[test]
@@ -178,7 +223,7 @@ mod tests {
         for cut in (0..end).step_by(7) {
             let mut torn = bytes.clone();
             torn[cut..].fill(0);
-            assert!(!goes_on(&torn, &whole(&torn)), "cut at {cut}");
+            assert!(!damaged(&torn), "cut at {cut}");
         }
     }
 
@@ -191,8 +236,13 @@ mod tests {
         // Inside the value of the last batch, whose own end is torn off.
         let value = end - batch + 100;
         torn[value..value + 13].copy_from_slice(b"\x0312345678FJL\x03");
+        // A whole batch of no items: anybody could send these bytes.
+        let mut forged = vec![1, 0, 0, 0, 0, 255, 255, 255, 255, 255, 255, 255, 127, 3];
+        forged.extend_from_slice(&xxh3_64(b"").to_le_bytes());
+        forged.extend_from_slice(TRAILER);
+        torn[value + 20..value + 20 + forged.len()].copy_from_slice(&forged);
         torn[end - 10..].fill(0);
-        assert!(!goes_on(&torn, &whole(&torn)));
+        assert!(!damaged(&torn));
     }
 
     #[test]
@@ -201,12 +251,11 @@ mod tests {
         let end = whole(&bytes).end;
         let batch = end / 10;
         // The tag of a batch, of an item, a keyspace, a length, a value, the checksum, the trailer.
-        for at in [0, 13, 13 + 10, 13 + 11, 100, batch - 8, batch - 2] {
+        for at in [0, 13, 13 + 10, 13 + 11, 45, 150, batch - 8, batch - 2] {
             for round in 0..9 {
-                let mut damaged = bytes.clone();
-                damaged[round * batch + at] ^= 0x40;
-                let whole = whole(&damaged);
-                assert!(whole.end < end && goes_on(&damaged, &whole), "{round} {at}");
+                let mut changed = bytes.clone();
+                changed[round * batch + at] ^= 0x40;
+                assert!(whole(&changed).end < end && damaged(&changed), "{round} {at}");
             }
         }
     }

@@ -13,11 +13,13 @@
 use bytes::Bytes;
 use fjall::{Database, Keyspace, KeyspaceCreateOptions, PersistMode};
 
-use onetake_core::{Fence, Record, RecordId, State, StoreError, StoreErrorKind, Timestamp, codec};
+use onetake_core::{
+    Fence, Record, RecordId, Rng, State, StoreError, StoreErrorKind, SystemRng, Timestamp, codec,
+};
 
 use super::folder::{Folder, OpenError};
 use super::journal;
-use super::witness::Witness;
+use super::witness::{Mark, Witness};
 
 /// Bytes of journal that may wait for their tables to be written: what has to be read again when
 /// the folder is opened.
@@ -29,9 +31,14 @@ const MEMTABLE_BYTES: u64 = 32 << 20;
 
 const FENCE_CEILING: &[u8] = b"fence-ceiling";
 const COMPACTED: &[u8] = b"compacted";
+/// What fjall 3 writes into the file `version`.
+const TREE_VERSION: &[u8] = b"FJL\x03";
+/// The name of the first item in every group.
+pub(super) const MARK: &[u8] = b"mark";
 
 pub(super) struct Tables {
     db: Database,
+    mark: Mark,
     running: Keyspace,
     settled: Keyspace,
     expiry: Keyspace,
@@ -41,27 +48,21 @@ pub(super) struct Tables {
 impl Tables {
     /// Opens the tree of a folder, after a look at whether it is whole.
     pub(super) fn open(folder: &Folder) -> Result<Self, OpenError> {
-        let damaged = |what: String| OpenError::damaged(folder.path(), what);
         let witness = if folder.is_new() {
-            Witness::default()
+            let mut witness = Witness::default();
+            SystemRng.fill(&mut witness.mark);
+            witness
         } else {
             let witness = folder.witness()?;
             check_files(folder, &witness)?;
             witness
         };
-        let tables = Self::open_tree(folder).map_err(|error| match error {
-            fjall::Error::Locked => folder.in_use(),
-            error => OpenError::Damaged {
-                path: folder.path().to_owned(),
-                what: format!("its tables cannot be read ({error})"),
-                source: Some(Box::new(error)),
-            },
-        })?;
-        let ceiling = tables.fence_ceiling().map_err(|error| damaged(error.to_string()))?;
+        let tables =
+            Self::open_tree(folder, witness.mark).map_err(|error| refused(folder, error))?;
+        let ceiling = tables.fence_ceiling().map_err(|error| folder.unreadable(error))?;
         if ceiling < witness.ceiling {
-            return Err(damaged("its tables are older than they were".to_owned()));
+            return Err(OpenError::damaged(folder.path(), "its tables are older than they were"));
         }
-        // From here on it is in use: what it was like when it was closed does not count any more.
         folder.begin_use(&tables.witness(ceiling))?;
         Ok(tables)
     }
@@ -74,16 +75,17 @@ impl Tables {
             folders.map(|name| name.to_string_lossy().into_owned()).collect();
         // The tree's own list of tables.
         tables.push("0".to_owned());
-        Witness { tables, ceiling, journals: None }
+        Witness { mark: self.mark, tables, ceiling, journals: None }
     }
 
-    fn open_tree(folder: &Folder) -> Result<Self, fjall::Error> {
+    fn open_tree(folder: &Folder, mark: Mark) -> Result<Self, fjall::Error> {
         let db = Database::builder(folder.database())
             .max_journaling_size(JOURNAL_BYTES_MAX)
             .cache_size(CACHE_BYTES)
             .open()?;
         let options = || KeyspaceCreateOptions::default().max_memtable_size(MEMTABLE_BYTES);
         Ok(Self {
+            mark,
             running: db.keyspace("running", options)?,
             settled: db.keyspace("settled", options)?,
             expiry: db.keyspace("expiry", options)?,
@@ -142,25 +144,30 @@ impl Tables {
 
     /// Begins a group of writes.
     pub(super) fn group(&self) -> Group<'_> {
-        let batch = self.db.batch().durability(Some(PersistMode::SyncData));
+        let mut batch = self.db.batch().durability(Some(PersistMode::SyncData));
+        batch.insert(&self.meta, MARK, self.mark);
         Group { tables: self, batch }
     }
 
     /// Gives back the space of what was deleted. May take long; other threads go on meanwhile.
     pub(super) fn compactor(&self) -> impl FnOnce() -> Result<(), fjall::Error> + Send + use<> {
-        let (settled, expiry, meta) =
-            (self.settled.clone(), self.expiry.clone(), self.meta.clone());
+        let tables = [self.settled.clone(), self.expiry.clone()];
         move || {
-            for table in [settled, expiry] {
+            for table in tables {
                 // What is still in memory is written first, or its deletions would count for
                 // nothing.
                 table.rotate_memtable_and_wait()?;
                 table.major_compact()?;
             }
-            // Replaced files are deleted when the next table in memory is written, whichever it is:
-            // a small one does, instead of waiting for traffic to fill a large one.
-            meta.insert(COMPACTED, [])?;
-            meta.rotate_memtable_and_wait()
+            Ok(())
+        }
+    }
+
+    /// Replaced files are deleted when the next table in memory is written, whichever it is: a small
+    /// one does, instead of waiting for traffic to fill a large one.
+    pub(super) fn drop_replaced_files(&self) {
+        if let Err(error) = self.meta.rotate_memtable() {
+            tracing::warn!(%error, "the space of expired records could not be given back yet");
         }
     }
 
@@ -170,12 +177,29 @@ impl Tables {
     }
 }
 
+/// What the tree said when it was opened: the operating system's refusals are not damage.
+fn refused(folder: &Folder, error: fjall::Error) -> OpenError {
+    match error {
+        fjall::Error::Locked => folder.in_use(),
+        fjall::Error::Io(error) | fjall::Error::Storage(fjall::LsmError::Io(error)) => {
+            OpenError::io(folder.path(), "open the tables", error)
+        }
+        error => OpenError::Damaged {
+            path: folder.path().to_owned(),
+            what: format!("its tables cannot be read ({error})"),
+            source: Some(Box::new(error)),
+        },
+    }
+}
+
 /// Looks at the files of a tree before it is opened, because opening changes them.
 fn check_files(folder: &Folder, witness: &Witness) -> Result<(), OpenError> {
     let path = folder.database();
     let damaged = |what: String| OpenError::damaged(folder.path(), what);
-    if !path.join("version").is_file() {
-        return Err(damaged("its db folder is missing".to_owned()));
+    match std::fs::read(path.join("version")) {
+        Ok(version) if version == TREE_VERSION => {}
+        Ok(_) => return Err(damaged("db/version is not what was written".to_owned())),
+        Err(_) => return Err(damaged("its db folder is missing".to_owned())),
     }
     let tables = path.join("keyspaces");
     for table in &witness.tables {
@@ -191,15 +215,15 @@ fn check_files(folder: &Folder, witness: &Witness) -> Result<(), OpenError> {
             return Err(damaged(format!("something else is in db/keyspaces: {}", name.display())));
         }
     }
-    let journals = journal::check(&path)
-        .map_err(|error| OpenError::io(folder.path(), "read the journal", error))?
-        .map_err(damaged)?;
-    match &witness.journals {
-        Some(closed) if *closed != journals => {
-            Err(damaged("its journal is not what it was when it was closed".to_owned()))
-        }
-        _ => Ok(()),
+    let io = |error| OpenError::io(folder.path(), "read the journal", error);
+    let journals = journal::check(&path, &witness.mark).map_err(io)?.map_err(damaged)?;
+    if witness.journals.as_ref().is_some_and(|closed| *closed != journals.lengths) {
+        return Err(damaged("its journal is not what it was when it was closed".to_owned()));
     }
+    // From here on it is in use: what it was like when it was closed does not count any more. Opening
+    // the tree changes its journals, and may be interrupted.
+    folder.begin_use(&Witness { journals: None, ..witness.clone() })?;
+    journal::cut(&journals).map_err(|error| OpenError::io(folder.path(), "cut the journal", error))
 }
 
 /// Writes that become durable together.
@@ -226,6 +250,11 @@ impl Group<'_> {
         }
     }
 
+    /// Gives the table of the store's own something to write.
+    pub(super) fn note_compaction(&mut self) {
+        self.batch.insert(&self.tables.meta, COMPACTED, []);
+    }
+
     pub(super) fn raise_fence_ceiling(&mut self, to: Fence) {
         self.batch.insert(&self.tables.meta, FENCE_CEILING, to.get().to_be_bytes());
     }
@@ -239,7 +268,8 @@ impl Group<'_> {
     }
 
     pub(super) fn is_empty(&self) -> bool {
-        self.batch.is_empty()
+        // The mark alone says nothing.
+        self.batch.len() <= 1
     }
 
     /// Waits until everything is on disk. After a failure nobody knows what is, so the error is one

@@ -17,8 +17,14 @@ use super::folder::sync_folder;
 /// The file's name.
 pub(super) const FILE: &str = "WITNESS";
 
+/// Sixteen random bytes, made when the folder is.
+pub(super) type Mark = [u8; 16];
+
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Witness {
+    /// Stands in every group that is written: what has it in the journal was written by this store,
+    /// and is not part of something that a client sent.
+    pub(super) mark: Mark,
     /// The folders of the tables.
     pub(super) tables: Vec<String>,
     /// A fence ceiling that is on disk for sure.
@@ -48,7 +54,8 @@ impl Witness {
     }
 
     fn text(&self) -> String {
-        let mut text = format!("ceiling {}\n", self.ceiling.get());
+        let mark = u128::from_be_bytes(self.mark);
+        let mut text = format!("mark {mark:032x}\nceiling {}\n", self.ceiling.get());
         for table in &self.tables {
             text.push_str(&format!("table {table}\n"));
         }
@@ -66,6 +73,8 @@ impl Witness {
     fn parse(text: &str) -> Option<Self> {
         let mut witness = Self::default();
         let mut lines = text.strip_suffix("end\n")?.lines();
+        let mark = lines.next()?.strip_prefix("mark ")?;
+        witness.mark = u128::from_str_radix(mark, 16).ok()?.to_be_bytes();
         witness.ceiling = Fence::new(lines.next()?.strip_prefix("ceiling ")?.parse().ok()?);
         for line in lines {
             match line.split_once(' ') {
@@ -92,7 +101,12 @@ mod tests {
         let journals = [("0.jnl".to_owned(), 17), ("12.jnl".to_owned(), 0)];
         let tables = vec!["0".to_owned(), "4".to_owned()];
         for journals in [None, Some(BTreeMap::from(journals))] {
-            let witness = Witness { tables: tables.clone(), ceiling: Fence::new(99), journals };
+            let witness = Witness {
+                mark: [7; 16],
+                tables: tables.clone(),
+                ceiling: Fence::new(99),
+                journals,
+            };
             let text = witness.text();
             assert_eq!(Witness::parse(&text), Some(witness));
             for cut in 0..text.len() {

@@ -1,5 +1,7 @@
 //! Development tasks: `cargo xtask test`, `cargo xtask lint`.
 
+mod install;
+
 use std::process::{Command, ExitCode};
 
 /// Everything that the tests are.
@@ -19,13 +21,17 @@ const LINT: &[&[&str]] = &[
 fn main() -> ExitCode {
     let task = std::env::args().nth(1);
     let steps = match task.as_deref() {
-        // The tests need nothing yet beside Rust and the linker that came with it: what they start
-        // is built here. What they will need is installed here, before they run.
-        Some("test") => TEST,
+        Some("test") => {
+            if let Err(error) = install::servers() {
+                eprintln!("{error}");
+                return ExitCode::FAILURE;
+            }
+            TEST
+        }
         Some("lint") => LINT,
         _ => {
             eprintln!(
-                "cargo xtask test    run all tests\ncargo xtask lint    check formatting, run clippy"
+                "cargo xtask test    install what the tests need, run all tests\ncargo xtask lint    check formatting, run clippy"
             );
             return ExitCode::from(2);
         }

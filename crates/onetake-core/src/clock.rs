@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::future::Future;
 use std::pin::Pin;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -110,6 +111,24 @@ impl Rng for SystemRng {
     )]
     fn fill(&self, into: &mut [u8]) {
         getrandom::fill(into).expect("the operating system gives randomness");
+    }
+}
+
+/// Time that passed only in a test: a store whose server has a clock adds it to what that clock
+/// says. It is zero everywhere else.
+#[derive(Clone, Debug, Default)]
+pub struct Shift(Arc<AtomicU64>);
+
+impl Shift {
+    /// Lets time pass.
+    pub fn advance(&self, by: Duration) {
+        self.0.fetch_add(micros(by), Ordering::AcqRel);
+    }
+
+    /// What passed so far, in microseconds.
+    #[must_use]
+    pub fn as_micros(&self) -> u64 {
+        self.0.load(Ordering::Acquire)
     }
 }
 

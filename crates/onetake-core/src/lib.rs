@@ -29,7 +29,7 @@ pub mod record;
 pub mod scope;
 pub mod store;
 
-pub use clock::{Clock, Rng, SystemClock, SystemRng, Timestamp};
+pub use clock::{Clock, ManualClock, Rng, Shift, SystemClock, SystemRng, Timestamp};
 pub use engine::{
     Answer, Attempt, Begin, Engine, EngineError, InFlight, Lease, Limits, Operation, Outcome,
     Settling, Verdict,

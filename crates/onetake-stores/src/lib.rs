@@ -6,8 +6,13 @@
 //! | --- | --- | --- |
 //! | `embedded` (default) | [`EmbeddedStore`] | one node, one folder, no server |
 
+#[cfg(any(feature = "postgres", feature = "redis", feature = "dynamodb"))]
+mod breaker;
+mod diagnosis;
 #[cfg(feature = "embedded")]
 pub mod embedded;
+
+pub use diagnosis::{Diagnosis, Finding, Weight};
 
 #[cfg(feature = "embedded")]
 pub use embedded::{EmbeddedStore, OpenError};

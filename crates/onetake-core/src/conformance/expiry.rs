@@ -70,7 +70,8 @@ pub(super) async fn a_sweep_takes_what_expired_and_nothing_else(bench: &Bench) {
     assert_eq!(bench.sweep(10).await.removed, 0, "nothing has expired yet");
     bench.pass_just_over(5).await;
     let swept = bench.sweep(10).await;
-    assert_eq!((swept.removed, swept.unknown, swept.more), (2, 1, false));
+    let expected = if bench.can.sweeps { (2, 1, false) } else { (0, 0, false) };
+    assert_eq!((swept.removed, swept.unknown, swept.more), expected);
     assert!(bench.load("young").await.is_some());
     assert!(bench.load("old, running").await.is_some());
     assert_eq!(bench.sweep(10).await.removed, 0);
@@ -106,9 +107,9 @@ pub(super) async fn a_sweep_is_bounded(bench: &Bench) {
         let swept = bench.sweep(10).await;
         assert!(swept.removed <= 10, "no more than asked for");
         removed += swept.removed;
-        assert_eq!(swept.more, removed < 25);
+        assert_eq!(swept.more, bench.can.sweeps && removed < 25);
     }
-    assert_eq!(removed, 25);
+    assert_eq!(removed, if bench.can.sweeps { 25 } else { 0 });
 }
 
 pub(super) async fn fences_rise_across_expiry_and_sweep(bench: &Bench) {
@@ -121,7 +122,7 @@ pub(super) async fn fences_rise_across_expiry_and_sweep(bench: &Bench) {
         bench.done(&claim, outcome("x")).await;
         bench.pass_just_over(20).await;
         if round % 2 == 1 {
-            assert_eq!(bench.sweep(10).await.removed, 1);
+            assert_eq!(bench.sweep(10).await.removed, usize::from(bench.can.sweeps));
         }
     }
 }

@@ -33,7 +33,7 @@ use crate::store::Store;
 pub use bench::Bench;
 pub use faulty::{Fault, Faulty};
 pub use report::Report;
-pub use simulated::Simulated;
+pub use simulated::{Shifted, Simulated};
 
 /// A fresh, empty store under test, and power over its clock.
 pub trait Subject: Send + Sync + 'static {
@@ -55,6 +55,9 @@ pub struct Capabilities {
     pub tick: Duration,
     /// The largest body that the store keeps; a larger one is kept as "not replayable".
     pub body_bytes_max: usize,
+    /// Whether expired records lie around until a sweep takes them. Where the server deletes them
+    /// by itself, a sweep finds nothing to do.
+    pub sweeps: bool,
     /// Tasks in the races.
     pub tasks: usize,
     /// Rounds in the races.
@@ -63,7 +66,13 @@ pub struct Capabilities {
 
 impl Default for Capabilities {
     fn default() -> Self {
-        Self { tick: Duration::from_secs(10), body_bytes_max: 1 << 20, tasks: 32, rounds: 20 }
+        Self {
+            tick: Duration::from_secs(10),
+            body_bytes_max: 1 << 20,
+            sweeps: true,
+            tasks: 32,
+            rounds: 20,
+        }
     }
 }
 

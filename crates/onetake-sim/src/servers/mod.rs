@@ -1,0 +1,75 @@
+//! Real servers, started by the tests that need them.
+//!
+//! Each listens on a free loopback port, keeps its data in a temporary folder, and ends when it is
+//! dropped, or when the test's process dies in whatever way. A server that is not installed fails
+//! the test: `cargo xtask test` installs what is missing.
+#![expect(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "a test without its server fails, and says so by panicking"
+)]
+
+mod child;
+mod dynamo;
+mod postgres;
+mod redis;
+
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::path::PathBuf;
+use std::time::Duration;
+
+use onetake_core::{Clock, SystemClock};
+
+pub use child::Child;
+pub use dynamo::Dynamo;
+pub use postgres::{PgBouncer, Postgres};
+pub use redis::{Flavour, Redis, RedisCluster};
+
+/// How long a server may take to start.
+const START_MAX: Duration = Duration::from_secs(60);
+/// How long to wait between two looks.
+const LOOK_EVERY: Duration = Duration::from_millis(20);
+
+/// A loopback port that nobody listened on a moment ago.
+#[must_use]
+pub fn free_port() -> u16 {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("there is a free port");
+    listener.local_addr().expect("it has an address").port()
+}
+
+fn loopback(port: u16) -> SocketAddr {
+    SocketAddr::from((Ipv4Addr::LOCALHOST, port))
+}
+
+/// Waits until `ready` says so; panics with `what` if it takes too long.
+pub async fn until(what: &str, mut ready: impl AsyncFnMut() -> bool) {
+    let clock = SystemClock;
+    let give_up = clock.monotonic() + START_MAX;
+    while !ready().await {
+        assert!(clock.monotonic() < give_up, "{what}: not within {START_MAX:?}");
+        clock.sleep(LOOK_EVERY).await;
+    }
+}
+
+/// Where `cargo xtask test` puts what no package manager of the system has.
+fn tools() -> PathBuf {
+    std::env::var_os("ONETAKE_TOOLS").map_or_else(
+        || PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../../target/tools")),
+        PathBuf::from,
+    )
+}
+
+/// A program by its name, in `PATH` or one of these folders.
+fn program(name: &str, folders: &[PathBuf]) -> PathBuf {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let found = folders
+        .iter()
+        .cloned()
+        .chain(std::env::split_paths(&path))
+        .map(|folder| folder.join(name))
+        .find(|file| file.is_file());
+    found.unwrap_or_else(|| {
+        panic!("`{name}` is not installed; `cargo xtask test` installs what the tests need")
+    })
+}

@@ -1,0 +1,246 @@
+//! PostgreSQL, and PgBouncer in front of it.
+
+use std::net::SocketAddr;
+use std::os::unix::fs::{MetadataExt, chown};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use tempfile::TempDir;
+
+use super::child::Child;
+use super::{free_port, loopback, program, until};
+
+/// Who connects, and with what password.
+const USER: &str = "onetake";
+const PASSWORD: &str = "takes one";
+/// The password as it stands in a URL.
+const PASSWORD_IN_URL: &str = "takes%20one";
+
+/// A PostgreSQL server with an empty database for whoever asks.
+#[derive(Debug)]
+pub struct Postgres {
+    child: Option<Child>,
+    folder: TempDir,
+    port: u16,
+    databases: AtomicU32,
+}
+
+impl Postgres {
+    /// Starts one as it is by default: durable.
+    pub async fn start() -> Self {
+        Self::start_with(&[]).await
+    }
+
+    /// Starts one with these lines in its configuration.
+    pub async fn start_with(settings: &[&str]) -> Self {
+        let folder = tempfile::tempdir().expect("there is room for a folder");
+        let user = unprivileged();
+        if let Some((user, group)) = user {
+            chown(folder.path(), Some(user), Some(group)).expect("root may");
+        }
+        let password = folder.path().join("password");
+        std::fs::write(&password, PASSWORD).expect("the folder is there");
+        if let Some((user, group)) = user {
+            chown(&password, Some(user), Some(group)).expect("root may");
+        }
+        let data = folder.path().join("data");
+        let mut initdb = Command::new(program("initdb", &folders()));
+        initdb.arg("-D").arg(&data).args(["-U", USER, "-A", "scram-sha-256", "--no-sync"]);
+        initdb.args(["--no-locale", "-E", "UTF8"]);
+        initdb.arg(format!("--pwfile={}", password.display()));
+        initdb.current_dir(folder.path()).stdout(Stdio::null());
+        if let Some((user, group)) = user {
+            initdb.uid(user).gid(group);
+        }
+        assert!(initdb.status().is_ok_and(|status| status.success()), "initdb failed");
+        let mut configuration = std::fs::read_to_string(data.join("postgresql.conf"))
+            .expect("initdb wrote a configuration");
+        configuration.push_str("\nlog_line_prefix = '%m [%p] '\n");
+        for line in settings {
+            configuration.push_str(line);
+            configuration.push('\n');
+        }
+        std::fs::write(data.join("postgresql.conf"), configuration).expect("it is writable");
+        let port = free_port();
+        let databases = AtomicU32::new(0);
+        let mut server = Self { child: None, folder, port, databases };
+        server.restart().await;
+        server
+    }
+
+    /// Starts it again after [`stop`](Self::stop) or [`kill`](Self::kill), on the same port and data.
+    pub async fn restart(&mut self) {
+        let data = self.folder.path().join("data");
+        let command = [
+            program("postgres", &folders()).display().to_string(),
+            "-D".into(),
+            data.display().to_string(),
+            "-p".into(),
+            self.port.to_string(),
+            "-k".into(),
+            self.folder.path().display().to_string(),
+            "-c".into(),
+            "listen_addresses=127.0.0.1".into(),
+        ];
+        self.child = Some(Child::start(&command, &self.log_file(), unprivileged()));
+        let is_ready = program("pg_isready", &folders());
+        until("PostgreSQL starts", async || {
+            let mut asked = Command::new(&is_ready);
+            asked.args(["-q", "-h", "127.0.0.1", "-d", "postgres", "-p", &self.port.to_string()]);
+            asked.status().is_ok_and(|status| status.success())
+        })
+        .await;
+    }
+
+    /// Ends it as an administrator would in a hurry (`pg_ctl stop -m fast`).
+    pub fn stop(&mut self) {
+        if let Some(child) = self.child.take() {
+            child.signal("INT");
+        }
+    }
+
+    /// Ends it as a power failure of the process would.
+    pub fn kill(&mut self) {
+        if let Some(child) = self.child.take() {
+            child.signal("KILL");
+        }
+        // Its children go by themselves when they notice; its lock file stays, as it would.
+    }
+
+    /// The server's process.
+    #[must_use]
+    pub fn child(&self) -> Option<&Child> {
+        self.child.as_ref()
+    }
+
+    /// Where it listens.
+    #[must_use]
+    pub fn address(&self) -> SocketAddr {
+        loopback(self.port)
+    }
+
+    /// What it logged.
+    #[must_use]
+    pub fn log(&self) -> String {
+        std::fs::read_to_string(self.log_file()).unwrap_or_default()
+    }
+
+    /// A fresh, empty database; its URL.
+    #[must_use]
+    pub fn database(&self) -> String {
+        let name = format!("test_{}", self.databases.fetch_add(1, Ordering::Relaxed));
+        self.sql("postgres", &format!("CREATE DATABASE {name}"));
+        self.url(&name)
+    }
+
+    /// The URL of a database.
+    #[must_use]
+    pub fn url(&self, database: &str) -> String {
+        self.url_at(self.address(), database)
+    }
+
+    /// The URL of a database behind something else that listens there.
+    #[must_use]
+    pub fn url_at(&self, address: SocketAddr, database: &str) -> String {
+        format!("postgres://{USER}:{PASSWORD_IN_URL}@{address}/{database}")
+    }
+
+    /// Runs SQL with psql and returns what it printed: plain, unaligned rows.
+    pub fn sql(&self, database: &str, sql: &str) -> String {
+        let output = self.psql(database).args(["-c", sql]).output().expect("psql starts");
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{sql}: {said}");
+        String::from_utf8_lossy(&output.stdout).trim().to_owned()
+    }
+
+    /// A psql that is about to connect, for tests that hold a transaction open.
+    #[must_use]
+    pub fn psql(&self, database: &str) -> Command {
+        let mut psql = Command::new(program("psql", &folders()));
+        psql.args(["-X", "-q", "-A", "-t", "-v", "ON_ERROR_STOP=1"]).arg(self.url(database));
+        psql
+    }
+
+    fn log_file(&self) -> PathBuf {
+        self.folder.path().join("log")
+    }
+}
+
+impl Drop for Postgres {
+    fn drop(&mut self) {
+        drop(self.child.take());
+    }
+}
+
+/// A PgBouncer in transaction mode in front of a PostgreSQL.
+#[derive(Debug)]
+pub struct PgBouncer {
+    _child: Child,
+    _folder: TempDir,
+    port: u16,
+}
+
+impl PgBouncer {
+    /// Starts one with `connections` to the server, in `mode` (`transaction`, `session`).
+    pub async fn start(server: &Postgres, mode: &str, connections: u32) -> Self {
+        let folder = tempfile::tempdir().expect("there is room for a folder");
+        let (port, path) = (free_port(), folder.path());
+        let users = path.join("users");
+        std::fs::write(&users, format!("\"{USER}\" \"{PASSWORD}\"\n")).expect("writable");
+        let configuration = path.join("pgbouncer.ini");
+        let text = format!(
+            "[databases]\n* = host=127.0.0.1 port={server}\n[pgbouncer]\nlisten_addr = 127.0.0.1\n\
+             listen_port = {port}\nauth_type = scram-sha-256\nauth_file = {users}\n\
+             pool_mode = {mode}\ndefault_pool_size = {connections}\nmax_client_conn = 200\n\
+             unix_socket_dir =\nadmin_users = {USER}\n",
+            server = server.port,
+            users = users.display(),
+        );
+        std::fs::write(&configuration, text).expect("writable");
+        let user = unprivileged();
+        if let Some((user, group)) = user {
+            for file in [path, &users, &configuration] {
+                chown(file, Some(user), Some(group)).expect("root may");
+            }
+        }
+        let binary = program("pgbouncer", &["/usr/sbin".into()]);
+        let command = [binary.display().to_string(), configuration.display().to_string()];
+        let child = Child::start(&command, &path.join("log"), user);
+        until("PgBouncer starts", async || std::net::TcpStream::connect(loopback(port)).is_ok())
+            .await;
+        Self { _child: child, _folder: folder, port }
+    }
+
+    /// Where it listens.
+    #[must_use]
+    pub fn address(&self) -> SocketAddr {
+        loopback(self.port)
+    }
+}
+
+/// PostgreSQL refuses to run as root; then it runs as the user that its package made.
+fn unprivileged() -> Option<(u32, u32)> {
+    let us = std::fs::metadata("/proc/self").expect("there is a /proc").uid();
+    if us != 0 {
+        return None;
+    }
+    let users = std::fs::read_to_string("/etc/passwd").expect("there are users");
+    let ids = |name: &str| {
+        let line = users.lines().find(|line| line.split(':').next() == Some(name))?;
+        let mut fields = line.split(':').skip(2);
+        Some((fields.next()?.parse().ok()?, fields.next()?.parse().ok()?))
+    };
+    Some(ids("postgres").or_else(|| ids("nobody")).expect("there is a user to run it as"))
+}
+
+/// Debian keeps PostgreSQL's programs out of `PATH`.
+fn folders() -> Vec<PathBuf> {
+    let versions = std::fs::read_dir(Path::new("/usr/lib/postgresql"));
+    let mut found: Vec<PathBuf> =
+        versions.into_iter().flatten().flatten().map(|entry| entry.path().join("bin")).collect();
+    found.sort();
+    found.reverse();
+    found
+}

@@ -1,0 +1,183 @@
+//! Keeps a store that is away from costing every request a timeout.
+//!
+//! After a few failures in a row nobody is let through until a pause is over; then one caller tries
+//! for all. The pause doubles, with jitter, so that many nodes do not come back at one moment. It
+//! also remembers since when the store answers: an owner that could not renew its lease while the
+//! store was away gets its whole grace anew.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use onetake_core::{Clock, Rng, StoreError, StoreErrorKind};
+
+/// Failures in a row after which nobody is let through for a while.
+const FAILURES_MAX: u32 = 3;
+/// The first pause.
+const PAUSE_MIN: Duration = Duration::from_millis(100);
+/// The longest pause.
+const PAUSE_MAX: Duration = Duration::from_secs(5);
+
+/// Lets callers through to a store, or not.
+#[derive(Debug)]
+pub(crate) struct Breaker {
+    clock: Arc<dyn Clock>,
+    rng: Arc<dyn Rng>,
+    inner: Mutex<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    failures: u32,
+    /// Nobody is let through until then.
+    closed_until: Duration,
+    pause: Duration,
+    /// Since when the store answers without a failure.
+    back_since: Duration,
+    /// Why it is away.
+    reason: String,
+}
+
+impl Breaker {
+    /// A breaker that lets everybody through. A node that has just begun does not know for how
+    /// long the store was away before: it counts from now on.
+    pub(crate) fn new(clock: Arc<dyn Clock>, rng: Arc<dyn Rng>) -> Self {
+        let back_since = clock.monotonic();
+        let inner = Inner {
+            failures: 0,
+            closed_until: Duration::ZERO,
+            pause: PAUSE_MIN,
+            back_since,
+            reason: String::new(),
+        };
+        Self { clock, rng, inner: Mutex::new(inner) }
+    }
+
+    /// Asks to be let through. Whoever is must say how it went.
+    ///
+    /// # Errors
+    /// If the store is away and it is too early to try again: nothing was sent.
+    pub(crate) fn enter(&self) -> Result<(), StoreError> {
+        let now = self.clock.monotonic();
+        let mut inner = self.lock();
+        if inner.failures < FAILURES_MAX {
+            return Ok(());
+        }
+        if now < inner.closed_until {
+            let what = format!("the store is away ({}); it is tried again by itself", inner.reason);
+            return Err(StoreError::new(StoreErrorKind::Unavailable, what));
+        }
+        // This caller tries; the others wait for what it finds, or for as long again.
+        self.close(&mut inner, now);
+        Ok(())
+    }
+
+    /// The store answered.
+    pub(crate) fn succeeded(&self) {
+        let mut inner = self.lock();
+        if inner.failures > 0 {
+            if inner.failures >= FAILURES_MAX {
+                tracing::info!("the store answers again");
+            }
+            inner.failures = 0;
+            inner.pause = PAUSE_MIN;
+            inner.back_since = self.clock.monotonic();
+        }
+    }
+
+    /// The store did not answer, or could not be reached.
+    pub(crate) fn failed(&self, error: &StoreError) {
+        let now = self.clock.monotonic();
+        let mut inner = self.lock();
+        inner.failures = inner.failures.saturating_add(1);
+        inner.reason = error.to_string();
+        if inner.failures == FAILURES_MAX {
+            tracing::warn!(%error, "the store is away");
+            self.close(&mut inner, now);
+        }
+    }
+
+    /// For how long the store has answered without a failure.
+    pub(crate) fn back_for(&self) -> Duration {
+        let inner = self.lock();
+        if inner.failures > 0 {
+            return Duration::ZERO;
+        }
+        self.clock.monotonic().saturating_sub(inner.back_since)
+    }
+
+    fn close(&self, inner: &mut Inner, now: Duration) {
+        // Between half the pause and the whole of it.
+        let mut random = [0; 1];
+        self.rng.fill(&mut random);
+        let [random] = random;
+        let jitter = inner.pause.mul_f64(0.5 + f64::from(random) / 512.0);
+        inner.closed_until = now.saturating_add(jitter);
+        inner.pause = (inner.pause * 2).min(PAUSE_MAX);
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use onetake_core::{ManualClock, SystemRng};
+
+    fn away() -> StoreError {
+        StoreError::new(StoreErrorKind::Unavailable, "connection refused")
+    }
+
+    fn breaker() -> (ManualClock, Breaker) {
+        let clock = ManualClock::default();
+        (clock.clone(), Breaker::new(Arc::new(clock), Arc::new(SystemRng)))
+    }
+
+    #[test]
+    fn a_dead_store_is_tried_by_one_at_a_time() {
+        let (clock, breaker) = breaker();
+        for _ in 0..FAILURES_MAX {
+            breaker.enter().unwrap();
+            breaker.failed(&away());
+        }
+        let refused = breaker.enter().unwrap_err();
+        assert_eq!(refused.kind(), StoreErrorKind::Unavailable);
+        assert!(refused.to_string().contains("connection refused"), "{refused}");
+        clock.advance(PAUSE_MIN);
+        breaker.enter().unwrap();
+        breaker.enter().unwrap_err();
+        breaker.failed(&away());
+        clock.advance(PAUSE_MIN / 2);
+        breaker.enter().unwrap_err();
+        clock.advance(PAUSE_MAX);
+        breaker.enter().unwrap();
+        breaker.succeeded();
+        breaker.enter().unwrap();
+        breaker.enter().unwrap();
+    }
+
+    #[test]
+    fn the_time_since_it_is_back_starts_anew_after_any_failure() {
+        let (clock, breaker) = breaker();
+        clock.advance(Duration::from_secs(10));
+        assert_eq!(breaker.back_for(), Duration::from_secs(10));
+        breaker.failed(&away());
+        clock.advance(Duration::from_secs(10));
+        assert_eq!(breaker.back_for(), Duration::ZERO);
+        breaker.succeeded();
+        clock.advance(Duration::from_secs(1));
+        breaker.succeeded();
+        assert_eq!(breaker.back_for(), Duration::from_secs(1));
+    }
+
+    #[test]
+    fn a_pause_is_bounded() {
+        let (clock, breaker) = breaker();
+        for _ in 0..40 {
+            breaker.failed(&away());
+            clock.advance(PAUSE_MAX);
+            breaker.enter().unwrap();
+        }
+    }
+}

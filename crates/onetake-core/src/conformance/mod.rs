@@ -16,6 +16,7 @@ mod engine;
 mod expiry;
 mod faults;
 mod faulty;
+mod quiet;
 mod races;
 mod report;
 mod settles;

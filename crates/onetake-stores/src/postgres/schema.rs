@@ -9,12 +9,13 @@ use tokio_postgres::types::Type;
 use tokio_postgres::{Client, Transaction};
 
 use super::fault::{Effect, Fault, missing, read_only};
+use super::sql;
 
 /// The version that this program's statements are written for.
 pub(super) const VERSION: i32 = 1;
 
 /// How to get from each version to the next one; the first makes everything.
-const MIGRATIONS: [&str; VERSION as usize] = [include_str!("schema.sql")];
+const MIGRATIONS: [&[&str]; VERSION as usize] = [&[include_str!("schema.sql"), sql::FUNCTIONS_1]];
 
 /// How often a migration that met another one is tried again.
 const TRIES_MAX: usize = 5;
@@ -143,8 +144,8 @@ async fn migrate_once(client: &mut Client) -> Result<Migrated, Stop> {
         compatible(found).map_err(Stop::Store)?;
     }
     let done = usize::try_from(from.map_or(0, |(version, _)| version)).unwrap_or_default();
-    for migration in MIGRATIONS.iter().skip(done) {
-        transaction.batch_execute(migration).await.map_err(Stop::Server)?;
+    for part in MIGRATIONS.iter().skip(done).copied().flatten() {
+        transaction.batch_execute(part).await.map_err(Stop::Server)?;
     }
     transaction.commit().await.map_err(Stop::Server)?;
     let number = |version: i32| u32::try_from(version).unwrap_or_default();

@@ -1,6 +1,10 @@
 //! The statements. Each is one implicit transaction, sent unnamed with its types, so that PgBouncer
 //! may hand every one of them to another server connection.
 //!
+//! Claiming and settling are functions in the database: planning their statements takes longer than
+//! running them, and a function's plans stay with the server connection, whoever it is lent to. Their
+//! names end in the version of their text, so that nodes of two versions can run side by side.
+//!
 //! `clock` is evaluated before anything is written, because everything that is written needs its
 //! `now`. It also bounds, for this statement alone, how long another transaction is waited for.
 
@@ -72,6 +76,26 @@ macro_rules! over {
     };
 }
 
+/// The functions, as a migration makes them.
+///
+/// Their plans are made once and kept, perhaps while the table is still small: only indexes lead to
+/// records here, however few there are.
+macro_rules! function {
+    ($name:literal, $arguments:literal, $body:expr) => {
+        concat!(
+            "CREATE FUNCTION ", $name, " (bigint, text, bigint, ", $arguments, ")
+             RETURNS TABLE (r_kind smallint, r_now bigint, r_number bigint, r_id bytea, r_state smallint,
+                            r_attempt bytea, r_fence bigint, r_fingerprint bytea, r_ttl bigint,
+                            r_lease bigint, r_grace bigint, r_on_unknown smallint, r_created_at bigint,
+                            r_state_at bigint, r_head bytea, r_body bytea, r_code bytea, r_detail bytea)
+             LANGUAGE plpgsql
+             SET enable_seqscan = off SET enable_mergejoin = off SET jit = off
+             SET plan_cache_mode = force_generic_plan
+             AS $function$ BEGIN RETURN QUERY ", $body, "; END $function$;\n"
+        )
+    };
+}
+
 /// Two forms of a statement that takes row locks: one that leaves alone what somebody else holds, for
 /// batches, and one that waits for it, for single keys.
 pub(super) struct Forms {
@@ -79,62 +103,79 @@ pub(super) struct Forms {
     pub(super) waiting: &'static str,
 }
 
+/// When a record that was found may be had: it expired, or it is the same operation and nobody owns
+/// it any more.
+macro_rules! free {
+    ($of:literal) => {
+        concat!(
+            "(coalesce(",
+            $of,
+            ".expires_at <= clock.now, false) OR (",
+            $of,
+            ".fingerprint = asked_fingerprint AND (",
+            $of,
+            ".state = 3 OR (",
+            $of,
+            ".state = 4 AND ",
+            $of,
+            ".on_unknown = 2) OR ",
+            over!($of),
+            ")))"
+        )
+    };
+}
+
 macro_rules! claim {
     ($skip:literal) => {
         concat!(
-    "WITH ",
-    clock!(),
-    ",
-    asked AS MATERIALIZED (
+            "WITH ",
+            clock!(),
+            ",
+    lowest AS MATERIALIZED (SELECT fence FROM onetake_floor LIMIT 1),
+    seen AS MATERIALIZED (
       SELECT * FROM unnest($4::bytea[], $5::bytea[], $6::bytea[], $7::bigint[], $8::bigint[], $9::bigint[], $10::smallint[])
-        AS asked (id, attempt, fingerprint, ttl, lease, grace, on_unknown)
+        AS asked (asked_id, asked_attempt, asked_fingerprint, asked_ttl, asked_lease, asked_grace, asked_on_unknown)
+        LEFT JOIN LATERAL (
+          SELECT * FROM onetake_records AS record WHERE record.id = asked_id OFFSET 0
+        ) AS record ON true
     ),
-    found AS MATERIALIZED (
-      SELECT record.* FROM asked CROSS JOIN LATERAL (
-        SELECT * FROM onetake_records AS record WHERE record.id = asked.id OFFSET 0
-      ) AS record
-    ),
-    lowest AS MATERIALIZED (SELECT fence FROM onetake_floor),
     inserted AS (
       INSERT INTO onetake_records AS record
         (id, state, attempt, fence, fingerprint, ttl, lease, grace, on_unknown, created_at, claimed_at, state_at, sweep_at)
-      SELECT asked.id, 0, asked.attempt, greatest(lowest.fence + 1, clock.now), asked.fingerprint, asked.ttl,
-             asked.lease, asked.grace, asked.on_unknown, clock.now, clock.now, clock.now + asked.lease, clock.now + asked.ttl
-        FROM asked, clock, lowest
-       WHERE NOT EXISTS (SELECT FROM found WHERE found.id = asked.id)
-       ORDER BY asked.id
+      SELECT asked_id, 0, asked_attempt, greatest(lowest.fence + 1, clock.now), asked_fingerprint, asked_ttl,
+             asked_lease, asked_grace, asked_on_unknown, clock.now, clock.now, clock.now + asked_lease, clock.now + asked_ttl
+        FROM seen, clock, lowest
+       WHERE seen.id IS NULL
+       ORDER BY asked_id
       ON CONFLICT (id) DO NOTHING
       RETURNING record.id, record.fence
     ),
     free AS MATERIALIZED (
-      SELECT record.id, coalesce(record.expires_at <= clock.now, false) AS expired,
-             ",
-    over!("record"),
-    " AND record.on_unknown <> 2 AS lost
-        FROM clock, asked
-        JOIN found ON found.id = asked.id
-        JOIN onetake_records AS record ON record.id = found.id
-       WHERE record.expires_at <= clock.now
-          OR (record.fingerprint = asked.fingerprint
-              AND (record.state = 3 OR (record.state = 4 AND record.on_unknown = 2) OR ",
-    over!("record"),
-    "))
+      SELECT seen.*, coalesce(record.expires_at <= clock.now, false) AS expired, ",
+            over!("record"),
+            " AND record.on_unknown <> 2 AS lost
+        FROM clock, seen JOIN onetake_records AS record ON record.id = seen.id
+       WHERE ",
+            free!("seen"),
+            " AND ",
+            free!("record"),
+            "
        ORDER BY record.id
          FOR NO KEY UPDATE OF record",
-    $skip,
-    "
+            $skip,
+            "
     ),
     granted AS (
       UPDATE onetake_records AS record
-         SET state = 0, attempt = asked.attempt, fence = greatest(greatest(record.fence, lowest.fence) + 1, clock.now),
-             fingerprint = asked.fingerprint, ttl = asked.ttl, lease = asked.lease, grace = asked.grace,
-             on_unknown = asked.on_unknown,
+         SET state = 0, attempt = asked_attempt, fence = greatest(greatest(record.fence, lowest.fence) + 1, clock.now),
+             fingerprint = asked_fingerprint, ttl = asked_ttl, lease = asked_lease, grace = asked_grace,
+             on_unknown = asked_on_unknown,
              created_at = CASE WHEN free.expired THEN clock.now ELSE record.created_at END,
-             claimed_at = clock.now, state_at = clock.now + asked.lease, expires_at = NULL,
-             sweep_at = CASE WHEN free.expired THEN clock.now ELSE record.created_at END + asked.ttl,
+             claimed_at = clock.now, state_at = clock.now + asked_lease, expires_at = NULL,
+             sweep_at = CASE WHEN free.expired THEN clock.now ELSE record.created_at END + asked_ttl,
              watch_at = NULL, head = NULL, body = NULL, code = NULL, detail = NULL
-        FROM free, asked, clock, lowest
-       WHERE NOT free.lost AND asked.id = free.id AND record.id = free.id
+        FROM free, clock, lowest
+       WHERE NOT free.lost AND record.id = free.asked_id
       RETURNING record.id, record.fence
     ),
     lost AS (
@@ -142,10 +183,10 @@ macro_rules! claim {
          SET state = 4, state_at = clock.now, expires_at = clock.now + record.ttl, watch_at = NULL,
              code = 'lease_ended', detail = ''
         FROM free, clock
-       WHERE free.lost AND record.id = free.id
+       WHERE free.lost AND record.id = free.asked_id
       RETURNING ",
-    record!("record"),
-    "
+            record!("record"),
+            "
     )
     SELECT 0::smallint AS kind, clock.now, inserted.fence AS granted, inserted.id,
            NULL::smallint, NULL::bytea, NULL::bigint, NULL::bytea, NULL::bigint, NULL::bigint, NULL::bigint,
@@ -157,17 +198,13 @@ macro_rules! claim {
       FROM granted, clock
     UNION ALL
     SELECT 1::smallint, clock.now, NULL, ",
-    record!("lost"),
-    " FROM lost, clock
+            record!("lost"),
+            " FROM lost, clock
     UNION ALL
     SELECT 1::smallint, clock.now, NULL, ",
-    record!("found"),
-    " FROM clock, asked JOIN found ON found.id = asked.id
-     WHERE NOT (coalesce(found.expires_at <= clock.now, false)
-          OR (found.fingerprint = asked.fingerprint
-              AND (found.state = 3 OR (found.state = 4 AND found.on_unknown = 2) OR ",
-    over!("found"),
-    ")))"
+            record!("seen"),
+            " FROM clock, seen WHERE seen.id IS NOT NULL AND NOT ",
+            free!("seen")
         )
     };
 }
@@ -175,7 +212,10 @@ macro_rules! claim {
 /// Claims many keys. What is found is read without locks; what is absent is inserted; what may be
 /// taken is locked without waiting and decided again on what is there by then. A key that is neither
 /// granted nor found was in somebody's hands: it is asked for again.
-pub(super) const CLAIM: Forms = Forms { skipping: claim!(" SKIP LOCKED"), waiting: claim!("") };
+pub(super) const CLAIM: Forms = Forms {
+    skipping: "SELECT * FROM onetake_claim_1($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)",
+    waiting: "SELECT * FROM onetake_claim_waiting_1($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)",
+};
 
 macro_rules! settle {
     ($skip:literal) => {
@@ -236,7 +276,34 @@ macro_rules! settle {
 /// Settles many attempts. Rows are locked without waiting, and decided on what is there by then;
 /// what was not settled comes back as it stands, for the caller to tell why. Verbs: 0 renew, 1
 /// complete, 2 fail, 3 release, 4 unknown, 5 abandon.
-pub(super) const SETTLE: Forms = Forms { skipping: settle!(" SKIP LOCKED"), waiting: settle!("") };
+pub(super) const SETTLE: Forms = Forms {
+    skipping: "SELECT * FROM onetake_settle_1($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)",
+    waiting: "SELECT * FROM onetake_settle_waiting_1($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)",
+};
+
+/// All functions of version 1.
+pub(super) const FUNCTIONS_1: &str = concat!(
+    function!(
+        "onetake_claim_1",
+        "bytea[], bytea[], bytea[], bigint[], bigint[], bigint[], smallint[]",
+        claim!(" SKIP LOCKED")
+    ),
+    function!(
+        "onetake_claim_waiting_1",
+        "bytea[], bytea[], bytea[], bigint[], bigint[], bigint[], smallint[]",
+        claim!("")
+    ),
+    function!(
+        "onetake_settle_1",
+        "bytea[], bytea[], smallint[], bytea[], bytea[], bytea[], bytea[]",
+        settle!(" SKIP LOCKED")
+    ),
+    function!(
+        "onetake_settle_waiting_1",
+        "bytea[], bytea[], smallint[], bytea[], bytea[], bytea[], bytea[]",
+        settle!("")
+    ),
+);
 
 /// Reads records that are not expired. It takes `clock`'s parameters like the others.
 pub(super) const LOAD: &str = concat!(

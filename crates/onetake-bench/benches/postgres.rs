@@ -92,7 +92,9 @@ async fn rates(server: &Postgres, round: Duration) {
         "SELECT n_tup_upd || ' updates, ' || n_tup_hot_upd || ' of them touched no index'
            FROM pg_stat_user_tables WHERE relname = 'onetake_records'",
     );
-    println!("PostgreSQL, claim + complete, {BODY_BYTES}-byte outcome, {TASKS} tasks, {CONNECTIONS} connections");
+    println!(
+        "PostgreSQL, claim + complete, {BODY_BYTES}-byte outcome, {TASKS} tasks, {CONNECTIONS} connections"
+    );
     println!("  engine:        {:>9.0} operations/s {ours:.0?}", median(&ours));
     println!("  plain pattern: {:>9.0} operations/s {plain:.0?}", median(&plain));
     println!("  ratio:         {:>9.2}", median(&ours) / median(&plain));
@@ -116,7 +118,8 @@ impl Plain {
                 key text PRIMARY KEY, status text NOT NULL, response bytea,
                 created_at timestamptz NOT NULL DEFAULT now())";
             client.batch_execute(table).await.unwrap();
-            let insert = "INSERT INTO plain (key, status) VALUES ($1, 'running') ON CONFLICT DO NOTHING";
+            let insert =
+                "INSERT INTO plain (key, status) VALUES ($1, 'running') ON CONFLICT DO NOTHING";
             let update = "UPDATE plain SET status = 'completed', response = $2 WHERE key = $1";
             let statements =
                 (client.prepare(insert).await.unwrap(), client.prepare(update).await.unwrap());
@@ -127,14 +130,27 @@ impl Plain {
     }
 
     async fn operation(&self, key: &str, body: &Vec<u8>) {
-        assert_eq!(self.with(async |(client, insert, _)| client.execute(insert, &[&key]).await.unwrap()).await, 1);
-        assert_eq!(self.with(async |(client, _, update)| client.execute(update, &[&key, body]).await.unwrap()).await, 1);
+        assert_eq!(
+            self.with(async |(client, insert, _)| client.execute(insert, &[&key]).await.unwrap())
+                .await,
+            1
+        );
+        assert_eq!(
+            self.with(async |(client, _, update)| client
+                .execute(update, &[&key, body])
+                .await
+                .unwrap())
+                .await,
+            1
+        );
     }
 
     /// A connection from the pool, for one statement.
     async fn with<T>(
         &self,
-        statement: impl AsyncFnOnce(&(Client, tokio_postgres::Statement, tokio_postgres::Statement)) -> T,
+        statement: impl AsyncFnOnce(
+            &(Client, tokio_postgres::Statement, tokio_postgres::Statement),
+        ) -> T,
     ) -> T {
         let permit = self.permits.acquire().await.unwrap();
         let at = self.free.lock().unwrap().pop().unwrap();
@@ -216,11 +232,16 @@ async fn sweeping(server: &Postgres, round: Duration, expired: u64) {
     let clock = SystemClock;
     let from = clock.monotonic();
     while store.sweep(SWEEP_BATCH).await.unwrap().more {}
-    println!("PostgreSQL, {CLAIMS_A_SECOND} claims a second, {expired} expired rows, sweep of {SWEEP_BATCH} with pauses of {SWEEP_PAUSE:?}");
+    println!(
+        "PostgreSQL, {CLAIMS_A_SECOND} claims a second, {expired} expired rows, sweep of {SWEEP_BATCH} with pauses of {SWEEP_PAUSE:?}"
+    );
     println!("  p99 of claims alone:            {:>7.2} ms {alone:.2?}", median(&alone));
     println!("  p99 of claims beside the sweep: {:>7.2} ms {beside:.2?}", median(&beside));
     println!("  ratio:                          {:>7.2}", median(&beside) / median(&alone));
-    println!("  {swept} rows were swept meanwhile, the rest in {:?} without pauses", clock.monotonic() - from);
+    println!(
+        "  {swept} rows were swept meanwhile, the rest in {:?} without pauses",
+        clock.monotonic() - from
+    );
     engine.shutdown(Duration::from_secs(30)).await.unwrap();
 }
 

@@ -16,6 +16,7 @@ mod engine;
 mod expiry;
 mod faults;
 mod faulty;
+pub mod many;
 mod quiet;
 mod races;
 mod report;

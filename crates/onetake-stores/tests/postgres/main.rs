@@ -1,7 +1,13 @@
 //! PostgreSQL: the suite that every store passes, directly and behind PgBouncer.
-#![expect(clippy::unwrap_used, reason = "tests may panic")]
+#![expect(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "tests may panic")]
+
+mod held;
+mod outages;
+mod refusals;
+mod schema;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use onetake_core::conformance::{Capabilities, Shifted, run, run_engine};
 use onetake_core::{Clock, Shift};
@@ -13,6 +19,17 @@ async fn store(url: &str, clock: Arc<dyn Clock>, shift: Shift) -> PostgresStore 
     let options = PostgresOptions { clock, shift, ..PostgresOptions::default() };
     PostgresStore::migrate(url, options.clone()).await.unwrap();
     PostgresStore::open(url, options).await.unwrap()
+}
+
+/// A store on a database, on real time.
+async fn store_on(url: &str) -> PostgresStore {
+    PostgresStore::migrate(url, PostgresOptions::default()).await.unwrap();
+    PostgresStore::open(url, PostgresOptions::default()).await.unwrap()
+}
+
+/// How long a race goes on: this long, or for a minute if `ONETAKE_LONG` is set.
+fn long_or(short: Duration) -> Duration {
+    if std::env::var_os("ONETAKE_LONG").is_some() { Duration::from_secs(60) } else { short }
 }
 
 async fn fresh(url: String) -> Shifted {
@@ -50,4 +67,10 @@ async fn a_pool_of_one_connection_is_enough() {
     let url = || format!("{}?connections=1", server.database());
     run(|| fresh(url()), Capabilities::default()).await.assert_passed();
     run_engine(|| fresh(url()), Capabilities::default()).await.assert_passed();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn serialization_failures_are_tried_again() {
+    let server = Postgres::start_with(&["default_transaction_isolation = 'serializable'"]).await;
+    run(|| fresh(server.database()), Capabilities::default()).await.assert_passed();
 }

@@ -5,14 +5,19 @@
 //! | feature | store | for |
 //! | --- | --- | --- |
 //! | `embedded` (default) | [`EmbeddedStore`] | one node, one folder, no server |
+//! | `redis` | `RedisStore` | many nodes on one Redis, Valkey or Redis Cluster, for what may be lost |
 
 #[cfg(any(feature = "postgres", feature = "redis", feature = "dynamodb"))]
 mod breaker;
 mod diagnosis;
 #[cfg(feature = "embedded")]
 pub mod embedded;
+#[cfg(feature = "redis")]
+pub mod redis;
 
 pub use diagnosis::{Diagnosis, Finding, Weight};
 
 #[cfg(feature = "embedded")]
 pub use embedded::{EmbeddedStore, OpenError};
+#[cfg(feature = "redis")]
+pub use redis::{RedisOptions, RedisStore};

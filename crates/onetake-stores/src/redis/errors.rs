@@ -68,7 +68,8 @@ pub(super) fn not_connected(server: &str, error: &RedisError) -> StoreError {
 /// The error for a connection that took too long: nothing was sent.
 pub(super) fn connect_timeout(server: &str, within: std::time::Duration) -> StoreError {
     let what = format!("did not take a connection within {within:?}");
-    let fix = "are host and port right, and is there no firewall in between?";
+    let fix = "are host and port right, does it speak TLS or not as the URL says (rediss:// or \
+               redis://), and is there no firewall in between?";
     StoreError::new(StoreErrorKind::Unavailable, sentence(server, &what, "", fix))
 }
 

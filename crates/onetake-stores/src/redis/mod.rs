@@ -62,7 +62,8 @@ pub struct RedisOptions {
     pub connect_timeout: Duration,
     /// How long an answer may take.
     pub command_timeout: Duration,
-    /// How many replicas must have a write before it counts; 0 does not ask them. In the URL:
+    /// How many replicas must have what was written, or read, before it counts; 0 does not ask
+    /// them. While fewer can be asked, nothing is granted, settled or read. In the URL:
     /// `?wait_replicas=1`.
     pub wait_replicas: u32,
     /// How long to wait for them. In the URL: `&wait_timeout=100ms`.

@@ -1,1 +1,84 @@
-//! x
+//! A cluster that changes under the store's feet.
+
+use std::process::Command;
+use std::time::Duration;
+
+use onetake_core::{Claimed, Clock, Store, SystemClock};
+use onetake_sim::servers::{Redis, RedisCluster, until};
+
+use onetake_stores::{RedisOptions, RedisStore};
+
+use super::{Race, claim_of, load, outcome, prefix, settlement};
+
+fn is_primary(node: &Redis) -> bool {
+    node.cli(&["ROLE"]).starts_with("master")
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_replica_takes_over_from_a_dead_primary() {
+    let mut cluster = RedisCluster::start().await;
+    until("every primary has its replica", async || {
+        let mut primaries = cluster.nodes().iter().filter(|node| is_primary(node));
+        primaries.all(|node| node.cli(&["INFO", "replication"]).contains("state=online"))
+    })
+    .await;
+    let options = RedisOptions { prefix: prefix(), ..RedisOptions::default() };
+    let store = RedisStore::open(&cluster.url(), options.clone()).await.unwrap();
+    // What the replicas have is what a failover keeps.
+    let url = format!("{}?wait_replicas=1&wait_timeout=5s", cluster.url());
+    let careful = RedisStore::open(&url, options).await.unwrap();
+    let keys: Vec<_> = (0..100).map(|key| format!("key {key}")).collect();
+    let claims: Vec<_> = keys.iter().map(|key| claim_of(key)).collect();
+    for answer in careful.claim(claims.clone()).await {
+        assert!(matches!(answer.unwrap(), Claimed::Granted { .. }));
+    }
+    let done = claims.iter().map(|this| settlement(this, outcome())).collect();
+    for answer in careful.settle(done).await {
+        answer.unwrap();
+    }
+
+    let primary = cluster.nodes().iter().position(is_primary).unwrap();
+    cluster.nodes_mut()[primary].kill();
+    let from = SystemClock.monotonic();
+    until("the store answers again for every key", async || {
+        let batch = keys.iter().map(|key| claim_of(key)).collect();
+        store.claim(batch).await.iter().all(Result::is_ok)
+    })
+    .await;
+    let took = SystemClock.monotonic() - from;
+    assert!(took < Duration::from_secs(20), "it took {took:?}");
+    for key in &keys {
+        let record = load(&store, key).await.unwrap().expect("nothing acknowledged is lost");
+        assert_eq!(record.state.name(), "completed");
+    }
+    let new = (0..100).map(|key| claim_of(&format!("new {key}"))).collect();
+    for answer in store.claim(new).await {
+        assert!(matches!(answer.unwrap(), Claimed::Granted { .. }));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn no_key_is_granted_twice_while_slots_move() {
+    let cluster = RedisCluster::start().await;
+    let race = Race::on(&cluster.url(), 300).await;
+    let primaries: Vec<_> = cluster.nodes().iter().filter(|node| is_primary(node)).collect();
+    let names: Vec<_> = primaries.iter().map(|node| node.cli(&["CLUSTER", "MYID"])).collect();
+    let address = primaries[0].address().to_string();
+    race.run(async {
+        // A third of what each has, round in a circle.
+        for (from, to) in [(0, 1), (1, 2), (2, 0)] {
+            let (from, to) = (&names[from], &names[to]);
+            // It refuses to begin before all nodes have heard of the last move.
+            until("slots move", async || {
+                let mut reshard = Command::new("redis-cli");
+                reshard.args(["--cluster", "reshard", &address, "--cluster-yes"]);
+                reshard.args(["--cluster-from", from, "--cluster-to", to]);
+                reshard.args(["--cluster-slots", "1500"]);
+                let output = tokio::task::spawn_blocking(move || reshard.output()).await.unwrap();
+                output.unwrap().status.success()
+            })
+            .await;
+        }
+    })
+    .await;
+}

@@ -60,7 +60,7 @@ async fn a_replica_takes_over_from_a_dead_primary() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn no_key_is_granted_twice_while_slots_move() {
     let cluster = RedisCluster::start().await;
-    let race = Race::on(&cluster.url(), 300).await;
+    let race = Race::on(&cluster.url()).await;
     let primaries: Vec<_> = cluster.nodes().iter().filter(|node| is_primary(node)).collect();
     let names: Vec<_> = primaries.iter().map(|node| node.cli(&["CLUSTER", "MYID"])).collect();
     let address = primaries[0].address().to_string();

@@ -8,14 +8,15 @@ mod one_server;
 mod outages;
 mod replicas;
 mod suite;
+mod tls;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use onetake_core::{
     AttemptId, Claim, Claimed, Fingerprint, Key, Record, RecordId, Recording, Scope, Settled,
-    Settlement, Store, StoreError, SystemRng, Terms, Verb,
+    Settlement, Store, StoreError, StoreErrorKind, SystemRng, Terms, Verb,
 };
 use onetake_sim::servers::Redis;
 use onetake_stores::{RedisOptions, RedisStore};
@@ -89,11 +90,19 @@ async fn pause(millis: u64) {
 /// A claim of one of many tasks, tried until the store answers; whether this task owns the key.
 /// After a lost answer the own attempt id means own success, as the engine has it.
 async fn owns(store: &dyn Store, this: &Claim) -> bool {
+    let mut may_have_landed = false;
     loop {
         match claim(store, this).await {
             Ok(Claimed::Granted { .. }) => return true,
-            Ok(Claimed::Found { record, .. }) => return record.attempt == this.attempt,
-            Err(_) => pause(5).await,
+            Ok(Claimed::Found { record, .. }) => {
+                let own = record.attempt == this.attempt;
+                assert!(!own || may_have_landed, "the store was sure that nothing was written");
+                return own;
+            }
+            Err(error) => {
+                may_have_landed |= error.kind() == StoreErrorKind::Indeterminate;
+                pause(5).await;
+            }
         }
     }
 }
@@ -102,11 +111,10 @@ async fn owns(store: &dyn Store, this: &Claim) -> bool {
 /// attempt that the store names.
 struct Race {
     stores: Vec<Arc<RedisStore>>,
-    keys: usize,
 }
 
 impl Race {
-    async fn on(url: &str, keys: usize) -> Self {
+    async fn on(url: &str) -> Self {
         let prefix = prefix();
         let mut stores = Vec::new();
         for _ in 0..2 {
@@ -117,34 +125,39 @@ impl Race {
             };
             stores.push(Arc::new(RedisStore::open(url, options).await.unwrap()));
         }
-        Self { stores, keys }
+        Self { stores }
     }
 
     /// Runs while `trouble` happens, and checks.
     async fn run(&self, trouble: impl Future<Output = ()>) {
+        let over = Arc::new(AtomicBool::new(false));
         let tasks: Vec<_> = (0..8_usize)
             .map(|task| {
                 let store = Arc::clone(&self.stores[task % 2]);
-                let keys = self.keys;
+                let over = Arc::clone(&over);
                 tokio::spawn(async move {
                     let mut owned = Vec::new();
-                    for key in 0..keys {
-                        let this = claim_of(&format!("key {key}"));
-                        if owns(&*store, &this).await {
-                            owned.push((key, this.attempt));
+                    for key in 0.. {
+                        if over.load(Ordering::Acquire) {
+                            break;
                         }
+                        let this = claim_of(&format!("key {key}"));
+                        owned.push(owns(&*store, &this).await.then_some(this.attempt));
                     }
                     owned
                 })
             })
             .collect();
         trouble.await;
-        let mut owners = vec![Vec::new(); self.keys];
+        over.store(true, Ordering::Release);
+        let mut owners = Vec::<Vec<AttemptId>>::new();
         for task in tasks {
-            for (key, attempt) in task.await.unwrap() {
-                owners[key].push(attempt);
+            for (key, owner) in task.await.unwrap().into_iter().enumerate() {
+                owners.resize_with(owners.len().max(key + 1), Vec::new);
+                owners[key].extend(owner);
             }
         }
+        assert!(owners.len() > 50, "something happened in between: {} keys", owners.len());
         for (key, owners) in owners.into_iter().enumerate() {
             let record = load(&*self.stores[0], &format!("key {key}")).await.unwrap().unwrap();
             assert_eq!(

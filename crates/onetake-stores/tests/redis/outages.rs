@@ -15,7 +15,7 @@ use super::{Race, claim, claim_of, done, granted, load, open, outcome, pause, pr
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn killed_under_load_no_key_is_granted_twice() {
     let mut server = Redis::start().await;
-    let race = Race::on(&server.url(), 300).await;
+    let race = Race::on(&server.url()).await;
     race.run(async {
         for _ in 0..3 {
             pause(100).await;

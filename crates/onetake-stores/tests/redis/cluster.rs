@@ -3,12 +3,12 @@
 use std::process::Command;
 use std::time::Duration;
 
-use onetake_core::{Claimed, Clock, Store, SystemClock};
+use onetake_core::{Claimed, Clock, Store, SystemClock, Verb};
 use onetake_sim::servers::{Redis, RedisCluster, until};
 
 use onetake_stores::{RedisOptions, RedisStore};
 
-use super::{Race, claim_of, load, outcome, prefix, settlement};
+use super::{Race, claim_of, done, granted, load, open, outcome, prefix, records, settlement};
 
 fn is_primary(node: &Redis) -> bool {
     node.cli(&["ROLE"]).starts_with("master")
@@ -81,4 +81,35 @@ async fn no_key_is_granted_twice_while_slots_move() {
         }
     })
     .await;
+}
+
+#[tokio::test]
+async fn a_slot_on_its_way_and_one_that_moved_are_found_at_once() {
+    let cluster = RedisCluster::start().await;
+    let store = open(&cluster.url()).await;
+    let this = granted(&store, "a").await;
+    let mut primaries: Vec<_> = cluster.nodes().iter().filter(|node| is_primary(node)).collect();
+    primaries.sort_by_key(|node| records(node).is_empty());
+    let (from, to) = (primaries[0], primaries[1]);
+    let [key] = records(from).try_into().unwrap();
+    let slot = from.cli(&["CLUSTER", "KEYSLOT", &key]);
+    let (from_name, to_name) = (from.cli(&["CLUSTER", "MYID"]), to.cli(&["CLUSTER", "MYID"]));
+
+    to.cli(&["CLUSTER", "SETSLOT", &slot, "IMPORTING", &from_name]);
+    from.cli(&["CLUSTER", "SETSLOT", &slot, "MIGRATING", &to_name]);
+    let port = to.address().port().to_string();
+    let mut migrate = vec!["MIGRATE", "127.0.0.1", &port, "", "0", "5000", "KEYS"];
+    let keys = from.cli(&["CLUSTER", "GETKEYSINSLOT", &slot, "10"]);
+    migrate.extend(keys.lines());
+    assert_eq!(from.cli(&migrate), "OK");
+    // The slot still belongs to the first, which says to ask the second.
+    done(&store, &this, Verb::Renew).await;
+    assert_eq!(load(&store, "a").await.unwrap().unwrap().attempt, this.attempt);
+
+    for node in [to, from] {
+        node.cli(&["CLUSTER", "SETSLOT", &slot, "NODE", &to_name]);
+    }
+    // Now the first says that it moved.
+    done(&store, &this, outcome()).await;
+    assert_eq!(load(&store, "a").await.unwrap().unwrap().state.name(), "completed");
 }

@@ -13,6 +13,7 @@ pub(super) fn refused(server: &str, error: &ServerError) -> StoreError {
             (Unavailable, "fewer replicas are connected than min-replicas-to-write asks for")
         }
         "READONLY" => (Unavailable, "it is a replica: name the primary in the URL"),
+        "NOSCRIPT" => (Unavailable, "allow this user SCRIPT LOAD"),
         "LOADING" => (Unavailable, "it is still reading its data"),
         "BUSY" => (Unavailable, "a script of somebody else runs for too long"),
         "CLUSTERDOWN" | "MASTERDOWN" | "TRYAGAIN" | "MOVED" | "ASK" => {

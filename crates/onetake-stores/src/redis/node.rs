@@ -26,8 +26,8 @@ pub(super) struct Node {
     tries: AtomicU64,
     /// Held while connecting; which try was the last to fail, and how.
     connecting: tokio::sync::Mutex<Option<(u64, StoreError)>>,
-    /// When it last refused to write.
-    refused_at: Mutex<Option<Duration>>,
+    /// When it last was not there for owners that wanted to renew.
+    in_doubt_at: Mutex<Option<Duration>>,
 }
 
 impl Node {
@@ -46,7 +46,7 @@ impl Node {
             connection: Mutex::default(),
             tries: AtomicU64::new(0),
             connecting: tokio::sync::Mutex::default(),
-            refused_at: Mutex::default(),
+            in_doubt_at: Mutex::default(),
         }
     }
 
@@ -97,7 +97,7 @@ impl Node {
                     outage = Some(error);
                 }
                 if errors::refuses_writes(error) {
-                    *lock(&self.refused_at) = Some(self.clock.monotonic());
+                    self.count_anew();
                 }
             }
         }
@@ -115,9 +115,14 @@ impl Node {
 
     /// For how long every owner could renew its lease here, as far as this side can tell.
     pub(super) fn back_for(&self) -> Duration {
-        let refused_at = *lock(&self.refused_at);
-        let since = refused_at.map(|at| self.clock.monotonic().saturating_sub(at));
-        since.map_or(Duration::MAX, |since| since).min(self.breaker.back_for())
+        let in_doubt_at = *lock(&self.in_doubt_at);
+        let since = in_doubt_at.map(|at| self.clock.monotonic().saturating_sub(at));
+        since.unwrap_or(Duration::MAX).min(self.breaker.back_for())
+    }
+
+    /// From now on owners can renew here; nobody knows about before.
+    pub(super) fn count_anew(&self) {
+        *lock(&self.in_doubt_at) = Some(self.clock.monotonic());
     }
 
     /// Connects, if it is not connected, and says why it cannot be: for opening a store.

@@ -33,6 +33,12 @@ struct Inner {
     slots: Slots<Arc<Node>>,
 }
 
+impl Inner {
+    fn keeps_keys(&self, node: &Arc<Node>) -> bool {
+        self.slots.owners().any(|owner| Arc::ptr_eq(owner, node))
+    }
+}
+
 impl Nodes {
     /// Connects to where the address says.
     pub(super) async fn open(
@@ -89,7 +95,11 @@ impl Nodes {
         if let Some((slot, host, port)) = slots::read_redirect(detail, from.host())
             && let Some(to) = self.at(host, port)
         {
-            self.write().slots.moved(slot, to);
+            let mut inner = self.write();
+            if !inner.keeps_keys(&to) {
+                to.count_anew();
+            }
+            inner.slots.moved(slot, to);
         }
     }
 
@@ -116,6 +126,10 @@ impl Nodes {
         let owned = |(first, last, host, port)| Some((first, last, self.at(host, port)?));
         let slots = Slots::new(ranges.into_iter().filter_map(owned).collect::<Vec<_>>());
         let mut inner = self.write();
+        // A replica that took over was not there for its predecessor's owners while nobody was.
+        for new in slots.owners().filter(|node| !inner.keeps_keys(node)) {
+            new.count_anew();
+        }
         // Nodes that left are forgotten, but those in the URL are always asked.
         let seeds: Vec<_> = self.address.seeds.iter().map(|seed| seed.addr().to_string()).collect();
         inner.known.retain(|name, node| {

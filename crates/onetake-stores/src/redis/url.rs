@@ -141,7 +141,7 @@ mod tests {
     fn a_wrong_url_is_refused_without_showing_its_password() {
         for (url, says) in [
             ("http://localhost", "begins with redis://"),
-            ("redis", "begins with redis://"),
+            ("redis", "names no host"),
             ("redis://", "names no host"),
             ("redis://u:secret@/1", "names no host"),
             ("redis://u:secret@a,b", "redis-cluster://"),

@@ -3,12 +3,16 @@
 use std::process::Command;
 use std::time::Duration;
 
-use onetake_core::{Claimed, Clock, Store, SystemClock, Verb};
+use onetake_core::{AttemptId, Claim, Claimed, Clock, Store, SystemClock, SystemRng, Terms, Verb};
 use onetake_sim::servers::{Redis, RedisCluster, until};
 
 use onetake_stores::{RedisOptions, RedisStore};
 
 use super::{Race, claim_of, done, granted, load, open, outcome, prefix, records, settlement};
+
+fn hex(claim: &Claim) -> String {
+    claim.id.as_bytes().iter().map(|byte| format!("{byte:02x}")).collect()
+}
 
 fn is_primary(node: &Redis) -> bool {
     node.cli(&["ROLE"]).starts_with("master")
@@ -23,7 +27,10 @@ async fn a_replica_takes_over_from_a_dead_primary() {
     })
     .await;
     let options = RedisOptions { prefix: prefix(), ..RedisOptions::default() };
-    let store = RedisStore::open(&cluster.url(), options.clone()).await.unwrap();
+    // This one has known the replicas all along.
+    let all: Vec<_> = cluster.nodes().iter().map(|node| node.address().to_string()).collect();
+    let url = format!("redis-cluster://{}", all.join(","));
+    let store = RedisStore::open(&url, options.clone()).await.unwrap();
     // What the replicas have is what a failover keeps.
     let url = format!("{}?wait_replicas=1&wait_timeout=5s", cluster.url());
     let careful = RedisStore::open(&url, options).await.unwrap();
@@ -37,7 +44,25 @@ async fn a_replica_takes_over_from_a_dead_primary() {
         answer.unwrap();
     }
 
+    // Operations whose lease and grace will be over when the replica takes over.
+    let (lease, grace) = (Duration::from_millis(100), Duration::from_millis(1_800));
+    let mut running: Vec<_> = (0..30).map(|key| claim_of(&format!("running {key}"))).collect();
+    for this in &mut running {
+        this.terms = Terms { lease, grace, ..Terms::default() };
+    }
+    for answer in careful.claim(running.clone()).await {
+        assert!(matches!(answer.unwrap(), Claimed::Granted { .. }));
+    }
+
     let primary = cluster.nodes().iter().position(is_primary).unwrap();
+    let lost: Vec<_> = running
+        .iter()
+        .filter(|this| {
+            records(&cluster.nodes()[primary]).iter().any(|key| key.ends_with(&hex(this)))
+        })
+        .cloned()
+        .collect();
+    assert!(!lost.is_empty());
     cluster.nodes_mut()[primary].kill();
     let from = SystemClock.monotonic();
     until("the store answers again for every key", async || {
@@ -46,6 +71,12 @@ async fn a_replica_takes_over_from_a_dead_primary() {
     })
     .await;
     let took = SystemClock.monotonic() - from;
+    let again = |this: &Claim| Claim { attempt: AttemptId::random(&SystemRng), ..this.clone() };
+    for answer in store.claim(lost.iter().map(again).collect()).await {
+        let Claimed::Found { record, .. } = answer.unwrap() else { panic!("granted") };
+        assert_eq!(record.state.name(), "running", "its owner could not renew: grace anew");
+    }
+    assert!(took > lease + grace, "it was over by then: {took:?}");
     assert!(took < Duration::from_secs(20), "it took {took:?}");
     for key in &keys {
         let record = load(&store, key).await.unwrap().expect("nothing acknowledged is lost");

@@ -1,6 +1,6 @@
 //! The Redis store, on real servers that each test starts for itself.
 #![cfg(feature = "redis")]
-#![expect(clippy::unwrap_used, clippy::panic, reason = "tests may panic")]
+#![expect(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "tests may panic")]
 
 mod cluster;
 mod doctor;

@@ -89,7 +89,8 @@ pub(super) fn is_outage(error: &ServerError) -> bool {
     matches!(error.code(), "LOADING" | "CLUSTERDOWN" | "MASTERDOWN" | "READONLY" | "BUSY")
 }
 
-/// Whether this says that writing is refused for now, while reading works.
+/// Whether this says that every write is refused for now, while reading works. (A full server still
+/// takes renewals and outcomes: see the scripts.)
 pub(super) fn refuses_writes(error: &ServerError) -> bool {
-    matches!(error.code(), "OOM" | "MISCONF" | "NOREPLICAS")
+    matches!(error.code(), "MISCONF" | "NOREPLICAS")
 }

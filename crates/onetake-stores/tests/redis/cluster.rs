@@ -109,6 +109,7 @@ async fn no_key_is_granted_twice_while_slots_move() {
                 output.unwrap().status.success()
             })
             .await;
+            race.goes_on(200).await;
         }
     })
     .await;

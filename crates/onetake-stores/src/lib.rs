@@ -4,8 +4,9 @@
 //!
 //! | feature | store | for |
 //! | --- | --- | --- |
-//! | `embedded` (default) | [`EmbeddedStore`] | one node, one folder, no server |
-//! | `postgres` | [`PostgresStore`](postgres::PostgresStore) | many nodes on one PostgreSQL |
+//! | `embedded` (default) | `EmbeddedStore` | one node, one folder, no server |
+//! | `postgres` | `PostgresStore` | many nodes on one PostgreSQL |
+//! | `redis` | `RedisStore` | many nodes on one Redis, Valkey or Redis Cluster, for what may be lost |
 
 #[cfg(any(feature = "postgres", feature = "redis", feature = "dynamodb"))]
 mod breaker;
@@ -14,6 +15,8 @@ mod diagnosis;
 pub mod embedded;
 #[cfg(feature = "postgres")]
 pub mod postgres;
+#[cfg(feature = "redis")]
+pub mod redis;
 
 pub use diagnosis::{Diagnosis, Finding, Weight};
 
@@ -21,3 +24,5 @@ pub use diagnosis::{Diagnosis, Finding, Weight};
 pub use embedded::{EmbeddedStore, OpenError};
 #[cfg(feature = "postgres")]
 pub use postgres::{Migrated, PostgresOptions, PostgresStore};
+#[cfg(feature = "redis")]
+pub use redis::{RedisOptions, RedisStore};

@@ -67,11 +67,6 @@ impl Link {
         Ok(Arc::new(Self { target, name, clock, breaker, connect_timeout, command_timeout, state }))
     }
 
-    /// Where it is, for people.
-    pub(super) fn name(&self) -> &str {
-        &self.name
-    }
-
     /// Connects now.
     pub(super) async fn connect(&self) -> Result<(), StoreError> {
         let connecting = async {
@@ -112,13 +107,12 @@ impl Link {
             command
         });
         let values = self.run(commands.collect()).await?;
-        // Anything but bytes, an error for this one key included, is no entry.
         Ok(values
             .into_iter()
             .map(|value| match value {
                 Value::BulkString(bytes) if bytes.len() <= bytes_max => Bytes::from(bytes),
-                Value::BulkString(_) => Bytes::from_static(TOO_LARGE),
-                _ => Bytes::new(),
+                // Too large, or not bytes at all (an error for this one key is `Nil`).
+                _ => Bytes::from_static(NO_ENTRY),
             })
             .collect())
     }
@@ -149,7 +143,10 @@ impl Link {
 
     /// Sends commands of one key each together, and waits for all answers, for no longer than a
     /// command may take.
-    pub(super) async fn run(self: &Arc<Self>, commands: Vec<Cmd>) -> Result<Vec<Value>, StoreError> {
+    pub(super) async fn run(
+        self: &Arc<Self>,
+        commands: Vec<Cmd>,
+    ) -> Result<Vec<Value>, StoreError> {
         if commands.is_empty() {
             return Ok(Vec::new());
         }
@@ -244,8 +241,8 @@ impl Drop for Connecting<'_> {
     }
 }
 
-/// Stands for a value that is larger than any entry: not empty, and never an entry.
-const TOO_LARGE: &[u8] = b"too large";
+/// Stands for something that is there and cannot be an entry.
+const NO_ENTRY: &[u8] = b"?";
 
 /// One value to be written.
 #[derive(Clone, Debug)]
@@ -394,7 +391,7 @@ mod tests {
             ("redis-cluster://:hunter2@h1:1,h2:2", "h1:1,h2:2"),
         ] {
             let link = Link::new(url, &FilterOptions::default()).unwrap();
-            assert_eq!(link.name(), name);
+            assert_eq!(link.name, name);
             assert!(!format!("{link:?}").contains("hunter2"));
         }
     }

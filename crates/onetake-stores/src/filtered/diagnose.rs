@@ -81,7 +81,9 @@ fn memory(maxmemory: &str, policy: &str) -> Option<Finding> {
             "when its memory is full, Redis takes no new entries (maxmemory-policy is noeviction)",
             "set maxmemory-policy allkeys-lru",
         )),
-        (_, policy) => Some(Finding::fine(format!("old entries make room for new ones ({policy})"))),
+        (_, policy) => {
+            Some(Finding::fine(format!("old entries make room for new ones ({policy})")))
+        }
     }
 }
 

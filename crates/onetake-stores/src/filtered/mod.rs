@@ -56,8 +56,6 @@ pub const CLOCK_MARGIN: Duration = Duration::from_secs(10);
 /// A shorter secret could be guessed by whoever reads Redis.
 const SECRET_BYTES_MIN: usize = 16;
 
-const UNAVAILABLE: StoreErrorKind = StoreErrorKind::Unavailable;
-
 /// Every bound of a filter.
 #[derive(Clone, Debug)]
 pub struct FilterOptions {

@@ -23,8 +23,8 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
 
 use onetake_core::{
-    Claim, Claimed, Record, RecordId, Settled, Settlement, State, Store, StoreError, Terms,
-    Timestamp, Verb,
+    Claim, Claimed, Record, RecordId, Settled, Settlement, State, StoreError, Terms, Timestamp,
+    Verb,
 };
 
 use super::entry::is_finished;
@@ -203,11 +203,7 @@ impl Repairer {
         }
     }
 
-    async fn settle_in_authority(
-        &self,
-        entry: &Record,
-        verb: Verb,
-    ) -> Result<Settled, StoreError> {
+    async fn settle_in_authority(&self, entry: &Record, verb: Verb) -> Result<Settled, StoreError> {
         let settlement = Settlement { id: entry.id, attempt: entry.attempt, verb };
         let answer = self.shared.authority.settle(vec![settlement]).await.pop();
         answer.unwrap_or_else(|| Err(super::no_answer()))

@@ -11,7 +11,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use tokio::sync::{mpsc, oneshot};
 
-use onetake_core::{Record, RecordId, State, StoreError};
+use onetake_core::{Record, RecordId, State, StoreError, StoreErrorKind};
 
 use super::Shared;
 use super::connection::Put;
@@ -88,7 +88,7 @@ impl Writer {
     /// Deletes entries behind all that was queued before, and says whether it is so.
     pub(super) async fn forget(&self, ids: Vec<RecordId>) -> Result<(), StoreError> {
         let (reply, answer) = oneshot::channel();
-        let gone = || StoreError::new(super::UNAVAILABLE, "the filter is closed");
+        let gone = || StoreError::new(StoreErrorKind::Unavailable, "the filter is closed");
         self.queue.send(Write::Forget(ids, reply)).await.map_err(|_| gone())?;
         answer.await.map_err(|_| gone())?
     }
@@ -137,10 +137,7 @@ async fn drain(shared: Arc<Shared>, mut queue: mpsc::Receiver<Write>, bytes: Arc
     }
 }
 
-async fn write(
-    shared: &Shared,
-    last: HashMap<RecordId, Option<Put>>,
-) -> Result<(), StoreError> {
+async fn write(shared: &Shared, last: HashMap<RecordId, Option<Put>>) -> Result<(), StoreError> {
     let count = last.len();
     let deletes: Vec<RecordId> =
         last.iter().filter(|(_, put)| put.is_none()).map(|(id, _)| *id).collect();

@@ -1,7 +1,7 @@
 //! A Redis that dies, hangs, forgets or goes back in time: it costs time, and nothing else (S11).
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use onetake_core::{Clock, MemoryStore, Store, SystemClock};
@@ -25,19 +25,20 @@ async fn nodes(url: &str) -> Vec<Arc<dyn Store>> {
     nodes
 }
 
-/// Races with `fault` going on beside them, several times.
-async fn races_beside(url: &str, mut fault: impl AsyncFnMut()) {
+/// Races with `fault` going on beside them, until it has happened `times` times.
+async fn races_beside(url: &str, times: usize, mut fault: impl AsyncFnMut(usize)) {
     let nodes = nodes(url).await;
-    let done = Arc::new(AtomicBool::new(false));
-    let over = Arc::clone(&done);
+    let turn = Arc::new(AtomicUsize::new(0));
+    let turns = Arc::clone(&turn);
     let races = tokio::spawn(async move {
-        for round in 0..6 {
+        let mut round = 0;
+        while turns.load(Ordering::SeqCst) < times {
             one_run_each(&nodes, &format!("round-{round}"), 30, 60).await;
+            round += 1;
         }
-        over.store(true, Ordering::SeqCst);
     });
-    while !done.load(Ordering::SeqCst) && !races.is_finished() {
-        fault().await;
+    while !races.is_finished() {
+        fault(turn.fetch_add(1, Ordering::SeqCst)).await;
     }
     races.await.unwrap();
 }
@@ -45,7 +46,7 @@ async fn races_beside(url: &str, mut fault: impl AsyncFnMut()) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn nothing_runs_twice_on_a_redis_that_is_killed_and_started_again() {
     let mut redis = redis().await;
-    races_beside(&redis.url(), async || {
+    races_beside(&redis.url(), 8, async |_| {
         redis.kill();
         SystemClock.sleep(Duration::from_millis(20)).await;
         redis.restart().await;
@@ -58,9 +59,7 @@ async fn nothing_runs_twice_on_a_redis_that_is_killed_and_started_again() {
 async fn nothing_runs_twice_on_a_redis_that_is_flushed_and_rolled_back() {
     // Flushed, or put back to what a snapshot of any moment had, with entries at wrong places.
     let redis = Redis::start_with(Flavour::Redis, &["--enable-debug-command", "yes"]).await;
-    let mut turn = 0;
-    races_beside(&redis.url(), async || {
-        turn += 1;
+    races_beside(&redis.url(), 100, async |turn| {
         match turn % 4 {
             0 => redis.cli(&["SAVE"]),
             1 => redis.cli(&["FLUSHALL"]),
@@ -91,10 +90,8 @@ async fn nothing_runs_twice_in_any_weather() {
         Weather::Fair,
         Weather::Dead,
     ];
-    let mut turn = 0;
-    races_beside(&format!("redis://{}", proxy.address()), async || {
+    races_beside(&format!("redis://{}", proxy.address()), 50, async |turn| {
         proxy.set(weathers[turn % weathers.len()]);
-        turn += 1;
         SystemClock.sleep(Duration::from_millis(30)).await;
     })
     .await;
@@ -104,9 +101,8 @@ async fn nothing_runs_twice_in_any_weather() {
 async fn nothing_runs_twice_on_a_cluster_that_loses_a_primary() {
     let mut cluster = RedisCluster::start().await;
     let url = cluster.url();
-    let mut turn = 0;
-    races_beside(&url, async || {
-        turn += 1;
+    // Long enough for its replica to take over.
+    races_beside(&url, 250, async |turn| {
         if turn == 3 {
             cluster.nodes_mut()[0].kill();
         }

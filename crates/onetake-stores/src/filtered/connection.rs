@@ -39,7 +39,7 @@ pub(super) struct Link {
 
 enum Target {
     One(redis::Client),
-    Cluster(ClusterClient),
+    Cluster(Box<ClusterClient>),
 }
 
 /// A connection. Clones share it; it ends with the last of them.
@@ -336,7 +336,7 @@ fn target(url: &str, options: &FilterOptions) -> Result<(Target, String), StoreE
             .retries(CLUSTER_RETRIES)
             .build()
             .map_err(|error| bad_url(&error))?;
-        return Ok((Target::Cluster(client), names.join(",")));
+        return Ok((Target::Cluster(Box::new(client)), names.join(",")));
     }
     if !(url.starts_with("redis://") || url.starts_with("rediss://")) {
         let what = "the filter's URL must begin with redis://, rediss:// or redis-cluster://";

@@ -41,8 +41,8 @@ impl Counters {
         }
     }
 
-    #[expect(clippy::unused_self, reason = "beside the others")]
-    pub(super) fn refused(&self, why: Refused) {
+    /// An entry was not believed.
+    pub(super) fn refused(why: Refused) {
         let why = match why {
             Refused::Format => "format",
             Refused::Mac => "mac",

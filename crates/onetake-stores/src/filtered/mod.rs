@@ -246,7 +246,7 @@ impl Shared {
                 }
                 Ok(_ended) => Look::Unusable,
                 Err(why) => {
-                    self.counters.refused(why);
+                    Counters::refused(why);
                     tracing::debug!(reference = %id.reference(), ?why, "an entry was refused");
                     Look::Unusable
                 }

@@ -278,6 +278,7 @@ async fn what_is_forgotten_is_gone_from_both() {
     let store = filtered(&redis.url(), authority.clone(), patient()).await;
     completed(&store, "a", "paid").await;
     written(&redis, "a").await;
+    let had_it = authority.inner();
     let forget = store.forget(vec![id("a")], async {
         // Somebody reads it at the worst moment.
         found(&store, &claim_of("a", "pay")).await;
@@ -285,6 +286,11 @@ async fn what_is_forgotten_is_gone_from_both() {
         Ok(())
     });
     forget.await.unwrap();
+    // A node that read it before the authority forgot it is late with its entry.
+    let late = filtered(&redis.url(), had_it, patient()).await;
+    found(&late, &claim_of("a", "pay")).await;
+    completed(&late, "last", "paid").await;
+    written(&redis, "last").await;
     assert!(store.load(vec![id("a")]).await[0].as_ref().unwrap().is_none());
     assert!(matches!(claim(&store, &claim_of("a", "pay")).await, Claimed::Granted { .. }));
 

@@ -2,8 +2,9 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
-use onetake_core::{Claimed, MemoryStore, Recording, Settlement, Store, Verb};
+use onetake_core::{Claimed, ManualClock, MemoryStore, Recording, Settlement, Store, Verb};
 use onetake_sim::servers::{Redis, until};
 use onetake_stores::{FilterOptions, FilteredStore};
 
@@ -110,6 +111,33 @@ async fn body_or_state(store: &dyn Store, key: &str) -> String {
         "completed" => String::from_utf8(body(&record).to_vec()).unwrap(),
         other => other.to_owned(),
     }
+}
+
+#[tokio::test]
+async fn what_was_forgotten_in_the_meantime_is_not_given_back() {
+    let redis = redis().await;
+    let clock = ManualClock::default();
+    let authority = Watched::with_clock(Arc::new(clock.clone()));
+    let options = FilterOptions { clock: Arc::new(clock.clone()), check_every: 1, ..patient() };
+    let store = filtered(&redis.url(), authority.clone(), options).await;
+    completed(&store, "a", "paid").await;
+    written(&redis, "a").await;
+    let compared = || authority.loads.load(Ordering::SeqCst);
+    found(&store, &claim_of("a", "pay")).await;
+    until("it pauses after the first", async || compared() == 1 && clock.sleepers() == 1).await;
+    // This one waits for its turn, and finds the authority without the key.
+    found(&store, &claim_of("a", "pay")).await;
+    let nothing = MemoryStore::with_clock(Arc::new(clock.clone()));
+    let forget = store.forget(vec![id("a")], async {
+        authority.replace(nothing);
+        Ok(())
+    });
+    forget.await.unwrap();
+    clock.advance(Duration::from_secs(1));
+    until("it is compared", async || compared() == 2).await;
+    store.close().await.unwrap();
+    assert!(authority.inner().load(vec![id("a")]).await.remove(0).unwrap().is_none());
+    assert_eq!(authority.claims.load(Ordering::SeqCst), 1, "nothing was claimed for it");
 }
 
 #[tokio::test]

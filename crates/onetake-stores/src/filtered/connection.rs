@@ -10,20 +10,17 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures_util::future::join_all;
 use redis::aio::{ConnectionLike, MultiplexedConnection};
-use redis::cluster::ClusterClient;
 use redis::cluster_async::ClusterConnection;
 use redis::{
-    AsyncConnectionConfig, Cmd, ConnectionInfo, ErrorKind, IntoConnectionInfo, Pipeline,
-    RedisError, RedisResult, ServerErrorKind, Value,
+    AsyncConnectionConfig, Cmd, ErrorKind, Pipeline, RedisError, RedisResult, ServerErrorKind,
+    Value,
 };
 
 use onetake_core::{Clock, RecordId, StoreError, StoreErrorKind};
 
 use super::FilterOptions;
+use super::target::Target;
 use crate::breaker::Breaker;
-
-/// Redirections and repetitions inside the cluster's client; the command's time bounds them all.
-const CLUSTER_RETRIES: u32 = 2;
 
 /// A Redis, or a cluster, that is reached as long as it can be.
 pub(super) struct Link {
@@ -35,11 +32,6 @@ pub(super) struct Link {
     connect_timeout: Duration,
     command_timeout: Duration,
     state: Mutex<State>,
-}
-
-enum Target {
-    One(redis::Client),
-    Cluster(Box<ClusterClient>),
 }
 
 /// A connection. Clones share it; it ends with the last of them.
@@ -60,7 +52,7 @@ struct State {
 impl Link {
     /// Reads the URL; nothing is connected yet.
     pub(super) fn new(url: &str, options: &FilterOptions) -> Result<Arc<Self>, StoreError> {
-        let (target, name) = target(url, options)?;
+        let (target, name) = Target::parse(url, options)?;
         let FilterOptions { clock, rng, connect_timeout, command_timeout, .. } = options.clone();
         let breaker = Breaker::new(Arc::clone(&clock), rng);
         let state = Mutex::default();
@@ -314,85 +306,4 @@ fn key(id: &RecordId) -> String {
         let _infallible = write!(key, "{byte:02x}");
     }
     key
-}
-
-fn target(url: &str, options: &FilterOptions) -> Result<(Target, String), StoreError> {
-    if url.starts_with("rediss://") {
-        // Whoever installed one before keeps it.
-        let _installed = rustls::crypto::aws_lc_rs::default_provider().install_default();
-    }
-    if let Some(nodes) = url.strip_prefix("redis-cluster://") {
-        let (user, hosts) = nodes.rsplit_once('@').unwrap_or(("", nodes));
-        let at = if user.is_empty() { "" } else { "@" };
-        let nodes = hosts
-            .trim_end_matches('/')
-            .split(',')
-            .map(|host| info(&format!("redis://{user}{at}{host}")))
-            .collect::<Result<Vec<_>, _>>()?;
-        let names: Vec<String> = nodes.iter().map(|node| node.addr().to_string()).collect();
-        let client = ClusterClient::builder(nodes)
-            .connection_timeout(options.connect_timeout)
-            .response_timeout(options.command_timeout)
-            .retries(CLUSTER_RETRIES)
-            .build()
-            .map_err(|error| bad_url(&error))?;
-        return Ok((Target::Cluster(Box::new(client)), names.join(",")));
-    }
-    if !(url.starts_with("redis://") || url.starts_with("rediss://")) {
-        let what = "the filter's URL must begin with redis://, rediss:// or redis-cluster://";
-        return Err(StoreError::new(StoreErrorKind::Invalid, what));
-    }
-    let info = info(url)?;
-    let name = info.addr().to_string();
-    let client = redis::Client::open(info).map_err(|error| bad_url(&error))?;
-    Ok((Target::One(client), name))
-}
-
-fn info(url: &str) -> Result<ConnectionInfo, StoreError> {
-    url.into_connection_info().map_err(|error| bad_url(&error))
-}
-
-/// Says what is wrong without the URL, which may hold a password.
-fn bad_url(error: &RedisError) -> StoreError {
-    let what = format!(
-        "the filter's URL cannot be used ({}); it looks like redis://[user:password@]host[:port][/db]",
-        error.category()
-    );
-    StoreError::new(StoreErrorKind::Invalid, what)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_bad_url_is_refused_without_its_password() {
-        for url in [
-            "",
-            "http://127.0.0.1",
-            "redis://user:hunter2@",
-            "redis://user:hunter2@127.0.0.1:99999",
-            "redis://user:hunter2@127.0.0.1/no-number",
-            "redis-cluster://user:hunter2@",
-            "redis-cluster://user:hunter2@127.0.0.1:1,,",
-        ] {
-            let error = Link::new(url, &FilterOptions::default()).expect_err(url);
-            assert_eq!(error.kind(), StoreErrorKind::Invalid, "{url}");
-            assert!(!error.to_string().contains("hunter2"), "{error}");
-            assert!(error.to_string().contains("redis"), "{error}");
-        }
-    }
-
-    #[test]
-    fn a_name_holds_no_password() {
-        for (url, name) in [
-            ("redis://127.0.0.1:7000/3", "127.0.0.1:7000"),
-            ("rediss://user:hunter2@redis.example", "redis.example:6379"),
-            ("redis-cluster://:hunter2@h1:1,h2:2", "h1:1,h2:2"),
-        ] {
-            let link = Link::new(url, &FilterOptions::default()).unwrap();
-            assert_eq!(link.name, name);
-            assert!(!format!("{link:?}").contains("hunter2"));
-        }
-    }
 }

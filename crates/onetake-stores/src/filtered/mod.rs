@@ -25,6 +25,7 @@ mod counters;
 mod diagnose;
 mod entry;
 mod repair;
+mod target;
 mod time;
 mod writer;
 

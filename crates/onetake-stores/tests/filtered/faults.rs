@@ -60,7 +60,7 @@ async fn nothing_runs_twice_on_a_redis_that_is_flushed_and_rolled_back() {
     // Flushed, or put back to what a snapshot of any moment had, with entries at wrong places.
     let redis = Redis::start_with(Flavour::Redis, &["--enable-debug-command", "yes"]).await;
     races_beside(&redis.url(), 100, async |turn| {
-        match turn % 4 {
+        let said = match turn % 4 {
             0 => redis.cli(&["SAVE"]),
             1 => redis.cli(&["FLUSHALL"]),
             // Loads the last snapshot and drops everything since.
@@ -68,10 +68,11 @@ async fn nothing_runs_twice_on_a_redis_that_is_flushed_and_rolled_back() {
             _ => redis.cli(&[
                 "EVAL",
                 "local k = redis.call('KEYS', 'onetake:f:*') \
-                 for i = 2, #k do redis.call('COPY', k[i - 1], k[i], 'REPLACE') end",
+                 for i = 2, #k do redis.call('COPY', k[i - 1], k[i], 'REPLACE') end return 'OK'",
                 "0",
             ]),
         };
+        assert_eq!(said, "OK", "turn {turn}");
         SystemClock.sleep(Duration::from_millis(5)).await;
     })
     .await;

@@ -6,6 +6,7 @@
 //! | --- | --- | --- |
 //! | `embedded` (default) | `EmbeddedStore` | one node, one folder, no server |
 //! | `postgres` | `PostgresStore` | many nodes on one PostgreSQL |
+//! | `filtered` | `FilteredStore` | Redis in front of PostgreSQL, as a filter that answers duplicates |
 //! | `redis` | `RedisStore` | many nodes on one Redis, Valkey or Redis Cluster, for what may be lost |
 
 #[cfg(any(feature = "postgres", feature = "redis", feature = "dynamodb"))]
@@ -13,6 +14,8 @@ mod breaker;
 mod diagnosis;
 #[cfg(feature = "embedded")]
 pub mod embedded;
+#[cfg(feature = "filtered")]
+pub mod filtered;
 #[cfg(feature = "postgres")]
 pub mod postgres;
 #[cfg(feature = "redis")]
@@ -22,6 +25,8 @@ pub use diagnosis::{Diagnosis, Finding, Weight};
 
 #[cfg(feature = "embedded")]
 pub use embedded::{EmbeddedStore, OpenError};
+#[cfg(feature = "filtered")]
+pub use filtered::{FilterOptions, FilteredStore};
 #[cfg(feature = "postgres")]
 pub use postgres::{Migrated, PostgresOptions, PostgresStore};
 #[cfg(feature = "redis")]

@@ -115,3 +115,29 @@ async fn a_full_disk_loses_nothing() {
     let after = store.claim(vec![claim("during")]).await.remove(0);
     assert!(matches!(after, Ok(Claimed::Granted { .. })), "{after:?}");
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn tls_is_as_strict_as_the_url_asks_for() {
+    let file = |name| format!("{}/tests/certificates/{name}", env!("CARGO_MANIFEST_DIR"));
+    let server =
+        Postgres::start_with_tls(file("server.pem").as_ref(), file("server.key").as_ref()).await;
+    let url = server.database();
+    drop(store_on(&url).await);
+    let named = url.replace("127.0.0.1", "localhost");
+    let root = file("ca.pem");
+    for (url, seen) in [
+        (format!("{url}?sslmode=disable"), "is not encrypted"),
+        (url.clone(), "nobody checks who the server is"),
+        (format!("{url}?sslmode=require"), "nobody checks who the server is"),
+        (format!("{named}?sslmode=verify-full&sslrootcert={root}"), "the server known"),
+        (format!("{named}?sslrootcert={root}"), "the server known"),
+    ] {
+        PostgresStore::open(&url, PostgresOptions::default()).await.unwrap().ready().await.unwrap();
+        let diagnosis = PostgresStore::diagnose(&url, PostgresOptions::default()).await.unwrap();
+        assert!(diagnosis.findings.iter().any(|f| f.what.contains(seen)), "{seen}: {diagnosis:?}");
+    }
+    let stranger = format!("{named}?sslmode=verify-full");
+    says(&refused(&stranger).await, StoreErrorKind::Invalid, &["TLS", "sslrootcert"]);
+    let other_name = format!("{url}?sslmode=verify-full&sslrootcert={root}");
+    says(&refused(&other_name).await, StoreErrorKind::Invalid, &["TLS"]);
+}

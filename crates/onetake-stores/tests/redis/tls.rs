@@ -11,7 +11,7 @@ const URL: &str = "ONETAKE_TEST_TLS_URL";
 
 /// A server's certificate for `localhost`, and the root that signed it.
 fn file(name: &str) -> String {
-    format!("{}/tests/redis/tls/{name}", env!("CARGO_MANIFEST_DIR"))
+    format!("{}/tests/certificates/{name}", env!("CARGO_MANIFEST_DIR"))
 }
 
 /// The roots are read from the environment, which a process should not change while it runs: the

@@ -79,11 +79,10 @@ impl Batched for Settlement {
             columns.iter().map(|columns| columns.code.as_deref()).collect();
         let details: Vec<Option<&[u8]>> =
             columns.iter().map(|columns| columns.detail.as_deref()).collect();
-        let sql = if manner == Manner::Skip { SETTLE.skipping } else { SETTLE.waiting };
         let back_for = store.back_for();
         let rows = link
             .query(
-                sql,
+                SETTLE,
                 &[
                     (&store.shift(), Type::INT8),
                     (&manner.lock_timeout(), Type::TEXT),

@@ -96,8 +96,8 @@ macro_rules! function {
     };
 }
 
-/// Two forms of a statement that takes row locks: one that leaves alone what somebody else holds, for
-/// batches, and one that waits for it, for single keys.
+/// Two forms of a claim: one that leaves alone what somebody else holds, for batches, and one that
+/// waits for it, for single keys.
 pub(super) struct Forms {
     pub(super) skipping: &'static str,
     pub(super) waiting: &'static str,
@@ -217,44 +217,45 @@ pub(super) const CLAIM: Forms = Forms {
     waiting: "SELECT * FROM onetake_claim_waiting_1($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)",
 };
 
-macro_rules! settle {
-    ($skip:literal) => {
+/// Which settlements a record takes: an owner's word is final only once.
+macro_rules! takes {
+    () => {
         concat!(
-    "WITH ",
-    clock!(),
-    ",
+            "(record.expires_at IS NULL OR record.expires_at > clock.now)
+         AND CASE asked.verb WHEN 0 THEN record.state = 0
+                             WHEN 4 THEN record.state = 0
+                             WHEN 5 THEN ",
+            over!("record"),
+            "
+                             ELSE record.state IN (0, 4) END"
+        )
+    };
+}
+
+macro_rules! settle {
+    () => {
+        concat!(
+            "WITH ",
+            clock!(),
+            ",
     asked AS MATERIALIZED (
       SELECT * FROM unnest($4::bytea[], $5::bytea[], $6::smallint[], $7::bytea[], $8::bytea[], $9::bytea[], $10::bytea[])
         AS asked (id, attempt, verb, head, body, code, detail)
     ),
-    held AS MATERIALIZED (
-      SELECT record.id, asked.verb, asked.head, asked.body, asked.code, asked.detail
-        FROM clock, asked
-        JOIN onetake_records AS record ON record.id = asked.id AND record.attempt = asked.attempt
-       WHERE (record.expires_at IS NULL OR record.expires_at > clock.now)
-         AND CASE asked.verb WHEN 0 THEN record.state = 0
-                             WHEN 4 THEN record.state = 0
-                             WHEN 5 THEN ",
-    over!("record"),
-    "
-                             ELSE record.state IN (0, 4) END
-       ORDER BY record.id
-         FOR NO KEY UPDATE OF record",
-    $skip,
-    "
-    ),
     done AS (
       UPDATE onetake_records AS record
-         SET state = CASE held.verb WHEN 5 THEN 4 ELSE held.verb END,
-             state_at = CASE held.verb WHEN 0 THEN clock.now + record.lease ELSE clock.now END,
-             expires_at = CASE WHEN held.verb = 0 THEN NULL
-                               WHEN held.verb IN (4, 5) THEN clock.now + record.ttl
+         SET state = CASE asked.verb WHEN 5 THEN 4 ELSE asked.verb END,
+             state_at = CASE asked.verb WHEN 0 THEN clock.now + record.lease ELSE clock.now END,
+             expires_at = CASE WHEN asked.verb = 0 THEN NULL
+                               WHEN asked.verb IN (4, 5) THEN clock.now + record.ttl
                                ELSE greatest(record.created_at + record.ttl, clock.now + least(record.ttl, 3600000000)) END,
-             watch_at = CASE WHEN held.verb = 0 AND record.watch_at IS NOT NULL
+             watch_at = CASE WHEN asked.verb = 0 AND record.watch_at IS NOT NULL
                              THEN clock.now + record.lease + record.grace END,
-             head = held.head, body = held.body, code = held.code, detail = held.detail
-        FROM held, clock
-       WHERE record.id = held.id
+             head = asked.head, body = asked.body, code = asked.code, detail = asked.detail
+        FROM asked, clock
+       WHERE record.id = asked.id AND record.attempt = asked.attempt AND ",
+            takes!(),
+            "
       RETURNING record.id, record.state, record.attempt, record.fence, record.fingerprint, record.ttl, record.lease,
                 record.grace, record.on_unknown, record.created_at, record.state_at
     )
@@ -264,8 +265,8 @@ macro_rules! settle {
       FROM done, clock
     UNION ALL
     SELECT 1::smallint, clock.now, record.expires_at, ",
-    record!("record"),
-    " FROM clock, asked CROSS JOIN LATERAL (
+            record!("record"),
+            " FROM clock, asked CROSS JOIN LATERAL (
         SELECT * FROM onetake_records AS record WHERE record.id = asked.id OFFSET 0
       ) AS record
      WHERE NOT EXISTS (SELECT FROM done WHERE done.id = asked.id)"
@@ -273,13 +274,12 @@ macro_rules! settle {
     };
 }
 
-/// Settles many attempts. Rows are locked without waiting, and decided on what is there by then;
-/// what was not settled comes back as it stands, for the caller to tell why. Verbs: 0 renew, 1
-/// complete, 2 fail, 3 release, 4 unknown, 5 abandon.
-pub(super) const SETTLE: Forms = Forms {
-    skipping: "SELECT * FROM onetake_settle_1($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)",
-    waiting: "SELECT * FROM onetake_settle_waiting_1($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)",
-};
+/// Settles many attempts. A row is decided on again once it is ours to write; what was not settled
+/// comes back as it stands, for the caller to tell why. Nobody but the owner and the reaper writes
+/// here, so a row is hardly ever held, and is waited for, a little: locking without waiting first
+/// would write every row twice. Verbs: 0 renew, 1 complete, 2 fail, 3 release, 4 unknown, 5 abandon.
+pub(super) const SETTLE: &str =
+    "SELECT * FROM onetake_settle_1($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)";
 
 /// All functions of version 1.
 pub(super) const FUNCTIONS_1: &str = concat!(
@@ -296,12 +296,7 @@ pub(super) const FUNCTIONS_1: &str = concat!(
     function!(
         "onetake_settle_1",
         "bytea[], bytea[], smallint[], bytea[], bytea[], bytea[], bytea[]",
-        settle!(" SKIP LOCKED")
-    ),
-    function!(
-        "onetake_settle_waiting_1",
-        "bytea[], bytea[], smallint[], bytea[], bytea[], bytea[], bytea[]",
-        settle!("")
+        settle!()
     ),
 );
 

@@ -8,6 +8,9 @@
 //! | `postgres` | `PostgresStore` | many nodes on one PostgreSQL |
 //! | `filtered` | `FilteredStore` | Redis in front of PostgreSQL, as a filter that answers duplicates |
 //! | `redis` | `RedisStore` | many nodes on one Redis, Valkey or Redis Cluster, for what may be lost |
+//! | `embedded` (default) | [`EmbeddedStore`] | one node, one folder, no server |
+//! | `postgres` | [`PostgresStore`](postgres::PostgresStore) | many nodes on one PostgreSQL |
+//! | `sqlite` | `SqliteStore` | one node, one file, no server |
 
 #[cfg(any(feature = "postgres", feature = "redis", feature = "dynamodb"))]
 mod breaker;
@@ -20,6 +23,10 @@ pub mod filtered;
 pub mod postgres;
 #[cfg(feature = "redis")]
 pub mod redis;
+#[cfg(feature = "sqlite")]
+mod grace;
+#[cfg(feature = "sqlite")]
+pub mod sqlite;
 
 pub use diagnosis::{Diagnosis, Finding, Weight};
 
@@ -31,3 +38,5 @@ pub use filtered::{FilterOptions, FilteredStore};
 pub use postgres::{Migrated, PostgresOptions, PostgresStore};
 #[cfg(feature = "redis")]
 pub use redis::{RedisOptions, RedisStore};
+#[cfg(feature = "sqlite")]
+pub use sqlite::SqliteStore;

@@ -358,14 +358,14 @@ fn a_full_disk_loses_nothing_and_is_over_when_there_is_room() {
     }
     let (folder, file) = place();
     let mount = "mount -t tmpfs -o size=3m tmpfs \"$0\" && exec env \"$@\"";
-    let status = Command::new("unshare")
+    let output = Command::new("unshare")
         .args(namespace)
         .args(["sh", "-c", mount])
         .arg(folder.path())
         .args(part("a_part_on_a_small_disk", &file))
-        .status()
+        .output()
         .unwrap();
-    assert!(status.success());
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
 }
 
 /// Not a test of its own: [`a_full_disk_loses_nothing_and_is_over_when_there_is_room`] starts it on

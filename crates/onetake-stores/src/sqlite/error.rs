@@ -63,6 +63,11 @@ pub(super) fn is_too_big(error: &rusqlite::Error) -> bool {
     code(error) == ffi::SQLITE_TOOBIG
 }
 
+/// Another connection holds the lock.
+pub(super) fn is_busy(error: &rusqlite::Error) -> bool {
+    code(error) & 0xff == ffi::SQLITE_BUSY
+}
+
 fn is_fsync(code: i32) -> bool {
     code == ffi::SQLITE_IOERR_FSYNC || code == ffi::SQLITE_IOERR_DIR_FSYNC
 }

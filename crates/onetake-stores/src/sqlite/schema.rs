@@ -3,11 +3,11 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use rusqlite::{Connection, OpenFlags, TransactionBehavior};
+use rusqlite::{Connection, OpenFlags, Row, TransactionBehavior};
 
 use onetake_core::{StoreError, StoreErrorKind};
 
-use super::error::unopened;
+use super::error::{is_busy, unopened};
 
 /// What one try for the write lock waits before the next.
 const BUSY_PAUSE: Duration = Duration::from_millis(1);
@@ -86,21 +86,34 @@ fn connect(file: &Path) -> rusqlite::Result<Connection> {
     let mut connection = Connection::open_with_flags(file, flags)?;
     // SQLite's own handler waits longer and longer between two tries, and so can miss its turn for
     // ever beside a process that commits without a pause.
-    connection.busy_handler(Some(|tries| {
-        #[expect(clippy::disallowed_methods, reason = "SQLite waits here, in real time")]
-        std::thread::sleep(BUSY_PAUSE);
-        tries < BUSY_TRIES_MAX
-    }))?;
+    connection.busy_handler(Some(wait_for_lock))?;
     Ok(connection)
+}
+
+/// Waits a little; says whether to try once more.
+fn wait_for_lock(tries: i32) -> bool {
+    #[expect(clippy::disallowed_methods, reason = "SQLite calls this, and waits in real time")]
+    std::thread::sleep(BUSY_PAUSE);
+    tries < BUSY_TRIES_MAX
+}
+
+/// Two that make one file at the same moment may be told "busy" without having waited.
+fn to_wal(connection: &Connection) -> rusqlite::Result<String> {
+    let mut tries = 0;
+    loop {
+        let set = connection.pragma_update_and_check(None, "journal_mode", "WAL", |row| row.get(0));
+        match set {
+            Err(error) if is_busy(&error) && wait_for_lock(tries) => tries += 1,
+            set => return set,
+        }
+    }
 }
 
 fn set_up(mut connection: Connection, file: &Path) -> Result<Connection, StoreError> {
     let failed = |error| unopened(file, error);
     // Before anything is changed.
     check_owner(&connection, file)?;
-    let mode: String = connection
-        .pragma_update_and_check(None, "journal_mode", "WAL", |row| row.get(0))
-        .map_err(failed)?;
+    let mode = to_wal(&connection).map_err(failed)?;
     if mode != "wal" {
         let what = format!(
             "{} cannot be in WAL mode (it is in `{mode}`): keep it on a local filesystem",
@@ -128,16 +141,18 @@ fn set_up(mut connection: Connection, file: &Path) -> Result<Connection, StoreEr
     Ok(connection)
 }
 
+/// Whose the file is, in one look: between two, another process could make its tables.
+const OWNER: &str = "
+    SELECT application_id, user_version, (SELECT count(*) FROM sqlite_schema)
+    FROM pragma_application_id, pragma_user_version";
+
 /// Which version the file has; refuses what is not ours or from the future.
 fn check_owner(connection: &Connection, file: &Path) -> Result<i64, StoreError> {
-    let number = |name| connection.pragma_query_value(None, name, |row| row.get::<_, i64>(0));
-    let look = || {
-        let tables = "SELECT count(*) FROM sqlite_schema";
-        let tables: i64 = connection.query_row(tables, [], |row| row.get(0))?;
-        Ok((number("application_id")?, number("user_version")?, tables))
-    };
+    let row =
+        |row: &Row<'_>| Ok((row.get::<_, i64>(0)?, row.get::<_, i64>(1)?, row.get::<_, i64>(2)?));
+    let found = connection.query_row(OWNER, [], row).map_err(|error| unopened(file, error))?;
     let invalid = |what| Err(StoreError::new(StoreErrorKind::Invalid, what));
-    match look().map_err(|error| unopened(file, error))? {
+    match found {
         (APPLICATION_ID, found, _) if found > version() => invalid(format!(
             "{} has schema version {found}, and this onetake knows versions up to {}: use a newer \
              onetake",

@@ -11,10 +11,13 @@
 //! | `embedded` (default) | [`EmbeddedStore`] | one node, one folder, no server |
 //! | `postgres` | [`PostgresStore`](postgres::PostgresStore) | many nodes on one PostgreSQL |
 //! | `sqlite` | `SqliteStore` | one node, one file, no server |
+//! | `dynamodb` | `DynamoStore` | many nodes, one DynamoDB table |
 
 #[cfg(any(feature = "postgres", feature = "redis", feature = "dynamodb"))]
 mod breaker;
 mod diagnosis;
+#[cfg(feature = "dynamodb")]
+pub mod dynamodb;
 #[cfg(feature = "embedded")]
 pub mod embedded;
 #[cfg(feature = "filtered")]
@@ -24,12 +27,15 @@ pub mod postgres;
 #[cfg(feature = "redis")]
 pub mod redis;
 #[cfg(feature = "sqlite")]
+#[cfg(any(feature = "sqlite", feature = "dynamodb"))]
 mod grace;
 #[cfg(feature = "sqlite")]
 pub mod sqlite;
 
 pub use diagnosis::{Diagnosis, Finding, Weight};
 
+#[cfg(feature = "dynamodb")]
+pub use dynamodb::{DynamoOptions, DynamoStore};
 #[cfg(feature = "embedded")]
 pub use embedded::{EmbeddedStore, OpenError};
 #[cfg(feature = "filtered")]

@@ -75,8 +75,7 @@ fn capabilities() -> Capabilities {
         tick: Duration::from_secs(1),
         body_bytes_max: 400_000,
         sweeps: false,
-        tasks: 16,
-        rounds: 10,
+        ..Capabilities::default()
     }
 }
 
@@ -274,6 +273,53 @@ async fn a_node_that_just_started_watches_first() {
     assert_eq!(found(&node, &claim("a", 2)).await.0.state.name(), "unknown");
     let late = done(&node, &runs, Verb::Complete(Recording::new("late, but true"))).await;
     assert_eq!(late.state.name(), "completed", "its owner is believed all the same");
+}
+
+#[tokio::test]
+async fn a_late_owner_does_not_write_over_what_was_settled_meanwhile() {
+    let server = Dynamo::start().await;
+    let nodes = nodes(&server, &[seconds(0), seconds(0)], seconds(0)).await;
+    let (owner, other) = (&nodes[0].store, &nodes[1].store);
+    let runs = claim("a", 1);
+    granted(owner, &runs).await;
+    pass(&nodes, seconds(60)).await;
+    done(other, &runs, Verb::Abandon).await;
+    // An operator settles the very attempt; its owner still remembers it as it claimed it.
+    let resolved = done(other, &runs, Verb::Complete(Recording::new("by an operator"))).await;
+    for verb in [Verb::Renew, Verb::Complete(Recording::new("by its owner")), Verb::Release] {
+        let late = settle(owner, &runs, verb).await.unwrap();
+        let Settled::Stale { current } = late else { panic!("{late:?} (S4)") };
+        assert_eq!(current, Some(Arc::clone(&resolved)));
+    }
+    assert_eq!(load(owner, &runs).await, Some(resolved));
+}
+
+/// This very program without an environment, about to run one of its own tests alone.
+#[test]
+fn without_credentials_the_fix_is_named() {
+    let program = std::env::current_exe().unwrap();
+    let mut part = std::process::Command::new(program);
+    part.args(["--exact", "a_part_without_credentials", "--nocapture"]);
+    part.env_clear()
+        .env(PART, "1")
+        .env("AWS_EC2_METADATA_DISABLED", "true")
+        .env("HOME", "/nowhere");
+    let output = part.output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+}
+
+const PART: &str = "ONETAKE_TEST_DYNAMODB_PART";
+
+/// Not a test of its own: [`without_credentials_the_fix_is_named`] starts it.
+#[tokio::test]
+async fn a_part_without_credentials() {
+    if std::env::var_os(PART).is_none() {
+        return;
+    }
+    let url = "dynamodb://eu-central-1/onetake";
+    let error = DynamoStore::open(url, DynamoOptions::default()).await.unwrap_err();
+    assert_eq!(error.kind(), StoreErrorKind::Invalid);
+    assert!(error.to_string().contains("set AWS_ACCESS_KEY_ID"), "{error}");
 }
 
 #[tokio::test]

@@ -1,6 +1,6 @@
 //! The DynamoDB store behind a network that fails.
 #![cfg(feature = "dynamodb")]
-#![expect(clippy::unwrap_used, clippy::panic, reason = "tests may panic")]
+#![expect(clippy::unwrap_used, clippy::indexing_slicing, reason = "tests may panic")]
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;

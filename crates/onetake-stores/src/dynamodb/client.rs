@@ -17,11 +17,11 @@ use aws_sdk_dynamodb::config::{
     AsyncSleep, Credentials, ProvideCredentials, Region, SharedCredentialsProvider, Sleep,
     StalledStreamProtectionConfig,
 };
-use aws_sdk_dynamodb::error::DisplayErrorContext;
 
 use onetake_core::{Clock, StoreError, StoreErrorKind, clock};
 
 use super::DynamoOptions;
+use super::error::causes;
 use super::url::Place;
 
 /// A client for the place. Nothing is asked yet, but for credentials.
@@ -67,7 +67,7 @@ async fn check_credentials(provider: Option<SharedCredentialsProvider>) -> Resul
         None => "none are configured".to_owned(),
         Some(provider) => match provider.provide_credentials().await {
             Ok(_) => return Ok(()),
-            Err(error) => DisplayErrorContext(error).to_string(),
+            Err(error) => causes(&error),
         },
     };
     let what = format!(

@@ -2,7 +2,7 @@
 
 use std::error::Error;
 
-use aws_sdk_dynamodb::error::{DisplayErrorContext, ProvideErrorMetadata, SdkError};
+use aws_sdk_dynamodb::error::{ProvideErrorMetadata, SdkError};
 
 use onetake_core::{StoreError, StoreErrorKind};
 
@@ -60,7 +60,7 @@ where
                 SdkError::DispatchFailure(failure) if failure.is_timeout() => Fate::TimedOut,
                 _ => Fate::Lost,
             };
-            (fate, format!("DynamoDB cannot be reached: {}", DisplayErrorContext(other)))
+            (fate, format!("DynamoDB cannot be reached: {}", causes(other)))
         }
     }
 }
@@ -108,21 +108,20 @@ fn judge_answer(code: &str, message: &str, status: u16, table: &str) -> (Fate, S
     }
 }
 
+/// What an error and all below it say.
+pub(super) fn causes(error: &dyn Error) -> String {
+    let below = std::iter::successors(error.source(), |error| Error::source(*error));
+    let said = below.map(ToString::to_string);
+    std::iter::once(error.to_string()).chain(said).collect::<Vec<_>>().join(": ")
+}
+
 /// Whether no connection came about. What the HTTP client says is matched as text, because its types
 /// are not ours; what is not recognised counts as sent, which is always safe.
 fn never_connected<E: Error + 'static>(error: &SdkError<E>) -> bool {
-    let mut next = Error::source(error);
-    while let Some(error) = next {
-        let said = error.to_string();
-        if said == "client error (Connect)"
-            || said.starts_with("HTTP connect timeout")
-            || said.contains("credentials")
-        {
-            return true;
-        }
-        next = error.source();
-    }
-    false
+    let said = causes(error);
+    ["client error (Connect)", "HTTP connect timeout", "credentials"]
+        .iter()
+        .any(|s| said.contains(s))
 }
 
 /// The error that a caller gets.

@@ -39,10 +39,10 @@ impl Seen {
         let version =
             item.get("v").and_then(|value| value.as_n().ok()).and_then(|v| v.parse().ok());
         let reference = id.reference();
-        let bytes = bytes.ok_or_else(|| unreadable(&reference, "its record"))?.clone();
+        let bytes = bytes.ok_or_else(|| unreadable(reference, "its record"))?.clone();
         let record = codec::decode(id, bytes.into_inner().into())
-            .map_err(|error| unreadable(&reference, error))?;
-        let version = version.ok_or_else(|| unreadable(&reference, "its version"))?;
+            .map_err(|error| unreadable(reference, error))?;
+        let version = version.ok_or_else(|| unreadable(reference, "its version"))?;
         Ok(Self { record, version })
     }
 

@@ -27,6 +27,7 @@ impl DynamoStore {
     pub(super) async fn claim_one(&self, claim: Claim) -> Result<Claimed, StoreError> {
         // A key is absent most of the time; what is there instead comes with the refusal.
         let mut found: Option<Seen> = None;
+        let mut floor = Fence::default();
         for _ in 0..RACES_MAX {
             if let Some(seen) = &found
                 && seen.record.attempt == claim.attempt
@@ -38,7 +39,7 @@ impl DynamoStore {
                 return Ok(Claimed::Granted { fence });
             }
             let (now, judged) = self.judge(found.as_ref());
-            let record = match decide::claim(judged.as_ref(), &claim, now, Fence::default()) {
+            let record = match decide::claim(judged.as_ref(), &claim, now, floor) {
                 ClaimEffect::Grant(record) | ClaimEffect::BecomeUnknown(record) => record,
                 ClaimEffect::Keep => {
                     let Seen { record, .. } = found.ok_or_else(StoreError::kept_nothing)?;
@@ -56,7 +57,11 @@ impl DynamoStore {
                 Written::Landed => {
                     return Ok(Claimed::Found { record: Arc::new(next.record), now });
                 }
-                Written::Other(other) => found = other,
+                Written::Other(other) => {
+                    // The server may delete what expired under our hands: its fence still counts.
+                    floor = floor.max(next.record.fence);
+                    found = other;
+                }
             }
         }
         Err(crowded())

@@ -51,10 +51,12 @@ pub(super) enum No<E> {
 
 /// What became of a conditional write.
 #[derive(Debug)]
+#[expect(clippy::large_enum_variant, reason = "short-lived")]
 pub(super) enum Written {
     /// It is there, durably.
     Landed,
-    /// Somebody else was faster; this is there now.
+    /// It is not as it was: somebody else was faster, or an earlier try of our own, whose answer got
+    /// lost. This is there now.
     Other(Option<Seen>),
 }
 
@@ -171,10 +173,6 @@ impl Table {
             None if over.is_none() => self.read(next.record.id).await?,
             None => None,
         };
-        // An earlier try of ours landed, and its answer got lost.
-        if found.as_ref() == Some(next) {
-            return Ok(Written::Landed);
-        }
         Ok(Written::Other(found))
     }
 

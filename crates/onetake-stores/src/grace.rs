@@ -1,15 +1,7 @@
-//! Grace anew: an owner that could not renew its lease while the store was away gets its whole
-//! grace from the moment on at which the store is back.
+//! What a caller is told of a running record that is left to its owner, although its lease and grace
+//! are over by the clock: an owner that could not renew gets its whole grace anew.
 
-use std::time::Duration;
-
-use onetake_core::{Record, State, Timestamp};
-
-/// Whether a record runs, and must be left to its owner because the store is only back for this
-/// long.
-pub(crate) fn must_wait(record: &Record, back_for: Duration) -> bool {
-    matches!(record.state, State::Running { .. }) && back_for < record.terms.grace
-}
+use onetake_core::{Record, Timestamp};
 
 /// The time to tell beside a running record that is left to its owner: one at which it reads as in
 /// flight, so that nobody takes its lease for over and asks again at once.

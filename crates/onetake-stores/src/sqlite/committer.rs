@@ -13,7 +13,6 @@ use onetake_core::{Clock, Record, RecordId, StoreError, StoreErrorKind, Timestam
 use super::error::{During, refused};
 use super::ledger::{self, Moment, Write};
 use super::table;
-use crate::grace;
 
 /// Jobs that are written as one group at most.
 const GROUP_JOBS_MAX: usize = 64;
@@ -160,7 +159,7 @@ impl Committer {
         let found = table::abandoned(&self.connection, self.clock.now(), limit);
         let found = found.map_err(|error| refused(error, During::Work))?;
         // A row that cannot be read must not keep the others from being found.
-        let found = found.iter().flatten().filter(|record| !grace::must_wait(record, back_for));
+        let found = found.iter().flatten().filter(|record| !ledger::must_wait(record, back_for));
         Ok(found.map(|record| Abandoned { id: record.id, attempt: record.attempt }).collect())
     }
 

@@ -10,8 +10,8 @@ use onetake_core::codec::DecodeError;
 use onetake_core::decide::{self, ClaimEffect, SettleEffect};
 use onetake_core::store::Answers;
 use onetake_core::{
-    Claim, Claimed, Fence, Record, RecordId, Settled, Settlement, StoreError, StoreErrorKind,
-    Timestamp, Verb,
+    Claim, Claimed, Fence, Record, RecordId, Settled, Settlement, State, StoreError,
+    StoreErrorKind, Timestamp, Verb,
 };
 
 use super::error::is_too_big;
@@ -86,7 +86,7 @@ fn claim(connection: &Connection, claim: &Claim, moment: Moment) -> Decided<Clai
         Ok(found) => found,
         Err(error) => return Ok(Err(unreadable(claim.id, error))),
     };
-    if let Some(record) = found.as_ref().filter(|record| grace::must_wait(record, back_for)) {
+    if let Some(record) = found.as_ref().filter(|record| must_wait(record, back_for)) {
         let now = grace::while_running(record, now);
         return Ok(Ok(Claimed::Found { record: Arc::new(record.clone()), now }));
     }
@@ -113,7 +113,7 @@ fn settle(connection: &Connection, item: &Settlement, moment: Moment) -> Decided
         Err(error) => return Ok(Err(unreadable(item.id, error))),
     };
     let too_early = item.verb == Verb::Abandon
-        && found.as_ref().is_some_and(|record| grace::must_wait(record, back_for));
+        && found.as_ref().is_some_and(|record| must_wait(record, back_for));
     let effect =
         if too_early { SettleEffect::Stale } else { decide::settle(found.as_ref(), item, now) };
     Ok(Ok(match (effect, found) {
@@ -124,6 +124,11 @@ fn settle(connection: &Connection, item: &Settlement, moment: Moment) -> Decided
         (SettleEffect::Already, Some(record)) => Settled::Done { record: Arc::new(record), now },
         (_, current) => Settled::Stale { current: current.map(Arc::new) },
     }))
+}
+
+/// Whether a record runs, and must be left to its owner because writing has only worked for so long.
+pub(super) fn must_wait(record: &Record, back_for: Duration) -> bool {
+    matches!(record.state, State::Running { .. }) && back_for < record.terms.grace
 }
 
 /// The record of a row, or why it cannot be read.

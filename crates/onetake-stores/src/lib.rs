@@ -29,6 +29,8 @@ pub mod redis;
 #[cfg(feature = "sqlite")]
 #[cfg(any(feature = "sqlite", feature = "dynamodb"))]
 mod grace;
+#[cfg(feature = "postgres")]
+pub mod postgres;
 #[cfg(feature = "sqlite")]
 pub mod sqlite;
 

@@ -71,12 +71,7 @@ async fn fresh(server: &Dynamo) -> Watched {
 }
 
 fn capabilities() -> Capabilities {
-    Capabilities {
-        tick: Duration::from_secs(1),
-        body_bytes_max: 400_000,
-        sweeps: false,
-        ..Capabilities::default()
-    }
+    Capabilities { body_bytes_max: 400_000, sweeps: false, ..Capabilities::default() }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

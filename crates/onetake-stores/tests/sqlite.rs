@@ -10,9 +10,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use futures_util::FutureExt;
-use futures_util::future::{BoxFuture, join_all};
-use onetake_core::conformance::{Capabilities, Simulated, Subject, run, run_engine};
+use futures_util::future::join_all;
+use onetake_core::conformance::{Capabilities, Simulated, run, run_engine};
 use onetake_core::decide::{self, Reading};
 use onetake_core::{
     AttemptId, Claim, Claimed, Clock, Fence, Fingerprint, Key, ManualClock, Record, RecordId,
@@ -20,52 +19,22 @@ use onetake_core::{
 };
 use onetake_stores::{SqliteStore, Weight};
 
-/// A store on a simulated clock that does not run away from a slow disk: before time passes, the
-/// store has done what it was asked for.
-struct Paced {
-    inner: Simulated,
-}
-
-impl Subject for Paced {
-    fn store(&self) -> Arc<dyn Store> {
-        self.inner.store()
-    }
-
-    fn clock(&self) -> Arc<dyn Clock> {
-        self.inner.clock()
-    }
-
-    fn advance(&self, by: Duration) -> BoxFuture<'_, ()> {
-        async move {
-            self.store().ready().await.unwrap();
-            self.inner.advance(by).await;
-        }
-        .boxed()
-    }
-}
-
-async fn fresh() -> Paced {
-    let inner = Simulated::new(|clock| {
+async fn fresh() -> Simulated {
+    Simulated::new(|clock| {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("onetake.db");
         (SqliteStore::open_with(&file, clock).unwrap(), Box::new(folder))
-    });
-    Paced { inner }
-}
-
-/// Short enough for the engine's patience to be many steps of the suite.
-fn capabilities() -> Capabilities {
-    Capabilities { tick: Duration::from_secs(1), ..Capabilities::default() }
+    })
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn sqlite_store() {
-    run(fresh, capabilities()).await.assert_passed();
+    run(fresh, Capabilities::default()).await.assert_passed();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn engine_on_sqlite_store() {
-    run_engine(fresh, capabilities()).await.assert_passed();
+    run_engine(fresh, Capabilities::default()).await.assert_passed();
 }
 
 fn claim(key: &str, attempt: u64) -> Claim {

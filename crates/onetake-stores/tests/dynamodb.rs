@@ -18,9 +18,9 @@ use futures_util::future::BoxFuture;
 use onetake_core::conformance::{Capabilities, Subject, run, run_engine};
 use onetake_core::decide::{self, Reading};
 use onetake_core::{
-    AttemptId, Claim, Claimed, Clock, Fence, Fingerprint, Key, ManualClock, OnUnknown, Record,
-    RecordId, Recording, Scope, Settled, Settlement, State, Store, StoreError, StoreErrorKind,
-    Terms, Timestamp, Verb,
+    AttemptId, Claim, Claimed, Clock, Failure, Fence, Fingerprint, Key, ManualClock, OnUnknown,
+    Record, RecordId, Recording, Scope, Settled, Settlement, State, Store, StoreError,
+    StoreErrorKind, Terms, Timestamp, Verb,
 };
 use onetake_sim::servers::Dynamo;
 use onetake_stores::dynamodb::RECORDING_BYTES_MAX;
@@ -287,6 +287,28 @@ async fn a_late_owner_does_not_write_over_what_was_settled_meanwhile() {
         assert_eq!(current, Some(Arc::clone(&resolved)));
     }
     assert_eq!(load(owner, &runs).await, Some(resolved));
+}
+
+#[tokio::test]
+async fn items_of_one_key_are_done_in_their_order() {
+    let server = Dynamo::start().await;
+    let Watched { store, .. } = fresh(&server).await;
+    for round in 0..10 {
+        let key = format!("key {round}");
+        let claims: Vec<Claim> = (1..9).map(|attempt| claim(&key, attempt)).collect();
+        let answers = store.claim(claims.clone()).await;
+        assert!(matches!(answers[0], Ok(Claimed::Granted { .. })), "the first one runs");
+        let verbs = [Verb::Renew, Verb::Fail(declined()), Verb::Complete(Recording::new("late"))];
+        let settlement = |verb| Settlement { id: claims[0].id, attempt: claims[0].attempt, verb };
+        let answers = store.settle(verbs.map(settlement).into()).await;
+        let settled = |answer: &Result<Settled, _>| matches!(answer, Ok(Settled::Done { .. }));
+        assert_eq!(answers.iter().map(settled).collect::<Vec<_>>(), [true, true, false]);
+        assert_eq!(load(&store, &claims[0]).await.unwrap().state.name(), "failed");
+    }
+}
+
+fn declined() -> Failure {
+    Failure { code: "declined".into(), detail: "the card was declined".into() }
 }
 
 /// This very program without an environment, about to run one of its own tests alone.

@@ -8,8 +8,6 @@
 //! | `postgres` | `PostgresStore` | many nodes on one PostgreSQL |
 //! | `filtered` | `FilteredStore` | Redis in front of PostgreSQL, as a filter that answers duplicates |
 //! | `redis` | `RedisStore` | many nodes on one Redis, Valkey or Redis Cluster, for what may be lost |
-//! | `embedded` (default) | [`EmbeddedStore`] | one node, one folder, no server |
-//! | `postgres` | [`PostgresStore`](postgres::PostgresStore) | many nodes on one PostgreSQL |
 //! | `sqlite` | `SqliteStore` | one node, one file, no server |
 //! | `dynamodb` | `DynamoStore` | many nodes, one DynamoDB table |
 
@@ -22,15 +20,12 @@ pub mod dynamodb;
 pub mod embedded;
 #[cfg(feature = "filtered")]
 pub mod filtered;
-#[cfg(feature = "postgres")]
-pub mod postgres;
-#[cfg(feature = "redis")]
-pub mod redis;
-#[cfg(feature = "sqlite")]
 #[cfg(any(feature = "sqlite", feature = "dynamodb"))]
 mod grace;
 #[cfg(feature = "postgres")]
 pub mod postgres;
+#[cfg(feature = "redis")]
+pub mod redis;
 #[cfg(feature = "sqlite")]
 pub mod sqlite;
 

@@ -15,7 +15,7 @@ use aws_sdk_dynamodb::types::{
 };
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
-use onetake_core::conformance::{Capabilities, Subject, run, run_engine};
+use onetake_core::conformance::{Capabilities, Subject, many, run, run_engine};
 use onetake_core::decide::{self, Reading};
 use onetake_core::{
     AttemptId, Claim, Claimed, Clock, Failure, Fence, Fingerprint, Key, ManualClock, OnUnknown,
@@ -84,6 +84,20 @@ async fn dynamodb_store() {
 async fn engine_on_dynamodb_store() {
     let server = Dynamo::start().await;
     run_engine(|| fresh(&server), capabilities()).await.assert_passed();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn overlapping_batches_from_four_nodes() {
+    let server = Dynamo::start().await;
+    let url = server.table();
+    DynamoStore::migrate(&url, DynamoOptions::default()).await.unwrap();
+    let mut nodes: Vec<Arc<dyn Store>> = Vec::new();
+    for _ in 0..4 {
+        let store = DynamoStore::open(&url, DynamoOptions::default()).await.unwrap();
+        nodes.push(Arc::new(store));
+    }
+    let settled = many::overlapping_batches(nodes, 64, Duration::from_secs(3)).await;
+    assert!(settled > 100, "{settled}");
 }
 
 fn claim(key: &str, attempt: u8) -> Claim {

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use futures_util::future::join_all;
-use onetake_core::conformance::{Capabilities, Simulated, run, run_engine};
+use onetake_core::conformance::{Capabilities, Simulated, many, run, run_engine};
 use onetake_core::decide::{self, Reading};
 use onetake_core::{
     AttemptId, Claim, Claimed, Clock, Fence, Fingerprint, Key, ManualClock, Record, RecordId,
@@ -113,6 +113,15 @@ async fn two_stores_on_one_file_never_both_run() {
         assert_eq!(one, other);
         assert!(!body(&one.unwrap()).is_empty());
     }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn overlapping_batches_from_four_stores_on_one_file() {
+    let (_folder, file) = place();
+    let store = |_| Arc::new(SqliteStore::open(&file).unwrap()) as Arc<dyn Store>;
+    let nodes = (0..4).map(store).collect();
+    let settled = many::overlapping_batches(nodes, 64, Duration::from_secs(3)).await;
+    assert!(settled > 100, "{settled}");
 }
 
 #[tokio::test]

@@ -8,21 +8,31 @@
 //! | `postgres` | `PostgresStore` | many nodes on one PostgreSQL |
 //! | `filtered` | `FilteredStore` | Redis in front of PostgreSQL, as a filter that answers duplicates |
 //! | `redis` | `RedisStore` | many nodes on one Redis, Valkey or Redis Cluster, for what may be lost |
+//! | `sqlite` | `SqliteStore` | one node, one file, no server |
+//! | `dynamodb` | `DynamoStore` | many nodes, one DynamoDB table |
 
 #[cfg(any(feature = "postgres", feature = "redis", feature = "dynamodb"))]
 mod breaker;
 mod diagnosis;
+#[cfg(feature = "dynamodb")]
+pub mod dynamodb;
 #[cfg(feature = "embedded")]
 pub mod embedded;
 #[cfg(feature = "filtered")]
 pub mod filtered;
+#[cfg(any(feature = "sqlite", feature = "dynamodb"))]
+mod grace;
 #[cfg(feature = "postgres")]
 pub mod postgres;
 #[cfg(feature = "redis")]
 pub mod redis;
+#[cfg(feature = "sqlite")]
+pub mod sqlite;
 
 pub use diagnosis::{Diagnosis, Finding, Weight};
 
+#[cfg(feature = "dynamodb")]
+pub use dynamodb::{DynamoOptions, DynamoStore};
 #[cfg(feature = "embedded")]
 pub use embedded::{EmbeddedStore, OpenError};
 #[cfg(feature = "filtered")]
@@ -31,3 +41,5 @@ pub use filtered::{FilterOptions, FilteredStore};
 pub use postgres::{Migrated, PostgresOptions, PostgresStore};
 #[cfg(feature = "redis")]
 pub use redis::{RedisOptions, RedisStore};
+#[cfg(feature = "sqlite")]
+pub use sqlite::SqliteStore;

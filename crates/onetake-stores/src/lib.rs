@@ -20,8 +20,6 @@ pub mod dynamodb;
 pub mod embedded;
 #[cfg(feature = "filtered")]
 pub mod filtered;
-#[cfg(any(feature = "sqlite", feature = "dynamodb"))]
-mod grace;
 #[cfg(feature = "postgres")]
 pub mod postgres;
 #[cfg(feature = "redis")]

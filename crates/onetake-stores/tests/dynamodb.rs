@@ -125,7 +125,11 @@ async fn found(store: &DynamoStore, claim: &Claim) -> (Arc<Record>, Reading) {
     match ask(store, claim).await.unwrap() {
         Claimed::Granted { .. } => panic!("granted"),
         Claimed::Found { record, now } => {
-            let reading = decide::read(Some(&record), &claim.fingerprint, now);
+            // As the engine reads it: what the store leaves to its owner runs.
+            let reading = match record.state {
+                State::Running { .. } => Reading::InFlight,
+                _ => decide::read(Some(&record), &claim.fingerprint, now),
+            };
             (record, reading)
         }
     }

@@ -16,7 +16,6 @@ use onetake_core::{
 use super::DynamoStore;
 use super::item::{self, SHARDS, Seen};
 use super::table::Written;
-use crate::grace;
 
 /// How often somebody else may be faster.
 const RACES_MAX: usize = 32;
@@ -43,7 +42,6 @@ impl DynamoStore {
                 ClaimEffect::Grant(record) | ClaimEffect::BecomeUnknown(record) => record,
                 ClaimEffect::Keep => {
                     let Seen { record, .. } = found.ok_or_else(StoreError::kept_nothing)?;
-                    let now = grace::while_running(&record, now);
                     return Ok(Claimed::Found { record: Arc::new(record), now });
                 }
             };

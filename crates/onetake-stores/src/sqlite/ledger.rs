@@ -16,7 +16,6 @@ use onetake_core::{
 
 use super::error::is_too_big;
 use super::table;
-use crate::grace;
 
 /// When a group is decided.
 #[derive(Clone, Copy, Debug)]
@@ -87,7 +86,6 @@ fn claim(connection: &Connection, claim: &Claim, moment: Moment) -> Decided<Clai
         Err(error) => return Ok(Err(unreadable(claim.id, error))),
     };
     if let Some(record) = found.as_ref().filter(|record| must_wait(record, back_for)) {
-        let now = grace::while_running(record, now);
         return Ok(Ok(Claimed::Found { record: Arc::new(record.clone()), now }));
     }
     // Only what is not there needs to know of fences that were swept.

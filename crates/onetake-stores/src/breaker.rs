@@ -20,6 +20,8 @@ const PAUSE_MAX: Duration = Duration::from_secs(5);
 /// Lets callers through to a store, or not.
 #[derive(Debug)]
 pub(crate) struct Breaker {
+    /// Which store it is for, in messages: "the PostgreSQL store".
+    name: &'static str,
     clock: Arc<dyn Clock>,
     rng: Arc<dyn Rng>,
     inner: Mutex<Inner>,
@@ -38,9 +40,9 @@ struct Inner {
 }
 
 impl Breaker {
-    /// A breaker that lets everybody through. A node that has just begun does not know for how
+    /// A breaker for the store of this name that lets everybody through. A node that has just begun does not know for how
     /// long the store was away before: it counts from now on.
-    pub(crate) fn new(clock: Arc<dyn Clock>, rng: Arc<dyn Rng>) -> Self {
+    pub(crate) fn new(name: &'static str, clock: Arc<dyn Clock>, rng: Arc<dyn Rng>) -> Self {
         let back_since = clock.monotonic();
         let inner = Inner {
             failures: 0,
@@ -49,7 +51,7 @@ impl Breaker {
             back_since,
             reason: String::new(),
         };
-        Self { clock, rng, inner: Mutex::new(inner) }
+        Self { name, clock, rng, inner: Mutex::new(inner) }
     }
 
     /// Asks to be let through. Whoever is must say how it went.
@@ -63,7 +65,8 @@ impl Breaker {
             return Ok(());
         }
         if now < inner.closed_until {
-            let what = format!("the store is away ({}); it is tried again by itself", inner.reason);
+            let (name, why) = (self.name, &inner.reason);
+            let what = format!("{name} is away ({why}); it is tried again by itself");
             return Err(StoreError::new(StoreErrorKind::Unavailable, what));
         }
         // This caller tries; the others wait for what it finds, or for as long again.
@@ -76,7 +79,7 @@ impl Breaker {
         let mut inner = self.lock();
         if inner.failures > 0 {
             if inner.failures >= FAILURES_MAX {
-                tracing::info!("the store answers again");
+                tracing::info!("{} answers again", self.name);
             }
             inner.failures = 0;
             inner.pause = PAUSE_MIN;
@@ -91,7 +94,7 @@ impl Breaker {
         inner.failures = inner.failures.saturating_add(1);
         inner.reason = error.to_string();
         if inner.failures == FAILURES_MAX {
-            tracing::warn!(%error, "the store is away");
+            tracing::warn!(%error, "{} is away", self.name);
             self.close(&mut inner, now);
         }
     }
@@ -131,7 +134,7 @@ mod tests {
 
     fn breaker() -> (ManualClock, Breaker) {
         let clock = ManualClock::default();
-        (clock.clone(), Breaker::new(Arc::new(clock), Arc::new(SystemRng)))
+        (clock.clone(), Breaker::new("the store", Arc::new(clock), Arc::new(SystemRng)))
     }
 
     #[test]
@@ -143,7 +146,10 @@ mod tests {
         }
         let refused = breaker.enter().unwrap_err();
         assert_eq!(refused.kind(), StoreErrorKind::Unavailable);
-        assert!(refused.to_string().contains("connection refused"), "{refused}");
+        assert!(
+            refused.to_string().contains("the store is away (connection refused)"),
+            "{refused}"
+        );
         clock.advance(PAUSE_MIN);
         breaker.enter().unwrap();
         breaker.enter().unwrap_err();

@@ -1,16 +1,14 @@
 //! What `onetake doctor` has to say of the filter.
 
-use std::collections::HashMap;
-use std::sync::Arc;
 use std::time::Duration;
 
-use redis::Value;
+use futures_util::future::join_all;
 
-use onetake_core::StoreError;
+use onetake_core::{StoreError, StoreErrorKind};
 
 use super::FilteredStore;
-use super::connection::Link;
 use crate::diagnosis::{Diagnosis, Finding};
+use crate::redis::diagnose::{ask, lines, named, together};
 
 /// Round trips to take the median of.
 const ROUND_TRIPS: usize = 5;
@@ -21,43 +19,43 @@ impl FilteredStore {
     /// # Errors
     /// If Redis cannot be reached, or does not answer in time.
     pub async fn diagnose(&self) -> Result<Diagnosis, StoreError> {
-        let link = &self.shared.link;
-        link.connect().await?;
-        let info = info(link).await?;
-        let said = |name: &str| info.get(name).map_or("", String::as_str);
-        let kind = if info.contains_key("valkey_version") { "Valkey" } else { "Redis" };
-        let version = info.get("valkey_version").or_else(|| info.get("redis_version"));
-        let server = format!("{kind} {}", version.map_or("of unknown version", String::as_str));
-
+        let connection = &self.shared.link.connection;
+        connection.connect().await?;
+        let within = connection.options().command_timeout;
+        let nodes = connection.primaries();
+        let Some(first) = nodes.first() else {
+            let what = "no node of the Redis Cluster keeps any slot";
+            return Err(StoreError::new(StoreErrorKind::Unavailable, what));
+        };
         let mut trips = Vec::with_capacity(ROUND_TRIPS);
         for _ in 0..ROUND_TRIPS {
             let from = self.shared.clock.monotonic();
-            link.run(vec![redis::cmd("PING")]).await?;
+            ask(first, &[&["PING"]], within).await?;
             trips.push(self.shared.clock.monotonic().saturating_sub(from));
         }
         trips.sort_unstable();
         let round_trip = trips.get(ROUND_TRIPS / 2).copied().unwrap_or_default();
 
-        let mut findings =
-            vec![Finding::fine("nothing is lost with what the filter holds: the authority has it")];
+        let questions: [&[&str]; 2] = [&["INFO", "server"], &["INFO", "memory"]];
+        let mut server = String::new();
+        let mut findings = Vec::new();
+        for answers in join_all(nodes.iter().map(|node| ask(node, &questions, within))).await {
+            let mut answers = answers?.into_iter();
+            server = named(&lines(answers.next()));
+            let info = lines(answers.next());
+            let said = |name: &str| info.get(name).map_or("", String::as_str);
+            findings
+                .push(memory(said("maxmemory"), said("maxmemory_policy")).into_iter().collect());
+        }
+        let names: Vec<&str> = nodes.iter().map(|node| node.name.as_str()).collect();
+        let mut findings = together(&names, findings);
+        findings.push(Finding::fine(
+            "nothing is lost with what the filter holds: the authority has it",
+        ));
         findings.push(slowness(round_trip));
-        findings.extend(memory(said("maxmemory"), said("maxmemory_policy")));
         // The filter goes by the authority's clock and its own: Redis's does not count.
         Ok(Diagnosis::new(server, round_trip, None, findings))
     }
-}
-
-async fn info(link: &Arc<Link>) -> Result<HashMap<String, String>, StoreError> {
-    let mut command = redis::cmd("INFO");
-    command.arg("everything");
-    let answer = link.run(vec![command]).await?.pop();
-    let text = match answer {
-        Some(Value::BulkString(bytes)) => String::from_utf8_lossy(&bytes).into_owned(),
-        Some(Value::VerbatimString { text, .. }) => text,
-        _ => String::new(),
-    };
-    let fields = text.lines().filter_map(|line| line.trim_end().split_once(':'));
-    Ok(fields.map(|(name, value)| (name.to_owned(), value.to_owned())).collect())
 }
 
 fn slowness(round_trip: Duration) -> Finding {

@@ -20,16 +20,15 @@
 //! it, for no longer than `entry_age_max`, and may give it back to the authority: flush a Redis that
 //! was restored from a backup, which is always safe.
 
-mod connection;
 mod counters;
 mod diagnose;
 mod entry;
+mod link;
+mod look;
 mod repair;
-mod target;
 mod time;
 mod writer;
 
-use std::collections::HashMap;
 use std::future::Future;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -42,15 +41,18 @@ use tokio::task::JoinHandle;
 use onetake_core::store::{Abandoned, Answers, Swept};
 use onetake_core::{
     Claim, Claimed, Clock, Record, RecordId, Rng, Settled, Settlement, Store, StoreError,
-    StoreErrorKind, SystemClock, SystemRng, Timestamp,
+    StoreErrorKind, SystemClock, SystemRng,
 };
 
-use connection::Link;
 use counters::Counters;
 use entry::{Seal, is_finished};
+use link::Link;
+use look::{Look, Looked};
 use repair::Sample;
 use time::AuthorityTime;
 use writer::Writer;
+
+use crate::redis::errors::wrote_nothing;
 
 /// An entry is not used this close to its end: two clocks may differ by as much.
 pub const CLOCK_MARGIN: Duration = Duration::from_secs(10);
@@ -104,7 +106,7 @@ pub struct FilteredStore {
 #[derive(Debug)]
 struct Shared {
     authority: Arc<dyn Store>,
-    link: Arc<Link>,
+    link: Link,
     seal: Seal,
     clock: Arc<dyn Clock>,
     time: AuthorityTime,
@@ -113,26 +115,9 @@ struct Shared {
     entry_age_max: Duration,
 }
 
-/// What the filter has for one id.
-#[derive(Clone, Debug)]
-enum Look {
-    /// The finished record.
-    Hit(Arc<Record>),
-    /// Something that is not to be used, and may be replaced.
-    Unusable,
-}
-
-/// What the filter has for some ids; one that is not here has nothing.
-#[derive(Debug)]
-struct Looked {
-    answers: HashMap<RecordId, Look>,
-    /// The time by which it was looked at: ahead of the authority's.
-    now: Timestamp,
-}
-
 impl FilteredStore {
-    /// Puts the Redis at `url` (`redis://`, `rediss://`, `redis-cluster://h1,h2`) in front of
-    /// `authority`. All nodes must have the same `secret`; with another one they ask the authority.
+    /// Puts the Redis at `url` (`redis://`, `rediss://`, `redis-cluster://h1,h2`,
+    /// `rediss-cluster://…`) in front of `authority`. All nodes must have the same `secret`; with another one they ask the authority.
     ///
     /// A Redis that cannot be reached is not an error: the filter starts without it, and finds it
     /// later.
@@ -150,9 +135,9 @@ impl FilteredStore {
             return Err(StoreError::new(StoreErrorKind::Invalid, what));
         }
         let link = Link::new(url, &options)?;
-        match link.connect().await {
+        match link.connection.connect().await {
             Err(error) if error.kind() == StoreErrorKind::Invalid => return Err(error),
-            Err(error) => tracing::warn!(%error, "starting without the filter"),
+            Err(error) => tracing::warn!(%error, "starting without the Redis filter"),
             Ok(()) => {}
         }
         let shared = Arc::new(Shared {
@@ -192,7 +177,7 @@ impl FilteredStore {
         ids: Vec<RecordId>,
         by_authority: impl Future<Output = Result<T, StoreError>>,
     ) -> Result<T, StoreError> {
-        self.writer.forget(ids.clone()).await?;
+        self.writer.forget(ids.clone()).await.map_err(wrote_nothing)?;
         let answer = by_authority.await?;
         // Once more, for whoever read the authority in between.
         self.writer.forget(ids).await.map_err(|error| {
@@ -217,54 +202,6 @@ impl FilteredStore {
         if is_finished(record) {
             let overwrite = looked.is_some_and(|looked| looked.answers.contains_key(&record.id));
             self.writer.keep(&self.shared, record, overwrite);
-        }
-    }
-}
-
-impl Shared {
-    /// Reads entries, each id once. Whatever goes wrong, the answer is that there is nothing.
-    async fn look(&self, ids: impl Iterator<Item = RecordId>) -> Looked {
-        let mut ids: Vec<RecordId> = ids.collect();
-        ids.sort_unstable();
-        ids.dedup();
-        let found = self.link.get_many(&ids, self.entry_bytes_max).await.unwrap_or_else(|error| {
-            self.counters.errors.increment(1);
-            tracing::debug!(%error, "the filter was not asked");
-            Vec::new()
-        });
-        // After the answer: it may have taken its time.
-        let now = self.time.now().plus(CLOCK_MARGIN);
-        let mut answers = HashMap::new();
-        let mut hits = 0;
-        for (id, bytes) in ids.iter().zip(found) {
-            if bytes.is_empty() || *bytes == *writer::FORGOTTEN {
-                continue;
-            }
-            let look = match self.seal.open(*id, bytes) {
-                Ok(entry) if entry.until > now => {
-                    hits += 1;
-                    Look::Hit(Arc::new(entry.record))
-                }
-                Ok(_ended) => Look::Unusable,
-                Err(why) => {
-                    Counters::refused(why);
-                    tracing::debug!(reference = %id.reference(), ?why, "an entry was refused");
-                    Look::Unusable
-                }
-            };
-            answers.insert(*id, look);
-        }
-        self.counters.hits.increment(hits);
-        self.counters.misses.increment((ids.len() as u64).saturating_sub(hits));
-        Looked { answers, now }
-    }
-}
-
-impl Looked {
-    fn hit(&self, id: &RecordId) -> Option<Arc<Record>> {
-        match self.answers.get(id) {
-            Some(Look::Hit(record)) => Some(Arc::clone(record)),
-            _ => None,
         }
     }
 }

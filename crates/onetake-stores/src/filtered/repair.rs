@@ -28,8 +28,9 @@ use onetake_core::{
 };
 
 use super::entry::is_finished;
+use super::look::Look;
 use super::writer::Writer;
-use super::{CLOCK_MARGIN, Look, Shared};
+use super::{CLOCK_MARGIN, Shared};
 
 /// Entries that may wait to be looked at.
 const QUEUE_MAX: usize = 64;

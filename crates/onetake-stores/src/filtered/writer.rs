@@ -14,8 +14,8 @@ use tokio::sync::{mpsc, oneshot};
 use onetake_core::{Record, RecordId, State, StoreError, StoreErrorKind};
 
 use super::Shared;
-use super::connection::Put;
 use super::entry::HEAD_BYTES;
+use super::link::Put;
 
 /// Writes that may wait.
 const QUEUE_MAX: usize = 4_096;
@@ -125,7 +125,7 @@ async fn drain(shared: Arc<Shared>, mut queue: mpsc::Receiver<Write>, bytes: Arc
                     last.insert(id, None);
                 }
                 Write::Forget(ids, reply) => {
-                    last.extend(ids.into_iter().map(|id| (id, Some(forgotten(id)))));
+                    last.extend(ids.into_iter().map(|id| (id, Some(forgotten()))));
                     replies.push(reply);
                 }
             }
@@ -138,35 +138,28 @@ async fn drain(shared: Arc<Shared>, mut queue: mpsc::Receiver<Write>, bytes: Arc
 }
 
 async fn write(shared: &Shared, last: HashMap<RecordId, Option<Put>>) -> Result<(), StoreError> {
-    let count = last.len();
-    let deletes: Vec<RecordId> =
-        last.iter().filter(|(_, put)| put.is_none()).map(|(id, _)| *id).collect();
-    let puts: Vec<Put> = last.into_values().flatten().collect();
-    let result = async {
-        shared.link.delete_many(&deletes).await?;
-        for puts in in_portions(puts) {
-            shared.link.set_many(puts).await?;
-        }
-        Ok(())
+    let mut errors = Vec::new();
+    for portion in in_portions(last) {
+        errors.extend(shared.link.put_many(&portion).await);
     }
-    .await;
-    if let Err(error) = &result {
-        shared.counters.dropped.increment(count as u64);
-        tracing::debug!(%error, count, "entries were not written to the filter");
-    }
-    result
+    let failed = errors.len();
+    let Some(error) = errors.pop() else { return Ok(()) };
+    shared.counters.dropped.increment(failed as u64);
+    tracing::debug!(%error, failed, "entries were not written to the filter");
+    Err(error)
 }
 
-fn in_portions(puts: Vec<Put>) -> Vec<Vec<Put>> {
-    let mut portions: Vec<Vec<Put>> = Vec::new();
-    let mut bytes = usize::MAX;
-    for put in puts {
-        bytes = bytes.saturating_add(put.value.len());
+fn in_portions(puts: HashMap<RecordId, Option<Put>>) -> Vec<Vec<(RecordId, Option<Put>)>> {
+    let mut portions: Vec<Vec<_>> = Vec::new();
+    let mut bytes = 0_usize;
+    for (id, put) in puts {
+        let more = put.as_ref().map_or(0, |put| put.value.len());
+        bytes = bytes.saturating_add(more);
         match portions.last_mut() {
-            Some(portion) if bytes <= BATCH_BYTES_MAX => portion.push(put),
+            Some(portion) if bytes <= BATCH_BYTES_MAX => portion.push((id, put)),
             _ => {
-                bytes = put.value.len();
-                portions.push(vec![put]);
+                bytes = more;
+                portions.push(vec![(id, put)]);
             }
         }
     }
@@ -179,10 +172,10 @@ fn put(shared: &Shared, record: &Arc<Record>, overwrite: bool) -> Option<Put> {
     let until = record.expires_at()?.min(now.plus(shared.entry_age_max));
     let keep = until.since(now.plus(super::CLOCK_MARGIN));
     let value = shared.seal.close(record, until).filter(|_| !keep.is_zero())?;
-    (value.len() <= shared.entry_bytes_max).then_some(Put { id: record.id, value, keep, overwrite })
+    (value.len() <= shared.entry_bytes_max).then_some(Put { value, keep, overwrite })
 }
 
-fn forgotten(id: RecordId) -> Put {
+fn forgotten() -> Put {
     let value = Bytes::from_static(FORGOTTEN);
-    Put { id, value, keep: FORGOTTEN_FOR, overwrite: true }
+    Put { value, keep: FORGOTTEN_FOR, overwrite: true }
 }

@@ -72,7 +72,11 @@ impl Pool {
             command_timeout: options.command_timeout,
             permits: Semaphore::new(connections),
             idle: Mutex::default(),
-            breaker: Breaker::new(Arc::clone(&options.clock), Arc::clone(&options.rng)),
+            breaker: Breaker::new(
+                "the PostgreSQL store",
+                Arc::clone(&options.clock),
+                Arc::clone(&options.rng),
+            ),
         })
     }
 

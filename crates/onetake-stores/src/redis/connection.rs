@@ -8,12 +8,11 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use bytes::Bytes;
 use futures_util::future::join_all;
-use onetake_core::clock::micros;
 use onetake_core::{Clock, Rng, StoreError, StoreErrorKind};
-use redis::{Cmd, Pipeline, ServerErrorKind, Value};
+use redis::{Pipeline, ServerErrorKind, Value};
 
+use super::command::{Command, Replicas};
 use super::errors;
 use super::node::Node;
 use super::nodes::Nodes;
@@ -28,66 +27,25 @@ const PAUSE_MIN: Duration = Duration::from_millis(20);
 /// How to connect.
 #[derive(Clone, Debug)]
 pub(crate) struct ConnectionOptions {
+    /// Whose connection it is, in messages: "the Redis store".
+    pub(crate) store: &'static str,
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) rng: Arc<dyn Rng>,
     pub(crate) connect_timeout: Duration,
     pub(crate) command_timeout: Duration,
+    /// Nobody waits for anything but answers, and for hardly longer than one may take: connecting,
+    /// and asking a cluster who keeps what, is done in the background. What cannot be sent now is
+    /// `Unavailable`.
+    pub(crate) in_background: bool,
     /// What is loaded where a server says that it does not know a script.
-    pub(crate) scripts: Vec<String>,
-}
-
-/// How many replicas must have what a pipeline saw and wrote before it is believed.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Replicas {
-    pub(crate) count: u32,
-    pub(crate) within: Duration,
-}
-
-/// One command for one slot.
-#[derive(Clone, Debug)]
-pub(crate) struct Command {
-    slot: u16,
-    words: Vec<Bytes>,
-    tells_back_for: bool,
-}
-
-impl Command {
-    /// A command on keys that share a slot with `key`.
-    pub(crate) fn on(key: &[u8], name: &'static str) -> Self {
-        let words = vec![Bytes::from_static(name.as_bytes())];
-        Self { slot: slots::slot(key), words, tells_back_for: false }
-    }
-
-    /// Adds an argument.
-    pub(crate) fn arg(mut self, word: impl Into<Bytes>) -> Self {
-        self.words.push(word.into());
-        self
-    }
-
-    /// Adds, as the last argument, for how many microseconds there has been contact with the server
-    /// that it is sent to.
-    pub(crate) fn with_back_for(mut self) -> Self {
-        self.tells_back_for = true;
-        self
-    }
-
-    fn packed(&self, back_for: Duration) -> Cmd {
-        let mut command = Cmd::new();
-        for word in &self.words {
-            command.arg(word.as_ref());
-        }
-        if self.tells_back_for {
-            command.arg(micros(back_for));
-        }
-        command
-    }
+    pub(crate) scripts: Vec<&'static str>,
 }
 
 /// One server, or a cluster.
 #[derive(Debug)]
 pub(crate) struct Connection {
     options: ConnectionOptions,
-    nodes: Nodes,
+    nodes: Arc<Nodes>,
 }
 
 /// A command that waits for its answer.
@@ -112,19 +70,21 @@ struct Before {
 }
 
 impl Connection {
-    /// Connects.
-    ///
-    /// # Errors
-    /// If nobody answers there, or not to us.
-    pub(crate) async fn open(
-        address: Address,
-        options: ConnectionOptions,
-    ) -> Result<Self, StoreError> {
+    /// Nothing is connected yet.
+    pub(crate) fn new(address: Address, options: ConnectionOptions) -> Self {
         if address.tls {
             // Whoever set another one for the process keeps it.
             let _already = rustls::crypto::aws_lc_rs::default_provider().install_default();
         }
-        Ok(Self { nodes: Nodes::open(address, options.clone()).await?, options })
+        Self { nodes: Arc::new(Nodes::new(address, options.clone())), options }
+    }
+
+    /// Connects now.
+    ///
+    /// # Errors
+    /// If nobody answers there, or not to us.
+    pub(crate) async fn connect(&self) -> Result<(), StoreError> {
+        self.nodes.connect().await
     }
 
     /// Sends commands, all at once; one answer for each of them, in their order. Those for one slot
@@ -141,6 +101,7 @@ impl Connection {
         let mut pending: Vec<Pending> = (0..commands.len())
             .map(|index| Pending { index, ask: None, not_at: None, load: false })
             .collect();
+        let began = self.options.clock.monotonic();
         for round in 1..=ROUNDS_MAX {
             let refreshes = self.nodes.refreshes();
             let mut before = Before::default();
@@ -162,7 +123,17 @@ impl Connection {
             if again.is_empty() || round == ROUNDS_MAX {
                 break;
             }
-            if before.refresh && self.nodes.is_cluster() {
+            let refresh = before.refresh && self.is_cluster();
+            if self.options.in_background {
+                if refresh {
+                    self.nodes.begin_refresh(refreshes);
+                }
+                let took = self.options.clock.monotonic().saturating_sub(began);
+                // Only what was redirected is sent again: nothing has to come first.
+                if before.refresh || before.pause || took >= self.options.command_timeout {
+                    break;
+                }
+            } else if refresh {
                 // If nobody tells, what is known has to do.
                 let _not_now = self.nodes.refresh(refreshes).await;
             }
@@ -181,7 +152,7 @@ impl Connection {
     }
 
     /// The servers that keep keys.
-    pub(super) fn primaries(&self) -> Vec<Arc<Node>> {
+    pub(crate) fn primaries(&self) -> Vec<Arc<Node>> {
         self.nodes.primaries()
     }
 
@@ -189,7 +160,7 @@ impl Connection {
         self.nodes.is_cluster()
     }
 
-    pub(super) fn options(&self) -> &ConnectionOptions {
+    pub(crate) fn options(&self) -> &ConnectionOptions {
         &self.options
     }
 
@@ -228,7 +199,7 @@ impl Connection {
     /// Sends a group's commands to its node; one value or error for each.
     async fn send(
         &self,
-        node: &Node,
+        node: &Arc<Node>,
         commands: &[Command],
         group: &[Pending],
         replicas: Option<Replicas>,
@@ -255,13 +226,17 @@ impl Connection {
         if let Some(replicas) = replicas {
             // WAIT counts all that the server had written when it came to the commands before it:
             // what they read as well as what they wrote.
-            let wait = u64::try_from(replicas.within.as_millis()).unwrap_or(u64::MAX).max(1);
-            pipeline.cmd("WAIT").arg(replicas.count).arg(wait);
+            pipeline.cmd("WAIT").arg(replicas.count).arg(replicas.millis());
             within = within.saturating_add(replicas.within);
         }
-        match node.send(&pipeline, within).await {
+        let answer = if self.options.in_background {
+            node.send_if_connected(&pipeline, within).await
+        } else {
+            node.send(&pipeline, within).await
+        };
+        match answer {
             Ok(mut values) => {
-                let enough = replicas.map_or(Ok(()), |asked| enough(values.last(), asked));
+                let enough = replicas.map_or(Ok(()), |asked| asked.are_enough(values.last()));
                 let value = |at| match values.get_mut(at).map(std::mem::take) {
                     Some(Value::ServerError(error)) => Ok(Value::ServerError(error)),
                     Some(value) => enough.clone().map(|()| value),
@@ -325,23 +300,6 @@ impl Connection {
         let [random] = random;
         pause.mul_f64(0.5 + f64::from(random) / 512.0)
     }
-}
-
-/// Whether enough replicas have what was seen and written.
-fn enough(said: Option<&Value>, asked: Replicas) -> Result<(), StoreError> {
-    let have = match said {
-        Some(Value::Int(have)) => *have,
-        _ => 0,
-    };
-    if have >= i64::from(asked.count) {
-        return Ok(());
-    }
-    let what = format!(
-        "Redis has it on the primary, but within {:?} on {have} replicas of the {} that wait_replicas \
-         asks for; are they connected?",
-        asked.within, asked.count
-    );
-    Err(StoreError::new(StoreErrorKind::Indeterminate, what))
 }
 
 fn nobody(command: &Command) -> StoreError {

@@ -8,7 +8,8 @@ use futures_util::future::{join_all, select_ok};
 use onetake_core::{Clock, StoreError, StoreErrorKind};
 use redis::{Pipeline, Value};
 
-use super::connection::{Connection, Replicas};
+use super::command::Replicas;
+use super::connection::Connection;
 use super::errors;
 use super::node::Node;
 use crate::{Diagnosis, Finding};
@@ -57,7 +58,7 @@ pub(super) async fn diagnose(
 }
 
 /// Sends commands to one server; what it answered to each.
-async fn ask(
+pub(crate) async fn ask(
     node: &Node,
     commands: &[&[&str]],
     within: Duration,
@@ -120,13 +121,9 @@ impl Look {
         let cluster = lines(answers.next());
         let pairs = |value| redis::from_redis_value::<HashMap<String, String>>(value).ok();
         let settings = answers.map(pairs).collect::<Option<Vec<_>>>();
-        let said = |name: &str| server.get(name).map_or("?", String::as_str);
         Ok(Self {
             name: node.name.clone(),
-            server: match server.get("valkey_version") {
-                Some(version) => format!("Valkey {version} ({})", said("server_mode")),
-                None => format!("Redis {} ({})", said("redis_version"), said("redis_mode")),
-            },
+            server: named(&server),
             replicas: replication
                 .get("connected_slaves")
                 .and_then(|count| count.parse().ok())
@@ -226,8 +223,17 @@ fn eviction(policy: &str) -> Finding {
     }
 }
 
+/// What it is, by what it says to `INFO server`.
+pub(crate) fn named(server: &HashMap<String, String>) -> String {
+    let said = |name: &str| server.get(name).map_or("?", String::as_str);
+    match server.get("valkey_version") {
+        Some(version) => format!("Valkey {version} ({})", said("server_mode")),
+        None => format!("Redis {} ({})", said("redis_version"), said("redis_mode")),
+    }
+}
+
 /// Lines of `name:value`.
-fn lines(value: Option<Value>) -> HashMap<String, String> {
+pub(crate) fn lines(value: Option<Value>) -> HashMap<String, String> {
     let text: String =
         value.and_then(|text| redis::from_redis_value(text).ok()).unwrap_or_default();
     let pair = |line: &str| {
@@ -238,7 +244,7 @@ fn lines(value: Option<Value>) -> HashMap<String, String> {
 }
 
 /// One list of all servers' findings; where they differ, a finding says whose it is.
-fn together(names: &[&str], findings: Vec<Vec<Finding>>) -> Vec<Finding> {
+pub(crate) fn together(names: &[&str], findings: Vec<Vec<Finding>>) -> Vec<Finding> {
     let mut all: Vec<(Finding, Vec<&str>)> = Vec::new();
     for (name, findings) in names.iter().zip(findings) {
         for finding in findings {

@@ -22,8 +22,8 @@ pub(super) fn refused(server: &str, error: &ServerError) -> StoreError {
         "NOAUTH" | "WRONGPASS" => (Invalid, "write the user and the password into the URL"),
         "NOPERM" => (
             Invalid,
-            "allow this user EVALSHA, SCRIPT LOAD, TIME, WAIT and the commands \
-            on hashes, sorted sets and keys that begin with onetake:",
+            "allow this user EVALSHA, SCRIPT LOAD, TIME, WAIT and the commands on hashes, sorted \
+            sets and keys that begin with onetake: (for a filter GETRANGE, SET and UNLINK)",
         ),
         "WRONGTYPE" => (
             Invalid,
@@ -74,9 +74,22 @@ pub(super) fn connect_timeout(server: &str, within: std::time::Duration) -> Stor
     StoreError::new(StoreErrorKind::Unavailable, sentence(server, &what, "", fix))
 }
 
+/// The error for a connection that is only being made: nothing was sent.
+pub(super) fn not_yet_connected(server: &str) -> StoreError {
+    StoreError::new(StoreErrorKind::Unavailable, sentence(server, "is not connected yet", "", ""))
+}
+
 /// The error for an answer that did not come: what was sent may have been done.
 pub(super) fn lost(server: &str, why: &str) -> StoreError {
     StoreError::new(StoreErrorKind::Indeterminate, sentence(server, "did not answer: ", why, ""))
+}
+
+/// The error for something whose loss changes nothing, such as a read: it wrote nothing.
+pub(crate) fn wrote_nothing(error: StoreError) -> StoreError {
+    if error.kind() == StoreErrorKind::Indeterminate {
+        return StoreError::new(StoreErrorKind::Unavailable, error.to_string()).with_source(error);
+    }
+    error
 }
 
 fn sentence(server: &str, what: &str, said: &str, fix: &str) -> String {

@@ -10,9 +10,10 @@
 //! `appendfsync always` a single server keeps everything through a crash; `wait_replicas` narrows
 //! the window of a failover and does not close it. [`RedisStore::diagnose`] says how it stands.
 
+pub(crate) mod command;
 pub(crate) mod connection;
-mod diagnose;
-mod errors;
+pub(crate) mod diagnose;
+pub(crate) mod errors;
 mod node;
 mod nodes;
 mod record;
@@ -35,7 +36,9 @@ use onetake_core::{
 use redis::Value;
 
 use crate::Diagnosis;
-use connection::{Command, Connection, ConnectionOptions, Replicas};
+use command::{Command, Replicas};
+use connection::{Connection, ConnectionOptions};
+use errors::wrote_nothing;
 use record::Answer;
 use scripts::Scripts;
 use url::Address;
@@ -109,17 +112,19 @@ impl RedisStore {
                 _ => replicas.within = url::duration(name, value)?,
             }
         }
-        let connection = Connection::open(
+        let connection = Connection::new(
             address,
             ConnectionOptions {
+                store: "the Redis store",
                 clock: options.clock,
                 rng: options.rng,
                 connect_timeout: options.connect_timeout,
                 command_timeout: options.command_timeout,
-                scripts: Scripts::texts().map(str::to_owned).to_vec(),
+                in_background: false,
+                scripts: Scripts::texts().to_vec(),
             },
-        )
-        .await?;
+        );
+        connection.connect().await?;
         let scripts = Scripts::new(options.prefix, options.shift);
         let replicas = (replicas.count > 0).then_some(replicas);
         let store = Self { connection, scripts, replicas };
@@ -160,7 +165,7 @@ impl RedisStore {
             }
         }
         if let Some(error) = failed.filter(|_| !answered) {
-            return Err(read_only(error));
+            return Err(wrote_nothing(error));
         }
         due.sort_unstable();
         due.truncate(limit);
@@ -243,7 +248,7 @@ impl Store for RedisStore {
             // not take it for done.
             let answers = self.connection.run(&commands, self.replicas).await;
             let read = |(id, answer): (&RecordId, Result<Value, StoreError>)| {
-                decoded(&self.scripts, *id, read_loaded(*id, answer.map_err(read_only)?))
+                decoded(&self.scripts, *id, read_loaded(*id, answer.map_err(wrote_nothing)?))
             };
             ids.iter().zip(answers).map(read).collect()
         }
@@ -340,12 +345,4 @@ fn decoded<T>(
         let what = format!("the key {key} is damaged, or written by a newer onetake ({error})");
         StoreError::new(StoreErrorKind::Invalid, what).with_source(error)
     })
-}
-
-/// A read that got no answer wrote nothing.
-fn read_only(error: StoreError) -> StoreError {
-    if error.kind() == StoreErrorKind::Indeterminate {
-        return StoreError::new(StoreErrorKind::Unavailable, error.to_string()).with_source(error);
-    }
-    error
 }

@@ -5,47 +5,47 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use onetake_core::{Clock, Rng, StoreError, StoreErrorKind};
+use onetake_core::{Clock, StoreError, StoreErrorKind};
 use redis::aio::{ConnectionLike, MultiplexedConnection};
 use redis::{AsyncConnectionConfig, Client, ConnectionInfo, Pipeline, Value};
 
+use super::connection::ConnectionOptions;
 use super::errors;
 use crate::breaker::Breaker;
 
+/// A connection, and the number of the try that made it.
+type Live = (u64, MultiplexedConnection);
+
 /// One server. Each has a breaker of its own, so that a dead node of a cluster does not close the
 /// others.
-pub(super) struct Node {
+pub(crate) struct Node {
     /// Its host and port.
-    pub(super) name: String,
+    pub(crate) name: String,
     info: ConnectionInfo,
     clock: Arc<dyn Clock>,
     connect_timeout: Duration,
     breaker: Breaker,
-    connection: Mutex<Option<(u64, MultiplexedConnection)>>,
+    connection: Mutex<Option<Live>>,
     /// How often a connection was tried.
     tries: AtomicU64,
     /// Held while connecting; which try was the last to fail, and how.
-    connecting: tokio::sync::Mutex<Option<(u64, StoreError)>>,
+    connecting: Arc<tokio::sync::Mutex<Option<(u64, StoreError)>>>,
     /// When it last was not there for owners that wanted to renew.
     in_doubt_at: Mutex<Option<Duration>>,
 }
 
 impl Node {
-    pub(super) fn new(
-        info: ConnectionInfo,
-        clock: Arc<dyn Clock>,
-        rng: Arc<dyn Rng>,
-        connect_timeout: Duration,
-    ) -> Self {
+    pub(super) fn new(info: ConnectionInfo, options: &ConnectionOptions) -> Self {
+        let ConnectionOptions { store, clock, rng, connect_timeout, .. } = options;
         Self {
             name: info.addr().to_string(),
             info,
-            breaker: Breaker::new(Arc::clone(&clock), rng),
-            clock,
-            connect_timeout,
+            breaker: Breaker::new(store, Arc::clone(clock), Arc::clone(rng)),
+            clock: Arc::clone(clock),
+            connect_timeout: *connect_timeout,
             connection: Mutex::default(),
             tries: AtomicU64::new(0),
-            connecting: tokio::sync::Mutex::default(),
+            connecting: Arc::default(),
             in_doubt_at: Mutex::default(),
         }
     }
@@ -55,7 +55,8 @@ impl Node {
         self.name.rsplit_once(':').map_or(self.name.as_str(), |(host, _)| host)
     }
 
-    /// Sends commands together; one value for each of them, in their order. A refusal is a value.
+    /// Sends commands together, and connects first if it is not connected; one value for each of
+    /// them, in their order. A refusal is a value.
     ///
     /// # Errors
     /// `Unavailable` if surely nothing was sent, `Indeterminate` if all of it may have been done.
@@ -65,11 +66,34 @@ impl Node {
         within: Duration,
     ) -> Result<Vec<Value>, StoreError> {
         self.breaker.enter()?;
-        let (number, mut connection) = self.connection().await.map_err(|error| {
+        let live = self.connection().await.map_err(|error| {
             self.breaker.failed(&error);
             // Even a wrong password: it was right when the store was opened.
             StoreError::new(StoreErrorKind::Unavailable, error.to_string()).with_source(error)
         })?;
+        self.send_over(live, commands, within).await
+    }
+
+    /// As [`send`](Self::send), but nobody waits for connecting: it only begins.
+    pub(super) async fn send_if_connected(
+        self: &Arc<Self>,
+        commands: &Pipeline,
+        within: Duration,
+    ) -> Result<Vec<Value>, StoreError> {
+        self.breaker.enter()?;
+        let Some(live) = self.live() else {
+            self.begin_connecting();
+            return Err(errors::not_yet_connected(&self.name));
+        };
+        self.send_over(live, commands, within).await
+    }
+
+    async fn send_over(
+        &self,
+        (number, mut connection): Live,
+        commands: &Pipeline,
+        within: Duration,
+    ) -> Result<Vec<Value>, StoreError> {
         let answer = tokio::select! {
             biased;
             answer = connection.req_packed_commands(commands, 0, commands.len()) => {
@@ -139,21 +163,44 @@ impl Node {
         lock(&self.connection).take_if(|(live, _)| *live == number);
     }
 
-    async fn connection(&self) -> Result<(u64, MultiplexedConnection), StoreError> {
+    fn live(&self) -> Option<Live> {
+        lock(&self.connection).clone()
+    }
+
+    async fn connection(&self) -> Result<Live, StoreError> {
         let seen = self.tries.load(Ordering::Acquire);
-        if let Some(live) = lock(&self.connection).clone() {
+        if let Some(live) = self.live() {
             return Ok(live);
         }
         let mut failed = self.connecting.lock().await;
-        if let Some(live) = lock(&self.connection).clone() {
+        if let Some(live) = self.live() {
             return Ok(live);
         }
         // Whoever waited for a try that failed does not try once more itself.
         if let Some((_, error)) = failed.as_ref().filter(|(number, _)| *number > seen) {
             return Err(error.clone());
         }
+        self.connect(&mut failed).await
+    }
+
+    /// Connects in the background, unless somebody does.
+    fn begin_connecting(self: &Arc<Self>) {
+        let Ok(mut failed) = Arc::clone(&self.connecting).try_lock_owned() else { return };
+        let node = Arc::clone(self);
+        tokio::spawn(async move {
+            // That it can be connected to says nothing of its answers: only these count as success.
+            if node.live().is_none()
+                && let Err(error) = node.connect(&mut failed).await
+            {
+                node.breaker.failed(&error);
+            }
+        });
+    }
+
+    /// Connects; `failed` is the right to do so.
+    async fn connect(&self, failed: &mut Option<(u64, StoreError)>) -> Result<Live, StoreError> {
         let number = self.tries.fetch_add(1, Ordering::AcqRel) + 1;
-        match self.connect().await {
+        match self.dial().await {
             Ok(connection) => {
                 *lock(&self.connection) = Some((number, connection.clone()));
                 Ok((number, connection))
@@ -165,7 +212,7 @@ impl Node {
         }
     }
 
-    async fn connect(&self) -> Result<MultiplexedConnection, StoreError> {
+    async fn dial(&self) -> Result<MultiplexedConnection, StoreError> {
         // Timeouts are ours, on our clock.
         let config =
             AsyncConnectionConfig::new().set_connection_timeout(None).set_response_timeout(None);

@@ -7,7 +7,7 @@ use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use futures_util::FutureExt;
 use futures_util::future::select_ok;
 use onetake_core::{StoreError, StoreErrorKind};
-use redis::{ConnectionAddr, ConnectionInfo, Pipeline, Value};
+use redis::{ConnectionAddr, Pipeline, Value};
 
 use super::connection::ConnectionOptions;
 use super::errors;
@@ -24,7 +24,7 @@ pub(super) struct Nodes {
     /// How often the cluster told who keeps what.
     refreshes: AtomicU64,
     /// Held while it is asked.
-    refreshing: tokio::sync::Mutex<()>,
+    refreshing: Arc<tokio::sync::Mutex<()>>,
 }
 
 #[derive(Debug)]
@@ -40,30 +40,33 @@ impl Inner {
 }
 
 impl Nodes {
-    /// Connects to where the address says.
-    pub(super) async fn open(
-        address: Address,
-        options: ConnectionOptions,
-    ) -> Result<Self, StoreError> {
+    /// Those that the address names; nothing is connected yet.
+    pub(super) fn new(address: Address, options: ConnectionOptions) -> Self {
         let seeds: Vec<_> =
-            address.seeds.iter().map(|seed| new_node(seed.clone(), &options)).collect();
+            address.seeds.iter().map(|seed| Arc::new(Node::new(seed.clone(), &options))).collect();
         let slots = match seeds.first() {
             Some(server) if !address.cluster => Slots::all(Arc::clone(server)),
             _ => Slots::new([]),
         };
         let known = seeds.iter().map(|seed| (seed.name.clone(), Arc::clone(seed))).collect();
-        let this = Self {
+        Self {
             address,
             options,
             inner: RwLock::new(Inner { known, slots }),
             refreshes: AtomicU64::new(0),
-            refreshing: tokio::sync::Mutex::new(()),
-        };
-        select_ok(seeds.iter().map(|seed| seed.connect_now().boxed())).await?;
-        if this.is_cluster() {
-            this.refresh(0).await?;
+            refreshing: Arc::default(),
         }
-        Ok(this)
+    }
+
+    /// Connects to one of them, and asks a cluster who keeps what.
+    pub(super) async fn connect(&self) -> Result<(), StoreError> {
+        let seen = self.refreshes();
+        let nodes: Vec<_> = self.read().known.values().cloned().collect();
+        select_ok(nodes.iter().map(|node| node.connect_now().boxed())).await?;
+        if self.is_cluster() {
+            self.refresh(seen).await?;
+        }
+        Ok(())
     }
 
     pub(super) fn is_cluster(&self) -> bool {
@@ -117,6 +120,22 @@ impl Nodes {
     /// Asks the cluster who keeps what, unless somebody did since `seen`.
     pub(super) async fn refresh(&self, seen: u64) -> Result<(), StoreError> {
         let _one_at_a_time = self.refreshing.lock().await;
+        self.ask_all(seen).await
+    }
+
+    /// The same in the background, unless somebody does.
+    pub(super) fn begin_refresh(self: &Arc<Self>, seen: u64) {
+        let Ok(one_at_a_time) = Arc::clone(&self.refreshing).try_lock_owned() else { return };
+        let nodes = Arc::clone(self);
+        tokio::spawn(async move {
+            if let Err(error) = nodes.ask_all(seen).await {
+                tracing::debug!(%error, "no node of the Redis Cluster says who keeps what");
+            }
+            drop(one_at_a_time);
+        });
+    }
+
+    async fn ask_all(&self, seen: u64) -> Result<(), StoreError> {
         if self.refreshes() != seen {
             return Ok(());
         }
@@ -169,7 +188,7 @@ impl Nodes {
         };
         let mut inner = self.write();
         let known = inner.known.entry(address.to_string());
-        let make = || new_node(like.clone().set_addr(address), &self.options);
+        let make = || Arc::new(Node::new(like.clone().set_addr(address), &self.options));
         Some(Arc::clone(known.or_insert_with(make)))
     }
 
@@ -180,9 +199,4 @@ impl Nodes {
     fn write(&self) -> RwLockWriteGuard<'_, Inner> {
         self.inner.write().unwrap_or_else(PoisonError::into_inner)
     }
-}
-
-fn new_node(info: ConnectionInfo, options: &ConnectionOptions) -> Arc<Node> {
-    let (clock, rng) = (Arc::clone(&options.clock), Arc::clone(&options.rng));
-    Arc::new(Node::new(info, clock, rng, options.connect_timeout))
 }

@@ -16,7 +16,7 @@ use bytes::Bytes;
 use onetake_core::clock::micros;
 use onetake_core::{Claim, RecordId, Settlement, Shift, Verb};
 
-use super::connection::Command;
+use super::command::Command;
 use super::record;
 
 macro_rules! script {

@@ -151,6 +151,8 @@ mod tests {
             ("redis://u:sec/ret@a", "%2F"),
             ("redis://u:sec?ret@a", "%3F"),
             ("redis://u:sec@ret@a", "%40"),
+            ("redis-cluster://u:secret@", "names no host"),
+            ("redis-cluster://u:secret@a:1,,", "not a host and a port"),
             ("redis://u:secret@a?waits=1", "unknown option `waits` (known: a)"),
         ] {
             let error = Address::parse(url, &["a"]).unwrap_err();

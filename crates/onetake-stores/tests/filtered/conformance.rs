@@ -22,7 +22,7 @@ async fn fresh(url: &str, command_timeout: Duration) -> Shifted {
     .await
 }
 
-async fn over(
+pub(crate) async fn over(
     url: &str,
     clock: Arc<dyn Clock>,
     authority: Arc<dyn Store>,
@@ -35,8 +35,8 @@ async fn over(
 }
 
 /// The suite's clock jumps by minutes: longer than that.
-const PATIENT: Duration = Duration::from_secs(1_000_000);
-const SHORT: Duration = Duration::from_millis(50);
+pub(crate) const PATIENT: Duration = Duration::from_secs(1_000_000);
+pub(crate) const SHORT: Duration = Duration::from_millis(50);
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn filtered_memory_store() {

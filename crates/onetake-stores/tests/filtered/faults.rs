@@ -161,6 +161,31 @@ async fn service_comes_back_by_itself() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_redis_that_is_away_at_the_start_is_found_later() {
+    let (redis, cluster) = (redis().await, RedisCluster::start().await);
+    for (scheme, server) in
+        [("redis", redis.address()), ("redis-cluster", cluster.nodes()[0].address())]
+    {
+        let proxy = FaultProxy::start(server).await.unwrap();
+        proxy.set(Weather::Dead);
+        let authority = Watched::new();
+        let url = format!("{scheme}://{}", proxy.address());
+        let store = filtered(&url, authority.clone(), FilterOptions::default()).await;
+        completed(&store, "a", "paid").await;
+        for _ in 0..20 {
+            found(&store, &claim_of("a", "pay")).await;
+        }
+        proxy.set(Weather::Fair);
+        until("the filter answers", async || {
+            let before = authority.claims.load(Ordering::SeqCst);
+            found(&store, &claim_of("a", "pay")).await;
+            authority.claims.load(Ordering::SeqCst) == before
+        })
+        .await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_redis_that_hangs_is_waited_for_a_few_times_at_most() {
     let redis = redis().await;
     let proxy = FaultProxy::start(redis.address()).await.unwrap();

@@ -6,6 +6,7 @@ mod answers;
 mod conformance;
 mod faults;
 mod lying;
+mod postgres;
 mod repair;
 mod watched;
 

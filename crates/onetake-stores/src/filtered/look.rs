@@ -1,0 +1,77 @@
+//! What the filter has for some ids.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use bytes::Bytes;
+
+use onetake_core::{Record, RecordId, Timestamp};
+
+use super::counters::Counters;
+use super::{CLOCK_MARGIN, Shared, writer};
+
+/// What the filter has for one id.
+#[derive(Clone, Debug)]
+pub(super) enum Look {
+    /// The finished record.
+    Hit(Arc<Record>),
+    /// Something that is not to be used, and may be replaced.
+    Unusable,
+}
+
+/// What the filter has for some ids; one that is not here has nothing.
+#[derive(Debug)]
+pub(super) struct Looked {
+    pub(super) answers: HashMap<RecordId, Look>,
+    /// The time by which it was looked at: ahead of the authority's.
+    pub(super) now: Timestamp,
+}
+
+impl Shared {
+    /// Reads entries, each id once. Whatever goes wrong, the answer is that there is nothing.
+    pub(super) async fn look(&self, ids: impl Iterator<Item = RecordId>) -> Looked {
+        let mut ids: Vec<RecordId> = ids.collect();
+        ids.sort_unstable();
+        ids.dedup();
+        let found = self.link.get_many(&ids, self.entry_bytes_max).await;
+        // After the answer: it may have taken its time.
+        let now = self.time.now().plus(CLOCK_MARGIN);
+        let mut answers = HashMap::new();
+        let mut hits = 0;
+        for (id, found) in ids.iter().zip(found) {
+            let bytes = found.unwrap_or_else(|error| {
+                self.counters.errors.increment(1);
+                tracing::debug!(%error, "the filter could not be asked");
+                Bytes::new()
+            });
+            if bytes.is_empty() || *bytes == *writer::FORGOTTEN {
+                continue;
+            }
+            let look = match self.seal.open(*id, bytes) {
+                Ok(entry) if entry.until > now => {
+                    hits += 1;
+                    Look::Hit(Arc::new(entry.record))
+                }
+                Ok(_ended) => Look::Unusable,
+                Err(why) => {
+                    Counters::refused(why);
+                    tracing::debug!(reference = %id.reference(), ?why, "an entry was refused");
+                    Look::Unusable
+                }
+            };
+            answers.insert(*id, look);
+        }
+        self.counters.hits.increment(hits);
+        self.counters.misses.increment((ids.len() as u64).saturating_sub(hits));
+        Looked { answers, now }
+    }
+}
+
+impl Looked {
+    pub(super) fn hit(&self, id: &RecordId) -> Option<Arc<Record>> {
+        match self.answers.get(id) {
+            Some(Look::Hit(record)) => Some(Arc::clone(record)),
+            _ => None,
+        }
+    }
+}

@@ -8,7 +8,7 @@ use std::time::Duration;
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 
-use crate::clock::{Clock, ManualClock, Shift};
+use crate::clock::{Clock, ManualClock, Shift, SystemClock};
 use crate::store::Store;
 
 use super::Subject;
@@ -63,7 +63,8 @@ impl Shifted {
         S: Store,
         F: Future<Output = (S, Box<dyn Any + Send + Sync>)>,
     {
-        let (clock, shift) = (ManualClock::default(), Shift::default());
+        // The server shows the real time, and a node's clock should show about the same.
+        let (clock, shift) = (ManualClock::new(SystemClock.now()), Shift::default());
         let (store, kept) = make(Arc::new(clock.clone()), shift.clone()).await;
         Self { clock, shift, store: Arc::new(store), _kept: kept }
     }

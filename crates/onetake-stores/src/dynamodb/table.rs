@@ -74,7 +74,7 @@ pub(super) struct Table {
 impl Table {
     pub(super) fn new(client: Client, place: Place, options: &DynamoOptions) -> Self {
         let (clock, rng) = (Arc::clone(&options.clock), Arc::clone(&options.rng));
-        let breaker = Breaker::new(Arc::clone(&clock), Arc::clone(&rng));
+        let breaker = Breaker::new("the DynamoDB store", Arc::clone(&clock), Arc::clone(&rng));
         Self { client, place, breaker, clock, rng, skew_margin: options.skew_margin }
     }
 

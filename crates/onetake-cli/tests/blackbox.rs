@@ -3,17 +3,78 @@
 
 mod common;
 
-use common::InProcess;
+use common::{InProcess, migrated};
 use onetake_sim::blackbox;
+use onetake_sim::servers::{Dynamo, PgBouncer, Postgres, Redis, RedisCluster};
+
+/// Goes through the suite with more lines below `[store]`.
+async fn run(store: &str, lines: &str) {
+    let lines = format!("[store]\n{lines}\n");
+    let start =
+        |configuration: String| InProcess::start(configuration.replace("[store]\n", &lines));
+    blackbox::run(start, store).await.assert_passed();
+}
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn on_the_embedded_store() {
     let folder = tempfile::tempdir().unwrap();
-    let store = format!("embedded:{}", folder.path().display());
-    blackbox::run(InProcess::start, &store).await.assert_passed();
+    run(&format!("embedded:{}", folder.path().display()), "").await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn on_the_memory_store() {
-    blackbox::run(InProcess::start, "memory:").await.assert_passed();
+    run("memory:", "").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "SQLite is not merged yet"]
+async fn on_sqlite() {
+    let folder = tempfile::tempdir().unwrap();
+    run(&format!("sqlite:{}", folder.path().join("keys.sqlite").display()), "").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "PostgreSQL is not merged yet"]
+async fn on_postgres() {
+    let server = Postgres::start().await;
+    run(&migrated(server.database()).await, "").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "PostgreSQL is not merged yet"]
+async fn on_postgres_behind_pgbouncer() {
+    let server = Postgres::start().await;
+    let _made = migrated(server.database()).await;
+    let bouncer = PgBouncer::start(&server, "transaction", 2).await;
+    // The first database of a server; it was made a line above.
+    run(&server.url_at(bouncer.address(), "test_0"), "").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "the filter is not merged yet"]
+async fn on_postgres_behind_a_filter() {
+    let (server, redis) = (Postgres::start().await, Redis::start().await);
+    let filter = format!("filter = \"{}\"", redis.url());
+    run(&migrated(server.database()).await, &filter).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "Redis is not merged yet"]
+async fn on_redis() {
+    let server = Redis::start().await;
+    run(&server.url(), "allow_lossy = true").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "Redis is not merged yet"]
+async fn on_a_redis_cluster() {
+    let cluster = RedisCluster::start().await;
+    run(&cluster.url(), "allow_lossy = true").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "DynamoDB is not merged yet"]
+async fn on_dynamodb() {
+    let server = Dynamo::start().await;
+    run(&migrated(server.table()).await, "").await;
 }

@@ -1,0 +1,514 @@
+//! Several nodes on one store: who runs, who is told when, and what an outage leaves behind.
+//!
+//! Each test is written once, over a [`Shared`] server, and runs on every store that nodes can share.
+#![expect(
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::print_stderr,
+    reason = "tests may panic, and tell what they measured"
+)]
+
+mod common;
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use common::{InProcess, migrated, store};
+use futures_util::future::{BoxFuture, join_all};
+use onetake_cli::stores;
+use onetake_core::store::{Abandoned, Answers, Swept};
+use onetake_core::{
+    Claim, Claimed, Clock, Engine, Fingerprint, InFlight, Key, Limits, Operation, Outcome, Record,
+    RecordId, Recording, Scope, Settled, Settlement, Store, StoreError, SystemClock, SystemRng,
+    Verdict,
+};
+use onetake_sim::blackbox::Target;
+use onetake_sim::client::{Answer, Client};
+use onetake_sim::fault_proxy::{FaultProxy, Weather};
+use onetake_sim::servers::{Dynamo, Postgres, RedisCluster, until};
+use onetake_sim::upstream::Upstream;
+use tokio::sync::Notify;
+
+/// Longer than lease and grace of `/short`, together.
+const OUTAGE: Duration = Duration::from_millis(1_500);
+
+/// A server that nodes share, which can go away and come back.
+trait Shared: Send {
+    /// The store's URL, ready to be used.
+    fn url(&self) -> String;
+    /// What more belongs below `[store]`.
+    fn lines(&self) -> &'static str {
+        ""
+    }
+    /// From now on nothing is answered.
+    fn go_away(&mut self);
+    /// From now on everything is answered again; what was acknowledged is still there.
+    fn come_back(&mut self);
+    /// Ends it in the middle of whatever it does, and starts it again.
+    fn restart(&mut self) -> BoxFuture<'_, ()>;
+}
+
+struct OnPostgres {
+    server: Postgres,
+    proxy: FaultProxy,
+    /// Outages take turns: silence, and closed connections.
+    outages: usize,
+}
+
+impl OnPostgres {
+    async fn start() -> Self {
+        let server = Postgres::start().await;
+        let _made = migrated(server.database()).await;
+        let proxy = FaultProxy::start(server.address()).await.unwrap();
+        Self { server, proxy, outages: 0 }
+    }
+}
+
+impl Shared for OnPostgres {
+    fn url(&self) -> String {
+        self.server.url_at(self.proxy.address(), "test_0")
+    }
+
+    fn go_away(&mut self) {
+        self.outages += 1;
+        self.proxy.set(if self.outages % 2 == 1 { Weather::Cut } else { Weather::Dead });
+    }
+
+    fn come_back(&mut self) {
+        self.proxy.set(Weather::Fair);
+    }
+
+    fn restart(&mut self) -> BoxFuture<'_, ()> {
+        self.server.kill();
+        Box::pin(self.server.restart())
+    }
+}
+
+struct OnRedisCluster {
+    cluster: RedisCluster,
+}
+
+impl OnRedisCluster {
+    async fn start() -> Self {
+        Self { cluster: RedisCluster::start().await }
+    }
+
+    fn signal(&self, signal: &str) {
+        for node in self.cluster.nodes() {
+            node.child().unwrap().signal(signal);
+        }
+    }
+}
+
+impl Shared for OnRedisCluster {
+    fn url(&self) -> String {
+        self.cluster.url()
+    }
+
+    fn lines(&self) -> &'static str {
+        "allow_lossy = true"
+    }
+
+    // Clients of a cluster go to where its nodes say they are, past any proxy: they are frozen, for
+    // less time than after which they would suspect each other.
+    fn go_away(&mut self) {
+        self.signal("STOP");
+    }
+
+    fn come_back(&mut self) {
+        self.signal("CONT");
+    }
+
+    // One primary, which is back before its replica is promoted.
+    fn restart(&mut self) -> BoxFuture<'_, ()> {
+        let node = self.cluster.nodes_mut().first_mut().unwrap();
+        node.kill();
+        Box::pin(node.restart())
+    }
+}
+
+struct OnDynamo {
+    server: Dynamo,
+    proxy: FaultProxy,
+    table: String,
+}
+
+impl OnDynamo {
+    async fn start() -> Self {
+        let server = Dynamo::start().await;
+        let url = migrated(server.table()).await;
+        let table = url.split(['/', '?']).nth(3).unwrap().to_owned();
+        let proxy = FaultProxy::start(server.address()).await.unwrap();
+        Self { server, proxy, table }
+    }
+}
+
+impl Shared for OnDynamo {
+    fn url(&self) -> String {
+        self.server.url_at(self.proxy.address(), &self.table)
+    }
+
+    fn go_away(&mut self) {
+        self.proxy.set(Weather::Cut);
+    }
+
+    fn come_back(&mut self) {
+        self.proxy.set(Weather::Fair);
+    }
+
+    // It keeps its tables in memory: what a restart looks like from outside is all there is.
+    fn restart(&mut self) -> BoxFuture<'_, ()> {
+        self.proxy.set(Weather::Dead);
+        Box::pin(async {
+            SystemClock.sleep(Duration::from_millis(300)).await;
+            self.proxy.set(Weather::Fair);
+        })
+    }
+}
+
+/// Two gateways on one store, in front of one upstream.
+struct World {
+    upstream: Upstream,
+    nodes: [InProcess; 2],
+    clients: [Client; 2],
+}
+
+impl World {
+    async fn start(server: &impl Shared) -> Self {
+        let upstream = Upstream::start().await.unwrap();
+        let configuration = format!(
+            r#"
+[gateway]
+listen = "127.0.0.1:0"
+upstream = "{}"
+[admin]
+listen = "127.0.0.1:0"
+[store]
+url = "{}"
+{}
+[[route]]
+match = "POST /wait/{{*rest}}"
+in_flight = "wait"
+wait_timeout = "30s"
+[[route]]
+match = "POST /short/{{*rest}}"
+lease = "300ms"
+grace = "300ms"
+[[route]]
+match = "POST /open/{{*rest}}"
+on_store_down = "fail-open"
+"#,
+            upstream.url(),
+            server.url(),
+            server.lines()
+        );
+        let nodes =
+            [InProcess::start(configuration.clone()).await, InProcess::start(configuration).await];
+        let clients = [0, 1].map(|node: usize| Client::new(nodes.get(node).unwrap().address()));
+        Self { upstream, nodes, clients }
+    }
+
+    fn client(&self, number: usize) -> &Client {
+        self.clients.get(number % 2).unwrap()
+    }
+
+    /// Retries until there is an outcome: for as long as the store is away there is none.
+    async fn outcome(&self, node: usize, path: &str, key: &str) -> Answer {
+        let mut last = None;
+        until("there is an outcome", async || {
+            let answer = self.client(node).post(path).key(key).send().await.unwrap();
+            let is_outcome = answer.status() == 201;
+            last = Some(answer);
+            is_outcome
+        })
+        .await;
+        last.unwrap()
+    }
+}
+
+/// 500 requests with one key across both nodes: one run, 500 equal answers.
+async fn one_key_across_both_nodes_runs_once(server: impl Shared) {
+    let world = World::start(&server).await;
+    let key = "one-key-across-both-nodes";
+    let calls = (0..500).map(|number| {
+        let call = world.client(number).post("/wait/gate").key(key).send();
+        tokio::spawn(async move {
+            let answer = call.await.unwrap();
+            (number % 2, SystemClock.monotonic(), answer)
+        })
+    });
+    let calls: Vec<_> = calls.collect();
+    world.upstream.ran(key, 1).await;
+    // So that most of them wait by now; for the result it does not matter how many.
+    SystemClock.sleep(Duration::from_millis(500)).await;
+    world.upstream.open_gate();
+    let answers: Vec<_> = join_all(calls).await.into_iter().map(Result::unwrap).collect();
+    assert_eq!(world.upstream.runs(key), 1);
+    let first: Vec<_> = answers.iter().filter(|(.., answer)| !answer.is_replay()).collect();
+    let [(runner, shown_at, first)] = first.as_slice() else { panic!("one ran: {first:?}") };
+    for (.., answer) in &answers {
+        assert_eq!((answer.status(), &answer.body), (201, &first.body), "{}", answer.text());
+    }
+    let others = answers.iter().filter(|(node, ..)| node != runner);
+    let mut late: Vec<_> = others.map(|(_, at, _)| at.saturating_sub(*shown_at)).collect();
+    late.sort();
+    let median = late.get(late.len() / 2).copied().unwrap();
+    eprintln!(
+        "{}: the other node's waiters were answered {median:?} later (median)",
+        server.url_kind()
+    );
+    assert!(median < Duration::from_millis(250), "{median:?}");
+}
+
+/// Waiters for another node's attempt: told soon, by one read a turn however many they are.
+async fn waiters_are_told_soon_by_few_reads(server: impl Shared) {
+    let [running, waiting] = [Node::open(&server).await, Node::open(&server).await];
+    let (started, finish) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
+    let run = {
+        let (engine, started, finish) =
+            (running.engine.clone(), Arc::clone(&started), Arc::clone(&finish));
+        tokio::spawn(async move {
+            let done = engine.run(operation(), |_| async move {
+                started.notify_one();
+                finish.notified().await;
+                Verdict::Complete(Recording::new("done"))
+            });
+            assert!(done.await.unwrap().recording().is_some());
+            SystemClock.monotonic()
+        })
+    };
+    started.notified().await;
+    let from = SystemClock.monotonic();
+    let waiters = (0..500).map(|_| {
+        let engine = waiting.engine.clone();
+        tokio::spawn(async move {
+            let told = engine.run(operation(), |_| async { panic!("it ran twice") }).await.unwrap();
+            assert!(
+                matches!(&told, Outcome::Answered(_)) && told.recording().is_some(),
+                "{told:?}"
+            );
+            SystemClock.monotonic()
+        })
+    });
+    let waiters: Vec<_> = waiters.collect();
+    until("the other node looks", async || waiting.reads() > 10).await;
+    finish.notify_one();
+    let done_at = run.await.unwrap();
+    let mut late: Vec<Duration> = Vec::new();
+    for waiter in waiters {
+        late.push(waiter.await.unwrap().saturating_sub(done_at));
+    }
+    let took = SystemClock.monotonic() - from;
+    late.sort();
+    let median = late.get(late.len() / 2).copied().unwrap();
+    let reads = waiting.reads();
+    eprintln!(
+        "{}: told {median:?} after completion (median), {reads} reads in {took:?}",
+        server.url_kind()
+    );
+    let turns = took.as_millis() / Limits::default().poll_interval.as_millis();
+    assert!(reads as u128 <= turns + 2, "{reads} reads in {took:?}");
+    assert!(median < Duration::from_millis(150), "{median:?}");
+}
+
+/// The store is away for longer than lease and grace while operations finish.
+async fn an_outage_loses_nothing_and_runs_nothing_twice(mut server: impl Shared) {
+    let world = World::start(&server).await;
+    // Twice, because a server may have two ways to be away.
+    for outage in 0..2 {
+        let keys: Vec<String> = (0..20).map(|n| format!("outage-{outage}-key-{n:04}")).collect();
+        let running: Vec<_> = keys
+            .iter()
+            .map(|key| tokio::spawn(world.client(0).post("/short/slow?ms=400").key(key).send()))
+            .collect();
+        for key in &keys {
+            world.upstream.ran(key, 1).await;
+        }
+        server.go_away();
+        SystemClock.sleep(OUTAGE).await;
+        assert_eq!(ready(&world.nodes[0]).await.status(), 503, "the probe says so");
+        let closed = world.client(1).post("/short/charge").key("while-it-is-away-0001").send();
+        let closed = closed.await.unwrap();
+        assert_eq!(closed.status(), 503, "{}", closed.text());
+        assert_eq!(closed.code(), "idempotency_store_unavailable");
+        let key = format!("fail-open-while-away-{outage}");
+        let open = world.client(1).post("/open/charge").key(&key).send().await.unwrap();
+        assert_eq!(open.status(), 201, "fail-open runs: {}", open.text());
+        server.come_back();
+        for answer in join_all(running).await {
+            let answer = answer.unwrap().unwrap();
+            let code = answer.code();
+            assert!(answer.status() == 201 || code == "outcome_pending", "{}", answer.text());
+        }
+        for key in &keys {
+            let here = world.outcome(0, "/short/slow?ms=400", key).await;
+            let there = world.outcome(1, "/short/slow?ms=400", key).await;
+            assert!(here.is_replay() && there.is_replay() && here.body == there.body, "{key}");
+            assert_eq!(world.upstream.runs(key), 1, "{key} ran again");
+        }
+        until("the probe says that it is back", async || {
+            ready(&world.nodes[0]).await.status() == 200
+        })
+        .await;
+    }
+}
+
+/// The server is restarted under load.
+async fn a_restart_under_load_loses_nothing(mut server: impl Shared) {
+    let world = Arc::new(World::start(&server).await);
+    let stop = Arc::new(AtomicUsize::new(0));
+    let clients = (0..16).map(|client| {
+        let (world, stop) = (Arc::clone(&world), Arc::clone(&stop));
+        tokio::spawn(async move {
+            let mut done = Vec::new();
+            while stop.load(Ordering::SeqCst) == 0 {
+                let key = format!("restart-client-{client}-{:06}", done.len());
+                let answer = world.outcome(client, "/any/charge", &key).await;
+                done.push((key, answer.body));
+            }
+            done
+        })
+    });
+    let clients: Vec<_> = clients.collect();
+    for _ in 0..2 {
+        SystemClock.sleep(Duration::from_millis(500)).await;
+        server.restart().await;
+    }
+    // Served again by itself.
+    world.outcome(0, "/any/charge", "after-the-restart-0").await;
+    world.outcome(1, "/any/charge", "after-the-restart-1").await;
+    stop.store(1, Ordering::SeqCst);
+    let done: Vec<_> = join_all(clients).await.into_iter().flat_map(Result::unwrap).collect();
+    eprintln!("{}: {} operations around two restarts", server.url_kind(), done.len());
+    assert!(done.len() > 100, "{} are no load", done.len());
+    for (number, (key, body)) in done.iter().enumerate() {
+        // The other node than the one that ran it.
+        let retry = world.outcome(number + 1, "/any/charge", key).await;
+        assert!(retry.is_replay() && retry.body == *body, "{key} was lost");
+        assert_eq!(world.upstream.runs(key), 1, "{key} ran again");
+    }
+}
+
+trait Kind {
+    /// The URL's scheme, for what is told.
+    fn url_kind(&self) -> String;
+}
+
+impl<S: Shared> Kind for S {
+    fn url_kind(&self) -> String {
+        self.url().split(':').next().unwrap_or_default().to_owned()
+    }
+}
+
+async fn ready(node: &InProcess) -> Answer {
+    let admin: SocketAddr = node.admin();
+    Client::new(admin).post("/readyz").method("GET").body("").send().await.unwrap()
+}
+
+fn operation() -> Operation {
+    let key = Key::new("waited-for-by-many").unwrap();
+    Operation::new(&Scope::new("acme"), &key, Fingerprint::of(b"it"))
+        .in_flight(InFlight::Wait(Duration::from_secs(30)))
+}
+
+/// An engine on the store, as a gateway would have it, whose reads are counted.
+struct Node {
+    engine: Engine,
+    store: Arc<Counting>,
+}
+
+impl Node {
+    async fn open(server: &impl Shared) -> Self {
+        let opened = stores::open(&store(&server.url())).await.unwrap();
+        let store = Arc::new(Counting { inner: opened.store, reads: AtomicUsize::new(0) });
+        let shared = Arc::clone(&store) as Arc<dyn Store>;
+        let (clock, rng) = (Arc::new(SystemClock), Arc::new(SystemRng));
+        Self { engine: Engine::with(shared, clock, rng, opened.limits), store }
+    }
+
+    fn reads(&self) -> usize {
+        self.store.reads.load(Ordering::SeqCst)
+    }
+}
+
+/// A store that counts how often it is read.
+#[derive(Debug)]
+struct Counting {
+    inner: Arc<dyn Store>,
+    reads: AtomicUsize,
+}
+
+impl Store for Counting {
+    fn name(&self) -> &'static str {
+        self.inner.name()
+    }
+
+    fn claim(&self, batch: Vec<Claim>) -> BoxFuture<'_, Answers<Claimed>> {
+        self.inner.claim(batch)
+    }
+
+    fn settle(&self, batch: Vec<Settlement>) -> BoxFuture<'_, Answers<Settled>> {
+        self.inner.settle(batch)
+    }
+
+    fn load(&self, ids: Vec<RecordId>) -> BoxFuture<'_, Answers<Option<Arc<Record>>>> {
+        self.reads.fetch_add(1, Ordering::SeqCst);
+        self.inner.load(ids)
+    }
+
+    fn abandoned(&self, limit: usize) -> BoxFuture<'_, Result<Vec<Abandoned>, StoreError>> {
+        self.inner.abandoned(limit)
+    }
+
+    fn sweep(&self, limit: usize) -> BoxFuture<'_, Result<Swept, StoreError>> {
+        self.inner.sweep(limit)
+    }
+
+    fn ready(&self) -> BoxFuture<'_, Result<(), StoreError>> {
+        self.inner.ready()
+    }
+
+    fn close(&self) -> BoxFuture<'_, Result<(), StoreError>> {
+        self.inner.close()
+    }
+}
+
+macro_rules! on_every_store {
+    ($($store:ident: $server:ident;)+) => {$(
+        mod $store {
+            use super::*;
+
+            #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+            #[ignore = "the store is not merged yet"]
+            async fn one_key_across_both_nodes_runs_once() {
+                super::one_key_across_both_nodes_runs_once($server::start().await).await;
+            }
+
+            #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+            #[ignore = "the store is not merged yet"]
+            async fn waiters_are_told_soon_by_few_reads() {
+                super::waiters_are_told_soon_by_few_reads($server::start().await).await;
+            }
+
+            #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+            #[ignore = "the store is not merged yet"]
+            async fn an_outage_loses_nothing_and_runs_nothing_twice() {
+                super::an_outage_loses_nothing_and_runs_nothing_twice($server::start().await).await;
+            }
+
+            #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+            #[ignore = "the store is not merged yet"]
+            async fn a_restart_under_load_loses_nothing() {
+                super::a_restart_under_load_loses_nothing($server::start().await).await;
+            }
+        }
+    )+};
+}
+
+on_every_store! {
+    postgres: OnPostgres;
+    redis_cluster: OnRedisCluster;
+    dynamodb: OnDynamo;
+}

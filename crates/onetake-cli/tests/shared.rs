@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use common::{InProcess, migrated, store};
-use futures_util::future::{BoxFuture, join_all};
+use futures_util::future::{BoxFuture, LocalBoxFuture, join_all};
 use onetake_cli::stores;
 use onetake_core::store::{Abandoned, Answers, Swept};
 use onetake_core::{
@@ -34,8 +34,11 @@ use tokio::sync::Notify;
 /// Longer than lease and grace of `/short`, together.
 const OUTAGE: Duration = Duration::from_millis(1_500);
 
+/// How long an outcome may take to show, whatever happened before.
+const OUTCOME_MAX: Duration = Duration::from_secs(60);
+
 /// A server that nodes share, which can go away and come back.
-trait Shared: Send {
+trait Shared {
     /// The store's URL, ready to be used.
     fn url(&self) -> String;
     /// What more belongs below `[store]`.
@@ -47,7 +50,7 @@ trait Shared: Send {
     /// From now on everything is answered again; what was acknowledged is still there.
     fn come_back(&mut self);
     /// Ends it in the middle of whatever it does, and starts it again.
-    fn restart(&mut self) -> BoxFuture<'_, ()>;
+    fn restart(&mut self) -> LocalBoxFuture<'_, ()>;
 }
 
 struct OnPostgres {
@@ -80,7 +83,7 @@ impl Shared for OnPostgres {
         self.proxy.set(Weather::Fair);
     }
 
-    fn restart(&mut self) -> BoxFuture<'_, ()> {
+    fn restart(&mut self) -> LocalBoxFuture<'_, ()> {
         self.server.kill();
         Box::pin(self.server.restart())
     }
@@ -122,7 +125,7 @@ impl Shared for OnRedisCluster {
     }
 
     // One primary, which is back before its replica is promoted.
-    fn restart(&mut self) -> BoxFuture<'_, ()> {
+    fn restart(&mut self) -> LocalBoxFuture<'_, ()> {
         let node = self.cluster.nodes_mut().first_mut().unwrap();
         node.kill();
         Box::pin(node.restart())
@@ -159,7 +162,7 @@ impl Shared for OnDynamo {
     }
 
     // It keeps its tables in memory: what a restart looks like from outside is all there is.
-    fn restart(&mut self) -> BoxFuture<'_, ()> {
+    fn restart(&mut self) -> LocalBoxFuture<'_, ()> {
         self.proxy.set(Weather::Dead);
         Box::pin(async {
             SystemClock.sleep(Duration::from_millis(300)).await;
@@ -216,15 +219,15 @@ on_store_down = "fail-open"
 
     /// Retries until there is an outcome: for as long as the store is away there is none.
     async fn outcome(&self, node: usize, path: &str, key: &str) -> Answer {
-        let mut last = None;
-        until("there is an outcome", async || {
+        let give_up = SystemClock.monotonic() + OUTCOME_MAX;
+        loop {
             let answer = self.client(node).post(path).key(key).send().await.unwrap();
-            let is_outcome = answer.status() == 201;
-            last = Some(answer);
-            is_outcome
-        })
-        .await;
-        last.unwrap()
+            if answer.status() == 201 {
+                return answer;
+            }
+            assert!(SystemClock.monotonic() < give_up, "{key}: {}", answer.text());
+            SystemClock.sleep(Duration::from_millis(20)).await;
+        }
     }
 }
 

@@ -257,6 +257,7 @@ async fn what_this_process_knows_is_still_answered() {
     store.fail_settlements(Fault::None);
     let mut retry = send(&router, request("/slow", slow_key, "10")).await;
     while retry.status == 409 {
+        SystemClock.sleep(Duration::from_millis(5)).await;
         retry = send(&router, request("/slow", slow_key, "10")).await;
     }
     assert!(retry.is_replay() && retry.body == "slow", "believed when the store was back");

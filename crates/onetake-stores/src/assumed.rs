@@ -74,12 +74,6 @@ macro_rules! store {
         #[derive(Debug)]
         pub struct $name(());
 
-        impl $name {
-            pub async fn diagnose(&self) -> Result<Diagnosis, StoreError> {
-                Err(missing($word))
-            }
-        }
-
         impl Store for $name {
             fn name(&self) -> &'static str {
                 $word
@@ -117,7 +111,27 @@ store! {
     DynamoStore "dynamodb"
 }
 
+macro_rules! diagnose {
+    ($($name:ident $word:literal)+) => {$(
+        impl $name {
+            pub async fn diagnose(&self) -> Result<Diagnosis, StoreError> {
+                Err(missing($word))
+            }
+        }
+    )+};
+}
+
+diagnose! {
+    RedisStore "redis"
+    FilteredStore "filtered"
+    SqliteStore "sqlite"
+    DynamoStore "dynamodb"
+}
+
 impl PostgresStore {
+    pub async fn diagnose(_url: &str, _: PostgresOptions) -> Result<Diagnosis, StoreError> {
+        Err(missing("postgres"))
+    }
     pub async fn open(_url: &str, _options: PostgresOptions) -> Result<Self, StoreError> {
         Err(missing("postgres"))
     }

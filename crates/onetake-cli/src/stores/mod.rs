@@ -228,14 +228,11 @@ pub async fn examine(config: &StoreConfig) -> Result<Vec<Examined>, StoreFailed>
         }
         #[cfg(feature = "postgres")]
         StoreUrl::Postgres(url) => {
-            // What would be refused when serving is what the doctor is here to tell.
-            let store = PostgresStore::open(url.expose(), postgres_options(true));
-            let store = store.await.map_err(failed(REACH, url))?;
-            let diagnosis = store.diagnose().await.map_err(failed(REACH, url))?;
+            let looked = PostgresStore::diagnose(url.expose(), postgres_options(true)).await;
+            let diagnosis = looked.map_err(failed(REACH, url))?;
             let mut all = vec![Examined { role: "store", url: url.to_string(), diagnosis }];
-            match &config.filter {
-                Some(filter) => all.push(examine_filter(filter, url, store).await?),
-                None => drop(store.close().await),
+            if let Some(filter) = &config.filter {
+                all.push(examine_filter(filter).await?);
             }
             return Ok(all);
         }
@@ -308,13 +305,13 @@ async fn open_filter(
     opened.map_err(failed("open", filter))
 }
 
+/// Looks at the filter by itself: with a secret of no use, in front of nothing.
 #[cfg(feature = "filtered")]
-async fn examine_filter(
-    filter: &ServerUrl,
-    url: &ServerUrl,
-    authority: PostgresStore,
-) -> Result<Examined, StoreFailed> {
-    let store = open_filter(filter, url, authority).await?;
+async fn examine_filter(filter: &ServerUrl) -> Result<Examined, StoreFailed> {
+    let authority: Arc<dyn Store> = Arc::new(MemoryStore::new());
+    let options = FilterOptions::default();
+    let store = FilteredStore::open(filter.expose(), &[0; 32], authority, options).await;
+    let store = store.map_err(failed("reach", filter))?;
     let diagnosis = store.diagnose().await;
     drop(store.close().await);
     let diagnosis = diagnosis.unwrap_or_else(|error| {
@@ -337,12 +334,9 @@ async fn open_filter(
 }
 
 #[cfg(all(feature = "postgres", not(feature = "filtered")))]
-async fn examine_filter(
-    filter: &ServerUrl,
-    url: &ServerUrl,
-    authority: PostgresStore,
-) -> Result<Examined, StoreFailed> {
-    Err(open_filter(filter, url, authority).await.err().unwrap_or_else(|| failed("open", url)("")))
+async fn examine_filter(filter: &ServerUrl) -> Result<Examined, StoreFailed> {
+    let what = "this build was made without filters; build it with the feature `filtered`";
+    Err(failed("reach", filter)(what))
 }
 
 /// Runs what reads the disk where blocking is fine.

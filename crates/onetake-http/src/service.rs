@@ -143,7 +143,6 @@ impl Keyed {
     }
 }
 
-#[expect(clippy::large_enum_variant, reason = "it is taken apart at once")]
 enum Admitted<Req> {
     Run(Run<Req>),
     /// The store is away, and the route is fail-open.

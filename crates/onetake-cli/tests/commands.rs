@@ -1,5 +1,5 @@
 //! `check`, `migrate` and `doctor`, as commands.
-#![expect(clippy::unwrap_used, clippy::indexing_slicing, reason = "tests may panic")]
+#![expect(clippy::unwrap_used, reason = "tests may panic")]
 
 use std::process::Command;
 

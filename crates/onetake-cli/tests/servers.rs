@@ -1,5 +1,5 @@
 //! `migrate`, `doctor` and `serve`, as commands, against real servers.
-#![expect(clippy::unwrap_used, clippy::indexing_slicing, reason = "tests may panic")]
+#![expect(clippy::unwrap_used, reason = "tests may panic")]
 
 use std::process::{Command, Stdio};
 

@@ -4,7 +4,6 @@
 //! dropped, or when the test's process dies in whatever way. A server that is not installed fails
 //! the test: `cargo xtask test` installs what is missing.
 #![expect(
-    clippy::unwrap_used,
     clippy::expect_used,
     clippy::panic,
     reason = "a test without its server fails, and says so by panicking"

@@ -21,13 +21,12 @@ const SLOW: Duration = Duration::from_millis(50);
 /// Less free space than this is worth a word.
 const FREE_BYTES_MIN: u64 = 1 << 30;
 
-/// Looks at the folder, or at where it would be made.
+/// Looks at the folder, or at where it (or a file) would be made.
 pub(super) fn diagnose(folder: &Path, clock: &dyn Clock) -> io::Result<Diagnosis> {
     let there = existing(folder)?;
     let mut findings = Vec::new();
     if there != folder {
-        let what =
-            format!("the folder is not there yet; it will be made below {}", there.display());
+        let what = format!("it is not there yet; it will be made below {}", there.display());
         findings.push(Finding::fine(what));
     }
     let kind = filesystem(&there, &mut findings)?;
@@ -46,7 +45,7 @@ pub(super) fn diagnose(folder: &Path, clock: &dyn Clock) -> io::Result<Diagnosis
     } else {
         Finding::fine(format!("a durable write takes {micros} µs"))
     });
-    let server = format!("a folder on {kind}: {}", folder.display());
+    let server = format!("{} on {kind}", folder.display());
     Ok(Diagnosis::new(server, took, None, findings))
 }
 

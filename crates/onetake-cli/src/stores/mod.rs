@@ -221,6 +221,13 @@ pub async fn examine(config: &StoreConfig) -> Result<Vec<Examined>, StoreFailed>
             let looked = blocking(move || folder::diagnose(&folder, &SystemClock)).await;
             looked.map_err(failed(REACH, &config.url))?
         }
+        // Opening it would make it.
+        #[cfg(feature = "sqlite")]
+        StoreUrl::Sqlite(file) if !file.exists() => {
+            let file = file.clone();
+            let looked = blocking(move || folder::diagnose(&file, &SystemClock)).await;
+            looked.map_err(failed(REACH, &config.url))?
+        }
         #[cfg(feature = "sqlite")]
         StoreUrl::Sqlite(file) => {
             let store = open_sqlite(file.clone()).await.map_err(failed(REACH, &config.url))?;

@@ -33,21 +33,18 @@ async fn on_the_memory_store() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-#[ignore = "SQLite is not merged yet"]
 async fn on_sqlite() {
     let folder = tempfile::tempdir().unwrap();
     run(&format!("sqlite:{}", folder.path().join("keys.sqlite").display()), "").await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-#[ignore = "PostgreSQL is not merged yet"]
 async fn on_postgres() {
     let server = Postgres::start().await;
     run(&migrated(server.database()).await, "").await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-#[ignore = "PostgreSQL is not merged yet"]
 async fn on_postgres_behind_pgbouncer() {
     let server = Postgres::start().await;
     let _made = migrated(server.database()).await;
@@ -57,7 +54,6 @@ async fn on_postgres_behind_pgbouncer() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-#[ignore = "the filter is not merged yet"]
 async fn on_postgres_behind_a_filter() {
     let (server, redis) = (Postgres::start().await, Redis::start().await);
     let filter = format!("filter = \"{}\"", redis.url());
@@ -65,21 +61,18 @@ async fn on_postgres_behind_a_filter() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-#[ignore = "Redis is not merged yet"]
 async fn on_redis() {
     let server = Redis::start().await;
     run(&server.url(), "allow_lossy = true").await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-#[ignore = "Redis is not merged yet"]
 async fn on_a_redis_cluster() {
     let cluster = RedisCluster::start().await;
     run(&cluster.url(), "allow_lossy = true").await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-#[ignore = "DynamoDB is not merged yet"]
 async fn on_dynamodb() {
     let server = Dynamo::start().await;
     // An item has at most 400 KB, its headers included; there is no clock to ask.

@@ -30,7 +30,6 @@ fn refused(store: &str) -> String {
 }
 
 #[tokio::test]
-#[ignore = "PostgreSQL is not merged yet"]
 async fn postgres_is_migrated_once_and_looked_at() {
     let server = Postgres::start().await;
     let url = &server.database();
@@ -54,7 +53,6 @@ async fn postgres_is_migrated_once_and_looked_at() {
 }
 
 #[tokio::test]
-#[ignore = "PostgreSQL is not merged yet"]
 async fn a_postgres_that_loses_writes_is_refused_unless_told() {
     let server = Postgres::start_with(&["fsync = off"]).await;
     let url = &server.database();
@@ -86,7 +84,6 @@ async fn a_postgres_that_loses_writes_is_refused_unless_told() {
 }
 
 #[tokio::test]
-#[ignore = "Redis is not merged yet"]
 async fn redis_is_looked_at_alone_and_as_a_filter() {
     let (redis, postgres) = (Redis::start().await, Postgres::start().await);
     let (code, said, errors) = onetake(&["doctor", "--store", &redis.url()]);
@@ -109,7 +106,6 @@ async fn redis_is_looked_at_alone_and_as_a_filter() {
 }
 
 #[tokio::test]
-#[ignore = "DynamoDB is not merged yet"]
 async fn a_table_is_made_once() {
     let server = Dynamo::start().await;
     let url = &server.table();

@@ -484,25 +484,21 @@ macro_rules! on_every_store {
             use super::*;
 
             #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-            #[ignore = "the store is not merged yet"]
             async fn one_key_across_both_nodes_runs_once() {
                 super::one_key_across_both_nodes_runs_once($server::start().await).await;
             }
 
             #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-            #[ignore = "the store is not merged yet"]
             async fn waiters_are_told_soon_by_few_reads() {
                 super::waiters_are_told_soon_by_few_reads($server::start().await).await;
             }
 
             #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-            #[ignore = "the store is not merged yet"]
             async fn an_outage_loses_nothing_and_runs_nothing_twice() {
                 super::an_outage_loses_nothing_and_runs_nothing_twice($server::start().await).await;
             }
 
             #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-            #[ignore = "the store is not merged yet"]
             async fn a_restart_under_load_loses_nothing() {
                 super::a_restart_under_load_loses_nothing($server::start().await).await;
             }

@@ -4,29 +4,40 @@
 //!
 //! | feature | store | for |
 //! | --- | --- | --- |
-//! | `embedded` (default) | [`EmbeddedStore`] | one node, one folder, no server |
+//! | `embedded` (default) | `EmbeddedStore` | one node, one folder, no server |
+//! | `postgres` | `PostgresStore` | many nodes on one PostgreSQL |
+//! | `filtered` | `FilteredStore` | Redis in front of PostgreSQL, as a filter that answers duplicates |
+//! | `redis` | `RedisStore` | many nodes on one Redis, Valkey or Redis Cluster, for what may be lost |
+//! | `sqlite` | `SqliteStore` | one node, one file, no server |
+//! | `dynamodb` | `DynamoStore` | many nodes, one DynamoDB table |
 
-// Stands in for the stores that are not merged yet.
-#[cfg(any(feature = "sqlite", feature = "postgres", feature = "redis", feature = "dynamodb"))]
-mod assumed;
 #[cfg(any(feature = "postgres", feature = "redis", feature = "dynamodb"))]
-#[allow(dead_code, clippy::allow_attributes, reason = "its users are not merged yet")]
 mod breaker;
 mod diagnosis;
+#[cfg(feature = "dynamodb")]
+pub mod dynamodb;
 #[cfg(feature = "embedded")]
 pub mod embedded;
-
-#[cfg(feature = "sqlite")]
-pub use assumed::SqliteStore;
-#[cfg(feature = "dynamodb")]
-pub use assumed::{DynamoOptions, DynamoStore};
 #[cfg(feature = "filtered")]
-pub use assumed::{FilterOptions, FilteredStore};
+pub mod filtered;
 #[cfg(feature = "postgres")]
-pub use assumed::{Migrated, PostgresOptions, PostgresStore};
+pub mod postgres;
 #[cfg(feature = "redis")]
-pub use assumed::{RedisOptions, RedisStore};
+pub mod redis;
+#[cfg(feature = "sqlite")]
+pub mod sqlite;
+
 pub use diagnosis::{Diagnosis, Finding, Weight};
 
+#[cfg(feature = "dynamodb")]
+pub use dynamodb::{DynamoOptions, DynamoStore};
 #[cfg(feature = "embedded")]
 pub use embedded::{EmbeddedStore, OpenError};
+#[cfg(feature = "filtered")]
+pub use filtered::{FilterOptions, FilteredStore};
+#[cfg(feature = "postgres")]
+pub use postgres::{Migrated, PostgresOptions, PostgresStore};
+#[cfg(feature = "redis")]
+pub use redis::{RedisOptions, RedisStore};
+#[cfg(feature = "sqlite")]
+pub use sqlite::SqliteStore;

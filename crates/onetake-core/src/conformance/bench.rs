@@ -10,14 +10,26 @@ use crate::record::{AttemptId, Cause, Failure, Fence, OnUnknown, Record, Recordi
 use crate::scope::RecordId;
 use crate::store::{Claim, Claimed, Settled, Settlement, Store, Verb};
 
+use super::quiet::Quiet;
 use super::{Capabilities, Subject};
 
 /// One store under test.
 pub struct Bench {
     subject: Box<dyn Subject>,
     pub(super) store: Arc<dyn Store>,
+    quiet: Arc<Quiet>,
     pub(super) can: Capabilities,
     attempts: AtomicU64,
+}
+
+/// How many milliseconds a server may take for an answer before time passes all the same.
+const QUIET_TRIES: usize = 5_000;
+
+/// Real time for a store's own threads and servers: not to wait for anything in particular, but to
+/// let the simulated clock not run away from them.
+#[expect(clippy::disallowed_methods, reason = "a store's threads live in real time")]
+pub(super) async fn breathe() {
+    tokio::time::sleep(Duration::from_millis(1)).await;
 }
 
 /// A claim that was granted, or what was found instead.
@@ -30,16 +42,24 @@ pub(super) enum Got {
 impl Bench {
     /// A bench around a fresh subject.
     pub(super) fn new(subject: impl Subject, can: Capabilities) -> Self {
-        let store = subject.store();
-        Self { subject: Box::new(subject), store, can, attempts: AtomicU64::new(1) }
+        let quiet = Quiet::around(subject.store());
+        let store = Arc::clone(&quiet) as Arc<dyn Store>;
+        Self { subject: Box::new(subject), store, quiet, can, attempts: AtomicU64::new(1) }
     }
 
     pub(super) fn clock(&self) -> Arc<dyn Clock> {
         self.subject.clock()
     }
 
-    pub(super) async fn subject_advance(&self, by: Duration) {
-        self.subject.advance(by).await;
+    /// Lets a tenth of a tick pass, once nobody is inside the store.
+    pub(super) async fn step(&self) {
+        for _ in 0..QUIET_TRIES {
+            breathe().await;
+            if self.quiet.is_quiet() {
+                break;
+            }
+        }
+        self.subject.advance(self.can.tick / 10).await;
     }
 
     /// Lets `ticks` ticks pass.

@@ -3,14 +3,13 @@
 use std::future::Future;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Duration;
 
 use futures_util::FutureExt;
 use futures_util::future::{BoxFuture, join_all};
 use tokio::sync::{Notify, Semaphore};
 use tokio::task::JoinHandle;
 
-use super::bench::{Bench, body, id, is};
+use super::bench::{Bench, body, breathe, id, is};
 use crate::clock::SystemRng;
 use crate::engine::{
     Answer, Begin, Engine, EngineError, InFlight, Limits, Operation, Outcome, Settling, Verdict,
@@ -57,22 +56,11 @@ impl Bench {
             tokio::select! {
                 biased;
                 done = &mut future => return done,
-                () = breathe() => self.step().await,
+                () = self.step() => {}
             }
         }
         panic!("it did not end within 200 ticks");
     }
-
-    async fn step(&self) {
-        self.subject_advance(self.can.tick / 10).await;
-    }
-}
-
-/// Real time for a store's own threads: not to wait for anything in particular, but to let the
-/// simulated clock not run away from the disk.
-#[expect(clippy::disallowed_methods, reason = "a store's threads live in real time")]
-pub(super) async fn breathe() {
-    tokio::time::sleep(Duration::from_millis(1)).await;
 }
 
 /// An operation that counts its runs and ends when it is told to.

@@ -4,8 +4,9 @@ use std::sync::Arc;
 
 use futures_util::future::join_all;
 
+use super::bench::breathe;
 use super::bench::{Bench, body, is};
-use super::engine::{Running, Work, breathe, said};
+use super::engine::{Running, Work, said};
 use super::faulty::{Fault, Faulty};
 use crate::engine::{Answer, Engine, EngineError, Limits, Outcome, Settling};
 use crate::store::Store;
@@ -84,8 +85,7 @@ pub(super) async fn an_outcome_waits_for_the_store_to_come_back(bench: &Bench) {
     assert!(matches!(retry.unwrap(), Outcome::Answered(Answer::InFlight)), "and not run again");
     // Away for longer than lease and grace, and then believed.
     for _ in 0..50 {
-        bench.subject_advance(bench.can.tick / 10).await;
-        breathe().await;
+        bench.step().await;
     }
     store.fail_settlements(Fault::None);
     let retry = bench.drive(work.run(&engine, bench.waiting("a", "pay", 100))).await.unwrap();

@@ -16,6 +16,8 @@ mod engine;
 mod expiry;
 mod faults;
 mod faulty;
+pub mod many;
+mod quiet;
 mod races;
 mod report;
 mod settles;

@@ -27,7 +27,9 @@ pub(super) fn interpret(record: &Arc<Record>, operation: &Operation, now: Timest
         Reading::InFlight => Next::RunsElsewhere,
         Reading::Unknown => Next::Answer(Answer::Unknown(Arc::clone(record))),
         Reading::Settled => settled(record).map_or(Next::Again, Next::Answer),
-        // The store has the last word on these.
+        // The store has the last word: it left this one to its owner, whose grace counts anew after
+        // an outage.
+        _ if matches!(record.state, State::Running { .. }) => Next::RunsElsewhere,
         Reading::Free | Reading::Abandoned => Next::Again,
     }
 }
@@ -151,5 +153,28 @@ pub(super) async fn elsewhere(
     match record.state {
         State::Released { .. } => Some(Answer::InFlight),
         _ => settled(&record),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{AttemptId, Fingerprint, Key, Scope};
+
+    #[test]
+    fn what_the_store_leaves_to_its_owner_is_in_flight() {
+        let scope = Scope::new("left");
+        let operation = Operation::new(&scope, &Key::new("a").unwrap(), Fingerprint::of(b"pay"));
+        let record = Arc::new(Record {
+            id: operation.id,
+            attempt: AttemptId::from_bytes([1; 16]),
+            fence: crate::Fence::new(1),
+            fingerprint: operation.fingerprint,
+            terms: operation.terms,
+            created_at: Timestamp::default(),
+            state: State::Running { lease_until: Timestamp::default() },
+        });
+        let long_after = Timestamp::from_micros(u64::MAX);
+        assert!(matches!(interpret(&record, &operation, long_after), Next::RunsElsewhere));
     }
 }

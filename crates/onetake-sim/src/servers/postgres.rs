@@ -1,7 +1,8 @@
 //! PostgreSQL, and PgBouncer in front of it.
 
+use std::fs::Permissions;
 use std::net::SocketAddr;
-use std::os::unix::fs::{MetadataExt, chown};
+use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -33,8 +34,17 @@ impl Postgres {
         Self::start_with(&[]).await
     }
 
+    /// Starts one that offers TLS with this certificate and key.
+    pub async fn start_with_tls(certificate: &Path, key: &Path) -> Self {
+        Self::start_in(&["ssl = on"], &[("server.crt", certificate), ("server.key", key)]).await
+    }
+
     /// Starts one with these lines in its configuration.
     pub async fn start_with(settings: &[&str]) -> Self {
+        Self::start_in(settings, &[]).await
+    }
+
+    async fn start_in(settings: &[&str], files: &[(&str, &Path)]) -> Self {
         let folder = tempfile::tempdir().expect("there is room for a folder");
         let user = unprivileged();
         if let Some((user, group)) = user {
@@ -63,6 +73,14 @@ impl Postgres {
             configuration.push('\n');
         }
         std::fs::write(data.join("postgresql.conf"), configuration).expect("it is writable");
+        for (name, file) in files {
+            let copy = data.join(name);
+            std::fs::copy(file, &copy).expect("the file is there");
+            std::fs::set_permissions(&copy, Permissions::from_mode(0o600)).expect("it is ours");
+            if let Some((user, group)) = user {
+                chown(&copy, Some(user), Some(group)).expect("root may");
+            }
+        }
         let port = free_port();
         let databases = AtomicU32::new(0);
         let mut server = Self { child: None, folder, port, databases };

@@ -1,0 +1,172 @@
+//! What the SDK's errors mean to a caller.
+
+use std::error::Error;
+
+use aws_sdk_dynamodb::error::{ProvideErrorMetadata, SdkError};
+
+use onetake_core::{StoreError, StoreErrorKind};
+
+/// What became of one request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Fate {
+    /// It was not sent: nothing was written.
+    NotSent,
+    /// It was sent, and what became of it is not known; asking again at once may help.
+    Lost,
+    /// It was sent, and no answer came in time.
+    TimedOut,
+    /// The server had no capacity for it: nothing was written.
+    Throttled,
+    /// The server understood it and said no, for now: nothing was written.
+    Refused,
+    /// The server understood it and said no, for good: nothing was written.
+    Invalid,
+}
+
+impl Fate {
+    /// Whether the server may have done what it was asked for.
+    pub(super) fn may_have_landed(self) -> bool {
+        matches!(self, Self::Lost | Self::TimedOut)
+    }
+
+    /// Whether it is worth asking again at once. A timeout has used up its time.
+    pub(super) fn is_worth_another_try(self) -> bool {
+        matches!(self, Self::NotSent | Self::Lost | Self::Throttled)
+    }
+
+    /// Whether the server is away, as far as can be told.
+    pub(super) fn is_away(self) -> bool {
+        matches!(self, Self::NotSent | Self::Lost | Self::TimedOut)
+    }
+}
+
+/// What became of a request that failed, and why.
+pub(super) fn judge<E>(error: &SdkError<E>, table: &str) -> (Fate, String)
+where
+    E: ProvideErrorMetadata + Error + 'static,
+{
+    match error {
+        SdkError::TimeoutError(_) => (Fate::TimedOut, "DynamoDB does not answer in time".into()),
+        SdkError::ServiceError(answer) => {
+            let code = answer.err().code().unwrap_or("no code");
+            let message = answer.err().message().unwrap_or("no message");
+            judge_answer(code, message, answer.raw().status().as_u16(), table)
+        }
+        other => {
+            let fate = match other {
+                SdkError::ConstructionFailure(_) => Fate::NotSent,
+                SdkError::DispatchFailure(failure) if failure.is_user() => Fate::NotSent,
+                other if never_connected(other) => Fate::NotSent,
+                SdkError::DispatchFailure(failure) if failure.is_timeout() => Fate::TimedOut,
+                _ => Fate::Lost,
+            };
+            (fate, format!("DynamoDB cannot be reached: {}", causes(other)))
+        }
+    }
+}
+
+fn judge_answer(code: &str, message: &str, status: u16, table: &str) -> (Fate, String) {
+    let said = format!("{code}: {message}");
+    match code {
+        "ProvisionedThroughputExceededException"
+        | "RequestLimitExceeded"
+        | "ThrottlingException"
+        | "LimitExceededException" => {
+            (Fate::Throttled, format!("DynamoDB has no capacity left ({said})"))
+        }
+        "ResourceNotFoundException" => (
+            Fate::Invalid,
+            format!("the table {table} is not there: run `onetake migrate` ({said})"),
+        ),
+        "AccessDeniedException" => (
+            Fate::Invalid,
+            format!(
+                "the credentials may not use the table {table}: allow PutItem, GetItem, \
+                 BatchGetItem, Query, DescribeTable and DescribeTimeToLive on it and its indexes \
+                 ({said})"
+            ),
+        ),
+        // The same code stands for a wrong secret and for a clock that is off.
+        "InvalidSignatureException"
+            if !message.contains("expired") && !message.contains("not yet") =>
+        {
+            (Fate::Invalid, format!("the AWS credentials are wrong ({said})"))
+        }
+        "InvalidSignatureException" | "RequestTimeTooSkewed" | "RequestExpired" => {
+            (Fate::Refused, format!("this machine's clock is off: set it right ({said})"))
+        }
+        "UnrecognizedClientException"
+        | "MissingAuthenticationTokenException"
+        | "IncompleteSignatureException" => {
+            (Fate::Invalid, format!("the AWS credentials are wrong ({said})"))
+        }
+        "ExpiredTokenException" => {
+            (Fate::Refused, format!("the AWS credentials have run out ({said})"))
+        }
+        _ if status >= 500 => (Fate::Lost, format!("DynamoDB failed ({said})")),
+        _ => (Fate::Invalid, format!("DynamoDB refused a request ({said})")),
+    }
+}
+
+/// What an error and all below it say.
+pub(super) fn causes(error: &dyn Error) -> String {
+    let below = std::iter::successors(error.source(), |error| Error::source(*error));
+    let said = below.map(ToString::to_string);
+    std::iter::once(error.to_string()).chain(said).collect::<Vec<_>>().join(": ")
+}
+
+/// Whether no connection came about. What the HTTP client says is matched as text, because its types
+/// are not ours; what is not recognised counts as sent, which is always safe.
+fn never_connected<E: Error + 'static>(error: &SdkError<E>) -> bool {
+    let said = causes(error);
+    ["client error (Connect)", "HTTP connect timeout", "credentials"]
+        .iter()
+        .any(|s| said.contains(s))
+}
+
+/// The error that a caller gets.
+pub(super) fn refused(fate: Fate, may_have_landed: bool, what: String) -> StoreError {
+    let kind = match fate {
+        _ if may_have_landed => StoreErrorKind::Indeterminate,
+        Fate::Invalid => StoreErrorKind::Invalid,
+        _ => StoreErrorKind::Unavailable,
+    };
+    StoreError::new(kind, what)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn answers_mean_what_is_to_be_done_next() {
+        let fate = |code, message, status| judge_answer(code, message, status, "t").0;
+        assert_eq!(fate("ProvisionedThroughputExceededException", "", 400), Fate::Throttled);
+        assert_eq!(fate("ThrottlingException", "", 400), Fate::Throttled);
+        assert_eq!(fate("ResourceNotFoundException", "", 400), Fate::Invalid);
+        assert_eq!(fate("ValidationException", "", 400), Fate::Invalid);
+        assert_eq!(fate("InternalServerError", "", 500), Fate::Lost);
+        assert_eq!(fate("ServiceUnavailable", "", 503), Fate::Lost);
+        let off = "Signature expired: 20260610T180547Z is now earlier than 20260610T180612Z";
+        assert_eq!(fate("InvalidSignatureException", off, 400), Fate::Refused);
+        assert_eq!(fate("InvalidSignatureException", "does not match", 400), Fate::Invalid);
+    }
+
+    #[test]
+    fn what_may_have_landed_is_never_called_unwritten() {
+        for (fate, landed) in [
+            (Fate::NotSent, false),
+            (Fate::Throttled, false),
+            (Fate::Refused, false),
+            (Fate::Lost, true),
+            (Fate::TimedOut, true),
+        ] {
+            assert_eq!(fate.may_have_landed(), landed);
+            let kind = refused(fate, landed, String::new()).kind();
+            assert_eq!(kind == StoreErrorKind::Indeterminate, landed);
+        }
+        // An earlier try may have landed, whatever became of the last one.
+        let kind = refused(Fate::NotSent, true, String::new()).kind();
+        assert_eq!(kind, StoreErrorKind::Indeterminate);
+    }
+}

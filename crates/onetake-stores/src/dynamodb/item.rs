@@ -1,0 +1,223 @@
+//! A record as an item, and back.
+
+use std::collections::HashMap;
+use std::fmt::Display;
+use std::time::Duration;
+
+use aws_sdk_dynamodb::primitives::Blob;
+use aws_sdk_dynamodb::types::AttributeValue;
+
+use onetake_core::clock::micros;
+use onetake_core::{Record, RecordId, Settlement, State, StoreError, StoreErrorKind, Verb, codec};
+
+/// What DynamoDB takes as one item, names and values together.
+const ITEM_BYTES_MAX: usize = 400 * 1024;
+/// What an item needs beside its recording; less than half of this in truth.
+const OVERHEAD_BYTES: usize = 1024;
+
+/// The largest recording, head and body together, that is kept whole.
+pub const RECORDING_BYTES_MAX: usize = ITEM_BYTES_MAX - OVERHEAD_BYTES;
+
+/// Over how many partitions of its index what runs is spread.
+pub(super) const SHARDS: u8 = 16;
+
+/// An item, as DynamoDB's client has it.
+pub(super) type Item = HashMap<String, AttributeValue>;
+
+/// A record that was found, and its version: what a write over it is conditional on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Seen {
+    pub(super) record: Record,
+    pub(super) version: u64,
+}
+
+impl Seen {
+    /// The same record, read back from an item.
+    pub(super) fn decode(item: &Item) -> Result<Self, StoreError> {
+        let id = id(item).ok_or_else(|| unreadable("an item", "its id"))?;
+        let bytes = item.get("r").and_then(|value| value.as_b().ok());
+        let version =
+            item.get("v").and_then(|value| value.as_n().ok()).and_then(|v| v.parse().ok());
+        let reference = id.reference();
+        let bytes = bytes.ok_or_else(|| unreadable(reference, "its record"))?.clone();
+        let record = codec::decode(id, bytes.into_inner().into())
+            .map_err(|error| unreadable(reference, error))?;
+        let version = version.ok_or_else(|| unreadable(reference, "its version"))?;
+        Ok(Self { record, version })
+    }
+
+    /// The item to write. The server may delete it `margin` after it expired.
+    pub(super) fn encode(&self, margin: Duration) -> Item {
+        let Self { record, version } = self;
+        let mut item = HashMap::from([
+            ("id".to_owned(), bytes(record.id.as_bytes())),
+            ("v".to_owned(), number(*version)),
+            ("s".to_owned(), AttributeValue::S(record.state.name().to_owned())),
+            ("a".to_owned(), bytes(record.attempt.as_bytes())),
+            ("f".to_owned(), number(record.fence.get())),
+            ("p".to_owned(), bytes(record.fingerprint.digest())),
+            ("c".to_owned(), number(record.created_at.as_micros())),
+            ("r".to_owned(), bytes(&codec::encode(record))),
+        ]);
+        match record.expires_at() {
+            None => {
+                item.insert("w".to_owned(), number(u64::from(shard(record.id))));
+            }
+            Some(at) => {
+                item.insert("e".to_owned(), number(at.as_micros()));
+                let deletable =
+                    at.plus(margin).as_micros().div_ceil(micros(Duration::from_secs(1)));
+                item.insert("ttl".to_owned(), number(deletable));
+            }
+        }
+        item
+    }
+}
+
+/// The id of an item.
+pub(super) fn id(item: &Item) -> Option<RecordId> {
+    let bytes = item.get("id")?.as_b().ok()?.as_ref().try_into().ok()?;
+    Some(RecordId::from_bytes(bytes))
+}
+
+/// The key of a record.
+pub(super) fn key(id: RecordId) -> AttributeValue {
+    bytes(id.as_bytes())
+}
+
+pub(super) fn number(value: u64) -> AttributeValue {
+    AttributeValue::N(value.to_string())
+}
+
+pub(super) fn bytes(value: &[u8]) -> AttributeValue {
+    AttributeValue::B(Blob::new(value))
+}
+
+fn shard(id: RecordId) -> u8 {
+    let [first, ..] = *id.as_bytes();
+    first % SHARDS
+}
+
+/// A settlement as it can be kept: a recording that does not fit is kept without its body, and in the
+/// last resort without its head. Before anything is decided, so that the same settlement sent twice is
+/// still the same.
+pub(super) fn fitting(mut settlement: Settlement) -> Settlement {
+    if let Verb::Complete(recording) = &mut settlement.verb {
+        if recording.bytes() > RECORDING_BYTES_MAX {
+            recording.body = None;
+        }
+        if recording.bytes() > RECORDING_BYTES_MAX {
+            recording.head = bytes::Bytes::new();
+        }
+    }
+    settlement
+}
+
+/// Whether it runs.
+pub(super) fn runs(record: &Record) -> bool {
+    matches!(record.state, State::Running { .. })
+}
+
+/// Somebody else's hands were in the table, or it is from the future: that is this key's trouble
+/// alone (S21).
+fn unreadable(whose: impl Display, what: impl Display) -> StoreError {
+    let what = format!("the record {whose} cannot be read: {what}");
+    StoreError::new(StoreErrorKind::Invalid, what)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use onetake_core::{
+        AttemptId, Cause, Failure, Fence, Fingerprint, Recording, Terms, Timestamp,
+    };
+
+    fn seen(state: State) -> Seen {
+        let record = Record {
+            id: RecordId::from_bytes([0xff; 16]),
+            attempt: AttemptId::from_bytes([7; 16]),
+            fence: Fence::new(u64::MAX),
+            fingerprint: Fingerprint::of(b"x"),
+            terms: Terms::default(),
+            created_at: Timestamp::from_micros(1_893_456_000_000_001),
+            state,
+        };
+        Seen { record, version: u64::MAX }
+    }
+
+    fn at() -> Timestamp {
+        Timestamp::from_micros(1_893_456_100_000_001)
+    }
+
+    /// As DynamoDB counts: names and values in bytes; 21 for a number at most.
+    fn size(item: &Item) -> usize {
+        let value = |value: &AttributeValue| match value {
+            AttributeValue::B(bytes) => bytes.as_ref().len(),
+            AttributeValue::S(text) => text.len(),
+            AttributeValue::N(_) => 21,
+            other => panic!("{other:?}"),
+        };
+        item.iter().map(|(name, held)| name.len() + value(held)).sum()
+    }
+
+    #[test]
+    fn what_was_written_is_read() {
+        for state in [
+            State::Running { lease_until: at() },
+            State::Completed { at: at(), recording: Recording::new("x") },
+            State::Failed { at: at(), failure: Failure { code: "c".into(), detail: "d".into() } },
+            State::Released { at: at() },
+            State::Unknown { at: at(), cause: Cause::LeaseEnded },
+        ] {
+            let seen = seen(state);
+            let item = seen.encode(Duration::from_secs(60));
+            assert_eq!(Seen::decode(&item).unwrap(), seen);
+            assert_eq!(
+                item.contains_key("w"),
+                runs(&seen.record),
+                "only what runs is in the index"
+            );
+            assert_eq!(item.contains_key("ttl"), !runs(&seen.record), "what runs never expires");
+        }
+    }
+
+    #[test]
+    fn the_server_deletes_a_margin_after_expiry_and_not_a_moment_before() {
+        let seen = seen(State::Unknown { at: at(), cause: Cause::LeaseEnded });
+        let item = seen.encode(Duration::from_secs(60));
+        let ttl: u64 = item["ttl"].as_n().unwrap().parse().unwrap();
+        let due = at().plus(Terms::default().ttl + Duration::from_secs(60)).as_micros();
+        assert!(ttl * 1_000_000 >= due && ttl * 1_000_000 < due + 1_000_000);
+    }
+
+    #[test]
+    fn whatever_is_kept_fits_into_an_item() {
+        let texts = Failure { code: "c".repeat(512), detail: "d".repeat(512) };
+        let long = seen(State::Failed { at: at(), failure: texts });
+        assert!(size(&long.encode(Duration::ZERO)) < ITEM_BYTES_MAX);
+        let recording = Recording::new(vec![0; RECORDING_BYTES_MAX]);
+        let largest = seen(State::Completed { at: at(), recording });
+        let left = ITEM_BYTES_MAX - size(&largest.encode(Duration::ZERO));
+        assert!(left > OVERHEAD_BYTES / 2, "{left} bytes to spare");
+    }
+
+    #[test]
+    fn what_does_not_fit_is_kept_as_not_replayable() {
+        let fitted = |head: usize, body: usize| {
+            let recording =
+                Recording { head: vec![1; head].into(), body: Some(vec![2; body].into()) };
+            let verb = Verb::Complete(recording);
+            let Seen { record, .. } = seen(State::Released { at: at() });
+            let settlement = Settlement { id: record.id, attempt: record.attempt, verb };
+            match fitting(settlement).verb {
+                Verb::Complete(kept) => (kept.head.len(), kept.body.map(|body| body.len())),
+                other => panic!("{other:?}"),
+            }
+        };
+        let most = RECORDING_BYTES_MAX;
+        assert_eq!(fitted(100, most - 100), (100, Some(most - 100)));
+        assert_eq!(fitted(100, most - 99), (100, None));
+        assert_eq!(fitted(most, 1), (most, None));
+        assert_eq!(fitted(most + 1, 1), (0, None));
+    }
+}

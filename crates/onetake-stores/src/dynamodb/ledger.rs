@@ -1,0 +1,208 @@
+//! Claims and settlements: look, decide, write on the condition that nothing changed, or look again.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::{Arc, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use futures_util::future::try_join_all;
+
+use onetake_core::decide::{self, ClaimEffect, SettleEffect};
+use onetake_core::store::{Abandoned, Answers};
+use onetake_core::{
+    Claim, Claimed, Fence, Record, RecordId, Settled, Settlement, State, StoreError,
+    StoreErrorKind, Timestamp, Verb,
+};
+
+use super::DynamoStore;
+use super::item::{self, SHARDS, Seen};
+use super::table::Written;
+
+/// How often somebody else may be faster.
+const RACES_MAX: usize = 32;
+/// Own running attempts that are remembered at most; the others are read before they are settled.
+const OWN_MAX: usize = 50_000;
+
+impl DynamoStore {
+    pub(super) async fn claim_one(&self, claim: Claim) -> Result<Claimed, StoreError> {
+        // A key is absent most of the time; what is there instead comes with the refusal.
+        let mut found: Option<Seen> = None;
+        let mut floor = Fence::default();
+        for _ in 0..RACES_MAX {
+            if let Some(seen) = &found
+                && seen.record.attempt == claim.attempt
+                && item::runs(&seen.record)
+            {
+                // Our own write, although its answer got lost.
+                let fence = seen.record.fence;
+                self.remember(seen.clone());
+                return Ok(Claimed::Granted { fence });
+            }
+            let (now, judged) = self.judge(found.as_ref());
+            let record = match decide::claim(judged.as_ref(), &claim, now, floor) {
+                ClaimEffect::Grant(record) | ClaimEffect::BecomeUnknown(record) => record,
+                ClaimEffect::Keep => {
+                    let Seen { record, .. } = found.ok_or_else(StoreError::kept_nothing)?;
+                    return Ok(Claimed::Found { record: Arc::new(record), now });
+                }
+            };
+            let next = Seen { record, version: next_version(found.as_ref()) };
+            match self.table.write(&next, found.as_ref()).await? {
+                Written::Landed if item::runs(&next.record) => {
+                    let fence = next.record.fence;
+                    self.remember(next);
+                    return Ok(Claimed::Granted { fence });
+                }
+                Written::Landed => {
+                    return Ok(Claimed::Found { record: Arc::new(next.record), now });
+                }
+                Written::Other(other) => {
+                    // The server may delete what expired under our hands: its fence still counts.
+                    floor = floor.max(next.record.fence);
+                    found = other;
+                }
+            }
+        }
+        Err(crowded())
+    }
+
+    pub(super) async fn settle_one(&self, settlement: Settlement) -> Result<Settled, StoreError> {
+        let settlement = item::fitting(settlement);
+        let remembered = self.recall(&settlement);
+        // What is remembered may be written over, but nothing is refused because of it.
+        let mut certain = remembered.is_none();
+        let mut found = match remembered {
+            None => self.table.read(settlement.id).await?,
+            remembered => remembered,
+        };
+        for _ in 0..RACES_MAX {
+            let (now, judged) = self.judge(found.as_ref());
+            match decide::settle(judged.as_ref(), &settlement, now) {
+                SettleEffect::Write(record) => {
+                    let next = Seen { record, version: next_version(found.as_ref()) };
+                    match self.table.write(&next, found.as_ref()).await? {
+                        Written::Landed => {
+                            let record = Arc::new(next.record.clone());
+                            self.remember(next);
+                            return Ok(Settled::Done { record, now });
+                        }
+                        Written::Other(other) => (found, certain) = (other, true),
+                    }
+                }
+                _ if !certain => (found, certain) = (self.table.read(settlement.id).await?, true),
+                effect => {
+                    self.own().remove(&settlement.id);
+                    let current = found.map(|seen| Arc::new(seen.record));
+                    return Ok(match (effect, current) {
+                        (SettleEffect::Already, Some(record)) => Settled::Done { record, now },
+                        (_, current) => Settled::Stale { current },
+                    });
+                }
+            }
+        }
+        Err(crowded())
+    }
+
+    pub(super) async fn load_all(&self, ids: Vec<RecordId>) -> Answers<Option<Arc<Record>>> {
+        // The server refuses to be asked for one key twice.
+        let asked: HashSet<RecordId> = ids.iter().copied().collect();
+        let found = self.table.read_many(&asked.into_iter().collect::<Vec<_>>()).await;
+        let now = self.expiry_now();
+        let found: HashMap<RecordId, Result<Option<Arc<Record>>, StoreError>> = found
+            .into_iter()
+            .map(|(id, seen)| {
+                let live =
+                    |seen: Seen| (!seen.record.is_expired(now)).then(|| Arc::new(seen.record));
+                (id, seen.map(live))
+            })
+            .collect();
+        ids.iter().map(|id| found.get(id).cloned().unwrap_or(Ok(None))).collect()
+    }
+
+    /// Looks at all that runs, so that each look counts for the watch; gives those that were watched
+    /// for long enough.
+    pub(super) async fn look_for_abandoned(
+        &self,
+        limit: usize,
+    ) -> Result<Vec<Abandoned>, StoreError> {
+        let shards = try_join_all((0..SHARDS).map(|shard| self.table.running(shard))).await?;
+        // One that cannot be read must not keep the others from being found.
+        let running = shards.iter().flatten().filter_map(|item| Seen::decode(item).ok());
+        let running: Vec<Seen> = running.filter(|seen| item::runs(&seen.record)).collect();
+        let mut over: Vec<(Duration, &Seen)> = running
+            .iter()
+            .filter_map(|seen| self.over_for(seen).map(|over_for| (over_for, seen)))
+            .collect();
+        over.sort_by_key(|(over_for, seen)| (std::cmp::Reverse(*over_for), seen.record.fence));
+        let now = self.options.clock.monotonic();
+        self.watch.keep(&running.iter().map(|seen| seen.record.id).collect(), now);
+        let over = over.into_iter().take(limit).map(|(_, Seen { record, .. })| record);
+        Ok(over.map(|record| Abandoned { id: record.id, attempt: record.attempt }).collect())
+    }
+
+    /// The record as it is to be decided on, and the time to decide it at. Our wall clock neither ends
+    /// a lease, which the watch does, nor lets a record expire before the margin is over too.
+    fn judge(&self, found: Option<&Seen>) -> (Timestamp, Option<Record>) {
+        let now = self.options.clock.now();
+        let Some(seen) = found else { return (now, None) };
+        let record = &seen.record;
+        match record.expires_at() {
+            None => {
+                let over = self.over_for(seen).is_some();
+                let lease_until = Timestamp::from_micros(if over { 0 } else { u64::MAX });
+                (now, Some(record.with_state(State::Running { lease_until })))
+            }
+            Some(_) if record.is_expired(self.expiry_now()) => (now, Some(record.clone())),
+            Some(end) => {
+                let before = Timestamp::from_micros(end.as_micros().saturating_sub(1));
+                (now.min(before), Some(record.clone()))
+            }
+        }
+    }
+
+    /// The time by which records expire.
+    fn expiry_now(&self) -> Timestamp {
+        let margin = onetake_core::clock::micros(self.options.skew_margin);
+        Timestamp::from_micros(self.options.clock.now().as_micros().saturating_sub(margin))
+    }
+
+    /// For how long the lease and grace of a running item have been over; `None` if they are not.
+    fn over_for(&self, seen: &Seen) -> Option<Duration> {
+        let watched = self.watch.look(seen, self.options.clock.monotonic());
+        // While we were cut off, so may its owner have been: the watch begins anew.
+        let unchanged = watched.min(self.table.breaker.back_for());
+        let terms = seen.record.terms;
+        unchanged.checked_sub(terms.lease.saturating_add(terms.grace))
+    }
+
+    /// Remembers what was written, as long as it runs.
+    fn remember(&self, seen: Seen) {
+        let mut own = self.own();
+        if !item::runs(&seen.record) {
+            own.remove(&seen.record.id);
+        } else if own.len() < OWN_MAX || own.contains_key(&seen.record.id) {
+            own.insert(seen.record.id, seen);
+        }
+    }
+
+    /// What is remembered of an attempt of this node. The reaper has to look for itself.
+    fn recall(&self, settlement: &Settlement) -> Option<Seen> {
+        if settlement.verb == Verb::Abandon {
+            return None;
+        }
+        let own = self.own();
+        own.get(&settlement.id).filter(|seen| seen.record.attempt == settlement.attempt).cloned()
+    }
+
+    fn own(&self) -> MutexGuard<'_, HashMap<RecordId, Seen>> {
+        self.own.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn next_version(found: Option<&Seen>) -> u64 {
+    found.map_or(1, |seen| seen.version.saturating_add(1))
+}
+
+fn crowded() -> StoreError {
+    let what = format!("a key was changed by others {RACES_MAX} times while it was decided on");
+    StoreError::new(StoreErrorKind::Unavailable, what)
+}

@@ -1,0 +1,122 @@
+//! For how long each running item has been seen unchanged, by one's own clock.
+//!
+//! A version is raised by every write, so two looks that see the same version saw an item at rest all
+//! the time between them; nobody has to look in the meantime.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use onetake_core::{AttemptId, RecordId};
+
+use super::item::Seen;
+
+/// Items that are watched at most. One more is not watched before there is room: it is respected for
+/// longer, never for less.
+const WATCHED_MAX: usize = 100_000;
+/// How long the index may be behind what was seen in the table itself.
+const INDEX_LAG: Duration = Duration::from_secs(10);
+
+#[derive(Debug, Default)]
+pub(super) struct Watch {
+    sights: Mutex<HashMap<RecordId, Sight>>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Sight {
+    attempt: AttemptId,
+    version: u64,
+    since: Duration,
+}
+
+impl Watch {
+    /// Notes a look at a running item at a moment of the monotonic clock; says for how long it has been
+    /// seen like this.
+    pub(super) fn look(&self, seen: &Seen, now: Duration) -> Duration {
+        let Seen { record, version } = seen;
+        let mut sights = self.lock();
+        let fresh = Sight { attempt: record.attempt, version: *version, since: now };
+        let room = sights.len() < WATCHED_MAX;
+        match sights.get_mut(&record.id) {
+            Some(sight) if sight.attempt == record.attempt && sight.version == *version => {
+                now.saturating_sub(sight.since)
+            }
+            // The index may be behind what was seen before.
+            Some(sight) if sight.attempt == record.attempt && sight.version > *version => {
+                Duration::ZERO
+            }
+            Some(sight) => {
+                *sight = fresh;
+                Duration::ZERO
+            }
+            None => {
+                if room {
+                    sights.insert(record.id, fresh);
+                }
+                Duration::ZERO
+            }
+        }
+    }
+
+    /// Forgets what does not run any more: whatever is not among these, which is all of the index.
+    pub(super) fn keep(&self, running: &HashSet<RecordId>, now: Duration) {
+        self.lock().retain(|id, sight| {
+            running.contains(id) || now.saturating_sub(sight.since) < INDEX_LAG
+        });
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<RecordId, Sight>> {
+        self.sights.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use onetake_core::{Fence, Fingerprint, Record, State, Terms, Timestamp};
+
+    fn seen(id: u128, attempt: u8, version: u64) -> Seen {
+        let record = Record {
+            id: RecordId::from_bytes(id.to_be_bytes()),
+            attempt: AttemptId::from_bytes([attempt; 16]),
+            fence: Fence::new(1),
+            fingerprint: Fingerprint::of(b""),
+            terms: Terms::default(),
+            created_at: Timestamp::default(),
+            state: State::Running { lease_until: Timestamp::default() },
+        };
+        Seen { record, version }
+    }
+
+    const fn at(seconds: u64) -> Duration {
+        Duration::from_secs(seconds)
+    }
+
+    #[test]
+    fn a_change_starts_the_watch_anew() {
+        let watch = Watch::default();
+        assert_eq!(watch.look(&seen(1, 1, 5), at(10)), at(0));
+        assert_eq!(watch.look(&seen(1, 1, 5), at(40)), at(30));
+        assert_eq!(watch.look(&seen(1, 1, 6), at(41)), at(0), "renewed");
+        assert_eq!(watch.look(&seen(1, 1, 6), at(50)), at(9));
+        assert_eq!(watch.look(&seen(1, 1, 5), at(60)), at(0), "the index is behind");
+        assert_eq!(watch.look(&seen(1, 1, 6), at(61)), at(20));
+        assert_eq!(watch.look(&seen(1, 2, 1), at(62)), at(0), "another attempt");
+        assert_eq!(watch.look(&seen(1, 2, 1), at(65)), at(3));
+    }
+
+    #[test]
+    fn it_holds_no_more_than_it_may() {
+        let watch = Watch::default();
+        for id in 0..WATCHED_MAX as u128 + 10 {
+            watch.look(&seen(id, 1, 1), at(1));
+        }
+        assert_eq!(watch.lock().len(), WATCHED_MAX);
+        let late = WATCHED_MAX as u128 + 1;
+        assert_eq!(watch.look(&seen(late, 1, 1), at(100)), at(0), "not watched");
+        watch.keep(&HashSet::from([RecordId::from_bytes(7_u128.to_be_bytes())]), at(100));
+        assert_eq!(watch.look(&seen(7, 1, 1), at(100)), at(99));
+        assert_eq!(watch.look(&seen(late, 1, 1), at(100)), at(0));
+        assert_eq!(watch.look(&seen(late, 1, 1), at(101)), at(1), "there is room again");
+    }
+}

@@ -1,0 +1,59 @@
+//! What the filter counts. docs/OPERATIONS.md says what to look at.
+
+use metrics::{Counter, counter, describe_counter};
+
+use super::entry::Refused;
+
+/// All metrics, looked up once.
+pub(super) struct Counters {
+    pub(super) hits: Counter,
+    pub(super) misses: Counter,
+    pub(super) errors: Counter,
+    pub(super) dropped: Counter,
+    pub(super) checked: Counter,
+    pub(super) overruled: Counter,
+    pub(super) restored: Counter,
+}
+
+const COUNTERS: [(&str, &str); 7] = [
+    ("onetake_filter_hits_total", "Reads that the filter answered by itself."),
+    ("onetake_filter_misses_total", "Reads that the filter passed on to the authority."),
+    ("onetake_filter_refused_total", "Entries that were not believed."),
+    ("onetake_filter_errors_total", "Reads for which the filter could not be asked."),
+    ("onetake_filter_writes_dropped_total", "Entries that were not written."),
+    ("onetake_filter_checked_total", "Entries that were compared with the authority."),
+    ("onetake_filter_repairs_total", "Entries that disagreed with the authority."),
+];
+
+impl Counters {
+    pub(super) fn new() -> Self {
+        for (name, what) in COUNTERS {
+            describe_counter!(name, what);
+        }
+        Self {
+            hits: counter!("onetake_filter_hits_total"),
+            misses: counter!("onetake_filter_misses_total"),
+            errors: counter!("onetake_filter_errors_total"),
+            dropped: counter!("onetake_filter_writes_dropped_total"),
+            checked: counter!("onetake_filter_checked_total"),
+            overruled: counter!("onetake_filter_repairs_total", "repaired" => "filter"),
+            restored: counter!("onetake_filter_repairs_total", "repaired" => "authority"),
+        }
+    }
+
+    /// An entry was not believed.
+    pub(super) fn refused(why: Refused) {
+        let why = match why {
+            Refused::Format => "format",
+            Refused::Mac => "mac",
+            Refused::Content => "content",
+        };
+        counter!("onetake_filter_refused_total", "why" => why).increment(1);
+    }
+}
+
+impl std::fmt::Debug for Counters {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Counters").finish_non_exhaustive()
+    }
+}

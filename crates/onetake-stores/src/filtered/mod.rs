@@ -1,0 +1,379 @@
+//! Redis in front of another store, as a filter: retries of finished operations are answered by
+//! Redis alone, everything else by the store behind it, the authority.
+//!
+//! **What it may hold.** Finished records only (completed, failed), each under a MAC over its id,
+//! fence, expiry and recording, written after the authority said that it is durable (S6).
+//!
+//! **Why an entry is the truth.** A finished record never changes until it expires (S4), and until
+//! then no other life of the key can begin (S12). So an entry whose MAC is right and whose expiry
+//! lies ahead says what the authority would say, whenever it was written and wherever it was in
+//! between: a Redis that was rolled back can bring back an entry of an earlier life, but its expiry
+//! has passed. Everything else (nothing there, cut, forged, another key's, too large, expired,
+//! nearly expired) is as good as nothing, and the authority is asked. Nothing in Redis ever makes a
+//! key runnable: a lost, slow or lying Redis costs time, and nothing else (S11).
+//!
+//! **Whose clock.** The authority's decides. The filter goes by the later of its own clock and of
+//! what the authority last said, and stays [`CLOCK_MARGIN`] away from an entry's end.
+//!
+//! **What is left.** An operator may make the authority forget a key before it expires:
+//! [`FilteredStore::forget`] takes it from both. A Redis that is rolled back to before that replays
+//! it, for no longer than `entry_age_max`, and may give it back to the authority: flush a Redis that
+//! was restored from a backup, which is always safe.
+
+mod connection;
+mod counters;
+mod diagnose;
+mod entry;
+mod repair;
+mod target;
+mod time;
+mod writer;
+
+use std::collections::HashMap;
+use std::future::Future;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use futures_util::FutureExt;
+use futures_util::future::BoxFuture;
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+
+use onetake_core::store::{Abandoned, Answers, Swept};
+use onetake_core::{
+    Claim, Claimed, Clock, Record, RecordId, Rng, Settled, Settlement, Store, StoreError,
+    StoreErrorKind, SystemClock, SystemRng, Timestamp,
+};
+
+use connection::Link;
+use counters::Counters;
+use entry::{Seal, is_finished};
+use repair::Sample;
+use time::AuthorityTime;
+use writer::Writer;
+
+/// An entry is not used this close to its end: two clocks may differ by as much.
+pub const CLOCK_MARGIN: Duration = Duration::from_secs(10);
+/// A shorter secret could be guessed by whoever reads Redis.
+const SECRET_BYTES_MIN: usize = 16;
+
+/// Every bound of a filter.
+#[derive(Clone, Debug)]
+pub struct FilterOptions {
+    /// The clock for timeouts, and for how long an entry lives.
+    pub clock: Arc<dyn Clock>,
+    /// Randomness for the pauses of the breaker.
+    pub rng: Arc<dyn Rng>,
+    /// How long connecting may take. Nobody waits for it but [`FilteredStore::open`].
+    pub connect_timeout: Duration,
+    /// How long Redis may take to answer before the authority is asked instead.
+    pub command_timeout: Duration,
+    /// The largest entry that is written or read; larger recordings are replayed by the authority.
+    pub entry_bytes_max: usize,
+    /// The longest that an entry lives; it never outlives its record.
+    pub entry_age_max: Duration,
+    /// One of so many answers of the filter is compared with the authority afterwards; 0 for none.
+    pub check_every: u32,
+}
+
+impl Default for FilterOptions {
+    fn default() -> Self {
+        Self {
+            clock: Arc::new(SystemClock),
+            rng: Arc::new(SystemRng),
+            connect_timeout: Duration::from_secs(2),
+            command_timeout: Duration::from_millis(50),
+            entry_bytes_max: 64 << 10,
+            entry_age_max: Duration::from_secs(3_600),
+            check_every: 64,
+        }
+    }
+}
+
+/// A store with a Redis in front of it.
+#[derive(Debug)]
+pub struct FilteredStore {
+    shared: Arc<Shared>,
+    writer: Writer,
+    sample: Sample,
+    /// Ends the comparing task: first the signal, then its end.
+    comparing: Mutex<Option<(watch::Sender<()>, JoinHandle<()>)>>,
+}
+
+/// What the store and its two tasks have in common.
+#[derive(Debug)]
+struct Shared {
+    authority: Arc<dyn Store>,
+    link: Arc<Link>,
+    seal: Seal,
+    clock: Arc<dyn Clock>,
+    time: AuthorityTime,
+    counters: Counters,
+    entry_bytes_max: usize,
+    entry_age_max: Duration,
+}
+
+/// What the filter has for one id.
+#[derive(Clone, Debug)]
+enum Look {
+    /// The finished record.
+    Hit(Arc<Record>),
+    /// Something that is not to be used, and may be replaced.
+    Unusable,
+}
+
+/// What the filter has for some ids; one that is not here has nothing.
+#[derive(Debug)]
+struct Looked {
+    answers: HashMap<RecordId, Look>,
+    /// The time by which it was looked at: ahead of the authority's.
+    now: Timestamp,
+}
+
+impl FilteredStore {
+    /// Puts the Redis at `url` (`redis://`, `rediss://`, `redis-cluster://h1,h2`) in front of
+    /// `authority`. All nodes must have the same `secret`; with another one they ask the authority.
+    ///
+    /// A Redis that cannot be reached is not an error: the filter starts without it, and finds it
+    /// later.
+    ///
+    /// # Errors
+    /// If the URL cannot be used, the password is wrong, or the secret is too short.
+    pub async fn open(
+        url: &str,
+        secret: &[u8],
+        authority: Arc<dyn Store>,
+        options: FilterOptions,
+    ) -> Result<Self, StoreError> {
+        if secret.len() < SECRET_BYTES_MIN {
+            let what = format!("the filter's secret must have at least {SECRET_BYTES_MIN} bytes");
+            return Err(StoreError::new(StoreErrorKind::Invalid, what));
+        }
+        let link = Link::new(url, &options)?;
+        match link.connect().await {
+            Err(error) if error.kind() == StoreErrorKind::Invalid => return Err(error),
+            Err(error) => tracing::warn!(%error, "starting without the filter"),
+            Ok(()) => {}
+        }
+        let shared = Arc::new(Shared {
+            authority,
+            link,
+            seal: Seal::new(secret),
+            time: AuthorityTime::new(Arc::clone(&options.clock)),
+            clock: options.clock,
+            counters: Counters::new(),
+            entry_bytes_max: options.entry_bytes_max,
+            entry_age_max: options.entry_age_max,
+        });
+        let writer = Writer::start(Arc::clone(&shared));
+        let (stop, stopped) = watch::channel(());
+        let (sample, task) =
+            Sample::start(Arc::clone(&shared), writer.clone(), options.check_every, stopped);
+        let comparing = Mutex::new(Some((stop, task)));
+        Ok(Self { shared, writer, sample, comparing })
+    }
+
+    /// The store behind the filter.
+    #[must_use]
+    pub fn authority(&self) -> &Arc<dyn Store> {
+        &self.shared.authority
+    }
+
+    /// Makes both forget these keys. `by_authority` is how the authority does its part; it is
+    /// polled once the filter has let go of them, and for a while nobody who read them before can
+    /// put them back.
+    ///
+    /// # Errors
+    /// If the filter does not answer: nothing was forgotten then, unless it is `Indeterminate`, which
+    /// means that the authority forgot and the filter may still replay, for no longer than
+    /// `entry_age_max`. Or what the authority says.
+    pub async fn forget<T>(
+        &self,
+        ids: Vec<RecordId>,
+        by_authority: impl Future<Output = Result<T, StoreError>>,
+    ) -> Result<T, StoreError> {
+        self.writer.forget(ids.clone()).await?;
+        let answer = by_authority.await?;
+        // Once more, for whoever read the authority in between.
+        self.writer.forget(ids).await.map_err(|error| {
+            let what = "forgotten, but the filter may still replay it; forget it again";
+            StoreError::new(StoreErrorKind::Indeterminate, what).with_source(error)
+        })?;
+        Ok(answer)
+    }
+
+    async fn look(&self, ids: impl Iterator<Item = RecordId>) -> Looked {
+        let looked = self.shared.look(ids).await;
+        for answer in looked.answers.values() {
+            if let Look::Hit(record) = answer {
+                self.sample.offer(record);
+            }
+        }
+        looked
+    }
+
+    /// The authority said that this is so, durably: the next retry may hear it from the filter.
+    fn keep(&self, record: &Arc<Record>, looked: Option<&Looked>) {
+        if is_finished(record) {
+            let overwrite = looked.is_some_and(|looked| looked.answers.contains_key(&record.id));
+            self.writer.keep(&self.shared, record, overwrite);
+        }
+    }
+}
+
+impl Shared {
+    /// Reads entries, each id once. Whatever goes wrong, the answer is that there is nothing.
+    async fn look(&self, ids: impl Iterator<Item = RecordId>) -> Looked {
+        let mut ids: Vec<RecordId> = ids.collect();
+        ids.sort_unstable();
+        ids.dedup();
+        let found = self.link.get_many(&ids, self.entry_bytes_max).await.unwrap_or_else(|error| {
+            self.counters.errors.increment(1);
+            tracing::debug!(%error, "the filter was not asked");
+            Vec::new()
+        });
+        // After the answer: it may have taken its time.
+        let now = self.time.now().plus(CLOCK_MARGIN);
+        let mut answers = HashMap::new();
+        let mut hits = 0;
+        for (id, bytes) in ids.iter().zip(found) {
+            if bytes.is_empty() || *bytes == *writer::FORGOTTEN {
+                continue;
+            }
+            let look = match self.seal.open(*id, bytes) {
+                Ok(entry) if entry.until > now => {
+                    hits += 1;
+                    Look::Hit(Arc::new(entry.record))
+                }
+                Ok(_ended) => Look::Unusable,
+                Err(why) => {
+                    Counters::refused(why);
+                    tracing::debug!(reference = %id.reference(), ?why, "an entry was refused");
+                    Look::Unusable
+                }
+            };
+            answers.insert(*id, look);
+        }
+        self.counters.hits.increment(hits);
+        self.counters.misses.increment((ids.len() as u64).saturating_sub(hits));
+        Looked { answers, now }
+    }
+}
+
+impl Looked {
+    fn hit(&self, id: &RecordId) -> Option<Arc<Record>> {
+        match self.answers.get(id) {
+            Some(Look::Hit(record)) => Some(Arc::clone(record)),
+            _ => None,
+        }
+    }
+}
+
+/// The error for an authority that does not answer one by one.
+fn no_answer() -> StoreError {
+    StoreError::new(StoreErrorKind::Indeterminate, "the store gave no answer to an item")
+}
+
+impl Store for FilteredStore {
+    fn name(&self) -> &'static str {
+        "filtered"
+    }
+
+    fn claim(&self, batch: Vec<Claim>) -> BoxFuture<'_, Answers<Claimed>> {
+        async move {
+            let looked = self.look(batch.iter().map(|claim| claim.id)).await;
+            let hits: Vec<_> = batch.iter().map(|claim| looked.hit(&claim.id)).collect();
+            let rest: Vec<Claim> =
+                batch.into_iter().filter(|claim| looked.hit(&claim.id).is_none()).collect();
+            let asked_at = self.shared.clock.monotonic();
+            let mut asked = Vec::new();
+            if !rest.is_empty() {
+                asked = self.shared.authority.claim(rest).await;
+            }
+            let mut asked = asked.into_iter();
+            let answers = hits.into_iter().map(|hit| match hit {
+                Some(record) => Ok(Claimed::Found { record, now: looked.now }),
+                None => {
+                    let answer = asked.next().unwrap_or_else(|| Err(no_answer()));
+                    if let Ok(Claimed::Found { record, now }) = &answer {
+                        self.shared.time.hear(*now, asked_at);
+                        self.keep(record, Some(&looked));
+                    }
+                    answer
+                }
+            });
+            answers.collect()
+        }
+        .boxed()
+    }
+
+    fn settle(&self, batch: Vec<Settlement>) -> BoxFuture<'_, Answers<Settled>> {
+        async move {
+            let asked_at = self.shared.clock.monotonic();
+            let answers = self.shared.authority.settle(batch).await;
+            for answer in answers.iter().flatten() {
+                match answer {
+                    Settled::Done { record, now } => {
+                        self.shared.time.hear(*now, asked_at);
+                        self.keep(record, None);
+                    }
+                    Settled::Stale { current: Some(record) } => self.keep(record, None),
+                    Settled::Stale { current: None } => {}
+                }
+            }
+            answers
+        }
+        .boxed()
+    }
+
+    fn load(&self, ids: Vec<RecordId>) -> BoxFuture<'_, Answers<Option<Arc<Record>>>> {
+        async move {
+            let looked = self.look(ids.iter().copied()).await;
+            let rest: Vec<RecordId> =
+                ids.iter().filter(|id| looked.hit(id).is_none()).copied().collect();
+            let mut asked = Vec::new();
+            if !rest.is_empty() {
+                asked = self.shared.authority.load(rest).await;
+            }
+            let mut asked = asked.into_iter();
+            let answers = ids.iter().map(|id| match looked.hit(id) {
+                Some(record) => Ok(Some(record)),
+                None => {
+                    let answer = asked.next().unwrap_or_else(|| Err(no_answer()));
+                    if let Ok(Some(record)) = &answer {
+                        self.keep(record, Some(&looked));
+                    }
+                    answer
+                }
+            });
+            answers.collect()
+        }
+        .boxed()
+    }
+
+    fn abandoned(&self, limit: usize) -> BoxFuture<'_, Result<Vec<Abandoned>, StoreError>> {
+        self.shared.authority.abandoned(limit)
+    }
+
+    fn sweep(&self, limit: usize) -> BoxFuture<'_, Result<Swept, StoreError>> {
+        self.shared.authority.sweep(limit)
+    }
+
+    /// The authority decides: a filter that is away is only slower.
+    fn ready(&self) -> BoxFuture<'_, Result<(), StoreError>> {
+        self.shared.authority.ready()
+    }
+
+    fn close(&self) -> BoxFuture<'_, Result<(), StoreError>> {
+        async move {
+            let comparing = self.comparing.lock().unwrap_or_else(PoisonError::into_inner).take();
+            if let Some((stop, task)) = comparing {
+                // A repair that is under way is finished: the authority is asked nothing afterwards.
+                drop(stop);
+                let _panicked = task.await;
+            }
+            self.shared.authority.close().await
+        }
+        .boxed()
+    }
+}

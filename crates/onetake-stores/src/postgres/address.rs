@@ -1,0 +1,131 @@
+//! `postgres://` URLs.
+
+use std::path::PathBuf;
+use std::str::FromStr;
+
+use onetake_core::{StoreError, StoreErrorKind};
+use tokio_postgres::Config;
+use tokio_postgres::config::SslMode;
+
+/// How the connection is protected.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Tls {
+    /// Not at all.
+    Off,
+    /// Encrypted if the server offers it; nobody checks who the server is.
+    Prefer,
+    /// Encrypted; nobody checks who the server is.
+    Require,
+    /// Encrypted, and the server must prove its name: by these roots, or by the system's.
+    VerifyFull(Option<PathBuf>),
+}
+
+/// Where the server is, and how to talk to it.
+#[derive(Clone, Debug)]
+pub(super) struct Address {
+    pub(super) config: Config,
+    pub(super) tls: Tls,
+    /// `connections=N`, if the URL says so.
+    pub(super) connections: Option<usize>,
+}
+
+/// The most connections that one node opens.
+pub(super) const CONNECTIONS_MAX: usize = 64;
+
+impl Address {
+    /// Reads a URL. No message shows any part of it that could be a password.
+    pub(super) fn parse(url: &str) -> Result<Self, StoreError> {
+        let (base, query) = url.split_once('?').unwrap_or((url, ""));
+        let (mut mode, mut roots, mut connections) = (None, None, None);
+        let mut rest = Vec::new();
+        for pair in query.split('&').filter(|pair| !pair.is_empty()) {
+            match pair.split_once('=') {
+                Some(("sslmode", value)) => mode = Some(value),
+                Some(("sslrootcert", value)) => roots = Some(PathBuf::from(value)),
+                Some(("connections", value)) => connections = Some(parse_connections(value)?),
+                _ => rest.push(pair),
+            }
+        }
+        let plain =
+            if rest.is_empty() { base.into() } else { format!("{base}?{}", rest.join("&")) };
+        let mut config = Config::from_str(&plain).map_err(|error| {
+            let cause = std::error::Error::source(&error).map(|cause| format!(": {cause}"));
+            invalid(format!(
+                "not a valid PostgreSQL URL{}; write postgres://USER:PASSWORD@HOST:PORT/DATABASE, with \
+                 special characters in the password written as %XX",
+                cause.unwrap_or_default()
+            ))
+        })?;
+        if config.get_hosts().is_empty() {
+            return Err(invalid("the PostgreSQL URL names no host".into()));
+        }
+        let tls = match mode {
+            Some("disable") => Tls::Off,
+            None if roots.is_some() => Tls::VerifyFull(roots),
+            None | Some("prefer") => Tls::Prefer,
+            Some("require") => Tls::Require,
+            Some("verify-full") => Tls::VerifyFull(roots),
+            Some(_) => {
+                return Err(invalid(
+                    "sslmode in the PostgreSQL URL must be disable, prefer, require or verify-full"
+                        .into(),
+                ));
+            }
+        };
+        config.ssl_mode(match tls {
+            Tls::Off => SslMode::Disable,
+            Tls::Prefer => SslMode::Prefer,
+            Tls::Require | Tls::VerifyFull(_) => SslMode::Require,
+        });
+        if config.get_application_name().is_none() {
+            config.application_name("onetake");
+        }
+        Ok(Self { config, tls, connections })
+    }
+}
+
+fn parse_connections(text: &str) -> Result<usize, StoreError> {
+    text.parse().ok().filter(|count| (1..=CONNECTIONS_MAX).contains(count)).ok_or_else(|| {
+        invalid(format!("connections in the PostgreSQL URL must be from 1 to {CONNECTIONS_MAX}"))
+    })
+}
+
+fn invalid(what: String) -> StoreError {
+    StoreError::new(StoreErrorKind::Invalid, what)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn urls() {
+        let address = Address::parse("postgres://me:s%20x@db:5433/pay?connections=3").unwrap();
+        assert_eq!(address.connections, Some(3));
+        assert_eq!(address.tls, Tls::Prefer);
+        assert_eq!(address.config.get_password(), Some(b"s x".as_slice()));
+        let several = "postgres://a,b/pay?target_session_attrs=read-write&sslmode=verify-full";
+        let address = Address::parse(several).unwrap();
+        assert_eq!(address.config.get_hosts().len(), 2);
+        assert_eq!(address.tls, Tls::VerifyFull(None));
+        let with_roots = Address::parse("postgres://db/x?sslrootcert=/etc/ca.pem").unwrap();
+        assert_eq!(with_roots.tls, Tls::VerifyFull(Some("/etc/ca.pem".into())));
+    }
+
+    #[test]
+    fn bad_urls_are_explained_without_their_password() {
+        for (url, hint) in [
+            ("postgres://me:secret@db:port/x", "not a valid PostgreSQL URL"),
+            ("postgres:///x", "names no host"),
+            ("postgres://me:secret@db/x?sslmode=maybe", "disable, prefer, require or verify-full"),
+            ("postgres://me:secret@db/x?connections=0", "from 1 to 64"),
+            ("postgres://me:secret@db/x?nonsense=1", "not a valid PostgreSQL URL"),
+        ] {
+            let error = Address::parse(url).unwrap_err();
+            assert_eq!(error.kind(), StoreErrorKind::Invalid);
+            let said = error.to_string();
+            assert!(said.contains(hint), "{url}: {said}");
+            assert!(!said.contains("secret"), "{said}");
+        }
+    }
+}

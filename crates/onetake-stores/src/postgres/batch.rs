@@ -1,0 +1,269 @@
+//! What claims and settlements have in common: each key once in a statement, statements of bounded
+//! size, and one held or refused key that does not hold up or fail the others (S21).
+
+use std::collections::{HashMap, HashSet};
+use std::future::Future;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use onetake_core::store::Answers;
+use onetake_core::{RecordId, StoreError};
+
+use super::PostgresStore;
+use super::fault::Fault;
+use super::pool::Link;
+
+/// The most items in one statement.
+const ITEMS_MAX: usize = 512;
+/// The most bytes of recordings in one statement.
+const BYTES_MAX: usize = 8 << 20;
+/// For how long a key that somebody held is asked for apart from the others.
+const HELD_FOR: Duration = Duration::from_secs(1);
+/// The most keys that are remembered as held.
+const HELD_MAX: usize = 1024;
+
+/// Splits the positions of a batch into statements: within one, each id once, sorted, so that nodes
+/// never deadlock each other. Items with the same id come in their order, in later statements.
+pub(super) fn statements(items: &[(RecordId, usize)]) -> Vec<Vec<usize>> {
+    let mut rounds: Vec<Vec<usize>> = Vec::new();
+    let mut seen: HashMap<RecordId, usize> = HashMap::new();
+    for (at, (id, _)) in items.iter().enumerate() {
+        let round = seen.entry(*id).and_modify(|round| *round += 1).or_insert(0);
+        match rounds.get_mut(*round) {
+            Some(positions) => positions.push(at),
+            None => rounds.push(vec![at]),
+        }
+    }
+    let mut statements = Vec::new();
+    for mut round in rounds {
+        round.sort_by_key(|at| items.get(*at).map(|(id, _)| *id));
+        let (mut statement, mut bytes) = (Vec::new(), 0);
+        for at in round {
+            let size = items.get(at).map_or(0, |(_, size)| *size);
+            if statement.len() == ITEMS_MAX || (bytes + size > BYTES_MAX && !statement.is_empty()) {
+                statements.push(std::mem::take(&mut statement));
+                bytes = 0;
+            }
+            statement.push(at);
+            bytes += size;
+        }
+        if !statement.is_empty() {
+            statements.push(statement);
+        }
+    }
+    statements
+}
+
+/// Keys that another transaction held a moment ago.
+#[derive(Debug, Default)]
+pub(super) struct Held(Mutex<HashMap<RecordId, Duration>>);
+
+impl Held {
+    /// Remembers a key.
+    pub(super) fn add(&self, id: RecordId, now: Duration) {
+        let mut held = self.lock();
+        if held.len() >= HELD_MAX {
+            held.retain(|_, until| *until > now);
+        }
+        if held.len() < HELD_MAX {
+            held.insert(id, now.saturating_add(HELD_FOR));
+        }
+    }
+
+    /// The remembered ones.
+    pub(super) fn now(&self, now: Duration) -> HashSet<RecordId> {
+        let mut held = self.lock();
+        if held.is_empty() {
+            return HashSet::new();
+        }
+        held.retain(|_, until| *until > now);
+        held.keys().copied().collect()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<RecordId, Duration>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// How often a key that slipped through one's hands is asked for again.
+const ROUNDS_MAX: usize = 8;
+
+/// How a statement takes what somebody else holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Manner {
+    /// Leaves it alone.
+    Skip,
+    /// Waits for it, a little.
+    Wait,
+    /// Waits for it as little as can be: it was held a moment ago.
+    Touch,
+}
+
+impl Manner {
+    /// The longest wait for a lock.
+    pub(super) const fn lock_timeout(self) -> &'static str {
+        match self {
+            Self::Skip | Self::Wait => "50ms",
+            Self::Touch => "1ms",
+        }
+    }
+}
+
+/// One answer for each item that was sent: `None` if it must be asked for again.
+pub(super) type Sent<R> = Vec<Option<Result<R, StoreError>>>;
+
+/// Something that is sent in batches.
+pub(super) trait Batched: Sync {
+    type Answer;
+
+    fn id(&self) -> RecordId;
+
+    /// How many bytes it adds to a statement.
+    fn bytes(&self) -> usize;
+
+    /// Sends these items, each with another id, as one statement.
+    fn send(
+        store: &PostgresStore,
+        link: &Link<'_>,
+        items: &[&Self],
+        manner: Manner,
+    ) -> impl Future<Output = Result<Sent<Self::Answer>, Fault>> + Send;
+}
+
+/// Sends a batch: the many together, the held and the refused one by one.
+pub(super) async fn drive<T: Batched>(store: &PostgresStore, items: &[T]) -> Answers<T::Answer> {
+    let mut driven = Driven { store, items, answers: items.iter().map(|_| None).collect() };
+    let sizes: Vec<_> = items.iter().map(|item| (item.id(), item.bytes())).collect();
+    for statement in statements(&sizes) {
+        driven.statement(statement).await;
+    }
+    let unanswered = || Err(Fault::Again.for_one());
+    driven.answers.into_iter().map(|answer| answer.unwrap_or_else(unanswered)).collect()
+}
+
+struct Driven<'a, T: Batched> {
+    store: &'a PostgresStore,
+    items: &'a [T],
+    answers: Sent<T::Answer>,
+}
+
+impl<T: Batched> Driven<'_, T> {
+    async fn statement(&mut self, positions: Vec<usize>) {
+        let held = self.store.held.now(self.store.clock.monotonic());
+        let is_held =
+            |at: &usize| self.items.get(*at).is_some_and(|item| held.contains(&item.id()));
+        let (apart, together): (Vec<usize>, Vec<usize>) = positions.into_iter().partition(is_held);
+        self.singly(apart, Manner::Touch).await;
+        let again = self.together(together).await;
+        self.singly(again, Manner::Wait).await;
+    }
+
+    /// All in one statement; those that must be asked for by themselves.
+    async fn together(&mut self, positions: Vec<usize>) -> Vec<usize> {
+        if positions.is_empty() {
+            return positions;
+        }
+        let items: Vec<&T> = positions.iter().filter_map(|at| self.items.get(*at)).collect();
+        let mut tries = 0;
+        let sent = loop {
+            let sent = match self.store.pool.link().await {
+                Ok(link) => T::send(self.store, &link, &items, Manner::Skip).await,
+                Err(error) => Err(Fault::Store(error)),
+            };
+            match sent {
+                Err(Fault::Again) if tries < ROUNDS_MAX => tries += 1,
+                sent => break sent,
+            }
+        };
+        match sent {
+            Ok(answers) => self.fill(&positions, answers),
+            Err(Fault::Held | Fault::Refused(_) | Fault::Again) => positions,
+            Err(Fault::Store(error)) => {
+                let answers = positions.iter().map(|_| Some(Err(error.clone()))).collect();
+                self.fill(&positions, answers)
+            }
+        }
+    }
+
+    /// Each in a statement of its own, all on their way at once.
+    async fn singly(&mut self, mut positions: Vec<usize>, manner: Manner) {
+        for round in 0..ROUNDS_MAX {
+            if positions.is_empty() {
+                return;
+            }
+            let link = match self.store.pool.link().await {
+                Ok(link) => link,
+                Err(error) => {
+                    let answers = positions.iter().map(|_| Some(Err(error.clone()))).collect();
+                    self.fill(&positions, answers);
+                    return;
+                }
+            };
+            let (store, link) = (self.store, &link);
+            let items = positions.iter().filter_map(|at| self.items.get(*at));
+            let sent = join_all(items.map(|item| async move {
+                match T::send(store, link, &[item], manner).await {
+                    Ok(mut answers) => answers.pop().flatten(),
+                    Err(Fault::Again) if round + 1 < ROUNDS_MAX => None,
+                    Err(fault) => {
+                        if matches!(fault, Fault::Held) {
+                            store.held.add(item.id(), store.clock.monotonic());
+                        }
+                        Some(Err(fault.for_one()))
+                    }
+                }
+            }))
+            .await;
+            positions = self.fill(&positions, sent);
+        }
+    }
+
+    /// Takes the answers; the positions of those that have none yet.
+    fn fill(&mut self, positions: &[usize], answers: Sent<T::Answer>) -> Vec<usize> {
+        let mut again = Vec::new();
+        for (at, answer) in positions.iter().zip(answers) {
+            match (self.answers.get_mut(*at), answer) {
+                (Some(place), Some(answer)) => *place = Some(answer),
+                _ => again.push(*at),
+            }
+        }
+        again
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn id(byte: u8) -> RecordId {
+        RecordId::from_bytes([byte; 16])
+    }
+
+    #[test]
+    fn a_key_stands_once_in_a_statement_and_in_order() {
+        let items = [(id(3), 0), (id(1), 0), (id(3), 0), (id(2), 0), (id(3), 0)];
+        assert_eq!(statements(&items), [vec![1, 3, 0], vec![2], vec![4]]);
+        assert!(statements(&[]).is_empty());
+    }
+
+    #[test]
+    fn statements_are_bounded() {
+        let many: Vec<_> =
+            (0..1200_u32).map(|n| (RecordId::from_bytes(u128::from(n).to_be_bytes()), 0)).collect();
+        let sizes: Vec<usize> = statements(&many).iter().map(Vec::len).collect();
+        assert_eq!(sizes, [512, 512, 176]);
+        let large: Vec<_> = (0..5).map(|n| (id(n), BYTES_MAX / 2)).collect();
+        assert_eq!(statements(&large).iter().map(Vec::len).collect::<Vec<_>>(), [2, 2, 1]);
+        let too_large = [(id(0), BYTES_MAX * 2), (id(1), 1)];
+        assert_eq!(statements(&too_large).len(), 2);
+    }
+
+    #[test]
+    fn a_held_key_is_forgotten() {
+        let held = Held::default();
+        held.add(id(1), Duration::ZERO);
+        assert!(held.now(HELD_FOR / 2).contains(&id(1)));
+        assert!(held.now(HELD_FOR).is_empty());
+    }
+}

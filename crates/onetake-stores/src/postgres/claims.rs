@@ -1,0 +1,82 @@
+//! Claims, many in a statement.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use onetake_core::{Claim, Claimed, OnUnknown, RecordId, StoreError};
+use tokio_postgres::types::Type;
+
+use super::PostgresStore;
+use super::batch::{Batched, Manner, Sent};
+use super::fault::{Effect, Fault};
+use super::pool::Link;
+use super::rows::{Answer, column, fingerprint};
+use super::sql::CLAIM;
+
+impl Batched for Claim {
+    type Answer = Claimed;
+
+    fn id(&self) -> RecordId {
+        self.id
+    }
+
+    fn bytes(&self) -> usize {
+        0
+    }
+
+    async fn send(
+        store: &PostgresStore,
+        link: &Link<'_>,
+        items: &[&Self],
+        manner: Manner,
+    ) -> Result<Sent<Claimed>, Fault> {
+        let ids: Vec<&[u8]> = items.iter().map(|claim| claim.id.as_bytes().as_slice()).collect();
+        let attempts: Vec<&[u8]> =
+            items.iter().map(|claim| claim.attempt.as_bytes().as_slice()).collect();
+        let fingerprints: Vec<Vec<u8>> =
+            items.iter().map(|claim| fingerprint(&claim.fingerprint)).collect();
+        let ttls: Vec<i64> = items.iter().map(|claim| column(claim.terms.ttl)).collect();
+        let leases: Vec<i64> = items.iter().map(|claim| column(claim.terms.lease)).collect();
+        let graces: Vec<i64> = items.iter().map(|claim| column(claim.terms.grace)).collect();
+        let on_unknown: Vec<i16> = items
+            .iter()
+            .map(|claim| match claim.terms.on_unknown {
+                OnUnknown::Fail => 0,
+                OnUnknown::Reconcile => 1,
+                OnUnknown::Retry => 2,
+            })
+            .collect();
+        let sql = if manner == Manner::Skip { CLAIM.skipping } else { CLAIM.waiting };
+        let rows = link
+            .query(
+                sql,
+                &[
+                    (&store.shift(), Type::INT8),
+                    (&manner.lock_timeout(), Type::TEXT),
+                    (&store.back_for(), Type::INT8),
+                    (&ids, Type::BYTEA_ARRAY),
+                    (&attempts, Type::BYTEA_ARRAY),
+                    (&fingerprints, Type::BYTEA_ARRAY),
+                    (&ttls, Type::INT8_ARRAY),
+                    (&leases, Type::INT8_ARRAY),
+                    (&graces, Type::INT8_ARRAY),
+                    (&on_unknown, Type::INT2_ARRAY),
+                ],
+                Effect::Writes,
+            )
+            .await?;
+        let mut answers: HashMap<RecordId, Result<Claimed, StoreError>> = HashMap::new();
+        for row in rows {
+            let answer = Answer::read(row).map_err(Fault::Store)?;
+            let claimed = if answer.kind == 0 {
+                Ok(Claimed::Granted { fence: answer.fence() })
+            } else {
+                let record = answer.record();
+                record.map(|record| Claimed::Found { record: Arc::new(record), now: answer.now })
+            };
+            answers.insert(answer.id, claimed);
+        }
+        // What has no row was inserted, taken or held by somebody else in the same moment.
+        Ok(items.iter().map(|claim| answers.remove(&claim.id)).collect())
+    }
+}

@@ -1,0 +1,171 @@
+//! What `onetake doctor` looks at.
+
+use std::time::Duration;
+
+use onetake_core::StoreError;
+
+use super::PostgresStore;
+use super::address::Tls;
+use super::fault::{Effect, Fault, missing};
+use super::rows::get;
+use super::schema;
+use crate::diagnosis::{Diagnosis, Finding};
+
+/// How many round trips are measured.
+const ROUND_TRIPS: usize = 15;
+/// A clock further away than this is worth a word.
+const CLOCK_AWAY: i64 = 1_000_000;
+
+const SETTINGS: &str = "SELECT current_setting('server_version'), current_setting('fsync'),
+    current_setting('full_page_writes'), current_setting('synchronous_commit'),
+    current_setting('synchronous_standby_names'), pg_is_in_recovery(),
+    (SELECT count(*) FROM pg_stat_replication),
+    coalesce((SELECT ssl FROM pg_stat_ssl WHERE pid = pg_backend_pid()), false),
+    (extract(epoch FROM clock_timestamp()) * 1000000)::bigint,
+    current_setting('default_transaction_isolation')";
+
+pub(super) async fn diagnose(store: &PostgresStore) -> Result<Diagnosis, StoreError> {
+    let mut trips = Vec::new();
+    for _ in 0..ROUND_TRIPS {
+        let begun = store.clock.monotonic();
+        store.pool.query("SELECT 1", &[], Effect::Reads).await.map_err(Fault::for_one)?;
+        trips.push(store.clock.monotonic().saturating_sub(begun));
+    }
+    trips.sort();
+    let round_trip = trips.get(trips.len() / 2).copied().unwrap_or_default();
+    let rows = store.pool.query(SETTINGS, &[], Effect::Reads).await.map_err(Fault::for_one)?;
+    let here = store.clock.now();
+    let Some(row) = rows.first() else {
+        return Ok(Diagnosis::new("PostgreSQL", round_trip, None, Vec::new()));
+    };
+    let mut findings = Vec::new();
+    let (fsync, pages): (String, String) = (get(row, 1)?, get(row, 2)?);
+    for (name, value) in [("fsync", &fsync), ("full_page_writes", &pages)] {
+        findings.push(if value == "off" {
+            Finding::broken(
+                format!(
+                    "{name} is off: a crash of the machine loses or damages what was acknowledged"
+                ),
+                format!("ALTER SYSTEM SET {name} = on; SELECT pg_reload_conf();"),
+            )
+        } else {
+            Finding::fine(format!("{name} is on"))
+        });
+    }
+    findings.push(commit(&get::<String>(row, 3)?));
+    findings.extend(replicas(&get::<String>(row, 4)?, get(row, 6)?));
+    if get(row, 5)? {
+        findings.push(Finding::broken(
+            "this server is a replica and takes no writes",
+            "name the primary in the URL, or several hosts with target_session_attrs=read-write",
+        ));
+    }
+    findings.push(transport(&store.pool.address.tls, get(row, 7)?));
+    let isolation: String = get(row, 9)?;
+    if isolation != "read committed" {
+        findings.push(Finding::weak(
+            format!("default_transaction_isolation is {isolation}: statements are often sent twice"),
+            "leave it at read committed for onetake's role: ALTER ROLE … SET default_transaction_isolation = 'read committed'",
+        ));
+    }
+    let ahead = ahead(get(row, 8)?, here.as_micros(), round_trip);
+    if ahead.abs() > CLOCK_AWAY {
+        findings.push(Finding::weak(
+            "this machine's clock and the server's are more than a second apart; the server's decides",
+            "let both follow NTP, so that logs can be compared",
+        ));
+    }
+    findings.extend(tables(store).await);
+    findings.extend(pooler(store).await);
+    let server = format!("PostgreSQL {}", get::<String>(row, 0)?);
+    Ok(Diagnosis::new(server, round_trip, Some(ahead), findings))
+}
+
+fn ahead(server: i64, here: u64, round_trip: Duration) -> i64 {
+    let half = i64::try_from(round_trip.as_micros() / 2).unwrap_or_default();
+    server.saturating_add(half).saturating_sub(i64::try_from(here).unwrap_or(i64::MAX))
+}
+
+fn commit(value: &str) -> Finding {
+    match value {
+        "off" => Finding::broken(
+            "synchronous_commit is off: a crash loses the last acknowledged writes",
+            "ALTER ROLE … SET synchronous_commit = on",
+        ),
+        "local" | "remote_write" => Finding::weak(
+            format!("synchronous_commit is {value}: a failover may lose acknowledged writes"),
+            "ALTER ROLE … SET synchronous_commit = on",
+        ),
+        value => Finding::fine(format!("synchronous_commit is {value}")),
+    }
+}
+
+fn replicas(synchronous: &str, count: i64) -> Option<Finding> {
+    if count == 0 {
+        return None;
+    }
+    Some(if synchronous.is_empty() {
+        Finding::broken(
+            format!(
+                "{count} replicas follow asynchronously: a failover to one loses acknowledged writes, and \
+                 a lost claim runs twice"
+            ),
+            "set synchronous_standby_names, or fail over by hand and only when nothing is missing",
+        )
+    } else {
+        Finding::fine(format!("replicas follow synchronously ({synchronous})"))
+    })
+}
+
+fn transport(tls: &Tls, encrypted: bool) -> Finding {
+    match (tls, encrypted) {
+        (Tls::VerifyFull(_), true) => {
+            Finding::fine("the connection is encrypted, the server known")
+        }
+        (_, true) => Finding::weak(
+            "the connection is encrypted, but nobody checks who the server is",
+            "add sslmode=verify-full (and sslrootcert=FILE) to the URL",
+        ),
+        _ => Finding::weak(
+            "the connection is not encrypted",
+            "add sslmode=verify-full (and sslrootcert=FILE) to the URL if the network is not yours",
+        ),
+    }
+}
+
+/// The schema as a finding of its own, so that everything else is said too.
+async fn tables(store: &PostgresStore) -> Option<Finding> {
+    let mut link = store.pool.link().await.ok()?;
+    let client = link.client()?;
+    match schema::check(client, true).await {
+        Ok(()) => Some(Finding::fine(format!("the tables are of version {}", schema::VERSION))),
+        Err(error) => {
+            let fix = if error.to_string() == missing("there is no onetake_schema") {
+                "onetake migrate --store URL"
+            } else {
+                ""
+            };
+            Some(Finding::broken(error.to_string(), fix))
+        }
+    }
+}
+
+/// Whether a pooler stands in between that hands one server connection to several clients: then what
+/// one of ours sets for its session, another one sees.
+async fn pooler(store: &PostgresStore) -> Option<Finding> {
+    let (mut one, two) = (store.pool.link().await.ok()?, store.pool.link().await.ok()?);
+    let client = one.client()?;
+    if client.batch_execute("BEGIN; COMMIT").await.is_err() {
+        return Some(Finding::weak(
+            "a pooler in between is in statement mode: `onetake migrate` needs transactions",
+            "set pool_mode = transaction, or migrate past the pooler",
+        ));
+    }
+    client.batch_execute("SET onetake.seen = 'yes'").await.ok()?;
+    let seen = "SELECT current_setting('onetake.seen', true)";
+    let seen = two.query(seen, &[], Effect::Reads).await.ok()?;
+    let seen: Option<String> = seen.first().and_then(|row| row.try_get(0).ok());
+    client.batch_execute("RESET onetake.seen").await.ok()?;
+    (seen.as_deref() == Some("yes"))
+        .then(|| Finding::fine("a pooler in transaction mode stands in between, and that works"))
+}

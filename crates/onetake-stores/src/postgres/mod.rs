@@ -1,0 +1,229 @@
+//! Many nodes on one PostgreSQL.
+//!
+//! The unique row of a key is the last defence: who owns it, whether a lease is over and whether a
+//! key expired is decided inside the statement that writes, by the server's clock. Concurrent claims
+//! and settlements go out as one statement each. Nothing here outlives a statement on the server (no
+//! session settings, no prepared names, no LISTEN), so PgBouncer may stand in between in transaction
+//! mode.
+//!
+//! `claims`/`settles → batch (each key once, held ones apart) → pool → sql`, and `rows` back.
+
+mod address;
+mod batch;
+mod claims;
+mod doctor;
+mod fault;
+mod pool;
+mod rows;
+mod schema;
+mod settles;
+mod sql;
+mod tls;
+mod upkeep;
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::FutureExt;
+use futures_util::future::BoxFuture;
+use onetake_core::clock::micros;
+use onetake_core::store::{Abandoned, Answers, Swept};
+use onetake_core::{
+    Claim, Claimed, Clock, Record, RecordId, Rng, Settled, Settlement, Shift, Store, StoreError,
+    StoreErrorKind, SystemClock, SystemRng,
+};
+use tokio_postgres::types::Type;
+
+use crate::diagnosis::Diagnosis;
+use batch::{Held, Manner};
+use fault::{Effect, Fault};
+use pool::{Demands, Pool};
+use rows::Answer;
+
+pub use schema::Migrated;
+
+/// How to talk to the server.
+#[derive(Clone, Debug)]
+pub struct PostgresOptions {
+    /// For timeouts and pauses; the server's clock decides everything else.
+    pub clock: Arc<dyn Clock>,
+    /// For jitter and secrets.
+    pub rng: Arc<dyn Rng>,
+    /// Time that passed only in a test.
+    pub shift: Shift,
+    /// Connections of this node; `connections=` in the URL counts more.
+    pub connections: usize,
+    /// How long connecting may take.
+    pub connect_timeout: Duration,
+    /// How long a statement may take.
+    pub command_timeout: Duration,
+    /// Whether a server may be used that loses acknowledged writes in a crash (`fsync=off`,
+    /// `synchronous_commit=off`).
+    pub allow_lossy: bool,
+}
+
+impl Default for PostgresOptions {
+    fn default() -> Self {
+        Self {
+            clock: Arc::new(SystemClock),
+            rng: Arc::new(SystemRng),
+            shift: Shift::default(),
+            connections: 4,
+            connect_timeout: Duration::from_secs(2),
+            command_timeout: Duration::from_secs(2),
+            allow_lossy: false,
+        }
+    }
+}
+
+/// Records in PostgreSQL.
+#[derive(Debug)]
+pub struct PostgresStore {
+    pool: Pool,
+    clock: Arc<dyn Clock>,
+    rng: Arc<dyn Rng>,
+    shift: Shift,
+    held: Held,
+}
+
+impl PostgresStore {
+    /// Connects, and checks that the schema is there and that the server keeps what it
+    /// acknowledges.
+    ///
+    /// # Errors
+    /// `Invalid` if it can never work so (URL, password, schema, settings), `Unavailable` if the
+    /// server cannot be reached.
+    pub async fn open(url: &str, options: PostgresOptions) -> Result<Self, StoreError> {
+        let allow_lossy = options.allow_lossy;
+        let store = Self::new(url, options, Demands::Store { allow_lossy })?;
+        drop(store.pool.link().await?);
+        Ok(store)
+    }
+
+    /// Makes the tables, or brings them up to date.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open), and if the tables are of a version that this program is too old for.
+    pub async fn migrate(url: &str, options: PostgresOptions) -> Result<Migrated, StoreError> {
+        let store = Self::new(url, options, Demands::None)?;
+        let mut link = store.pool.link().await?;
+        match link.client() {
+            Some(client) => schema::migrate(client).await,
+            None => Err(StoreError::new(StoreErrorKind::Unavailable, "the connection is gone")),
+        }
+    }
+
+    /// Looks at the server: what `onetake doctor` says.
+    ///
+    /// # Errors
+    /// If it cannot be reached.
+    pub async fn diagnose(url: &str, options: PostgresOptions) -> Result<Diagnosis, StoreError> {
+        doctor::diagnose(&Self::new(url, options, Demands::None)?).await
+    }
+
+    /// A secret that is made at first use and then the same for all nodes.
+    ///
+    /// # Errors
+    /// If the server does not answer.
+    pub async fn secret(&self, name: &str) -> Result<[u8; 32], StoreError> {
+        let mut fresh = [0; 32];
+        self.rng.fill(&mut fresh);
+        let fresh = fresh.as_slice();
+        let [first, second] = schema::SECRET_TYPES;
+        // A secret that another node made in the same moment is not seen by the first look.
+        for _ in 0..2 {
+            let parameters: [(&(dyn tokio_postgres::types::ToSql + Sync), Type); 2] =
+                [(&name, first.clone()), (&fresh, second.clone())];
+            let rows = self
+                .pool
+                .query(schema::SECRET, &parameters, Effect::Writes)
+                .await
+                .map_err(Fault::for_one)?;
+            if let Some(row) = rows.first() {
+                return rows::array(row, 0);
+            }
+        }
+        Err(StoreError::new(StoreErrorKind::Unavailable, "the secret could not be read"))
+    }
+
+    fn new(url: &str, options: PostgresOptions, demands: Demands) -> Result<Self, StoreError> {
+        let pool = Pool::new(url, &options, demands)?;
+        let PostgresOptions { clock, rng, shift, .. } = options;
+        Ok(Self { pool, clock, rng, shift, held: Held::default() })
+    }
+
+    fn shift(&self) -> i64 {
+        i64::try_from(self.shift.as_micros()).unwrap_or(i64::MAX)
+    }
+
+    /// For how long this node has been in touch with the server without a break.
+    fn back_for(&self) -> i64 {
+        i64::try_from(micros(self.pool.breaker.back_for())).unwrap_or(i64::MAX)
+    }
+
+    async fn load_all(&self, ids: &[RecordId]) -> Answers<Option<Arc<Record>>> {
+        let wanted: Vec<&[u8]> = ids.iter().map(|id| id.as_bytes().as_slice()).collect();
+        let rows = self
+            .pool
+            .query(
+                sql::LOAD,
+                &[
+                    (&self.shift(), Type::INT8),
+                    (&Manner::Skip.lock_timeout(), Type::TEXT),
+                    (&wanted, Type::BYTEA_ARRAY),
+                ],
+                Effect::Reads,
+            )
+            .await;
+        let found = rows.map_err(Fault::for_one).and_then(|rows| {
+            let answers = rows.into_iter().map(Answer::read);
+            answers.map(|answer| answer.map(|answer| (answer.id, answer))).collect()
+        });
+        let found: HashMap<RecordId, Answer> = match found {
+            Ok(found) => found,
+            Err(error) => return ids.iter().map(|_| Err(error.clone())).collect(),
+        };
+        let one = |id| found.get(id).map(|answer| answer.record().map(Arc::new)).transpose();
+        ids.iter().map(one).collect()
+    }
+}
+
+impl Store for PostgresStore {
+    fn name(&self) -> &'static str {
+        "postgres"
+    }
+
+    fn claim(&self, batch: Vec<Claim>) -> BoxFuture<'_, Answers<Claimed>> {
+        async move { batch::drive(self, &batch).await }.boxed()
+    }
+
+    fn settle(&self, batch: Vec<Settlement>) -> BoxFuture<'_, Answers<Settled>> {
+        async move { batch::drive(self, &batch).await }.boxed()
+    }
+
+    fn load(&self, ids: Vec<RecordId>) -> BoxFuture<'_, Answers<Option<Arc<Record>>>> {
+        async move { if ids.is_empty() { Vec::new() } else { self.load_all(&ids).await } }.boxed()
+    }
+
+    fn abandoned(&self, limit: usize) -> BoxFuture<'_, Result<Vec<Abandoned>, StoreError>> {
+        upkeep::abandoned(self, limit).boxed()
+    }
+
+    fn sweep(&self, limit: usize) -> BoxFuture<'_, Result<Swept, StoreError>> {
+        upkeep::sweep(self, limit).boxed()
+    }
+
+    fn ready(&self) -> BoxFuture<'_, Result<(), StoreError>> {
+        async move {
+            let asked = self.pool.query("SELECT FROM onetake_floor", &[], Effect::Reads);
+            asked.await.map(drop).map_err(Fault::for_one)
+        }
+        .boxed()
+    }
+
+    fn close(&self) -> BoxFuture<'_, Result<(), StoreError>> {
+        self.pool.close();
+        std::future::ready(Ok(())).boxed()
+    }
+}

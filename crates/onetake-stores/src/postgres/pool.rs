@@ -1,0 +1,233 @@
+//! The engine's own connections. One is held for a statement, never while an operation runs or
+//! somebody waits.
+
+use std::fmt;
+use std::future::Future;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use onetake_core::{Clock, StoreError, StoreErrorKind};
+use tokio::sync::{Semaphore, SemaphorePermit};
+use tokio_postgres::config::Host;
+use tokio_postgres::types::{ToSql, Type};
+use tokio_postgres::{Client, Row};
+use tokio_postgres_rustls::MakeRustlsConnect;
+
+use super::PostgresOptions;
+use super::address::Address;
+use super::fault::{Effect, Fault};
+use super::{schema, tls};
+use crate::breaker::Breaker;
+
+/// How often a statement is sent again because the server asks for it.
+const AGAIN_MAX: usize = 8;
+
+/// A statement's parameters, with their types: nothing is prepared by name.
+pub(super) type Parameters<'a> = [(&'a (dyn ToSql + Sync), Type)];
+
+/// What a new connection must show before it is used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Demands {
+    /// Nothing: for migrating and for looking.
+    None,
+    /// The schema, and that what it acknowledges is durable unless `allow_lossy`.
+    Store { allow_lossy: bool },
+}
+
+/// Connections to one database.
+pub(super) struct Pool {
+    pub(super) address: Address,
+    connector: MakeRustlsConnect,
+    demands: Demands,
+    clock: Arc<dyn Clock>,
+    connect_timeout: Duration,
+    command_timeout: Duration,
+    permits: Semaphore,
+    idle: Mutex<Vec<Client>>,
+    pub(super) breaker: Breaker,
+}
+
+impl fmt::Debug for Pool {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Pool").field("server", &self.server()).finish_non_exhaustive()
+    }
+}
+
+impl Pool {
+    pub(super) fn new(
+        url: &str,
+        options: &PostgresOptions,
+        demands: Demands,
+    ) -> Result<Self, StoreError> {
+        let address = Address::parse(url)?;
+        let connector = tls::connector(&address.tls)?;
+        let connections = address.connections.unwrap_or(options.connections).max(1);
+        Ok(Self {
+            connector,
+            address,
+            demands,
+            clock: Arc::clone(&options.clock),
+            connect_timeout: options.connect_timeout,
+            command_timeout: options.command_timeout,
+            permits: Semaphore::new(connections),
+            idle: Mutex::default(),
+            breaker: Breaker::new(Arc::clone(&options.clock), Arc::clone(&options.rng)),
+        })
+    }
+
+    /// Where the server is, for messages.
+    pub(super) fn server(&self) -> String {
+        let config = &self.address.config;
+        let ports = config.get_ports();
+        let hosts = config.get_hosts().iter().enumerate().map(|(at, host)| {
+            let port = ports.get(at).or(ports.first()).copied().unwrap_or(5432);
+            match host {
+                Host::Tcp(name) => format!("{name}:{port}"),
+                #[cfg(unix)]
+                Host::Unix(path) => path.display().to_string(),
+            }
+        });
+        hosts.collect::<Vec<_>>().join(",")
+    }
+
+    /// Sends a statement, again if the server asks for it.
+    pub(super) async fn query(
+        &self,
+        sql: &str,
+        parameters: &Parameters<'_>,
+        effect: Effect,
+    ) -> Result<Vec<Row>, Fault> {
+        let mut again = 0;
+        loop {
+            let link = self.link().await.map_err(Fault::Store)?;
+            match link.query(sql, parameters, effect).await {
+                Err(Fault::Again) if again < AGAIN_MAX => again += 1,
+                answer => return answer,
+            }
+        }
+    }
+
+    /// A connection for as long as it is held.
+    pub(super) async fn link(&self) -> Result<Link<'_>, StoreError> {
+        self.breaker.enter()?;
+        let permit = self.within(self.command_timeout, self.permits.acquire()).await;
+        let Some(Ok(permit)) = permit else {
+            let what = "all connections to PostgreSQL are in use; raise `connections=` in the URL";
+            return Err(StoreError::new(StoreErrorKind::Unavailable, what));
+        };
+        let idle = loop {
+            match self.idle().pop() {
+                Some(client) if client.is_closed() => {}
+                other => break other,
+            }
+        };
+        let client = match idle {
+            Some(client) => client,
+            None => self.connect().await.inspect_err(|error| self.breaker.failed(error))?,
+        };
+        Ok(Link { client: Some(client), bad: AtomicBool::new(false), pool: self, _permit: permit })
+    }
+
+    async fn connect(&self) -> Result<Client, StoreError> {
+        let server = self.server();
+        let connecting = self.address.config.connect(self.connector.clone());
+        let connected = self.within(self.connect_timeout, connecting).await.ok_or_else(|| {
+            StoreError::new(
+                StoreErrorKind::Unavailable,
+                format!("PostgreSQL at {server} did not answer within {:?}", self.connect_timeout),
+            )
+        })?;
+        let (client, connection) =
+            connected.map_err(|error| Fault::of_connecting(error, &server))?;
+        tokio::spawn(async move {
+            if let Err(error) = connection.await {
+                tracing::debug!(%error, "a connection to PostgreSQL ended");
+            }
+        });
+        if let Demands::Store { allow_lossy } = self.demands {
+            let checked = self.within(self.connect_timeout, schema::check(&client, allow_lossy));
+            checked.await.unwrap_or_else(|| {
+                let what = format!("PostgreSQL at {server} does not answer");
+                Err(StoreError::new(StoreErrorKind::Unavailable, what))
+            })?;
+        }
+        Ok(client)
+    }
+
+    /// What a future comes to, unless it takes too long.
+    async fn within<F: Future>(&self, patience: Duration, future: F) -> Option<F::Output> {
+        tokio::select! {
+            biased;
+            output = future => Some(output),
+            () = self.clock.sleep(patience) => None,
+        }
+    }
+
+    /// Lets go of all connections that nobody uses.
+    pub(super) fn close(&self) {
+        self.permits.close();
+        self.idle().clear();
+    }
+
+    fn idle(&self) -> MutexGuard<'_, Vec<Client>> {
+        self.idle.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A connection that is in use. It goes back when it is dropped, if it is still good.
+pub(super) struct Link<'a> {
+    client: Option<Client>,
+    /// An answer got lost on it, or the server is not what it was.
+    bad: AtomicBool,
+    pool: &'a Pool,
+    _permit: SemaphorePermit<'a>,
+}
+
+impl Drop for Link<'_> {
+    fn drop(&mut self) {
+        if let Some(client) = self.client.take()
+            && !self.bad.load(Ordering::Acquire)
+            && !client.is_closed()
+            && !self.pool.permits.is_closed()
+        {
+            self.pool.idle().push(client);
+        }
+    }
+}
+
+impl Link<'_> {
+    /// Sends a statement. Several at once go out together, each a transaction of its own.
+    pub(super) async fn query(
+        &self,
+        sql: &str,
+        parameters: &Parameters<'_>,
+        effect: Effect,
+    ) -> Result<Vec<Row>, Fault> {
+        let Some(client) = &self.client else {
+            return Err(Fault::Store(effect.lost("the connection to PostgreSQL is gone")));
+        };
+        let pool = self.pool;
+        let asked = pool.within(pool.command_timeout, client.query_typed(sql, parameters)).await;
+        let answer = match asked {
+            Some(answer) => answer.map_err(|error| Fault::of_statement(error, effect)),
+            None => {
+                let why = format!("PostgreSQL did not answer within {:?}", pool.command_timeout);
+                Err(Fault::Store(effect.lost(&why)))
+            }
+        };
+        match &answer {
+            Err(fault @ Fault::Store(error)) if fault.is_away() => {
+                self.bad.store(true, Ordering::Release);
+                pool.breaker.failed(error);
+            }
+            _ => pool.breaker.succeeded(),
+        }
+        answer
+    }
+
+    /// The connection itself, for what is not a statement on records.
+    pub(super) fn client(&mut self) -> Option<&mut Client> {
+        self.client.as_mut()
+    }
+}

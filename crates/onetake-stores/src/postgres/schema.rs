@@ -1,0 +1,203 @@
+//! The schema: checked by every new connection, brought up to date by `onetake migrate`.
+//!
+//! Migrations expand first and contract later: one that old programs can live with leaves
+//! `works_from` alone, so that nodes of both versions run side by side during a deployment.
+
+use onetake_core::{StoreError, StoreErrorKind};
+use tokio_postgres::error::SqlState;
+use tokio_postgres::types::Type;
+use tokio_postgres::{Client, Transaction};
+
+use super::fault::{Effect, Fault, missing, read_only};
+use super::sql;
+
+/// The version that this program's statements are written for.
+pub(super) const VERSION: i32 = 1;
+
+/// How to get from each version to the next one; the first makes everything.
+const MIGRATIONS: [&[&str]; VERSION as usize] = [&[include_str!("schema.sql"), sql::FUNCTIONS_1]];
+
+/// How often a migration that met another one is tried again.
+const TRIES_MAX: usize = 5;
+
+/// What `migrate` did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Migrated {
+    /// The version that was found; `None` if there was nothing.
+    pub from: Option<u32>,
+    /// The version that it is now.
+    pub to: u32,
+}
+
+/// Whether a server and its schema may be used.
+pub(super) async fn check(client: &Client, allow_lossy: bool) -> Result<(), StoreError> {
+    let row = client
+        .query_typed(
+            "SELECT current_setting('fsync'), current_setting('full_page_writes'),
+                    current_setting('synchronous_commit'), pg_is_in_recovery(),
+                    to_regclass('onetake_schema') IS NOT NULL",
+            &[],
+        )
+        .await
+        .map_err(|error| Fault::of_statement(error, Effect::Reads).for_one())?
+        .pop()
+        .ok_or_else(|| unavailable("PostgreSQL said nothing of its settings"))?;
+    let setting = |at: usize| row.try_get::<_, String>(at).unwrap_or_default();
+    let flag = |at: usize| row.try_get::<_, bool>(at).unwrap_or_default();
+    if flag(3) {
+        return Err(unavailable(&read_only("it is a replica")));
+    }
+    if !allow_lossy {
+        for (name, value) in [
+            ("fsync", setting(0)),
+            ("full_page_writes", setting(1)),
+            ("synchronous_commit", setting(2)),
+        ] {
+            if value == "off" {
+                return Err(invalid(format!(
+                    "PostgreSQL runs with {name}=off: a crash loses writes that it acknowledged, and a \
+                     lost claim runs twice. Set {name}=on, or say `allow_lossy = true` under [store] \
+                     if that is what you want"
+                )));
+            }
+        }
+    }
+    if !flag(4) {
+        return Err(invalid(missing("there is no onetake_schema")));
+    }
+    let found = version(client).await?;
+    compatible(found)
+}
+
+/// A version that was found, and the oldest program that works on it.
+type Found = (i32, i32);
+
+async fn version(client: &Client) -> Result<Found, StoreError> {
+    let rows = client
+        .query_typed("SELECT version, works_from FROM onetake_schema", &[])
+        .await
+        .map_err(|error| Fault::of_statement(error, Effect::Reads).for_one())?;
+    let row = rows.first().ok_or_else(|| invalid(missing("onetake_schema is empty")))?;
+    match (row.try_get(0), row.try_get(1)) {
+        (Ok(version), Ok(works_from)) => Ok((version, works_from)),
+        _ => Err(invalid(missing("onetake_schema is not onetake's"))),
+    }
+}
+
+fn compatible((version, works_from): Found) -> Result<(), StoreError> {
+    if version < VERSION {
+        return Err(invalid(format!(
+            "the tables are of version {version}, and this onetake needs version {VERSION}: run `onetake \
+             migrate --store URL`"
+        )));
+    }
+    if works_from > VERSION {
+        return Err(invalid(format!(
+            "the tables are of version {version}, which needs a onetake that knows version {works_from} \
+             at least, and this one knows version {VERSION}: install a newer onetake"
+        )));
+    }
+    Ok(())
+}
+
+/// Brings the schema up to date.
+pub(super) async fn migrate(client: &mut Client) -> Result<Migrated, StoreError> {
+    for _ in 1..TRIES_MAX {
+        match migrate_once(client).await {
+            // Somebody else made the tables at the same time: now they are there.
+            Err(error) if is_race(&error) => {}
+            answer => return answer.map_err(Stop::into_error),
+        }
+    }
+    migrate_once(client).await.map_err(Stop::into_error)
+}
+
+/// Why a migration stopped.
+enum Stop {
+    Store(StoreError),
+    Server(tokio_postgres::Error),
+}
+
+impl Stop {
+    fn into_error(self) -> StoreError {
+        match self {
+            Self::Store(error) => error,
+            Self::Server(error) => Fault::of_statement(error, Effect::Writes).for_one(),
+        }
+    }
+}
+
+fn is_race(stop: &Stop) -> bool {
+    let Stop::Server(error) = stop else { return false };
+    let races = [SqlState::DUPLICATE_TABLE, SqlState::UNIQUE_VIOLATION, SqlState::DUPLICATE_OBJECT];
+    error.code().is_some_and(|code| races.contains(code))
+}
+
+/// In one transaction.
+async fn migrate_once(client: &mut Client) -> Result<Migrated, Stop> {
+    let transaction = client.transaction().await.map_err(Stop::Server)?;
+    transaction.batch_execute("SET LOCAL lock_timeout = '30s'").await.map_err(Stop::Server)?;
+    let from = found(&transaction).await.map_err(Stop::Store)?;
+    if let Some(found @ (version, _)) = from
+        && version > VERSION
+    {
+        compatible(found).map_err(Stop::Store)?;
+    }
+    let done = usize::try_from(from.map_or(0, |(version, _)| version)).unwrap_or_default();
+    for part in MIGRATIONS.iter().skip(done).copied().flatten() {
+        transaction.batch_execute(part).await.map_err(Stop::Server)?;
+    }
+    transaction.commit().await.map_err(Stop::Server)?;
+    let number = |version: i32| u32::try_from(version).unwrap_or_default();
+    let to = from.map_or(VERSION, |(version, _)| version.max(VERSION));
+    Ok(Migrated { from: from.map(|(version, _)| number(version)), to: number(to) })
+}
+
+async fn found(transaction: &Transaction<'_>) -> Result<Option<Found>, StoreError> {
+    let failed = |error| Fault::of_statement(error, Effect::Reads).for_one();
+    let exists = "SELECT to_regclass('onetake_schema') IS NOT NULL";
+    let rows = transaction.query_typed(exists, &[]).await.map_err(failed)?;
+    if !rows.first().and_then(|row| row.try_get(0).ok()).unwrap_or(false) {
+        return Ok(None);
+    }
+    // Locked, so that two migrations of an existing schema come one after the other.
+    let current = "SELECT version, works_from FROM onetake_schema FOR UPDATE";
+    let rows = transaction.query_typed(current, &[]).await.map_err(failed)?;
+    let row = rows.first().ok_or_else(|| invalid(missing("onetake_schema is empty")))?;
+    match (row.try_get(0), row.try_get(1)) {
+        (Ok(version), Ok(works_from)) => Ok(Some((version, works_from))),
+        _ => Err(invalid(missing("onetake_schema is not onetake's"))),
+    }
+}
+
+/// A secret that is made at first use and then the same for all nodes.
+pub(super) const SECRET: &str = "WITH made AS (
+      INSERT INTO onetake_secrets (name, value) VALUES ($1, $2) ON CONFLICT (name) DO NOTHING RETURNING value
+    )
+    SELECT value FROM made UNION ALL SELECT value FROM onetake_secrets WHERE name = $1 LIMIT 1";
+
+/// The types of [`SECRET`]'s parameters.
+pub(super) const SECRET_TYPES: [Type; 2] = [Type::TEXT, Type::BYTEA];
+
+fn invalid(what: String) -> StoreError {
+    StoreError::new(StoreErrorKind::Invalid, what)
+}
+
+fn unavailable(what: &str) -> StoreError {
+    StoreError::new(StoreErrorKind::Unavailable, what)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn versions() {
+        assert!(compatible((VERSION, 1)).is_ok());
+        assert!(compatible((VERSION + 3, VERSION)).is_ok(), "expanded, not yet contracted");
+        let newer = compatible((VERSION + 3, VERSION + 1)).unwrap_err().to_string();
+        assert!(newer.contains("install a newer onetake"), "{newer}");
+        let older = compatible((VERSION - 1, 0)).unwrap_err().to_string();
+        assert!(older.contains("onetake migrate"), "{older}");
+    }
+}

@@ -1,0 +1,64 @@
+-- What onetake keeps in PostgreSQL, version 1. Times are microseconds since the epoch, by the
+-- server's clock; durations are microseconds. The view onetake_keys shows the same for people.
+
+CREATE TABLE onetake_schema (
+    one        boolean PRIMARY KEY DEFAULT true CHECK (one),
+    version    integer NOT NULL,      -- what `onetake migrate` brought it to
+    works_from integer NOT NULL       -- the oldest version of the program's schema that still works on it
+);
+
+CREATE TABLE onetake_records (
+    id          bytea    PRIMARY KEY, -- 16 bytes: a digest of tenant, namespace and key
+    attempt     bytea    NOT NULL,    -- 16 bytes: the attempt that ran last
+    fence       bigint   NOT NULL,    -- rises with every attempt
+    fingerprint bytea    NOT NULL,    -- one byte for the scheme, then the digest of what was asked
+    ttl         bigint   NOT NULL,
+    lease       bigint   NOT NULL,
+    grace       bigint   NOT NULL,
+    created_at  bigint   NOT NULL,    -- when the key was first claimed
+    claimed_at  bigint   NOT NULL,    -- when the latest attempt claimed it
+    state_at    bigint   NOT NULL,    -- running: the end of the lease; otherwise since when it is so
+    sweep_at    bigint   NOT NULL,    -- when a sweep looks at it; not before it expires
+    expires_at  bigint,               -- when the key may be used anew; running: never
+    watch_at    bigint,               -- only if it runs for long: the end of lease and grace
+    state       smallint NOT NULL,    -- 0 running, 1 completed, 2 failed, 3 released, 4 unknown
+    on_unknown  smallint NOT NULL,    -- 0 fail, 1 reconcile, 2 retry
+    head        bytea,                -- completed: status and headers
+    body        bytea,                -- completed: the body; NULL if it was not kept
+    code        bytea,                -- failed: the code; unknown: why
+    detail      bytea                 -- failed and unknown: a sentence
+) WITH (fillfactor = 35, autovacuum_vacuum_scale_factor = 0.05, autovacuum_analyze_scale_factor = 0.05);
+
+-- No column of these changes when a short operation completes: its row is updated in its page, and
+-- no index is touched (a HOT update; the fill factor leaves room for it).
+CREATE INDEX onetake_records_claimed ON onetake_records (claimed_at);
+CREATE INDEX onetake_records_sweep ON onetake_records (sweep_at);
+CREATE INDEX onetake_records_watch ON onetake_records (watch_at) WHERE watch_at IS NOT NULL;
+
+-- The highest fence that was ever swept: fences rise also where the clock steps back.
+CREATE TABLE onetake_floor (one boolean PRIMARY KEY DEFAULT true CHECK (one), fence bigint NOT NULL);
+INSERT INTO onetake_floor (fence) VALUES (0);
+
+-- Up to when all claims were looked at for what runs long.
+CREATE TABLE onetake_watch (one boolean PRIMARY KEY DEFAULT true CHECK (one), seen_until bigint NOT NULL);
+INSERT INTO onetake_watch (seen_until) VALUES (0);
+
+-- Secrets that were made at first use, the same for all nodes.
+CREATE TABLE onetake_secrets (name text PRIMARY KEY, value bytea NOT NULL);
+
+CREATE VIEW onetake_keys AS
+SELECT encode(id, 'hex')                                               AS id,
+       (ARRAY['running', 'completed', 'failed', 'released', 'unknown'])[state + 1] AS state,
+       fence,
+       to_timestamp(created_at / 1000000.0)                            AS created_at,
+       to_timestamp(claimed_at / 1000000.0)                            AS claimed_at,
+       CASE WHEN state = 0 THEN to_timestamp(state_at / 1000000.0) END AS lease_until,
+       CASE WHEN state > 0 THEN to_timestamp(state_at / 1000000.0) END AS settled_at,
+       to_timestamp(expires_at / 1000000.0)                            AS expires_at,
+       encode(code, 'escape')                                          AS code,
+       encode(detail, 'escape')                                        AS detail,
+       coalesce(length(head), 0) + coalesce(length(body), 0)           AS bytes,
+       state = 1 AND body IS NOT NULL                                  AS replayable
+  FROM onetake_records;
+
+INSERT INTO onetake_schema (version, works_from) VALUES (1, 1);

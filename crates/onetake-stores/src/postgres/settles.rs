@@ -1,0 +1,146 @@
+//! Settlements, many in a statement.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use onetake_core::decide::{self, SettleEffect};
+use onetake_core::{RecordId, Settled, Settlement, State, StoreError, Verb};
+use tokio_postgres::types::Type;
+
+use super::PostgresStore;
+use super::batch::{Batched, Manner, Sent};
+use super::fault::{Effect, Fault};
+use super::pool::Link;
+use super::rows::{Answer, cause, column};
+use super::sql::SETTLE;
+
+/// A verb as columns.
+struct Columns<'a> {
+    verb: i16,
+    head: Option<&'a [u8]>,
+    body: Option<&'a [u8]>,
+    code: Option<Vec<u8>>,
+    detail: Option<Vec<u8>>,
+}
+
+impl<'a> Columns<'a> {
+    fn of(verb: &'a Verb) -> Self {
+        let plain = |verb| Self { verb, head: None, body: None, code: None, detail: None };
+        match verb {
+            Verb::Renew => plain(0),
+            Verb::Complete(recording) => {
+                Self { head: Some(&recording.head), body: recording.body.as_deref(), ..plain(1) }
+            }
+            Verb::Fail(failure) => {
+                let failure = failure.clipped();
+                let (code, detail) = (failure.code.into_bytes(), failure.detail.into_bytes());
+                Self { code: Some(code), detail: Some(detail), ..plain(2) }
+            }
+            Verb::Release => plain(3),
+            Verb::Unknown(why) => {
+                let (code, detail) = cause(&why.clipped());
+                Self { code: Some(code.into()), detail: Some(detail.into_bytes()), ..plain(4) }
+            }
+            Verb::Abandon => {
+                Self { code: Some(b"lease_ended".to_vec()), detail: Some(Vec::new()), ..plain(5) }
+            }
+        }
+    }
+}
+
+impl Batched for Settlement {
+    type Answer = Settled;
+
+    fn id(&self) -> RecordId {
+        self.id
+    }
+
+    fn bytes(&self) -> usize {
+        match &self.verb {
+            Verb::Complete(recording) => recording.bytes(),
+            _ => 0,
+        }
+    }
+
+    async fn send(
+        store: &PostgresStore,
+        link: &Link<'_>,
+        items: &[&Self],
+        manner: Manner,
+    ) -> Result<Sent<Settled>, Fault> {
+        let ids: Vec<&[u8]> = items.iter().map(|item| item.id.as_bytes().as_slice()).collect();
+        let attempts: Vec<&[u8]> =
+            items.iter().map(|item| item.attempt.as_bytes().as_slice()).collect();
+        let columns: Vec<Columns<'_>> = items.iter().map(|item| Columns::of(&item.verb)).collect();
+        let verbs: Vec<i16> = columns.iter().map(|columns| columns.verb).collect();
+        let heads: Vec<Option<&[u8]>> = columns.iter().map(|columns| columns.head).collect();
+        let bodies: Vec<Option<&[u8]>> = columns.iter().map(|columns| columns.body).collect();
+        let codes: Vec<Option<&[u8]>> =
+            columns.iter().map(|columns| columns.code.as_deref()).collect();
+        let details: Vec<Option<&[u8]>> =
+            columns.iter().map(|columns| columns.detail.as_deref()).collect();
+        let back_for = store.back_for();
+        let rows = link
+            .query(
+                SETTLE,
+                &[
+                    (&store.shift(), Type::INT8),
+                    (&manner.lock_timeout(), Type::TEXT),
+                    (&back_for, Type::INT8),
+                    (&ids, Type::BYTEA_ARRAY),
+                    (&attempts, Type::BYTEA_ARRAY),
+                    (&verbs, Type::INT2_ARRAY),
+                    (&heads, Type::BYTEA_ARRAY),
+                    (&bodies, Type::BYTEA_ARRAY),
+                    (&codes, Type::BYTEA_ARRAY),
+                    (&details, Type::BYTEA_ARRAY),
+                ],
+                Effect::Writes,
+            )
+            .await?;
+        let mut found: HashMap<RecordId, Answer> = HashMap::new();
+        for row in rows {
+            let answer = Answer::read(row).map_err(Fault::Store)?;
+            found.insert(answer.id, answer);
+        }
+        let answer = |item: &&Self| match found.get(&item.id) {
+            None => Some(Ok(Settled::Stale { current: None })),
+            Some(answer) if answer.kind == 0 => Some(done(item, answer)),
+            Some(answer) => undone(item, answer, back_for).transpose(),
+        };
+        Ok(items.iter().map(answer).collect())
+    }
+}
+
+/// It was written: the record is what was sent, and what the row already had.
+fn done(item: &Settlement, answer: &Answer) -> Result<Settled, StoreError> {
+    let at = answer.state_at()?;
+    let state = match &item.verb {
+        Verb::Renew => State::Running { lease_until: at },
+        Verb::Complete(recording) => State::Completed { at, recording: recording.clone() },
+        Verb::Fail(failure) => State::Failed { at, failure: failure.clipped() },
+        Verb::Release => State::Released { at },
+        Verb::Unknown(cause) => State::Unknown { at, cause: cause.clipped() },
+        Verb::Abandon => State::Unknown { at, cause: onetake_core::Cause::LeaseEnded },
+    };
+    let record = Arc::new(answer.record_with(state)?);
+    Ok(Settled::Done { record, now: answer.now })
+}
+
+/// It was not written: stale, done before, or held by somebody at that moment (`None`).
+fn undone(
+    item: &Settlement,
+    answer: &Answer,
+    back_for: i64,
+) -> Result<Option<Settled>, StoreError> {
+    if answer.is_expired() {
+        return Ok(Some(Settled::Stale { current: None }));
+    }
+    let record = Arc::new(answer.record()?);
+    let early = item.verb == Verb::Abandon && column(record.terms.grace) > back_for;
+    Ok(match decide::settle(Some(&record), item, answer.now) {
+        SettleEffect::Write(_) if !early => None,
+        SettleEffect::Already => Some(Settled::Done { record, now: answer.now }),
+        _ => Some(Settled::Stale { current: Some(record) }),
+    })
+}

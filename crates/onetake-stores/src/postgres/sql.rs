@@ -1,0 +1,387 @@
+//! The statements. Each is one implicit transaction, sent unnamed with its types, so that PgBouncer
+//! may hand every one of them to another server connection.
+//!
+//! Claiming and settling are functions in the database: planning their statements takes longer than
+//! running them, and a function's plans stay with the server connection, whoever it is lent to. Their
+//! names end in the version of their text, so that nodes of two versions can run side by side.
+//!
+//! `clock` is evaluated before anything is written, because everything that is written needs its
+//! `now`. It also bounds, for this statement alone, how long another transaction is waited for.
+
+/// Times are microseconds since the epoch, by the server's clock. `$1` is what tests add to it, and
+/// `$2` the longest wait for somebody else's lock.
+macro_rules! clock {
+    () => {
+        "clock AS MATERIALIZED (
+           SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint + $1::bigint AS now,
+                  set_config('lock_timeout', $2::text, true) AS bounded
+         )"
+    };
+}
+
+/// The columns of a record, in the order in which `rows` reads them.
+macro_rules! record {
+    ($of:literal) => {
+        concat!(
+            $of,
+            ".id, ",
+            $of,
+            ".state, ",
+            $of,
+            ".attempt, ",
+            $of,
+            ".fence, ",
+            $of,
+            ".fingerprint, ",
+            $of,
+            ".ttl, ",
+            $of,
+            ".lease, ",
+            $of,
+            ".grace, ",
+            $of,
+            ".on_unknown, ",
+            $of,
+            ".created_at, ",
+            $of,
+            ".state_at, ",
+            $of,
+            ".head, ",
+            $of,
+            ".body, ",
+            $of,
+            ".code, ",
+            $of,
+            ".detail"
+        )
+    };
+}
+
+/// Whether the owner of a running record may be passed over: its lease and grace are over, and this
+/// node has been in touch with the store for a whole grace (`$3`), so that an owner that could not
+/// reach the store either had the time to come back.
+macro_rules! over {
+    ($of:literal) => {
+        concat!(
+            "(",
+            $of,
+            ".state = 0 AND ",
+            $of,
+            ".state_at + ",
+            $of,
+            ".grace <= clock.now AND ",
+            $of,
+            ".grace <= $3::bigint)"
+        )
+    };
+}
+
+/// The functions, as a migration makes them.
+///
+/// Their plans are made once and kept, perhaps while the table is still small: only indexes lead to
+/// records here, however few there are.
+macro_rules! function {
+    ($name:literal, $arguments:literal, $body:expr) => {
+        concat!(
+            "CREATE FUNCTION ", $name, " (bigint, text, bigint, ", $arguments, ")
+             RETURNS TABLE (r_kind smallint, r_now bigint, r_number bigint, r_id bytea, r_state smallint,
+                            r_attempt bytea, r_fence bigint, r_fingerprint bytea, r_ttl bigint,
+                            r_lease bigint, r_grace bigint, r_on_unknown smallint, r_created_at bigint,
+                            r_state_at bigint, r_head bytea, r_body bytea, r_code bytea, r_detail bytea)
+             LANGUAGE plpgsql
+             SET enable_seqscan = off SET enable_mergejoin = off SET jit = off
+             SET plan_cache_mode = force_generic_plan
+             AS $function$ BEGIN RETURN QUERY ", $body, "; END $function$;\n"
+        )
+    };
+}
+
+/// Two forms of a claim: one that leaves alone what somebody else holds, for batches, and one that
+/// waits for it, for single keys.
+pub(super) struct Forms {
+    pub(super) skipping: &'static str,
+    pub(super) waiting: &'static str,
+}
+
+/// When a record that was found may be had: it expired, or it is the same operation and nobody owns
+/// it any more.
+macro_rules! free {
+    ($of:literal) => {
+        concat!(
+            "(coalesce(",
+            $of,
+            ".expires_at <= clock.now, false) OR (",
+            $of,
+            ".fingerprint = asked_fingerprint AND (",
+            $of,
+            ".state = 3 OR (",
+            $of,
+            ".state = 4 AND ",
+            $of,
+            ".on_unknown = 2) OR ",
+            over!($of),
+            ")))"
+        )
+    };
+}
+
+macro_rules! claim {
+    ($skip:literal) => {
+        concat!(
+            "WITH ",
+            clock!(),
+            ",
+    lowest AS MATERIALIZED (SELECT fence FROM onetake_floor LIMIT 1),
+    seen AS MATERIALIZED (
+      SELECT * FROM unnest($4::bytea[], $5::bytea[], $6::bytea[], $7::bigint[], $8::bigint[], $9::bigint[], $10::smallint[])
+        AS asked (asked_id, asked_attempt, asked_fingerprint, asked_ttl, asked_lease, asked_grace, asked_on_unknown)
+        LEFT JOIN LATERAL (
+          SELECT * FROM onetake_records AS record WHERE record.id = asked_id OFFSET 0
+        ) AS record ON true
+    ),
+    inserted AS (
+      INSERT INTO onetake_records AS record
+        (id, state, attempt, fence, fingerprint, ttl, lease, grace, on_unknown, created_at, claimed_at, state_at, sweep_at)
+      SELECT asked_id, 0, asked_attempt, greatest(lowest.fence + 1, clock.now), asked_fingerprint, asked_ttl,
+             asked_lease, asked_grace, asked_on_unknown, clock.now, clock.now, clock.now + asked_lease, clock.now + asked_ttl
+        FROM seen, clock, lowest
+       WHERE seen.id IS NULL
+       ORDER BY asked_id
+      ON CONFLICT (id) DO NOTHING
+      RETURNING record.id, record.fence
+    ),
+    free AS MATERIALIZED (
+      SELECT seen.*, coalesce(record.expires_at <= clock.now, false) AS expired, ",
+            over!("record"),
+            " AND record.on_unknown <> 2 AS lost
+        FROM clock, seen JOIN onetake_records AS record ON record.id = seen.id
+       WHERE ",
+            free!("seen"),
+            " AND ",
+            free!("record"),
+            "
+       ORDER BY record.id
+         FOR NO KEY UPDATE OF record",
+            $skip,
+            "
+    ),
+    granted AS (
+      UPDATE onetake_records AS record
+         SET state = 0, attempt = asked_attempt, fence = greatest(greatest(record.fence, lowest.fence) + 1, clock.now),
+             fingerprint = asked_fingerprint, ttl = asked_ttl, lease = asked_lease, grace = asked_grace,
+             on_unknown = asked_on_unknown,
+             created_at = CASE WHEN free.expired THEN clock.now ELSE record.created_at END,
+             claimed_at = clock.now, state_at = clock.now + asked_lease, expires_at = NULL,
+             sweep_at = CASE WHEN free.expired THEN clock.now ELSE record.created_at END + asked_ttl,
+             watch_at = NULL, head = NULL, body = NULL, code = NULL, detail = NULL
+        FROM free, clock, lowest
+       WHERE NOT free.lost AND record.id = free.asked_id
+      RETURNING record.id, record.fence
+    ),
+    lost AS (
+      UPDATE onetake_records AS record
+         SET state = 4, state_at = clock.now, expires_at = clock.now + record.ttl, watch_at = NULL,
+             code = 'lease_ended', detail = ''
+        FROM free, clock
+       WHERE free.lost AND record.id = free.asked_id
+      RETURNING ",
+            record!("record"),
+            "
+    )
+    SELECT 0::smallint AS kind, clock.now, inserted.fence AS granted, inserted.id,
+           NULL::smallint, NULL::bytea, NULL::bigint, NULL::bytea, NULL::bigint, NULL::bigint, NULL::bigint,
+           NULL::smallint, NULL::bigint, NULL::bigint, NULL::bytea, NULL::bytea, NULL::bytea, NULL::bytea
+      FROM inserted, clock
+    UNION ALL
+    SELECT 0::smallint, clock.now, granted.fence, granted.id,
+           NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL
+      FROM granted, clock
+    UNION ALL
+    SELECT 1::smallint, clock.now, NULL, ",
+            record!("lost"),
+            " FROM lost, clock
+    UNION ALL
+    SELECT 1::smallint, clock.now, NULL, ",
+            record!("seen"),
+            " FROM clock, seen WHERE seen.id IS NOT NULL AND NOT ",
+            free!("seen")
+        )
+    };
+}
+
+/// Claims many keys. What is found is read without locks; what is absent is inserted; what may be
+/// taken is locked without waiting and decided again on what is there by then. A key that is neither
+/// granted nor found was in somebody's hands: it is asked for again.
+pub(super) const CLAIM: Forms = Forms {
+    skipping: "SELECT * FROM onetake_claim_1($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)",
+    waiting: "SELECT * FROM onetake_claim_waiting_1($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)",
+};
+
+/// Which settlements a record takes: an owner's word is final only once.
+macro_rules! takes {
+    () => {
+        concat!(
+            "(record.expires_at IS NULL OR record.expires_at > clock.now)
+         AND CASE asked.verb WHEN 0 THEN record.state = 0
+                             WHEN 4 THEN record.state = 0
+                             WHEN 5 THEN ",
+            over!("record"),
+            "
+                             ELSE record.state IN (0, 4) END"
+        )
+    };
+}
+
+macro_rules! settle {
+    () => {
+        concat!(
+            "WITH ",
+            clock!(),
+            ",
+    asked AS MATERIALIZED (
+      SELECT * FROM unnest($4::bytea[], $5::bytea[], $6::smallint[], $7::bytea[], $8::bytea[], $9::bytea[], $10::bytea[])
+        AS asked (id, attempt, verb, head, body, code, detail)
+    ),
+    done AS (
+      UPDATE onetake_records AS record
+         SET state = CASE asked.verb WHEN 5 THEN 4 ELSE asked.verb END,
+             state_at = CASE asked.verb WHEN 0 THEN clock.now + record.lease ELSE clock.now END,
+             expires_at = CASE WHEN asked.verb = 0 THEN NULL
+                               WHEN asked.verb IN (4, 5) THEN clock.now + record.ttl
+                               ELSE greatest(record.created_at + record.ttl, clock.now + least(record.ttl, 3600000000)) END,
+             watch_at = CASE WHEN asked.verb = 0 AND record.watch_at IS NOT NULL
+                             THEN clock.now + record.lease + record.grace END,
+             head = asked.head, body = asked.body, code = asked.code, detail = asked.detail
+        FROM asked, clock
+       WHERE record.id = asked.id AND record.attempt = asked.attempt AND ",
+            takes!(),
+            "
+      RETURNING record.id, record.state, record.attempt, record.fence, record.fingerprint, record.ttl, record.lease,
+                record.grace, record.on_unknown, record.created_at, record.state_at
+    )
+    SELECT 0::smallint AS kind, clock.now, NULL::bigint AS granted, done.id, done.state, done.attempt, done.fence,
+           done.fingerprint, done.ttl, done.lease, done.grace, done.on_unknown, done.created_at, done.state_at,
+           NULL::bytea, NULL::bytea, NULL::bytea, NULL::bytea
+      FROM done, clock
+    UNION ALL
+    SELECT 1::smallint, clock.now, record.expires_at, ",
+            record!("record"),
+            " FROM clock, asked CROSS JOIN LATERAL (
+        SELECT * FROM onetake_records AS record WHERE record.id = asked.id OFFSET 0
+      ) AS record
+     WHERE NOT EXISTS (SELECT FROM done WHERE done.id = asked.id)"
+        )
+    };
+}
+
+/// Settles many attempts. A row is decided on again once it is ours to write; what was not settled
+/// comes back as it stands, for the caller to tell why. Nobody but the owner and the reaper writes
+/// here, so a row is hardly ever held, and is waited for, a little: locking without waiting first
+/// would write every row twice. Verbs: 0 renew, 1 complete, 2 fail, 3 release, 4 unknown, 5 abandon.
+pub(super) const SETTLE: &str =
+    "SELECT * FROM onetake_settle_1($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)";
+
+/// All functions of version 1.
+pub(super) const FUNCTIONS_1: &str = concat!(
+    function!(
+        "onetake_claim_1",
+        "bytea[], bytea[], bytea[], bigint[], bigint[], bigint[], smallint[]",
+        claim!(" SKIP LOCKED")
+    ),
+    function!(
+        "onetake_claim_waiting_1",
+        "bytea[], bytea[], bytea[], bigint[], bigint[], bigint[], smallint[]",
+        claim!("")
+    ),
+    function!(
+        "onetake_settle_1",
+        "bytea[], bytea[], smallint[], bytea[], bytea[], bytea[], bytea[]",
+        settle!()
+    ),
+);
+
+/// Reads records that are not expired. It takes `clock`'s parameters like the others.
+pub(super) const LOAD: &str = concat!(
+    "WITH ",
+    clock!(),
+    " SELECT 1::smallint AS kind, clock.now, NULL::bigint AS granted, ",
+    record!("record"),
+    " FROM clock, onetake_records AS record
+     WHERE record.id = ANY ($3::bytea[]) AND (record.expires_at IS NULL OR record.expires_at > clock.now)"
+);
+
+/// Puts under watch what still runs some time after it was claimed: short operations never enter the
+/// index of the watched, so that completing them touches no index at all. One node at a time looks,
+/// from where the last one stopped, and no more than a few minutes of claims (`$5`) at once. What
+/// was claimed less than `$4` ago is looked at again next time.
+pub(super) const WATCH: &str = concat!(
+    "WITH ",
+    clock!(),
+    ",
+    cursor AS MATERIALIZED (SELECT seen_until FROM onetake_watch FOR UPDATE SKIP LOCKED),
+    part AS MATERIALIZED (
+      SELECT oldest, least(clock.now, oldest + $5::bigint) AS newest
+        FROM clock, cursor, LATERAL (
+          SELECT greatest(cursor.seen_until, coalesce((SELECT min(claimed_at) FROM onetake_records), clock.now)) AS oldest
+        ) AS start
+    ),
+    picked AS MATERIALIZED (
+      SELECT record.id
+        FROM clock, part
+        JOIN onetake_records AS record ON record.claimed_at >= part.oldest AND record.claimed_at <= part.newest
+       WHERE record.state = 0 AND record.watch_at IS NULL
+         AND (record.claimed_at + $4::bigint <= clock.now OR record.state_at + record.grace <= clock.now)
+         FOR NO KEY UPDATE OF record SKIP LOCKED
+    ),
+    watched AS (
+      UPDATE onetake_records AS record SET watch_at = record.state_at + record.grace
+        FROM picked WHERE record.id = picked.id AND record.state = 0
+    )
+    UPDATE onetake_watch SET seen_until = greatest(seen_until, least(part.newest, clock.now - $3::bigint))
+      FROM part, clock"
+);
+
+/// Attempts whose lease and grace are over, the longest over first.
+pub(super) const ABANDONED: &str = concat!(
+    "WITH ",
+    clock!(),
+    " SELECT record.id, record.attempt
+        FROM clock, onetake_records AS record
+       WHERE record.watch_at <= clock.now AND ",
+    over!("record"),
+    " ORDER BY record.watch_at LIMIT $4::bigint"
+);
+
+/// Deletes what expired, looked at again under its lock; what the index named too early (a late
+/// outcome, something that runs past its ttl) is put back for later. `$3` is one more than may be
+/// deleted, to see whether there is more.
+pub(super) const SWEEP: &str = concat!(
+    "WITH ",
+    clock!(),
+    ",
+    due AS MATERIALIZED (
+      SELECT record.id, record.fence, record.state, record.expires_at <= clock.now AS expired,
+             coalesce(record.expires_at, clock.now + record.lease + record.grace) AS later,
+             row_number() OVER () < $3::bigint AS within
+        FROM clock, LATERAL (
+          SELECT * FROM onetake_records AS record WHERE record.sweep_at <= clock.now
+           ORDER BY record.sweep_at LIMIT $3::bigint FOR UPDATE SKIP LOCKED
+        ) AS record
+    ),
+    gone AS (
+      DELETE FROM onetake_records AS record USING due, clock
+       WHERE due.within AND due.expired AND record.id = due.id AND record.expires_at <= clock.now
+      RETURNING record.state, record.fence
+    ),
+    put_back AS (
+      UPDATE onetake_records AS record SET sweep_at = due.later
+        FROM due WHERE due.within AND due.expired IS NOT TRUE AND record.id = due.id
+    ),
+    raised AS (
+      UPDATE onetake_floor SET fence = highest.fence
+        FROM (SELECT max(gone.fence) AS fence FROM gone) AS highest
+       WHERE highest.fence > onetake_floor.fence
+    )
+    SELECT (SELECT count(*) FROM gone), (SELECT count(*) FROM gone WHERE state = 4),
+           EXISTS (SELECT FROM due WHERE NOT within)"
+);

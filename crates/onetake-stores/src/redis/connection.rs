@@ -1,0 +1,351 @@
+//! Commands on their way: to one server or to the nodes of a cluster, in one pipeline for each.
+//!
+//! The client library can do this for clusters as well, but it sends a whole pipeline again when one
+//! of its commands was redirected, and after a lost connection too. Here a command is sent again
+//! only if it is certain that it was not executed, and one command's fate is its own (S21).
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::future::join_all;
+use onetake_core::clock::micros;
+use onetake_core::{Clock, Rng, StoreError, StoreErrorKind};
+use redis::{Cmd, Pipeline, ServerErrorKind, Value};
+
+use super::errors;
+use super::node::Node;
+use super::nodes::Nodes;
+use super::slots;
+use super::url::Address;
+
+/// How often a command is tried, as long as it surely was not executed.
+const ROUNDS_MAX: u32 = 4;
+/// The first pause before a command is sent again to a cluster that is changing; it doubles.
+const PAUSE_MIN: Duration = Duration::from_millis(20);
+
+/// How to connect.
+#[derive(Clone, Debug)]
+pub(crate) struct ConnectionOptions {
+    pub(crate) clock: Arc<dyn Clock>,
+    pub(crate) rng: Arc<dyn Rng>,
+    pub(crate) connect_timeout: Duration,
+    pub(crate) command_timeout: Duration,
+    /// What is loaded where a server says that it does not know a script.
+    pub(crate) scripts: Vec<String>,
+}
+
+/// How many replicas must have what a pipeline saw and wrote before it is believed.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Replicas {
+    pub(crate) count: u32,
+    pub(crate) within: Duration,
+}
+
+/// One command for one slot.
+#[derive(Clone, Debug)]
+pub(crate) struct Command {
+    slot: u16,
+    words: Vec<Bytes>,
+    tells_back_for: bool,
+}
+
+impl Command {
+    /// A command on keys that share a slot with `key`.
+    pub(crate) fn on(key: &[u8], name: &'static str) -> Self {
+        let words = vec![Bytes::from_static(name.as_bytes())];
+        Self { slot: slots::slot(key), words, tells_back_for: false }
+    }
+
+    /// Adds an argument.
+    pub(crate) fn arg(mut self, word: impl Into<Bytes>) -> Self {
+        self.words.push(word.into());
+        self
+    }
+
+    /// Adds, as the last argument, for how many microseconds there has been contact with the server
+    /// that it is sent to.
+    pub(crate) fn with_back_for(mut self) -> Self {
+        self.tells_back_for = true;
+        self
+    }
+
+    fn packed(&self, back_for: Duration) -> Cmd {
+        let mut command = Cmd::new();
+        for word in &self.words {
+            command.arg(word.as_ref());
+        }
+        if self.tells_back_for {
+            command.arg(micros(back_for));
+        }
+        command
+    }
+}
+
+/// One server, or a cluster.
+#[derive(Debug)]
+pub(crate) struct Connection {
+    options: ConnectionOptions,
+    nodes: Nodes,
+}
+
+/// A command that waits for its answer.
+struct Pending {
+    index: usize,
+    /// The cluster said to ask this node, this once.
+    ask: Option<Arc<Node>>,
+    /// It could not be sent there.
+    not_at: Option<Arc<Node>>,
+    /// The server did not know the script.
+    load: bool,
+}
+
+/// The commands for one node.
+type Group = (Arc<Node>, Vec<Pending>);
+
+/// What has to be done before commands are sent again.
+#[derive(Clone, Copy, Default)]
+struct Before {
+    refresh: bool,
+    pause: bool,
+}
+
+impl Connection {
+    /// Connects.
+    ///
+    /// # Errors
+    /// If nobody answers there, or not to us.
+    pub(crate) async fn open(
+        address: Address,
+        options: ConnectionOptions,
+    ) -> Result<Self, StoreError> {
+        if address.tls {
+            // Whoever set another one for the process keeps it.
+            let _already = rustls::crypto::aws_lc_rs::default_provider().install_default();
+        }
+        Ok(Self { nodes: Nodes::open(address, options.clone()).await?, options })
+    }
+
+    /// Sends commands, all at once; one answer for each of them, in their order. Those for one slot
+    /// are executed in that order, unless the cluster changes in the middle.
+    ///
+    /// An answer is `Unavailable` if the command surely was not executed, `Indeterminate` if it may
+    /// have been, `Invalid` if it never will be.
+    pub(crate) async fn run(
+        &self,
+        commands: &[Command],
+        replicas: Option<Replicas>,
+    ) -> Vec<Result<Value, StoreError>> {
+        let mut answers: Vec<_> = commands.iter().map(nobody).map(Err).collect();
+        let mut pending: Vec<Pending> = (0..commands.len())
+            .map(|index| Pending { index, ask: None, not_at: None, load: false })
+            .collect();
+        for round in 1..=ROUNDS_MAX {
+            let refreshes = self.nodes.refreshes();
+            let mut before = Before::default();
+            let (groups, mut again) = self.group(commands, pending, &mut before);
+            let sending = groups.into_iter().map(|(node, group)| async move {
+                let values = self.send(&node, commands, &group, replicas).await;
+                (node, group, values)
+            });
+            for (node, group, values) in join_all(sending).await {
+                for (item, value) in group.into_iter().zip(values) {
+                    let index = item.index;
+                    let (answer, next) = self.judge(&node, item, value, &mut before);
+                    if let Some(place) = answers.get_mut(index) {
+                        *place = answer;
+                    }
+                    again.extend(next);
+                }
+            }
+            if again.is_empty() || round == ROUNDS_MAX {
+                break;
+            }
+            if before.refresh && self.nodes.is_cluster() {
+                // If nobody tells, what is known has to do.
+                let _not_now = self.nodes.refresh(refreshes).await;
+            }
+            if before.pause {
+                self.options.clock.sleep(self.jittered(PAUSE_MIN * 2_u32.pow(round - 1))).await;
+            }
+            again.sort_by_key(|item| item.index);
+            pending = again;
+        }
+        answers
+    }
+
+    /// For how long there has been contact with the server that keeps `key`.
+    pub(crate) fn back_for(&self, key: &[u8]) -> Duration {
+        self.nodes.owner(slots::slot(key)).map_or(Duration::ZERO, |node| node.back_for())
+    }
+
+    /// The servers that keep keys.
+    pub(super) fn primaries(&self) -> Vec<Arc<Node>> {
+        self.nodes.primaries()
+    }
+
+    pub(super) fn is_cluster(&self) -> bool {
+        self.nodes.is_cluster()
+    }
+
+    pub(super) fn options(&self) -> &ConnectionOptions {
+        &self.options
+    }
+
+    /// Lets go of all connections.
+    pub(crate) fn close(&self) {
+        self.nodes.close();
+    }
+
+    /// Says where each command goes; those that nobody takes now are left over.
+    fn group(
+        &self,
+        commands: &[Command],
+        pending: Vec<Pending>,
+        before: &mut Before,
+    ) -> (Vec<Group>, Vec<Pending>) {
+        let mut groups: HashMap<*const Node, Group> = HashMap::new();
+        let mut left = Vec::new();
+        for item in pending {
+            let owner = || self.nodes.owner(commands.get(item.index)?.slot);
+            match item.ask.clone().or_else(owner) {
+                // Nobody else took over: the answer that it could not be sent stands.
+                Some(node) if item.not_at.as_ref().is_some_and(|at| Arc::ptr_eq(at, &node)) => {}
+                Some(node) => {
+                    let group = groups.entry(Arc::as_ptr(&node));
+                    group.or_insert_with(|| (node, Vec::new())).1.push(item);
+                }
+                None => {
+                    *before = Before { refresh: true, pause: true };
+                    left.push(item);
+                }
+            }
+        }
+        (groups.into_values().collect(), left)
+    }
+
+    /// Sends a group's commands to its node; one value or error for each.
+    async fn send(
+        &self,
+        node: &Node,
+        commands: &[Command],
+        group: &[Pending],
+        replicas: Option<Replicas>,
+    ) -> Vec<Result<Value, StoreError>> {
+        let back_for = node.back_for();
+        let mut pipeline = Pipeline::with_capacity(group.len() + 1);
+        if group.iter().any(|item| item.load) {
+            for script in &self.options.scripts {
+                pipeline.cmd("SCRIPT").arg("LOAD").arg(script);
+            }
+        }
+        // Where each command stands in the pipeline.
+        let mut places = Vec::with_capacity(group.len());
+        for item in group {
+            if item.ask.is_some() {
+                pipeline.cmd("ASKING");
+            }
+            places.push(pipeline.len());
+            if let Some(command) = commands.get(item.index) {
+                pipeline.add_command(command.packed(back_for));
+            }
+        }
+        let mut within = self.options.command_timeout;
+        if let Some(replicas) = replicas {
+            // WAIT counts all that the server had written when it came to the commands before it:
+            // what they read as well as what they wrote.
+            let wait = u64::try_from(replicas.within.as_millis()).unwrap_or(u64::MAX).max(1);
+            pipeline.cmd("WAIT").arg(replicas.count).arg(wait);
+            within = within.saturating_add(replicas.within);
+        }
+        match node.send(&pipeline, within).await {
+            Ok(mut values) => {
+                let enough = replicas.map_or(Ok(()), |asked| enough(values.last(), asked));
+                let value = |at| match values.get_mut(at).map(std::mem::take) {
+                    Some(Value::ServerError(error)) => Ok(Value::ServerError(error)),
+                    Some(value) => enough.clone().map(|()| value),
+                    None => Err(errors::lost(&node.name, "fewer answers than commands")),
+                };
+                places.into_iter().map(value).collect()
+            }
+            Err(error) => group.iter().map(|_| Err(error.clone())).collect(),
+        }
+    }
+
+    /// What an answer means; and the command itself, if it is to be sent again.
+    fn judge(
+        &self,
+        node: &Arc<Node>,
+        item: Pending,
+        answer: Result<Value, StoreError>,
+        before: &mut Before,
+    ) -> (Result<Value, StoreError>, Option<Pending>) {
+        let error = match answer {
+            Ok(Value::ServerError(error)) => error,
+            // In a cluster another node may have taken over.
+            Err(error) if error.kind() == StoreErrorKind::Unavailable && self.is_cluster() => {
+                before.refresh = true;
+                let next = Pending { ask: None, not_at: Some(Arc::clone(node)), ..item };
+                return (Err(error), Some(next));
+            }
+            answered => return (answered, None),
+        };
+        let told = errors::refused(&node.name, &error);
+        let detail = error.details().unwrap_or_default();
+        let next = Pending { ask: None, not_at: None, ..item };
+        match error.kind() {
+            Some(ServerErrorKind::NoScript) => (Err(told), Some(Pending { load: true, ..next })),
+            Some(ServerErrorKind::Moved | ServerErrorKind::Ask) if !self.is_cluster() => {
+                let what = "is a node of a cluster: write its URL as redis-cluster://";
+                let what = format!("Redis at {} {what}", node.name);
+                (Err(StoreError::new(StoreErrorKind::Invalid, what)), None)
+            }
+            // Its word is fresher than what any other node might tell: nobody else is asked.
+            Some(ServerErrorKind::Moved) => {
+                self.nodes.moved(detail, node);
+                (Err(told), Some(next))
+            }
+            Some(ServerErrorKind::Ask) => {
+                let ask = self.nodes.to_ask(detail, node);
+                (Err(told), Some(Pending { ask, ..next }))
+            }
+            _ if errors::is_outage(&error) || error.code() == "TRYAGAIN" => {
+                *before = Before { refresh: true, pause: true };
+                (Err(told), Some(next))
+            }
+            _ => (Err(told), None),
+        }
+    }
+
+    /// Between half of it and the whole.
+    fn jittered(&self, pause: Duration) -> Duration {
+        let mut random = [0; 1];
+        self.options.rng.fill(&mut random);
+        let [random] = random;
+        pause.mul_f64(0.5 + f64::from(random) / 512.0)
+    }
+}
+
+/// Whether enough replicas have what was seen and written.
+fn enough(said: Option<&Value>, asked: Replicas) -> Result<(), StoreError> {
+    let have = match said {
+        Some(Value::Int(have)) => *have,
+        _ => 0,
+    };
+    if have >= i64::from(asked.count) {
+        return Ok(());
+    }
+    let what = format!(
+        "Redis has it on the primary, but within {:?} on {have} replicas of the {} that wait_replicas \
+         asks for; are they connected?",
+        asked.within, asked.count
+    );
+    Err(StoreError::new(StoreErrorKind::Indeterminate, what))
+}
+
+fn nobody(command: &Command) -> StoreError {
+    let what =
+        format!("no node of the Redis Cluster serves slot {}; see CLUSTER INFO", command.slot);
+    StoreError::new(StoreErrorKind::Unavailable, what)
+}

@@ -1,0 +1,96 @@
+//! What Redis says when it cannot, in the words of the store's contract.
+
+use onetake_core::{StoreError, StoreErrorKind};
+use redis::{ErrorKind, RedisError, ServerError};
+
+/// The error for a command that the server refused: it did nothing.
+pub(super) fn refused(server: &str, error: &ServerError) -> StoreError {
+    use StoreErrorKind::{Invalid, Unavailable};
+    let (kind, fix) = match error.code() {
+        "OOM" => (Unavailable, "it is full: raise maxmemory, or shorten ttl"),
+        "MISCONF" => (Unavailable, "it cannot write to its disk: look into its log and make room"),
+        "NOREPLICAS" => {
+            (Unavailable, "fewer replicas are connected than min-replicas-to-write asks for")
+        }
+        "READONLY" => (Unavailable, "it is a replica: name the primary in the URL"),
+        "NOSCRIPT" => (Unavailable, "allow this user SCRIPT LOAD"),
+        "LOADING" => (Unavailable, "it is still reading its data"),
+        "BUSY" => (Unavailable, "a script of somebody else runs for too long"),
+        "CLUSTERDOWN" | "MASTERDOWN" | "TRYAGAIN" | "MOVED" | "ASK" => {
+            (Unavailable, "the cluster is changing")
+        }
+        "NOAUTH" | "WRONGPASS" => (Invalid, "write the user and the password into the URL"),
+        "NOPERM" => (
+            Invalid,
+            "allow this user EVALSHA, SCRIPT LOAD, TIME, WAIT and the commands \
+            on hashes, sorted sets and keys that begin with onetake:",
+        ),
+        "WRONGTYPE" => (
+            Invalid,
+            "somebody else keeps something under onetake's keys there: give \
+            onetake a database of its own",
+        ),
+        _ => (Invalid, ""),
+    };
+    let said = format!("{} {}", error.code(), error.details().unwrap_or_default());
+    StoreError::new(kind, sentence(server, "refused: ", said.trim(), fix))
+}
+
+/// The error for a connection that could not be made: nothing was sent.
+pub(super) fn not_connected(server: &str, error: &RedisError) -> StoreError {
+    if let Ok(error) = ServerError::try_from(error.clone())
+        && error.code() != "ERR"
+    {
+        return refused(server, &error);
+    }
+    let said = error.to_string();
+    let (kind, fix) = match error.kind() {
+        ErrorKind::AuthenticationFailed => {
+            (StoreErrorKind::Invalid, "write the right user and password into the URL")
+        }
+        _ if said.contains("certificate") => (
+            StoreErrorKind::Invalid,
+            "its certificate must be signed by one that this system trusts, for this host name",
+        ),
+        _ if error.is_connection_refusal() => {
+            (StoreErrorKind::Unavailable, "is it started, and are host and port right?")
+        }
+        ErrorKind::InvalidClientConfig => (StoreErrorKind::Invalid, ""),
+        _ => (
+            StoreErrorKind::Unavailable,
+            "are host and port right, and does it speak TLS or not \
+            as the URL says (rediss:// or redis://)?",
+        ),
+    };
+    StoreError::new(kind, sentence(server, "cannot be reached: ", &said, fix))
+        .with_source(error.clone())
+}
+
+/// The error for a connection that took too long: nothing was sent.
+pub(super) fn connect_timeout(server: &str, within: std::time::Duration) -> StoreError {
+    let what = format!("did not take a connection within {within:?}");
+    let fix = "are host and port right, does it speak TLS or not as the URL says (rediss:// or \
+               redis://), and is there no firewall in between?";
+    StoreError::new(StoreErrorKind::Unavailable, sentence(server, &what, "", fix))
+}
+
+/// The error for an answer that did not come: what was sent may have been done.
+pub(super) fn lost(server: &str, why: &str) -> StoreError {
+    StoreError::new(StoreErrorKind::Indeterminate, sentence(server, "did not answer: ", why, ""))
+}
+
+fn sentence(server: &str, what: &str, said: &str, fix: &str) -> String {
+    let gap = if fix.is_empty() { "" } else { "; " };
+    format!("Redis at {server} {what}{said}{gap}{fix}")
+}
+
+/// Whether this says that the server as a whole cannot serve now, so that no owner could renew.
+pub(super) fn is_outage(error: &ServerError) -> bool {
+    matches!(error.code(), "LOADING" | "CLUSTERDOWN" | "MASTERDOWN" | "READONLY" | "BUSY")
+}
+
+/// Whether this says that every write is refused for now, while reading works. (A full server still
+/// takes renewals and outcomes: see the scripts.)
+pub(super) fn refuses_writes(error: &ServerError) -> bool {
+    matches!(error.code(), "MISCONF" | "NOREPLICAS")
+}

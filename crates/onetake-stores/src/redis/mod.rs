@@ -1,0 +1,351 @@
+//! Many nodes on one Redis, Valkey or Redis Cluster.
+//!
+//! Each claim, settlement and read is one run of a Lua script, which decides by the server's clock
+//! and changes one record; all that were asked for together travel in one pipeline for each server.
+//! Finished records expire by the server; a running one never does. A script touches more than one
+//! key, but they always share one slot: see `scripts.rs`, which says what they hold.
+//!
+//! Redis is not durable enough to be the only layer for money. It acknowledges before its replicas
+//! have anything, so a failover loses what was acknowledged, and the promise with it. With
+//! `appendfsync always` a single server keeps everything through a crash; `wait_replicas` narrows
+//! the window of a failover and does not close it. [`RedisStore::diagnose`] says how it stands.
+
+pub(crate) mod connection;
+mod diagnose;
+mod errors;
+mod node;
+mod nodes;
+mod record;
+mod scripts;
+mod slots;
+pub(crate) mod url;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::FutureExt;
+use futures_util::future::BoxFuture;
+use onetake_core::codec::DecodeError;
+use onetake_core::store::{Abandoned, Answers, Swept};
+use onetake_core::{
+    AttemptId, Claim, Claimed, Clock, Fence, Record, RecordId, Rng, Settled, Settlement, Shift,
+    Store, StoreError, StoreErrorKind, SystemClock, SystemRng,
+};
+use redis::Value;
+
+use crate::Diagnosis;
+use connection::{Command, Connection, ConnectionOptions, Replicas};
+use record::Answer;
+use scripts::Scripts;
+use url::Address;
+
+/// The options that a URL may have.
+const URL_OPTIONS: &[&str] = &["wait_replicas", "wait_timeout"];
+/// The most that one sweep looks at.
+const TRIM_MAX: usize = 1_000;
+
+/// How to use a Redis.
+#[derive(Clone, Debug)]
+pub struct RedisOptions {
+    /// The clock for timeouts and pauses. Records live by the server's clock.
+    pub clock: Arc<dyn Clock>,
+    /// Randomness for pauses.
+    pub rng: Arc<dyn Rng>,
+    /// Time that passed only in a test.
+    #[doc(hidden)]
+    pub shift: Shift,
+    /// What all keys begin with, so that tests can share a server.
+    #[doc(hidden)]
+    pub prefix: String,
+    /// How long connecting may take.
+    pub connect_timeout: Duration,
+    /// How long an answer may take.
+    pub command_timeout: Duration,
+    /// How many replicas must have what was written, or read, before it counts; 0 does not ask
+    /// them. While fewer can be asked, nothing is granted, settled or read. In the URL:
+    /// `?wait_replicas=1`.
+    pub wait_replicas: u32,
+    /// How long to wait for them. In the URL: `&wait_timeout=100ms`.
+    pub wait_timeout: Duration,
+}
+
+impl Default for RedisOptions {
+    fn default() -> Self {
+        Self {
+            clock: Arc::new(SystemClock),
+            rng: Arc::new(SystemRng),
+            shift: Shift::default(),
+            prefix: "onetake".to_owned(),
+            connect_timeout: Duration::from_secs(2),
+            command_timeout: Duration::from_secs(2),
+            wait_replicas: 0,
+            wait_timeout: Duration::from_millis(100),
+        }
+    }
+}
+
+/// Records in Redis.
+#[derive(Debug)]
+pub struct RedisStore {
+    connection: Connection,
+    scripts: Scripts,
+    replicas: Option<Replicas>,
+}
+
+impl RedisStore {
+    /// Connects to `redis://[user:password@]host[:port][/db]`, `rediss://…` (TLS, by the roots that
+    /// the system trusts), `redis-cluster://host[:port],host[:port]` or `rediss-cluster://…`.
+    /// Options in the URL win over those given here.
+    ///
+    /// # Errors
+    /// If the URL is wrong, the password is refused, or nobody answers.
+    pub async fn open(url: &str, options: RedisOptions) -> Result<Self, StoreError> {
+        let (address, query) = Address::parse(url, URL_OPTIONS)?;
+        let mut replicas = Replicas { count: options.wait_replicas, within: options.wait_timeout };
+        for (name, value) in &query {
+            match name.as_str() {
+                "wait_replicas" => replicas.count = url::number(name, value)?,
+                _ => replicas.within = url::duration(name, value)?,
+            }
+        }
+        let connection = Connection::open(
+            address,
+            ConnectionOptions {
+                clock: options.clock,
+                rng: options.rng,
+                connect_timeout: options.connect_timeout,
+                command_timeout: options.command_timeout,
+                scripts: Scripts::texts().map(str::to_owned).to_vec(),
+            },
+        )
+        .await?;
+        let scripts = Scripts::new(options.prefix, options.shift);
+        let replicas = (replicas.count > 0).then_some(replicas);
+        let store = Self { connection, scripts, replicas };
+        store.try_out().await?;
+        Ok(store)
+    }
+
+    /// What breaks the promise, or weakens it.
+    ///
+    /// # Errors
+    /// If the server does not answer.
+    pub async fn diagnose(&self) -> Result<Diagnosis, StoreError> {
+        diagnose::diagnose(&self.connection, self.replicas).await
+    }
+
+    /// A server that will never do is refused now, not at the first request: a node of a cluster
+    /// behind the wrong URL, or a user who may not run scripts.
+    async fn try_out(&self) -> Result<(), StoreError> {
+        let answers = self.connection.run(&self.scripts.due(1), None).await;
+        let some_work = answers.iter().any(Result::is_ok);
+        let fatal = |error: &StoreError| error.kind() == StoreErrorKind::Invalid || !some_work;
+        answers.into_iter().filter_map(Result::err).find(fatal).map_or(Ok(()), Err)
+    }
+
+    /// The records whose lease and grace are over, by when they were, the longest over first.
+    async fn due(&self, limit: usize) -> Result<Vec<RecordId>, StoreError> {
+        let mut due = Vec::new();
+        let mut answered = false;
+        let mut failed = None;
+        for answer in self.connection.run(&self.scripts.due(limit), None).await {
+            match answer {
+                // A dead node of a cluster must not keep the others' from being found.
+                Err(error) => failed = Some(error),
+                Ok(value) => {
+                    answered = true;
+                    due.extend(read_due(value));
+                }
+            }
+        }
+        if let Some(error) = failed.filter(|_| !answered) {
+            return Err(read_only(error));
+        }
+        due.sort_unstable();
+        due.truncate(limit);
+        Ok(due.into_iter().map(|(_, id)| id).collect())
+    }
+
+    /// Takes what does not run out of the sets of what runs.
+    async fn trim(&self, stale: &[RecordId]) {
+        let trims: Vec<_> = stale.iter().map(|id| self.scripts.trim(*id)).collect();
+        for error in self.connection.run(&trims, None).await.into_iter().filter_map(Result::err) {
+            tracing::debug!(%error, "a stale lease could not be taken out; it is tried again");
+        }
+    }
+
+    /// Of these records, those that run; and those that do not, or are not there.
+    async fn look(&self, ids: Vec<RecordId>) -> (Vec<Abandoned>, Vec<RecordId>) {
+        let looks: Vec<_> = ids.iter().map(|id| self.scripts.look(*id)).collect();
+        let (mut running, mut stale) = (Vec::new(), Vec::new());
+        for (id, answer) in ids.into_iter().zip(self.connection.run(&looks, None).await) {
+            let Ok(Value::Array(fields)) = answer else { continue };
+            let [state, attempt, grace] = fields.as_slice() else { continue };
+            match (state, attempt, grace) {
+                (
+                    Value::BulkString(state),
+                    Value::BulkString(attempt),
+                    Value::BulkString(grace),
+                ) if state == b"running" => {
+                    let Ok(attempt) = <[u8; AttemptId::BYTES]>::try_from(attempt.as_slice()) else {
+                        continue;
+                    };
+                    // An owner that could not renew while the store was away gets its grace anew.
+                    let back_for = self.connection.back_for(self.scripts.record(id).as_bytes());
+                    if grace_of(grace).is_some_and(|grace| grace <= back_for) {
+                        let attempt = AttemptId::from_bytes(attempt);
+                        running.push(Abandoned { id, attempt });
+                    }
+                }
+                _ => stale.push(id),
+            }
+        }
+        (running, stale)
+    }
+}
+
+impl Store for RedisStore {
+    fn name(&self) -> &'static str {
+        "redis"
+    }
+
+    fn claim(&self, batch: Vec<Claim>) -> BoxFuture<'_, Answers<Claimed>> {
+        async move {
+            let commands: Vec<_> = batch.iter().map(|claim| self.scripts.claim(claim)).collect();
+            let answers = self.connection.run(&commands, self.replicas).await;
+            let read = |(claim, answer): (&Claim, _)| {
+                decoded(&self.scripts, claim.id, read_claimed(claim.id, answer?))
+            };
+            batch.iter().zip(answers).map(read).collect()
+        }
+        .boxed()
+    }
+
+    fn settle(&self, batch: Vec<Settlement>) -> BoxFuture<'_, Answers<Settled>> {
+        async move {
+            let (commands, sent): (Vec<Command>, Vec<Bytes>) =
+                batch.iter().map(|settlement| self.scripts.settle(settlement)).unzip();
+            let answers = self.connection.run(&commands, self.replicas).await;
+            let read = |((settlement, sent), answer): ((&Settlement, &Bytes), _)| {
+                let id = settlement.id;
+                decoded(&self.scripts, id, read_settled(id, sent, answer?))
+            };
+            batch.iter().zip(&sent).zip(answers).map(read).collect()
+        }
+        .boxed()
+    }
+
+    fn load(&self, ids: Vec<RecordId>) -> BoxFuture<'_, Answers<Option<Arc<Record>>>> {
+        async move {
+            let commands: Vec<_> = ids.iter().map(|id| self.scripts.load(*id)).collect();
+            // Waits for replicas too: who reads again after a write that too few of them had must
+            // not take it for done.
+            let answers = self.connection.run(&commands, self.replicas).await;
+            let read = |(id, answer): (&RecordId, Result<Value, StoreError>)| {
+                decoded(&self.scripts, *id, read_loaded(*id, answer.map_err(read_only)?))
+            };
+            ids.iter().zip(answers).map(read).collect()
+        }
+        .boxed()
+    }
+
+    fn abandoned(&self, limit: usize) -> BoxFuture<'_, Result<Vec<Abandoned>, StoreError>> {
+        async move {
+            let due = self.due(limit).await?;
+            let (running, stale) = self.look(due).await;
+            // Otherwise they could stand in the way of others for ever.
+            self.trim(&stale).await;
+            Ok(running)
+        }
+        .boxed()
+    }
+
+    fn sweep(&self, limit: usize) -> BoxFuture<'_, Result<Swept, StoreError>> {
+        async move {
+            // The server deletes what expired. What is left to do is to forget leases of records
+            // that somebody else deleted.
+            let due = self.due(limit.min(TRIM_MAX)).await?;
+            let (_, stale) = self.look(due).await;
+            self.trim(&stale).await;
+            Ok(Swept::default())
+        }
+        .boxed()
+    }
+
+    fn ready(&self) -> BoxFuture<'_, Result<(), StoreError>> {
+        async move { diagnose::ping(&self.connection).await }.boxed()
+    }
+
+    fn close(&self) -> BoxFuture<'_, Result<(), StoreError>> {
+        self.connection.close();
+        std::future::ready(Ok(())).boxed()
+    }
+}
+
+fn read_claimed(id: RecordId, answer: Value) -> Result<Claimed, DecodeError> {
+    let mut answer = Answer::read(answer)?;
+    if answer.word.as_ref() == b"granted" {
+        return Ok(Claimed::Granted { fence: Fence::new(answer.number("fence")?) });
+    }
+    let (now, record) = answer.record(id, &Bytes::new())?;
+    Ok(Claimed::Found { record: Arc::new(record), now })
+}
+
+fn read_settled(id: RecordId, sent: &Bytes, answer: Value) -> Result<Settled, DecodeError> {
+    let answer = Answer::read(answer)?;
+    let done = answer.word.as_ref() == b"done";
+    if !done && answer.is_empty() {
+        return Ok(Settled::Stale { current: None });
+    }
+    let (now, record) = answer.record(id, sent)?;
+    let record = Arc::new(record);
+    Ok(if done { Settled::Done { record, now } } else { Settled::Stale { current: Some(record) } })
+}
+
+fn read_loaded(id: RecordId, answer: Value) -> Result<Option<Arc<Record>>, DecodeError> {
+    let answer = Answer::read(answer)?;
+    if answer.word.as_ref() == b"absent" {
+        return Ok(None);
+    }
+    let (_, record) = answer.record(id, &Bytes::new())?;
+    Ok(Some(Arc::new(record)))
+}
+
+/// Members and scores in turn; the scores in microseconds.
+fn read_due(value: Value) -> Vec<(u64, RecordId)> {
+    let Value::Array(values) = value else { return Vec::new() };
+    let pair = |pair: &[Value]| {
+        let [Value::BulkString(member), Value::BulkString(score)] = pair else { return None };
+        let id = RecordId::from_bytes(member.as_slice().try_into().ok()?);
+        let score: f64 = std::str::from_utf8(score).ok()?.parse().ok()?;
+        // A whole number between 0 and 2^53, and only its order counts.
+        Some((score as u64, id))
+    };
+    values.chunks(2).filter_map(pair).collect()
+}
+
+fn grace_of(field: &[u8]) -> Option<Duration> {
+    Some(Duration::from_micros(std::str::from_utf8(field).ok()?.parse().ok()?))
+}
+
+/// One record that cannot be read is that one's trouble alone (S21).
+fn decoded<T>(
+    scripts: &Scripts,
+    id: RecordId,
+    read: Result<T, DecodeError>,
+) -> Result<T, StoreError> {
+    read.map_err(|error| {
+        let key = scripts.record(id);
+        let what = format!("the key {key} is damaged, or written by a newer onetake ({error})");
+        StoreError::new(StoreErrorKind::Invalid, what).with_source(error)
+    })
+}
+
+/// A read that got no answer wrote nothing.
+fn read_only(error: StoreError) -> StoreError {
+    if error.kind() == StoreErrorKind::Indeterminate {
+        return StoreError::new(StoreErrorKind::Unavailable, error.to_string()).with_source(error);
+    }
+    error
+}

@@ -1,0 +1,188 @@
+//! The servers: one, or those of a cluster and who of them keeps what.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+
+use futures_util::FutureExt;
+use futures_util::future::select_ok;
+use onetake_core::{StoreError, StoreErrorKind};
+use redis::{ConnectionAddr, ConnectionInfo, Pipeline, Value};
+
+use super::connection::ConnectionOptions;
+use super::errors;
+use super::node::Node;
+use super::slots::{self, Slots};
+use super::url::Address;
+
+/// The servers.
+#[derive(Debug)]
+pub(super) struct Nodes {
+    address: Address,
+    options: ConnectionOptions,
+    inner: RwLock<Inner>,
+    /// How often the cluster told who keeps what.
+    refreshes: AtomicU64,
+    /// Held while it is asked.
+    refreshing: tokio::sync::Mutex<()>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    known: HashMap<String, Arc<Node>>,
+    slots: Slots<Arc<Node>>,
+}
+
+impl Inner {
+    fn keeps_keys(&self, node: &Arc<Node>) -> bool {
+        self.slots.owners().any(|owner| Arc::ptr_eq(owner, node))
+    }
+}
+
+impl Nodes {
+    /// Connects to where the address says.
+    pub(super) async fn open(
+        address: Address,
+        options: ConnectionOptions,
+    ) -> Result<Self, StoreError> {
+        let seeds: Vec<_> =
+            address.seeds.iter().map(|seed| new_node(seed.clone(), &options)).collect();
+        let slots = match seeds.first() {
+            Some(server) if !address.cluster => Slots::all(Arc::clone(server)),
+            _ => Slots::new([]),
+        };
+        let known = seeds.iter().map(|seed| (seed.name.clone(), Arc::clone(seed))).collect();
+        let this = Self {
+            address,
+            options,
+            inner: RwLock::new(Inner { known, slots }),
+            refreshes: AtomicU64::new(0),
+            refreshing: tokio::sync::Mutex::new(()),
+        };
+        select_ok(seeds.iter().map(|seed| seed.connect_now().boxed())).await?;
+        if this.is_cluster() {
+            this.refresh(0).await?;
+        }
+        Ok(this)
+    }
+
+    pub(super) fn is_cluster(&self) -> bool {
+        self.address.cluster
+    }
+
+    /// Who keeps a slot.
+    pub(super) fn owner(&self, slot: u16) -> Option<Arc<Node>> {
+        self.read().slots.owner(slot).cloned()
+    }
+
+    /// Those that keep keys.
+    pub(super) fn primaries(&self) -> Vec<Arc<Node>> {
+        let mut owners: Vec<_> = self.read().slots.owners().cloned().collect();
+        owners.sort_by(|one, other| one.name.cmp(&other.name));
+        owners.dedup_by(|one, other| Arc::ptr_eq(one, other));
+        owners
+    }
+
+    /// Lets go of all connections.
+    pub(super) fn close(&self) {
+        for node in self.read().known.values() {
+            node.forget_any();
+        }
+    }
+
+    /// Takes a node's word for where a slot is now.
+    pub(super) fn moved(&self, detail: &str, from: &Node) {
+        if let Some((slot, host, port)) = slots::read_redirect(detail, from.host())
+            && let Some(to) = self.at(host, port)
+        {
+            let mut inner = self.write();
+            if !inner.keeps_keys(&to) {
+                to.count_anew();
+            }
+            inner.slots.moved(slot, to);
+        }
+    }
+
+    /// Whom a node says to ask.
+    pub(super) fn to_ask(&self, detail: &str, from: &Node) -> Option<Arc<Node>> {
+        let (_, host, port) = slots::read_redirect(detail, from.host())?;
+        self.at(host, port)
+    }
+
+    /// How often the cluster told who keeps what.
+    pub(super) fn refreshes(&self) -> u64 {
+        self.refreshes.load(Ordering::Acquire)
+    }
+
+    /// Asks the cluster who keeps what, unless somebody did since `seen`.
+    pub(super) async fn refresh(&self, seen: u64) -> Result<(), StoreError> {
+        let _one_at_a_time = self.refreshing.lock().await;
+        if self.refreshes() != seen {
+            return Ok(());
+        }
+        let nodes: Vec<_> = self.read().known.values().cloned().collect();
+        let asking = nodes.iter().map(|node| self.ask_for_slots(node).boxed());
+        let (ranges, _slower) = select_ok(asking).await?;
+        let owned = |(first, last, host, port)| Some((first, last, self.at(host, port)?));
+        let slots = Slots::new(ranges.into_iter().filter_map(owned).collect::<Vec<_>>());
+        let mut inner = self.write();
+        // A replica that took over was not there for its predecessor's owners while nobody was.
+        for new in slots.owners().filter(|node| !inner.keeps_keys(node)) {
+            new.count_anew();
+        }
+        // Nodes that left are forgotten, but those in the URL are always asked.
+        let seeds: Vec<_> = self.address.seeds.iter().map(|seed| seed.addr().to_string()).collect();
+        inner.known.retain(|name, node| {
+            seeds.contains(name) || slots.owners().any(|owner| Arc::ptr_eq(owner, node))
+        });
+        inner.slots = slots;
+        self.refreshes.fetch_add(1, Ordering::AcqRel);
+        Ok(())
+    }
+
+    async fn ask_for_slots(&self, node: &Node) -> Result<Vec<slots::Range>, StoreError> {
+        let mut ask = Pipeline::with_capacity(1);
+        ask.cmd("CLUSTER").arg("SLOTS");
+        let values = node.send(&ask, self.options.command_timeout).await?;
+        let error = |kind, what: &str| Err(StoreError::new(kind, format!("{} {what}", node.name)));
+        match values.first() {
+            Some(Value::ServerError(said)) if said.to_string().contains("disabled") => {
+                let what = "is not a node of a cluster: write its URL as redis://";
+                error(StoreErrorKind::Invalid, what)
+            }
+            Some(Value::ServerError(said)) => Err(errors::refused(&node.name, said)),
+            Some(value) => match slots::read(value, node.host()) {
+                Some(ranges) if !ranges.is_empty() => Ok(ranges),
+                _ => error(StoreErrorKind::Unavailable, "knows nobody who keeps any slot yet"),
+            },
+            None => Err(errors::lost(&node.name, "no answer")),
+        }
+    }
+
+    /// The node at an address: the one that is known, or a new one.
+    fn at(&self, host: String, port: u16) -> Option<Arc<Node>> {
+        let like = self.address.seeds.first()?;
+        let address = if self.address.tls {
+            ConnectionAddr::TcpTls { host, port, insecure: false, tls_params: None }
+        } else {
+            ConnectionAddr::Tcp(host, port)
+        };
+        let mut inner = self.write();
+        let known = inner.known.entry(address.to_string());
+        let make = || new_node(like.clone().set_addr(address), &self.options);
+        Some(Arc::clone(known.or_insert_with(make)))
+    }
+
+    fn read(&self) -> RwLockReadGuard<'_, Inner> {
+        self.inner.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn write(&self) -> RwLockWriteGuard<'_, Inner> {
+        self.inner.write().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn new_node(info: ConnectionInfo, options: &ConnectionOptions) -> Arc<Node> {
+    let (clock, rng) = (Arc::clone(&options.clock), Arc::clone(&options.rng));
+    Arc::new(Node::new(info, clock, rng, options.connect_timeout))
+}

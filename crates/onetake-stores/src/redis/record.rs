@@ -1,0 +1,177 @@
+//! A record as Redis keeps it.
+//!
+//! What the scripts decide by are fields of a hash, as decimal numbers, words or bytes; what only
+//! has to be kept is one field, `outcome`, that they do not look into.
+
+use std::time::Duration;
+
+use bytes::{BufMut, Bytes, BytesMut};
+use onetake_core::codec::{DecodeError, Reader, put_slice};
+use onetake_core::{
+    AttemptId, Cause, Failure, Fence, Fingerprint, OnUnknown, Record, RecordId, Recording, State,
+    Terms, Timestamp,
+};
+use redis::Value;
+
+/// A script's answer.
+#[derive(Debug)]
+pub(super) struct Answer {
+    /// What it says.
+    pub(super) word: Bytes,
+    fields: std::vec::IntoIter<Value>,
+}
+
+impl Answer {
+    pub(super) fn read(value: Value) -> Result<Self, DecodeError> {
+        let Value::Array(fields) = value else { return Err(DecodeError::new("an answer")) };
+        let mut fields = fields.into_iter();
+        let word = bytes(fields.next()).ok_or(DecodeError::new("an answer's word"))?;
+        Ok(Self { word, fields })
+    }
+
+    /// The next field, as a number.
+    pub(super) fn number(&mut self, what: &'static str) -> Result<u64, DecodeError> {
+        let field = self.bytes(what)?;
+        let digits = std::str::from_utf8(&field).ok();
+        digits.and_then(|digits| digits.parse().ok()).ok_or(DecodeError::new(what))
+    }
+
+    fn bytes(&mut self, what: &'static str) -> Result<Bytes, DecodeError> {
+        bytes(self.fields.next()).ok_or(DecodeError::new(what))
+    }
+
+    fn array<const N: usize>(&mut self, what: &'static str) -> Result<[u8; N], DecodeError> {
+        self.bytes(what)?.as_ref().try_into().map_err(|_| DecodeError::new(what))
+    }
+
+    fn duration(&mut self, what: &'static str) -> Result<Duration, DecodeError> {
+        self.number(what).map(Duration::from_micros)
+    }
+
+    /// Whether there is no field left.
+    pub(super) fn is_empty(&self) -> bool {
+        self.fields.as_slice().is_empty()
+    }
+
+    /// The store's time, and the record. `sent` is the outcome where the script left it out because
+    /// it is the one that it was sent.
+    pub(super) fn record(
+        mut self,
+        id: RecordId,
+        sent: &Bytes,
+    ) -> Result<(Timestamp, Record), DecodeError> {
+        let now = self.number("now").map(Timestamp::from_micros)?;
+        let attempt = AttemptId::from_bytes(self.array("attempt")?);
+        let fence = self.number("fence").map(Fence::new)?;
+        let [scheme, digest @ ..] = self.array::<33>("fingerprint")?;
+        let terms = Terms {
+            ttl: self.duration("ttl")?,
+            lease: self.duration("lease")?,
+            grace: self.duration("grace")?,
+            on_unknown: match self.bytes("on_unknown")?.as_ref() {
+                b"fail" => OnUnknown::Fail,
+                b"reconcile" => OnUnknown::Reconcile,
+                b"retry" => OnUnknown::Retry,
+                _ => return Err(DecodeError::new("on_unknown")),
+            },
+        };
+        let created_at = self.number("created").map(Timestamp::from_micros)?;
+        let word = self.bytes("state")?;
+        let at = self.number("at").map(Timestamp::from_micros)?;
+        let outcome = bytes(self.fields.next()).unwrap_or_else(|| sent.clone());
+        let state = state(&word, at, outcome)?;
+        let fingerprint = Fingerprint::from_parts(scheme, digest);
+        Ok((now, Record { id, attempt, fence, fingerprint, terms, created_at, state }))
+    }
+}
+
+pub(super) fn bytes(value: Option<Value>) -> Option<Bytes> {
+    match value? {
+        Value::BulkString(bytes) => Some(bytes.into()),
+        _ => None,
+    }
+}
+
+fn state(word: &[u8], at: Timestamp, outcome: Bytes) -> Result<State, DecodeError> {
+    let mut from = Reader(outcome);
+    let state = match word {
+        b"running" => State::Running { lease_until: at },
+        b"released" => State::Released { at },
+        b"completed" => {
+            let head = from.slice("head")?;
+            let body = match from.u8("body flag")? {
+                0 => None,
+                _ => Some(std::mem::take(&mut from.0)),
+            };
+            State::Completed { at, recording: Recording { head, body } }
+        }
+        b"failed" => {
+            let failure = Failure { code: text(&mut from)?, detail: text(&mut from)? };
+            State::Failed { at, failure }
+        }
+        b"unknown" => {
+            let cause = match from.u8("cause")? {
+                0 => Cause::LeaseEnded,
+                1 => Cause::Restarted,
+                2 => Cause::Interrupted,
+                3 => Cause::TimedOut,
+                4 => Cause::Reported(text(&mut from)?),
+                _ => return Err(DecodeError::new("cause")),
+            };
+            State::Unknown { at, cause }
+        }
+        _ => return Err(DecodeError::new("state")),
+    };
+    from.end()?;
+    Ok(state)
+}
+
+fn text(from: &mut Reader) -> Result<String, DecodeError> {
+    String::from_utf8(from.slice("text")?.to_vec()).map_err(|_| DecodeError::new("text"))
+}
+
+pub(super) fn fingerprint(fingerprint: &Fingerprint) -> Bytes {
+    let mut out = BytesMut::with_capacity(33);
+    out.put_u8(fingerprint.scheme());
+    out.put_slice(fingerprint.digest());
+    out.freeze()
+}
+
+pub(super) fn on_unknown(on_unknown: OnUnknown) -> &'static str {
+    match on_unknown {
+        OnUnknown::Fail => "fail",
+        OnUnknown::Reconcile => "reconcile",
+        OnUnknown::Retry => "retry",
+    }
+}
+
+pub(super) fn recording(recording: &Recording) -> Bytes {
+    let mut out = BytesMut::with_capacity(recording.bytes() + 5);
+    put_slice(&mut out, &recording.head);
+    out.put_u8(u8::from(recording.body.is_some()));
+    out.put_slice(recording.body.as_deref().unwrap_or_default());
+    out.freeze()
+}
+
+pub(super) fn failure(failure: &Failure) -> Bytes {
+    let mut out = BytesMut::new();
+    put_slice(&mut out, failure.code.as_bytes());
+    put_slice(&mut out, failure.detail.as_bytes());
+    out.freeze()
+}
+
+/// The first byte says which it is; `record.lua` writes the first of them too.
+pub(super) fn cause(cause: &Cause) -> Bytes {
+    let mut out = BytesMut::new();
+    match cause {
+        Cause::LeaseEnded => out.put_u8(0),
+        Cause::Restarted => out.put_u8(1),
+        Cause::Interrupted => out.put_u8(2),
+        Cause::TimedOut => out.put_u8(3),
+        other => {
+            out.put_u8(4);
+            put_slice(&mut out, other.to_string().as_bytes());
+        }
+    }
+    out.freeze()
+}

@@ -1,0 +1,150 @@
+//! The scripts, and the commands that run them.
+//!
+//! A record's shard is the first byte of its id. All keys of a shard have one hash tag, so that they
+//! are in one slot and a script can change them together, on Redis Cluster too:
+//!
+//! | key | what it holds |
+//! | --- | --- |
+//! | `onetake:{xx}:<id>` | a hash: the record |
+//! | `onetake:{xx}:leases` | a sorted set: the ids of what runs, by when lease and grace end |
+//! | `onetake:{xx}:fence` | the highest fence that was ever given in this shard |
+//!
+//! The second key is there so that nobody has to read all records to find the abandoned ones, the
+//! third so that fences rise even after a record expired and the server's clock was set back.
+
+use bytes::Bytes;
+use onetake_core::clock::micros;
+use onetake_core::{Claim, RecordId, Settlement, Shift, Verb};
+
+use super::connection::Command;
+use super::record;
+
+macro_rules! script {
+    ($name:literal) => {
+        concat!(
+            include_str!("scripts/record.lua"),
+            include_str!(concat!("scripts/", $name, ".lua"))
+        )
+    };
+}
+
+/// How many shards there are.
+const SHARDS: u16 = 256;
+
+/// Makes commands.
+#[derive(Debug)]
+pub(super) struct Scripts {
+    prefix: String,
+    shift: Shift,
+    claim: redis::Script,
+    settle: redis::Script,
+    load: redis::Script,
+    due: redis::Script,
+    trim: redis::Script,
+}
+
+impl Scripts {
+    /// Commands on keys that begin with `prefix`.
+    pub(super) fn new(prefix: String, shift: Shift) -> Self {
+        let [claim, settle, load, due, trim] = Self::texts().map(redis::Script::new);
+        Self { prefix, shift, claim, settle, load, due, trim }
+    }
+
+    /// What a server has to know.
+    pub(super) fn texts() -> [&'static str; 5] {
+        [script!("claim"), script!("settle"), script!("load"), script!("due"), script!("trim")]
+    }
+
+    pub(super) fn claim(&self, claim: &Claim) -> Command {
+        let keys = [self.record(claim.id), self.leases(shard(claim.id)), self.fence(claim.id)];
+        let terms = &claim.terms;
+        self.run(&self.claim, &keys)
+            .arg(claim.id.as_bytes().to_vec())
+            .arg(number(self.shift.as_micros()))
+            .arg(claim.attempt.as_bytes().to_vec())
+            .arg(record::fingerprint(&claim.fingerprint))
+            .arg(number(micros(terms.ttl)))
+            .arg(number(micros(terms.lease)))
+            .arg(number(micros(terms.grace)))
+            .arg(record::on_unknown(terms.on_unknown))
+            .with_back_for()
+    }
+
+    /// Settles; the second is the outcome that it sends.
+    pub(super) fn settle(&self, settlement: &Settlement) -> (Command, Bytes) {
+        let keys = [self.record(settlement.id), self.leases(shard(settlement.id))];
+        let (verb, outcome) = match &settlement.verb {
+            Verb::Renew => ("renew", Bytes::new()),
+            Verb::Abandon => ("abandon", Bytes::new()),
+            Verb::Release => ("released", Bytes::new()),
+            Verb::Complete(recording) => ("completed", record::recording(recording)),
+            Verb::Fail(failure) => ("failed", record::failure(&failure.clipped())),
+            Verb::Unknown(cause) => ("unknown", record::cause(&cause.clipped())),
+        };
+        let command = self
+            .run(&self.settle, &keys)
+            .arg(settlement.id.as_bytes().to_vec())
+            .arg(number(self.shift.as_micros()))
+            .arg(settlement.attempt.as_bytes().to_vec())
+            .arg(verb)
+            .arg(outcome.clone())
+            .with_back_for();
+        (command, outcome)
+    }
+
+    pub(super) fn load(&self, id: RecordId) -> Command {
+        self.run(&self.load, &[self.record(id)]).arg(number(self.shift.as_micros()))
+    }
+
+    /// For each shard: up to `limit` records whose lease and grace are over.
+    pub(super) fn due(&self, limit: usize) -> Vec<Command> {
+        let one = |shard| {
+            self.run(&self.due, &[self.leases(shard)])
+                .arg(number(self.shift.as_micros()))
+                .arg(limit.to_string())
+        };
+        (0..SHARDS).map(one).collect()
+    }
+
+    /// Reads what the reaper has to know of a record.
+    pub(super) fn look(&self, id: RecordId) -> Command {
+        let key = self.record(id);
+        Command::on(key.as_bytes(), "HMGET").arg(key).arg("state").arg("attempt").arg("grace")
+    }
+
+    pub(super) fn trim(&self, id: RecordId) -> Command {
+        let keys = [self.record(id), self.leases(shard(id))];
+        self.run(&self.trim, &keys).arg(id.as_bytes().to_vec())
+    }
+
+    /// A record's key.
+    pub(super) fn record(&self, id: RecordId) -> String {
+        let hex: String = id.as_bytes().iter().map(|byte| format!("{byte:02x}")).collect();
+        format!("{}:{{{:02x}}}:{hex}", self.prefix, shard(id))
+    }
+
+    fn leases(&self, shard: u16) -> String {
+        format!("{}:{{{shard:02x}}}:leases", self.prefix)
+    }
+
+    fn fence(&self, id: RecordId) -> String {
+        format!("{}:{{{:02x}}}:fence", self.prefix, shard(id))
+    }
+
+    fn run(&self, script: &redis::Script, keys: &[String]) -> Command {
+        let slot = keys.first().map(String::as_bytes).unwrap_or_default();
+        let command = Command::on(slot, "EVALSHA")
+            .arg(script.get_hash().to_owned())
+            .arg(keys.len().to_string());
+        keys.iter().fold(command, |command, key| command.arg(key.clone()))
+    }
+}
+
+fn shard(id: RecordId) -> u16 {
+    let [first, ..] = *id.as_bytes();
+    first.into()
+}
+
+fn number(value: u64) -> String {
+    value.to_string()
+}

@@ -1,0 +1,50 @@
+-- KEYS: record, leases, fence
+-- ARGV: id, shift, attempt, fingerprint, ttl, lease, grace, on_unknown, back_for
+local id, shift, attempt, fingerprint = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
+local ttl, lease, grace, on_unknown, back_for = ARGV[5], ARGV[6], ARGV[7], ARGV[8], ARGV[9]
+
+local now = clock(shift)
+local record = find(KEYS[1])
+local here = alive(record, now)
+
+local free = not here
+-- Another payload never runs, in any state.
+if here and record.fingerprint == fingerprint then
+  local again = record.on_unknown == 'retry'
+  if record.state == 'released' then
+    free = true
+  elseif record.state == 'unknown' then
+    free = again
+  elseif record.state == 'running' and abandoned(record, now, back_for) then
+    if again then
+      free = true
+    else
+      finish(record, 'unknown', now, LEASE_ENDED, shift)
+    end
+  end
+end
+if not free then
+  return told('found', now, record, record.outcome)
+end
+
+-- Above every fence that was ever given in this shard: also after the record is gone, and if the
+-- server's clock was set back.
+local previous = tonumber(redis.call('GET', KEYS[3]) or '0')
+if record then
+  previous = math.max(previous, tonumber(record.fence))
+end
+local fence = math.max(previous + 1, now)
+if fence > MAX then
+  error('there is no higher fence left: the server\'s clock, or the key ' .. KEYS[3] .. ', is wrong')
+end
+-- A key that runs again within its life keeps the time it was first claimed.
+local created = here and record.created or text(now)
+local lease_until = plus(now, lease)
+-- ZADD stands first: where memory is full it is refused, and then nothing was written.
+redis.call('ZADD', KEYS[2], text(plus(lease_until, grace)), id)
+redis.call('SET', KEYS[3], text(fence))
+redis.call('HSET', KEYS[1], 'v', '1', 'attempt', attempt, 'fence', text(fence),
+  'fingerprint', fingerprint, 'ttl', ttl, 'lease', lease, 'grace', grace, 'on_unknown', on_unknown,
+  'created', created, 'state', 'running', 'at', text(lease_until), 'outcome', '')
+redis.call('PERSIST', KEYS[1])
+return {'granted', text(fence)}

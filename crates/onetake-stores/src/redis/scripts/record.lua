@@ -1,0 +1,81 @@
+-- What all scripts begin with: how a record is read, told and ended. decide.rs is the original of
+-- every decision here; the conformance suite holds these scripts to it.
+--
+-- Numbers are doubles in Lua: exact up to 2^53 microseconds, which is the year 2255. What would be
+-- later is then. They are written by text(), never by tostring(), which would write 1.8e+15.
+local MAX = 9007199254740991
+local KEPT_AFTER_SETTLING = 3600000000
+local LEASE_ENDED = '\0'
+local FIELDS = {'v', 'attempt', 'fence', 'fingerprint', 'ttl', 'lease', 'grace', 'on_unknown',
+  'created', 'state', 'at', 'outcome'}
+
+local function text(number)
+  return string.format('%.0f', number)
+end
+
+local function plus(moment, by)
+  return math.min(tonumber(moment) + tonumber(by), MAX)
+end
+
+-- The server's clock, in microseconds; only tests shift it.
+local function clock(shift)
+  local time = redis.call('TIME')
+  return tonumber(time[1]) * 1000000 + tonumber(time[2]) + tonumber(shift)
+end
+
+local function find(key)
+  local values = redis.call('HMGET', key, unpack(FIELDS))
+  if not values[1] then
+    return nil
+  end
+  if values[1] ~= '1' then
+    error('this record has version ' .. values[1] .. ', and this onetake knows version 1')
+  end
+  local record = {}
+  for at, field in ipairs(FIELDS) do
+    record[field] = values[at]
+  end
+  return record
+end
+
+local function expires_at(record)
+  if record.state == 'running' then
+    return nil
+  end
+  if record.state == 'unknown' then
+    return plus(record.at, record.ttl)
+  end
+  local kept = math.min(tonumber(record.ttl), KEPT_AFTER_SETTLING)
+  return math.max(plus(record.created, record.ttl), plus(record.at, kept))
+end
+
+-- Expired is absent at once, whether or not the server came by to delete it.
+local function alive(record, now)
+  if not record then
+    return false
+  end
+  local ends = expires_at(record)
+  return ends == nil or ends > now
+end
+
+-- Whether a running record may be taken from its owner. An owner that could not renew while the
+-- store was away gets its whole grace anew: back_for is how long the asker has had contact.
+local function abandoned(record, now, back_for)
+  return plus(record.at, record.grace) <= now and tonumber(record.grace) <= tonumber(back_for)
+end
+
+-- Ends the attempt. ZREM stands first: it is allowed when memory is full, and then so is the rest,
+-- so that a full server still records outcomes. The server's own expiry knows nothing of the shift,
+-- and comes never too early.
+local function finish(record, state, now, outcome, shift)
+  record.state, record.at, record.outcome = state, text(now), outcome
+  redis.call('ZREM', KEYS[2], ARGV[1])
+  redis.call('HSET', KEYS[1], 'state', state, 'at', record.at, 'outcome', outcome)
+  redis.call('PEXPIREAT', KEYS[1], text(math.ceil((expires_at(record) - tonumber(shift)) / 1000)))
+end
+
+local function told(answer, now, record, outcome)
+  return {answer, text(now), record.attempt, record.fence, record.fingerprint, record.ttl,
+    record.lease, record.grace, record.on_unknown, record.created, record.state, record.at, outcome}
+end
+

@@ -1,0 +1,53 @@
+-- KEYS: record, leases
+-- ARGV: id, shift, attempt, verb, outcome, back_for
+-- The verbs renew and abandon are themselves; any other is the state that it leads to.
+local id, shift, attempt = ARGV[1], ARGV[2], ARGV[3]
+local verb, outcome, back_for = ARGV[4], ARGV[5], ARGV[6]
+
+local now = clock(shift)
+local record = find(KEYS[1])
+if not alive(record, now) then
+  return {'stale'}
+end
+local function stale()
+  return told('stale', now, record, record.outcome)
+end
+-- An outcome that is what was sent is not sent back: it may be large.
+local function done()
+  return told('done', now, record, record.outcome ~= outcome and record.outcome)
+end
+
+if record.attempt ~= attempt then
+  return stale()
+end
+local running, unknown = record.state == 'running', record.state == 'unknown'
+
+if verb == 'renew' then
+  if not running then
+    return stale()
+  end
+  -- PERSIST changes nothing here, but it is allowed when memory is full, and then so is the rest.
+  redis.call('PERSIST', KEYS[1])
+  local lease_until = plus(now, record.lease)
+  redis.call('ZADD', KEYS[2], text(plus(lease_until, record.grace)), id)
+  record.at = text(lease_until)
+  redis.call('HSET', KEYS[1], 'at', record.at)
+  return done()
+end
+if verb == 'abandon' then
+  -- The reaper looked a while ago: only what is still abandoned now becomes unknown.
+  if not running or not abandoned(record, now, back_for) then
+    return stale()
+  end
+  finish(record, 'unknown', now, LEASE_ENDED, shift)
+  return done()
+end
+if running or (unknown and verb ~= 'unknown') then
+  finish(record, verb, now, outcome, shift)
+  return done()
+end
+-- A settlement whose first answer got lost is sent again: it is its own success, if it says the same.
+if record.state == verb and (unknown or record.outcome == outcome) then
+  return done()
+end
+return stale()

@@ -1,0 +1,174 @@
+//! What a Redis URL says.
+
+use std::time::Duration;
+
+use onetake_core::{StoreError, StoreErrorKind};
+use redis::{ConnectionInfo, IntoConnectionInfo};
+
+/// Where to connect, and as whom.
+#[derive(Clone, Debug)]
+pub(crate) struct Address {
+    /// Where to begin: one server, or a few nodes of a cluster, which tell of the others.
+    pub(super) seeds: Vec<ConnectionInfo>,
+    pub(super) cluster: bool,
+    pub(super) tls: bool,
+}
+
+/// A URL's options: what stands behind its `?`.
+pub(crate) type Query = Vec<(String, String)>;
+
+impl Address {
+    /// Reads `redis://[user:password@]host[:port][/db]`, `rediss://…` (TLS),
+    /// `redis-cluster://host[:port],host[:port]` and `rediss-cluster://…`. Options that are not in
+    /// `known` are refused.
+    ///
+    /// # Errors
+    /// If the URL says something else. The message never shows the user and password.
+    pub(crate) fn parse(url: &str, known: &[&str]) -> Result<(Self, Query), StoreError> {
+        let (scheme, rest) = url.split_once("://").unwrap_or((url, ""));
+        let (tls, cluster) = match scheme {
+            "redis" => (false, false),
+            "rediss" => (true, false),
+            "redis-cluster" => (false, true),
+            "rediss-cluster" => (true, true),
+            _ => {
+                return Err(invalid(
+                    "a Redis URL begins with redis://, rediss:// (TLS), \
+                redis-cluster:// or rediss-cluster://",
+                ));
+            }
+        };
+        // The last @: nothing before it is ever shown.
+        let (user, rest) =
+            rest.rsplit_once('@').map_or((None, rest), |(user, rest)| (Some(user), rest));
+        if user.is_some_and(|user| user.contains(['/', '?', '#', '@'])) {
+            let what = "the user or the password in the Redis URL contains one of / ? # @: write \
+                them as %2F %3F %23 %40";
+            return Err(invalid(what));
+        }
+        let (rest, query) = rest.split_once('?').unwrap_or((rest, ""));
+        let (hosts, db) = rest.split_once('/').unwrap_or((rest, ""));
+        let shown = format!("{scheme}://{rest}");
+        if hosts.is_empty() {
+            return Err(invalid(format!("{shown} names no host: write {scheme}://HOST:6379")));
+        }
+        if !cluster && hosts.contains(',') {
+            let what = "names more than one host: a cluster's URL begins with redis-cluster://";
+            return Err(invalid(format!("{shown} {what}")));
+        }
+        if cluster && !matches!(db, "" | "0") {
+            return Err(invalid(format!("{shown} names a database: a Redis Cluster has only 0")));
+        }
+        if !db.is_empty() && db.parse::<u32>().is_err() {
+            return Err(invalid(format!("{shown}: {db} is not the number of a database")));
+        }
+        let scheme = if tls { "rediss" } else { "redis" };
+        let user = user.map_or(String::new(), |user| format!("{user}@"));
+        let seed = |host: &str| {
+            let one = format!("{scheme}://{user}{host}/{db}");
+            one.into_connection_info().map_err(|error| {
+                let what = format!("{host} in {shown} is not a host and a port ({error})");
+                invalid(what)
+            })
+        };
+        let seeds = hosts.split(',').map(seed).collect::<Result<_, _>>()?;
+        Ok((Self { seeds, cluster, tls }, options(query, known)?))
+    }
+}
+
+fn options(query: &str, known: &[&str]) -> Result<Query, StoreError> {
+    let mut options = Query::new();
+    for pair in query.split('&').filter(|pair| !pair.is_empty()) {
+        let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
+        if !known.contains(&name) {
+            let known = if known.is_empty() { "none".to_owned() } else { known.join(", ") };
+            let what = format!("the Redis URL has an unknown option `{name}` (known: {known})");
+            return Err(invalid(what));
+        }
+        options.push((name.to_owned(), value.to_owned()));
+    }
+    Ok(options)
+}
+
+/// Reads a duration such as `100ms` or `2s`.
+pub(crate) fn duration(name: &str, value: &str) -> Result<Duration, StoreError> {
+    let digits = value.trim_end_matches(|last: char| last.is_ascii_alphabetic());
+    let unit = value.strip_prefix(digits).unwrap_or_default();
+    let read = digits.parse::<u32>().ok().and_then(|count| match unit {
+        "ms" => Some(Duration::from_millis(count.into())),
+        "s" => Some(Duration::from_secs(count.into())),
+        _ => None,
+    });
+    let what = format!("`{name}={value}` in the Redis URL is not a time such as 100ms or 2s");
+    read.ok_or_else(|| invalid(what))
+}
+
+/// Reads a whole number.
+pub(crate) fn number(name: &str, value: &str) -> Result<u32, StoreError> {
+    let what = format!("`{name}={value}` in the Redis URL is not a whole number");
+    value.parse().map_err(|_| invalid(what))
+}
+
+fn invalid(what: impl Into<String>) -> StoreError {
+    StoreError::new(StoreErrorKind::Invalid, what)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn seeds(url: &str) -> Vec<String> {
+        let (address, _) = Address::parse(url, &["a"]).unwrap();
+        address.seeds.iter().map(|seed| seed.addr().to_string()).collect()
+    }
+
+    #[test]
+    fn urls_of_every_form_are_read() {
+        assert_eq!(seeds("redis://localhost"), ["localhost:6379"]);
+        assert_eq!(seeds("rediss://cache.example:7000/3"), ["cache.example:7000"]);
+        assert_eq!(seeds("redis://[::1]:7000"), ["::1:7000"]);
+        assert_eq!(seeds("redis-cluster://a:1,b:2,c"), ["a:1", "b:2", "c:6379"]);
+        assert_eq!(seeds("rediss-cluster://u:p@a:1,b:2/?a=1"), ["a:1", "b:2"]);
+        let (address, query) = Address::parse("redis://me:p%40ss@h/5?a=1&a=2", &["a"]).unwrap();
+        let settings = address.seeds[0].redis_settings();
+        let said = (settings.username(), settings.password(), settings.db());
+        assert_eq!(said, (Some("me"), Some("p@ss"), 5));
+        assert_eq!(query, [("a".into(), "1".into()), ("a".into(), "2".into())]);
+        assert!(!address.cluster && !address.tls);
+    }
+
+    #[test]
+    fn a_wrong_url_is_refused_without_showing_its_password() {
+        for (url, says) in [
+            ("http://localhost", "begins with redis://"),
+            ("redis", "names no host"),
+            ("redis://", "names no host"),
+            ("redis://u:secret@/1", "names no host"),
+            ("redis://u:secret@a,b", "redis-cluster://"),
+            ("redis://u:secret@a:99999", "a:99999"),
+            ("redis://u:secret@a/x", "number of a database"),
+            ("redis-cluster://u:secret@a/1", "only 0"),
+            ("redis://u:sec/ret@a", "%2F"),
+            ("redis://u:sec?ret@a", "%3F"),
+            ("redis://u:sec@ret@a", "%40"),
+            ("redis://u:secret@a?waits=1", "unknown option `waits` (known: a)"),
+        ] {
+            let error = Address::parse(url, &["a"]).unwrap_err();
+            assert_eq!(error.kind(), StoreErrorKind::Invalid);
+            let message = error.to_string();
+            assert!(message.contains(says), "{url}: {message}");
+            assert!(!message.contains("sec"), "{url}: {message}");
+        }
+    }
+
+    #[test]
+    fn times_and_numbers_are_read() {
+        assert_eq!(duration("t", "100ms").unwrap(), Duration::from_millis(100));
+        assert_eq!(duration("t", "2s").unwrap(), Duration::from_secs(2));
+        for wrong in ["", "5", "ms", "5h", "-1s", "1.5s"] {
+            assert!(duration("t", wrong).unwrap_err().to_string().contains("100ms"), "{wrong}");
+        }
+        assert_eq!(number("n", "3").unwrap(), 3);
+        number("n", "x").unwrap_err();
+    }
+}

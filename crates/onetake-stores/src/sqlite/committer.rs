@@ -1,0 +1,254 @@
+//! The thread that owns the connection.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, mpsc};
+use std::time::Duration;
+
+use rusqlite::{Connection, TransactionBehavior};
+use tokio::sync::oneshot;
+
+use onetake_core::store::{Abandoned, Answers, Swept};
+use onetake_core::{Clock, Record, RecordId, StoreError, StoreErrorKind, Timestamp};
+
+use super::error::{During, refused};
+use super::ledger::{self, Moment, Write};
+use super::table;
+
+/// Jobs that are written as one group at most.
+const GROUP_JOBS_MAX: usize = 64;
+/// Records that a sweep deletes between two groups of traffic.
+const SWEEP_STEP: usize = 250;
+
+/// What the thread is asked for.
+pub(super) enum Job {
+    Write(Box<dyn Write>),
+    Load(Vec<RecordId>, oneshot::Sender<Answers<Option<Arc<Record>>>>),
+    Abandoned(usize, oneshot::Sender<Result<Vec<Abandoned>, StoreError>>),
+    Sweep(usize, oneshot::Sender<Result<Swept, StoreError>>),
+    Settings(oneshot::Sender<Result<Settings, StoreError>>),
+    Close(oneshot::Sender<Result<(), StoreError>>),
+}
+
+/// What durability rests on, as the connection says.
+#[derive(Debug)]
+pub(super) struct Settings {
+    pub(super) journal_mode: String,
+    pub(super) synchronous: i64,
+    pub(super) schema_version: i64,
+}
+
+pub(super) struct Committer {
+    connection: Connection,
+    clock: Arc<dyn Clock>,
+    writes: Vec<Box<dyn Write>>,
+    sweeps: VecDeque<Sweeping>,
+    contact: Contact,
+}
+
+/// A sweep that goes on in steps, so that traffic never waits for all of it.
+struct Sweeping {
+    left: usize,
+    swept: Swept,
+    to: oneshot::Sender<Result<Swept, StoreError>>,
+}
+
+/// Since when writing works. While it did not, no owner could renew its lease: it gets its whole
+/// grace anew.
+#[derive(Debug, Default)]
+struct Contact {
+    failing: bool,
+    back_since: Option<Duration>,
+}
+
+impl Contact {
+    fn note(&mut self, worked: bool, monotonic: Duration) {
+        if worked && self.failing {
+            self.back_since = Some(monotonic);
+        }
+        self.failing = !worked;
+    }
+
+    fn back_for(&self, monotonic: Duration) -> Duration {
+        match self.back_since {
+            _ if self.failing => Duration::ZERO,
+            Some(since) => monotonic.saturating_sub(since),
+            None => Duration::MAX,
+        }
+    }
+}
+
+impl Committer {
+    pub(super) fn new(connection: Connection, clock: Arc<dyn Clock>) -> Self {
+        Self {
+            connection,
+            clock,
+            writes: Vec::new(),
+            sweeps: VecDeque::new(),
+            contact: Contact::default(),
+        }
+    }
+
+    /// Works until it is closed, or until everybody who could ask is gone.
+    pub(super) fn run(mut self, queue: &mpsc::Receiver<Job>) {
+        let mut poison: Option<StoreError> = None;
+        let closing = loop {
+            // A sweep under way does not wait for somebody to come.
+            let first = match queue.try_recv() {
+                Err(mpsc::TryRecvError::Empty) if self.sweeps.is_empty() => queue.recv().ok(),
+                first => first.ok(),
+            };
+            if first.is_none() && self.sweeps.is_empty() {
+                break None;
+            }
+            let mut closing = None;
+            for job in first.into_iter().chain(queue.try_iter().take(GROUP_JOBS_MAX)) {
+                match job {
+                    Job::Close(reply) => closing = Some(reply),
+                    job => self.take(job, poison.as_ref()),
+                }
+            }
+            match &poison {
+                None => poison = self.group().err(),
+                Some(error) => self.answer(Err(error)),
+            }
+            if closing.is_some() {
+                break closing;
+            }
+        };
+        let closed = self.connection.close();
+        let closed = closed.map_err(|(_, error)| refused(error, During::Work));
+        if let Some(reply) = closing {
+            let _gone = reply.send(poison.map_or(closed, Err));
+        }
+    }
+
+    /// Queues what writes, and answers what only reads: outside of any transaction, so that it
+    /// works while the disk is full, and sees nothing that is not durable.
+    fn take(&mut self, job: Job, poison: Option<&StoreError>) {
+        let poisoned = poison.cloned().map_or(Ok(()), Err);
+        match job {
+            Job::Write(write) => self.writes.push(write),
+            Job::Sweep(left, to) => {
+                self.sweeps.push_back(Sweeping { left, swept: Swept::default(), to });
+            }
+            Job::Load(ids, to) => {
+                let now = self.clock.now();
+                let one = |id| poisoned.clone().and_then(|()| self.load(id, now));
+                let _gone = to.send(ids.into_iter().map(one).collect());
+            }
+            Job::Abandoned(limit, to) => {
+                let _gone = to.send(poisoned.and_then(|()| self.abandoned(limit)));
+            }
+            Job::Settings(to) => {
+                let asked = poisoned
+                    .and_then(|()| self.settings().map_err(|error| refused(error, During::Work)));
+                let _gone = to.send(asked);
+            }
+            Job::Close(_) => {}
+        }
+    }
+
+    fn load(&self, id: RecordId, now: Timestamp) -> Result<Option<Arc<Record>>, StoreError> {
+        let found = ledger::load(&self.connection, id);
+        let found = found.map_err(|error| refused(error, During::Work))??;
+        Ok(found.filter(|record| !record.is_expired(now)).map(Arc::new))
+    }
+
+    fn abandoned(&self, limit: usize) -> Result<Vec<Abandoned>, StoreError> {
+        let back_for = self.contact.back_for(self.clock.monotonic());
+        let found = table::abandoned(&self.connection, self.clock.now(), limit);
+        let found = found.map_err(|error| refused(error, During::Work))?;
+        // A row that cannot be read must not keep the others from being found.
+        let found = found.iter().flatten().filter(|record| !ledger::must_wait(record, back_for));
+        Ok(found.map(|record| Abandoned { id: record.id, attempt: record.attempt }).collect())
+    }
+
+    fn settings(&self) -> rusqlite::Result<Settings> {
+        let ask = |name| self.connection.pragma_query_value(None, name, |row| row.get::<_, i64>(0));
+        let mode = |row: &rusqlite::Row<'_>| row.get(0);
+        Ok(Settings {
+            journal_mode: self.connection.pragma_query_value(None, "journal_mode", mode)?,
+            synchronous: ask("synchronous")?,
+            schema_version: ask("user_version")?,
+        })
+    }
+
+    /// Writes what has gathered, and answers. An error is one after which the store must not be
+    /// used any more.
+    fn group(&mut self) -> Result<(), StoreError> {
+        if self.writes.is_empty() && self.sweeps.is_empty() {
+            return Ok(());
+        }
+        let result = self.commit();
+        self.contact.note(result.is_ok(), self.clock.monotonic());
+        self.answer(result.as_ref().copied());
+        result.or_else(|error| match error.kind() {
+            StoreErrorKind::Corrupt => Err(error),
+            _ => Ok(()),
+        })
+    }
+
+    /// Decides what has gathered one after the other, in one transaction, and commits it.
+    fn commit(&mut self) -> Result<(), StoreError> {
+        let back_for = self.contact.back_for(self.clock.monotonic());
+        let Self { connection, clock, writes, sweeps, .. } = self;
+        let work = || {
+            let transaction =
+                connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
+            // Once the lock is held, so that time does not run backwards between two processes.
+            let moment = Moment { now: clock.now(), back_for };
+            for write in writes {
+                write.decide(&transaction, moment)?;
+            }
+            if let Some(sweeping) = sweeps.front_mut() {
+                let swept = table::sweep(&transaction, moment.now, sweeping.left.min(SWEEP_STEP))?;
+                sweeping.left -= swept.removed;
+                sweeping.swept.removed += swept.removed;
+                sweeping.swept.unknown += swept.unknown;
+                sweeping.swept.more = swept.more;
+            }
+            Ok(transaction)
+        };
+        let transaction = work().map_err(|error| refused(error, During::Work))?;
+        transaction.commit().map_err(|error| refused(error, During::Commit))
+    }
+
+    /// Answers what has gathered, but for a sweep that has more to do.
+    fn answer(&mut self, result: Result<(), &StoreError>) {
+        self.writes.drain(..).for_each(|write| write.answer(result));
+        match result {
+            Ok(()) => {
+                if let Some(over) = self.sweeps.pop_front_if(|sweeping| sweeping.is_over()) {
+                    let _gone = over.to.send(Ok(over.swept));
+                }
+            }
+            Err(error) => self.sweeps.drain(..).for_each(|sweeping| {
+                let _gone = sweeping.to.send(Err(error.clone()));
+            }),
+        }
+    }
+}
+
+impl Sweeping {
+    fn is_over(&self) -> bool {
+        self.left == 0 || !self.swept.more
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn grace_is_counted_anew_after_a_failure() {
+        let seconds = Duration::from_secs;
+        let mut contact = Contact::default();
+        contact.note(true, seconds(1));
+        assert_eq!(contact.back_for(seconds(2)), Duration::MAX);
+        contact.note(false, seconds(3));
+        assert_eq!(contact.back_for(seconds(9)), Duration::ZERO);
+        contact.note(true, seconds(10));
+        contact.note(true, seconds(11));
+        assert_eq!(contact.back_for(seconds(12)), seconds(2));
+    }
+}

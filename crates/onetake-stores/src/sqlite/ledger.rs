@@ -1,0 +1,147 @@
+//! Decides claims and settlements against the rows, inside a transaction.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use rusqlite::Connection;
+use tokio::sync::oneshot;
+
+use onetake_core::codec::DecodeError;
+use onetake_core::decide::{self, ClaimEffect, SettleEffect};
+use onetake_core::store::Answers;
+use onetake_core::{
+    Claim, Claimed, Fence, Record, RecordId, Settled, Settlement, State, StoreError,
+    StoreErrorKind, Timestamp, Verb,
+};
+
+use super::error::is_too_big;
+use super::table;
+
+/// When a group is decided.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Moment {
+    pub(super) now: Timestamp,
+    /// For how long writing has worked.
+    pub(super) back_for: Duration,
+}
+
+/// A batch that writes: it is decided with others, and answered once they are durable.
+pub(super) trait Write: Send {
+    /// Decides each item; the answers are kept.
+    fn decide(&mut self, connection: &Connection, moment: Moment) -> rusqlite::Result<()>;
+
+    /// Gives the answers, or the one reason why there are none.
+    fn answer(self: Box<Self>, result: Result<(), &StoreError>);
+}
+
+/// The outer error fails the group, the inner one the item alone.
+type Decided<R> = rusqlite::Result<Result<R, StoreError>>;
+
+struct Batch<T, R> {
+    items: Vec<T>,
+    decide: fn(&Connection, &T, Moment) -> Decided<R>,
+    answers: Answers<R>,
+    to: oneshot::Sender<Answers<R>>,
+}
+
+/// A batch of claims.
+pub(super) fn claims(items: Vec<Claim>, to: oneshot::Sender<Answers<Claimed>>) -> Box<dyn Write> {
+    Box::new(Batch { items, decide: claim, answers: Vec::new(), to })
+}
+
+/// A batch of settlements.
+pub(super) fn settlements(
+    items: Vec<Settlement>,
+    to: oneshot::Sender<Answers<Settled>>,
+) -> Box<dyn Write> {
+    Box::new(Batch { items, decide: settle, answers: Vec::new(), to })
+}
+
+impl<T: Send, R: Send> Write for Batch<T, R> {
+    fn decide(&mut self, connection: &Connection, moment: Moment) -> rusqlite::Result<()> {
+        for item in &self.items {
+            let answer = match (self.decide)(connection, item, moment) {
+                // Its own fault, and nobody else's (S21): the statement alone was undone.
+                Err(error) if is_too_big(&error) => Err(too_big(error)),
+                decided => decided?,
+            };
+            self.answers.push(answer);
+        }
+        Ok(())
+    }
+
+    fn answer(self: Box<Self>, result: Result<(), &StoreError>) {
+        let answers = match result {
+            Ok(()) => self.answers,
+            Err(error) => self.items.iter().map(|_| Err(error.clone())).collect(),
+        };
+        let _gone = self.to.send(answers);
+    }
+}
+
+fn claim(connection: &Connection, claim: &Claim, moment: Moment) -> Decided<Claimed> {
+    let Moment { now, back_for } = moment;
+    let found = match table::find(connection, claim.id)?.transpose() {
+        Ok(found) => found,
+        Err(error) => return Ok(Err(unreadable(claim.id, error))),
+    };
+    if let Some(record) = found.as_ref().filter(|record| must_wait(record, back_for)) {
+        return Ok(Ok(Claimed::Found { record: Arc::new(record.clone()), now }));
+    }
+    // Only what is not there needs to know of fences that were swept.
+    let floor = if found.is_some() { Fence::default() } else { table::swept_fence(connection)? };
+    Ok(Ok(match (decide::claim(found.as_ref(), claim, now, floor), found) {
+        (ClaimEffect::Grant(record), _) => {
+            table::write(connection, &record)?;
+            Claimed::Granted { fence: record.fence }
+        }
+        (ClaimEffect::BecomeUnknown(record), _) => {
+            table::write(connection, &record)?;
+            Claimed::Found { record: Arc::new(record), now }
+        }
+        (ClaimEffect::Keep, Some(record)) => Claimed::Found { record: Arc::new(record), now },
+        (ClaimEffect::Keep, None) => return Ok(Err(StoreError::kept_nothing())),
+    }))
+}
+
+fn settle(connection: &Connection, item: &Settlement, moment: Moment) -> Decided<Settled> {
+    let Moment { now, back_for } = moment;
+    let found = match table::find(connection, item.id)?.transpose() {
+        Ok(found) => found,
+        Err(error) => return Ok(Err(unreadable(item.id, error))),
+    };
+    let too_early = item.verb == Verb::Abandon
+        && found.as_ref().is_some_and(|record| must_wait(record, back_for));
+    let effect =
+        if too_early { SettleEffect::Stale } else { decide::settle(found.as_ref(), item, now) };
+    Ok(Ok(match (effect, found) {
+        (SettleEffect::Write(record), _) => {
+            table::write(connection, &record)?;
+            Settled::Done { record: Arc::new(record), now }
+        }
+        (SettleEffect::Already, Some(record)) => Settled::Done { record: Arc::new(record), now },
+        (_, current) => Settled::Stale { current: current.map(Arc::new) },
+    }))
+}
+
+/// Whether a record runs, and must be left to its owner because writing has only worked for so long.
+pub(super) fn must_wait(record: &Record, back_for: Duration) -> bool {
+    matches!(record.state, State::Running { .. }) && back_for < record.terms.grace
+}
+
+/// The record of a row, or why it cannot be read.
+pub(super) fn load(connection: &Connection, id: RecordId) -> Decided<Option<Record>> {
+    Ok(table::find(connection, id)?.transpose().map_err(|error| unreadable(id, error)))
+}
+
+/// Somebody else's hands were in the file, or it is from the future: that is this key's trouble
+/// alone.
+fn unreadable(id: RecordId, error: DecodeError) -> StoreError {
+    let what = format!("the record {} cannot be read: {error}", id.reference());
+    StoreError::new(StoreErrorKind::Invalid, what).with_source(error)
+}
+
+fn too_big(error: rusqlite::Error) -> StoreError {
+    let what = "the record is larger than SQLite keeps: lower the cap on bodies";
+    StoreError::new(StoreErrorKind::Invalid, what).with_source(error)
+}

@@ -1,0 +1,183 @@
+//! One node, one file that any SQLite tool can read.
+//!
+//! One thread owns the connection. It takes whatever claims, settlements and sweeps have gathered
+//! while it committed the last group, decides them one after the other inside one `BEGIN IMMEDIATE`
+//! transaction, commits, and only then answers (S5, S6). The file is in WAL mode with
+//! `synchronous=FULL`: a commit is on disk when it returns.
+//!
+//! Several processes of one machine may open the same file: the transaction holds SQLite's write
+//! lock from its first read on, so nothing gets between a look and its deed. They share the machine's
+//! clock. Because others may be alive, nothing is unknown just because a process opens the file:
+//! leases simply end. Network filesystems are out: SQLite's locks and its shared memory do not work
+//! there.
+//!
+//! # The table, for people who query it
+//!
+//! `records`, one row for each key. Times are microseconds since the Unix epoch.
+//!
+//! | column | what it holds |
+//! | --- | --- |
+//! | `id` | the record's id, 16 bytes |
+//! | `state` | `running`, `completed`, `failed`, `released` or `unknown` |
+//! | `attempt` | the latest attempt, 16 bytes |
+//! | `fence` | the latest attempt's fence |
+//! | `fingerprint` | the digest of what was asked, 32 bytes |
+//! | `created_at` | when the key was first claimed in this life of it |
+//! | `settled_at` | since when it is in its state; null while it runs |
+//! | `expires_at` | when it may be forgotten; null while it runs |
+//! | `lease_until` | the end of the lease, before grace; null unless it runs |
+//! | `abandoned_at` | the end of lease and grace; null unless it runs |
+//! | `record` | the whole record as onetake reads it; the other columns are written from it |
+//!
+//! `meta` holds `swept_fence`: the highest fence of any record that was swept, so that fences rise
+//! across that too (S2).
+
+mod committer;
+mod doctor;
+mod error;
+mod ledger;
+mod schema;
+mod table;
+
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, mpsc};
+use std::thread::JoinHandle;
+
+use futures_util::FutureExt;
+use futures_util::future::BoxFuture;
+use tokio::sync::oneshot;
+
+use onetake_core::store::{Abandoned, Answers, Swept};
+use onetake_core::{
+    Claim, Claimed, Clock, Record, RecordId, Settled, Settlement, Store, StoreError,
+    StoreErrorKind, SystemClock,
+};
+
+use crate::Diagnosis;
+use committer::{Committer, Job};
+
+/// The SQLite store.
+#[derive(Debug)]
+pub struct SqliteStore {
+    file: PathBuf,
+    clock: Arc<dyn Clock>,
+    jobs: mpsc::Sender<Job>,
+    thread: Mutex<Option<JoinHandle<()>>>,
+    closed: AtomicBool,
+}
+
+impl SqliteStore {
+    /// Opens the file, or makes a new one; an older schema is migrated.
+    ///
+    /// Reads the disk: call it where blocking is fine.
+    ///
+    /// # Errors
+    /// If the file is not a database, or another program's, or of a newer schema, or cannot be read
+    /// and written. Nothing in it is changed then.
+    pub fn open(file: &Path) -> Result<Self, StoreError> {
+        Self::open_with(file, Arc::new(SystemClock))
+    }
+
+    /// Opens the file on a clock of your choice.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    pub fn open_with(file: &Path, clock: Arc<dyn Clock>) -> Result<Self, StoreError> {
+        let (file, connection) = schema::open(file)?;
+        let committer = Committer::new(connection, Arc::clone(&clock));
+        let (jobs, queue) = mpsc::channel();
+        let thread = std::thread::Builder::new()
+            .name("onetake-sqlite".to_owned())
+            .spawn(move || committer.run(&queue))
+            .map_err(|error| {
+                let what = "the store's thread could not be started";
+                StoreError::new(StoreErrorKind::Unavailable, what).with_source(error)
+            })?;
+        let thread = Mutex::new(Some(thread));
+        Ok(Self { file, clock, jobs, thread, closed: AtomicBool::new(false) })
+    }
+
+    /// Looks at what the promise rests on.
+    ///
+    /// # Errors
+    /// If the file cannot be asked.
+    pub async fn diagnose(&self) -> Result<Diagnosis, StoreError> {
+        doctor::diagnose(self).await
+    }
+
+    /// Hands a job to the thread that owns the connection.
+    async fn ask<T>(&self, job: impl FnOnce(oneshot::Sender<T>) -> Job) -> Result<T, StoreError> {
+        let (reply, answer) = oneshot::channel();
+        // The queue is bounded by the callers: each engine has one batch of a kind under way.
+        self.jobs.send(job(reply)).map_err(|_| self.gone())?;
+        answer.await.map_err(|_| self.gone())
+    }
+
+    /// The error for a thread that is not there: closed on purpose, or died in the middle of
+    /// something.
+    fn gone(&self) -> StoreError {
+        if self.closed.load(Ordering::Acquire) {
+            StoreError::new(StoreErrorKind::Unavailable, "the store is closed")
+        } else {
+            StoreError::new(StoreErrorKind::Corrupt, "the store's thread died")
+        }
+    }
+}
+
+/// One answer for each item, whatever happened.
+fn each<T>(count: usize, answers: Result<Answers<T>, StoreError>) -> Answers<T> {
+    answers.unwrap_or_else(|error| (0..count).map(|_| Err(error.clone())).collect())
+}
+
+impl Store for SqliteStore {
+    fn name(&self) -> &'static str {
+        "sqlite"
+    }
+
+    fn claim(&self, batch: Vec<Claim>) -> BoxFuture<'_, Answers<Claimed>> {
+        let count = batch.len();
+        async move { each(count, self.ask(|reply| Job::Write(ledger::claims(batch, reply))).await) }
+            .boxed()
+    }
+
+    fn settle(&self, batch: Vec<Settlement>) -> BoxFuture<'_, Answers<Settled>> {
+        let count = batch.len();
+        async move { each(count, self.ask(|reply| Job::Write(ledger::settlements(batch, reply))).await) }.boxed()
+    }
+
+    fn load(&self, ids: Vec<RecordId>) -> BoxFuture<'_, Answers<Option<Arc<Record>>>> {
+        let count = ids.len();
+        async move { each(count, self.ask(|reply| Job::Load(ids, reply)).await) }.boxed()
+    }
+
+    fn abandoned(&self, limit: usize) -> BoxFuture<'_, Result<Vec<Abandoned>, StoreError>> {
+        async move { self.ask(|reply| Job::Abandoned(limit, reply)).await? }.boxed()
+    }
+
+    fn sweep(&self, limit: usize) -> BoxFuture<'_, Result<Swept, StoreError>> {
+        async move { self.ask(|reply| Job::Sweep(limit, reply)).await? }.boxed()
+    }
+
+    fn ready(&self) -> BoxFuture<'_, Result<(), StoreError>> {
+        async move { self.ask(Job::Settings).await?.map(drop) }.boxed()
+    }
+
+    fn close(&self) -> BoxFuture<'_, Result<(), StoreError>> {
+        async move {
+            self.closed.store(true, Ordering::Release);
+            let answer = self.ask(Job::Close).await;
+            let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
+            if let Some(thread) = thread {
+                // It answered its last job; all that is left to it is to let go of the file.
+                let _panicked = tokio::task::spawn_blocking(move || thread.join()).await;
+            }
+            match answer {
+                Ok(result) => result,
+                Err(error) if error.kind() == StoreErrorKind::Unavailable => Ok(()),
+                Err(error) => Err(error),
+            }
+        }
+        .boxed()
+    }
+}

@@ -1,0 +1,192 @@
+//! Opens the file: its settings, and its schema.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use rusqlite::{Connection, OpenFlags, Row, TransactionBehavior};
+
+use onetake_core::{StoreError, StoreErrorKind};
+
+use super::error::{is_busy, unopened};
+
+/// What one try for the write lock waits before the next.
+const BUSY_PAUSE: Duration = Duration::from_millis(1);
+/// How often the write lock is tried for: about two seconds.
+const BUSY_TRIES_MAX: i32 = 2_000;
+/// The size to which the write-ahead log is cut back after it has grown.
+const WAL_BYTES_KEPT: i64 = 64 << 20;
+
+/// Marks a file as ours: "onet".
+const APPLICATION_ID: i64 = 0x6f6e_6574;
+
+/// How to get from each version of the schema to the next; a fresh file begins at 0.
+const MIGRATIONS: &[&str] = &["
+    CREATE TABLE records (
+        id           BLOB PRIMARY KEY NOT NULL,
+        state        TEXT NOT NULL,
+        attempt      BLOB NOT NULL,
+        fence        INTEGER NOT NULL,
+        fingerprint  BLOB NOT NULL,
+        created_at   INTEGER NOT NULL,
+        settled_at   INTEGER,
+        expires_at   INTEGER,
+        lease_until  INTEGER,
+        abandoned_at INTEGER,
+        record       BLOB NOT NULL
+    ) STRICT;
+    CREATE INDEX records_abandoned ON records (abandoned_at) WHERE abandoned_at IS NOT NULL;
+    CREATE INDEX records_expiry ON records (expires_at) WHERE expires_at IS NOT NULL;
+    CREATE TABLE meta (name TEXT PRIMARY KEY NOT NULL, value INTEGER NOT NULL) STRICT;
+"];
+
+/// The version of the schema that is written.
+pub(super) fn version() -> i64 {
+    i64::try_from(MIGRATIONS.len()).unwrap_or(i64::MAX)
+}
+
+/// Opens the file, or makes it; its absolute path comes along.
+pub(super) fn open(file: &Path) -> Result<(PathBuf, Connection), StoreError> {
+    // Absolute, so that no name means anything special to SQLite (`:memory:`, the empty one).
+    let file = std::path::absolute(file).map_err(|error| {
+        let what = format!("`{}` is not a path to a file", file.display());
+        StoreError::new(StoreErrorKind::Invalid, what).with_source(error)
+    })?;
+    check_place(&file)?;
+    let connection = connect(&file).map_err(|error| unopened(&file, error))?;
+    let connection = set_up(connection, &file)?;
+    Ok((file, connection))
+}
+
+/// Says plainly what SQLite would only call "unable to open database file".
+fn check_place(file: &Path) -> Result<(), StoreError> {
+    let invalid = |what| Err(StoreError::new(StoreErrorKind::Invalid, what));
+    if file.is_dir() {
+        let what = format!(
+            "{} is a folder: name a file in it, such as {}",
+            file.display(),
+            file.join("onetake.db").display()
+        );
+        return invalid(what);
+    }
+    match file.parent() {
+        Some(parent) if !parent.is_dir() => invalid(format!(
+            "{} cannot be opened: the folder {} does not exist; create it first",
+            file.display(),
+            parent.display()
+        )),
+        _ => Ok(()),
+    }
+}
+
+fn connect(file: &Path) -> rusqlite::Result<Connection> {
+    let flags = OpenFlags::SQLITE_OPEN_READ_WRITE
+        | OpenFlags::SQLITE_OPEN_CREATE
+        | OpenFlags::SQLITE_OPEN_NO_MUTEX
+        | OpenFlags::SQLITE_OPEN_EXRESCODE;
+    let mut connection = Connection::open_with_flags(file, flags)?;
+    // SQLite's own handler waits longer and longer between two tries, and so can miss its turn for
+    // ever beside a process that commits without a pause.
+    connection.busy_handler(Some(wait_for_lock))?;
+    Ok(connection)
+}
+
+/// Waits a little; says whether to try once more.
+fn wait_for_lock(tries: i32) -> bool {
+    #[expect(clippy::disallowed_methods, reason = "SQLite calls this, and waits in real time")]
+    std::thread::sleep(BUSY_PAUSE);
+    tries < BUSY_TRIES_MAX
+}
+
+/// Two that make one file at the same moment may be told "busy" without having waited.
+fn to_wal(connection: &Connection) -> rusqlite::Result<String> {
+    let mut tries = 0;
+    loop {
+        let set = connection.pragma_update_and_check(None, "journal_mode", "WAL", |row| row.get(0));
+        match set {
+            Err(error) if is_busy(&error) && wait_for_lock(tries) => tries += 1,
+            set => return set,
+        }
+    }
+}
+
+fn set_up(mut connection: Connection, file: &Path) -> Result<Connection, StoreError> {
+    let failed = |error| unopened(file, error);
+    // Before anything is changed.
+    check_owner(&connection, file)?;
+    let mode = to_wal(&connection).map_err(failed)?;
+    if mode != "wal" {
+        let what = format!(
+            "{} cannot be in WAL mode (it is in `{mode}`): keep it on a local filesystem",
+            file.display()
+        );
+        return Err(StoreError::new(StoreErrorKind::Invalid, what));
+    }
+    for (name, value) in [
+        ("synchronous", 2),
+        // For macOS, where a plain fsync does not reach the disk.
+        ("fullfsync", 1),
+        ("checkpoint_fullfsync", 1),
+        ("journal_size_limit", WAL_BYTES_KEPT),
+        // A reader must not trust what a file says of its own functions.
+        ("trusted_schema", 0),
+    ] {
+        // Some of them answer with a row, which `pragma_update` would call an error.
+        let set = format!("PRAGMA {name} = {value}");
+        connection
+            .prepare(&set)
+            .and_then(|mut set| set.query([])?.next().map(drop))
+            .map_err(failed)?;
+    }
+    migrate(&mut connection, file)?;
+    Ok(connection)
+}
+
+/// Whose the file is, in one look: between two, another process could make its tables.
+const OWNER: &str = "
+    SELECT application_id, user_version, (SELECT count(*) FROM sqlite_schema)
+    FROM pragma_application_id, pragma_user_version";
+
+/// Which version the file has; refuses what is not ours or from the future.
+fn check_owner(connection: &Connection, file: &Path) -> Result<i64, StoreError> {
+    let row =
+        |row: &Row<'_>| Ok((row.get::<_, i64>(0)?, row.get::<_, i64>(1)?, row.get::<_, i64>(2)?));
+    let found = connection.query_row(OWNER, [], row).map_err(|error| unopened(file, error))?;
+    let invalid = |what| Err(StoreError::new(StoreErrorKind::Invalid, what));
+    match found {
+        (APPLICATION_ID, found, _) if found > version() => invalid(format!(
+            "{} has schema version {found}, and this onetake knows versions up to {}: use a newer \
+             onetake",
+            file.display(),
+            version()
+        )),
+        (APPLICATION_ID, found, _) => Ok(found),
+        (0, 0, 0) => Ok(0),
+        _ => invalid(format!(
+            "{} is another program's database: name a file of its own for onetake",
+            file.display()
+        )),
+    }
+}
+
+/// Brings the schema up to date, in one transaction; looks again inside, as another process may
+/// have been faster.
+fn migrate(connection: &mut Connection, file: &Path) -> Result<(), StoreError> {
+    if check_owner(connection, file)? == version() {
+        return Ok(());
+    }
+    let failed = |error| unopened(file, error);
+    let transaction =
+        connection.transaction_with_behavior(TransactionBehavior::Immediate).map_err(failed)?;
+    let found = check_owner(&transaction, file)?;
+    let done = usize::try_from(found).unwrap_or_default();
+    for step in MIGRATIONS.iter().skip(done) {
+        transaction.execute_batch(step).map_err(failed)?;
+    }
+    transaction.pragma_update(None, "application_id", APPLICATION_ID).map_err(failed)?;
+    transaction.pragma_update(None, "user_version", version()).map_err(failed)?;
+    transaction.commit().map_err(failed)?;
+    if done > 0 {
+        tracing::info!(from = found, to = version(), "the store's schema was migrated");
+    }
+    Ok(())
+}

@@ -1,0 +1,100 @@
+//! The suite that every store passes, with a filter in any condition.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use onetake_core::conformance::{Capabilities, Shifted, run, run_engine};
+use onetake_core::{Clock, MemoryStore, Store, SystemClock};
+use onetake_sim::fault_proxy::{FaultProxy, Weather};
+use onetake_sim::servers::free_port;
+use onetake_stores::{EmbeddedStore, FilterOptions, FilteredStore};
+
+use crate::redis;
+
+/// A fresh authority behind a filter. Each has a secret of its own: what others left in the same
+/// Redis under the same keys is not to be believed, and is in the way.
+async fn fresh(url: &str, command_timeout: Duration) -> Shifted {
+    Shifted::new(|clock, _| async move {
+        let authority = Arc::new(MemoryStore::with_clock(Arc::clone(&clock)));
+        (over(url, clock, authority, command_timeout).await, Box::new(()) as _)
+    })
+    .await
+}
+
+async fn over(
+    url: &str,
+    clock: Arc<dyn Clock>,
+    authority: Arc<dyn Store>,
+    command_timeout: Duration,
+) -> FilteredStore {
+    static SECRETS: AtomicU64 = AtomicU64::new(0);
+    let secret = format!("a secret of its own {}", SECRETS.fetch_add(1, Ordering::Relaxed));
+    let options = FilterOptions { clock, command_timeout, check_every: 1, ..Default::default() };
+    FilteredStore::open(url, secret.as_bytes(), authority, options).await.unwrap()
+}
+
+/// The suite's clock jumps by minutes: longer than that.
+const PATIENT: Duration = Duration::from_secs(1_000_000);
+const SHORT: Duration = Duration::from_millis(50);
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn filtered_memory_store() {
+    let redis = redis().await;
+    let url = redis.url();
+    run(|| fresh(&url, PATIENT), Capabilities::default()).await.assert_passed();
+    let kept: usize = redis.cli(&["DBSIZE"]).parse().unwrap();
+    assert!(kept > 20, "the filter took part: {kept} entries");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn engine_on_filtered_memory_store() {
+    let redis = redis().await;
+    let url = redis.url();
+    run_engine(|| fresh(&url, PATIENT), Capabilities::default()).await.assert_passed();
+    run_engine(|| fresh(&url, SHORT), Capabilities::default()).await.assert_passed();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn filtered_embedded_store() {
+    let redis = redis().await;
+    let url = redis.url();
+    let fresh = || {
+        Shifted::new(|clock, _| async {
+            let folder = tempfile::tempdir().unwrap();
+            let store = EmbeddedStore::open_with(folder.path(), Arc::clone(&clock)).unwrap();
+            (over(&url, clock, Arc::new(store), PATIENT).await, Box::new(folder) as _)
+        })
+    };
+    run(fresh, Capabilities::default()).await.assert_passed();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn without_a_redis() {
+    let url = format!("redis://127.0.0.1:{}", free_port());
+    run(|| fresh(&url, SHORT), Capabilities::default()).await.assert_passed();
+    run_engine(|| fresh(&url, SHORT), Capabilities::default()).await.assert_passed();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn on_a_redis_that_comes_goes_and_forgets() {
+    let redis = Arc::new(redis().await);
+    let proxy = Arc::new(FaultProxy::start(redis.address()).await.unwrap());
+    let url = format!("redis://{}", proxy.address());
+    let done = Arc::new(AtomicBool::new(false));
+    let (weather, over) = (Arc::clone(&proxy), Arc::clone(&done));
+    let chaos = tokio::spawn(async move {
+        while !over.load(Ordering::SeqCst) {
+            for now in [Weather::Fair, Weather::Dead, Weather::Fair, Weather::Slow(SHORT / 25)] {
+                weather.set(now);
+                SystemClock.sleep(Duration::from_millis(7)).await;
+            }
+            redis.cli(&["FLUSHALL"]);
+        }
+    });
+    // The clock that cuts a command short jumps along with the suite.
+    run(|| fresh(&url, SHORT), Capabilities::default()).await.assert_passed();
+    run_engine(|| fresh(&url, SHORT), Capabilities::default()).await.assert_passed();
+    done.store(true, Ordering::SeqCst);
+    chaos.await.unwrap();
+}

@@ -1,0 +1,90 @@
+//! An authority that counts what it is asked, and that can be put back in time.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+
+use futures_util::FutureExt;
+use futures_util::future::BoxFuture;
+use onetake_core::store::{Abandoned, Answers, Swept};
+use onetake_core::{
+    Claim, Claimed, Clock, MemoryStore, Record, RecordId, Settled, Settlement, Store, StoreError,
+};
+
+#[derive(Debug)]
+pub(crate) struct Watched {
+    inner: Mutex<Arc<dyn Store>>,
+    pub(crate) claims: AtomicUsize,
+    pub(crate) loads: AtomicUsize,
+    pub(crate) settlements: AtomicUsize,
+}
+
+impl Watched {
+    /// On the real clock.
+    pub(crate) fn new() -> Arc<Self> {
+        Self::around(MemoryStore::new())
+    }
+
+    pub(crate) fn with_clock(clock: Arc<dyn Clock>) -> Arc<Self> {
+        Self::around(MemoryStore::with_clock(clock))
+    }
+
+    fn around(inner: MemoryStore) -> Arc<Self> {
+        Arc::new(Self {
+            inner: Mutex::new(Arc::new(inner)),
+            claims: AtomicUsize::new(0),
+            loads: AtomicUsize::new(0),
+            settlements: AtomicUsize::new(0),
+        })
+    }
+
+    /// As after a restore from a backup in which this was all that there was.
+    pub(crate) fn replace(&self, by: MemoryStore) {
+        *self.inner.lock().unwrap() = Arc::new(by);
+    }
+
+    /// Items that it was asked for to claim or to read.
+    pub(crate) fn asked(&self) -> usize {
+        self.claims.load(Ordering::SeqCst) + self.loads.load(Ordering::SeqCst)
+    }
+
+    pub(crate) fn inner(&self) -> Arc<dyn Store> {
+        Arc::clone(&self.inner.lock().unwrap())
+    }
+}
+
+impl Store for Watched {
+    fn name(&self) -> &'static str {
+        "watched"
+    }
+
+    fn claim(&self, batch: Vec<Claim>) -> BoxFuture<'_, Answers<Claimed>> {
+        self.claims.fetch_add(batch.len(), Ordering::SeqCst);
+        async move { self.inner().claim(batch).await }.boxed()
+    }
+
+    fn settle(&self, batch: Vec<Settlement>) -> BoxFuture<'_, Answers<Settled>> {
+        self.settlements.fetch_add(batch.len(), Ordering::SeqCst);
+        async move { self.inner().settle(batch).await }.boxed()
+    }
+
+    fn load(&self, ids: Vec<RecordId>) -> BoxFuture<'_, Answers<Option<Arc<Record>>>> {
+        self.loads.fetch_add(ids.len(), Ordering::SeqCst);
+        async move { self.inner().load(ids).await }.boxed()
+    }
+
+    fn abandoned(&self, limit: usize) -> BoxFuture<'_, Result<Vec<Abandoned>, StoreError>> {
+        async move { self.inner().abandoned(limit).await }.boxed()
+    }
+
+    fn sweep(&self, limit: usize) -> BoxFuture<'_, Result<Swept, StoreError>> {
+        async move { self.inner().sweep(limit).await }.boxed()
+    }
+
+    fn ready(&self) -> BoxFuture<'_, Result<(), StoreError>> {
+        async move { self.inner().ready().await }.boxed()
+    }
+
+    fn close(&self) -> BoxFuture<'_, Result<(), StoreError>> {
+        async move { self.inner().close().await }.boxed()
+    }
+}

@@ -1,0 +1,76 @@
+//! PostgreSQL: the suite that every store passes, directly and behind PgBouncer.
+#![expect(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "tests may panic")]
+
+mod held;
+mod outages;
+mod refusals;
+mod schema;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use onetake_core::conformance::{Capabilities, Shifted, run, run_engine};
+use onetake_core::{Clock, Shift};
+use onetake_sim::servers::{PgBouncer, Postgres};
+use onetake_stores::{PostgresOptions, PostgresStore};
+
+/// A store on an empty database, on the suite's clock; `url` is how it gets there.
+async fn store(url: &str, clock: Arc<dyn Clock>, shift: Shift) -> PostgresStore {
+    let options = PostgresOptions { clock, shift, ..PostgresOptions::default() };
+    PostgresStore::migrate(url, options.clone()).await.unwrap();
+    PostgresStore::open(url, options).await.unwrap()
+}
+
+/// A store on a database, on real time.
+async fn store_on(url: &str) -> PostgresStore {
+    PostgresStore::migrate(url, PostgresOptions::default()).await.unwrap();
+    PostgresStore::open(url, PostgresOptions::default()).await.unwrap()
+}
+
+/// How long a race goes on: this long, or for a minute if `ONETAKE_LONG` is set.
+fn long_or(short: Duration) -> Duration {
+    if std::env::var_os("ONETAKE_LONG").is_some() { Duration::from_secs(60) } else { short }
+}
+
+async fn fresh(url: String) -> Shifted {
+    let made = async |clock, shift| (store(&url, clock, shift).await, Box::new(()) as _);
+    Shifted::new(made).await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn postgres_store() {
+    let server = Postgres::start().await;
+    run(|| fresh(server.database()), Capabilities::default()).await.assert_passed();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn engine_on_postgres_store() {
+    let server = Postgres::start().await;
+    run_engine(|| fresh(server.database()), Capabilities::default()).await.assert_passed();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn postgres_store_behind_pgbouncer() {
+    let server = Postgres::start().await;
+    let bouncer = PgBouncer::start(&server, "transaction", 2).await;
+    let url = || {
+        let direct = server.database();
+        let (_, database) = direct.rsplit_once('/').unwrap();
+        server.url_at(bouncer.address(), database)
+    };
+    run(|| fresh(url()), Capabilities::default()).await.assert_passed();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_pool_of_one_connection_is_enough() {
+    let server = Postgres::start().await;
+    let url = || format!("{}?connections=1", server.database());
+    run(|| fresh(url()), Capabilities::default()).await.assert_passed();
+    run_engine(|| fresh(url()), Capabilities::default()).await.assert_passed();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn serialization_failures_are_tried_again() {
+    let server = Postgres::start_with(&["default_transaction_isolation = 'serializable'"]).await;
+    run(|| fresh(server.database()), Capabilities::default()).await.assert_passed();
+}

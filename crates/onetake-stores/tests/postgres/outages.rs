@@ -1,0 +1,133 @@
+//! The server goes away and comes back.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use onetake_core::conformance::many;
+use onetake_core::{
+    Answer, Clock, Engine, Fingerprint, InFlight, Key, OnUnknown, Operation, Outcome, Recording,
+    Scope, Store, StoreErrorKind, SystemClock, Terms, Verdict,
+};
+use onetake_sim::fault_proxy::{FaultProxy, Weather};
+use onetake_sim::servers::{Postgres, until};
+use onetake_stores::{PostgresOptions, PostgresStore};
+use tokio::sync::Notify;
+
+use super::store_on;
+
+async fn nodes(url: &str, count: usize) -> Vec<Engine> {
+    let mut engines = Vec::new();
+    for _ in 0..count {
+        engines.push(Engine::new(Arc::new(store_on(url).await)));
+    }
+    engines
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn restarted_and_killed_under_load_nothing_runs_twice_or_is_lost() {
+    let mut server = Postgres::start().await;
+    let url = server.database();
+    let engines = nodes(&url, 2).await;
+    let clock = SystemClock;
+    let trouble = async {
+        for round in 0..4 {
+            clock.sleep(Duration::from_millis(400)).await;
+            if round % 2 == 0 {
+                server.stop()
+            } else {
+                server.kill()
+            }
+            clock.sleep(Duration::from_millis(100)).await;
+            server.restart().await;
+        }
+    };
+    let tally = many::charges_under(engines, Terms::default(), 16, trouble).await;
+    assert!(tally.acknowledged > 50 && tally.after >= 16, "{tally:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_cut_connection_is_noticed_and_the_store_comes_back() {
+    let server = Postgres::start().await;
+    let url = server.database();
+    drop(store_on(&url).await);
+    let proxy = FaultProxy::start(server.address()).await.unwrap();
+    let options = PostgresOptions {
+        command_timeout: Duration::from_millis(200),
+        ..PostgresOptions::default()
+    };
+    let through = server.url_at(proxy.address(), url.rsplit_once('/').unwrap().1);
+    let store = PostgresStore::open(&through, options).await.unwrap();
+    store.ready().await.unwrap();
+    proxy.set(Weather::Cut);
+    for _ in 0..3 {
+        assert_eq!(store.ready().await.unwrap_err().kind(), StoreErrorKind::Unavailable);
+    }
+    let before = proxy.connections();
+    for _ in 0..100 {
+        let error = store.ready().await.unwrap_err();
+        assert!(error.to_string().contains("tried again by itself"), "{error}");
+    }
+    assert!(proxy.connections() - before <= 5, "a dead server costs everybody a connection");
+    proxy.set(Weather::Fair);
+    until("the store answers again", async || store.ready().await.is_ok()).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn away_for_longer_than_lease_and_grace_an_outcome_is_believed() {
+    let server = Postgres::start().await;
+    let url = server.database();
+    drop(store_on(&url).await);
+    let proxy = FaultProxy::start(server.address()).await.unwrap();
+    let through = server.url_at(proxy.address(), url.rsplit_once('/').unwrap().1);
+    let options = PostgresOptions {
+        command_timeout: Duration::from_millis(200),
+        ..PostgresOptions::default()
+    };
+    let node = async || {
+        Engine::new(Arc::new(PostgresStore::open(&through, options.clone()).await.unwrap()))
+    };
+    let (owner, other) = (node().await, node().await);
+    // The worst case: whoever is allowed to take over runs it again.
+    let terms = Terms {
+        lease: Duration::from_millis(300),
+        grace: Duration::from_secs(2),
+        on_unknown: OnUnknown::Retry,
+        ..Terms::default()
+    };
+    let operation =
+        Operation::new(&Scope::new("away"), &Key::new("charge").unwrap(), Fingerprint::of(b"pay"))
+            .terms(terms)
+            .in_flight(InFlight::Reject);
+    let (started, finish) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
+    let work = {
+        let (started, finish) = (Arc::clone(&started), Arc::clone(&finish));
+        async move |_| {
+            started.notify_one();
+            finish.notified().await;
+            Verdict::Complete(Recording::new("charged once"))
+        }
+    };
+    let running = tokio::spawn({
+        let (owner, operation) = (owner.clone(), operation.clone());
+        async move { owner.run(operation, work).await }
+    });
+    started.notified().await;
+    proxy.set(Weather::Dead);
+    finish.notify_one();
+    SystemClock.sleep(terms.lease + terms.grace + Duration::from_millis(500)).await;
+    assert!(other.ready().await.is_err());
+    proxy.set(Weather::Fair);
+    // The other node comes first, again and again, and must not run it.
+    let mut seen = None;
+    until("the outcome is replayed", async || {
+        let again = async |_| panic!("it ran twice");
+        if let Ok(Outcome::Answered(answer)) = other.run(operation.clone(), again).await {
+            seen = Some(answer);
+        }
+        matches!(seen, Some(Answer::Replay(_)))
+    })
+    .await;
+    drop(running.await.unwrap());
+    let recorded = owner.run(operation, async |_| panic!("it ran twice")).await.unwrap();
+    assert_eq!(recorded.recording().unwrap().body.as_deref(), Some(b"charged once".as_slice()));
+}

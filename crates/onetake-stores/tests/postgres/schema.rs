@@ -1,0 +1,94 @@
+//! Migrations, versions, and what people see who query the tables.
+
+use futures_util::future::join_all;
+use onetake_core::{
+    AttemptId, Claim, Fingerprint, Key, RecordId, Recording, Scope, Settlement, Store,
+    StoreErrorKind, Terms, Verb,
+};
+use onetake_sim::servers::Postgres;
+use onetake_stores::{Migrated, PostgresOptions, PostgresStore};
+
+use super::store_on;
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn many_nodes_may_migrate_at_once_and_again() {
+    let server = Postgres::start().await;
+    let url = server.database();
+    let migrated =
+        join_all((0..6).map(|_| PostgresStore::migrate(&url, PostgresOptions::default()))).await;
+    let migrated: Vec<Migrated> = migrated.into_iter().map(Result::unwrap).collect();
+    assert_eq!(migrated.iter().filter(|done| done.from.is_none()).count(), 1, "{migrated:?}");
+    assert!(migrated.iter().all(|done| done.to == 1), "{migrated:?}");
+    store_on(&url).await.ready().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn older_and_newer_versions_are_told_apart() {
+    let server = Postgres::start().await;
+    let url = server.database();
+    drop(store_on(&url).await);
+    let database = url.rsplit_once('/').unwrap().1;
+    let set = |version: u32, works_from: u32| {
+        let update = "UPDATE onetake_schema SET version =";
+        server.sql(database, &format!("{update} {version}, works_from = {works_from}"));
+    };
+    let open = async || PostgresStore::open(&url, PostgresOptions::default()).await;
+    set(2, 1);
+    open().await.unwrap().ready().await.unwrap();
+    let kept = PostgresStore::migrate(&url, PostgresOptions::default()).await.unwrap();
+    assert_eq!(kept, Migrated { from: Some(2), to: 2 }, "a newer one is left alone");
+    set(3, 2);
+    let newer = open().await.unwrap_err();
+    assert_eq!(newer.kind(), StoreErrorKind::Invalid);
+    assert!(
+        newer.to_string().contains("version 3")
+            && newer.to_string().contains("install a newer onetake")
+    );
+    PostgresStore::migrate(&url, PostgresOptions::default()).await.unwrap_err();
+    set(0, 0);
+    let older = open().await.unwrap_err();
+    assert!(
+        older.to_string().contains("version 0") && older.to_string().contains("onetake migrate"),
+        "{older}"
+    );
+    set(1, 1);
+    open().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn completing_touches_no_index_and_people_can_read_it() {
+    let server = Postgres::start().await;
+    let url = server.database();
+    let store = store_on(&url).await;
+    let claims: Vec<Claim> = (0..50_u8)
+        .map(|number| Claim {
+            id: RecordId::derive(
+                &Scope::new("people"),
+                &Key::new(format!("key {number}")).unwrap(),
+            ),
+            attempt: AttemptId::from_bytes([number; 16]),
+            fingerprint: Fingerprint::of(b"pay"),
+            terms: Terms::default(),
+        })
+        .collect();
+    for batch in claims.chunks(10) {
+        store.claim(batch.to_vec()).await;
+        let done = batch.iter().map(|claim| Settlement {
+            id: claim.id,
+            attempt: claim.attempt,
+            verb: Verb::Complete(Recording::new(vec![b'x'; 300])),
+        });
+        store.settle(done.collect()).await;
+    }
+    let database = url.rsplit_once('/').unwrap().1;
+    let updates = "SELECT n_tup_hot_upd || ' of ' || n_tup_upd FROM pg_stat_user_tables WHERE relname = 'onetake_records'";
+    onetake_sim::servers::until("the counts arrive", async || {
+        server.sql(database, updates) == "50 of 50"
+    })
+    .await;
+    let shown = "SELECT state, replayable, bytes, expires_at - created_at FROM onetake_keys GROUP BY 1, 2, 3, 4";
+    assert_eq!(server.sql(database, shown), "completed|t|300|1 day");
+    let secret = store.secret("filter").await.unwrap();
+    assert_eq!(store_on(&url).await.secret("filter").await.unwrap(), secret, "one for all nodes");
+    assert_ne!(store.secret("other").await.unwrap(), secret);
+}

@@ -1,0 +1,158 @@
+//! A server that goes away and comes back.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use onetake_core::{
+    Claim, Claimed, Clock, ManualClock, OnUnknown, Shift, Store, StoreErrorKind, SystemClock, Verb,
+};
+use onetake_sim::fault_proxy::{FaultProxy, Weather};
+use onetake_sim::servers::{Redis, until};
+use onetake_stores::{RedisOptions, RedisStore};
+
+use super::{Race, claim, claim_of, done, granted, load, open, outcome, pause, prefix, settle};
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn killed_under_load_no_key_is_granted_twice() {
+    let mut server = Redis::start().await;
+    let race = Race::on(&server.url()).await;
+    race.run(async {
+        for _ in 0..3 {
+            race.goes_on(200).await;
+            server.kill();
+            pause(200).await;
+            server.restart().await;
+        }
+        race.goes_on(200).await;
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_deaf_server_costs_a_few_timeouts_and_then_none() {
+    let server = Redis::start().await;
+    let proxy = FaultProxy::start(server.address()).await.unwrap();
+    let timeout = Duration::from_millis(200);
+    let options = RedisOptions {
+        prefix: prefix(),
+        connect_timeout: timeout,
+        command_timeout: timeout,
+        ..RedisOptions::default()
+    };
+    let url = format!("redis://{}", proxy.address());
+    let store = RedisStore::open(&url, options).await.unwrap();
+    let this = granted(&store, "a").await;
+
+    proxy.set(Weather::CutBack);
+    let error = settle(&store, &this, outcome()).await.unwrap_err();
+    assert_eq!(error.kind(), StoreErrorKind::Indeterminate, "it may have landed: {error}");
+    for _ in 0..3 {
+        load(&store, "a").await.unwrap_err();
+    }
+    let from = SystemClock.monotonic();
+    for _ in 0..100 {
+        let error = claim(&store, &claim_of("b")).await.unwrap_err();
+        assert_ne!(error.kind(), StoreErrorKind::Invalid, "{error}");
+        store.ready().await.unwrap_err();
+    }
+    let took = SystemClock.monotonic() - from;
+    assert!(took < timeout * 10, "200 requests took {took:?}");
+
+    proxy.set(Weather::Fair);
+    until("service returns", async || store.ready().await.is_ok()).await;
+    let record = load(&store, "a").await.unwrap().unwrap();
+    assert_eq!(record.state.name(), "completed", "it had landed");
+    let record = done(&store, &this, outcome()).await;
+    assert_eq!(record.state.name(), "completed", "sent again, it is its own success");
+}
+
+#[tokio::test]
+async fn a_server_that_is_down_was_surely_sent_nothing() {
+    let mut server = Redis::start().await;
+    let store = open(&server.url()).await;
+    let this = granted(&store, "a").await;
+    server.kill();
+    // The connection that was open is lost, whatever was on it.
+    let _either = load(&store, "a").await;
+    for _ in 0..10 {
+        let error = settle(&store, &this, outcome()).await.unwrap_err();
+        assert_eq!(error.kind(), StoreErrorKind::Unavailable, "{error}");
+        assert!(error.to_string().contains("refused"), "{error}");
+    }
+    server.restart().await;
+    until("service returns", async || settle(&store, &this, outcome()).await.is_ok()).await;
+    assert_eq!(load(&store, "a").await.unwrap().unwrap().state.name(), "completed");
+}
+
+#[tokio::test]
+async fn after_an_outage_grace_counts_anew() {
+    let server = Redis::start().await;
+    let proxy = FaultProxy::start(server.address()).await.unwrap();
+    grace_counts_anew_after(&server, &proxy, async |store, this, pass| {
+        proxy.set(Weather::Dead);
+        settle(store, this, Verb::Renew).await.unwrap_err();
+        pass(100);
+        proxy.set(Weather::Fair);
+        // What was on its way when the link died may be answered with that.
+        let _either = load(store, "a").await;
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn after_writes_were_refused_grace_counts_anew() {
+    let server = Redis::start().await;
+    let proxy = FaultProxy::start(server.address()).await.unwrap();
+    grace_counts_anew_after(&server, &proxy, async |store, this, pass| {
+        server.cli(&["CONFIG", "SET", "min-replicas-to-write", "1"]);
+        pass(100);
+        let error = settle(store, this, Verb::Renew).await.unwrap_err();
+        assert_eq!(error.kind(), StoreErrorKind::Unavailable, "{error}");
+        server.cli(&["CONFIG", "SET", "min-replicas-to-write", "0"]);
+    })
+    .await;
+}
+
+async fn grace_counts_anew_after(
+    server: &Redis,
+    proxy: &FaultProxy,
+    outage: impl AsyncFnOnce(&RedisStore, &Claim, &dyn Fn(u64)),
+) {
+    let (clock, shift) = (ManualClock::default(), Shift::default());
+    let options = RedisOptions {
+        prefix: prefix(),
+        clock: Arc::new(clock.clone()),
+        shift: shift.clone(),
+        ..RedisOptions::default()
+    };
+    let url = format!("redis://{}", proxy.address());
+    let store = RedisStore::open(&url, options).await.unwrap();
+    let pass = |seconds| {
+        clock.advance(Duration::from_secs(seconds));
+        shift.advance(Duration::from_secs(seconds));
+    };
+    // Lease and grace of 30 s each.
+    let this = granted(&store, "a").await;
+    let mut retry = claim_of("b");
+    retry.terms.on_unknown = OnUnknown::Retry;
+    claim(&store, &retry).await.unwrap();
+    pass(5);
+    outage(&store, &this, &pass).await;
+    assert_eq!(server.cli(&["PING"]), "PONG");
+    load(&store, "a").await.unwrap();
+    for _ in 0..2 {
+        for key in ["a", "b"] {
+            let found = claim(&store, &claim_of(key)).await.unwrap();
+            let Claimed::Found { record, .. } = found else { panic!("{key} was taken at once") };
+            assert_eq!(record.state.name(), "running", "{key} was taken from its owner at once");
+        }
+        assert!(store.abandoned(10).await.unwrap().is_empty());
+        settle(&store, &this, Verb::Abandon).await.unwrap();
+        assert_eq!(load(&store, "a").await.unwrap().unwrap().state.name(), "running");
+        pass(14);
+    }
+    pass(3);
+    assert_eq!(store.abandoned(10).await.unwrap().len(), 2);
+    assert!(matches!(claim(&store, &claim_of("b")).await.unwrap(), Claimed::Granted { .. }));
+    done(&store, &this, Verb::Abandon).await;
+}

@@ -1,0 +1,67 @@
+//! Replicas that must have it too.
+
+use onetake_core::{Claimed, StoreErrorKind};
+use onetake_sim::fault_proxy::{FaultProxy, Weather};
+use onetake_sim::servers::{Flavour, Redis, until};
+use onetake_stores::Weight;
+
+use super::{claim, claim_of, done, granted, load, open, outcome, settle};
+
+/// A server, a replica, and the link between them.
+async fn pair() -> (Redis, Redis, FaultProxy) {
+    let primary = Redis::start().await;
+    let link = FaultProxy::start(primary.address()).await.unwrap();
+    let port = link.address().port().to_string();
+    let replica =
+        Redis::start_with(Flavour::Redis, &["--replicaof", "127.0.0.1", port.as_str()]).await;
+    until("the replica follows", async || {
+        primary.cli(&["INFO", "replication"]).contains("state=online")
+    })
+    .await;
+    (primary, replica, link)
+}
+
+#[tokio::test]
+async fn too_few_replicas_make_it_indeterminate() {
+    let (primary, replica, link) = pair().await;
+    let store = open(&format!("{}?wait_replicas=1&wait_timeout=100ms", primary.url())).await;
+    let this = granted(&store, "a").await;
+    assert!(!super::records(&replica).is_empty(), "granted means that the replica has it");
+
+    link.set(Weather::Cut);
+    let error = settle(&store, &this, outcome()).await.unwrap_err();
+    assert_eq!(error.kind(), StoreErrorKind::Indeterminate);
+    assert!(error.to_string().contains("wait_replicas"), "{error}");
+    let error = claim(&store, &claim_of("b")).await.unwrap_err();
+    assert_eq!(error.kind(), StoreErrorKind::Indeterminate);
+    // Whoever looks whether it landed is not told that it is safe.
+    let error = load(&store, "a").await.unwrap_err();
+    assert_eq!(error.kind(), StoreErrorKind::Unavailable);
+    // Others do not ask for it, and get what the primary has.
+    let hasty = open(&primary.url()).await;
+    assert!(matches!(claim(&hasty, &claim_of("c")).await.unwrap(), Claimed::Granted { .. }));
+
+    link.set(Weather::Fair);
+    until("the replica is back", async || settle(&store, &this, outcome()).await.is_ok()).await;
+    assert_eq!(done(&store, &this, outcome()).await.state.name(), "completed");
+    assert_eq!(load(&store, "a").await.unwrap().unwrap().state.name(), "completed");
+}
+
+#[tokio::test]
+async fn doctor_says_what_a_failover_loses() {
+    let (primary, _replica, _link) = pair().await;
+    let found = open(&primary.url()).await.diagnose().await.unwrap();
+    let first = found.findings.first().unwrap();
+    assert_eq!(first.weight, Weight::Broken);
+    assert!(first.what.contains("asynchronous"), "{found:?}");
+    assert!(first.fix.contains("wait_replicas"), "{found:?}");
+
+    let waits = open(&format!("{}?wait_replicas=1", primary.url())).await;
+    let found = waits.diagnose().await.unwrap();
+    assert_eq!(found.worst(), Weight::Weak, "{found:?}");
+    assert!(found.findings.first().unwrap().what.contains("narrows"), "{found:?}");
+
+    let more = open(&format!("{}?wait_replicas=2", primary.url())).await;
+    let found = more.diagnose().await.unwrap();
+    assert!(found.findings.first().unwrap().what.contains("asks for 2"), "{found:?}");
+}

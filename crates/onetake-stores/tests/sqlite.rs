@@ -1,0 +1,408 @@
+//! The SQLite store: the suite that every store passes, and what is its own: a file that several
+//! processes share, that may be another program's, or on a full disk.
+#![cfg(feature = "sqlite")]
+#![expect(clippy::unwrap_used, clippy::panic, reason = "tests may panic")]
+
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use onetake_core::conformance::{Capabilities, Simulated, many, run, run_engine};
+use onetake_core::{
+    AttemptId, Claim, Claimed, Clock, Fence, Fingerprint, Key, ManualClock, Record, RecordId,
+    Recording, Scope, Settled, Settlement, State, Store, StoreError, StoreErrorKind, Terms, Verb,
+};
+use onetake_stores::{SqliteStore, Weight};
+
+async fn fresh() -> Simulated {
+    Simulated::new(|clock| {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("onetake.db");
+        (SqliteStore::open_with(&file, clock).unwrap(), Box::new(folder))
+    })
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn sqlite_store() {
+    run(fresh, Capabilities::default()).await.assert_passed();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn engine_on_sqlite_store() {
+    run_engine(fresh, Capabilities::default()).await.assert_passed();
+}
+
+fn claim(key: &str, attempt: u64) -> Claim {
+    Claim {
+        id: RecordId::derive(&Scope::new("t"), &Key::new(key).unwrap()),
+        attempt: AttemptId::from_bytes(u128::from(attempt).to_be_bytes()),
+        fingerprint: Fingerprint::of(b"pay"),
+        terms: Terms::default(),
+    }
+}
+
+async fn ask(store: &SqliteStore, claim: &Claim) -> Result<Claimed, StoreError> {
+    store.claim(vec![claim.clone()]).await.remove(0)
+}
+
+async fn granted(store: &SqliteStore, claim: &Claim) -> Fence {
+    match ask(store, claim).await.unwrap() {
+        Claimed::Granted { fence } => fence,
+        Claimed::Found { record, .. } => panic!("found {}", record.state.name()),
+    }
+}
+
+async fn complete(store: &SqliteStore, claim: &Claim, body: Vec<u8>) -> Result<(), StoreError> {
+    let verb = Verb::Complete(Recording::new(body));
+    let settlement = Settlement { id: claim.id, attempt: claim.attempt, verb };
+    match store.settle(vec![settlement]).await.remove(0)? {
+        Settled::Done { .. } => Ok(()),
+        Settled::Stale { current } => panic!("stale: {current:?}"),
+    }
+}
+
+async fn load(store: &SqliteStore, claim: &Claim) -> Option<Arc<Record>> {
+    store.load(vec![claim.id]).await.remove(0).unwrap()
+}
+
+fn body(record: &Record) -> &[u8] {
+    match &record.state {
+        State::Completed { recording, .. } => recording.body.as_deref().unwrap(),
+        other => panic!("{}", other.name()),
+    }
+}
+
+/// A file in a folder of its own.
+fn place() -> (tempfile::TempDir, PathBuf) {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("onetake.db");
+    (folder, file)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn two_stores_on_one_file_never_both_run() {
+    let (_folder, file) = place();
+    let stores: Vec<Arc<SqliteStore>> =
+        (0..2).map(|_| Arc::new(SqliteStore::open(&file).unwrap())).collect();
+    let (keys, grants) = (20, Arc::new(AtomicUsize::new(0)));
+    let tasks = (0..32).map(|task| {
+        let (store, grants) = (Arc::clone(&stores[task % 2]), Arc::clone(&grants));
+        tokio::spawn(async move {
+            for key in 0..keys {
+                let claim = claim(&format!("key {key}"), 1 + task as u64);
+                if let Claimed::Granted { .. } = ask(&store, &claim).await.unwrap() {
+                    grants.fetch_add(1, Ordering::Relaxed);
+                    let said = format!("{task}").into_bytes();
+                    complete(&store, &claim, said).await.unwrap();
+                }
+            }
+        })
+    });
+    for task in join_all(tasks).await {
+        task.unwrap();
+    }
+    assert_eq!(grants.load(Ordering::Relaxed), keys, "one run for each key (S1)");
+    for key in 0..keys {
+        let claim = claim(&format!("key {key}"), 0);
+        let (one, other) = (load(&stores[0], &claim).await, load(&stores[1], &claim).await);
+        assert_eq!(one, other);
+        assert!(!body(&one.unwrap()).is_empty());
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn overlapping_batches_from_four_stores_on_one_file() {
+    let (_folder, file) = place();
+    let store = |_| Arc::new(SqliteStore::open(&file).unwrap()) as Arc<dyn Store>;
+    let nodes = (0..4).map(store).collect();
+    let settled = many::overlapping_batches(nodes, 64, Duration::from_secs(3)).await;
+    assert!(settled > 100, "{settled}");
+}
+
+#[tokio::test]
+async fn many_open_a_fresh_file_at_once() {
+    for _ in 0..20 {
+        let (_folder, file) = place();
+        let threads: Vec<_> = (0..8)
+            .map(|_| {
+                let file = file.clone();
+                std::thread::spawn(move || SqliteStore::open(&file))
+            })
+            .collect();
+        let stores: Vec<SqliteStore> =
+            threads.into_iter().map(|thread| thread.join().unwrap().unwrap()).collect();
+        granted(&stores[0], &claim("a", 1)).await;
+        assert!(load(&stores[7], &claim("a", 1)).await.is_some());
+    }
+}
+
+#[tokio::test]
+async fn a_file_is_reopened_as_it_was_closed() {
+    let (_folder, file) = place();
+    let clock = ManualClock::default();
+    let store = SqliteStore::open_with(&file, Arc::new(clock.clone())).unwrap();
+    let (done, runs) = (claim("done", 1), claim("runs", 2));
+    granted(&store, &done).await;
+    complete(&store, &done, b"paid".to_vec()).await.unwrap();
+    granted(&store, &runs).await;
+    store.close().await.unwrap();
+    assert_eq!(ask(&store, &runs).await.unwrap_err().kind(), StoreErrorKind::Unavailable);
+
+    let store = SqliteStore::open_with(&file, Arc::new(clock.clone())).unwrap();
+    assert_eq!(body(&load(&store, &done).await.unwrap()), b"paid");
+    // Another process may run it: its lease has to end first.
+    assert_eq!(load(&store, &runs).await.unwrap().state.name(), "running");
+    clock.advance(Duration::from_secs(60));
+    let found = ask(&store, &claim("runs", 3)).await.unwrap();
+    assert!(matches!(found, Claimed::Found { record, .. } if record.state.name() == "unknown"));
+}
+
+#[tokio::test]
+async fn fences_rise_although_everything_was_swept_and_the_clock_went_back() {
+    let (_folder, file) = place();
+    let clock = ManualClock::default();
+    let start = clock.now();
+    let store = SqliteStore::open_with(&file, Arc::new(clock.clone())).unwrap();
+    let fence = granted(&store, &claim("a", 1)).await;
+    complete(&store, &claim("a", 1), b"x".to_vec()).await.unwrap();
+    clock.advance(Duration::from_secs(25 * 3600));
+    assert_eq!(store.sweep(10).await.unwrap().removed, 1);
+    store.close().await.unwrap();
+    clock.set_wall(start);
+    let store = SqliteStore::open_with(&file, Arc::new(clock)).unwrap();
+    assert!(granted(&store, &claim("a", 2)).await > fence, "S2");
+}
+
+#[tokio::test]
+async fn a_row_that_cannot_be_read_is_its_own_keys_trouble_alone() {
+    let (_folder, file) = place();
+    let clock = ManualClock::default();
+    let store = SqliteStore::open_with(&file, Arc::new(clock.clone())).unwrap();
+    let (good, bad) = (claim("good", 1), claim("bad", 2));
+    granted(&store, &good).await;
+    granted(&store, &bad).await;
+    let other = rusqlite::Connection::open(&file).unwrap();
+    other.execute("UPDATE records SET record = x'ff' WHERE id = ?1", [bad.id.as_bytes()]).unwrap();
+    let answers = store.claim(vec![bad.clone(), claim("new", 3), good.clone()]).await;
+    assert_eq!(answers[0].as_ref().unwrap_err().kind(), StoreErrorKind::Invalid);
+    assert!(matches!(answers[1], Ok(Claimed::Granted { .. })));
+    assert!(matches!(answers[2], Ok(Claimed::Found { .. })));
+    clock.advance(Duration::from_secs(61));
+    assert_eq!(store.abandoned(10).await.unwrap().len(), 2, "the others are found");
+}
+
+#[tokio::test]
+async fn a_lock_that_is_held_for_too_long_is_no_answer() {
+    let (_folder, file) = place();
+    let store = SqliteStore::open(&file).unwrap();
+    let other = rusqlite::Connection::open(&file).unwrap();
+    other.execute_batch("BEGIN IMMEDIATE").unwrap();
+    let error = ask(&store, &claim("a", 1)).await.unwrap_err();
+    assert_eq!(error.kind(), StoreErrorKind::Unavailable);
+    assert!(error.to_string().contains("another process holds"), "{error}");
+    other.execute_batch("COMMIT").unwrap();
+    granted(&store, &claim("a", 1)).await;
+}
+
+fn refused(file: &Path) -> (StoreErrorKind, String) {
+    let error = SqliteStore::open(file).unwrap_err();
+    (error.kind(), error.to_string())
+}
+
+#[test]
+fn what_cannot_be_opened_is_named_and_left_alone() {
+    let (folder, file) = place();
+    let (kind, said) = refused(folder.path());
+    assert_eq!(kind, StoreErrorKind::Invalid);
+    assert!(said.contains("is a folder"), "{said}");
+
+    let (kind, said) = refused(&folder.path().join("missing/onetake.db"));
+    assert_eq!(kind, StoreErrorKind::Invalid);
+    assert!(said.contains("missing does not exist; create it"), "{said}");
+
+    let (kind, said) = refused(Path::new(""));
+    assert_eq!((kind, said.contains("not a path")), (StoreErrorKind::Invalid, true), "{said}");
+
+    let text = "this is a letter to my aunt, and not a database at all. ".repeat(20);
+    std::fs::write(&file, &text).unwrap();
+    let (kind, said) = refused(&file);
+    assert_eq!(kind, StoreErrorKind::Corrupt);
+    assert!(said.contains("onetake.db") && said.contains("is it a SQLite database?"), "{said}");
+    assert_eq!(std::fs::read_to_string(&file).unwrap(), text);
+}
+
+#[test]
+fn another_programs_database_is_refused() {
+    let (_folder, file) = place();
+    let other = rusqlite::Connection::open(&file).unwrap();
+    other.execute_batch("CREATE TABLE songs (title TEXT); PRAGMA user_version = 1").unwrap();
+    let (kind, said) = refused(&file);
+    assert_eq!(kind, StoreErrorKind::Invalid);
+    assert!(said.contains("another program's database"), "{said}");
+    let mode: String = other.pragma_query_value(None, "journal_mode", |row| row.get(0)).unwrap();
+    assert_eq!(mode, "delete", "nothing was changed");
+}
+
+#[tokio::test]
+async fn a_newer_schema_is_refused_and_an_older_one_migrated() {
+    let (_folder, file) = place();
+    SqliteStore::open(&file).unwrap().close().await.unwrap();
+    let other = rusqlite::Connection::open(&file).unwrap();
+    other.execute_batch("PRAGMA user_version = 7").unwrap();
+    let (kind, said) = refused(&file);
+    assert_eq!(kind, StoreErrorKind::Invalid);
+    assert!(said.contains("schema version 7") && said.contains("up to 1"), "{said}");
+    // The oldest that there can be: ours, and empty.
+    other.execute_batch("DROP TABLE records; DROP TABLE meta; PRAGMA user_version = 0").unwrap();
+    let store = SqliteStore::open(&file).unwrap();
+    granted(&store, &claim("a", 1)).await;
+}
+
+#[tokio::test]
+async fn the_doctor_finds_it_durable() {
+    // Not in /tmp, which may be in memory.
+    let folder = tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR")).unwrap();
+    let store = SqliteStore::open(&folder.path().join("onetake.db")).unwrap();
+    store.ready().await.unwrap();
+    let diagnosis = store.diagnose().await.unwrap();
+    assert!(diagnosis.server.starts_with("SQLite 3."), "{}", diagnosis.server);
+    assert_eq!(diagnosis.worst(), Weight::Fine, "{:?}", diagnosis.findings);
+    assert!(diagnosis.findings.iter().any(|finding| finding.what.contains("synchronous=FULL")));
+}
+
+/// Where a part of a test that runs in a process of its own finds its file.
+const FILE: &str = "ONETAKE_TEST_SQLITE_FILE";
+
+/// This very program, about to run one of its own tests alone.
+fn part(name: &str, file: &Path) -> Vec<String> {
+    let program = std::env::current_exe().unwrap();
+    let file = format!("{FILE}={}", file.display());
+    let words = [&file, program.to_str().unwrap(), "--exact", name, "--nocapture"];
+    words.iter().map(ToString::to_string).collect()
+}
+
+#[tokio::test]
+async fn what_was_acknowledged_survives_kill_9() {
+    let (_folder, file) = place();
+    let mut child = Command::new("env")
+        .args(part("a_part_that_writes_until_it_is_killed", &file))
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let lines = BufReader::new(child.stdout.take().unwrap()).lines().map(Result::unwrap);
+    let said = |line: String| line.strip_prefix("acknowledged ").map(ToOwned::to_owned);
+    let mut acknowledged: Vec<String> = Vec::new();
+    for key in lines.filter_map(said) {
+        acknowledged.push(key);
+        if acknowledged.len() == 150 {
+            child.kill().unwrap();
+        }
+    }
+    child.wait().unwrap();
+    assert!(acknowledged.len() >= 150, "{}", acknowledged.len());
+    let store = SqliteStore::open(&file).unwrap();
+    for key in &acknowledged {
+        let record = load(&store, &claim(key, 1)).await.expect("acknowledged, and gone (S6)");
+        assert_eq!(body(&record), key.as_bytes());
+    }
+}
+
+/// Not a test of its own: [`what_was_acknowledged_survives_kill_9`] starts it.
+#[tokio::test]
+async fn a_part_that_writes_until_it_is_killed() {
+    let Some(file) = std::env::var_os(FILE) else { return };
+    let store = SqliteStore::open(Path::new(&file)).unwrap();
+    println!();
+    for number in 0.. {
+        let key = format!("key {number}");
+        granted(&store, &claim(&key, 1)).await;
+        complete(&store, &claim(&key, 1), key.clone().into_bytes()).await.unwrap();
+        println!("acknowledged {key}");
+    }
+}
+
+#[test]
+fn a_full_disk_loses_nothing_and_is_over_when_there_is_room() {
+    let namespace = ["--map-root-user", "--mount", "--"];
+    let can = Command::new("unshare").args(namespace).arg("true").status();
+    if !can.is_ok_and(|status| status.success()) {
+        eprintln!("SKIPPED: without `unshare --mount` there is no small disk to fill");
+        return;
+    }
+    let (folder, file) = place();
+    let mount = "mount -t tmpfs -o size=3m tmpfs \"$0\" && exec env \"$@\"";
+    let output = Command::new("unshare")
+        .args(namespace)
+        .args(["sh", "-c", mount])
+        .arg(folder.path())
+        .args(part("a_part_on_a_small_disk", &file))
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+}
+
+/// Not a test of its own: [`a_full_disk_loses_nothing_and_is_over_when_there_is_room`] starts it on
+/// a disk of three megabytes.
+#[tokio::test]
+async fn a_part_on_a_small_disk() {
+    let Some(file) = std::env::var_os(FILE).map(PathBuf::from) else { return };
+    let clock = ManualClock::default();
+    let store = SqliteStore::open_with(&file, Arc::new(clock.clone())).unwrap();
+    let runs = claim("runs", 1);
+    granted(&store, &runs).await;
+    let mut kept = Vec::new();
+    let error = loop {
+        match claim_and_complete(&store, &format!("key {}", kept.len())).await {
+            Ok(next) => kept.push(next),
+            Err(error) => break error,
+        }
+        if kept.len() == 5 {
+            fill(&file.with_extension("filler"));
+        }
+        assert!(kept.len() < 100, "three megabytes are never full");
+    };
+    assert_eq!(error.kind(), StoreErrorKind::Unavailable, "{error}");
+    assert!(error.to_string().contains("the disk is full"), "{error}");
+    assert!(kept.len() >= 5);
+    for claim in &kept {
+        assert_eq!(body(&load(&store, claim).await.unwrap()).len(), 50_000, "still to be read");
+    }
+    let replay = ask(&store, &kept[0]).await.unwrap();
+    assert!(matches!(replay, Claimed::Found { .. }), "and to be replayed");
+    claim_and_complete(&store, "another").await.unwrap_err();
+
+    // Nobody could renew for longer than lease and grace: the owner gets its grace anew.
+    clock.advance(Duration::from_secs(100));
+    assert_eq!(store.abandoned(10).await.unwrap(), []);
+    std::fs::remove_file(file.with_extension("filler")).unwrap();
+    let Claimed::Found { record, .. } = ask(&store, &claim("runs", 3)).await.unwrap() else {
+        panic!("it was taken from its owner");
+    };
+    assert!(matches!(record.state, State::Running { .. }), "it is left to its owner");
+    assert_eq!(store.abandoned(10).await.unwrap(), []);
+    let late = claim_and_complete(&store, "another").await.expect("there is room");
+    clock.advance(Duration::from_secs(30));
+    assert_eq!(store.abandoned(10).await.unwrap().len(), 1);
+    let found = ask(&store, &claim("runs", 4)).await.unwrap();
+    assert!(matches!(found, Claimed::Found { record, .. } if record.state.name() == "unknown"));
+    for claim in kept.iter().chain([&late]) {
+        assert_eq!(body(&load(&store, claim).await.unwrap()).len(), 50_000, "nothing is lost");
+    }
+}
+
+async fn claim_and_complete(store: &SqliteStore, key: &str) -> Result<Claim, StoreError> {
+    let claim = claim(key, 2);
+    ask(store, &claim).await?;
+    complete(store, &claim, vec![b'x'; 50_000]).await?;
+    Ok(claim)
+}
+
+/// Takes what room there is.
+fn fill(file: &Path) {
+    let mut filler = std::fs::File::create(file).unwrap();
+    while std::io::Write::write_all(&mut filler, &[0; 4096]).is_ok() {}
+}

@@ -8,27 +8,28 @@
     reason = "tests may panic, and tell what they measured"
 )]
 
+#[path = "../common/mod.rs"]
 mod common;
+mod node;
+mod places;
 
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use common::{InProcess, migrated, store};
-use futures_util::future::{BoxFuture, LocalBoxFuture, join_all};
-use onetake_cli::stores;
-use onetake_core::store::{Abandoned, Answers, Swept};
+use common::InProcess;
+use futures_util::future::join_all;
+use node::Node;
 use onetake_core::{
-    Claim, Claimed, Clock, Engine, Fingerprint, InFlight, Key, Limits, Operation, Outcome, Record,
-    RecordId, Recording, Scope, Settled, Settlement, Store, StoreError, SystemClock, SystemRng,
+    Clock, Fingerprint, InFlight, Key, Limits, Operation, Outcome, Recording, Scope, SystemClock,
     Verdict,
 };
 use onetake_sim::blackbox::Target;
 use onetake_sim::client::{Answer, Client};
-use onetake_sim::fault_proxy::{FaultProxy, Weather};
-use onetake_sim::servers::{Dynamo, Postgres, RedisCluster, until};
+use onetake_sim::servers::until;
 use onetake_sim::upstream::Upstream;
+use places::{OnDynamo, OnPostgres, OnRedisCluster, Shared};
 use tokio::sync::Notify;
 
 /// Longer than lease and grace of `/short`, together.
@@ -36,140 +37,6 @@ const OUTAGE: Duration = Duration::from_millis(1_500);
 
 /// How long an outcome may take to show, whatever happened before.
 const OUTCOME_MAX: Duration = Duration::from_secs(60);
-
-/// A server that nodes share, which can go away and come back.
-trait Shared {
-    /// The store's URL, ready to be used.
-    fn url(&self) -> String;
-    /// What more belongs below `[store]`.
-    fn lines(&self) -> &'static str {
-        ""
-    }
-    /// From now on nothing is answered.
-    fn go_away(&mut self);
-    /// From now on everything is answered again; what was acknowledged is still there.
-    fn come_back(&mut self);
-    /// Ends it in the middle of whatever it does, and starts it again.
-    fn restart(&mut self) -> LocalBoxFuture<'_, ()>;
-}
-
-struct OnPostgres {
-    server: Postgres,
-    proxy: FaultProxy,
-    /// Outages take turns: silence, and closed connections.
-    outages: usize,
-}
-
-impl OnPostgres {
-    async fn start() -> Self {
-        let server = Postgres::start().await;
-        let _made = migrated(server.database()).await;
-        let proxy = FaultProxy::start(server.address()).await.unwrap();
-        Self { server, proxy, outages: 0 }
-    }
-}
-
-impl Shared for OnPostgres {
-    fn url(&self) -> String {
-        self.server.url_at(self.proxy.address(), "test_0")
-    }
-
-    fn go_away(&mut self) {
-        self.outages += 1;
-        self.proxy.set(if self.outages % 2 == 1 { Weather::Cut } else { Weather::Dead });
-    }
-
-    fn come_back(&mut self) {
-        self.proxy.set(Weather::Fair);
-    }
-
-    fn restart(&mut self) -> LocalBoxFuture<'_, ()> {
-        self.server.kill();
-        Box::pin(self.server.restart())
-    }
-}
-
-struct OnRedisCluster {
-    cluster: RedisCluster,
-}
-
-impl OnRedisCluster {
-    async fn start() -> Self {
-        Self { cluster: RedisCluster::start().await }
-    }
-
-    fn signal(&self, signal: &str) {
-        for node in self.cluster.nodes() {
-            node.child().unwrap().signal(signal);
-        }
-    }
-}
-
-impl Shared for OnRedisCluster {
-    fn url(&self) -> String {
-        self.cluster.url()
-    }
-
-    fn lines(&self) -> &'static str {
-        "allow_lossy = true"
-    }
-
-    // Clients of a cluster go to where its nodes say they are, past any proxy: they are frozen, for
-    // less time than after which they would suspect each other.
-    fn go_away(&mut self) {
-        self.signal("STOP");
-    }
-
-    fn come_back(&mut self) {
-        self.signal("CONT");
-    }
-
-    // One primary, which is back before its replica is promoted.
-    fn restart(&mut self) -> LocalBoxFuture<'_, ()> {
-        let node = self.cluster.nodes_mut().first_mut().unwrap();
-        node.kill();
-        Box::pin(node.restart())
-    }
-}
-
-struct OnDynamo {
-    server: Dynamo,
-    proxy: FaultProxy,
-    table: String,
-}
-
-impl OnDynamo {
-    async fn start() -> Self {
-        let server = Dynamo::start().await;
-        let url = migrated(server.table()).await;
-        let table = url.split(['/', '?']).nth(3).unwrap().to_owned();
-        let proxy = FaultProxy::start(server.address()).await.unwrap();
-        Self { server, proxy, table }
-    }
-}
-
-impl Shared for OnDynamo {
-    fn url(&self) -> String {
-        self.server.url_at(self.proxy.address(), &self.table)
-    }
-
-    fn go_away(&mut self) {
-        self.proxy.set(Weather::Cut);
-    }
-
-    fn come_back(&mut self) {
-        self.proxy.set(Weather::Fair);
-    }
-
-    // It keeps its tables in memory: what a restart looks like from outside is all there is.
-    fn restart(&mut self) -> LocalBoxFuture<'_, ()> {
-        self.proxy.set(Weather::Dead);
-        Box::pin(async {
-            SystemClock.sleep(Duration::from_millis(300)).await;
-            self.proxy.set(Weather::Fair);
-        })
-    }
-}
 
 /// Two gateways on one store, in front of one upstream.
 struct World {
@@ -260,7 +127,7 @@ async fn one_key_across_both_nodes_runs_once(server: impl Shared) {
     let median = late.get(late.len() / 2).copied().unwrap();
     eprintln!(
         "{}: the other node's waiters were answered {median:?} later (median)",
-        server.url_kind()
+        server.kind()
     );
     assert!(median < Duration::from_millis(250), "{median:?}");
 }
@@ -309,7 +176,7 @@ async fn waiters_are_told_soon_by_few_reads(server: impl Shared) {
     let reads = waiting.reads();
     eprintln!(
         "{}: told {median:?} after completion (median), {reads} reads in {took:?}",
-        server.url_kind()
+        server.kind()
     );
     let turns = took.as_millis() / Limits::default().poll_interval.as_millis();
     assert!(reads as u128 <= turns + 2, "{reads} reads in {took:?}");
@@ -384,24 +251,13 @@ async fn a_restart_under_load_loses_nothing(mut server: impl Shared) {
     world.outcome(1, "/any/charge", "after-the-restart-1").await;
     stop.store(1, Ordering::SeqCst);
     let done: Vec<_> = join_all(clients).await.into_iter().flat_map(Result::unwrap).collect();
-    eprintln!("{}: {} operations around two restarts", server.url_kind(), done.len());
+    eprintln!("{}: {} operations around two restarts", server.kind(), done.len());
     assert!(done.len() > 100, "{} are no load", done.len());
     for (number, (key, body)) in done.iter().enumerate() {
         // The other node than the one that ran it.
         let retry = world.outcome(number + 1, "/any/charge", key).await;
         assert!(retry.is_replay() && retry.body == *body, "{key} was lost");
         assert_eq!(world.upstream.runs(key), 1, "{key} ran again");
-    }
-}
-
-trait Kind {
-    /// The URL's scheme, for what is told.
-    fn url_kind(&self) -> String;
-}
-
-impl<S: Shared> Kind for S {
-    fn url_kind(&self) -> String {
-        self.url().split(':').next().unwrap_or_default().to_owned()
     }
 }
 
@@ -414,68 +270,6 @@ fn operation() -> Operation {
     let key = Key::new("waited-for-by-many").unwrap();
     Operation::new(&Scope::new("acme"), &key, Fingerprint::of(b"it"))
         .in_flight(InFlight::Wait(Duration::from_secs(30)))
-}
-
-/// An engine on the store, as a gateway would have it, whose reads are counted.
-struct Node {
-    engine: Engine,
-    store: Arc<Counting>,
-}
-
-impl Node {
-    async fn open(server: &impl Shared) -> Self {
-        let opened = stores::open(&store(&server.url())).await.unwrap();
-        let store = Arc::new(Counting { inner: opened.store, reads: AtomicUsize::new(0) });
-        let shared = Arc::clone(&store) as Arc<dyn Store>;
-        let (clock, rng) = (Arc::new(SystemClock), Arc::new(SystemRng));
-        Self { engine: Engine::with(shared, clock, rng, opened.limits), store }
-    }
-
-    fn reads(&self) -> usize {
-        self.store.reads.load(Ordering::SeqCst)
-    }
-}
-
-/// A store that counts how often it is read.
-#[derive(Debug)]
-struct Counting {
-    inner: Arc<dyn Store>,
-    reads: AtomicUsize,
-}
-
-impl Store for Counting {
-    fn name(&self) -> &'static str {
-        self.inner.name()
-    }
-
-    fn claim(&self, batch: Vec<Claim>) -> BoxFuture<'_, Answers<Claimed>> {
-        self.inner.claim(batch)
-    }
-
-    fn settle(&self, batch: Vec<Settlement>) -> BoxFuture<'_, Answers<Settled>> {
-        self.inner.settle(batch)
-    }
-
-    fn load(&self, ids: Vec<RecordId>) -> BoxFuture<'_, Answers<Option<Arc<Record>>>> {
-        self.reads.fetch_add(1, Ordering::SeqCst);
-        self.inner.load(ids)
-    }
-
-    fn abandoned(&self, limit: usize) -> BoxFuture<'_, Result<Vec<Abandoned>, StoreError>> {
-        self.inner.abandoned(limit)
-    }
-
-    fn sweep(&self, limit: usize) -> BoxFuture<'_, Result<Swept, StoreError>> {
-        self.inner.sweep(limit)
-    }
-
-    fn ready(&self) -> BoxFuture<'_, Result<(), StoreError>> {
-        self.inner.ready()
-    }
-
-    fn close(&self) -> BoxFuture<'_, Result<(), StoreError>> {
-        self.inner.close()
-    }
 }
 
 macro_rules! on_every_store {

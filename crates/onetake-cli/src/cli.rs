@@ -1,7 +1,7 @@
 //! What `onetake` does when it is called.
 //!
-//! Exit codes: 0 done; 1 something failed while it ran; 2 wrong usage or configuration; 3 the store
-//! or a listener could not be opened.
+//! Exit codes: 0 done; 1 something failed while it ran, or the doctor found what breaks the promise; 2
+//! wrong usage or configuration; 3 the store or a listener could not be opened.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -11,12 +11,16 @@ use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand};
 use onetake_core::SystemClock;
+use onetake_stores::Weight;
+use tokio::runtime::Runtime;
 use tokio_util::sync::CancellationToken;
 
-use crate::config::{self, Config, Overrides};
+use crate::config::{self, Config, Overrides, StoreConfig};
 use crate::demo::{self, DemoError, Screen};
+use crate::doctor::{self, Format};
 use crate::gateway::{Gateway, StartError};
 use crate::logs::{self, LogFormat};
+use crate::stores;
 
 /// How long shutdown waits for what is running, unless told otherwise.
 const DRAIN_SECONDS: u64 = 60;
@@ -42,6 +46,27 @@ enum Command {
         #[arg(long, value_name = "FILE")]
         config: PathBuf,
     },
+    /// Create or update what the store needs: tables, indexes.
+    Migrate(Stored),
+    /// Look at the store, and name what breaks the promise.
+    Doctor {
+        #[command(flatten)]
+        store: Stored,
+        /// How to write what was found.
+        #[arg(long, value_enum, default_value_t)]
+        format: Format,
+    },
+}
+
+/// What works on a store alone.
+#[derive(Debug, Args)]
+struct Stored {
+    /// The configuration file that names the store.
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// The store (default: the configured one, else embedded:./onetake-data).
+    #[arg(long, value_name = "URL")]
+    store: Option<String>,
 }
 
 #[derive(Debug, Args)]
@@ -93,6 +118,8 @@ pub fn main() -> ExitCode {
         Command::Check { config } => check(&config),
         Command::Serve(serve) => serve.run(),
         Command::Demo(demo) => demo.run(),
+        Command::Migrate(store) => store.migrate(),
+        Command::Doctor { store, format } => store.doctor(format),
     }
 }
 
@@ -109,6 +136,9 @@ impl From<Failed> for ExitCode {
 fn check(path: &Path) -> ExitCode {
     match load(Some(path), Overrides::default()) {
         Ok(config) => {
+            for warning in config.warnings() {
+                println!("warning: {warning}");
+            }
             println!("{}: fine, {} routes", path.display(), config.routes.len());
             ExitCode::SUCCESS
         }
@@ -117,16 +147,66 @@ fn check(path: &Path) -> ExitCode {
 }
 
 fn load(path: Option<&Path>, overrides: Overrides) -> Result<Config, Failed> {
-    let text = path
-        .map(|path| {
-            std::fs::read_to_string(path).map_err(|error| {
-                Failed(format!("cannot read the configuration file {}: {error}", path.display()), 2)
-            })
-        })
-        .transpose()?;
-    let name = path.map_or_else(|| "configuration".to_owned(), |path| path.display().to_string());
+    let (text, name) = read(path)?;
     config::load(text.as_deref(), &name, std::env::vars(), overrides)
         .map_err(|error| Failed(error.to_string(), 2))
+}
+
+/// The file's text, if there is a file, and its name.
+fn read(path: Option<&Path>) -> Result<(Option<String>, String), Failed> {
+    let Some(path) = path else {
+        return Ok((None, "configuration".to_owned()));
+    };
+    let name = path.display().to_string();
+    match std::fs::read_to_string(path) {
+        Ok(text) => Ok((Some(text), name)),
+        Err(error) => Err(Failed(format!("cannot read the configuration file {name}: {error}"), 2)),
+    }
+}
+
+fn runtime() -> Result<Runtime, Failed> {
+    let built = tokio::runtime::Builder::new_multi_thread().enable_all().build();
+    built.map_err(|error| Failed(format!("cannot start: {error}"), 1))
+}
+
+impl Stored {
+    fn load(self) -> Result<StoreConfig, Failed> {
+        let (text, name) = read(self.config.as_deref())?;
+        let overrides = Overrides { store: self.store, ..Overrides::default() };
+        config::load_store(text.as_deref(), &name, std::env::vars(), overrides)
+            .map_err(|error| Failed(error.to_string(), 2))
+    }
+
+    fn migrate(self) -> ExitCode {
+        logs::init(LogFormat::Text);
+        let migrate = || {
+            let config = self.load()?;
+            let migrated = runtime()?.block_on(stores::migrate(&config));
+            let what = migrated.map_err(|error| Failed(error.to_string(), 3))?;
+            println!("{}: {what}", config.url);
+            Ok::<_, Failed>(ExitCode::SUCCESS)
+        };
+        migrate().unwrap_or_else(ExitCode::from)
+    }
+
+    fn doctor(self, format: Format) -> ExitCode {
+        let examine = || {
+            let config = self.load()?;
+            let examined = runtime()?.block_on(stores::examine(&config));
+            examined.map_err(|error| {
+                print!("{}", doctor::unreachable(&error.to_string(), format).unwrap_or_default());
+                Failed(error.to_string(), 3)
+            })
+        };
+        match examine() {
+            Ok(all) => {
+                print!("{}", doctor::report(&all, format));
+                let is_broken = doctor::worst(&all) == Weight::Broken;
+                if is_broken { ExitCode::FAILURE } else { ExitCode::SUCCESS }
+            }
+            Err(failed) => failed.into(),
+        }
+    }
 }
 
 impl Serve {
@@ -143,9 +223,9 @@ impl Serve {
             Ok(config) => config,
             Err(failed) => return failed.into(),
         };
-        let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
+        let runtime = match runtime() {
             Ok(runtime) => runtime,
-            Err(error) => return Failed(format!("cannot start: {error}"), 1).into(),
+            Err(failed) => return failed.into(),
         };
         match runtime.block_on(serve(config, Duration::from_secs(self.drain_seconds))) {
             Ok(()) => ExitCode::SUCCESS,
@@ -165,9 +245,9 @@ impl Demo {
         if std::env::var_os("ONETAKE_LOG").is_some() {
             logs::init(LogFormat::Text);
         }
-        let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
+        let runtime = match runtime() {
             Ok(runtime) => runtime,
-            Err(error) => return Failed(format!("cannot start: {error}"), 1).into(),
+            Err(failed) => return failed.into(),
         };
         let shown = runtime.block_on(async {
             let stop = CancellationToken::new();

@@ -6,5 +6,7 @@
 pub mod cli;
 pub mod config;
 pub mod demo;
+pub mod doctor;
 pub mod gateway;
 pub mod logs;
+pub mod stores;

@@ -10,6 +10,7 @@
 //! and codes that clients see are in [`problem`].
 
 pub mod body;
+mod bypass;
 pub mod fingerprint;
 pub mod json;
 pub mod key;
@@ -25,7 +26,7 @@ pub mod tenant;
 pub use body::{RequestBody, ResponseBody};
 pub use fingerprint::FingerprintMode;
 pub use layer::{HttpLimits, OnetakeLayer, Resolve};
-pub use policy::{KeyPolicy, Policy};
+pub use policy::{KeyPolicy, OnStoreDown, Policy};
 pub use problem::{Code, Problem};
 pub use service::{IDEMPOTENCY_DERIVED_KEY, IDEMPOTENCY_FENCE, Onetake};
 pub use status::{Disposition, StatusRules};

@@ -17,6 +17,8 @@ const MIB: usize = 1 << 20;
 /// What a route wants. The defaults are those of the gateway for a request that no route matches.
 #[derive(Clone, Debug)]
 pub struct Policy {
+    /// How logs call the route; `-` by default.
+    pub label: String,
     /// Which methods are keyed. GET never is.
     pub methods: Vec<Method>,
     /// Where the key comes from.
@@ -31,6 +33,8 @@ pub struct Policy {
     pub terms: Terms,
     /// What to do while the operation runs.
     pub in_flight: InFlight,
+    /// What to do while the store is away.
+    pub on_store_down: OnStoreDown,
     /// For how long the operation may run.
     pub run_max: Duration,
     /// What becomes of an attempt, by its status.
@@ -41,6 +45,17 @@ pub struct Policy {
     pub response_body_max: usize,
     /// How long the request's body may take to arrive.
     pub request_timeout: Duration,
+}
+
+/// What to do with a keyed request while the store is away.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum OnStoreDown {
+    /// Refuse it: nothing runs.
+    #[default]
+    FailClosed,
+    /// Run it as if it had no key. It is counted and logged, and never recorded (S10): a retry runs
+    /// again, and so may a duplicate at the same moment.
+    FailOpen,
 }
 
 /// Where the key comes from: the header `Idempotency-Key`, or its alias.
@@ -61,6 +76,7 @@ impl Default for KeyPolicy {
 impl Default for Policy {
     fn default() -> Self {
         Self {
+            label: "-".to_owned(),
             methods: vec![Method::POST, Method::PATCH],
             key: KeyPolicy::default(),
             tenant: Tenant::default(),
@@ -68,6 +84,7 @@ impl Default for Policy {
             fingerprint: FingerprintMode::default(),
             terms: Terms::default(),
             in_flight: InFlight::default(),
+            on_store_down: OnStoreDown::default(),
             run_max: Duration::from_secs(30),
             statuses: StatusRules::new(),
             request_body_max: MIB,
@@ -123,6 +140,13 @@ impl Policy {
     #[must_use]
     pub fn in_flight(mut self, in_flight: InFlight) -> Self {
         self.in_flight = in_flight;
+        self
+    }
+
+    /// Sets what to do while the store is away.
+    #[must_use]
+    pub fn on_store_down(mut self, on_store_down: OnStoreDown) -> Self {
+        self.on_store_down = on_store_down;
         self
     }
 

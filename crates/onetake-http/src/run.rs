@@ -179,12 +179,14 @@ fn passed_on<Res, E>(settling: Settling, response: Response<Res>) -> Reply<Res, 
 
 async fn timed_out<Res, E>(lease: Lease) -> Reply<Res, E> {
     let problem = not_shown(&lease.unknown(Cause::TimedOut).await);
-    Reply::Problem(problem.unwrap_or_else(|| {
-        Problem::new(
-            Code::UpstreamTimeout,
-            "The operation took longer than it may (upstream_timeout). Its outcome is not known.",
-        )
-    }))
+    Reply::Problem(problem.unwrap_or_else(too_slow))
+}
+
+pub(crate) fn too_slow() -> Problem {
+    Problem::new(
+        Code::UpstreamTimeout,
+        "The operation took longer than it may (upstream_timeout). Its outcome is not known.",
+    )
 }
 
 fn interrupted() -> Problem {

@@ -16,10 +16,11 @@ use tokio::sync::oneshot;
 use tower_service::Service;
 
 use onetake_core::engine::{Answer, Attempt, Begin, EngineError, Operation};
-use onetake_core::{Fingerprint, Lease, Record, RecordId, Scope, State};
+use onetake_core::{Fingerprint, Lease, Record, RecordId, Reference, Scope, State, StoreErrorKind};
 
 use crate::BoxError;
 use crate::body::{self, Read, RequestBody, ResponseBody};
+use crate::bypass::{self, Bypass};
 use crate::fingerprint::fingerprint;
 use crate::key::key;
 use crate::layer::Shared;
@@ -92,7 +93,18 @@ where
             match admit(&shared, &keyed, parts, body).await {
                 Err((problem, reference)) => Ok(told(problem, reference)),
                 Ok(Admitted::Replay(record)) => Ok(replayed(&record)),
-                Ok(Admitted::Run(run)) => carry_out(&shared, inner, run).await,
+                Ok(Admitted::Run(run)) => {
+                    let (clock, reference) = (Arc::clone(shared.engine.clock()), run.reference);
+                    let work = async move { run.perform(inner, &*clock).await };
+                    let panicked = "It is not run again.";
+                    carry_out(&shared, reference, panicked, work).await
+                }
+                Ok(Admitted::Bypass(bypass)) => {
+                    let (clock, reference) = (Arc::clone(shared.engine.clock()), bypass.reference);
+                    let work = async move { bypass.perform(inner, &*clock).await };
+                    let panicked = "The store is away, so nothing was recorded.";
+                    carry_out(&shared, reference, panicked, work).await
+                }
             }
         })
     }
@@ -131,13 +143,14 @@ impl Keyed {
     }
 }
 
-#[expect(clippy::large_enum_variant, reason = "it is taken apart at once")]
 enum Admitted<Req> {
     Run(Run<Req>),
+    /// The store is away, and the route is fail-open.
+    Bypass(Bypass<Req>),
     Replay(Arc<Record>),
 }
 
-type Refused = (Problem, Option<onetake_core::Reference>);
+type Refused = (Problem, Option<Reference>);
 
 /// Reads the request and asks the engine who runs it.
 async fn admit<Req>(
@@ -167,7 +180,12 @@ where
         }
         Ok(Begin::Answer(Answer::Replay(record))) => Ok(Admitted::Replay(record)),
         Ok(Begin::Answer(answer)) => Err(refused(problem_of(&answer))),
-        Err(error) => Err(refused(problem_of_error(&error))),
+        Err(error) if bypass::is_chosen(&shared.engine, policy, reference, &error) => {
+            let request = bypass::forwarded(parts, data);
+            let policy = Arc::clone(policy);
+            Ok(Admitted::Bypass(Bypass { request, policy, reference, place }))
+        }
+        Err(error) => Err(refused(problem_of_error(&error, reference))),
     }
 }
 
@@ -227,24 +245,19 @@ fn forwarded<Req>(mut parts: Parts, data: Bytes, lease: &Lease) -> Request<Reque
 
 /// Runs the operation in a task of its own: a client that goes away neither stops it nor loses its
 /// outcome.
-async fn carry_out<S, Req, Res>(
+async fn carry_out<Res, E>(
     shared: &Shared,
-    inner: S,
-    run: Run<Req>,
-) -> Result<Response<ResponseBody<Res>>, S::Error>
+    reference: Reference,
+    panicked: &str,
+    work: impl Future<Output = Reply<Res, E>> + Send + 'static,
+) -> Result<Response<ResponseBody<Res>>, E>
 where
-    S: Service<Request<RequestBody<Req>>, Response = Response<Res>> + Send + 'static,
-    S::Future: Send + 'static,
-    S::Error: Send + 'static,
-    Req: Send + 'static,
-    Res: Body<Data = Bytes> + Send + 'static,
-    Res::Error: Into<BoxError> + Send,
+    Res: Send + 'static,
+    E: Send + 'static,
 {
-    let reference = run.reference;
     let (tell, tells) = oneshot::channel();
-    let clock = Arc::clone(shared.engine.clock());
     shared.engine.spawn(async move {
-        let _gone = tell.send(run.perform(inner, &*clock).await);
+        let _gone = tell.send(work.await);
     });
     match tells.await {
         Ok(Reply::Response(response)) => Ok(response),
@@ -254,21 +267,18 @@ where
             _ => told(in_progress(), Some(reference)),
         }),
         Ok(Reply::Error(error)) => Err(error),
-        // The task panicked; its lease was dropped and is unknown.
+        // The task panicked; its lease, if it had one, was dropped and is unknown.
         Err(_) => Ok(told(
             Problem::new(
                 Code::PreviousAttemptFailed,
-                "The operation failed in the middle. Its outcome is not known, and it is not run again.",
+                format!("The operation failed in the middle. Its outcome is not known. {panicked}"),
             ),
             Some(reference),
         )),
     }
 }
 
-fn told<Res>(
-    problem: Problem,
-    reference: Option<onetake_core::Reference>,
-) -> Response<ResponseBody<Res>> {
+fn told<Res>(problem: Problem, reference: Option<Reference>) -> Response<ResponseBody<Res>> {
     problem.into_response(reference).map(|body| ResponseBody::whole(body, None))
 }
 
@@ -349,8 +359,14 @@ fn unknown(record: &Record) -> Problem {
     )
 }
 
-fn problem_of_error(error: &EngineError) -> Problem {
+fn problem_of_error(error: &EngineError, reference: Reference) -> Problem {
     match error {
+        // It answers, but not for this key: nobody notices, unless it is said.
+        EngineError::Store(store) if store.kind() == StoreErrorKind::Invalid => {
+            tracing::error!(%reference, %error, "the store cannot serve this key");
+            let detail = "The store that remembers keys cannot serve this one, so nothing was run. The operator finds the reason in the log.";
+            Problem::new(Code::StoreUnavailable, detail).retry_after(2)
+        }
         EngineError::Overloaded => overloaded(),
         EngineError::Closing => Problem::new(
             Code::Overloaded,

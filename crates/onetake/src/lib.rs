@@ -2,7 +2,8 @@
 //!
 //! - For HTTP services, wrap them in the [`OnetakeLayer`] (feature `http`).
 //! - For jobs and consumers, call [`Engine::run`], or [`Engine::begin`] and settle the [`Lease`].
-//! - Records are kept in an [`EmbeddedStore`] (feature `embedded`), or in any other [`Store`].
+//! - Records are kept in an [`EmbeddedStore`] (feature `embedded`), in a store that several nodes share
+//!   (features `postgres`, `redis`, `filtered`, `dynamodb`), in SQLite (`sqlite`), or in any other [`Store`].
 //!
 //! ```
 //! use std::sync::Arc;
@@ -56,16 +57,26 @@ pub use onetake_http::json::{Pointer, Selection};
 pub use onetake_http::status::StatusPattern;
 #[cfg(feature = "http")]
 pub use onetake_http::{
-    Disposition, FingerprintMode, HttpLimits, KeyPolicy, OnetakeLayer, Policy, Resolve,
-    StatusRules, Tenant,
+    Disposition, FingerprintMode, HttpLimits, KeyPolicy, OnStoreDown, OnetakeLayer, Policy,
+    Resolve, StatusRules, Tenant,
 };
 
 /// Everything of the HTTP layer.
 #[cfg(feature = "http")]
 pub use onetake_http as layer;
 
+#[cfg(feature = "sqlite")]
+pub use onetake_stores::SqliteStore;
+#[cfg(feature = "dynamodb")]
+pub use onetake_stores::{DynamoOptions, DynamoStore};
 #[cfg(feature = "embedded")]
 pub use onetake_stores::{EmbeddedStore, OpenError};
+#[cfg(feature = "filtered")]
+pub use onetake_stores::{FilterOptions, FilteredStore};
+#[cfg(feature = "postgres")]
+pub use onetake_stores::{Migrated, PostgresOptions, PostgresStore};
+#[cfg(feature = "redis")]
+pub use onetake_stores::{RedisOptions, RedisStore};
 
 /// The examples in the README are compiled.
 #[cfg(doctest)]

@@ -11,9 +11,10 @@ use super::fields;
 use super::layer::{self, Layer, Located, Preset};
 use super::pattern::{Methods, PathPattern, parse_match};
 use super::reader::{Section, Value};
+use super::store_url::StoreUrl;
 use super::tree::Node;
 use super::units;
-use super::url::{StoreUrl, parse_listen};
+use super::url::parse_listen;
 
 /// The most records that one step of a sweep may remove.
 const SWEEP_BATCH_MAX: usize = 100_000;
@@ -25,7 +26,9 @@ pub(super) struct Draft {
     pub(super) upstream: Option<Located<Uri>>,
     pub(super) trusted_proxies: Option<Vec<Cidr>>,
     pub(super) admin_listen: Option<Located<SocketAddr>>,
-    pub(super) store: Option<StoreUrl>,
+    pub(super) store: Option<Located<StoreUrl>>,
+    pub(super) filter: Option<Located<StoreUrl>>,
+    pub(super) allow_lossy: Option<bool>,
     pub(super) sweep_interval: Option<Duration>,
     pub(super) sweep_batch: Option<usize>,
     pub(super) defaults: Layer,
@@ -114,9 +117,14 @@ fn read_store(value: &Value<'_>, draft: &mut Draft, problems: &mut Problems<'_>)
     let Some(table) = Section::open(value, &fields::STORE, "[store]", problems) else {
         return;
     };
-    draft.store = table
-        .get("url")
-        .and_then(|value| value.parse("\"embedded:./onetake-data\"", problems, StoreUrl::parse));
+    let mut url = |name, example| {
+        let value = table.get(name)?;
+        let url = value.parse(example, problems, StoreUrl::parse)?;
+        Some(Located { value: url, at: value.node.at.clone() })
+    };
+    draft.store = url("url", "\"embedded:./onetake-data\"");
+    draft.filter = url("filter", "\"redis://127.0.0.1:6379\"");
+    draft.allow_lossy = table.get("allow_lossy").and_then(|value| value.boolean(problems));
 }
 
 fn read_sweep(value: &Value<'_>, draft: &mut Draft, problems: &mut Problems<'_>) {

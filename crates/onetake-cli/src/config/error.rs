@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use super::tree::shorten;
+
 /// How many faults are shown before the rest is only counted.
 const SHOWN_MAX: usize = 20;
 
@@ -70,17 +72,40 @@ impl fmt::Display for Problem {
 pub(super) struct Fault {
     pub(super) what: String,
     pub(super) fix: String,
-    /// The value may hold a credential and must not be repeated.
-    pub(super) hides_value: bool,
+    shows: Shows,
+}
+
+/// What a message may repeat of the value.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Shows {
+    AsWritten,
+    /// It may hold a credential, and this is what is left without it.
+    Instead(String),
+    Nothing,
 }
 
 impl Fault {
     pub(super) fn new(what: impl Into<String>, fix: impl Into<String>) -> Self {
-        Self { what: what.into(), fix: fix.into(), hides_value: false }
+        Self { what: what.into(), fix: fix.into(), shows: Shows::AsWritten }
     }
 
+    /// Does not repeat the value: it may hold a credential.
     pub(super) fn hiding_value(self, hides_value: bool) -> Self {
-        Self { hides_value, ..self }
+        if hides_value { self.showing(None) } else { self }
+    }
+
+    /// Repeats this instead of the value, or nothing.
+    pub(super) fn showing(self, instead: Option<String>) -> Self {
+        Self { shows: instead.map_or(Shows::Nothing, Shows::Instead), ..self }
+    }
+
+    /// What to repeat of a value that was written like this.
+    pub(super) fn value_of(&self, written: impl FnOnce() -> Option<String>) -> Option<String> {
+        match &self.shows {
+            Shows::AsWritten => written(),
+            Shows::Instead(value) => Some(format!("\"{}\"", shorten(value))),
+            Shows::Nothing => None,
+        }
     }
 }
 
@@ -120,7 +145,7 @@ impl<'a> Problems<'a> {
             Origin::Env(_) => (2, 0),
             Origin::Flag(_) => (3, 0),
         };
-        let value = if fault.hides_value { None } else { value };
+        let value = fault.value_of(|| value);
         let (place, field) = (self.place(at), field.to_owned());
         let problem = Problem { place, field, value, what: fault.what, fix: fault.fix };
         self.found.push((rank, problem));

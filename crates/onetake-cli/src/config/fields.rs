@@ -63,16 +63,13 @@ pub(super) const ADMIN: Fields = Fields {
 /// `[store]`
 pub(super) const STORE: Fields = Fields {
     label: "[store]",
-    list: &[
-        Field("url", Here),
-        Field("filter", NotYet("remove it: only `url` is supported here")),
-        Field(
-            "allow_lossy",
-            NotYet("remove it: it is for Redis, which this version does not have"),
-        ),
-    ],
+    list: &[Field("url", Here), Field("filter", Here), Field("allow_lossy", Here)],
     shared: &[],
 };
+
+/// `url = { env = "NAME" }`
+pub(super) const FROM_ENV: Fields =
+    Fields { label: "a value from the environment", list: &[Field("env", Here)], shared: &[] };
 
 /// `[sweep]`
 pub(super) const SWEEP: Fields = Fields {

@@ -11,7 +11,7 @@ use super::status;
 use super::tree::Kind;
 use super::units::{self, body_size, duration};
 use super::url::parse_upstream;
-use super::{FingerprintConfig, InFlight, OnUnknown, TenantConfig};
+use super::{FingerprintConfig, InFlight, OnStoreDown, OnUnknown, TenantConfig};
 use onetake_http::Disposition;
 use onetake_http::status::StatusPattern;
 
@@ -23,7 +23,7 @@ const NAMESPACE_LENGTH_MAX: usize = 64;
 /// Values for a use case, between a route's own and `[defaults]`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Preset {
-    /// 24 hours; a key is required, a tenant must be named, every 5xx is unknown.
+    /// 24 hours; a key is required, a tenant must be named, every 5xx is unknown, fail-closed.
     Payment,
     /// 1 hour; every 5xx is released.
     Signup,
@@ -31,7 +31,7 @@ pub enum Preset {
     Webhook,
     /// 30 days; every 5xx is released.
     Job,
-    /// 72 hours; a key is required, every 5xx is unknown.
+    /// 72 hours; a key is required, every 5xx is unknown, fail-closed.
     HighConsequence,
 }
 
@@ -44,24 +44,38 @@ impl Preset {
         ("high-consequence", Self::HighConsequence),
     ];
 
+    /// Whether running twice is dear.
+    pub(super) fn is_dear(self) -> bool {
+        matches!(self, Self::Payment | Self::HighConsequence)
+    }
+
     /// What the preset says.
     pub(super) fn layer(self) -> Layer {
-        let (hours, unknown_is_dear) = match self {
-            Self::Payment => (24, true),
-            Self::Signup => (1, false),
-            Self::Webhook => (7 * 24, false),
-            Self::Job => (30 * 24, false),
-            Self::HighConsequence => (72, true),
+        let hours = match self {
+            Self::Payment => 24,
+            Self::Signup => 1,
+            Self::Webhook => 7 * 24,
+            Self::Job => 30 * 24,
+            Self::HighConsequence => 72,
         };
         Layer {
             ttl: Some(Duration::from_secs(hours * 3600)),
-            key_required: unknown_is_dear.then_some(true),
-            every_5xx: Some(match unknown_is_dear {
+            key_required: self.is_dear().then_some(true),
+            every_5xx: Some(match self.is_dear() {
                 true => Disposition::Unknown,
                 false => Disposition::Release,
             }),
+            // What [defaults] says was hardly said with money in mind: the route itself has to.
+            on_store_down: self.is_dear().then_some(OnStoreDown::FailClosed),
             ..Layer::default()
         }
+    }
+}
+
+impl std::fmt::Display for Preset {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let found = Self::ALL.iter().find(|(_, preset)| preset == self);
+        f.write_str(found.map_or("", |(word, _)| word))
     }
 }
 
@@ -86,6 +100,7 @@ pub(super) struct Layer {
     pub(super) in_flight: Option<InFlight>,
     pub(super) wait_timeout: Option<Duration>,
     pub(super) on_unknown: Option<OnUnknown>,
+    pub(super) on_store_down: Option<OnStoreDown>,
     pub(super) upstream: Option<Located<Uri>>,
     pub(super) upstream_timeout: Option<Duration>,
     /// Only presets speak of all 5xx at once, 503 included; entries refine it.
@@ -120,10 +135,12 @@ pub(super) fn read(table: &Section<'_>, problems: &mut Problems<'_>) -> Layer {
         let choices = [("fail", OnUnknown::Fail), ("retry", OnUnknown::Retry)];
         layer.on_unknown = value.choice(&choices, &["reconcile"], problems);
     }
-    // Two fields that have one value each by now; naming it is fine.
     if let Some(value) = get("on_store_down") {
-        value.choice(&[("fail-closed", ())], &["fail-open"], problems);
+        let choices =
+            [("fail-closed", OnStoreDown::FailClosed), ("fail-open", OnStoreDown::FailOpen)];
+        layer.on_store_down = value.choice(&choices, &[], problems);
     }
+    // It has one value by now; naming it is fine.
     if let Some(value) = get("errors") {
         value.choice(&[("problem", ())], &["stripe"], problems);
     }

@@ -15,6 +15,7 @@ mod reader;
 mod resolve;
 mod sources;
 mod status;
+mod store_url;
 #[cfg(test)]
 mod tests;
 mod tree;
@@ -31,14 +32,14 @@ pub use cidr::Cidr;
 pub use error::{ConfigError, Problem};
 pub use layer::Preset;
 pub use pattern::{Methods, PathPattern};
-pub use url::StoreUrl;
+pub use store_url::{ServerUrl, StoreUrl};
 
 use error::Problems;
 
 /// Reads, merges and checks the configuration.
 ///
 /// `text` is the file's content where there is a file, and `file_name` what messages call it. Of
-/// `env`, only names that start with `ONETAKE__` are looked at.
+/// `env`, only names that start with `ONETAKE__` are looked at, and those that the file names.
 ///
 /// # Errors
 /// With every fault that was found, if there is one: nothing is guessed and nothing is ignored.
@@ -49,16 +50,45 @@ pub fn load(
     overrides: Overrides,
 ) -> Result<Config, ConfigError> {
     let mut problems = Problems::new(text, file_name);
-    let mut tree = tree::parse(text.unwrap_or_default(), &mut problems);
-    // Behind a syntax error every other message would be a guess.
-    problems.check()?;
-    sources::apply_env(&mut tree, env, &mut problems);
-    sources::apply_flags(&mut tree, overrides);
-    let draft = document::read(&tree, &mut problems);
-    problems.check()?;
+    let draft = draft(text, env, overrides, &mut problems)?;
     let config = resolve::resolve(draft, &mut problems);
     problems.check()?;
     Ok(config)
+}
+
+/// As [`load`], for what needs nothing but a store: no upstream has to be named.
+///
+/// # Errors
+/// As [`load`].
+pub fn load_store(
+    text: Option<&str>,
+    file_name: &str,
+    env: impl Iterator<Item = (String, String)>,
+    overrides: Overrides,
+) -> Result<StoreConfig, ConfigError> {
+    let mut problems = Problems::new(text, file_name);
+    let draft = draft(text, env, overrides, &mut problems)?;
+    let store = resolve::resolve_store(&draft, &mut problems);
+    problems.check()?;
+    Ok(store)
+}
+
+fn draft(
+    text: Option<&str>,
+    env: impl Iterator<Item = (String, String)>,
+    overrides: Overrides,
+    problems: &mut Problems<'_>,
+) -> Result<document::Draft, ConfigError> {
+    let mut tree = tree::parse(text.unwrap_or_default(), problems);
+    // Behind a syntax error every other message would be a guess.
+    problems.check()?;
+    let env = env.collect::<Vec<_>>();
+    sources::apply_env(&mut tree, &env, problems);
+    sources::apply_flags(&mut tree, overrides);
+    sources::follow_env(&mut tree, &env, problems);
+    let draft = document::read(&tree, problems);
+    problems.check()?;
+    Ok(draft)
 }
 
 /// What flags say; each stands above the environment and the file.
@@ -91,6 +121,30 @@ pub struct Config {
     pub routes: Vec<Route>,
 }
 
+impl Config {
+    /// What is allowed, but worth a second thought: one sentence each.
+    #[must_use]
+    pub fn warnings(&self) -> Vec<String> {
+        let mut warnings = Vec::new();
+        for (index, route) in self.routes.iter().enumerate() {
+            let Some(preset) = route.preset.filter(|preset| preset.is_dear()) else { continue };
+            let name =
+                format!("route[{index}] ({} {}, preset \"{preset}\")", route.methods, route.path);
+            if route.policy.on_store_down == OnStoreDown::FailOpen {
+                warnings.push(format!(
+                    "{name} has on_store_down = \"fail-open\": while the store is away, every retry runs again"
+                ));
+            }
+            if matches!(self.store.url, StoreUrl::Redis(_)) {
+                warnings.push(format!(
+                    "{name} is kept in Redis alone (allow_lossy = true): a failover can lose a claim, and the retry runs again"
+                ));
+            }
+        }
+        warnings
+    }
+}
+
 /// `[gateway]`
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Gateway {
@@ -116,6 +170,10 @@ pub struct Admin {
 pub struct StoreConfig {
     /// Which store; `embedded:./onetake-data` by default.
     pub url: StoreUrl,
+    /// A Redis in front of it, where the store is PostgreSQL.
+    pub filter: Option<ServerUrl>,
+    /// Whether a store that can lose acknowledged writes is accepted for what must not be lost.
+    pub allow_lossy: bool,
 }
 
 /// `[sweep]`
@@ -173,6 +231,8 @@ pub struct Policy {
     pub wait_timeout: Duration,
     /// What a retry gets where the outcome of the attempt before it is unknown.
     pub on_unknown: OnUnknown,
+    /// What a request gets while the store is away.
+    pub on_store_down: OnStoreDown,
     /// How long the upstream may take for the whole response.
     pub upstream_timeout: Duration,
     /// What becomes of an attempt, by the status of its response.
@@ -233,4 +293,13 @@ pub enum OnUnknown {
     Fail,
     /// Run again: for operations that are harmless to repeat, or deduplicated downstream.
     Retry,
+}
+
+/// `on_store_down`
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OnStoreDown {
+    /// 503; nothing runs.
+    FailClosed,
+    /// It runs as if it had no key: counted, logged, and never recorded.
+    FailOpen,
 }

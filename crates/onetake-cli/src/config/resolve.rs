@@ -10,10 +10,10 @@ use super::cidr::Cidr;
 use super::document::{Draft, RouteDraft};
 use super::error::{Fault, Origin, Problems};
 use super::layer::{Layer, Preset};
-use super::url::StoreUrl;
+use super::store_url::StoreUrl;
 use super::{
-    Admin, Config, FingerprintConfig, Gateway, InFlight, KeyRules, OnUnknown, Policy, Route,
-    StoreConfig, Sweep, TenantConfig,
+    Admin, Config, FingerprintConfig, Gateway, InFlight, KeyRules, OnStoreDown, OnUnknown, Policy,
+    Route, StoreConfig, Sweep, TenantConfig,
 };
 use onetake_http::StatusRules;
 
@@ -35,6 +35,8 @@ pub(super) fn resolve(draft: Draft, problems: &mut Problems<'_>) -> Config {
     let upstream = default_upstream(&draft, problems);
     let listen = draft.listen.unwrap_or(LISTEN);
     check_listeners(listen, &draft, problems);
+    let store = resolve_store(&draft, problems);
+    check_lossy(&store, &draft.routes, problems);
     let defaults = &draft.defaults;
     let routes = draft.routes.iter();
     let routes =
@@ -44,17 +46,58 @@ pub(super) fn resolve(draft: Draft, problems: &mut Problems<'_>) -> Config {
         let loopback = [(Ipv4Addr::new(127, 0, 0, 0).into(), 8), (Ipv6Addr::LOCALHOST.into(), 128)];
         loopback.map(|(address, prefix)| Cidr::new(address, prefix)).into()
     });
-    let url = draft.store.unwrap_or_else(|| StoreUrl::Embedded(PathBuf::from(STORE_FOLDER)));
     Config {
         defaults: policy(&[defaults]),
         gateway: Gateway { listen, upstream, trusted_proxies },
         admin: Admin { listen: draft.admin_listen.map_or(ADMIN_LISTEN, |listen| listen.value) },
-        store: StoreConfig { url },
+        store,
         sweep: Sweep {
             interval: draft.sweep_interval.unwrap_or(SWEEP_INTERVAL),
             batch: draft.sweep_batch.unwrap_or(SWEEP_BATCH),
         },
         routes,
+    }
+}
+
+/// The store, and what stands in front of it.
+pub(super) fn resolve_store(draft: &Draft, problems: &mut Problems<'_>) -> StoreConfig {
+    let url = draft.store.as_ref().map(|url| url.value.clone());
+    let url = url.unwrap_or_else(|| StoreUrl::Embedded(PathBuf::from(STORE_FOLDER)));
+    let filter = draft.filter.as_ref().and_then(|filter| {
+        let fault = match (&filter.value, &url) {
+            (StoreUrl::Redis(server), StoreUrl::Postgres(_)) => return Some(server.clone()),
+            (StoreUrl::Redis(_), other) => Fault::new(
+                format!("a filter stands in front of PostgreSQL, and store.url is {other}"),
+                "write url = \"postgres://HOST/DATABASE\", or remove the filter",
+            ),
+            _ => Fault::new(
+                "only Redis can be a filter",
+                "write for example filter = \"redis://127.0.0.1:6379\"",
+            ),
+        };
+        let value = Some(format!("\"{}\"", filter.value));
+        problems.add(&filter.at, "store.filter", value, fault);
+        None
+    });
+    StoreConfig { url, filter, allow_lossy: draft.allow_lossy.unwrap_or(false) }
+}
+
+/// Redis alone is not where a claim on money should be kept, unless somebody says so.
+fn check_lossy(store: &StoreConfig, routes: &[RouteDraft], problems: &mut Problems<'_>) {
+    if store.allow_lossy || !matches!(store.url, StoreUrl::Redis(_)) {
+        return;
+    }
+    for route in routes {
+        let Some(preset) = route.preset.as_ref().filter(|preset| preset.value.is_dear()) else {
+            continue;
+        };
+        let what = "Redis alone is not durable enough for it: a failover loses writes that were \
+                    acknowledged, and a claim that is lost is a second charge";
+        let fix = "use PostgreSQL with Redis as its filter (below [store]: url = \
+                   \"postgres://HOST/DATABASE\", filter = \"redis://HOST\"); or, if you can bear \
+                   that loss, write allow_lossy = true below [store]";
+        let value = Some(format!("\"{}\"", preset.value));
+        problems.add(&preset.at, &format!("{}.preset", route.path), value, Fault::new(what, fix));
     }
 }
 
@@ -155,6 +198,7 @@ fn policy(layers: &[&Layer]) -> Policy {
         in_flight: pick(layers, |layer| layer.in_flight).unwrap_or(InFlight::Reject),
         wait_timeout: pick(layers, |layer| layer.wait_timeout).unwrap_or(WAIT_TIMEOUT),
         on_unknown: pick(layers, |layer| layer.on_unknown).unwrap_or(OnUnknown::Fail),
+        on_store_down: pick(layers, |layer| layer.on_store_down).unwrap_or(OnStoreDown::FailClosed),
         upstream_timeout: pick(layers, |layer| layer.upstream_timeout).unwrap_or(UPSTREAM_TIMEOUT),
         outcomes,
         max_request_body: pick(layers, |layer| layer.max_request_body).unwrap_or(BODY_BYTES),

@@ -2,7 +2,9 @@
 
 use super::Overrides;
 use super::error::{Fault, Origin, Problems};
-use super::tree::{self, Node};
+use super::fields;
+use super::reader::{Section, Value};
+use super::tree::{self, Kind, Node};
 
 /// What the names of variables start with; two underscores stand where a path has a dot.
 const PREFIX: &str = "ONETAKE__";
@@ -11,18 +13,58 @@ const PREFIX: &str = "ONETAKE__";
 const DEPTH_MAX: usize = 3;
 
 /// Puts every `ONETAKE__SECTION__KEY` into the tree; whether such a field exists is seen later.
-pub(super) fn apply_env(
-    tree: &mut Node,
-    env: impl Iterator<Item = (String, String)>,
-    problems: &mut Problems<'_>,
-) {
-    let mut variables = env.filter(|(name, _)| name.starts_with(PREFIX)).collect::<Vec<_>>();
+pub(super) fn apply_env(tree: &mut Node, env: &[(String, String)], problems: &mut Problems<'_>) {
+    let ours = env.iter().filter(|(name, _)| name.starts_with(PREFIX));
+    let mut variables = ours.collect::<Vec<_>>();
     // The order of an environment is accidental; ours must not be.
     variables.sort();
     for (name, text) in variables {
-        match parse_name(&name) {
-            Ok(path) => tree.set(&path, tree::parse_variable(&name, &text)),
-            Err(fault) => problems.add(&Origin::Env(name), "", None, fault),
+        match parse_name(name) {
+            Ok(path) => tree.set(&path, tree::parse_variable(name, text)),
+            Err(fault) => problems.add(&Origin::Env(name.clone()), "", None, fault),
+        }
+    }
+}
+
+/// Fields that may hold a password, and so may be `{ env = "NAME" }` instead.
+const FROM_ENV: [(&str, &str); 2] = [("store", "url"), ("store", "filter")];
+
+/// Puts what the variable holds where `{ env = "NAME" }` stands.
+pub(super) fn follow_env(tree: &mut Node, env: &[(String, String)], problems: &mut Problems<'_>) {
+    for (section, name) in FROM_ENV {
+        let Some(node) = tree.field(section, name) else { continue };
+        if !matches!(node.kind, Kind::Table(_)) {
+            continue;
+        }
+        let value = Value { node, path: format!("{section}.{name}") };
+        match from_env(&value, env, problems) {
+            Some(found) => tree.set(&[section.to_owned(), name.to_owned()], found),
+            // Its fault is reported; the reader would only find another.
+            None => tree.remove(section, name),
+        }
+    }
+}
+
+fn from_env(
+    value: &Value<'_>,
+    env: &[(String, String)],
+    problems: &mut Problems<'_>,
+) -> Option<Node> {
+    let table = Section::open(value, &fields::FROM_ENV, "{ env = \"NAME\" }", problems)?;
+    let Some(variable) = table.get("env") else {
+        if !table.has_faults() {
+            let fix = "write { env = \"NAME\" }, or the URL itself";
+            value.refuse(Fault::new("names no variable", fix), problems);
+        }
+        return None;
+    };
+    let name = variable.text("\"NAME\"", problems)?;
+    match env.iter().find(|(known, _)| known == name) {
+        Some((_, text)) => Some(Node::text(text.clone(), Origin::Env(name.to_owned()))),
+        None => {
+            let fix = "set it for this process, or write the URL itself";
+            variable.refuse(Fault::new("there is no such variable", fix), problems);
+            None
         }
     }
 }

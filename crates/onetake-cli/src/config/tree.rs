@@ -106,6 +106,11 @@ impl Node {
         self.kind = Kind::Table(entries);
     }
 
+    /// The field at `section.name`, if it is there.
+    pub(super) fn field(&self, section: &str, name: &str) -> Option<&Node> {
+        self.find(section)?.value.find(name).map(|entry| &entry.value)
+    }
+
     fn find(&self, name: &str) -> Option<&Entry> {
         match &self.kind {
             Kind::Table(entries) => entries.iter().find(|entry| entry.name == name),

@@ -9,7 +9,7 @@ use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
-use onetake_core::Engine;
+use super::readiness::Readiness;
 
 /// Seconds that a store's write may take.
 const SECONDS: [f64; 12] =
@@ -20,7 +20,7 @@ const ITEMS: [f64; 10] = [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 51
 /// What the listener tells of.
 #[derive(Clone)]
 pub(super) struct Status {
-    pub(super) engine: Engine,
+    pub(super) readiness: Readiness,
     pub(super) metrics: Option<PrometheusHandle>,
     /// Cancelled as soon as nothing new should be sent here.
     pub(super) draining: CancellationToken,
@@ -43,9 +43,9 @@ async fn ready(State(status): State<Status>) -> impl IntoResponse {
     if status.draining.is_cancelled() {
         return (StatusCode::SERVICE_UNAVAILABLE, "draining\n".to_owned());
     }
-    match status.engine.ready().await {
+    match status.readiness.check().await {
         Ok(()) => (StatusCode::OK, "ok\n".to_owned()),
-        Err(error) => (StatusCode::SERVICE_UNAVAILABLE, format!("{error}\n")),
+        Err(why) => (StatusCode::SERVICE_UNAVAILABLE, format!("{why}\n")),
     }
 }
 

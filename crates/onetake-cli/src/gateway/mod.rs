@@ -10,6 +10,7 @@ mod admin;
 mod edge;
 mod plan;
 mod proxy;
+mod readiness;
 mod server;
 
 use std::io;
@@ -24,14 +25,15 @@ use tokio_util::sync::CancellationToken;
 use tower::Layer;
 
 use onetake_core::engine::Housekeeping;
-use onetake_core::{Engine, Limits, MemoryStore, Store, StoreError, SystemClock, SystemRng};
+use onetake_core::{Engine, StoreError, SystemClock, SystemRng};
 use onetake_http::{HttpLimits, OnetakeLayer};
-use onetake_stores::{EmbeddedStore, OpenError};
 
-use crate::config::{Config, StoreUrl};
+use crate::config::Config;
+use crate::stores::{self, OpenStore, StoreFailed};
 use edge::Edge;
 use plan::{Plan, Plans};
 use proxy::Proxy;
+use readiness::Readiness;
 use server::Server;
 
 /// Why the gateway could not start.
@@ -40,7 +42,7 @@ use server::Server;
 pub enum StartError {
     /// The store could not be opened.
     #[error(transparent)]
-    Store(#[from] OpenError),
+    Store(#[from] StoreFailed),
     /// A port could not be listened on.
     #[error(
         "cannot listen on {address} ({field}): {source}. Stop what listens there, or choose another with {flag}"
@@ -76,23 +78,29 @@ impl Gateway {
     /// If the store or a listener cannot be opened.
     pub async fn start(config: Config) -> Result<Self, StartError> {
         let metrics = metrics_handle();
+        for warning in config.warnings() {
+            tracing::warn!("{warning}");
+        }
         let admin = listen(config.admin.listen, "admin.listen", "--admin-listen").await?;
         let admin_address = local(&admin, config.admin.listen);
         let listener = listen(config.gateway.listen, "gateway.listen", "--listen").await?;
         let address = local(&listener, config.gateway.listen);
-        let (store, interrupted) = open_store(&config.store.url).await?;
+        let OpenStore { store, interrupted, limits, reap_interval } =
+            stores::open(&config.store).await?;
 
         let clock = Arc::new(SystemClock);
-        let engine = Engine::with(store, clock, Arc::new(SystemRng), Limits::default());
+        let engine = Engine::with(store, clock, Arc::new(SystemRng), limits);
         engine.count_unknown(interrupted);
         engine.keep_house(Housekeeping {
+            reap_interval,
             sweep_interval: config.sweep.interval,
             sweep_batch: config.sweep.batch,
             ..Housekeeping::default()
         });
         let draining = CancellationToken::new();
         let stop_admin = CancellationToken::new();
-        let status = admin::Status { engine: engine.clone(), metrics, draining: draining.clone() };
+        let readiness = Readiness::new(engine.clone());
+        let status = admin::Status { readiness, metrics, draining: draining.clone() };
         tokio::spawn(admin::serve(admin, status, stop_admin.clone()));
 
         let plans = Arc::new(Plans::new(&config));
@@ -134,26 +142,6 @@ impl Gateway {
         let drained = self.engine.shutdown(left).await?;
         self.stop_admin.cancel();
         Ok(quiet && drained)
-    }
-}
-
-/// The store, and how many operations were interrupted when it was last used.
-async fn open_store(url: &StoreUrl) -> Result<(Arc<dyn Store>, usize), StartError> {
-    match url {
-        StoreUrl::Memory => {
-            tracing::warn!("the memory store forgets everything when this process ends");
-            Ok((Arc::new(MemoryStore::new()), 0))
-        }
-        StoreUrl::Embedded(path) => {
-            let path = path.clone();
-            let opened = tokio::task::spawn_blocking(move || EmbeddedStore::open(path)).await;
-            let store = match opened {
-                Ok(store) => store?,
-                Err(panicked) => std::panic::resume_unwind(panicked.into_panic()),
-            };
-            let interrupted = store.interrupted();
-            Ok((Arc::new(store), interrupted))
-        }
     }
 }
 

@@ -10,11 +10,14 @@ use onetake_http as layer;
 use onetake_http::json::{Pointer, Selection};
 
 use crate::config::{
-    Cidr, Config, FingerprintConfig, InFlight, OnUnknown, Policy, Route, TenantConfig,
+    Cidr, Config, FingerprintConfig, InFlight, OnStoreDown, OnUnknown, Policy, Route, TenantConfig,
 };
 
 /// How much longer the layer waits than the proxy.
 const PROXY_FIRST: Duration = Duration::from_secs(1);
+
+/// What logs call the route of a request that none matches.
+const NO_ROUTE: &str = "-";
 
 /// What applies to a request.
 #[derive(Debug)]
@@ -52,14 +55,14 @@ impl Plans {
             })
             .collect();
         let fallback = |policy| Plan {
-            label: "-".to_owned(),
+            label: NO_ROUTE.to_owned(),
             policy,
             upstream: config.gateway.upstream.clone(),
             timeout: config.defaults.upstream_timeout,
         };
         Self {
             routes,
-            keyed: Arc::new(fallback(Some(Arc::new(policy_of(&config.defaults))))),
+            keyed: Arc::new(fallback(Some(Arc::new(policy_of(&config.defaults, NO_ROUTE))))),
             untouched: Arc::new(fallback(None)),
             trusted: config.gateway.trusted_proxies.clone(),
             tenant_headers,
@@ -82,16 +85,18 @@ impl Plans {
 }
 
 fn plan_of(route: &Route) -> Plan {
+    let label = format!("{} {}", route.methods, route.path);
     Plan {
-        label: format!("{} {}", route.methods, route.path),
-        policy: Some(Arc::new(policy_of(&route.policy))),
+        policy: Some(Arc::new(policy_of(&route.policy, &label))),
+        label,
         upstream: Some(route.upstream.clone()),
         timeout: route.policy.upstream_timeout,
     }
 }
 
-fn policy_of(policy: &Policy) -> layer::Policy {
+fn policy_of(policy: &Policy, label: &str) -> layer::Policy {
     layer::Policy {
+        label: label.to_owned(),
         // The plan was found by its method already.
         methods: vec![Method::POST, Method::PUT, Method::PATCH, Method::DELETE],
         key: layer::KeyPolicy { required: policy.key.required, length_min: policy.key.min_length },
@@ -115,6 +120,10 @@ fn policy_of(policy: &Policy) -> layer::Policy {
         in_flight: match policy.in_flight {
             InFlight::Reject => core::InFlight::Reject,
             InFlight::Wait => core::InFlight::Wait(policy.wait_timeout),
+        },
+        on_store_down: match policy.on_store_down {
+            OnStoreDown::FailClosed => layer::OnStoreDown::FailClosed,
+            OnStoreDown::FailOpen => layer::OnStoreDown::FailOpen,
         },
         // The proxy speaks first: it knows whether anything was sent.
         run_max: policy.upstream_timeout.saturating_add(PROXY_FIRST),

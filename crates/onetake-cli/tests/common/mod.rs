@@ -1,9 +1,11 @@
 //! A gateway in this process, as a target for the suites.
+#![allow(dead_code, clippy::allow_attributes, reason = "not every suite uses everything")]
 
 use std::net::SocketAddr;
 
 use onetake_cli::config::{self, Overrides};
 use onetake_cli::gateway::Gateway;
+use onetake_cli::stores;
 use onetake_sim::blackbox::Target;
 
 /// A gateway that runs until it is dropped.
@@ -23,10 +25,27 @@ impl InProcess {
         let config = config.unwrap_or_else(|error| panic!("{error}"));
         Self { gateway: Gateway::start(config).await.unwrap() }
     }
+
+    /// Where probes and metrics are.
+    pub(crate) fn admin(&self) -> SocketAddr {
+        self.gateway.admin_address()
+    }
 }
 
 impl Target for InProcess {
     fn address(&self) -> SocketAddr {
         self.gateway.address()
     }
+}
+
+/// The store of a URL, as a configuration would name it.
+pub(crate) fn store(url: &str) -> config::StoreConfig {
+    let overrides = Overrides { store: Some(url.to_owned()), ..Overrides::default() };
+    config::load_store(None, "test", std::iter::empty(), overrides).unwrap()
+}
+
+/// The URL itself, once there is everything that the store needs.
+pub(crate) async fn migrated(url: String) -> String {
+    stores::migrate(&store(&url)).await.unwrap();
+    url
 }

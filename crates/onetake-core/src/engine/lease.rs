@@ -14,7 +14,7 @@ use crate::store::{Settled, Settlement, StoreError, StoreErrorKind, Verb};
 
 use super::flight::{Flight, Landing};
 use super::heart::Pulse;
-use super::{Engine, Operation};
+use super::{Engine, EngineError, Operation};
 
 /// The first pause before a settlement is tried again; it doubles up to [`RETRY_MAX`].
 const RETRY_MIN: Duration = Duration::from_millis(20);
@@ -255,7 +255,12 @@ async fn settle(
             }
             Err(error) => {
                 engine.failed(&error);
-                if error.kind() == StoreErrorKind::Corrupt || engine.stopped.is_cancelled() {
+                // Whoever waited is not told that the store is away: they could take it for leave to
+                // run what has run.
+                if engine.stopped.is_cancelled() {
+                    break (Settling::Pending, Landing::Failed(EngineError::Closing));
+                }
+                if error.kind() == StoreErrorKind::Corrupt {
                     break (Settling::Pending, Landing::Failed(error.into()));
                 }
                 report(&pulse, &error);

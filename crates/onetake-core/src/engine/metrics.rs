@@ -23,6 +23,7 @@ pub(crate) struct Metrics {
     pub(crate) stale: Counter,
     pub(crate) overloaded: Counter,
     pub(crate) store_errors: Counter,
+    pub(crate) bypassed: Counter,
     pub(crate) pending: Counter,
     pub(crate) swept: Counter,
     pub(crate) running: Gauge,
@@ -47,6 +48,7 @@ impl Metrics {
             stale: counter!("onetake_stale_settlements_total"),
             overloaded: counter!("onetake_overloaded_total"),
             store_errors: counter!("onetake_store_errors_total"),
+            bypassed: counter!("onetake_bypassed_total"),
             pending: counter!("onetake_outcomes_pending_total"),
             swept: counter!("onetake_swept_total"),
             running: gauge!("onetake_running"),
@@ -57,7 +59,7 @@ impl Metrics {
     }
 }
 
-const COUNTERS: [(&str, &str); 14] = [
+const COUNTERS: [(&str, &str); 15] = [
     ("onetake_executed_total", "Operations that were started."),
     ("onetake_replayed_total", "Retries that were answered from a recording."),
     ("onetake_in_flight_refused_total", "Attempts that were told that another one runs."),
@@ -70,6 +72,7 @@ const COUNTERS: [(&str, &str); 14] = [
     ("onetake_stale_settlements_total", "Late settlements that changed nothing."),
     ("onetake_overloaded_total", "Attempts that were refused because too many were under way."),
     ("onetake_store_errors_total", "Errors of the store."),
+    ("onetake_bypassed_total", "Operations that ran unrecorded because the store was away."),
     ("onetake_outcomes_pending_total", "Outcomes that could not be made durable in time."),
     ("onetake_swept_total", "Expired records that were deleted."),
 ];

@@ -199,6 +199,12 @@ impl Engine {
         self.inner.metrics.unknown.increment(operations as u64);
     }
 
+    /// Counts an operation that its caller ran unrecorded, because the store was away and the caller
+    /// chose so (S10).
+    pub fn count_bypassed(&self) {
+        self.inner.metrics.bypassed.increment(1);
+    }
+
     /// Whether the store could answer now.
     ///
     /// # Errors

@@ -225,6 +225,19 @@ pub enum EngineError {
 }
 
 impl EngineError {
+    /// Whether the store is away, or its answer got lost: what a caller who would rather run twice
+    /// than not at all may run without a record (S10). What the store refuses, or cannot read, it has
+    /// not forgotten: that is never so.
+    #[must_use]
+    pub fn is_store_down(&self) -> bool {
+        match self {
+            Self::Store(error) => {
+                matches!(error.kind(), StoreErrorKind::Unavailable | StoreErrorKind::Indeterminate)
+            }
+            Self::Overloaded | Self::Closing => false,
+        }
+    }
+
     /// The store did not answer within its time.
     pub(super) fn no_answer() -> Self {
         StoreError::new(StoreErrorKind::Unavailable, "the store does not answer in time").into()

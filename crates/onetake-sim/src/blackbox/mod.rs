@@ -18,6 +18,7 @@ mod passing;
 use std::future::Future;
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use futures_util::future::BoxFuture;
 
@@ -32,6 +33,22 @@ pub trait Target: Send + Sync + 'static {
     fn address(&self) -> SocketAddr;
 }
 
+/// In what gateways on different stores may differ. What is declared here is documented there.
+#[derive(Clone, Copy, Debug)]
+pub struct Capabilities {
+    /// The largest body that the store keeps; a larger one is "not replayable".
+    pub body_bytes_max: usize,
+    /// How long after its expiry a key is still respected: stores without a clock of their own need
+    /// that.
+    pub expiry_margin: Duration,
+}
+
+impl Default for Capabilities {
+    fn default() -> Self {
+        Self { body_bytes_max: usize::MAX, expiry_margin: Duration::ZERO }
+    }
+}
+
 /// A gateway, its upstream and its client.
 pub struct World {
     /// The client.
@@ -42,6 +59,8 @@ pub struct World {
     pub target: Box<dyn Target>,
     /// A port that nobody listens on until a case does.
     pub dead: SocketAddr,
+    /// What the store can do.
+    pub can: Capabilities,
 }
 
 /// The configuration that the cases count on; `store` is the store's URL.
@@ -169,13 +188,26 @@ where
     F: Future<Output = T>,
     T: Target,
 {
+    run_with(start, store, Capabilities::default()).await
+}
+
+/// As [`run`], on a store that differs from the others in what it can do.
+pub async fn run_with<F, T>(
+    start: impl FnOnce(String) -> F,
+    store: &str,
+    can: Capabilities,
+) -> Report
+where
+    F: Future<Output = T>,
+    T: Target,
+{
     let upstream = Upstream::start().await.expect("there is a free port");
     // On a loopback address of its own, where nobody else listens in the meantime.
     let apart = SocketAddr::from(([127, 0, 0, 2], 0));
     let dead = Upstream::start_on(apart, None).await.expect("there is a free port").address();
     let target = start(configuration(&upstream.url(), dead, store)).await;
     let client = Client::new(target.address());
-    let world = Arc::new(World { client, upstream, target: Box::new(target), dead });
+    let world = Arc::new(World { client, upstream, target: Box::new(target), dead, can });
     let mut report = Report::default();
     for (name, case) in CASES {
         report.add(name, case(Arc::clone(&world))).await;

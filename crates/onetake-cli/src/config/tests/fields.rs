@@ -44,8 +44,27 @@ const SECTIONS: &[Row] = &[
     ),
     (
         "store",
-        &["url = \"memory:\"", "url = \"embedded:/x\""],
-        &[("url = \"memory\"", "store.url"), ("url = 1", "store.url")],
+        &[
+            "url = \"memory:\"",
+            "url = \"embedded:/x\"",
+            "url = \"sqlite:/x.sqlite\"",
+            "url = \"redis-cluster://a:1,b:2\"",
+            "url = \"postgres://db/x\"\nfilter = \"rediss://a\"",
+            "url = \"dynamodb://eu-central-1/onetake\"\nallow_lossy = false",
+        ],
+        &[
+            ("url = \"memory\"", "store.url"),
+            ("url = 1", "store.url"),
+            ("url = {}", "store.url"),
+            ("url = { evn = \"X\" }", "store.url.evn"),
+            ("url = { env = 1 }", "store.url.env"),
+            ("url = { env = \"ONETAKE_NOBODY_SETS_THIS\" }", "store.url.env"),
+            ("filter = \"redis://a\"", "store.filter"),
+            ("url = \"redis://b\"\nfilter = \"redis://a\"", "store.filter"),
+            ("url = \"postgres://db/x\"\nfilter = \"memory:\"", "store.filter"),
+            ("url = \"postgres://db/x\"\nfilter = \"redis:a\"", "store.filter"),
+            ("allow_lossy = \"yes\"", "store.allow_lossy"),
+        ],
     ),
     (
         "sweep",
@@ -152,7 +171,10 @@ const POLICY: &[(Lines, Refused)] = &[
     ),
     (&["wait_timeout = \"5m\""], &[("wait_timeout = \"6m\"", "wait_timeout")]),
     (&["on_unknown = \"retry\""], &[("on_unknown = \"rerun\"", "on_unknown")]),
-    (&["on_store_down = \"fail-closed\""], &[("on_store_down = \"closed\"", "on_store_down")]),
+    (
+        &["on_store_down = \"fail-closed\"", "on_store_down = \"fail-open\""],
+        &[("on_store_down = \"open\"", "on_store_down")],
+    ),
     (&["upstream_timeout = \"1ms\""], &[("upstream_timeout = \"0s\"", "upstream_timeout")]),
     (
         &["record = [\"500\"]", "release = [\"5xx\", \"5xx\"]", "unknown = []"],

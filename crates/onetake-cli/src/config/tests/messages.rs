@@ -60,16 +60,14 @@ fn a_payment_without_a_tenant() {
 
 #[test]
 fn what_is_not_supported_yet() {
-    let text = "[gateway]\nupstream = \"http://a\"\n[store]\nurl = \"postgres://me:secret@db\"\n\
+    let text = "[gateway]\nupstream = \"http://a\"\n\
                 [defaults]\nin_flight = \"async\"\nvelocity = []\n";
     assert_eq!(
         refused(text),
-        "the configuration has 3 errors:\n\n\
-         onetake.toml:4:7: store.url: this version does not support the store `postgres:` yet\n    \
-         use \"embedded:./onetake-data\", or \"memory:\" for tests\n\n\
-         onetake.toml:6:13: defaults.in_flight = \"async\": this version does not support it yet\n    \
+        "the configuration has 2 errors:\n\n\
+         onetake.toml:4:13: defaults.in_flight = \"async\": this version does not support it yet\n    \
          use \"reject\" or \"wait\"\n\n\
-         onetake.toml:7:1: defaults.velocity: this version does not support it yet\n    \
+         onetake.toml:5:1: defaults.velocity: this version does not support it yet\n    \
          remove it: fresh keys are not limited by this version"
     );
 }

@@ -5,6 +5,7 @@ mod messages;
 mod mutations;
 mod precedence;
 mod refusals;
+mod stores;
 
 use super::*;
 use onetake_http::{Disposition, StatusRules};
@@ -33,7 +34,9 @@ trusted_proxies = ["127.0.0.0/8", "::1"]  # whose forwarding and tenant headers 
 listen = "127.0.0.1:9091"
 
 [store]
-url = "embedded:./onetake-data"
+url = "postgres://onetake:takes%20one@127.0.0.1:5432/onetake"
+filter = "redis://127.0.0.1:6379"
+allow_lossy = false
 
 [sweep]
 interval = "15m"
@@ -102,7 +105,8 @@ fn refused(text: &str) -> String {
 fn the_whole_example_is_accepted() {
     let config = read(EXAMPLE).unwrap();
     assert_eq!(config.routes.len(), 3);
-    assert_eq!(config.store.url.to_string(), "embedded:./onetake-data");
+    assert_eq!(config.store.url.to_string(), "postgres://onetake:***@127.0.0.1:5432/onetake");
+    assert_eq!(config.warnings(), Vec::<String>::new());
     let [charges, orders, jobs] = config.routes.as_slice() else { panic!("three routes") };
 
     assert_eq!(charges.preset, Some(Preset::Payment));
@@ -154,6 +158,7 @@ fn a_flag_alone_is_a_working_gateway() {
         in_flight: InFlight::Reject,
         wait_timeout: Duration::from_secs(5),
         on_unknown: OnUnknown::Fail,
+        on_store_down: OnStoreDown::FailClosed,
         upstream_timeout: Duration::from_secs(30),
         outcomes: StatusRules::new(),
         max_request_body: 1 << 20,

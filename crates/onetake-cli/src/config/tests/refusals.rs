@@ -6,10 +6,6 @@ use super::*;
 /// What the design names and this version does not have.
 const NOT_YET: &[(&str, &str, &str)] = &[
     ("admin", "token = { env = \"T\" }", "admin.token"),
-    ("store", "filter = \"redis://x\"", "store.filter"),
-    ("store", "allow_lossy = false", "store.allow_lossy"),
-    ("store", "url = \"postgres://db\"", "store.url"),
-    ("store", "url = \"redis-cluster://db\"", "store.url"),
     ("secrets", "encryption = []", "secrets"),
     ("route", "upstream = \"https://api\"", "route[0].upstream"),
     ("route", "key = { format = \"uuid\" }", "route[0].key.format"),
@@ -25,7 +21,6 @@ const NOT_YET: &[(&str, &str, &str)] = &[
     ("route", "in_flight = \"async\"", "route[0].in_flight"),
     ("route", "on_unknown = \"reconcile\"", "route[0].on_unknown"),
     ("route", "reconcile = \"GET http://x\"", "route[0].reconcile"),
-    ("route", "on_store_down = \"fail-open\"", "route[0].on_store_down"),
     ("route", "velocity = []", "route[0].velocity"),
     ("route", "statuses = { mismatch = 422 }", "route[0].statuses"),
     ("route", "errors = \"stripe\"", "route[0].errors"),

@@ -1,0 +1,127 @@
+//! Where records are kept, and what may not be kept there.
+
+use super::*;
+
+const PAYMENT: &str = "[gateway]\nupstream = \"http://a\"\n[[route]]\nmatch = \"POST /charges\"\n\
+                       preset = \"payment\"\ntenant = \"public\"\n";
+
+fn on(store: &str) -> String {
+    format!("{PAYMENT}[store]\n{store}\n")
+}
+
+#[test]
+fn payments_on_redis_alone_are_refused_and_told_why() {
+    assert_eq!(
+        refused(&on("url = \"redis://:secret@cache\"")),
+        "the configuration has 1 error:\n\n\
+         onetake.toml:5:10: route[0].preset = \"payment\": Redis alone is not durable enough for it: \
+         a failover loses writes that were acknowledged, and a claim that is lost is a second charge\
+         \n    use PostgreSQL with Redis as its filter (below [store]: url = \
+         \"postgres://HOST/DATABASE\", filter = \"redis://HOST\"); or, if you can bear that loss, \
+         write allow_lossy = true below [store]"
+    );
+    let high = on("url = \"rediss-cluster://a,b\"").replace("payment", "high-consequence");
+    assert!(refused(&high).contains("route[0].preset = \"high-consequence\""));
+    for fine in ["signup", "webhook", "job"] {
+        assert!(read(&on("url = \"redis://cache\"").replace("payment", fine)).is_ok(), "{fine}");
+    }
+    for store in [
+        "url = \"redis://cache\"\nallow_lossy = true",
+        "url = \"postgres://db/x\"",
+        "url = \"postgres://db/x\"\nfilter = \"redis://cache\"",
+        "url = \"dynamodb://eu-central-1/onetake\"",
+        "url = \"sqlite:x\"",
+    ] {
+        assert!(read(&on(store)).is_ok(), "{store}");
+    }
+    // A flag is no way around it.
+    let flags = Overrides { store: Some("redis://cache".to_owned()), ..Overrides::default() };
+    assert!(load(Some(PAYMENT), "f", no_env(), flags).is_err());
+}
+
+#[test]
+fn what_is_allowed_but_dear_is_a_warning() {
+    let warnings = |text: &str| read(text).unwrap().warnings();
+    assert_eq!(warnings(&on("url = \"postgres://db/x\"")), Vec::<String>::new());
+    let lossy = warnings(&on("url = \"redis://cache\"\nallow_lossy = true"));
+    assert!(lossy.len() == 1 && lossy[0].contains("Redis alone"), "{lossy:?}");
+    let open = PAYMENT.replace("tenant", "on_store_down = \"fail-open\"\ntenant");
+    assert_eq!(
+        warnings(&open),
+        [
+            "route[0] (POST /charges, preset \"payment\") has on_store_down = \"fail-open\": while the \
+          store is away, every retry runs again"
+        ]
+    );
+    assert_eq!(warnings(&open.replace("payment", "job")), Vec::<String>::new());
+}
+
+#[test]
+fn the_route_itself_has_to_open_a_payment() {
+    let of = |defaults: &str, own: &str| {
+        let text = format!("{PAYMENT}{own}\n[defaults]\n{defaults}\n");
+        read(&text).unwrap().routes.remove(0).policy.on_store_down
+    };
+    let open = "on_store_down = \"fail-open\"";
+    assert_eq!(of("", ""), OnStoreDown::FailClosed);
+    assert_eq!(of(open, ""), OnStoreDown::FailClosed, "the preset stands above [defaults]");
+    assert_eq!(of("", open), OnStoreDown::FailOpen);
+    let text = "[gateway]\nupstream = \"http://a\"\n[defaults]\non_store_down = \"fail-open\"\n";
+    assert_eq!(read(text).unwrap().defaults.on_store_down, OnStoreDown::FailOpen);
+}
+
+#[test]
+fn a_url_may_come_from_the_environment() {
+    let file = "[store]\nurl = { env = \"DATABASE_URL\" }\nfilter = { env = \"CACHE_URL\" }\n";
+    let load = |variables: &[(&str, &str)]| {
+        load_store(Some(file), "f", env(variables), Overrides::default())
+    };
+    let found = load(&[("DATABASE_URL", "postgres://me:secret@db/x"), ("CACHE_URL", "redis://c")]);
+    let found = found.unwrap();
+    assert_eq!(found.url.to_string(), "postgres://me:***@db/x");
+    assert_eq!(found.filter.unwrap().expose(), "redis://c");
+    let said = load(&[("DATABASE_URL", "postgres://me:secret@db:x"), ("CACHE_URL", "redis://c")]);
+    let said = said.unwrap_err().to_string();
+    assert!(said.contains("DATABASE_URL: store.url: not a valid port"), "{said}");
+    assert!(!said.contains("secret"), "{said}");
+    let said = load(&[("CACHE_URL", "redis://c")]).unwrap_err().to_string();
+    assert!(said.contains("store.url.env = \"DATABASE_URL\": there is no such variable"), "{said}");
+    // Above all stands the variable that is named after the field, as everywhere.
+    let variables = [("ONETAKE__STORE__URL", "postgres://other/x"), ("CACHE_URL", "redis://c")];
+    assert_eq!(load(&variables).unwrap().url.to_string(), "postgres://other/x");
+}
+
+#[test]
+fn a_store_alone_needs_no_upstream() {
+    let load = |text, store: Option<&str>| {
+        let flags = Overrides { store: store.map(str::to_owned), ..Overrides::default() };
+        load_store(text, "f", no_env(), flags).map(|store| store.url.to_string())
+    };
+    assert_eq!(load(None, None).unwrap(), "embedded:./onetake-data");
+    assert_eq!(load(None, Some("memory:")).unwrap(), "memory:");
+    assert_eq!(load(Some("[store]\nurl = \"sqlite:x\""), None).unwrap(), "sqlite:x");
+    let said = load(None, Some("postgrs://me:secret@db")).unwrap_err().to_string();
+    assert!(said.contains("--store: store.url = \"postgrs://me:***@db\""), "{said}");
+    assert!(said.contains("did you mean `postgres:`?"), "{said}");
+    assert!(
+        load(Some("[store]\nulr = \"memory:\""), None).is_err(),
+        "the file is checked all the same"
+    );
+}
+
+#[test]
+fn no_form_of_the_configuration_shows_a_password() {
+    let store = "url = \"postgres://me:secret@db/x\"\nfilter = \"redis://:secret@cache\"";
+    let config = read(&on(store)).unwrap();
+    assert!(!format!("{config:?} {}", config.store.url).contains("secret"));
+    for wrong in [
+        "url = \"postgres://me:secret@db/x\"\nfilter = \"postgres://me:secret@db\"",
+        "url = \"redis://me:secret@a\"\nfilter = \"redis://:secret@b\"",
+        "url = \"postgres://me:sec ret@db\"",
+        "url = \"pg://me:secret@db\"",
+        "url = [\"postgres://me:secret@db\"]",
+    ] {
+        let said = refused(&on(wrong));
+        assert!(!said.contains("secret") && !said.contains("sec ret"), "{wrong}\n{said}");
+    }
+}

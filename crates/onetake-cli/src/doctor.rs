@@ -1,0 +1,171 @@
+//! What `onetake doctor` says: for people, or as JSON.
+
+use std::fmt::Write;
+use std::time::Duration;
+
+use onetake_stores::{Diagnosis, Finding, Weight};
+use serde_json::{Value, json};
+
+use crate::stores::Examined;
+
+/// How far clocks may differ before it is worth a word.
+const CLOCKS_APART: Duration = Duration::from_secs(5);
+
+/// How to write the findings.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
+pub enum Format {
+    /// For people.
+    #[default]
+    Text,
+    /// For machines: one JSON object.
+    Json,
+}
+
+/// The gravest of all findings.
+#[must_use]
+pub fn worst(all: &[Examined]) -> Weight {
+    all.iter().map(|examined| examined.diagnosis.worst()).max().unwrap_or(Weight::Fine)
+}
+
+/// Everything that was found.
+#[must_use]
+pub fn report(all: &[Examined], format: Format) -> String {
+    match format {
+        Format::Text => {
+            let parts: Vec<String> = all.iter().map(text).collect();
+            format!("{}\n{}\n", parts.join("\n"), conclusion(worst(all)))
+        }
+        Format::Json => {
+            let parts: Vec<Value> = all.iter().map(object).collect();
+            format!("{}\n", json!({ "worst": word(worst(all)), "stores": parts }))
+        }
+    }
+}
+
+/// That nothing could be found, because the store could not be reached.
+#[must_use]
+pub fn unreachable(why: &str, format: Format) -> Option<String> {
+    match format {
+        // It goes to standard error.
+        Format::Text => None,
+        Format::Json => Some(format!("{}\n", json!({ "error": why }))),
+    }
+}
+
+fn text(examined: &Examined) -> String {
+    let Examined { role, url, diagnosis } = examined;
+    let mut out = format!("{role:<11}{url}\nserver     {}\n", diagnosis.server);
+    // Writing to a string cannot fail.
+    let _infallible = writeln!(out, "round trip {}", millis(diagnosis.round_trip));
+    if let Some(ahead) = diagnosis.clock_ahead_micros {
+        let by = millis(Duration::from_micros(ahead.unsigned_abs()));
+        let word = if ahead < 0 { "behind" } else { "ahead of" };
+        let _infallible = writeln!(out, "clock      {by} {word} this machine's");
+    }
+    out.push('\n');
+    for Finding { weight, what, fix } in &findings(diagnosis) {
+        let _infallible = writeln!(out, "{:<11}{what}", word(*weight));
+        if !fix.is_empty() {
+            let _infallible = writeln!(out, "{:<11}→ {fix}", "");
+        }
+    }
+    out
+}
+
+fn object(examined: &Examined) -> Value {
+    let Examined { role, url, diagnosis } = examined;
+    let findings = findings(diagnosis);
+    let findings = findings.iter().map(|Finding { weight, what, fix }| {
+        json!({ "weight": word(*weight), "what": what, "fix": fix })
+    });
+    json!({
+        "role": role,
+        "url": url,
+        "server": diagnosis.server,
+        "round_trip_micros": u64::try_from(diagnosis.round_trip.as_micros()).unwrap_or(u64::MAX),
+        "clock_ahead_micros": diagnosis.clock_ahead_micros,
+        "findings": findings.collect::<Vec<_>>(),
+    })
+}
+
+/// What the store found, and what is to be said of the clocks: the store's own decides, so that a
+/// difference breaks nothing; but whoever reads logs of both is led astray.
+fn findings(diagnosis: &Diagnosis) -> Vec<Finding> {
+    let mut findings = diagnosis.findings.clone();
+    let apart =
+        diagnosis.clock_ahead_micros.map(|ahead| Duration::from_micros(ahead.unsigned_abs()));
+    if apart.is_some_and(|apart| apart > CLOCKS_APART) {
+        let what = "the store's clock and this machine's are far apart; the store's decides";
+        findings.push(Finding::weak(what, "set both by NTP"));
+        findings.sort_by_key(|finding| std::cmp::Reverse(finding.weight));
+    }
+    findings
+}
+
+fn word(weight: Weight) -> &'static str {
+    match weight {
+        Weight::Fine => "fine",
+        Weight::Weak => "weak",
+        Weight::Broken => "broken",
+    }
+}
+
+fn conclusion(worst: Weight) -> &'static str {
+    match worst {
+        Weight::Fine => "Nothing stands against the promise.",
+        Weight::Weak => "The promise holds; what is weak could be better.",
+        Weight::Broken => "The promise does not hold: acknowledged writes can be lost.",
+    }
+}
+
+fn millis(duration: Duration) -> String {
+    format!("{:.3} ms", duration.as_secs_f64() * 1000.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn examined() -> Vec<Examined> {
+        let findings = vec![
+            Finding::fine("fsync is on"),
+            Finding::broken("synchronous_commit is off", "set it to on"),
+        ];
+        let round_trip = Duration::from_micros(420);
+        let diagnosis = Diagnosis::new("PostgreSQL 15.4", round_trip, Some(-6_000_000), findings);
+        vec![Examined { role: "store", url: "postgres://me:***@db/x".to_owned(), diagnosis }]
+    }
+
+    #[test]
+    fn people_read_the_gravest_first_with_what_to_do() {
+        assert_eq!(
+            report(&examined(), Format::Text),
+            "store      postgres://me:***@db/x\n\
+             server     PostgreSQL 15.4\n\
+             round trip 0.420 ms\n\
+             clock      6000.000 ms behind this machine's\n\
+             \n\
+             broken     synchronous_commit is off\n           \
+             → set it to on\n\
+             weak       the store's clock and this machine's are far apart; the store's decides\n           \
+             → set both by NTP\n\
+             fine       fsync is on\n\
+             \n\
+             The promise does not hold: acknowledged writes can be lost.\n"
+        );
+    }
+
+    #[test]
+    fn machines_get_one_object() {
+        let said: Value = serde_json::from_str(&report(&examined(), Format::Json)).unwrap();
+        assert_eq!(said["worst"], "broken");
+        let store = &said["stores"][0];
+        assert_eq!(store["role"], "store");
+        assert_eq!(store["round_trip_micros"], 420);
+        assert_eq!(store["clock_ahead_micros"], -6_000_000);
+        assert_eq!(store["findings"][0]["fix"], "set it to on");
+        assert_eq!(store["findings"].as_array().unwrap().len(), 3);
+        let said = unreachable("it is away", Format::Json).unwrap();
+        assert_eq!(serde_json::from_str::<Value>(&said).unwrap()["error"], "it is away");
+    }
+}

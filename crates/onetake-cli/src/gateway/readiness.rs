@@ -1,0 +1,201 @@
+//! Whether this node can serve: one look at the store at a time, however many ask.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use futures_util::FutureExt;
+use futures_util::future::{BoxFuture, Shared};
+
+use onetake_core::Engine;
+
+/// How long one look may take: probes have no patience.
+const LOOK_MAX: Duration = Duration::from_secs(1);
+/// For how long a look answers those who come after it.
+const FRESH: Duration = Duration::from_millis(250);
+
+/// What a look found: nothing, or why this node cannot serve.
+type Found = Result<(), String>;
+
+/// Looks at the store for everybody who asks.
+#[derive(Clone, Debug)]
+pub(super) struct Readiness {
+    engine: Engine,
+    latest: Arc<Mutex<Option<Look>>>,
+}
+
+/// A look that is under way, or over.
+#[derive(Clone)]
+struct Look {
+    began: Duration,
+    found: Shared<BoxFuture<'static, Found>>,
+}
+
+impl Readiness {
+    pub(super) fn new(engine: Engine) -> Self {
+        Self { engine, latest: Arc::default() }
+    }
+
+    /// Whether the store answers, by a look that is no older than [`FRESH`] or still under way.
+    ///
+    /// # Errors
+    /// With the reason why it does not.
+    pub(super) async fn check(&self) -> Found {
+        let now = self.engine.clock().monotonic();
+        let found = {
+            let mut latest = self.latest.lock().unwrap_or_else(PoisonError::into_inner);
+            let current = latest.take().filter(|look| {
+                look.found.peek().is_none() || now.saturating_sub(look.began) < FRESH
+            });
+            let look = current.unwrap_or_else(|| self.begin(now));
+            latest.insert(look).found.clone()
+        };
+        found.await
+    }
+
+    /// Begins a look in a task of its own, so that a probe that gives up does not stop it for others.
+    fn begin(&self, began: Duration) -> Look {
+        let engine = self.engine.clone();
+        let looking = tokio::spawn(async move {
+            tokio::select! {
+                biased;
+                ready = engine.ready() => ready.map_err(|error| error.to_string()),
+                () = engine.clock().sleep(LOOK_MAX) => {
+                    Err("the store does not answer within a second".to_owned())
+                }
+            }
+        });
+        let found = looking.map(|looked| {
+            looked
+                .unwrap_or_else(|_| Err("the look at the store ended without an answer".to_owned()))
+        });
+        Look { began, found: found.boxed().shared() }
+    }
+}
+
+impl std::fmt::Debug for Look {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Look").field("began", &self.began).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use futures_util::future::join_all;
+    use onetake_core::store::{Abandoned, Answers, Swept};
+    use onetake_core::{
+        Claim, Claimed, Limits, ManualClock, Record, RecordId, Settled, Settlement, Store,
+        StoreError, StoreErrorKind, SystemRng,
+    };
+    use tokio::sync::Semaphore;
+
+    use super::*;
+
+    /// A store that can be away, or deaf, and that counts who asks whether it is ready.
+    #[derive(Debug)]
+    struct Probed {
+        looks: AtomicUsize,
+        /// A look waits for one of these.
+        answers: Semaphore,
+        is_away: std::sync::atomic::AtomicBool,
+    }
+
+    impl Store for Probed {
+        fn name(&self) -> &'static str {
+            "probed"
+        }
+        fn claim(&self, _: Vec<Claim>) -> BoxFuture<'_, Answers<Claimed>> {
+            std::future::pending().boxed()
+        }
+        fn settle(&self, _: Vec<Settlement>) -> BoxFuture<'_, Answers<Settled>> {
+            std::future::pending().boxed()
+        }
+        fn load(&self, _: Vec<RecordId>) -> BoxFuture<'_, Answers<Option<Arc<Record>>>> {
+            std::future::pending().boxed()
+        }
+        fn abandoned(&self, _: usize) -> BoxFuture<'_, Result<Vec<Abandoned>, StoreError>> {
+            std::future::pending().boxed()
+        }
+        fn sweep(&self, _: usize) -> BoxFuture<'_, Result<Swept, StoreError>> {
+            std::future::pending().boxed()
+        }
+        fn ready(&self) -> BoxFuture<'_, Result<(), StoreError>> {
+            async {
+                self.looks.fetch_add(1, Ordering::SeqCst);
+                self.answers.acquire().await.unwrap().forget();
+                match self.is_away.load(Ordering::SeqCst) {
+                    true => Err(StoreError::new(StoreErrorKind::Unavailable, "it is away")),
+                    false => Ok(()),
+                }
+            }
+            .boxed()
+        }
+        fn close(&self) -> BoxFuture<'_, Result<(), StoreError>> {
+            async { Ok(()) }.boxed()
+        }
+    }
+
+    fn probed() -> (Arc<Probed>, ManualClock, Readiness) {
+        let store = Arc::new(Probed {
+            looks: AtomicUsize::new(0),
+            answers: Semaphore::new(0),
+            is_away: std::sync::atomic::AtomicBool::new(false),
+        });
+        let clock = ManualClock::default();
+        let shared: Arc<dyn Store> = Arc::<Probed>::clone(&store);
+        let time = Arc::new(clock.clone());
+        let engine = Engine::with(shared, time, Arc::new(SystemRng), Limits::default());
+        (store, clock, Readiness::new(engine))
+    }
+
+    #[tokio::test]
+    async fn many_probes_share_one_look_which_serves_for_a_moment() {
+        let (store, clock, readiness) = probed();
+        store.answers.add_permits(1);
+        let all = join_all((0..100).map(|_| readiness.check())).await;
+        assert!(all.iter().all(Result::is_ok), "{all:?}");
+        clock.advance(FRESH / 2);
+        assert_eq!(readiness.check().await, Ok(()));
+        assert_eq!(store.looks.load(Ordering::SeqCst), 1);
+        store.is_away.store(true, Ordering::SeqCst);
+        store.answers.add_permits(1);
+        clock.advance(FRESH);
+        let why = readiness.check().await.unwrap_err();
+        assert!(why.contains("it is away"), "{why}");
+        store.is_away.store(false, Ordering::SeqCst);
+        store.answers.add_permits(1);
+        clock.advance(FRESH);
+        assert_eq!(readiness.check().await, Ok(()), "it recovers by itself");
+        assert_eq!(store.looks.load(Ordering::SeqCst), 3);
+    }
+
+    #[tokio::test]
+    async fn a_deaf_store_is_not_waited_for_and_not_asked_twice() {
+        let (store, clock, readiness) = probed();
+        // A probe that gives up leaves the look to the others.
+        let mut impatient = tokio::spawn({
+            let readiness = readiness.clone();
+            async move { readiness.check().await }
+        });
+        while store.looks.load(Ordering::SeqCst) == 0 {
+            tokio::task::yield_now().await;
+        }
+        assert!((&mut impatient).now_or_never().is_none());
+        impatient.abort();
+        let probes = (0..10).map(|_| {
+            tokio::spawn({
+                let readiness = readiness.clone();
+                async move { readiness.check().await }
+            })
+        });
+        let probes: Vec<_> = probes.collect();
+        tokio::task::yield_now().await;
+        clock.advance(LOOK_MAX);
+        for probe in probes {
+            let why = probe.await.unwrap().unwrap_err();
+            assert!(why.contains("within a second"), "{why}");
+        }
+        assert_eq!(store.looks.load(Ordering::SeqCst), 1);
+    }
+}

@@ -1,0 +1,355 @@
+//! The configured store: opened, migrated, looked at.
+//!
+//! One `match` on the URL for each of the three; a store that this build was made without says so.
+
+mod folder;
+
+use std::error::Error;
+use std::sync::Arc;
+use std::time::Duration;
+
+use onetake_core::engine::Housekeeping;
+use onetake_core::{Limits, MemoryStore, Store, SystemClock};
+#[cfg(feature = "sqlite")]
+use onetake_stores::SqliteStore;
+use onetake_stores::{Diagnosis, EmbeddedStore, Finding};
+#[cfg(feature = "dynamodb")]
+use onetake_stores::{DynamoOptions, DynamoStore};
+#[cfg(feature = "filtered")]
+use onetake_stores::{FilterOptions, FilteredStore};
+#[cfg(feature = "postgres")]
+use onetake_stores::{PostgresOptions, PostgresStore};
+#[cfg(feature = "redis")]
+use onetake_stores::{RedisOptions, RedisStore};
+
+#[cfg(feature = "postgres")]
+use crate::config::ServerUrl;
+use crate::config::{StoreConfig, StoreUrl};
+
+/// Writes of one kind at once to a store behind a network: one is on its way while another is
+/// being made durable.
+#[cfg(any(feature = "postgres", feature = "redis", feature = "dynamodb"))]
+const SHARED_WRITERS: usize = 2;
+/// How often a node asks a shared store for abandoned attempts; every node does.
+#[cfg(any(feature = "postgres", feature = "redis", feature = "dynamodb"))]
+const SHARED_REAP_INTERVAL: Duration = Duration::from_secs(5);
+/// The name of the secret that authenticates what the filter holds.
+#[cfg(feature = "filtered")]
+const FILTER_SECRET: &str = "filter";
+
+/// A store that is open, and how an engine should treat it.
+#[derive(Debug)]
+pub struct OpenStore {
+    /// The store.
+    pub store: Arc<dyn Store>,
+    /// How many operations were interrupted when it was last used.
+    pub interrupted: usize,
+    /// The engine's bounds on it.
+    pub limits: Limits,
+    /// How often to look for abandoned attempts.
+    pub reap_interval: Duration,
+}
+
+impl OpenStore {
+    /// A store of this machine alone.
+    fn local(store: impl Store, interrupted: usize) -> Self {
+        Self {
+            store: Arc::new(store),
+            interrupted,
+            limits: Limits::default(),
+            reap_interval: Housekeeping::default().reap_interval,
+        }
+    }
+
+    /// A store behind a network, which several nodes share.
+    #[cfg(any(feature = "postgres", feature = "redis", feature = "dynamodb"))]
+    fn shared(store: impl Store) -> Self {
+        Self {
+            store: Arc::new(store),
+            interrupted: 0,
+            limits: Limits { writers_max: SHARED_WRITERS, ..Limits::default() },
+            reap_interval: SHARED_REAP_INTERVAL,
+        }
+    }
+}
+
+/// Why a store could not be used. It names the store, without a password.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot {action} the store {url}: {source}")]
+pub struct StoreFailed {
+    action: &'static str,
+    url: String,
+    source: Box<dyn Error + Send + Sync>,
+}
+
+/// What to make of an error; for `map_err`.
+fn failed<E>(action: &'static str, url: &dyn ToString) -> impl FnOnce(E) -> StoreFailed + use<E>
+where
+    E: Into<Box<dyn Error + Send + Sync>>,
+{
+    let url = url.to_string();
+    move |error| StoreFailed { action, url, source: error.into() }
+}
+
+/// There is such a store, but not in this build.
+#[cfg(not(all(
+    feature = "sqlite",
+    feature = "postgres",
+    feature = "redis",
+    feature = "dynamodb"
+)))]
+fn left_out(action: &'static str, url: &StoreUrl) -> StoreFailed {
+    let feature = match url {
+        StoreUrl::Memory | StoreUrl::Embedded(_) => "default",
+        StoreUrl::Sqlite(_) => "sqlite",
+        StoreUrl::Postgres(_) => "postgres",
+        StoreUrl::Redis(_) => "redis",
+        StoreUrl::DynamoDb(_) => "dynamodb",
+    };
+    let what = format!("this build was made without it; build it with the feature `{feature}`");
+    failed(action, url)(what)
+}
+
+/// Opens the configured store.
+///
+/// # Errors
+/// If it cannot be reached or used: the error names the store, the cause and the fix.
+pub async fn open(config: &StoreConfig) -> Result<OpenStore, StoreFailed> {
+    const OPEN: &str = "open";
+    match &config.url {
+        StoreUrl::Memory => {
+            tracing::warn!("the memory store forgets everything when this process ends");
+            Ok(OpenStore::local(MemoryStore::new(), 0))
+        }
+        StoreUrl::Embedded(folder) => {
+            let folder = folder.clone();
+            let opened = blocking(move || EmbeddedStore::open(folder)).await;
+            let store = opened.map_err(failed(OPEN, &config.url))?;
+            let interrupted = store.interrupted();
+            Ok(OpenStore::local(store, interrupted))
+        }
+        #[cfg(feature = "sqlite")]
+        StoreUrl::Sqlite(file) => {
+            let store = open_sqlite(file.clone()).await.map_err(failed(OPEN, &config.url))?;
+            Ok(OpenStore::local(store, 0))
+        }
+        #[cfg(feature = "postgres")]
+        StoreUrl::Postgres(url) => {
+            let store = PostgresStore::open(url.expose(), postgres_options(config.allow_lossy));
+            let store = store.await.map_err(failed(OPEN, url))?;
+            match &config.filter {
+                None => Ok(OpenStore::shared(store)),
+                Some(filter) => Ok(OpenStore::shared(open_filter(filter, url, store).await?)),
+            }
+        }
+        #[cfg(feature = "redis")]
+        StoreUrl::Redis(url) => {
+            let store = RedisStore::open(url.expose(), RedisOptions::default()).await;
+            Ok(OpenStore::shared(store.map_err(failed(OPEN, url))?))
+        }
+        #[cfg(feature = "dynamodb")]
+        StoreUrl::DynamoDb(url) => {
+            let store = DynamoStore::open(url.expose(), DynamoOptions::default()).await;
+            Ok(OpenStore::shared(store.map_err(failed(OPEN, url))?))
+        }
+        #[cfg(not(all(
+            feature = "sqlite",
+            feature = "postgres",
+            feature = "redis",
+            feature = "dynamodb"
+        )))]
+        other => Err(left_out(OPEN, other)),
+    }
+}
+
+/// Creates or updates what the store needs, and says what it did.
+///
+/// # Errors
+/// If it cannot: the error names the store, the cause and the fix.
+pub async fn migrate(config: &StoreConfig) -> Result<String, StoreFailed> {
+    const MIGRATE: &str = "migrate";
+    match &config.url {
+        #[cfg(feature = "postgres")]
+        StoreUrl::Postgres(url) => {
+            // A schema may be laid into a database that will lose writes; serving on it is refused.
+            let migrated = PostgresStore::migrate(url.expose(), postgres_options(true)).await;
+            let migrated = migrated.map_err(failed(MIGRATE, url))?;
+            let to = migrated.to;
+            Ok(match migrated.from {
+                None => format!("the schema was created, version {to}"),
+                Some(from) if from == to => format!("the schema has version {to} already"),
+                Some(from) => format!("the schema was updated from version {from} to version {to}"),
+            })
+        }
+        #[cfg(feature = "dynamodb")]
+        StoreUrl::DynamoDb(url) => {
+            let created = DynamoStore::migrate(url.expose(), DynamoOptions::default()).await;
+            Ok(match created.map_err(failed(MIGRATE, url))? {
+                true => "the table was created".to_owned(),
+                false => "the table is there already".to_owned(),
+            })
+        }
+        StoreUrl::Memory | StoreUrl::Embedded(_) | StoreUrl::Sqlite(_) | StoreUrl::Redis(_) => {
+            Ok("nothing to do: this store makes what it needs when it is opened".to_owned())
+        }
+        #[cfg(not(all(feature = "postgres", feature = "dynamodb")))]
+        other => Err(left_out(MIGRATE, other)),
+    }
+}
+
+/// What was looked at, and what was found.
+#[derive(Debug)]
+pub struct Examined {
+    /// `store`, or `filter`.
+    pub role: &'static str,
+    /// Its URL, without a password.
+    pub url: String,
+    /// What was found.
+    pub diagnosis: Diagnosis,
+}
+
+/// Looks at the configured store, and at the filter in front of it.
+///
+/// # Errors
+/// If the store cannot be reached: the error names the store, the cause and the fix.
+pub async fn examine(config: &StoreConfig) -> Result<Vec<Examined>, StoreFailed> {
+    const REACH: &str = "reach";
+    let diagnosis = match &config.url {
+        StoreUrl::Memory => forgetful(),
+        StoreUrl::Embedded(folder) => {
+            let folder = folder.clone();
+            let looked = blocking(move || folder::diagnose(&folder, &SystemClock)).await;
+            looked.map_err(failed(REACH, &config.url))?
+        }
+        // Opening it would make it.
+        #[cfg(feature = "sqlite")]
+        StoreUrl::Sqlite(file) if !file.exists() => {
+            let file = file.clone();
+            let looked = blocking(move || folder::diagnose(&file, &SystemClock)).await;
+            looked.map_err(failed(REACH, &config.url))?
+        }
+        #[cfg(feature = "sqlite")]
+        StoreUrl::Sqlite(file) => {
+            let store = open_sqlite(file.clone()).await.map_err(failed(REACH, &config.url))?;
+            looked_at(&store, store.diagnose()).await.map_err(failed(REACH, &config.url))?
+        }
+        #[cfg(feature = "postgres")]
+        StoreUrl::Postgres(url) => {
+            let looked = PostgresStore::diagnose(url.expose(), postgres_options(true)).await;
+            let diagnosis = looked.map_err(failed(REACH, url))?;
+            let mut all = vec![Examined { role: "store", url: url.to_string(), diagnosis }];
+            if let Some(filter) = &config.filter {
+                all.push(examine_filter(filter).await?);
+            }
+            return Ok(all);
+        }
+        #[cfg(feature = "redis")]
+        StoreUrl::Redis(url) => {
+            let store = RedisStore::open(url.expose(), RedisOptions::default()).await;
+            let store = store.map_err(failed(REACH, url))?;
+            looked_at(&store, store.diagnose()).await.map_err(failed(REACH, url))?
+        }
+        #[cfg(feature = "dynamodb")]
+        StoreUrl::DynamoDb(url) => {
+            let store = DynamoStore::open(url.expose(), DynamoOptions::default()).await;
+            let store = store.map_err(failed(REACH, url))?;
+            looked_at(&store, store.diagnose()).await.map_err(failed(REACH, url))?
+        }
+        #[cfg(not(all(
+            feature = "sqlite",
+            feature = "postgres",
+            feature = "redis",
+            feature = "dynamodb"
+        )))]
+        other => return Err(left_out(REACH, other)),
+    };
+    Ok(vec![Examined { role: "store", url: config.url.to_string(), diagnosis }])
+}
+
+/// What there is to say of the memory store.
+fn forgetful() -> Diagnosis {
+    let finding = Finding::broken(
+        "it forgets everything when the process ends: a retry after a restart runs again",
+        "use it for tests only; \"embedded:./onetake-data\" needs no server either",
+    );
+    Diagnosis::new("this process's own memory", Duration::ZERO, None, vec![finding])
+}
+
+/// A diagnosis, after which the store is closed.
+#[cfg(any(feature = "sqlite", feature = "redis", feature = "dynamodb"))]
+async fn looked_at<E>(
+    store: &impl Store,
+    diagnosis: impl Future<Output = Result<Diagnosis, E>>,
+) -> Result<Diagnosis, E> {
+    let diagnosis = diagnosis.await;
+    // It was only read from: there is nothing that closing could lose.
+    drop(store.close().await);
+    diagnosis
+}
+
+#[cfg(feature = "sqlite")]
+async fn open_sqlite(file: std::path::PathBuf) -> Result<SqliteStore, onetake_core::StoreError> {
+    blocking(move || SqliteStore::open_with(&file, Arc::new(SystemClock))).await
+}
+
+#[cfg(feature = "postgres")]
+fn postgres_options(allow_lossy: bool) -> PostgresOptions {
+    PostgresOptions { allow_lossy, ..PostgresOptions::default() }
+}
+
+/// The filter in front of its authority. Its secret is made at first use and kept in the authority,
+/// so that all nodes have the same.
+#[cfg(feature = "filtered")]
+async fn open_filter(
+    filter: &ServerUrl,
+    url: &ServerUrl,
+    authority: PostgresStore,
+) -> Result<FilteredStore, StoreFailed> {
+    let secret = authority.secret(FILTER_SECRET).await.map_err(failed("open", url))?;
+    let authority: Arc<dyn Store> = Arc::new(authority);
+    let options = FilterOptions::default();
+    let opened = FilteredStore::open(filter.expose(), &secret, authority, options).await;
+    opened.map_err(failed("open", filter))
+}
+
+/// Looks at the filter by itself: with a secret of no use, in front of nothing.
+#[cfg(feature = "filtered")]
+async fn examine_filter(filter: &ServerUrl) -> Result<Examined, StoreFailed> {
+    let authority: Arc<dyn Store> = Arc::new(MemoryStore::new());
+    let options = FilterOptions::default();
+    let store = FilteredStore::open(filter.expose(), &[0; 32], authority, options).await;
+    let store = store.map_err(failed("reach", filter))?;
+    let diagnosis = store.diagnose().await;
+    drop(store.close().await);
+    let diagnosis = diagnosis.unwrap_or_else(|error| {
+        // The promise does not rest on it.
+        let fix = "mend it: until then every request asks PostgreSQL";
+        let finding = Finding::weak(format!("it does not answer: {error}"), fix);
+        Diagnosis::new("unknown", Duration::ZERO, None, vec![finding])
+    });
+    Ok(Examined { role: "filter", url: filter.to_string(), diagnosis })
+}
+
+#[cfg(all(feature = "postgres", not(feature = "filtered")))]
+async fn open_filter(
+    filter: &ServerUrl,
+    _: &ServerUrl,
+    _: PostgresStore,
+) -> Result<PostgresStore, StoreFailed> {
+    let what = "this build was made without filters; build it with the feature `filtered`";
+    Err(failed("open", filter)(what))
+}
+
+#[cfg(all(feature = "postgres", not(feature = "filtered")))]
+async fn examine_filter(filter: &ServerUrl) -> Result<Examined, StoreFailed> {
+    let what = "this build was made without filters; build it with the feature `filtered`";
+    Err(failed("reach", filter)(what))
+}
+
+/// Runs what reads the disk where blocking is fine.
+async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
+    match tokio::task::spawn_blocking(work).await {
+        Ok(done) => done,
+        Err(panicked) => std::panic::resume_unwind(panicked.into_panic()),
+    }
+}

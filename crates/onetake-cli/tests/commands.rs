@@ -1,0 +1,114 @@
+//! `check`, `migrate` and `doctor`, as commands.
+#![expect(clippy::unwrap_used, reason = "tests may panic")]
+
+use std::process::Command;
+
+/// Runs the binary; its exit code, and what it wrote to standard output and standard error.
+fn onetake(arguments: &[&str], variables: &[(&str, &str)]) -> (i32, String, String) {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_onetake"));
+    let output = command.args(arguments).envs(variables.iter().copied()).output().unwrap();
+    let text = |bytes| String::from_utf8(bytes).unwrap();
+    (output.status.code().unwrap(), text(output.stdout), text(output.stderr))
+}
+
+#[test]
+fn doctor_says_what_the_memory_store_is_good_for() {
+    let (code, said, _) = onetake(&["doctor", "--store", "memory:"], &[]);
+    assert_eq!(code, 1, "{said}");
+    assert!(said.contains("broken     it forgets everything when the process ends"), "{said}");
+    assert!(said.contains("The promise does not hold"), "{said}");
+    let (code, said, _) = onetake(&["doctor", "--store", "memory:", "--format", "json"], &[]);
+    let found: serde_json::Value = serde_json::from_str(&said).unwrap();
+    assert_eq!((code, found["worst"].as_str()), (1, Some("broken")));
+}
+
+#[test]
+fn doctor_measures_a_folder_and_leaves_it_alone() {
+    let folder = tempfile::tempdir().unwrap();
+    let data = folder.path().join("data");
+    let file = folder.path().join("onetake.toml");
+    // No upstream: the doctor needs none.
+    std::fs::write(&file, format!("[store]\nurl = \"embedded:{}\"\n", data.display())).unwrap();
+    let (code, said, _) = onetake(&["doctor", "--config", file.to_str().unwrap()], &[]);
+    assert!(code == 0 || said.contains("gone at a reboot"), "{said}");
+    for part in ["round trip", "MiB are free", "durable", "not there yet"] {
+        assert!(said.contains(part), "{part}: {said}");
+    }
+    let sqlite = format!("sqlite:{}", data.display());
+    let (code, said, errors) = onetake(&["doctor", "--store", &sqlite], &[]);
+    assert!(code != 3 && said.contains("not there yet"), "{said}{errors}");
+    assert!(!data.exists());
+}
+
+#[test]
+fn a_store_that_cannot_be_reached_is_exit_code_three_and_shows_no_password() {
+    // Nobody listens on port 1.
+    for url in ["postgres://me:hunter2@127.0.0.1:1/x", "redis://:hunter2@127.0.0.1:1"] {
+        for command in ["doctor", "serve"] {
+            let upstream = ["--upstream", "http://127.0.0.1:9", "--listen", "127.0.0.1:0"];
+            let admin = ["--admin-listen", "127.0.0.1:0"];
+            let mut arguments = vec![command, "--store", url];
+            if command == "serve" {
+                arguments.extend(upstream.iter().chain(&admin));
+            }
+            let (code, said, errors) = onetake(&arguments, &[("ONETAKE_LOG", "trace")]);
+            assert_eq!(code, 3, "{said}{errors}");
+            assert!(errors.contains(":***@127.0.0.1:1"), "{errors}");
+            assert!(!format!("{said}{errors}").contains("hunter2"), "{said}{errors}");
+        }
+    }
+    let arguments = ["doctor", "--format", "json"];
+    let variables = [("ONETAKE__STORE__URL", "postgres://me:hunter2@127.0.0.1:1/x")];
+    let (code, said, _) = onetake(&arguments, &variables);
+    let found: serde_json::Value = serde_json::from_str(&said).unwrap();
+    assert!(code == 3 && found["error"].as_str().unwrap().contains("me:***@127.0.0.1:1"), "{said}");
+}
+
+#[test]
+fn migrate_says_what_it_did() {
+    let folder = tempfile::tempdir().unwrap();
+    let embedded = format!("embedded:{}", folder.path().join("data").display());
+    for url in ["memory:", "redis://127.0.0.1:1", &embedded] {
+        let (code, said, errors) = onetake(&["migrate", "--store", url], &[]);
+        assert_eq!(code, 0, "{errors}");
+        assert!(said.starts_with(url) && said.contains("nothing to do"), "{said}");
+    }
+    let url = "postgres://me:hunter2@127.0.0.1:1/x";
+    let (code, said, errors) = onetake(&["migrate", "--store", url], &[]);
+    assert_eq!(code, 3, "{said}{errors}");
+    assert!(
+        errors.contains("cannot migrate the store postgres://me:***@127.0.0.1:1/x"),
+        "{errors}"
+    );
+    let (code, _, errors) = onetake(&["migrate", "--store", "postgrs://me:hunter2@db/x"], &[]);
+    assert_eq!(code, 2);
+    assert!(
+        errors.contains("did you mean `postgres:`?") && !errors.contains("hunter2"),
+        "{errors}"
+    );
+}
+
+#[test]
+fn payments_on_redis_alone_are_refused_by_serve_and_check() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("onetake.toml");
+    let path = file.to_str().unwrap();
+    let text = "[gateway]\nupstream = \"http://127.0.0.1:9\"\n[store]\nurl = \"redis://cache\"\n\
+                [[route]]\nmatch = \"POST /charges\"\npreset = \"payment\"\ntenant = \"public\"\n";
+    std::fs::write(&file, text).unwrap();
+    for command in ["serve", "check"] {
+        let (code, _, errors) = onetake(&[command, "--config", path], &[]);
+        assert_eq!(code, 2, "{errors}");
+        for part in ["a second charge", "filter = \"redis://HOST\"", "allow_lossy = true"] {
+            assert!(errors.contains(part), "{part}: {errors}");
+        }
+    }
+    let (code, said, _) =
+        onetake(&["check", "--config", path], &[("ONETAKE__STORE__ALLOW_LOSSY", "true")]);
+    assert!(code == 0 && said.contains("warning: route[0]"), "{said}");
+    let open = text.replace("redis://cache", "memory:") + "on_store_down = \"fail-open\"\n";
+    std::fs::write(&file, open).unwrap();
+    let (code, said, _) = onetake(&["check", "--config", path], &[]);
+    assert_eq!(code, 0, "{said}");
+    assert!(said.contains("every retry runs again") && said.contains("fine, 1 routes"), "{said}");
+}

@@ -1,0 +1,307 @@
+//! Several nodes on one store: who runs, who is told when, and what an outage leaves behind.
+//!
+//! Each test is written once, over a [`Shared`] server, and runs on every store that nodes can share.
+#![expect(
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::print_stderr,
+    reason = "tests may panic, and tell what they measured"
+)]
+
+#[path = "../common/mod.rs"]
+mod common;
+mod node;
+mod places;
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use common::InProcess;
+use futures_util::future::join_all;
+use node::Node;
+use onetake_core::{
+    Clock, Fingerprint, InFlight, Key, Limits, Operation, Outcome, Recording, Scope, SystemClock,
+    Verdict,
+};
+use onetake_sim::blackbox::Target;
+use onetake_sim::client::{Answer, Client};
+use onetake_sim::servers::until;
+use onetake_sim::upstream::Upstream;
+use places::{OnDynamo, OnPostgres, OnRedisCluster, Shared};
+use tokio::sync::Notify;
+
+/// Longer than lease and grace of `/short`, together.
+const OUTAGE: Duration = Duration::from_millis(1_500);
+
+/// How long an outcome may take to show, whatever happened before.
+const OUTCOME_MAX: Duration = Duration::from_secs(60);
+
+/// Two gateways on one store, in front of one upstream.
+struct World {
+    upstream: Upstream,
+    nodes: [InProcess; 2],
+    clients: [Client; 2],
+}
+
+impl World {
+    async fn start(server: &impl Shared) -> Self {
+        let upstream = Upstream::start().await.unwrap();
+        let configuration = format!(
+            r#"
+[gateway]
+listen = "127.0.0.1:0"
+upstream = "{}"
+[admin]
+listen = "127.0.0.1:0"
+[store]
+url = "{}"
+{}
+[[route]]
+match = "POST /wait/{{*rest}}"
+in_flight = "wait"
+wait_timeout = "30s"
+[[route]]
+match = "POST /short/{{*rest}}"
+lease = "300ms"
+grace = "300ms"
+[[route]]
+match = "POST /open/{{*rest}}"
+on_store_down = "fail-open"
+"#,
+            upstream.url(),
+            server.url(),
+            server.lines()
+        );
+        let nodes =
+            [InProcess::start(configuration.clone()).await, InProcess::start(configuration).await];
+        let clients = [0, 1].map(|node: usize| Client::new(nodes.get(node).unwrap().address()));
+        Self { upstream, nodes, clients }
+    }
+
+    fn client(&self, number: usize) -> &Client {
+        self.clients.get(number % 2).unwrap()
+    }
+
+    /// Retries until there is an outcome: for as long as the store is away there is none.
+    async fn outcome(&self, node: usize, path: &str, key: &str) -> Answer {
+        let give_up = SystemClock.monotonic() + OUTCOME_MAX;
+        loop {
+            let answer = self.client(node).post(path).key(key).send().await.unwrap();
+            if answer.status() == 201 {
+                return answer;
+            }
+            assert!(SystemClock.monotonic() < give_up, "{key}: {}", answer.text());
+            SystemClock.sleep(Duration::from_millis(20)).await;
+        }
+    }
+}
+
+/// 500 requests with one key across both nodes: one run, 500 equal answers.
+async fn one_key_across_both_nodes_runs_once(server: impl Shared) {
+    let world = World::start(&server).await;
+    let key = "one-key-across-both-nodes";
+    let calls = (0..500).map(|number| {
+        let call = world.client(number).post("/wait/gate").key(key).send();
+        tokio::spawn(async move {
+            let answer = call.await.unwrap();
+            (number % 2, SystemClock.monotonic(), answer)
+        })
+    });
+    let calls: Vec<_> = calls.collect();
+    world.upstream.ran(key, 1).await;
+    // So that most of them wait by now; for the result it does not matter how many.
+    SystemClock.sleep(Duration::from_millis(500)).await;
+    world.upstream.open_gate();
+    let answers: Vec<_> = join_all(calls).await.into_iter().map(Result::unwrap).collect();
+    assert_eq!(world.upstream.runs(key), 1);
+    let first: Vec<_> = answers.iter().filter(|(.., answer)| !answer.is_replay()).collect();
+    let [(runner, shown_at, first)] = first.as_slice() else { panic!("one ran: {first:?}") };
+    for (.., answer) in &answers {
+        assert_eq!((answer.status(), &answer.body), (201, &first.body), "{}", answer.text());
+    }
+    let others = answers.iter().filter(|(node, ..)| node != runner);
+    let mut late: Vec<_> = others.map(|(_, at, _)| at.saturating_sub(*shown_at)).collect();
+    late.sort();
+    let median = late.get(late.len() / 2).copied().unwrap();
+    eprintln!(
+        "{}: the other node's waiters were answered {median:?} later (median)",
+        server.kind()
+    );
+    assert!(median < Duration::from_millis(250), "{median:?}");
+}
+
+/// Waiters for another node's attempt: told soon, by one read a turn however many they are.
+async fn waiters_are_told_soon_by_few_reads(server: impl Shared) {
+    let [running, waiting] = [Node::open(&server).await, Node::open(&server).await];
+    let (started, finish) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
+    let run = {
+        let (engine, started, finish) =
+            (running.engine.clone(), Arc::clone(&started), Arc::clone(&finish));
+        tokio::spawn(async move {
+            let done = engine.run(operation(), |_| async move {
+                started.notify_one();
+                finish.notified().await;
+                Verdict::Complete(Recording::new("done"))
+            });
+            assert!(done.await.unwrap().recording().is_some());
+            SystemClock.monotonic()
+        })
+    };
+    started.notified().await;
+    let from = SystemClock.monotonic();
+    let waiters = (0..500).map(|_| {
+        let engine = waiting.engine.clone();
+        tokio::spawn(async move {
+            let told = engine.run(operation(), |_| async { panic!("it ran twice") }).await.unwrap();
+            assert!(
+                matches!(&told, Outcome::Answered(_)) && told.recording().is_some(),
+                "{told:?}"
+            );
+            SystemClock.monotonic()
+        })
+    });
+    let waiters: Vec<_> = waiters.collect();
+    until("the other node looks", async || waiting.reads() > 10).await;
+    finish.notify_one();
+    let done_at = run.await.unwrap();
+    let mut late: Vec<Duration> = Vec::new();
+    for waiter in waiters {
+        late.push(waiter.await.unwrap().saturating_sub(done_at));
+    }
+    let took = SystemClock.monotonic() - from;
+    late.sort();
+    let median = late.get(late.len() / 2).copied().unwrap();
+    let reads = waiting.reads();
+    eprintln!(
+        "{}: told {median:?} after completion (median), {reads} reads in {took:?}",
+        server.kind()
+    );
+    let turns = took.as_millis() / Limits::default().poll_interval.as_millis();
+    assert!(reads as u128 <= turns + 2, "{reads} reads in {took:?}");
+    assert!(median < Duration::from_millis(150), "{median:?}");
+}
+
+/// The store is away for longer than lease and grace while operations finish.
+async fn an_outage_loses_nothing_and_runs_nothing_twice(mut server: impl Shared) {
+    let world = World::start(&server).await;
+    // Twice, because a server may have two ways to be away.
+    for outage in 0..2 {
+        let keys: Vec<String> = (0..20).map(|n| format!("outage-{outage}-key-{n:04}")).collect();
+        let running: Vec<_> = keys
+            .iter()
+            .map(|key| tokio::spawn(world.client(0).post("/short/slow?ms=400").key(key).send()))
+            .collect();
+        for key in &keys {
+            world.upstream.ran(key, 1).await;
+        }
+        server.go_away();
+        SystemClock.sleep(OUTAGE).await;
+        assert_eq!(ready(&world.nodes[0]).await.status(), 503, "the probe says so");
+        let closed = world.client(1).post("/short/charge").key("while-it-is-away-0001").send();
+        let closed = closed.await.unwrap();
+        assert_eq!(closed.status(), 503, "{}", closed.text());
+        assert_eq!(closed.code(), "idempotency_store_unavailable");
+        let key = format!("fail-open-while-away-{outage}");
+        let open = world.client(1).post("/open/charge").key(&key).send().await.unwrap();
+        assert_eq!(open.status(), 201, "fail-open runs: {}", open.text());
+        server.come_back();
+        for answer in join_all(running).await {
+            let answer = answer.unwrap().unwrap();
+            let code = answer.code();
+            assert!(answer.status() == 201 || code == "outcome_pending", "{}", answer.text());
+        }
+        for key in &keys {
+            let here = world.outcome(0, "/short/slow?ms=400", key).await;
+            let there = world.outcome(1, "/short/slow?ms=400", key).await;
+            assert!(here.is_replay() && there.is_replay() && here.body == there.body, "{key}");
+            assert_eq!(world.upstream.runs(key), 1, "{key} ran again");
+        }
+        until("the probe says that it is back", async || {
+            ready(&world.nodes[0]).await.status() == 200
+        })
+        .await;
+    }
+}
+
+/// The server is restarted under load.
+async fn a_restart_under_load_loses_nothing(mut server: impl Shared) {
+    let world = Arc::new(World::start(&server).await);
+    let stop = Arc::new(AtomicUsize::new(0));
+    let clients = (0..16).map(|client| {
+        let (world, stop) = (Arc::clone(&world), Arc::clone(&stop));
+        tokio::spawn(async move {
+            let mut done = Vec::new();
+            while stop.load(Ordering::SeqCst) == 0 {
+                let key = format!("restart-client-{client}-{:06}", done.len());
+                let answer = world.outcome(client, "/any/charge", &key).await;
+                done.push((key, answer.body));
+            }
+            done
+        })
+    });
+    let clients: Vec<_> = clients.collect();
+    for _ in 0..2 {
+        SystemClock.sleep(Duration::from_millis(500)).await;
+        server.restart().await;
+    }
+    // Served again by itself.
+    world.outcome(0, "/any/charge", "after-the-restart-0").await;
+    world.outcome(1, "/any/charge", "after-the-restart-1").await;
+    stop.store(1, Ordering::SeqCst);
+    let done: Vec<_> = join_all(clients).await.into_iter().flat_map(Result::unwrap).collect();
+    eprintln!("{}: {} operations around two restarts", server.kind(), done.len());
+    assert!(done.len() > 100, "{} are no load", done.len());
+    for (number, (key, body)) in done.iter().enumerate() {
+        // The other node than the one that ran it.
+        let retry = world.outcome(number + 1, "/any/charge", key).await;
+        assert!(retry.is_replay() && retry.body == *body, "{key} was lost");
+        assert_eq!(world.upstream.runs(key), 1, "{key} ran again");
+    }
+}
+
+async fn ready(node: &InProcess) -> Answer {
+    let admin: SocketAddr = node.admin();
+    Client::new(admin).post("/readyz").method("GET").body("").send().await.unwrap()
+}
+
+fn operation() -> Operation {
+    let key = Key::new("waited-for-by-many").unwrap();
+    Operation::new(&Scope::new("acme"), &key, Fingerprint::of(b"it"))
+        .in_flight(InFlight::Wait(Duration::from_secs(30)))
+}
+
+macro_rules! on_every_store {
+    ($($store:ident: $server:ident;)+) => {$(
+        mod $store {
+            use super::*;
+
+            #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+            async fn one_key_across_both_nodes_runs_once() {
+                super::one_key_across_both_nodes_runs_once($server::start().await).await;
+            }
+
+            #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+            async fn waiters_are_told_soon_by_few_reads() {
+                super::waiters_are_told_soon_by_few_reads($server::start().await).await;
+            }
+
+            #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+            async fn an_outage_loses_nothing_and_runs_nothing_twice() {
+                super::an_outage_loses_nothing_and_runs_nothing_twice($server::start().await).await;
+            }
+
+            #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+            async fn a_restart_under_load_loses_nothing() {
+                super::a_restart_under_load_loses_nothing($server::start().await).await;
+            }
+        }
+    )+};
+}
+
+on_every_store! {
+    postgres: OnPostgres;
+    redis_cluster: OnRedisCluster;
+    dynamodb: OnDynamo;
+}

@@ -14,8 +14,8 @@ use onetake_core::{Clock, Rng, StoreError, StoreErrorKind};
 const FAILURES_MAX: u32 = 3;
 /// The first pause.
 const PAUSE_MIN: Duration = Duration::from_millis(100);
-/// The longest pause.
-const PAUSE_MAX: Duration = Duration::from_secs(5);
+/// The longest pause: short, because an owner with an outcome has its grace to come back in.
+const PAUSE_MAX: Duration = Duration::from_secs(1);
 
 /// Lets callers through to a store, or not.
 #[derive(Debug)]

@@ -115,7 +115,9 @@ async fn recover(
     let (id, terms) = (operation.id, operation.terms);
     let mut found = engine.store.load(vec![id]).await;
     match found.pop() {
-        Some(Ok(Some(record))) if record.attempt == attempt => {
+        Some(Ok(Some(record)))
+            if record.attempt == attempt && matches!(record.state, State::Running { .. }) =>
+        {
             Ok(Claimed::Granted { fence: record.fence })
         }
         // Somebody else's, or nothing: ours did not land, or not yet. Not running is always safe.

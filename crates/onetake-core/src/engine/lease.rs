@@ -19,7 +19,7 @@ use super::{Engine, EngineError, Operation};
 /// The first pause before a settlement is tried again; it doubles up to [`RETRY_MAX`].
 const RETRY_MIN: Duration = Duration::from_millis(20);
 /// The longest pause before a settlement is tried again.
-const RETRY_MAX: Duration = Duration::from_secs(2);
+const RETRY_MAX: Duration = Duration::from_millis(500);
 
 /// A granted claim. It is renewed by itself until it is settled.
 ///

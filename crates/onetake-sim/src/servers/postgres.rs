@@ -203,6 +203,11 @@ pub struct PgBouncer {
 impl PgBouncer {
     /// Starts one with `connections` to the server, in `mode` (`transaction`, `session`).
     pub async fn start(server: &Postgres, mode: &str, connections: u32) -> Self {
+        Self::start_at(server.port, mode, connections).await
+    }
+
+    /// The same, with the server (or something in front of it) on this port.
+    pub async fn start_at(server: u16, mode: &str, connections: u32) -> Self {
         let folder = tempfile::tempdir().expect("there is room for a folder");
         let (port, path) = (free_port(), folder.path());
         let users = path.join("users");
@@ -213,7 +218,6 @@ impl PgBouncer {
              listen_port = {port}\nauth_type = scram-sha-256\nauth_file = {users}\n\
              pool_mode = {mode}\ndefault_pool_size = {connections}\nmax_client_conn = 200\n\
              unix_socket_dir =\nadmin_users = {USER}\n",
-            server = server.port,
             users = users.display(),
         );
         std::fs::write(&configuration, text).expect("writable");

@@ -5,7 +5,7 @@ use std::str::FromStr;
 
 use onetake_core::{StoreError, StoreErrorKind};
 use tokio_postgres::Config;
-use tokio_postgres::config::SslMode;
+use tokio_postgres::config::{Host, SslMode};
 
 /// How the connection is protected.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -58,6 +58,13 @@ impl Address {
         })?;
         if config.get_hosts().is_empty() {
             return Err(invalid("the PostgreSQL URL names no host".into()));
+        }
+        let odd = |host: &Host| matches!(host, Host::Tcp(name) if name.contains('@'));
+        if config.get_hosts().iter().any(odd) {
+            return Err(invalid(
+                "the PostgreSQL URL has more than one `@`: write an `@` in the password as %40"
+                    .into(),
+            ));
         }
         let tls = match mode {
             Some("disable") => Tls::Off,
@@ -117,6 +124,7 @@ mod tests {
         for (url, hint) in [
             ("postgres://me:secret@db:port/x", "not a valid PostgreSQL URL"),
             ("postgres:///x", "names no host"),
+            ("postgres://me:top@secret@db/x", "write an `@` in the password as %40"),
             ("postgres://me:secret@db/x?sslmode=maybe", "disable, prefer, require or verify-full"),
             ("postgres://me:secret@db/x?connections=0", "from 1 to 64"),
             ("postgres://me:secret@db/x?nonsense=1", "not a valid PostgreSQL URL"),

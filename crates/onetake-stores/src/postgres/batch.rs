@@ -86,28 +86,40 @@ impl Held {
     }
 }
 
-/// How often a key that slipped through one's hands is asked for again.
-const ROUNDS_MAX: usize = 8;
+/// How often an item is asked for by itself, with more patience each time.
+const ROUNDS_MAX: u32 = 7;
+/// How long one such round may wait for all held keys together, in milliseconds. They are given up
+/// once that has been waited for.
+const ROUND_MILLIS: u32 = 64;
+/// The most keys, of those that were held a moment ago, that are tried again in one batch.
+const TOUCHED_MAX: usize = 64;
+/// The longest wait for somebody else's lock in a statement that holds many items.
+pub(super) const LOCK_TIMEOUT: &str = "50ms";
 
 /// How a statement takes what somebody else holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Manner {
-    /// Leaves it alone.
-    Skip,
-    /// Waits for it, a little.
-    Wait,
-    /// Waits for it as little as can be: it was held a moment ago.
-    Touch,
+    /// Many items: it leaves alone what is held, where it can.
+    Together,
+    /// One item: it waits for it, for so many milliseconds.
+    Alone(u32),
 }
 
 impl Manner {
     /// The longest wait for a lock.
-    pub(super) const fn lock_timeout(self) -> &'static str {
+    pub(super) fn lock_timeout(self) -> String {
         match self {
-            Self::Skip | Self::Wait => "50ms",
-            Self::Touch => "1ms",
+            Self::Together => LOCK_TIMEOUT.into(),
+            Self::Alone(millis) => format!("{millis}ms"),
         }
     }
+}
+
+/// The milliseconds that each of so many items may wait in a round: they double, and all items
+/// together have no more than their share.
+fn patience(round: u32, items: usize) -> u32 {
+    let share = ROUND_MILLIS / u32::try_from(items).unwrap_or(u32::MAX).max(1);
+    (1 << round).min(share).max(1)
 }
 
 /// One answer for each item that was sent: `None` if it must be asked for again.
@@ -153,10 +165,15 @@ impl<T: Batched> Driven<'_, T> {
         let held = self.store.held.now(self.store.clock.monotonic());
         let is_held =
             |at: &usize| self.items.get(*at).is_some_and(|item| held.contains(&item.id()));
-        let (apart, together): (Vec<usize>, Vec<usize>) = positions.into_iter().partition(is_held);
-        self.singly(apart, Manner::Touch).await;
+        let (mut apart, together): (Vec<usize>, Vec<usize>) =
+            positions.into_iter().partition(is_held);
         let again = self.together(together).await;
-        self.singly(again, Manner::Wait).await;
+        self.singly(again, ROUNDS_MAX).await;
+        // They were held a moment ago: one short try for each, and for no more than so many.
+        let untried = apart.split_off(apart.len().min(TOUCHED_MAX));
+        self.singly(apart, 1).await;
+        let held = untried.iter().map(|_| Some(Err(Fault::Held.for_one()))).collect();
+        self.fill(&untried, held);
     }
 
     /// All in one statement; those that must be asked for by themselves.
@@ -165,58 +182,70 @@ impl<T: Batched> Driven<'_, T> {
             return positions;
         }
         let items: Vec<&T> = positions.iter().filter_map(|at| self.items.get(*at)).collect();
-        let mut tries = 0;
-        let sent = loop {
-            let sent = match self.store.pool.link().await {
-                Ok(link) => T::send(self.store, &link, &items, Manner::Skip).await,
-                Err(error) => Err(Fault::Store(error)),
-            };
-            match sent {
-                Err(Fault::Again) if tries < ROUNDS_MAX => tries += 1,
-                sent => break sent,
-            }
+        let sent = match self.store.pool.link().await {
+            Ok(link) => T::send(self.store, &link, &items, Manner::Together).await,
+            Err(error) => Err(Fault::Store(error)),
         };
         match sent {
             Ok(answers) => self.fill(&positions, answers),
             Err(Fault::Held | Fault::Refused(_) | Fault::Again) => positions,
-            Err(Fault::Store(error)) => {
-                let answers = positions.iter().map(|_| Some(Err(error.clone()))).collect();
-                self.fill(&positions, answers)
+            Err(Fault::Trouble(error) | Fault::Store(error)) => {
+                self.fail(&positions, &error);
+                Vec::new()
             }
         }
     }
 
-    /// Each in a statement of its own, all on their way at once.
-    async fn singly(&mut self, mut positions: Vec<usize>, manner: Manner) {
-        for round in 0..ROUNDS_MAX {
+    /// Each in a statement of its own, all on their way at once. What is held is waited for with more
+    /// patience each time, until that is used up; what slipped through our hands has all rounds.
+    async fn singly(&mut self, mut positions: Vec<usize>, rounds: u32) {
+        let mut waited = 0;
+        for round in 0..rounds {
             if positions.is_empty() {
                 return;
             }
             let link = match self.store.pool.link().await {
                 Ok(link) => link,
-                Err(error) => {
-                    let answers = positions.iter().map(|_| Some(Err(error.clone()))).collect();
-                    self.fill(&positions, answers);
-                    return;
-                }
+                Err(error) => return self.fail(&positions, &error),
             };
+            let millis = patience(round, positions.len());
             let (store, link) = (self.store, &link);
             let items = positions.iter().filter_map(|at| self.items.get(*at));
-            let sent = join_all(items.map(|item| async move {
-                match T::send(store, link, &[item], manner).await {
-                    Ok(mut answers) => answers.pop().flatten(),
-                    Err(Fault::Again) if round + 1 < ROUNDS_MAX => None,
-                    Err(fault) => {
-                        if matches!(fault, Fault::Held) {
-                            store.held.add(item.id(), store.clock.monotonic());
-                        }
-                        Some(Err(fault.for_one()))
-                    }
+            let tried = join_all(items.map(|item| async move {
+                match T::send(store, link, &[item], Manner::Alone(millis)).await {
+                    Ok(mut answers) => answers.pop().flatten().map_or(Err(Fault::Again), Ok),
+                    Err(fault) => Err(fault),
                 }
             }))
             .await;
-            positions = self.fill(&positions, sent);
+            let held = tried.iter().filter(|tried| matches!(tried, Err(Fault::Held))).count();
+            waited += millis.saturating_mul(u32::try_from(held).unwrap_or(u32::MAX));
+            let last = round + 1 == rounds;
+            let give_up = last || waited >= ROUND_MILLIS;
+            let mut again = Vec::new();
+            for (at, tried) in positions.into_iter().zip(tried) {
+                match tried {
+                    Err(Fault::Again) if !last => again.push(at),
+                    Err(Fault::Held) if !give_up => again.push(at),
+                    Err(Fault::Held) => {
+                        if let Some(item) = self.items.get(at) {
+                            store.held.add(item.id(), store.clock.monotonic());
+                        }
+                        self.fail(&[at], &Fault::Held.for_one());
+                    }
+                    Err(fault) => self.fail(&[at], &fault.for_one()),
+                    Ok(answer) => {
+                        self.fill(&[at], vec![Some(answer)]);
+                    }
+                }
+            }
+            positions = again;
         }
+    }
+
+    fn fail(&mut self, positions: &[usize], error: &StoreError) {
+        let answers = positions.iter().map(|_| Some(Err(error.clone()))).collect();
+        self.fill(positions, answers);
     }
 
     /// Takes the answers; the positions of those that have none yet.
@@ -257,6 +286,15 @@ mod tests {
         assert_eq!(statements(&large).iter().map(Vec::len).collect::<Vec<_>>(), [2, 2, 1]);
         let too_large = [(id(0), BYTES_MAX * 2), (id(1), 1)];
         assert_eq!(statements(&too_large).len(), 2);
+    }
+
+    #[test]
+    fn patience_grows_and_is_shared() {
+        assert_eq!(patience(0, 1), 1);
+        assert_eq!(patience(5, 1), 32);
+        assert_eq!(patience(6, 1), 64);
+        assert_eq!(patience(6, 10), 6);
+        assert_eq!(patience(6, 512), 1);
     }
 
     #[test]

@@ -46,14 +46,16 @@ impl Batched for Claim {
                 OnUnknown::Retry => 2,
             })
             .collect();
-        let sql = if manner == Manner::Skip { CLAIM.skipping } else { CLAIM.waiting };
+        let in_touch = store.in_touch();
+        let sql = if manner == Manner::Together { CLAIM.skipping } else { CLAIM.waiting };
         let rows = link
             .query(
                 sql,
                 &[
                     (&store.shift(), Type::INT8),
-                    (&manner.lock_timeout(), Type::TEXT),
-                    (&store.back_for(), Type::INT8),
+                    (&manner.lock_timeout().as_str(), Type::TEXT),
+                    (&in_touch.since, Type::INT8),
+                    (&in_touch.until, Type::INT8),
                     (&ids, Type::BYTEA_ARRAY),
                     (&attempts, Type::BYTEA_ARRAY),
                     (&fingerprints, Type::BYTEA_ARRAY),
@@ -67,7 +69,8 @@ impl Batched for Claim {
             .await?;
         let mut answers: HashMap<RecordId, Result<Claimed, StoreError>> = HashMap::new();
         for row in rows {
-            let answer = Answer::read(row).map_err(Fault::Store)?;
+            let answer = Answer::read(row).map_err(Fault::Trouble)?;
+            store.heard(answer.now);
             let claimed = if answer.kind == 0 {
                 Ok(Claimed::Granted { fence: answer.fence() })
             } else {

@@ -12,6 +12,8 @@ pub(super) enum Fault {
     Again,
     /// The server refused something in it: ask for each item by itself.
     Refused(StoreError),
+    /// The server answered that it can do none of it now.
+    Trouble(StoreError),
     /// The server is not there, or not in a state to serve.
     Store(StoreError),
 }
@@ -34,9 +36,12 @@ impl Effect {
 }
 
 impl Fault {
-    /// Whether the store was not there, as opposed to having answered something unwelcome.
-    pub(super) fn is_away(&self) -> bool {
-        matches!(self, Self::Store(error) if error.kind() != StoreErrorKind::Invalid)
+    /// Why the store was not there, as opposed to having answered something unwelcome.
+    pub(super) fn away(&self) -> Option<&StoreError> {
+        match self {
+            Self::Store(error) => Some(error),
+            _ => None,
+        }
     }
 
     /// The same as an answer for one item that cannot be split any further.
@@ -50,55 +55,61 @@ impl Fault {
                 let what = "PostgreSQL asked too often to try this key again (SQLSTATE 40001)";
                 StoreError::new(StoreErrorKind::Unavailable, what)
             }
-            Self::Refused(error) | Self::Store(error) => error,
+            Self::Refused(error) | Self::Trouble(error) | Self::Store(error) => error,
         }
     }
 
-    /// What a statement's error means. An error that the server reports has undone the statement;
-    /// it is only when the connection goes that nobody knows.
+    /// What a statement's error means. An error that the server reports has undone the statement. It
+    /// is when the connection goes that nobody knows: a fatal error, or what a pooler says of a
+    /// connection that it lost behind it.
     pub(super) fn of_statement(error: tokio_postgres::Error, effect: Effect) -> Self {
-        let Some(code) = error.code().cloned() else {
+        let Some(refusal) = error.as_db_error() else {
             return Self::Store(
                 effect.lost("the connection to PostgreSQL broke").with_source(error),
             );
         };
-        let message = error.as_db_error().map(|error| error.message().to_owned());
-        let said = format!("{} (SQLSTATE {})", message.unwrap_or_default(), code.code());
-        let store = |kind, what: String| Self::Store(StoreError::new(kind, what));
-        match code {
+        let code = refusal.code();
+        let said = format!("{} (SQLSTATE {})", refusal.message(), code.code());
+        let class = code.code().get(..2).unwrap_or_default();
+        let undone = refusal.severity() == "ERROR" && class != "08";
+        if !undone {
+            return Self::Store(effect.lost(&format!("PostgreSQL ends the connection: {said}")));
+        }
+        let error = |kind, what: String| StoreError::new(kind, what);
+        match *code {
             SqlState::LOCK_NOT_AVAILABLE => Self::Held,
             SqlState::T_R_SERIALIZATION_FAILURE | SqlState::T_R_DEADLOCK_DETECTED => Self::Again,
-            // The server ends this connection: it may have committed just before.
-            SqlState::ADMIN_SHUTDOWN
-            | SqlState::CRASH_SHUTDOWN
-            | SqlState::IDLE_SESSION_TIMEOUT => {
-                Self::Store(effect.lost(&format!("PostgreSQL ends the connection: {said}")))
+            SqlState::UNDEFINED_TABLE
+            | SqlState::UNDEFINED_COLUMN
+            | SqlState::UNDEFINED_FUNCTION => {
+                Self::Trouble(error(StoreErrorKind::Invalid, missing(&said)))
             }
-            SqlState::UNDEFINED_TABLE | SqlState::UNDEFINED_COLUMN => {
-                store(StoreErrorKind::Invalid, missing(&said))
-            }
-            SqlState::INSUFFICIENT_PRIVILEGE => store(
+            SqlState::INSUFFICIENT_PRIVILEGE => Self::Trouble(error(
                 StoreErrorKind::Invalid,
                 format!(
                     "PostgreSQL does not let this role use onetake's tables: {said}; grant it SELECT, \
                      INSERT, UPDATE and DELETE on them"
                 ),
-            ),
-            SqlState::DISK_FULL => store(
+            )),
+            SqlState::DISK_FULL => Self::Trouble(error(
                 StoreErrorKind::Unavailable,
                 format!("PostgreSQL's disk is full: {said}; nothing was written; make room on it"),
-            ),
+            )),
+            // Another server may have become the primary: connect anew.
             SqlState::READ_ONLY_SQL_TRANSACTION => {
-                store(StoreErrorKind::Unavailable, read_only(&said))
+                Self::Store(error(StoreErrorKind::Unavailable, read_only(&said)))
             }
-            // Resources, an operator's word, a system's trouble: the whole server's.
-            _ if ["53", "57", "58", "XX", "08", "25"]
-                .iter()
-                .any(|c| code.code().starts_with(c)) =>
-            {
-                store(StoreErrorKind::Unavailable, format!("PostgreSQL cannot serve: {said}"))
-            }
-            _ => Self::Refused(StoreError::new(
+            // An operator's word, or a session that is in no state for it.
+            _ if ["57", "25"].contains(&class) => Self::Store(error(
+                StoreErrorKind::Unavailable,
+                format!("PostgreSQL cannot serve: {said}"),
+            )),
+            // A damaged row, or too little memory for one: the others may be fine.
+            _ if ["53", "58", "XX"].contains(&class) => Self::Refused(error(
+                StoreErrorKind::Unavailable,
+                format!("PostgreSQL cannot serve this key: {said}"),
+            )),
+            _ => Self::Refused(error(
                 StoreErrorKind::Invalid,
                 format!("PostgreSQL refused the statement: {said}"),
             )),

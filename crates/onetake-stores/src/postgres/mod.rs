@@ -23,6 +23,7 @@ mod upkeep;
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::Duration;
 
 use futures_util::FutureExt;
@@ -31,12 +32,12 @@ use onetake_core::clock::micros;
 use onetake_core::store::{Abandoned, Answers, Swept};
 use onetake_core::{
     Claim, Claimed, Clock, Record, RecordId, Rng, Settled, Settlement, Shift, Store, StoreError,
-    StoreErrorKind, SystemClock, SystemRng,
+    StoreErrorKind, SystemClock, SystemRng, Timestamp,
 };
 use tokio_postgres::types::Type;
 
 use crate::diagnosis::Diagnosis;
-use batch::{Held, Manner};
+use batch::Held;
 use fault::{Effect, Fault};
 use pool::{Demands, Pool};
 use rows::Answer;
@@ -85,6 +86,26 @@ pub struct PostgresStore {
     rng: Arc<dyn Rng>,
     shift: Shift,
     held: Held,
+    /// How far the server's clock is ahead of our monotonic one, in microseconds.
+    server_ahead: AtomicI64,
+}
+
+/// Nobody heard the server's time yet.
+const UNHEARD: i64 = i64::MIN;
+
+/// How long a node has been in touch with the server.
+#[derive(Clone, Copy, Debug)]
+struct InTouch {
+    /// For so many microseconds.
+    since: i64,
+    /// It can be said until then, by the server's clock.
+    until: i64,
+}
+
+impl InTouch {
+    fn until(self) -> Timestamp {
+        Timestamp::from_micros(u64::try_from(self.until).unwrap_or_default())
+    }
 }
 
 impl PostgresStore {
@@ -150,16 +171,32 @@ impl PostgresStore {
     fn new(url: &str, options: PostgresOptions, demands: Demands) -> Result<Self, StoreError> {
         let pool = Pool::new(url, &options, demands)?;
         let PostgresOptions { clock, rng, shift, .. } = options;
-        Ok(Self { pool, clock, rng, shift, held: Held::default() })
+        let server_ahead = AtomicI64::new(UNHEARD);
+        Ok(Self { pool, clock, rng, shift, held: Held::default(), server_ahead })
     }
 
     fn shift(&self) -> i64 {
         i64::try_from(self.shift.as_micros()).unwrap_or(i64::MAX)
     }
 
-    /// For how long this node has been in touch with the server without a break.
-    fn back_for(&self) -> i64 {
-        i64::try_from(micros(self.pool.breaker.back_for())).unwrap_or(i64::MAX)
+    /// For how long this node has been in touch with the server without a break, and until when,
+    /// by the server's clock, that can be said.
+    fn in_touch(&self) -> InTouch {
+        let since = i64::try_from(micros(self.pool.breaker.back_for())).unwrap_or(i64::MAX);
+        let monotonic = i64::try_from(micros(self.clock.monotonic())).unwrap_or(i64::MAX);
+        let patience = i64::try_from(micros(self.pool.command_timeout)).unwrap_or(i64::MAX);
+        let until = match self.server_ahead.load(Ordering::Acquire) {
+            UNHEARD => i64::MIN,
+            ahead => ahead.saturating_add(monotonic).saturating_add(patience),
+        };
+        InTouch { since, until }
+    }
+
+    /// Notes the server's time. It was later by now, so what is reckoned from it is early.
+    fn heard(&self, now: Timestamp) {
+        let monotonic = i64::try_from(micros(self.clock.monotonic())).unwrap_or(i64::MAX);
+        let now = i64::try_from(now.as_micros()).unwrap_or(i64::MAX);
+        self.server_ahead.store(now.saturating_sub(monotonic), Ordering::Release);
     }
 
     async fn load_all(&self, ids: &[RecordId]) -> Answers<Option<Arc<Record>>> {
@@ -170,7 +207,7 @@ impl PostgresStore {
                 sql::LOAD,
                 &[
                     (&self.shift(), Type::INT8),
-                    (&Manner::Skip.lock_timeout(), Type::TEXT),
+                    (&batch::LOCK_TIMEOUT, Type::TEXT),
                     (&wanted, Type::BYTEA_ARRAY),
                 ],
                 Effect::Reads,
@@ -178,7 +215,14 @@ impl PostgresStore {
             .await;
         let found = rows.map_err(Fault::for_one).and_then(|rows| {
             let answers = rows.into_iter().map(Answer::read);
-            answers.map(|answer| answer.map(|answer| (answer.id, answer))).collect()
+            answers
+                .map(|answer| {
+                    answer.map(|answer| {
+                        self.heard(answer.now);
+                        (answer.id, answer)
+                    })
+                })
+                .collect()
         });
         let found: HashMap<RecordId, Answer> = match found {
             Ok(found) => found,

@@ -42,7 +42,7 @@ pub(super) struct Pool {
     demands: Demands,
     clock: Arc<dyn Clock>,
     connect_timeout: Duration,
-    command_timeout: Duration,
+    pub(super) command_timeout: Duration,
     permits: Semaphore,
     idle: Mutex<Vec<Client>>,
     pub(super) breaker: Breaker,
@@ -216,18 +216,31 @@ impl Link<'_> {
         let answer = match asked {
             Some(answer) => answer.map_err(|error| Fault::of_statement(error, effect)),
             None => {
+                self.cancel(client);
                 let why = format!("PostgreSQL did not answer within {:?}", pool.command_timeout);
                 Err(Fault::Store(effect.lost(&why)))
             }
         };
-        match &answer {
-            Err(fault @ Fault::Store(error)) if fault.is_away() => {
+        match answer.as_ref().err().and_then(Fault::away) {
+            Some(error) => {
                 self.bad.store(true, Ordering::Release);
                 pool.breaker.failed(error);
             }
-            _ => pool.breaker.succeeded(),
+            None => pool.breaker.succeeded(),
         }
         answer
+    }
+
+    /// Asks the server to stop what nobody waits for any more, as well as it can be asked.
+    fn cancel(&self, client: &Client) {
+        let (token, connector) = (client.cancel_token(), self.pool.connector.clone());
+        let patience = self.pool.clock.sleep(self.pool.connect_timeout);
+        tokio::spawn(async move {
+            tokio::select! {
+                _ = token.cancel_query(connector) => {}
+                () = patience => {}
+            }
+        });
     }
 
     /// The connection itself, for what is not a statement on records.

@@ -162,7 +162,7 @@ fn text(row: &Row, at: usize) -> Result<String, StoreError> {
     String::from_utf8(bytes.unwrap_or_default().to_vec()).map_err(|_| odd("text"))
 }
 
-fn timestamp(column: i64) -> Timestamp {
+pub(super) fn timestamp(column: i64) -> Timestamp {
     Timestamp::from_micros(unsigned(column))
 }
 

@@ -7,12 +7,12 @@ use onetake_core::decide::{self, SettleEffect};
 use onetake_core::{RecordId, Settled, Settlement, State, StoreError, Verb};
 use tokio_postgres::types::Type;
 
-use super::PostgresStore;
 use super::batch::{Batched, Manner, Sent};
 use super::fault::{Effect, Fault};
 use super::pool::Link;
 use super::rows::{Answer, cause, column};
 use super::sql::SETTLE;
+use super::{InTouch, PostgresStore};
 
 /// A verb as columns.
 struct Columns<'a> {
@@ -79,14 +79,15 @@ impl Batched for Settlement {
             columns.iter().map(|columns| columns.code.as_deref()).collect();
         let details: Vec<Option<&[u8]>> =
             columns.iter().map(|columns| columns.detail.as_deref()).collect();
-        let back_for = store.back_for();
+        let in_touch = store.in_touch();
         let rows = link
             .query(
                 SETTLE,
                 &[
                     (&store.shift(), Type::INT8),
-                    (&manner.lock_timeout(), Type::TEXT),
-                    (&back_for, Type::INT8),
+                    (&manner.lock_timeout().as_str(), Type::TEXT),
+                    (&in_touch.since, Type::INT8),
+                    (&in_touch.until, Type::INT8),
                     (&ids, Type::BYTEA_ARRAY),
                     (&attempts, Type::BYTEA_ARRAY),
                     (&verbs, Type::INT2_ARRAY),
@@ -100,13 +101,14 @@ impl Batched for Settlement {
             .await?;
         let mut found: HashMap<RecordId, Answer> = HashMap::new();
         for row in rows {
-            let answer = Answer::read(row).map_err(Fault::Store)?;
+            let answer = Answer::read(row).map_err(Fault::Trouble)?;
+            store.heard(answer.now);
             found.insert(answer.id, answer);
         }
         let answer = |item: &&Self| match found.get(&item.id) {
             None => Some(Ok(Settled::Stale { current: None })),
             Some(answer) if answer.kind == 0 => Some(done(item, answer)),
-            Some(answer) => undone(item, answer, back_for).transpose(),
+            Some(answer) => undone(item, answer, in_touch).transpose(),
         };
         Ok(items.iter().map(answer).collect())
     }
@@ -131,13 +133,14 @@ fn done(item: &Settlement, answer: &Answer) -> Result<Settled, StoreError> {
 fn undone(
     item: &Settlement,
     answer: &Answer,
-    back_for: i64,
+    in_touch: InTouch,
 ) -> Result<Option<Settled>, StoreError> {
     if answer.is_expired() {
         return Ok(Some(Settled::Stale { current: None }));
     }
     let record = Arc::new(answer.record()?);
-    let early = item.verb == Verb::Abandon && column(record.terms.grace) > back_for;
+    let since = if answer.now <= in_touch.until() { in_touch.since } else { -1 };
+    let early = item.verb == Verb::Abandon && column(record.terms.grace) > since;
     Ok(match decide::settle(Some(&record), item, answer.now) {
         SettleEffect::Write(_) if !early => None,
         SettleEffect::Already => Some(Settled::Done { record, now: answer.now }),

@@ -19,6 +19,20 @@ macro_rules! clock {
     };
 }
 
+/// The same for statements that may pass over an owner. `$3` is for how long this node has been in
+/// touch with the server, and `$4` until when, by the server's clock, it can still mean that: a
+/// statement that was stuck in a broken network is carried out when it heals, and by then nobody has
+/// been in touch.
+macro_rules! clock_in_touch {
+    () => {
+        "clock AS MATERIALIZED (
+           SELECT now, CASE WHEN now <= $4::bigint THEN $3::bigint ELSE -1 END AS in_touch, bounded
+             FROM (SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint + $1::bigint AS now,
+                          set_config('lock_timeout', $2::text, true) AS bounded OFFSET 0) AS read
+         )"
+    };
+}
+
 /// The columns of a record, in the order in which `rows` reads them.
 macro_rules! record {
     ($of:literal) => {
@@ -58,8 +72,8 @@ macro_rules! record {
 }
 
 /// Whether the owner of a running record may be passed over: its lease and grace are over, and this
-/// node has been in touch with the store for a whole grace (`$3`), so that an owner that could not
-/// reach the store either had the time to come back.
+/// node has been in touch with the server for a whole grace, so that an owner that could not reach it
+/// either had the time to come back.
 macro_rules! over {
     ($of:literal) => {
         concat!(
@@ -71,7 +85,7 @@ macro_rules! over {
             $of,
             ".grace <= clock.now AND ",
             $of,
-            ".grace <= $3::bigint)"
+            ".grace <= clock.in_touch)"
         )
     };
 }
@@ -83,7 +97,7 @@ macro_rules! over {
 macro_rules! function {
     ($name:literal, $arguments:literal, $body:expr) => {
         concat!(
-            "CREATE FUNCTION ", $name, " (bigint, text, bigint, ", $arguments, ")
+            "CREATE FUNCTION ", $name, " (bigint, text, bigint, bigint, ", $arguments, ")
              RETURNS TABLE (r_kind smallint, r_now bigint, r_number bigint, r_id bytea, r_state smallint,
                             r_attempt bytea, r_fence bigint, r_fingerprint bytea, r_ttl bigint,
                             r_lease bigint, r_grace bigint, r_on_unknown smallint, r_created_at bigint,
@@ -129,11 +143,11 @@ macro_rules! claim {
     ($skip:literal) => {
         concat!(
             "WITH ",
-            clock!(),
+            clock_in_touch!(),
             ",
     lowest AS MATERIALIZED (SELECT fence FROM onetake_floor LIMIT 1),
     seen AS MATERIALIZED (
-      SELECT * FROM unnest($4::bytea[], $5::bytea[], $6::bytea[], $7::bigint[], $8::bigint[], $9::bigint[], $10::smallint[])
+      SELECT * FROM unnest($5::bytea[], $6::bytea[], $7::bytea[], $8::bigint[], $9::bigint[], $10::bigint[], $11::smallint[])
         AS asked (asked_id, asked_attempt, asked_fingerprint, asked_ttl, asked_lease, asked_grace, asked_on_unknown)
         LEFT JOIN LATERAL (
           SELECT * FROM onetake_records AS record WHERE record.id = asked_id OFFSET 0
@@ -213,8 +227,8 @@ macro_rules! claim {
 /// taken is locked without waiting and decided again on what is there by then. A key that is neither
 /// granted nor found was in somebody's hands: it is asked for again.
 pub(super) const CLAIM: Forms = Forms {
-    skipping: "SELECT * FROM onetake_claim_1($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)",
-    waiting: "SELECT * FROM onetake_claim_waiting_1($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)",
+    skipping: "SELECT * FROM onetake_claim_1($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)",
+    waiting: "SELECT * FROM onetake_claim_waiting_1($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)",
 };
 
 /// Which settlements a record takes: an owner's word is final only once.
@@ -236,10 +250,10 @@ macro_rules! settle {
     () => {
         concat!(
             "WITH ",
-            clock!(),
+            clock_in_touch!(),
             ",
     asked AS MATERIALIZED (
-      SELECT * FROM unnest($4::bytea[], $5::bytea[], $6::smallint[], $7::bytea[], $8::bytea[], $9::bytea[], $10::bytea[])
+      SELECT * FROM unnest($5::bytea[], $6::bytea[], $7::smallint[], $8::bytea[], $9::bytea[], $10::bytea[], $11::bytea[])
         AS asked (id, attempt, verb, head, body, code, detail)
     ),
     done AS (
@@ -279,7 +293,7 @@ macro_rules! settle {
 /// here, so a row is hardly ever held, and is waited for, a little: locking without waiting first
 /// would write every row twice. Verbs: 0 renew, 1 complete, 2 fail, 3 release, 4 unknown, 5 abandon.
 pub(super) const SETTLE: &str =
-    "SELECT * FROM onetake_settle_1($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)";
+    "SELECT * FROM onetake_settle_1($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)";
 
 /// All functions of version 1.
 pub(super) const FUNCTIONS_1: &str = concat!(
@@ -313,48 +327,65 @@ pub(super) const LOAD: &str = concat!(
 /// Puts under watch what still runs some time after it was claimed: short operations never enter the
 /// index of the watched, so that completing them touches no index at all. One node at a time looks,
 /// from where the last one stopped, and no more than a few minutes of claims (`$5`) at once. What
-/// was claimed less than `$4` ago is looked at again next time.
+/// was claimed less than `$3` ago is looked at again next time, and so is what somebody held just now.
+/// A clock that was set back makes it begin anew. `$4` is how long an operation runs before it is
+/// watched.
 pub(super) const WATCH: &str = concat!(
     "WITH ",
     clock!(),
     ",
-    cursor AS MATERIALIZED (SELECT seen_until FROM onetake_watch FOR UPDATE SKIP LOCKED),
-    part AS MATERIALIZED (
-      SELECT oldest, least(clock.now, oldest + $5::bigint) AS newest
-        FROM clock, cursor, LATERAL (
-          SELECT greatest(cursor.seen_until, coalesce((SELECT min(claimed_at) FROM onetake_records), clock.now)) AS oldest
-        ) AS start
+    cursor AS MATERIALIZED (
+      SELECT CASE WHEN last.seen_until > clock.now THEN 0 ELSE last.seen_until END AS seen_until
+        FROM clock, (SELECT seen_until FROM onetake_watch FOR UPDATE SKIP LOCKED) AS last
     ),
-    picked AS MATERIALIZED (
-      SELECT record.id
+    part AS MATERIALIZED (
+      SELECT first.claimed_at AS oldest, least(clock.now, first.claimed_at + $5::bigint) AS newest
+        FROM clock, cursor, LATERAL (
+          SELECT coalesce(min(claimed_at), clock.now) AS claimed_at
+            FROM onetake_records WHERE claimed_at >= cursor.seen_until
+        ) AS first
+    ),
+    long AS MATERIALIZED (
+      SELECT record.id, record.claimed_at
         FROM clock, part
         JOIN onetake_records AS record ON record.claimed_at >= part.oldest AND record.claimed_at <= part.newest
        WHERE record.state = 0 AND record.watch_at IS NULL
          AND (record.claimed_at + $4::bigint <= clock.now OR record.state_at + record.grace <= clock.now)
+    ),
+    picked AS MATERIALIZED (
+      SELECT record.id FROM long JOIN onetake_records AS record ON record.id = long.id
          FOR NO KEY UPDATE OF record SKIP LOCKED
     ),
     watched AS (
       UPDATE onetake_records AS record SET watch_at = record.state_at + record.grace
         FROM picked WHERE record.id = picked.id AND record.state = 0
+    ),
+    missed AS (
+      SELECT min(long.claimed_at) AS oldest FROM long
+       WHERE NOT EXISTS (SELECT FROM picked WHERE picked.id = long.id)
+    ),
+    moved AS (
+      UPDATE onetake_watch SET seen_until = least(part.newest, clock.now - $3::bigint, missed.oldest)
+        FROM part, clock, missed
     )
-    UPDATE onetake_watch SET seen_until = greatest(seen_until, least(part.newest, clock.now - $3::bigint))
-      FROM part, clock"
+    SELECT clock.now FROM clock"
 );
 
 /// Attempts whose lease and grace are over, the longest over first.
 pub(super) const ABANDONED: &str = concat!(
     "WITH ",
-    clock!(),
+    clock_in_touch!(),
     " SELECT record.id, record.attempt
         FROM clock, onetake_records AS record
        WHERE record.watch_at <= clock.now AND ",
     over!("record"),
-    " ORDER BY record.watch_at LIMIT $4::bigint"
+    " ORDER BY record.watch_at LIMIT $5::bigint"
 );
 
 /// Deletes what expired, looked at again under its lock; what the index named too early (a late
 /// outcome, something that runs past its ttl) is put back for later. `$3` is one more than may be
-/// deleted, to see whether there is more.
+/// deleted, to see whether there is more. What runs past its ttl is watched from then on, whatever
+/// the watch may have missed.
 pub(super) const SWEEP: &str = concat!(
     "WITH ",
     clock!(),
@@ -374,7 +405,8 @@ pub(super) const SWEEP: &str = concat!(
       RETURNING record.state, record.fence
     ),
     put_back AS (
-      UPDATE onetake_records AS record SET sweep_at = due.later
+      UPDATE onetake_records AS record
+         SET sweep_at = due.later, watch_at = CASE WHEN record.state = 0 THEN record.state_at + record.grace END
         FROM due WHERE due.within AND due.expired IS NOT TRUE AND record.id = due.id
     ),
     raised AS (

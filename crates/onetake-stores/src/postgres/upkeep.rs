@@ -5,9 +5,9 @@ use onetake_core::{AttemptId, RecordId, StoreError};
 use tokio_postgres::types::Type;
 
 use super::PostgresStore;
-use super::batch::Manner;
+use super::batch::LOCK_TIMEOUT;
 use super::fault::{Effect, Fault};
-use super::rows::{array, get};
+use super::rows::{array, get, timestamp};
 use super::sql;
 
 /// An operation that runs for longer than this is watched by an index.
@@ -22,7 +22,7 @@ pub(super) async fn abandoned(
     store: &PostgresStore,
     limit: usize,
 ) -> Result<Vec<Abandoned>, StoreError> {
-    let (shift, timeout) = (store.shift(), Manner::Skip.lock_timeout());
+    let (shift, timeout) = (store.shift(), LOCK_TIMEOUT);
     let watched = store
         .pool
         .query(
@@ -38,11 +38,17 @@ pub(super) async fn abandoned(
         )
         .await;
     match watched {
-        // Another node is at it, or something held a row: next time.
-        Ok(_) | Err(Fault::Held | Fault::Again) => {}
+        Ok(rows) => {
+            if let Some(row) = rows.first() {
+                store.heard(timestamp(get(row, 0)?));
+            }
+        }
+        // Something held a row: next time.
+        Err(Fault::Held | Fault::Again) => {}
         Err(fault) => return Err(fault.for_one()),
     }
     let limit = i64::try_from(limit).unwrap_or(i64::MAX);
+    let in_touch = store.in_touch();
     let rows = store
         .pool
         .query(
@@ -50,7 +56,8 @@ pub(super) async fn abandoned(
             &[
                 (&shift, Type::INT8),
                 (&timeout, Type::TEXT),
-                (&store.back_for(), Type::INT8),
+                (&in_touch.since, Type::INT8),
+                (&in_touch.until, Type::INT8),
                 (&limit, Type::INT8),
             ],
             Effect::Reads,
@@ -70,11 +77,7 @@ pub(super) async fn sweep(store: &PostgresStore, limit: usize) -> Result<Swept, 
         .pool
         .query(
             sql::SWEEP,
-            &[
-                (&store.shift(), Type::INT8),
-                (&Manner::Skip.lock_timeout(), Type::TEXT),
-                (&limit, Type::INT8),
-            ],
+            &[(&store.shift(), Type::INT8), (&LOCK_TIMEOUT, Type::TEXT), (&limit, Type::INT8)],
             Effect::Writes,
         )
         .await;

@@ -1,6 +1,7 @@
 //! PostgreSQL: the suite that every store passes, directly and behind PgBouncer.
 #![expect(clippy::unwrap_used, reason = "tests may panic")]
 
+mod attacks;
 mod held;
 mod outages;
 mod refusals;

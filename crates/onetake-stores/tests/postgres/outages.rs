@@ -90,7 +90,7 @@ async fn away_for_longer_than_lease_and_grace_an_outcome_is_believed() {
     // The worst case: whoever is allowed to take over runs it again.
     let terms = Terms {
         lease: Duration::from_millis(300),
-        grace: Duration::from_secs(2),
+        grace: Duration::from_secs(4),
         on_unknown: OnUnknown::Retry,
         ..Terms::default()
     };

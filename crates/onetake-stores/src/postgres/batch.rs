@@ -213,7 +213,7 @@ impl<T: Batched> Driven<'_, T> {
             let items = positions.iter().filter_map(|at| self.items.get(*at));
             let tried = join_all(items.map(|item| async move {
                 match T::send(store, link, &[item], Manner::Alone(millis)).await {
-                    Ok(mut answers) => answers.pop().flatten().map_or(Err(Fault::Again), Ok),
+                    Ok(mut answers) => answers.pop().flatten().ok_or(Fault::Again),
                     Err(fault) => Err(fault),
                 }
             }))

@@ -33,6 +33,8 @@ macro_rules! clock_in_touch {
     };
 }
 
+pub(super) use {clock, clock_in_touch};
+
 /// The columns of a record, in the order in which `rows` reads them.
 macro_rules! record {
     ($of:literal) => {
@@ -89,6 +91,8 @@ macro_rules! over {
         )
     };
 }
+
+pub(super) use over;
 
 /// The functions, as a migration makes them.
 ///
@@ -322,98 +326,4 @@ pub(super) const LOAD: &str = concat!(
     record!("record"),
     " FROM clock, onetake_records AS record
      WHERE record.id = ANY ($3::bytea[]) AND (record.expires_at IS NULL OR record.expires_at > clock.now)"
-);
-
-/// Puts under watch what still runs some time after it was claimed: short operations never enter the
-/// index of the watched, so that completing them touches no index at all. One node at a time looks,
-/// from where the last one stopped, and no more than a few minutes of claims (`$5`) at once. What
-/// was claimed less than `$3` ago is looked at again next time, and so is what somebody held just now.
-/// A clock that was set back makes it begin anew. `$4` is how long an operation runs before it is
-/// watched.
-pub(super) const WATCH: &str = concat!(
-    "WITH ",
-    clock!(),
-    ",
-    cursor AS MATERIALIZED (
-      SELECT CASE WHEN last.seen_until > clock.now THEN 0 ELSE last.seen_until END AS seen_until
-        FROM clock, (SELECT seen_until FROM onetake_watch FOR UPDATE SKIP LOCKED) AS last
-    ),
-    part AS MATERIALIZED (
-      SELECT first.claimed_at AS oldest, least(clock.now, first.claimed_at + $5::bigint) AS newest
-        FROM clock, cursor, LATERAL (
-          SELECT coalesce(min(claimed_at), clock.now) AS claimed_at
-            FROM onetake_records WHERE claimed_at >= cursor.seen_until
-        ) AS first
-    ),
-    long AS MATERIALIZED (
-      SELECT record.id, record.claimed_at
-        FROM clock, part
-        JOIN onetake_records AS record ON record.claimed_at >= part.oldest AND record.claimed_at <= part.newest
-       WHERE record.state = 0 AND record.watch_at IS NULL
-         AND (record.claimed_at + $4::bigint <= clock.now OR record.state_at + record.grace <= clock.now)
-    ),
-    picked AS MATERIALIZED (
-      SELECT record.id FROM long JOIN onetake_records AS record ON record.id = long.id
-         FOR NO KEY UPDATE OF record SKIP LOCKED
-    ),
-    watched AS (
-      UPDATE onetake_records AS record SET watch_at = record.state_at + record.grace
-        FROM picked WHERE record.id = picked.id AND record.state = 0
-    ),
-    missed AS (
-      SELECT min(long.claimed_at) AS oldest FROM long
-       WHERE NOT EXISTS (SELECT FROM picked WHERE picked.id = long.id)
-    ),
-    moved AS (
-      UPDATE onetake_watch SET seen_until = least(part.newest, clock.now - $3::bigint, missed.oldest)
-        FROM part, clock, missed
-    )
-    SELECT clock.now FROM clock"
-);
-
-/// Attempts whose lease and grace are over, the longest over first.
-pub(super) const ABANDONED: &str = concat!(
-    "WITH ",
-    clock_in_touch!(),
-    " SELECT record.id, record.attempt
-        FROM clock, onetake_records AS record
-       WHERE record.watch_at <= clock.now AND ",
-    over!("record"),
-    " ORDER BY record.watch_at LIMIT $5::bigint"
-);
-
-/// Deletes what expired, looked at again under its lock; what the index named too early (a late
-/// outcome, something that runs past its ttl) is put back for later. `$3` is one more than may be
-/// deleted, to see whether there is more. What runs past its ttl is watched from then on, whatever
-/// the watch may have missed.
-pub(super) const SWEEP: &str = concat!(
-    "WITH ",
-    clock!(),
-    ",
-    due AS MATERIALIZED (
-      SELECT record.id, record.fence, record.state, record.expires_at <= clock.now AS expired,
-             coalesce(record.expires_at, clock.now + record.lease + record.grace) AS later,
-             row_number() OVER () < $3::bigint AS within
-        FROM clock, LATERAL (
-          SELECT * FROM onetake_records AS record WHERE record.sweep_at <= clock.now
-           ORDER BY record.sweep_at LIMIT $3::bigint FOR UPDATE SKIP LOCKED
-        ) AS record
-    ),
-    gone AS (
-      DELETE FROM onetake_records AS record USING due, clock
-       WHERE due.within AND due.expired AND record.id = due.id AND record.expires_at <= clock.now
-      RETURNING record.state, record.fence
-    ),
-    put_back AS (
-      UPDATE onetake_records AS record
-         SET sweep_at = due.later, watch_at = CASE WHEN record.state = 0 THEN record.state_at + record.grace END
-        FROM due WHERE due.within AND due.expired IS NOT TRUE AND record.id = due.id
-    ),
-    raised AS (
-      UPDATE onetake_floor SET fence = highest.fence
-        FROM (SELECT max(gone.fence) AS fence FROM gone) AS highest
-       WHERE highest.fence > onetake_floor.fence
-    )
-    SELECT (SELECT count(*) FROM gone), (SELECT count(*) FROM gone WHERE state = 4),
-           EXISTS (SELECT FROM due WHERE NOT within)"
 );

@@ -122,6 +122,7 @@ impl RedisStore {
                 command_timeout: options.command_timeout,
                 in_background: false,
                 scripts: Scripts::texts().to_vec(),
+                asks_time: Some(options.shift.clone()),
             },
         );
         connection.connect().await?;

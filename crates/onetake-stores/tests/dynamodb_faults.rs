@@ -88,28 +88,23 @@ async fn an_answer_that_is_lost_leaves_it_open_and_the_own_attempt_tells() {
     assert_eq!(state(&store, &key).await, Some((key.attempt, "completed")));
 }
 
-/// A proxy that swallows answers: the request arrives, then the connection is gone.
-struct Swallow {
-    address: SocketAddr,
-    left: Arc<AtomicUsize>,
+/// A proxy that shows each answer to `look`, which may change it; one that it does not let through
+/// takes the connection with it.
+async fn proxy<L>(server: SocketAddr, look: L) -> SocketAddr
+where
+    L: Fn(&mut [u8]) -> bool + Clone + Send + Sync + 'static,
+{
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+    let address = listener.local_addr().unwrap();
+    tokio::spawn(async move {
+        while let Ok((client, _)) = listener.accept().await {
+            tokio::spawn(carry(client, server, look.clone()));
+        }
+    });
+    address
 }
 
-impl Swallow {
-    async fn start(server: SocketAddr) -> Self {
-        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
-        let address = listener.local_addr().unwrap();
-        let left = Arc::new(AtomicUsize::new(0));
-        let counter = Arc::clone(&left);
-        tokio::spawn(async move {
-            while let Ok((client, _)) = listener.accept().await {
-                tokio::spawn(carry(client, server, Arc::clone(&counter)));
-            }
-        });
-        Self { address, left }
-    }
-}
-
-async fn carry(mut client: TcpStream, server: SocketAddr, left: Arc<AtomicUsize>) {
+async fn carry(mut client: TcpStream, server: SocketAddr, look: impl Fn(&mut [u8]) -> bool) {
     let mut server = TcpStream::connect(server).await.unwrap();
     let (mut there, mut back) = (vec![0; 64 << 10], vec![0; 64 << 10]);
     loop {
@@ -118,11 +113,7 @@ async fn carry(mut client: TcpStream, server: SocketAddr, left: Arc<AtomicUsize>
                 server.write_all(&there[..count]).await.unwrap();
             }
             Ok(count @ 1..) = server.read(&mut back) => {
-                let take = |left: usize| left.checked_sub(1);
-                if left.fetch_update(Ordering::SeqCst, Ordering::SeqCst, take).is_ok() {
-                    return;
-                }
-                if client.write_all(&back[..count]).await.is_err() {
+                if !look(&mut back[..count]) || client.write_all(&back[..count]).await.is_err() {
                     return;
                 }
             }
@@ -131,27 +122,74 @@ async fn carry(mut client: TcpStream, server: SocketAddr, left: Arc<AtomicUsize>
     }
 }
 
+/// A proxy that swallows as many answers as `left` says: the request arrives, then the connection is
+/// gone.
+async fn swallow(server: SocketAddr, left: &Arc<AtomicUsize>) -> SocketAddr {
+    let left = Arc::clone(left);
+    let take = |left: usize| left.checked_sub(1);
+    proxy(server, move |_| left.fetch_update(Ordering::SeqCst, Ordering::SeqCst, take).is_err())
+        .await
+}
+
+/// A server that says only that a condition failed, not what is there instead.
+async fn silent(server: SocketAddr, hidden: &Arc<AtomicUsize>) -> SocketAddr {
+    let hidden = Arc::clone(hidden);
+    proxy(server, move |answer| {
+        let item = b"\"Item\":";
+        let at = answer.windows(item.len()).position(|bytes| bytes == item);
+        let failed = String::from_utf8_lossy(answer).contains("ConditionalCheckFailed");
+        if let Some(at) = at.filter(|_| failed) {
+            answer[at + 1] = b'X';
+            hidden.fetch_add(1, Ordering::SeqCst);
+        }
+        true
+    })
+    .await
+}
+
+#[tokio::test]
+async fn a_failed_condition_alone_does_not_mean_that_nothing_is_there() {
+    let server = server().await;
+    let hidden = Arc::default();
+    let url = through(&server, silent(server.address(), &hidden).await);
+    let store = DynamoStore::open(&url, DynamoOptions::default()).await.unwrap();
+    let other = DynamoStore::open(&url, DynamoOptions::default()).await.unwrap();
+    let key = claim("a", 1);
+    ask(&store, &key).await.unwrap();
+    let Claimed::Found { record, .. } = ask(&other, &claim("a", 2)).await.unwrap() else {
+        panic!("granted twice");
+    };
+    assert_eq!(record.attempt, key.attempt);
+    assert_eq!(hidden.load(Ordering::SeqCst), 1, "what is there was not sent along");
+    // What the first one remembers is not what is there any more.
+    let renewal = Settlement { id: key.id, attempt: key.attempt, verb: Verb::Renew };
+    other.settle(vec![renewal]).await.remove(0).unwrap();
+    let completed = complete(&store, &key).await.unwrap();
+    assert!(matches!(completed, Settled::Done { .. }), "{completed:?}");
+    assert_eq!(hidden.load(Ordering::SeqCst), 2, "nor now");
+}
+
 #[tokio::test]
 async fn a_write_that_landed_and_is_sent_again_is_its_own_success() {
     let server = server().await;
-    let proxy = Swallow::start(server.address()).await;
-    let url = through(&server, proxy.address);
+    let left = Arc::default();
+    let url = through(&server, swallow(server.address(), &left).await);
     let store = DynamoStore::open(&url, DynamoOptions::default()).await.unwrap();
     let key = claim("a", 1);
-    proxy.left.store(1, Ordering::SeqCst);
+    left.store(1, Ordering::SeqCst);
     assert!(matches!(ask(&store, &key).await.unwrap(), Claimed::Granted { .. }));
-    assert_eq!(proxy.left.load(Ordering::SeqCst), 0, "an answer was lost");
-    proxy.left.store(1, Ordering::SeqCst);
+    assert_eq!(left.load(Ordering::SeqCst), 0, "an answer was lost");
+    left.store(1, Ordering::SeqCst);
     let renewal = Settlement { id: key.id, attempt: key.attempt, verb: Verb::Renew };
     let renewed = store.settle(vec![renewal]).await.remove(0).unwrap();
     assert!(matches!(renewed, Settled::Done { .. }), "{renewed:?}");
-    proxy.left.store(1, Ordering::SeqCst);
+    left.store(1, Ordering::SeqCst);
     let completed = complete(&store, &key).await.unwrap();
     assert!(matches!(completed, Settled::Done { .. }), "{completed:?}");
-    assert_eq!(proxy.left.load(Ordering::SeqCst), 0);
+    assert_eq!(left.load(Ordering::SeqCst), 0);
 
     // Lost each time: it may have landed, and did.
-    proxy.left.store(3, Ordering::SeqCst);
+    left.store(3, Ordering::SeqCst);
     let error = ask(&store, &claim("b", 1)).await.unwrap_err();
     assert_eq!(error.kind(), StoreErrorKind::Indeterminate, "{error}");
     until("the store is back", async || store.ready().await.is_ok()).await;

@@ -169,9 +169,12 @@ impl Table {
         };
         let found = match failed.item() {
             Some(item) => Some(Seen::decode(item)?),
-            // It is there, or the condition would have held: this server does not send it along.
-            None if over.is_none() => self.read(next.record.id).await?,
-            None => None,
+            // It is gone, or this server does not send it along. If nobody can tell, it may be our own
+            // earlier try that is there.
+            None => self.read(next.record.id).await.map_err(|error| match error.kind() {
+                StoreErrorKind::Unavailable => keep_doubt(error, true),
+                _ => error,
+            })?,
         };
         Ok(Written::Other(found))
     }
@@ -258,7 +261,7 @@ impl<E: Error + Send + Sync + 'static> No<E> {
     }
 }
 
-/// The breaker refuses another try, but an earlier one may have landed.
+/// Nothing more can be asked, but what was sent before may have landed.
 fn keep_doubt(away: StoreError, may_have_landed: bool) -> StoreError {
     if may_have_landed {
         return StoreError::new(StoreErrorKind::Indeterminate, away.to_string());

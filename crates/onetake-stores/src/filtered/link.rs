@@ -44,6 +44,7 @@ impl Link {
             command_timeout,
             in_background: true,
             scripts: Vec::new(),
+            asks_time: None,
         };
         Ok(Self { connection: Connection::new(address, options) })
     }

@@ -40,19 +40,29 @@ impl Replicas {
     }
 }
 
+/// How this side is in touch with a server when it sends a command.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Contact {
+    /// For how long it has been.
+    pub(super) back_for: Duration,
+    /// Until when that counts, in microseconds of the server's clock. A command that is executed
+    /// later was stuck on its way, in an outage that nobody knew of when it was sent.
+    pub(super) until: u64,
+}
+
 /// One command for one slot.
 #[derive(Clone, Debug)]
 pub(crate) struct Command {
     pub(super) slot: u16,
     words: Vec<Bytes>,
-    tells_back_for: bool,
+    tells_contact: bool,
 }
 
 impl Command {
     /// A command on keys that share a slot with `key`.
     pub(crate) fn on(key: &[u8], name: &'static str) -> Self {
         let words = vec![Bytes::from_static(name.as_bytes())];
-        Self { slot: slots::slot(key), words, tells_back_for: false }
+        Self { slot: slots::slot(key), words, tells_contact: false }
     }
 
     /// Adds an argument.
@@ -61,20 +71,19 @@ impl Command {
         self
     }
 
-    /// Adds, as the last argument, for how many microseconds there has been contact with the server
-    /// that it is sent to.
-    pub(crate) fn with_back_for(mut self) -> Self {
-        self.tells_back_for = true;
+    /// Adds, as the last two arguments, the [`Contact`] with the server that it is sent to.
+    pub(crate) fn with_contact(mut self) -> Self {
+        self.tells_contact = true;
         self
     }
 
-    pub(super) fn packed(&self, back_for: Duration) -> Cmd {
+    pub(super) fn packed(&self, contact: Contact) -> Cmd {
         let mut command = Cmd::new();
         for word in &self.words {
             command.arg(word.as_ref());
         }
-        if self.tells_back_for {
-            command.arg(micros(back_for));
+        if self.tells_contact {
+            command.arg(micros(contact.back_for)).arg(contact.until);
         }
         command
     }

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::join_all;
-use onetake_core::{Clock, Rng, StoreError, StoreErrorKind};
+use onetake_core::{Clock, Rng, Shift, StoreError, StoreErrorKind};
 use redis::{Pipeline, ServerErrorKind, Value};
 
 use super::command::{Command, Replicas};
@@ -39,6 +39,9 @@ pub(crate) struct ConnectionOptions {
     pub(crate) in_background: bool,
     /// What is loaded where a server says that it does not know a script.
     pub(crate) scripts: Vec<&'static str>,
+    /// Each answer brings the server's time along, shifted by what passed only in a test: whoever
+    /// takes something from its owner has to know it.
+    pub(crate) asks_time: Option<Shift>,
 }
 
 /// One server, or a cluster.
@@ -204,7 +207,7 @@ impl Connection {
         group: &[Pending],
         replicas: Option<Replicas>,
     ) -> Vec<Result<Value, StoreError>> {
-        let back_for = node.back_for();
+        let contact = node.contact(self.options.command_timeout);
         let mut pipeline = Pipeline::with_capacity(group.len() + 1);
         if group.iter().any(|item| item.load) {
             for script in &self.options.scripts {
@@ -219,7 +222,7 @@ impl Connection {
             }
             places.push(pipeline.len());
             if let Some(command) = commands.get(item.index) {
-                pipeline.add_command(command.packed(back_for));
+                pipeline.add_command(command.packed(contact));
             }
         }
         let mut within = self.options.command_timeout;
@@ -230,9 +233,9 @@ impl Connection {
             within = within.saturating_add(replicas.within);
         }
         let answer = if self.options.in_background {
-            node.send_if_connected(&pipeline, within).await
+            node.send_if_connected(pipeline, within).await
         } else {
-            node.send(&pipeline, within).await
+            node.send(pipeline, within).await
         };
         match answer {
             Ok(mut values) => {

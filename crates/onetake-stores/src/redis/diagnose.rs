@@ -71,7 +71,7 @@ pub(crate) async fn ask(
         }
         pipeline.add_command(packed);
     }
-    node.send(&pipeline, within).await
+    node.send(pipeline, within).await
 }
 
 /// The median round trip, and how far the server's clock is ahead.

@@ -122,6 +122,7 @@ impl RedisStore {
                 command_timeout: options.command_timeout,
                 in_background: false,
                 scripts: Scripts::texts().to_vec(),
+                asks_time: Some(options.shift.clone()),
             },
         );
         connection.connect().await?;
@@ -196,7 +197,8 @@ impl RedisStore {
                     let Ok(attempt) = <[u8; AttemptId::BYTES]>::try_from(attempt.as_slice()) else {
                         continue;
                     };
-                    // An owner that could not renew while the store was away gets its grace anew.
+                    // An owner that could not renew while the store was away gets its grace anew. The
+                    // answer has just come: unlike a command, this cannot be stuck on its way.
                     let back_for = self.connection.back_for(self.scripts.record(id).as_bytes());
                     if grace_of(grace).is_some_and(|grace| grace <= back_for) {
                         let attempt = AttemptId::from_bytes(attempt);

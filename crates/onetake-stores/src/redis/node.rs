@@ -5,16 +5,35 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use onetake_core::{Clock, StoreError, StoreErrorKind};
+use onetake_core::clock::micros;
+use onetake_core::{Clock, Shift, StoreError, StoreErrorKind};
 use redis::aio::{ConnectionLike, MultiplexedConnection};
 use redis::{AsyncConnectionConfig, Client, ConnectionInfo, Pipeline, Value};
 
+use super::command::Contact;
 use super::connection::ConnectionOptions;
 use super::errors;
 use crate::breaker::Breaker;
 
-/// A connection, and the number of the try that made it.
-type Live = (u64, MultiplexedConnection);
+/// A connection.
+#[derive(Clone)]
+struct Live {
+    /// The number of the try that made it.
+    number: u64,
+    connection: MultiplexedConnection,
+    /// Of this connection: another one may lead to another server, which has another clock.
+    heard: Option<Heard>,
+}
+
+/// What a server's clock said.
+#[derive(Clone, Copy)]
+struct Heard {
+    /// In microseconds.
+    time: u64,
+    /// When the answer was here, by our clock. The server's clock has gone on since it said so: the
+    /// time that is told from this is never too late.
+    at: Duration,
+}
 
 /// One server. Each has a breaker of its own, so that a dead node of a cluster does not close the
 /// others.
@@ -24,6 +43,7 @@ pub(crate) struct Node {
     info: ConnectionInfo,
     clock: Arc<dyn Clock>,
     connect_timeout: Duration,
+    asks_time: Option<Shift>,
     breaker: Breaker,
     connection: Mutex<Option<Live>>,
     /// How often a connection was tried.
@@ -36,13 +56,14 @@ pub(crate) struct Node {
 
 impl Node {
     pub(super) fn new(info: ConnectionInfo, options: &ConnectionOptions) -> Self {
-        let ConnectionOptions { store, clock, rng, connect_timeout, .. } = options;
+        let ConnectionOptions { store, clock, rng, connect_timeout, asks_time, .. } = options;
         Self {
             name: info.addr().to_string(),
             info,
             breaker: Breaker::new(store, Arc::clone(clock), Arc::clone(rng)),
             clock: Arc::clone(clock),
             connect_timeout: *connect_timeout,
+            asks_time: asks_time.clone(),
             connection: Mutex::default(),
             tries: AtomicU64::new(0),
             connecting: Arc::default(),
@@ -62,7 +83,7 @@ impl Node {
     /// `Unavailable` if surely nothing was sent, `Indeterminate` if all of it may have been done.
     pub(super) async fn send(
         &self,
-        commands: &Pipeline,
+        commands: Pipeline,
         within: Duration,
     ) -> Result<Vec<Value>, StoreError> {
         self.breaker.enter()?;
@@ -77,7 +98,7 @@ impl Node {
     /// As [`send`](Self::send), but nobody waits for connecting: it only begins.
     pub(super) async fn send_if_connected(
         self: &Arc<Self>,
-        commands: &Pipeline,
+        commands: Pipeline,
         within: Duration,
     ) -> Result<Vec<Value>, StoreError> {
         self.breaker.enter()?;
@@ -90,21 +111,29 @@ impl Node {
 
     async fn send_over(
         &self,
-        (number, mut connection): Live,
-        commands: &Pipeline,
+        Live { number, mut connection, .. }: Live,
+        mut commands: Pipeline,
         within: Duration,
     ) -> Result<Vec<Value>, StoreError> {
-        let answer = tokio::select! {
+        if self.asks_time.is_some() {
+            commands.cmd("TIME");
+        }
+        let mut answer = tokio::select! {
             biased;
-            answer = connection.req_packed_commands(commands, 0, commands.len()) => {
+            answer = connection.req_packed_commands(&commands, 0, commands.len()) => {
                 answer.map_err(|error| errors::lost(&self.name, &error.to_string()))
             }
             () = self.clock.sleep(within) => {
                 Err(errors::lost(&self.name, &format!("not within {within:?}")))
             }
         };
-        match &answer {
-            Ok(values) => self.answered(values),
+        match &mut answer {
+            Ok(values) => {
+                if let Some(shift) = &self.asks_time {
+                    self.heard(number, values.pop(), shift);
+                }
+                self.answered(values);
+            }
             Err(error) => {
                 self.forget(number);
                 self.breaker.failed(error);
@@ -137,6 +166,27 @@ impl Node {
         }
     }
 
+    /// The server told its time.
+    fn heard(&self, number: u64, time: Option<Value>, shift: &Shift) {
+        let at = self.clock.monotonic();
+        let Some(time) = time.and_then(read_time) else { return };
+        let heard = Heard { time: time.saturating_add(shift.as_micros()), at };
+        if let Some(live) = lock(&self.connection).as_mut().filter(|live| live.number == number) {
+            live.heard = Some(heard);
+        }
+    }
+
+    /// What may be told of the contact in commands that are sent now, and executed within
+    /// `command_timeout`. As long as nobody knows what the server's clock says it counts for nothing.
+    pub(super) fn contact(&self, command_timeout: Duration) -> Contact {
+        let heard = lock(&self.connection).as_ref().and_then(|live| live.heard);
+        let until = heard.map_or(0, |Heard { time, at }| {
+            let since = self.clock.monotonic().saturating_sub(at);
+            time.saturating_add(micros(since)).saturating_add(micros(command_timeout))
+        });
+        Contact { back_for: self.back_for(), until }
+    }
+
     /// For how long every owner could renew its lease here, as far as this side can tell.
     pub(super) fn back_for(&self) -> Duration {
         let in_doubt_at = *lock(&self.in_doubt_at);
@@ -160,7 +210,7 @@ impl Node {
     }
 
     fn forget(&self, number: u64) {
-        lock(&self.connection).take_if(|(live, _)| *live == number);
+        lock(&self.connection).take_if(|live| live.number == number);
     }
 
     fn live(&self) -> Option<Live> {
@@ -202,8 +252,9 @@ impl Node {
         let number = self.tries.fetch_add(1, Ordering::AcqRel) + 1;
         match self.dial().await {
             Ok(connection) => {
-                *lock(&self.connection) = Some((number, connection.clone()));
-                Ok((number, connection))
+                let live = Live { number, connection, heard: None };
+                *lock(&self.connection) = Some(live.clone());
+                Ok(live)
             }
             Err(error) => {
                 *failed = Some((number, error.clone()));
@@ -234,6 +285,12 @@ impl fmt::Debug for Node {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Node").field("name", &self.name).finish_non_exhaustive()
     }
+}
+
+/// Seconds, and microseconds of the next one; in microseconds.
+fn read_time(value: Value) -> Option<u64> {
+    let (seconds, micros): (u64, u64) = redis::from_redis_value(value).ok()?;
+    seconds.checked_mul(1_000_000)?.checked_add(micros)
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {

@@ -162,7 +162,7 @@ impl Nodes {
     async fn ask_for_slots(&self, node: &Node) -> Result<Vec<slots::Range>, StoreError> {
         let mut ask = Pipeline::with_capacity(1);
         ask.cmd("CLUSTER").arg("SLOTS");
-        let values = node.send(&ask, self.options.command_timeout).await?;
+        let values = node.send(ask, self.options.command_timeout).await?;
         let error = |kind, what: &str| Err(StoreError::new(kind, format!("{} {what}", node.name)));
         match values.first() {
             Some(Value::ServerError(said)) if said.to_string().contains("disabled") => {

@@ -67,7 +67,7 @@ impl Scripts {
             .arg(number(micros(terms.lease)))
             .arg(number(micros(terms.grace)))
             .arg(record::on_unknown(terms.on_unknown))
-            .with_back_for()
+            .with_contact()
     }
 
     /// Settles; the second is the outcome that it sends.
@@ -88,7 +88,7 @@ impl Scripts {
             .arg(settlement.attempt.as_bytes().to_vec())
             .arg(verb)
             .arg(outcome.clone())
-            .with_back_for();
+            .with_contact();
         (command, outcome)
     }
 

@@ -4,7 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use onetake_core::{
-    Claim, Claimed, Clock, ManualClock, OnUnknown, Shift, Store, StoreErrorKind, SystemClock, Verb,
+    Claim, Claimed, Clock, ManualClock, OnUnknown, Shift, Store, StoreErrorKind, SystemClock,
+    Terms, Verb,
 };
 use onetake_sim::fault_proxy::{FaultProxy, Weather};
 use onetake_sim::servers::{Redis, until};
@@ -111,6 +112,73 @@ async fn after_writes_were_refused_grace_counts_anew() {
         server.cli(&["CONFIG", "SET", "min-replicas-to-write", "0"]);
     })
     .await;
+}
+
+/// What was asked before an outage does not become true by being executed after it.
+#[tokio::test]
+async fn what_was_stuck_in_the_network_takes_nothing_from_an_owner() {
+    let server = Redis::start().await;
+    let (owners, others) = (
+        FaultProxy::start(server.address()).await.unwrap(),
+        FaultProxy::start(server.address()).await.unwrap(),
+    );
+    let options = RedisOptions {
+        prefix: prefix(),
+        command_timeout: Duration::from_millis(200),
+        ..RedisOptions::default()
+    };
+    let through = |way: &FaultProxy| {
+        let url = format!("redis://{}", way.address());
+        let options = options.clone();
+        async move { RedisStore::open(&url, options).await.unwrap() }
+    };
+    let (owner, other) = (through(&owners).await, through(&others).await);
+    let terms = Terms {
+        lease: Duration::from_millis(300),
+        grace: Duration::from_millis(300),
+        on_unknown: OnUnknown::Retry,
+        ..Terms::default()
+    };
+    // Both have been in touch for longer than the grace, and know it.
+    pause(500).await;
+    load(&other, "a").await.unwrap();
+    let (a, b) = (Claim { terms, ..claim_of("a") }, Claim { terms, ..claim_of("b") });
+    for this in [&a, &b] {
+        let claimed = claim(&owner, this).await.unwrap();
+        assert!(matches!(claimed, Claimed::Granted { .. }), "{claimed:?}");
+    }
+    owners.set(Weather::Cut);
+    others.set(Weather::Cut);
+    let before = scripts_run(&server);
+    // A client's retry arrives at the other node, and its reaper comes by, in that moment.
+    let retry = Claim { terms, ..claim_of("a") };
+    let (claimed, reaped) = tokio::join!(claim(&other, &retry), settle(&other, &b, Verb::Abandon));
+    for error in [claimed.unwrap_err(), reaped.unwrap_err()] {
+        assert_eq!(error.kind(), StoreErrorKind::Indeterminate, "{error}");
+    }
+    settle(&owner, &a, Verb::Renew).await.unwrap_err();
+    pause(700).await;
+    // The owner's way heals last, but well within the grace that it gets anew.
+    others.set(Weather::Fair);
+    until("both are executed", async || scripts_run(&server) == before + 2).await;
+    let direct = RedisStore::open(&server.url(), options.clone()).await.unwrap();
+    for (key, this) in [("a", &a), ("b", &b)] {
+        let record = load(&direct, key).await.unwrap().unwrap();
+        assert_eq!((record.attempt, record.state.name()), (this.attempt, "running"), "{key}");
+    }
+    owners.set(Weather::Fair);
+    until("the owner is back", async || owner.ready().await.is_ok()).await;
+    for this in [&a, &b] {
+        let record = done(&owner, this, outcome()).await;
+        assert_eq!(record.attempt, this.attempt, "its owner ended it");
+    }
+}
+
+/// How many scripts a server has run.
+fn scripts_run(server: &Redis) -> u64 {
+    let stats = server.cli(&["INFO", "commandstats"]);
+    let line = stats.lines().find_map(|line| line.strip_prefix("cmdstat_evalsha:calls="));
+    line.and_then(|line| line.split_once(',')).map_or(0, |(calls, _)| calls.parse().unwrap())
 }
 
 async fn grace_counts_anew_after(

@@ -1,7 +1,8 @@
 -- KEYS: record, leases, fence
--- ARGV: id, shift, attempt, fingerprint, ttl, lease, grace, on_unknown, back_for
+-- ARGV: id, shift, attempt, fingerprint, ttl, lease, grace, on_unknown, back_for, counts_until
 local id, shift, attempt, fingerprint = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
-local ttl, lease, grace, on_unknown, back_for = ARGV[5], ARGV[6], ARGV[7], ARGV[8], ARGV[9]
+local ttl, lease, grace, on_unknown = ARGV[5], ARGV[6], ARGV[7], ARGV[8]
+local back_for, counts_until = ARGV[9], ARGV[10]
 
 local now = clock(shift)
 local record = find(KEYS[1])
@@ -15,7 +16,7 @@ if here and record.fingerprint == fingerprint then
     free = true
   elseif record.state == 'unknown' then
     free = again
-  elseif record.state == 'running' and abandoned(record, now, back_for) then
+  elseif record.state == 'running' and abandoned(record, now, back_for, counts_until) then
     if again then
       free = true
     else

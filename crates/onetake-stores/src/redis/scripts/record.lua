@@ -59,9 +59,11 @@ local function alive(record, now)
 end
 
 -- Whether a running record may be taken from its owner. An owner that could not renew while the
--- store was away gets its whole grace anew: back_for is how long the asker has had contact.
-local function abandoned(record, now, back_for)
+-- store was away gets its whole grace anew: back_for is how long the asker had contact when it asked,
+-- which says nothing any more if the question was on its way for longer than counts_until.
+local function abandoned(record, now, back_for, counts_until)
   return plus(record.at, record.grace) <= now and tonumber(record.grace) <= tonumber(back_for)
+    and now <= tonumber(counts_until)
 end
 
 -- Ends the attempt. ZREM stands first: it is allowed when memory is full, and then so is the rest,

@@ -1,8 +1,8 @@
 -- KEYS: record, leases
--- ARGV: id, shift, attempt, verb, outcome, back_for
+-- ARGV: id, shift, attempt, verb, outcome, back_for, counts_until
 -- The verbs renew and abandon are themselves; any other is the state that it leads to.
 local id, shift, attempt = ARGV[1], ARGV[2], ARGV[3]
-local verb, outcome, back_for = ARGV[4], ARGV[5], ARGV[6]
+local verb, outcome, back_for, counts_until = ARGV[4], ARGV[5], ARGV[6], ARGV[7]
 
 local now = clock(shift)
 local record = find(KEYS[1])
@@ -36,7 +36,7 @@ if verb == 'renew' then
 end
 if verb == 'abandon' then
   -- The reaper looked a while ago: only what is still abandoned now becomes unknown.
-  if not running or not abandoned(record, now, back_for) then
+  if not running or not abandoned(record, now, back_for, counts_until) then
     return stale()
   end
   finish(record, 'unknown', now, LEASE_ENDED, shift)

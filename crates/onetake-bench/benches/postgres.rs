@@ -24,6 +24,8 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 const TASKS: usize = 64;
 const CONNECTIONS: usize = 4;
 const ROUNDS: usize = 3;
+/// Statements of one kind that are under way at once.
+const WRITERS: usize = 2;
 const BODY_BYTES: usize = 300;
 const ROUND: Duration = Duration::from_secs(4);
 /// Expired rows for the sweep.
@@ -54,7 +56,7 @@ async fn open(url: &str) -> Arc<PostgresStore> {
 }
 
 fn engine(store: Arc<dyn Store>) -> Engine {
-    let limits = Limits { writers_max: 2, ..Limits::default() };
+    let limits = Limits { writers_max: WRITERS, ..Limits::default() };
     Engine::with(store, Arc::new(SystemClock), Arc::new(SystemRng), limits)
 }
 

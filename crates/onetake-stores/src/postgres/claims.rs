@@ -47,15 +47,16 @@ impl Batched for Claim {
             })
             .collect();
         let in_touch = store.in_touch();
-        let sql = if manner == Manner::Together { CLAIM.skipping } else { CLAIM.waiting };
+        let patient = manner != Manner::Together;
         let rows = link
             .query(
-                sql,
+                CLAIM,
                 &[
                     (&store.shift(), Type::INT8),
                     (&manner.lock_timeout().as_str(), Type::TEXT),
                     (&in_touch.since, Type::INT8),
                     (&in_touch.until, Type::INT8),
+                    (&patient, Type::BOOL),
                     (&ids, Type::BYTEA_ARRAY),
                     (&attempts, Type::BYTEA_ARRAY),
                     (&fingerprints, Type::BYTEA_ARRAY),

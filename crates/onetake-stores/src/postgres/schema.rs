@@ -9,13 +9,13 @@ use tokio_postgres::types::Type;
 use tokio_postgres::{Client, Transaction};
 
 use super::fault::{Effect, Fault, missing, read_only};
-use super::sql;
 
 /// The version that this program's statements are written for.
 pub(super) const VERSION: i32 = 1;
 
 /// How to get from each version to the next one; the first makes everything.
-const MIGRATIONS: [&[&str]; VERSION as usize] = [&[include_str!("schema.sql"), sql::FUNCTIONS_1]];
+const MIGRATIONS: [&[&str]; VERSION as usize] =
+    [&[include_str!("schema.sql"), include_str!("functions.sql")]];
 
 /// How often a migration that met another one is tried again.
 const TRIES_MAX: usize = 5;

@@ -103,7 +103,8 @@ impl Batched for Settlement {
         for row in rows {
             let answer = Answer::read(row).map_err(Fault::Trouble)?;
             store.heard(answer.now);
-            found.insert(answer.id, answer);
+            // What was done comes first.
+            found.entry(answer.id).or_insert(answer);
         }
         let answer = |item: &&Self| match found.get(&item.id) {
             None => Some(Ok(Settled::Stale { current: None })),

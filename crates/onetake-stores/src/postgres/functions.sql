@@ -1,0 +1,200 @@
+-- How claims and settlements are decided: onetake_core::decide, restated where the rows are.
+--
+-- They are functions for their plans: planning takes longer than running, and a function's plans stay
+-- with the server connection, whoever it is lent to. The plans are made once and kept, perhaps while
+-- the table is still small, so only indexes may lead to records, however few there are. The names end
+-- in the version of the text, so that nodes of two versions can run side by side.
+--
+--   shift         what tests add to the clock
+--   lock_wait     the longest wait for somebody else's lock, for this statement alone
+--   in_touch      for how long the caller has been in touch with this server
+--   counts_until  until when, by this clock, that can be said: a statement that was stuck in a broken
+--                 network is carried out when it heals, and by then nobody has been in touch
+--   patient       whether to wait for rows that somebody holds (for single keys), or to leave them
+
+-- Whether the owner of a running record may be passed over: its lease and grace are over, and the
+-- caller has been in touch for a whole grace, so that an owner that could not reach the server either
+-- had the time to come back.
+CREATE FUNCTION onetake_over_1 (state smallint, state_at bigint, grace bigint, at bigint, in_touch bigint)
+RETURNS boolean LANGUAGE sql IMMUTABLE AS $$
+    SELECT state = 0 AND state_at + grace <= at AND grace <= in_touch
+$$;
+
+-- Whether a record may be had: it expired, or it is the same operation and nobody owns it any more.
+CREATE FUNCTION onetake_free_1 (
+    record_fingerprint bytea, state smallint, state_at bigint, grace bigint, on_unknown smallint,
+    expires_at bigint, fingerprint bytea, at bigint, in_touch bigint
+) RETURNS boolean LANGUAGE sql IMMUTABLE AS $$
+    SELECT coalesce(expires_at <= at, false)
+        OR (record_fingerprint = fingerprint
+            AND (state = 3 OR (state = 4 AND on_unknown = 2)
+                 OR (state = 0 AND state_at + grace <= at AND grace <= in_touch)))
+$$;
+
+-- Claims keys, each at most once in a call and in the order of their ids. A row of kind 0 is a grant,
+-- one of kind 1 is the record as it stands. A key without a row was in somebody's hands: ask again.
+CREATE FUNCTION onetake_claim_1 (
+    shift bigint, lock_wait text, in_touch bigint, counts_until bigint, patient boolean,
+    ids bytea[], attempts bytea[], fingerprints bytea[], ttls bigint[], leases bigint[], graces bigint[],
+    on_unknowns smallint[]
+) RETURNS TABLE (
+    r_kind smallint, r_now bigint, r_number bigint, r_id bytea, r_state smallint, r_attempt bytea,
+    r_fence bigint, r_fingerprint bytea, r_ttl bigint, r_lease bigint, r_grace bigint, r_on_unknown smallint,
+    r_created_at bigint, r_state_at bigint, r_head bytea, r_body bytea, r_code bytea, r_detail bytea
+)
+LANGUAGE plpgsql
+SET enable_seqscan = off SET enable_mergejoin = off SET jit = off SET plan_cache_mode = force_generic_plan
+AS $$
+#variable_conflict use_column
+DECLARE
+    v_now    bigint;
+    v_lowest bigint;
+    v_count  integer;
+    v_mine   bytea[];
+BEGIN
+    PERFORM set_config('lock_timeout', lock_wait, true);
+    SELECT fence INTO v_lowest FROM onetake_floor;
+    v_now := (extract(epoch FROM clock_timestamp()) * 1000000)::bigint + shift;
+    IF v_now > counts_until THEN
+        in_touch := -1;
+    END IF;
+
+    -- What is absent is inserted. This alone may wait, for somebody else's uncommitted row.
+    RETURN QUERY
+    INSERT INTO onetake_records AS record
+        (id, state, attempt, fence, fingerprint, ttl, lease, grace, on_unknown, created_at, claimed_at,
+         state_at, sweep_at)
+    SELECT asked.id, 0, asked.attempt, greatest(v_lowest + 1, v_now), asked.fingerprint, asked.ttl, asked.lease,
+           asked.grace, asked.on_unknown, v_now, v_now, v_now + asked.lease, v_now + asked.ttl
+      FROM unnest(ids, attempts, fingerprints, ttls, leases, graces, on_unknowns)
+           AS asked (id, attempt, fingerprint, ttl, lease, grace, on_unknown)
+     WHERE NOT EXISTS (SELECT FROM onetake_records AS record WHERE record.id = asked.id)
+     ORDER BY asked.id
+    ON CONFLICT (id) DO NOTHING
+    RETURNING 0::smallint, v_now, record.fence, record.id, NULL::smallint, NULL::bytea, NULL::bigint,
+              NULL::bytea, NULL::bigint, NULL::bigint, NULL::bigint, NULL::smallint, NULL::bigint,
+              NULL::bigint, NULL::bytea, NULL::bytea, NULL::bytea, NULL::bytea;
+    GET DIAGNOSTICS v_count = ROW_COUNT;
+    IF v_count = cardinality(ids) THEN
+        RETURN;
+    END IF;
+
+    -- What may be taken is locked, and decided on again as it is by then.
+    IF patient THEN
+        SELECT array_agg(mine.id) INTO v_mine FROM (
+            SELECT record.id
+              FROM unnest(ids, fingerprints) AS asked (id, fingerprint)
+              JOIN onetake_records AS record ON record.id = asked.id
+             WHERE onetake_free_1(record.fingerprint, record.state, record.state_at, record.grace,
+                       record.on_unknown, record.expires_at, asked.fingerprint, v_now, in_touch)
+             ORDER BY record.id FOR NO KEY UPDATE OF record
+        ) AS mine;
+    ELSE
+        SELECT array_agg(mine.id) INTO v_mine FROM (
+            SELECT record.id
+              FROM unnest(ids, fingerprints) AS asked (id, fingerprint)
+              JOIN onetake_records AS record ON record.id = asked.id
+             WHERE onetake_free_1(record.fingerprint, record.state, record.state_at, record.grace,
+                       record.on_unknown, record.expires_at, asked.fingerprint, v_now, in_touch)
+             ORDER BY record.id FOR NO KEY UPDATE OF record SKIP LOCKED
+        ) AS mine;
+    END IF;
+    IF v_mine IS NOT NULL THEN
+        -- Nobody heard of its owner, and it is not to be run again: it becomes unknown.
+        UPDATE onetake_records AS record
+           SET state = 4, state_at = v_now, expires_at = v_now + record.ttl, watch_at = NULL,
+               code = 'lease_ended', detail = ''
+         WHERE record.id = ANY (v_mine) AND record.on_unknown <> 2
+           AND onetake_over_1(record.state, record.state_at, record.grace, v_now, in_touch);
+        RETURN QUERY
+        UPDATE onetake_records AS record
+           SET state = 0, attempt = asked.attempt, fence = greatest(greatest(record.fence, v_lowest) + 1, v_now),
+               fingerprint = asked.fingerprint, ttl = asked.ttl, lease = asked.lease, grace = asked.grace,
+               on_unknown = asked.on_unknown,
+               created_at = CASE WHEN record.expires_at <= v_now THEN v_now ELSE record.created_at END,
+               claimed_at = v_now, state_at = v_now + asked.lease, expires_at = NULL,
+               sweep_at = CASE WHEN record.expires_at <= v_now THEN v_now ELSE record.created_at END + asked.ttl,
+               watch_at = NULL, head = NULL, body = NULL, code = NULL, detail = NULL
+          FROM unnest(ids, attempts, fingerprints, ttls, leases, graces, on_unknowns)
+               AS asked (id, attempt, fingerprint, ttl, lease, grace, on_unknown)
+         WHERE record.id = asked.id AND record.id = ANY (v_mine)
+           AND onetake_free_1(record.fingerprint, record.state, record.state_at, record.grace,
+                   record.on_unknown, record.expires_at, asked.fingerprint, v_now, in_touch)
+        RETURNING 0::smallint, v_now, record.fence, record.id, NULL::smallint, NULL::bytea, NULL::bigint,
+                  NULL::bytea, NULL::bigint, NULL::bigint, NULL::bigint, NULL::smallint, NULL::bigint,
+                  NULL::bigint, NULL::bytea, NULL::bytea, NULL::bytea, NULL::bytea;
+    END IF;
+
+    -- Everything that was not granted just now comes back as it stands.
+    RETURN QUERY
+    SELECT 1::smallint, v_now, NULL::bigint, record.id, record.state, record.attempt, record.fence,
+           record.fingerprint, record.ttl, record.lease, record.grace, record.on_unknown, record.created_at,
+           record.state_at, record.head, record.body, record.code, record.detail
+      FROM unnest(ids, attempts, fingerprints) AS asked (id, attempt, fingerprint)
+      JOIN onetake_records AS record ON record.id = asked.id
+     WHERE NOT (record.attempt = asked.attempt AND record.claimed_at = v_now)
+       AND NOT onetake_free_1(record.fingerprint, record.state, record.state_at, record.grace,
+               record.on_unknown, record.expires_at, asked.fingerprint, v_now, in_touch);
+END $$;
+
+-- Settles attempts, each key at most once in a call and in the order of their ids. Verbs: 0 renew, 1
+-- complete, 2 fail, 3 release, 4 unknown, 5 abandon. A row of kind 0 says that it was done; those of
+-- kind 1, if there are any, show all records of the call as they stand, with when they expire, for the
+-- caller to tell why the others were not.
+CREATE FUNCTION onetake_settle_1 (
+    shift bigint, lock_wait text, in_touch bigint, counts_until bigint,
+    ids bytea[], attempts bytea[], verbs smallint[], heads bytea[], bodies bytea[], codes bytea[], details bytea[]
+) RETURNS TABLE (
+    r_kind smallint, r_now bigint, r_number bigint, r_id bytea, r_state smallint, r_attempt bytea,
+    r_fence bigint, r_fingerprint bytea, r_ttl bigint, r_lease bigint, r_grace bigint, r_on_unknown smallint,
+    r_created_at bigint, r_state_at bigint, r_head bytea, r_body bytea, r_code bytea, r_detail bytea
+)
+LANGUAGE plpgsql
+SET enable_seqscan = off SET enable_mergejoin = off SET jit = off SET plan_cache_mode = force_generic_plan
+AS $$
+#variable_conflict use_column
+DECLARE
+    v_now   bigint;
+    v_count integer;
+BEGIN
+    PERFORM set_config('lock_timeout', lock_wait, true);
+    v_now := (extract(epoch FROM clock_timestamp()) * 1000000)::bigint + shift;
+    IF v_now > counts_until THEN
+        in_touch := -1;
+    END IF;
+
+    -- A row is decided on again once it is ours to write. Nobody but its owner and the reaper writes
+    -- it, so it is hardly ever held, and then waited for, a little.
+    RETURN QUERY
+    UPDATE onetake_records AS record
+       SET state = CASE asked.verb WHEN 5 THEN 4 ELSE asked.verb END,
+           state_at = CASE asked.verb WHEN 0 THEN v_now + record.lease ELSE v_now END,
+           expires_at = CASE WHEN asked.verb = 0 THEN NULL
+                             WHEN asked.verb IN (4, 5) THEN v_now + record.ttl
+                             ELSE greatest(record.created_at + record.ttl, v_now + least(record.ttl, 3600000000)) END,
+           watch_at = CASE WHEN asked.verb = 0 AND record.watch_at IS NOT NULL
+                           THEN v_now + record.lease + record.grace END,
+           head = asked.head, body = asked.body, code = asked.code, detail = asked.detail
+      FROM unnest(ids, attempts, verbs, heads, bodies, codes, details)
+           AS asked (id, attempt, verb, head, body, code, detail)
+     WHERE record.id = asked.id AND record.attempt = asked.attempt
+       AND (record.expires_at IS NULL OR record.expires_at > v_now)
+       AND CASE asked.verb
+             WHEN 0 THEN record.state = 0
+             WHEN 4 THEN record.state = 0
+             WHEN 5 THEN onetake_over_1(record.state, record.state_at, record.grace, v_now, in_touch)
+             ELSE record.state IN (0, 4) END
+    RETURNING 0::smallint, v_now, NULL::bigint, record.id, record.state, record.attempt, record.fence,
+              record.fingerprint, record.ttl, record.lease, record.grace, record.on_unknown,
+              record.created_at, record.state_at, NULL::bytea, NULL::bytea, NULL::bytea, NULL::bytea;
+    GET DIAGNOSTICS v_count = ROW_COUNT;
+    IF v_count = cardinality(ids) THEN
+        RETURN;
+    END IF;
+    RETURN QUERY
+    SELECT 1::smallint, v_now, record.expires_at, record.id, record.state, record.attempt, record.fence,
+           record.fingerprint, record.ttl, record.lease, record.grace, record.on_unknown, record.created_at,
+           record.state_at, record.head, record.body, record.code, record.detail
+      FROM unnest(ids) AS asked (id)
+      JOIN onetake_records AS record ON record.id = asked.id;
+END $$;

@@ -112,7 +112,11 @@ impl<T: Item, R: Send + 'static> Writer<T, R> {
 
     async fn drain(mut self) {
         self.started = true;
-        while let Some(batch) = self.next() {
+        loop {
+            // Whoever was woken by the last answers, and is about to ask, may come along: no timer,
+            // only a turn for those who are ready.
+            tokio::task::yield_now().await;
+            let Some(batch) = self.next() else { return };
             let (items, replies): (Vec<T>, Vec<Reply<R>>) = batch.into_iter().unzip();
             let answers = (self.shared.write)(items).await;
             for (reply, answer) in replies.into_iter().zip(answers) {

@@ -1,5 +1,7 @@
 //! The reaper's look and the sweep.
 
+use std::time::Duration;
+
 use onetake_core::store::{Abandoned, Swept};
 use onetake_core::{AttemptId, RecordId, StoreError};
 use tokio_postgres::types::Type;
@@ -84,11 +86,13 @@ const SWEEP: &str = concat!(
     "WITH ",
     clock!(),
     ",
+    -- Deleting again after a crash does no harm: nobody waits for this on disk.
+    unhurried AS MATERIALIZED (SELECT set_config('synchronous_commit', 'off', true)),
     due AS MATERIALIZED (
       SELECT record.id, record.fence, record.state, record.expires_at <= clock.now AS expired,
              coalesce(record.expires_at, clock.now + record.lease + record.grace) AS later,
              row_number() OVER () < $3::bigint AS within
-        FROM clock, LATERAL (
+        FROM clock, unhurried, LATERAL (
           SELECT * FROM onetake_records AS record WHERE record.sweep_at <= clock.now
            ORDER BY record.sweep_at LIMIT $3::bigint FOR UPDATE SKIP LOCKED
         ) AS record
@@ -165,7 +169,27 @@ pub(super) async fn abandoned(
     rows.iter().map(one).collect()
 }
 
+/// Rows that one statement of a sweep deletes: so few that what it writes to the log never holds up
+/// somebody's commit for long.
+const SWEEP_ROWS: usize = 250;
+/// The pause behind each.
+const SWEEP_PAUSE: Duration = Duration::from_millis(4);
+
 pub(super) async fn sweep(store: &PostgresStore, limit: usize) -> Result<Swept, StoreError> {
+    let mut swept = Swept::default();
+    loop {
+        let part = sweep_part(store, (limit - swept.removed).min(SWEEP_ROWS)).await?;
+        swept.removed += part.removed;
+        swept.unknown += part.unknown;
+        swept.more = part.more;
+        if !part.more || part.removed == 0 || swept.removed >= limit {
+            return Ok(swept);
+        }
+        store.clock.sleep(SWEEP_PAUSE).await;
+    }
+}
+
+async fn sweep_part(store: &PostgresStore, limit: usize) -> Result<Swept, StoreError> {
     let limit = i64::try_from(limit).unwrap_or(i64::MAX).saturating_add(1);
     let rows = store
         .pool

@@ -204,8 +204,11 @@ mod tests {
     async fn what_comes_during_a_write_goes_together_sorted() {
         let (lane, gate, seen) = gated(3);
         let first = lane.submit(renew(9));
-        // The writer takes the first item alone before it waits at the gate.
-        tokio::task::yield_now().await;
+        // The writer gives whoever is ready a turn, then takes the first item alone and waits at the
+        // gate.
+        while !lane.shared.lock().waiting.is_empty() {
+            tokio::task::yield_now().await;
+        }
         let rest: Vec<_> = [5, 1, 4, 2].map(|id| lane.submit(renew(id))).into();
         gate.add_permits(3);
         assert_eq!(first.await.unwrap(), 9);

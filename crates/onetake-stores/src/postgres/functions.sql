@@ -198,3 +198,44 @@ BEGIN
       FROM unnest(ids) AS asked (id)
       JOIN onetake_records AS record ON record.id = asked.id;
 END $$;
+
+-- Deletes up to `at_most` records that expired, each looked at again under its lock, beginning with
+-- those that a sweep should look at since `since`. What the index named too early (a late outcome,
+-- something that runs past its ttl) is put back for later, and what runs is watched from then on,
+-- whatever the watch may have missed. Deleting again after a crash does no harm, so nobody waits for
+-- this on disk.
+CREATE FUNCTION onetake_sweep_1 (shift bigint, lock_wait text, since bigint, at_most integer)
+RETURNS TABLE (r_removed bigint, r_unknown bigint, r_more boolean, r_last bigint)
+LANGUAGE plpgsql
+SET enable_seqscan = off SET enable_mergejoin = off SET jit = off SET plan_cache_mode = force_generic_plan
+AS $$
+#variable_conflict use_column
+DECLARE
+    v_now     bigint;
+    v_due     tid[];
+    v_highest bigint;
+BEGIN
+    PERFORM set_config('lock_timeout', lock_wait, true), set_config('synchronous_commit', 'off', true);
+    v_now := (extract(epoch FROM clock_timestamp()) * 1000000)::bigint + shift;
+    SELECT array_agg(due.ctid), max(due.sweep_at) INTO v_due, r_last FROM (
+        SELECT record.ctid, record.sweep_at FROM onetake_records AS record
+         WHERE record.sweep_at >= since AND record.sweep_at <= v_now
+         ORDER BY record.sweep_at LIMIT at_most FOR UPDATE SKIP LOCKED
+    ) AS due;
+    WITH gone AS (
+        DELETE FROM onetake_records AS record
+         WHERE record.ctid = ANY (v_due) AND record.expires_at <= v_now
+        RETURNING record.state, record.fence
+    )
+    SELECT count(*), count(*) FILTER (WHERE gone.state = 4), max(gone.fence)
+      INTO r_removed, r_unknown, v_highest FROM gone;
+    IF r_removed < cardinality(v_due) THEN
+        UPDATE onetake_records AS record
+           SET sweep_at = coalesce(record.expires_at, v_now + record.lease + record.grace),
+               watch_at = CASE WHEN record.state = 0 THEN record.state_at + record.grace END
+         WHERE record.ctid = ANY (v_due);
+    END IF;
+    UPDATE onetake_floor SET fence = v_highest WHERE v_highest > fence;
+    r_more := coalesce(cardinality(v_due), 0) >= at_most;
+    RETURN NEXT;
+END $$;

@@ -78,43 +78,8 @@ const ABANDONED: &str = concat!(
     " ORDER BY record.watch_at LIMIT $5::bigint"
 );
 
-/// Deletes what expired, looked at again under its lock; what the index named too early (a late
-/// outcome, something that runs past its ttl) is put back for later. `$3` is one more than may be
-/// deleted, to see whether there is more. What runs past its ttl is watched from then on, whatever
-/// the watch may have missed.
-const SWEEP: &str = concat!(
-    "WITH ",
-    clock!(),
-    ",
-    -- Deleting again after a crash does no harm: nobody waits for this on disk.
-    unhurried AS MATERIALIZED (SELECT set_config('synchronous_commit', 'off', true)),
-    due AS MATERIALIZED (
-      SELECT record.id, record.fence, record.state, record.expires_at <= clock.now AS expired,
-             coalesce(record.expires_at, clock.now + record.lease + record.grace) AS later,
-             row_number() OVER () < $3::bigint AS within
-        FROM clock, unhurried, LATERAL (
-          SELECT * FROM onetake_records AS record WHERE record.sweep_at <= clock.now
-           ORDER BY record.sweep_at LIMIT $3::bigint FOR UPDATE SKIP LOCKED
-        ) AS record
-    ),
-    gone AS (
-      DELETE FROM onetake_records AS record USING due, clock
-       WHERE due.within AND due.expired AND record.id = due.id AND record.expires_at <= clock.now
-      RETURNING record.state, record.fence
-    ),
-    put_back AS (
-      UPDATE onetake_records AS record
-         SET sweep_at = due.later, watch_at = CASE WHEN record.state = 0 THEN record.state_at + record.grace END
-        FROM due WHERE due.within AND due.expired IS NOT TRUE AND record.id = due.id
-    ),
-    raised AS (
-      UPDATE onetake_floor SET fence = highest.fence
-        FROM (SELECT max(gone.fence) AS fence FROM gone) AS highest
-       WHERE highest.fence > onetake_floor.fence
-    )
-    SELECT (SELECT count(*) FROM gone), (SELECT count(*) FROM gone WHERE state = 4),
-           EXISTS (SELECT FROM due WHERE NOT within)"
-);
+/// Deletes what expired.
+const SWEEP: &str = "SELECT * FROM onetake_sweep_1($1, $2, $3, $4)";
 
 pub(super) async fn abandoned(
     store: &PostgresStore,
@@ -169,43 +134,58 @@ pub(super) async fn abandoned(
     rows.iter().map(one).collect()
 }
 
-/// Rows that one statement of a sweep deletes: so few that what it writes to the log never holds up
-/// somebody's commit for long.
-const SWEEP_ROWS: usize = 250;
+/// Rows that one statement of a sweep deletes: so few that it holds up nobody for long.
+const SWEEP_ROWS: usize = 50;
 /// The pause behind each.
-const SWEEP_PAUSE: Duration = Duration::from_millis(4);
+const SWEEP_PAUSE: Duration = Duration::from_millis(2);
 
 pub(super) async fn sweep(store: &PostgresStore, limit: usize) -> Result<Swept, StoreError> {
-    let mut swept = Swept::default();
+    let (mut swept, mut since) = (Swept::default(), 0);
     loop {
-        let part = sweep_part(store, (limit - swept.removed).min(SWEEP_ROWS)).await?;
+        let rows = limit.saturating_sub(swept.removed).min(SWEEP_ROWS);
+        let Some((part, last)) = sweep_part(store, since, rows).await? else {
+            // Another node sweeps right now.
+            return Ok(Swept { more: true, ..swept });
+        };
         swept.removed += part.removed;
         swept.unknown += part.unknown;
         swept.more = part.more;
         if !part.more || part.removed == 0 || swept.removed >= limit {
             return Ok(swept);
         }
+        // The index still names what was deleted: begin behind it.
+        since = last;
         store.clock.sleep(SWEEP_PAUSE).await;
     }
 }
 
-async fn sweep_part(store: &PostgresStore, limit: usize) -> Result<Swept, StoreError> {
-    let limit = i64::try_from(limit).unwrap_or(i64::MAX).saturating_add(1);
-    let rows = store
+/// One statement of a sweep, and up to where it came; `None` if something was held.
+async fn sweep_part(
+    store: &PostgresStore,
+    since: i64,
+    rows: usize,
+) -> Result<Option<(Swept, i64)>, StoreError> {
+    let rows = i32::try_from(rows).unwrap_or(i32::MAX);
+    let answer = store
         .pool
         .query(
             SWEEP,
-            &[(&store.shift(), Type::INT8), (&LOCK_TIMEOUT, Type::TEXT), (&limit, Type::INT8)],
+            &[
+                (&store.shift(), Type::INT8),
+                (&LOCK_TIMEOUT, Type::TEXT),
+                (&since, Type::INT8),
+                (&rows, Type::INT4),
+            ],
             Effect::Writes,
         )
         .await;
-    let rows = match rows {
-        Ok(rows) => rows,
-        // Another node sweeps right now.
-        Err(Fault::Held | Fault::Again) => return Ok(Swept { more: true, ..Swept::default() }),
+    let answer = match answer {
+        Ok(answer) => answer,
+        Err(Fault::Held | Fault::Again) => return Ok(None),
         Err(fault) => return Err(fault.for_one()),
     };
-    let Some(row) = rows.first() else { return Ok(Swept::default()) };
+    let Some(row) = answer.first() else { return Ok(None) };
     let count = |at| get::<i64>(row, at).map(|count| usize::try_from(count).unwrap_or_default());
-    Ok(Swept { removed: count(0)?, unknown: count(1)?, more: get(row, 2)? })
+    let swept = Swept { removed: count(0)?, unknown: count(1)?, more: get(row, 2)? };
+    Ok(Some((swept, get::<Option<i64>>(row, 3)?.unwrap_or(since))))
 }

@@ -1,7 +1,8 @@
 //! Gathers what comes while a write is under way, and writes it together.
 //!
 //! There is no timer: an idle lane writes at once, and a busy lane writes whatever gathered in the
-//! meantime. Batches are sorted by record id, so that nodes never deadlock each other.
+//! meantime, or, where it may have several writes under way, as soon as as much waits as is being
+//! written: many small writes would cost a busy store more than they gain. Batches are sorted by record id, so that nodes never deadlock each other.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -32,6 +33,12 @@ impl Item for Settlement {
     }
 }
 
+/// The most turns that a writer gives to others before it takes a batch.
+const TURNS_MAX: usize = 16;
+/// Turns in which nobody came, after which it takes what there is. Others may be at work on another
+/// thread during the first.
+const QUIET_TURNS: usize = 2;
+
 type Write<T, R> = Box<dyn Fn(Vec<T>) -> BoxFuture<'static, Answers<R>> + Send + Sync>;
 type Reply<R> = oneshot::Sender<Result<R, StoreError>>;
 
@@ -50,7 +57,18 @@ struct Shared<T, R> {
 
 struct Queue<T, R> {
     waiting: VecDeque<(T, Reply<R>)>,
+    /// Tasks that write, or are about to.
     writers: usize,
+    /// Those of them that have a batch under way, and the items in all of these.
+    writing: usize,
+    under_way: usize,
+}
+
+impl<T, R> Queue<T, R> {
+    /// Whether what waits is worth a write of its own, beside those that are under way.
+    fn is_worth_a_write(&self) -> bool {
+        !self.waiting.is_empty() && self.waiting.len() >= self.under_way
+    }
 }
 
 impl<T: Item, R: Send + 'static> Lane<T, R> {
@@ -60,7 +78,8 @@ impl<T: Item, R: Send + 'static> Lane<T, R> {
         writers_max: usize,
         write: impl Fn(Vec<T>) -> BoxFuture<'static, Answers<R>> + Send + Sync + 'static,
     ) -> Self {
-        let queue = Mutex::new(Queue { waiting: VecDeque::new(), writers: 0 });
+        let queue =
+            Mutex::new(Queue { waiting: VecDeque::new(), writers: 0, writing: 0, under_way: 0 });
         let (items_max, writers_max) = (items_max.max(1), writers_max.max(1));
         let write = Box::new(write);
         Self { shared: Arc::new(Shared { write, items_max, writers_max, runtime, queue }) }
@@ -74,7 +93,10 @@ impl<T: Item, R: Send + 'static> Lane<T, R> {
         let (reply, answer) = oneshot::channel();
         let mut queue = self.shared.lock();
         queue.waiting.push_back((item, reply));
-        let start = queue.writers < self.shared.writers_max;
+        // Whoever is about to write takes it along.
+        let start = queue.writers == queue.writing
+            && queue.writers < self.shared.writers_max
+            && queue.is_worth_a_write();
         queue.writers += usize::from(start);
         drop(queue);
         if start {
@@ -100,44 +122,76 @@ struct Writer<T: Item, R: Send + 'static> {
     shared: Arc<Shared<T, R>>,
     /// It was polled, so the runtime is alive.
     started: bool,
+    /// The items that it has under way.
+    batch: usize,
     /// It gave up its right itself.
     done: bool,
 }
 
 impl<T: Item, R: Send + 'static> Writer<T, R> {
     fn start(shared: &Arc<Shared<T, R>>) {
-        let writer = Self { shared: Arc::clone(shared), started: false, done: false };
+        let writer = Self { shared: Arc::clone(shared), started: false, batch: 0, done: false };
         shared.runtime.spawn(writer.drain());
     }
 
     async fn drain(mut self) {
         self.started = true;
         loop {
-            // Whoever was woken by the last answers, and is about to ask, may come along: no timer,
-            // only a turn for those who are ready.
-            tokio::task::yield_now().await;
+            self.gather().await;
             let Some(batch) = self.next() else { return };
             let (items, replies): (Vec<T>, Vec<Reply<R>>) = batch.into_iter().unzip();
             let answers = (self.shared.write)(items).await;
+            self.written();
             for (reply, answer) in replies.into_iter().zip(answers) {
                 let _gone = reply.send(answer);
             }
         }
     }
 
+    /// Whoever was woken by the last answers, and is about to ask, may come along: no timer, only turns
+    /// for those who are ready, for as long as more come with each.
+    async fn gather(&self) {
+        let (mut waiting, mut quiet) = (0, 0);
+        for _ in 0..TURNS_MAX {
+            tokio::task::yield_now().await;
+            let now = self.shared.lock().waiting.len();
+            quiet = if now > waiting { 0 } else { quiet + 1 };
+            if quiet == QUIET_TURNS {
+                return;
+            }
+            waiting = now;
+        }
+    }
+
     fn next(&mut self) -> Option<Vec<(T, Reply<R>)>> {
         let mut queue = self.shared.lock();
-        let count = queue.waiting.len().min(self.shared.items_max);
-        if count == 0 {
-            // Under the same lock as the look, or an item could slip in between and wait for ever.
+        if !queue.is_worth_a_write() {
+            // Nothing waits, or somebody who writes will take it. Under the same lock as the look, or
+            // an item could slip in between and wait for ever.
             queue.writers -= 1;
             self.done = true;
             return None;
         }
+        let count = queue.waiting.len().min(self.shared.items_max);
         let mut batch: Vec<_> = queue.waiting.drain(..count).collect();
+        queue.writing += 1;
+        queue.under_way += count;
         drop(queue);
+        self.batch = count;
         batch.sort_by_key(|(item, _)| item.id());
         Some(batch)
+    }
+}
+
+impl<T: Item, R: Send + 'static> Writer<T, R> {
+    /// Its batch is not under way any more.
+    fn written(&mut self) {
+        let count = std::mem::take(&mut self.batch);
+        if count > 0 {
+            let mut queue = self.shared.lock();
+            queue.writing -= 1;
+            queue.under_way -= count;
+        }
     }
 }
 
@@ -146,6 +200,7 @@ impl<T: Item, R: Send + 'static> Drop for Writer<T, R> {
         if self.done {
             return;
         }
+        self.written();
         if self.started && std::thread::panicking() {
             Self::start(&self.shared);
             return;
@@ -184,19 +239,27 @@ mod tests {
 
     /// A lane whose writes wait for a permit, and the batches that it wrote.
     fn gated(items_max: usize) -> (Lane<Settlement, u8>, Arc<Semaphore>, Batches) {
+        gated_with(items_max, 1)
+    }
+
+    fn gated_with(
+        items_max: usize,
+        writers_max: usize,
+    ) -> (Lane<Settlement, u8>, Arc<Semaphore>, Batches) {
         let gate = Arc::new(Semaphore::new(0));
         let seen = Arc::new(Mutex::new(Vec::new()));
         let (gate_, seen_) = (Arc::clone(&gate), Arc::clone(&seen));
-        let lane = Lane::new(Handle::current(), items_max, 1, move |batch: Vec<Settlement>| {
-            let (gate, seen) = (Arc::clone(&gate_), Arc::clone(&seen_));
-            async move {
-                gate.acquire().await.unwrap().forget();
-                let ids: Vec<u8> = batch.iter().map(|item| item.id.as_bytes()[0]).collect();
-                seen.lock().unwrap().push(ids.clone());
-                ids.into_iter().map(Ok).collect()
-            }
-            .boxed()
-        });
+        let lane =
+            Lane::new(Handle::current(), items_max, writers_max, move |batch: Vec<Settlement>| {
+                let (gate, seen) = (Arc::clone(&gate_), Arc::clone(&seen_));
+                async move {
+                    gate.acquire().await.unwrap().forget();
+                    let ids: Vec<u8> = batch.iter().map(|item| item.id.as_bytes()[0]).collect();
+                    seen.lock().unwrap().push(ids.clone());
+                    ids.into_iter().map(Ok).collect()
+                }
+                .boxed()
+            });
         (lane, gate, seen)
     }
 
@@ -216,6 +279,36 @@ mod tests {
             futures_util::future::join_all(rest).await.into_iter().map(Result::unwrap).collect();
         assert_eq!(answers, [5, 1, 4, 2], "each sender gets its own answer");
         assert_eq!(*seen.lock().unwrap(), [vec![9], vec![1, 4, 5], vec![2]]);
+    }
+
+    #[tokio::test]
+    async fn another_write_starts_once_as_much_waits_as_is_under_way() {
+        let (lane, gate, seen) = gated_with(8, 2);
+        let first: Vec<_> = [1, 2, 3].map(|id| lane.submit(renew(id))).into();
+        while !lane.shared.lock().waiting.is_empty() {
+            tokio::task::yield_now().await;
+        }
+        let second: Vec<_> = [4, 5].map(|id| lane.submit(renew(id))).into();
+        assert_eq!(lane.shared.lock().writers, 1, "two are not worth a write beside three");
+        let third = lane.submit(renew(6));
+        assert_eq!(lane.shared.lock().writers, 2);
+        while !lane.shared.lock().waiting.is_empty() {
+            tokio::task::yield_now().await;
+        }
+        // Both are busy: this one goes with whoever is done first.
+        let last = lane.submit(renew(7));
+        gate.add_permits(3);
+        for answer in first.into_iter().chain(second).chain([third, last]) {
+            answer.await.unwrap();
+        }
+        let mut batches = seen.lock().unwrap().clone();
+        batches.sort();
+        assert_eq!(batches, [vec![1, 2, 3], vec![4, 5, 6], vec![7]]);
+        while lane.shared.lock().writers > 0 {
+            tokio::task::yield_now().await;
+        }
+        let queue = lane.shared.lock();
+        assert_eq!((queue.writing, queue.under_way), (0, 0));
     }
 
     #[test]

@@ -99,6 +99,8 @@ pub(super) const LOCK_TIMEOUT: &str = "50ms";
 /// How a statement takes what somebody else holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Manner {
+    /// Many items: all of them, or none if somebody else claims one at the same moment.
+    Quick,
     /// Many items: it leaves alone what is held, where it can.
     Together,
     /// One item: it waits for it, for so many milliseconds.
@@ -109,7 +111,7 @@ impl Manner {
     /// The longest wait for a lock.
     pub(super) fn lock_timeout(self) -> String {
         match self {
-            Self::Together => LOCK_TIMEOUT.into(),
+            Self::Quick | Self::Together => LOCK_TIMEOUT.into(),
             Self::Alone(millis) => format!("{millis}ms"),
         }
     }
@@ -183,12 +185,15 @@ impl<T: Batched> Driven<'_, T> {
         }
         let items: Vec<&T> = positions.iter().filter_map(|at| self.items.get(*at)).collect();
         let sent = match self.store.pool.link().await {
-            Ok(link) => T::send(self.store, &link, &items, Manner::Together).await,
+            Ok(link) => match T::send(self.store, &link, &items, Manner::Quick).await {
+                Err(Fault::Taken) => T::send(self.store, &link, &items, Manner::Together).await,
+                sent => sent,
+            },
             Err(error) => Err(Fault::Store(error)),
         };
         match sent {
             Ok(answers) => self.fill(&positions, answers),
-            Err(Fault::Held | Fault::Refused(_) | Fault::Again) => positions,
+            Err(Fault::Held | Fault::Refused(_) | Fault::Again | Fault::Taken) => positions,
             Err(Fault::Trouble(error) | Fault::Store(error)) => {
                 self.fail(&positions, &error);
                 Vec::new()

@@ -10,7 +10,7 @@ use super::PostgresStore;
 use super::batch::{Batched, Manner, Sent};
 use super::fault::{Effect, Fault};
 use super::pool::Link;
-use super::rows::{Answer, column, fingerprint};
+use super::rows::{Answer, Kind, column, fingerprint};
 use super::sql::CLAIM;
 
 impl Batched for Claim {
@@ -47,7 +47,11 @@ impl Batched for Claim {
             })
             .collect();
         let in_touch = store.in_touch();
-        let patient = manner != Manner::Together;
+        let manner_column: i16 = match manner {
+            Manner::Quick => 0,
+            Manner::Together => 1,
+            Manner::Alone(_) => 2,
+        };
         let rows = link
             .query(
                 CLAIM,
@@ -56,7 +60,7 @@ impl Batched for Claim {
                     (&manner.lock_timeout().as_str(), Type::TEXT),
                     (&in_touch.since, Type::INT8),
                     (&in_touch.until, Type::INT8),
-                    (&patient, Type::BOOL),
+                    (&manner_column, Type::INT2),
                     (&ids, Type::BYTEA_ARRAY),
                     (&attempts, Type::BYTEA_ARRAY),
                     (&fingerprints, Type::BYTEA_ARRAY),
@@ -72,11 +76,15 @@ impl Batched for Claim {
         for row in rows {
             let answer = Answer::read(row).map_err(Fault::Trouble)?;
             store.heard(answer.now);
-            let claimed = if answer.kind == 0 {
-                Ok(Claimed::Granted { fence: answer.fence() })
-            } else {
-                let record = answer.record();
-                record.map(|record| Claimed::Found { record: Arc::new(record), now: answer.now })
+            let granted = Claimed::Granted { fence: answer.fence() };
+            let claimed = match answer.kind {
+                Kind::AllDone => {
+                    return Ok(items.iter().map(|_| Some(Ok(granted.clone()))).collect());
+                }
+                Kind::Done => Ok(granted),
+                Kind::Stands => answer
+                    .record()
+                    .map(|record| Claimed::Found { record: Arc::new(record), now: answer.now }),
             };
             answers.insert(answer.id, claimed);
         }

@@ -8,6 +8,8 @@ use tokio_postgres::error::SqlState;
 pub(super) enum Fault {
     /// Another transaction holds one of the keys: ask for each key by itself.
     Held,
+    /// Somebody else inserted one of the keys at the same moment.
+    Taken,
     /// The server asks to send the very same again.
     Again,
     /// The server refused something in it: ask for each item by itself.
@@ -51,7 +53,7 @@ impl Fault {
                 let what = "another transaction in PostgreSQL holds this key; it may end soon";
                 StoreError::new(StoreErrorKind::Unavailable, what)
             }
-            Self::Again => {
+            Self::Again | Self::Taken => {
                 let what = "PostgreSQL asked too often to try this key again (SQLSTATE 40001)";
                 StoreError::new(StoreErrorKind::Unavailable, what)
             }
@@ -78,6 +80,7 @@ impl Fault {
         let error = |kind, what: String| StoreError::new(kind, what);
         match *code {
             SqlState::LOCK_NOT_AVAILABLE => Self::Held,
+            SqlState::UNIQUE_VIOLATION => Self::Taken,
             SqlState::T_R_SERIALIZATION_FAILURE | SqlState::T_R_DEADLOCK_DETECTED => Self::Again,
             SqlState::UNDEFINED_TABLE
             | SqlState::UNDEFINED_COLUMN

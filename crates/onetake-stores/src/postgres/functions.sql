@@ -3,14 +3,17 @@
 -- They are functions for their plans: planning takes longer than running, and a function's plans stay
 -- with the server connection, whoever it is lent to. The plans are made once and kept, perhaps while
 -- the table is still small, so only indexes may lead to records, however few there are. The names end
--- in the version of the text, so that nodes of two versions can run side by side.
+-- in the version of the text, so that nodes of two versions can run side by side. A record comes back
+-- in few columns, because every column of an answer takes its time, however few rows there are.
 --
 --   shift         what tests add to the clock
 --   lock_wait     the longest wait for somebody else's lock, for this statement alone
 --   in_touch      for how long the caller has been in touch with this server
 --   counts_until  until when, by this clock, that can be said: a statement that was stuck in a broken
 --                 network is carried out when it heals, and by then nobody has been in touch
---   patient       whether to wait for rows that somebody holds (for single keys), or to leave them
+--   manner        0: quick, and fails as a whole (unique_violation) if somebody else inserts one of the
+--                 keys meanwhile; 1: takes whatever can be had, and leaves rows that somebody holds;
+--                 2: waits for them, for single keys
 
 -- Whether the owner of a running record may be passed over: its lease and grace are over, and the
 -- caller has been in touch for a whole grace, so that an owner that could not reach the server either
@@ -32,55 +35,71 @@ CREATE FUNCTION onetake_free_1 (
 $$;
 
 -- Claims keys, each at most once in a call and in the order of their ids. A row of kind 0 is a grant,
--- one of kind 1 is the record as it stands. A key without a row was in somebody's hands: ask again.
+-- one of kind 1 is the record as it stands, and a single one of kind 2 grants all of them: r_number is
+-- the fence. A key without a row was in somebody's hands: ask again.
 CREATE FUNCTION onetake_claim_1 (
-    shift bigint, lock_wait text, in_touch bigint, counts_until bigint, patient boolean,
+    shift bigint, lock_wait text, in_touch bigint, counts_until bigint, manner smallint,
     ids bytea[], attempts bytea[], fingerprints bytea[], ttls bigint[], leases bigint[], graces bigint[],
     on_unknowns smallint[]
 ) RETURNS TABLE (
-    r_kind smallint, r_now bigint, r_number bigint, r_id bytea, r_state smallint, r_attempt bytea,
-    r_fence bigint, r_fingerprint bytea, r_ttl bigint, r_lease bigint, r_grace bigint, r_on_unknown smallint,
-    r_created_at bigint, r_state_at bigint, r_head bytea, r_body bytea, r_code bytea, r_detail bytea
+    r_kind smallint, r_now bigint, r_number bigint, r_id bytea, r_numbers bigint[], r_texts bytea[],
+    r_head bytea, r_body bytea
 )
 LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_mergejoin = off SET jit = off SET plan_cache_mode = force_generic_plan
 AS $$
 #variable_conflict use_column
 DECLARE
+    v_set    text;
     v_now    bigint;
     v_lowest bigint;
+    v_fence  bigint;
     v_count  integer;
     v_mine   bytea[];
 BEGIN
-    PERFORM set_config('lock_timeout', lock_wait, true);
+    v_set := set_config('lock_timeout', lock_wait, true);
     SELECT fence INTO v_lowest FROM onetake_floor;
     v_now := (extract(epoch FROM clock_timestamp()) * 1000000)::bigint + shift;
+    v_fence := greatest(v_lowest + 1, v_now);
     IF v_now > counts_until THEN
         in_touch := -1;
     END IF;
 
-    -- What is absent is inserted. This alone may wait, for somebody else's uncommitted row.
-    RETURN QUERY
-    INSERT INTO onetake_records AS record
-        (id, state, attempt, fence, fingerprint, ttl, lease, grace, on_unknown, created_at, claimed_at,
-         state_at, sweep_at)
-    SELECT asked.id, 0, asked.attempt, greatest(v_lowest + 1, v_now), asked.fingerprint, asked.ttl, asked.lease,
-           asked.grace, asked.on_unknown, v_now, v_now, v_now + asked.lease, v_now + asked.ttl
-      FROM unnest(ids, attempts, fingerprints, ttls, leases, graces, on_unknowns)
-           AS asked (id, attempt, fingerprint, ttl, lease, grace, on_unknown)
-     WHERE NOT EXISTS (SELECT FROM onetake_records AS record WHERE record.id = asked.id)
-     ORDER BY asked.id
-    ON CONFLICT (id) DO NOTHING
-    RETURNING 0::smallint, v_now, record.fence, record.id, NULL::smallint, NULL::bytea, NULL::bigint,
-              NULL::bytea, NULL::bigint, NULL::bigint, NULL::bigint, NULL::smallint, NULL::bigint,
-              NULL::bigint, NULL::bytea, NULL::bytea, NULL::bytea, NULL::bytea;
+    -- What is absent is inserted. This alone may wait, for somebody else's uncommitted row. With
+    -- ON CONFLICT every key is looked up, locked and confirmed once more, which the usual case is spared.
+    IF manner = 0 THEN
+        INSERT INTO onetake_records
+            (id, state, attempt, fence, fingerprint, ttl, lease, grace, on_unknown, created_at, claimed_at,
+             state_at, sweep_at)
+        SELECT asked.id, 0, asked.attempt, v_fence, asked.fingerprint, asked.ttl, asked.lease,
+               asked.grace, asked.on_unknown, v_now, v_now, v_now + asked.lease, v_now + asked.ttl
+          FROM unnest(ids, attempts, fingerprints, ttls, leases, graces, on_unknowns)
+               AS asked (id, attempt, fingerprint, ttl, lease, grace, on_unknown)
+         WHERE NOT EXISTS (SELECT FROM onetake_records AS record WHERE record.id = asked.id)
+         ORDER BY asked.id;
+    ELSE
+        INSERT INTO onetake_records
+            (id, state, attempt, fence, fingerprint, ttl, lease, grace, on_unknown, created_at, claimed_at,
+             state_at, sweep_at)
+        SELECT asked.id, 0, asked.attempt, v_fence, asked.fingerprint, asked.ttl, asked.lease,
+               asked.grace, asked.on_unknown, v_now, v_now, v_now + asked.lease, v_now + asked.ttl
+          FROM unnest(ids, attempts, fingerprints, ttls, leases, graces, on_unknowns)
+               AS asked (id, attempt, fingerprint, ttl, lease, grace, on_unknown)
+         WHERE NOT EXISTS (SELECT FROM onetake_records AS record WHERE record.id = asked.id)
+         ORDER BY asked.id
+        ON CONFLICT (id) DO NOTHING;
+    END IF;
     GET DIAGNOSTICS v_count = ROW_COUNT;
     IF v_count = cardinality(ids) THEN
+        r_kind := 2;
+        r_now := v_now;
+        r_number := v_fence;
+        RETURN NEXT;
         RETURN;
     END IF;
 
     -- What may be taken is locked, and decided on again as it is by then.
-    IF patient THEN
+    IF manner = 2 THEN
         SELECT array_agg(mine.id) INTO v_mine FROM (
             SELECT record.id
               FROM unnest(ids, fingerprints) AS asked (id, fingerprint)
@@ -106,7 +125,6 @@ BEGIN
                code = 'lease_ended', detail = ''
          WHERE record.id = ANY (v_mine) AND record.on_unknown <> 2
            AND onetake_over_1(record.state, record.state_at, record.grace, v_now, in_touch);
-        RETURN QUERY
         UPDATE onetake_records AS record
            SET state = 0, attempt = asked.attempt, fence = greatest(greatest(record.fence, v_lowest) + 1, v_now),
                fingerprint = asked.fingerprint, ttl = asked.ttl, lease = asked.lease, grace = asked.grace,
@@ -119,21 +137,20 @@ BEGIN
                AS asked (id, attempt, fingerprint, ttl, lease, grace, on_unknown)
          WHERE record.id = asked.id AND record.id = ANY (v_mine)
            AND onetake_free_1(record.fingerprint, record.state, record.state_at, record.grace,
-                   record.on_unknown, record.expires_at, asked.fingerprint, v_now, in_touch)
-        RETURNING 0::smallint, v_now, record.fence, record.id, NULL::smallint, NULL::bytea, NULL::bigint,
-                  NULL::bytea, NULL::bigint, NULL::bigint, NULL::bigint, NULL::smallint, NULL::bigint,
-                  NULL::bigint, NULL::bytea, NULL::bytea, NULL::bytea, NULL::bytea;
+                   record.on_unknown, record.expires_at, asked.fingerprint, v_now, in_touch);
     END IF;
 
-    -- Everything that was not granted just now comes back as it stands.
+    -- What was granted just now, and everything else as it stands.
     RETURN QUERY
-    SELECT 1::smallint, v_now, NULL::bigint, record.id, record.state, record.attempt, record.fence,
-           record.fingerprint, record.ttl, record.lease, record.grace, record.on_unknown, record.created_at,
-           record.state_at, record.head, record.body, record.code, record.detail
+    SELECT CASE WHEN record.attempt = asked.attempt AND record.claimed_at = v_now THEN 0 ELSE 1 END::smallint,
+           v_now, record.fence, record.id,
+           ARRAY[record.state, record.fence, record.ttl, record.lease, record.grace, record.on_unknown,
+                 record.created_at, record.state_at],
+           ARRAY[record.attempt, record.fingerprint, record.code, record.detail], record.head, record.body
       FROM unnest(ids, attempts, fingerprints) AS asked (id, attempt, fingerprint)
       JOIN onetake_records AS record ON record.id = asked.id
-     WHERE NOT (record.attempt = asked.attempt AND record.claimed_at = v_now)
-       AND NOT onetake_free_1(record.fingerprint, record.state, record.state_at, record.grace,
+     WHERE (record.attempt = asked.attempt AND record.claimed_at = v_now)
+        OR NOT onetake_free_1(record.fingerprint, record.state, record.state_at, record.grace,
                record.on_unknown, record.expires_at, asked.fingerprint, v_now, in_touch);
 END $$;
 
@@ -145,19 +162,19 @@ CREATE FUNCTION onetake_settle_1 (
     shift bigint, lock_wait text, in_touch bigint, counts_until bigint,
     ids bytea[], attempts bytea[], verbs smallint[], heads bytea[], bodies bytea[], codes bytea[], details bytea[]
 ) RETURNS TABLE (
-    r_kind smallint, r_now bigint, r_number bigint, r_id bytea, r_state smallint, r_attempt bytea,
-    r_fence bigint, r_fingerprint bytea, r_ttl bigint, r_lease bigint, r_grace bigint, r_on_unknown smallint,
-    r_created_at bigint, r_state_at bigint, r_head bytea, r_body bytea, r_code bytea, r_detail bytea
+    r_kind smallint, r_now bigint, r_number bigint, r_id bytea, r_numbers bigint[], r_texts bytea[],
+    r_head bytea, r_body bytea
 )
 LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_mergejoin = off SET jit = off SET plan_cache_mode = force_generic_plan
 AS $$
 #variable_conflict use_column
 DECLARE
+    v_set   text;
     v_now   bigint;
     v_count integer;
 BEGIN
-    PERFORM set_config('lock_timeout', lock_wait, true);
+    v_set := set_config('lock_timeout', lock_wait, true);
     v_now := (extract(epoch FROM clock_timestamp()) * 1000000)::bigint + shift;
     IF v_now > counts_until THEN
         in_touch := -1;
@@ -184,17 +201,19 @@ BEGIN
              WHEN 4 THEN record.state = 0
              WHEN 5 THEN onetake_over_1(record.state, record.state_at, record.grace, v_now, in_touch)
              ELSE record.state IN (0, 4) END
-    RETURNING 0::smallint, v_now, NULL::bigint, record.id, record.state, record.attempt, record.fence,
-              record.fingerprint, record.ttl, record.lease, record.grace, record.on_unknown,
-              record.created_at, record.state_at, NULL::bytea, NULL::bytea, NULL::bytea, NULL::bytea;
+    RETURNING 0::smallint, v_now, NULL::bigint, record.id,
+              ARRAY[record.state, record.fence, record.ttl, record.lease, record.grace, record.on_unknown,
+                    record.created_at, record.state_at],
+              ARRAY[record.attempt, record.fingerprint], NULL::bytea, NULL::bytea;
     GET DIAGNOSTICS v_count = ROW_COUNT;
     IF v_count = cardinality(ids) THEN
         RETURN;
     END IF;
     RETURN QUERY
-    SELECT 1::smallint, v_now, record.expires_at, record.id, record.state, record.attempt, record.fence,
-           record.fingerprint, record.ttl, record.lease, record.grace, record.on_unknown, record.created_at,
-           record.state_at, record.head, record.body, record.code, record.detail
+    SELECT 1::smallint, v_now, record.expires_at, record.id,
+           ARRAY[record.state, record.fence, record.ttl, record.lease, record.grace, record.on_unknown,
+                 record.created_at, record.state_at],
+           ARRAY[record.attempt, record.fingerprint, record.code, record.detail], record.head, record.body
       FROM unnest(ids) AS asked (id)
       JOIN onetake_records AS record ON record.id = asked.id;
 END $$;
@@ -211,11 +230,12 @@ SET enable_seqscan = off SET enable_mergejoin = off SET jit = off SET plan_cache
 AS $$
 #variable_conflict use_column
 DECLARE
+    v_set     text;
     v_now     bigint;
     v_due     tid[];
     v_highest bigint;
 BEGIN
-    PERFORM set_config('lock_timeout', lock_wait, true), set_config('synchronous_commit', 'off', true);
+    v_set := set_config('lock_timeout', lock_wait, true) || set_config('synchronous_commit', 'off', true);
     v_now := (extract(epoch FROM clock_timestamp()) * 1000000)::bigint + shift;
     SELECT array_agg(due.ctid), max(due.sweep_at) INTO v_due, r_last FROM (
         SELECT record.ctid, record.sweep_at FROM onetake_records AS record

@@ -14,10 +14,21 @@ use tokio_postgres::types::FromSql;
 /// No duration is longer here: a hundred years, so that sums of a few stay far from overflowing.
 const DURATION_MAX: u64 = 100 * 365 * 24 * 3600 * 1_000_000;
 
+/// What a row says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// It was done.
+    Done,
+    /// This is how it stands.
+    Stands,
+    /// All that was asked for was done. There is no other row, and none of these columns but `now`
+    /// and `number` means anything.
+    AllDone,
+}
+
 /// What every statement on records answers with, a row for each.
 pub(super) struct Answer {
-    /// 0: it was done; 1: this is how it stands.
-    pub(super) kind: i16,
+    pub(super) kind: Kind,
     /// The server's time when it looked.
     pub(super) now: Timestamp,
     /// Claims: the fence that was granted. Settlements: when the record expires.
@@ -27,15 +38,42 @@ pub(super) struct Answer {
     row: Row,
 }
 
-/// The first columns are the answer's own; the record begins behind them.
+// The columns of an answer.
+const KIND: usize = 0;
+const NOW: usize = 1;
+const NUMBER: usize = 2;
 const ID: usize = 3;
+const NUMBERS: usize = 4;
+const TEXTS: usize = 5;
+const HEAD: usize = 6;
+const BODY: usize = 7;
+
+/// The numbers of a record, in the order of the column.
+struct Numbers {
+    state: i64,
+    fence: i64,
+    ttl: i64,
+    lease: i64,
+    grace: i64,
+    on_unknown: i64,
+    created_at: i64,
+    state_at: i64,
+}
 
 impl Answer {
     pub(super) fn read(row: Row) -> Result<Self, StoreError> {
-        let kind = get(&row, 0)?;
-        let now = timestamp(get(&row, 1)?);
-        let number = get(&row, 2)?;
-        let id = RecordId::from_bytes(array(&row, ID)?);
+        let kind = match get::<i16>(&row, KIND)? {
+            0 => Kind::Done,
+            1 => Kind::Stands,
+            2 => Kind::AllDone,
+            _ => return Err(odd("kind")),
+        };
+        let now = timestamp(get(&row, NOW)?);
+        let number = get(&row, NUMBER)?;
+        let id = match kind {
+            Kind::AllDone => RecordId::from_bytes([0; 16]),
+            _ => RecordId::from_bytes(array(&row, ID)?),
+        };
         Ok(Self { kind, now, number, id, row })
     }
 
@@ -48,10 +86,47 @@ impl Answer {
         self.number.is_some_and(|at| timestamp(at) <= self.now)
     }
 
-    /// The record, with a state that the caller knows already.
-    pub(super) fn record_with(&self, state: State) -> Result<Record, StoreError> {
-        let row = &self.row;
-        let fingerprint: &[u8] = get(row, ID + 4)?;
+    /// The record, with a state that the caller knows already: `known` makes it of the end of the
+    /// lease, or of since when it is so.
+    pub(super) fn record_with(
+        &self,
+        known: impl FnOnce(Timestamp) -> State,
+    ) -> Result<Record, StoreError> {
+        let numbers = self.numbers()?;
+        let state = known(timestamp(numbers.state_at));
+        self.assemble(&numbers, &self.texts()?, state)
+    }
+
+    /// The whole record.
+    pub(super) fn record(&self) -> Result<Record, StoreError> {
+        let (numbers, texts) = (self.numbers()?, self.texts()?);
+        let state = self.state(&numbers, &texts)?;
+        self.assemble(&numbers, &texts, state)
+    }
+
+    fn numbers(&self) -> Result<Numbers, StoreError> {
+        let numbers: Vec<i64> = get(&self.row, NUMBERS)?;
+        let [state, fence, ttl, lease, grace, on_unknown, created_at, state_at] = *numbers else {
+            return Err(odd("number"));
+        };
+        Ok(Numbers { state, fence, ttl, lease, grace, on_unknown, created_at, state_at })
+    }
+
+    /// Attempt, fingerprint, code and detail.
+    fn texts(&self) -> Result<Vec<Option<&[u8]>>, StoreError> {
+        get(&self.row, TEXTS)
+    }
+
+    fn assemble(
+        &self,
+        numbers: &Numbers,
+        texts: &[Option<&[u8]>],
+        state: State,
+    ) -> Result<Record, StoreError> {
+        let [Some(attempt), Some(fingerprint), ..] = texts else {
+            return Err(odd("attempt or fingerprint"));
+        };
+        let attempt = <[u8; 16]>::try_from(*attempt).map_err(|_| odd("attempt"))?;
         let fingerprint = fingerprint
             .split_first()
             .and_then(|(scheme, digest)| {
@@ -60,58 +135,48 @@ impl Answer {
             .ok_or_else(|| odd("fingerprint"))?;
         Ok(Record {
             id: self.id,
-            attempt: AttemptId::from_bytes(array(row, ID + 2)?),
-            fence: Fence::new(unsigned(get(row, ID + 3)?)),
+            attempt: AttemptId::from_bytes(attempt),
+            fence: Fence::new(unsigned(numbers.fence)),
             fingerprint,
             terms: Terms {
-                ttl: duration(get(row, ID + 5)?),
-                lease: duration(get(row, ID + 6)?),
-                grace: duration(get(row, ID + 7)?),
-                on_unknown: match get::<i16>(row, ID + 8)? {
+                ttl: duration(numbers.ttl),
+                lease: duration(numbers.lease),
+                grace: duration(numbers.grace),
+                on_unknown: match numbers.on_unknown {
                     0 => OnUnknown::Fail,
                     1 => OnUnknown::Reconcile,
                     2 => OnUnknown::Retry,
                     _ => return Err(odd("on_unknown")),
                 },
             },
-            created_at: timestamp(get(row, ID + 9)?),
+            created_at: timestamp(numbers.created_at),
             state,
         })
     }
 
-    /// The end of the lease, or since when it is so.
-    pub(super) fn state_at(&self) -> Result<Timestamp, StoreError> {
-        Ok(timestamp(get(&self.row, ID + 10)?))
-    }
-
-    /// The whole record.
-    pub(super) fn record(&self) -> Result<Record, StoreError> {
-        self.record_with(self.state()?)
-    }
-
-    fn state(&self) -> Result<State, StoreError> {
-        let (row, at) = (&self.row, self.state_at()?);
-        Ok(match get::<i16>(row, ID + 1)? {
+    fn state(&self, numbers: &Numbers, texts: &[Option<&[u8]>]) -> Result<State, StoreError> {
+        let at = timestamp(numbers.state_at);
+        let [_, _, code, detail] = *texts else { return Err(odd("text")) };
+        Ok(match numbers.state {
             0 => State::Running { lease_until: at },
             1 => State::Completed {
                 at,
                 recording: Recording {
-                    head: bytes(get(row, ID + 11)?).unwrap_or_default(),
-                    body: bytes(get(row, ID + 12)?),
+                    head: bytes(get(&self.row, HEAD)?).unwrap_or_default(),
+                    body: bytes(get(&self.row, BODY)?),
                 },
             },
-            2 => State::Failed {
-                at,
-                failure: Failure { code: text(row, ID + 13)?, detail: text(row, ID + 14)? },
-            },
+            2 => {
+                State::Failed { at, failure: Failure { code: text(code)?, detail: text(detail)? } }
+            }
             3 => State::Released { at },
             4 => {
-                let cause = match text(row, ID + 13)?.as_str() {
+                let cause = match text(code)?.as_str() {
                     "lease_ended" => Cause::LeaseEnded,
                     "restarted" => Cause::Restarted,
                     "interrupted" => Cause::Interrupted,
                     "timed_out" => Cause::TimedOut,
-                    "reported" => Cause::Reported(text(row, ID + 14)?),
+                    "reported" => Cause::Reported(text(detail)?),
                     _ => return Err(odd("code")),
                 };
                 State::Unknown { at, cause }
@@ -157,8 +222,7 @@ fn bytes(column: Option<&[u8]>) -> Option<Bytes> {
     column.map(Bytes::copy_from_slice)
 }
 
-fn text(row: &Row, at: usize) -> Result<String, StoreError> {
-    let bytes: Option<&[u8]> = get(row, at)?;
+fn text(bytes: Option<&[u8]>) -> Result<String, StoreError> {
     String::from_utf8(bytes.unwrap_or_default().to_vec()).map_err(|_| odd("text"))
 }
 

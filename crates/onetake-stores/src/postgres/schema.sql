@@ -27,7 +27,7 @@ CREATE TABLE onetake_records (
     body        bytea,                -- completed: the body; NULL if it was not kept
     code        bytea,                -- failed: the code; unknown: why
     detail      bytea                 -- failed and unknown: a sentence
-) WITH (fillfactor = 35);
+) WITH (fillfactor = 25);
 
 -- No column of these changes when a short operation completes: its row is updated in its page, and
 -- no index is touched (a HOT update; the fill factor leaves room for it).

@@ -10,7 +10,7 @@ use tokio_postgres::types::Type;
 use super::batch::{Batched, Manner, Sent};
 use super::fault::{Effect, Fault};
 use super::pool::Link;
-use super::rows::{Answer, cause, column};
+use super::rows::{Answer, Kind, cause, column};
 use super::sql::SETTLE;
 use super::{InTouch, PostgresStore};
 
@@ -108,7 +108,7 @@ impl Batched for Settlement {
         }
         let answer = |item: &&Self| match found.get(&item.id) {
             None => Some(Ok(Settled::Stale { current: None })),
-            Some(answer) if answer.kind == 0 => Some(done(item, answer)),
+            Some(answer) if answer.kind == Kind::Done => Some(done(item, answer)),
             Some(answer) => undone(item, answer, in_touch).transpose(),
         };
         Ok(items.iter().map(answer).collect())
@@ -117,8 +117,7 @@ impl Batched for Settlement {
 
 /// It was written: the record is what was sent, and what the row already had.
 fn done(item: &Settlement, answer: &Answer) -> Result<Settled, StoreError> {
-    let at = answer.state_at()?;
-    let state = match &item.verb {
+    let state = |at| match &item.verb {
         Verb::Renew => State::Running { lease_until: at },
         Verb::Complete(recording) => State::Completed { at, recording: recording.clone() },
         Verb::Fail(failure) => State::Failed { at, failure: failure.clipped() },

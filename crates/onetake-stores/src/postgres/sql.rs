@@ -32,44 +32,6 @@ macro_rules! clock_in_touch {
 
 pub(super) use {clock, clock_in_touch};
 
-/// The columns of a record, in the order in which `rows` reads them.
-macro_rules! record {
-    ($of:literal) => {
-        concat!(
-            $of,
-            ".id, ",
-            $of,
-            ".state, ",
-            $of,
-            ".attempt, ",
-            $of,
-            ".fence, ",
-            $of,
-            ".fingerprint, ",
-            $of,
-            ".ttl, ",
-            $of,
-            ".lease, ",
-            $of,
-            ".grace, ",
-            $of,
-            ".on_unknown, ",
-            $of,
-            ".created_at, ",
-            $of,
-            ".state_at, ",
-            $of,
-            ".head, ",
-            $of,
-            ".body, ",
-            $of,
-            ".code, ",
-            $of,
-            ".detail"
-        )
-    };
-}
-
 /// Whether the owner of a running record may be passed over: its lease and grace are over, and this
 /// node has been in touch with the server for a whole grace, so that an owner that could not reach it
 /// either had the time to come back.
@@ -103,8 +65,10 @@ pub(super) const SETTLE: &str =
 pub(super) const LOAD: &str = concat!(
     "WITH ",
     clock!(),
-    " SELECT 1::smallint AS kind, clock.now, NULL::bigint AS granted, ",
-    record!("record"),
-    " FROM clock, onetake_records AS record
+    " SELECT 1::smallint, clock.now, NULL::bigint, record.id,
+             ARRAY[record.state, record.fence, record.ttl, record.lease, record.grace, record.on_unknown,
+                   record.created_at, record.state_at],
+             ARRAY[record.attempt, record.fingerprint, record.code, record.detail], record.head, record.body
+        FROM clock, onetake_records AS record
      WHERE record.id = ANY ($3::bytea[]) AND (record.expires_at IS NULL OR record.expires_at > clock.now)"
 );

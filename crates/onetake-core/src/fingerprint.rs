@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use hmac::{Hmac, KeyInit, Mac};
 use sha2::{Digest, Sha256};
 
 /// What was asked, as a digest, with the scheme by which it was made.
@@ -15,7 +16,7 @@ pub struct Fingerprint {
 }
 
 impl Fingerprint {
-    /// The scheme that this version writes: SHA-256 over length-prefixed parts.
+    /// Made without a secret: SHA-256 over length-prefixed parts.
     pub const SCHEME: u8 = 1;
 
     /// A fingerprint over one piece of bytes.
@@ -47,6 +48,45 @@ impl fmt::Debug for Fingerprint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         // Bodies may be guessed from their digest: keep it out of logs.
         write!(f, "Fingerprint(scheme {})", self.scheme)
+    }
+}
+
+/// A server's secret: whoever sees fingerprints that were sealed with it cannot try out what they were
+/// made from, such as card numbers.
+#[derive(Clone)]
+pub struct FingerprintKey {
+    scheme: u8,
+    mac: Hmac<Sha256>,
+}
+
+impl FingerprintKey {
+    /// A secret and its name. The name decides on the scheme of what it seals, so that a record tells
+    /// which secret was in use.
+    #[must_use]
+    pub fn new(id: &str, secret: &[u8; 32]) -> Self {
+        // The lower half of all schemes is for those without a secret.
+        let first = Sha256::digest(id.as_bytes()).first().copied().unwrap_or_default();
+        // A key of the length of a block: the secret, and zeros.
+        let mut block = [0; 64];
+        block.iter_mut().zip(secret).for_each(|(to, from)| *to = *from);
+        let mac = <Hmac<Sha256> as KeyInit>::new(&block.into());
+        Self { scheme: first | 0x80, mac }
+    }
+
+    /// The fingerprint with the secret in it.
+    #[must_use]
+    pub fn seal(&self, plain: Fingerprint) -> Fingerprint {
+        let mut mac = self.mac.clone();
+        mac.update(b"onetake fingerprint v1");
+        mac.update(&[plain.scheme]);
+        mac.update(&plain.digest);
+        Fingerprint { scheme: self.scheme, digest: mac.finalize().into_bytes().into() }
+    }
+}
+
+impl fmt::Debug for FingerprintKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "FingerprintKey(scheme {})", self.scheme)
     }
 }
 
@@ -87,6 +127,23 @@ impl Default for Fingerprinter {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_secret_changes_everything_about_it() {
+        let plain = Fingerprint::of(b"4242 4242 4242 4242");
+        let one = FingerprintKey::new("f1", &[1; 32]);
+        assert_eq!(one.seal(plain), FingerprintKey::new("f1", &[1; 32]).seal(plain));
+        assert_ne!(one.seal(plain).digest(), plain.digest());
+        assert_ne!(
+            one.seal(plain).digest(),
+            FingerprintKey::new("f1", &[2; 32]).seal(plain).digest()
+        );
+        assert_ne!(
+            one.seal(plain).scheme(),
+            FingerprintKey::new("f2", &[1; 32]).seal(plain).scheme()
+        );
+        assert_ne!(one.seal(plain), one.seal(Fingerprint::of(b"another")));
+    }
 
     #[test]
     fn parts_keep_their_borders() {

@@ -34,7 +34,7 @@ pub use engine::{
     Answer, Attempt, Begin, Engine, EngineError, InFlight, Lease, Limits, Operation, Outcome,
     Settling, Verdict,
 };
-pub use fingerprint::{Fingerprint, Fingerprinter};
+pub use fingerprint::{Fingerprint, FingerprintKey, Fingerprinter};
 pub use key::{Key, KeyError};
 pub use memory::MemoryStore;
 pub use record::{AttemptId, Cause, Failure, Fence, OnUnknown, Record, Recording, State, Terms};

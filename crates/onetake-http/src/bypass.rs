@@ -1,7 +1,7 @@
 //! A keyed request that runs without a record: the store is away, and its route would rather run it
 //! twice than not at all (S10).
 
-use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 use http::header::{EXPECT, TRANSFER_ENCODING, UPGRADE};
@@ -25,7 +25,7 @@ use crate::service::{IDEMPOTENCY_DERIVED_KEY, IDEMPOTENCY_FENCE};
 /// A run that nobody will remember.
 pub(crate) struct Bypass<Req> {
     pub(crate) request: Request<RequestBody<Req>>,
-    pub(crate) policy: Arc<Policy>,
+    pub(crate) run_max: Duration,
     pub(crate) reference: Reference,
     pub(crate) place: OwnedSemaphorePermit,
 }
@@ -69,11 +69,11 @@ impl<Req> Bypass<Req> {
         Res: Body<Data = Bytes>,
         Res::Error: Into<BoxError>,
     {
-        let Self { request, policy, reference, place: _place } = self;
+        let Self { request, run_max, reference, place: _place } = self;
         let called = tokio::select! {
             biased;
             called = inner.call(request) => called,
-            () = clock.sleep(policy.run_max) => return Reply::Problem(too_slow()),
+            () = clock.sleep(run_max) => return Reply::Problem(too_slow()),
         };
         match called {
             Ok(mut response) => {

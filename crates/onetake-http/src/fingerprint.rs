@@ -1,12 +1,24 @@
-//! What was asked, as a digest: method, path, query, content type and body.
+//! What was asked, as a digest: method, path, query, content type, chosen headers and body.
 
-use http::header::{CONTENT_ENCODING, CONTENT_TYPE};
+use http::HeaderName;
+use http::header::CONTENT_TYPE;
 use http::request::Parts;
 
 use onetake_core::{Fingerprint, Fingerprinter};
 
-use crate::json::{self, Limits, Selection};
-use crate::problem::{Code, Problem};
+use crate::json::Selection;
+use crate::payload::Payload;
+use crate::problem::Problem;
+
+/// How two requests are told apart. Method, path, query and content type always count.
+#[derive(Clone, Debug, Default)]
+pub struct FingerprintPolicy {
+    /// How the body counts.
+    pub mode: FingerprintMode,
+    /// Headers that count too. One that changes from one attempt to the next (a trace id, a date)
+    /// would make every retry a mismatch.
+    pub headers: Vec<HeaderName>,
+}
 
 /// How the body counts.
 #[derive(Clone, Debug, Default)]
@@ -23,37 +35,32 @@ pub enum FingerprintMode {
 ///
 /// # Errors
 /// A problem for the client, if the body cannot be compared.
-pub fn fingerprint(
+pub(crate) fn fingerprint(
     parts: &Parts,
-    body: &[u8],
-    mode: &FingerprintMode,
+    payload: &Payload,
+    policy: &FingerprintPolicy,
     proof: &[u8],
 ) -> Result<Fingerprint, Problem> {
-    let asked = Fingerprinter::new()
+    let mut asked = Fingerprinter::new()
         .part(parts.method.as_str().as_bytes())
         .part(parts.uri.path().as_bytes())
         .part(sorted_query(parts.uri.query().unwrap_or_default()).as_bytes())
         .part(content_type(parts).as_bytes())
-        .part(content_encoding(parts).as_bytes())
         .part(proof);
-    Ok(match mode {
-        FingerprintMode::Bytes => asked.part(b"bytes").part(body).finish(),
+    for name in &policy.headers {
+        let lines: Vec<&[u8]> =
+            parts.headers.get_all(name).iter().map(|value| value.as_bytes().trim_ascii()).collect();
+        // A comma between two lines is what a proxy may put there as well.
+        asked = asked.part(name.as_str().as_bytes()).part(&lines.join(&b", "[..]));
+    }
+    Ok(match &policy.mode {
+        FingerprintMode::Bytes => {
+            asked.part(b"bytes").part(payload.encoding().as_bytes()).part(payload.data()).finish()
+        }
         // No body at all is not invalid JSON: it is nothing to compare.
-        FingerprintMode::Json(_) if body.is_empty() => asked.part(b"no json").finish(),
+        FingerprintMode::Json(_) if payload.data().is_empty() => asked.part(b"no json").finish(),
         FingerprintMode::Json(selection) => {
-            if parts.headers.contains_key(CONTENT_ENCODING) {
-                return Err(Problem::new(
-                    Code::RequestEncodingUnsupported,
-                    "This route compares requests as JSON and does not read compressed bodies; send it without Content-Encoding. Nothing was run.",
-                ));
-            }
-            let canonical = json::canonical(body, selection, Limits::default()).map_err(|error| {
-                Problem::new(
-                    Code::RequestBodyInvalid,
-                    format!("This route compares requests as JSON, and the body is not: {error}. Nothing was run."),
-                )
-            })?;
-            asked.part(b"json").part(&canonical).finish()
+            asked.part(b"json").part(&selection.canonical(payload.json()?)).finish()
         }
     })
 }
@@ -64,12 +71,6 @@ fn sorted_query(query: &str) -> String {
     let mut pairs: Vec<&str> = query.split('&').filter(|pair| !pair.is_empty()).collect();
     pairs.sort_by_key(|pair| pair.split('=').next().unwrap_or_default());
     pairs.join("&")
-}
-
-fn content_encoding(parts: &Parts) -> String {
-    let values = parts.headers.get_all(CONTENT_ENCODING).iter();
-    let texts = values.map(|value| String::from_utf8_lossy(value.as_bytes()).to_ascii_lowercase());
-    texts.collect::<Vec<_>>().join(",")
 }
 
 /// The content type without what SDKs spell differently from one attempt to the next: letter case,
@@ -102,7 +103,12 @@ fn parameter(piece: &str) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::problem::Code;
     use http::Request;
+
+    fn payload(parts: &Parts, body: &str) -> Payload {
+        Payload::new(&parts.headers, body.to_owned().into(), 1000)
+    }
 
     fn print(method: &str, uri: &str, content_type: &str, body: &str) -> Fingerprint {
         print_as(&FingerprintMode::Bytes, method, uri, content_type, body).unwrap()
@@ -117,7 +123,8 @@ mod tests {
     ) -> Result<Fingerprint, Code> {
         let request = Request::builder().method(method).uri(uri);
         let parts = request.header(CONTENT_TYPE, content_type).body(()).unwrap().into_parts().0;
-        fingerprint(&parts, body.as_bytes(), mode, b"").map_err(|problem| problem.code())
+        let policy = FingerprintPolicy { mode: mode.clone(), ..FingerprintPolicy::default() };
+        fingerprint(&parts, &payload(&parts, body), &policy, b"").map_err(|problem| problem.code())
     }
 
     #[test]
@@ -140,8 +147,28 @@ mod tests {
     #[test]
     fn a_proof_counts() {
         let parts = Request::post("/").body(()).unwrap().into_parts().0;
-        let with = |proof| fingerprint(&parts, b"", &FingerprintMode::Bytes, proof).ok().unwrap();
+        let policy = FingerprintPolicy::default();
+        let with = |proof| fingerprint(&parts, &payload(&parts, ""), &policy, proof).ok().unwrap();
         assert_ne!(with(b"right"), with(b"wrong"));
+    }
+
+    #[test]
+    fn chosen_headers_count_and_others_do_not() {
+        let headers = vec![HeaderName::from_static("x-account")];
+        let policy = FingerprintPolicy { headers, ..FingerprintPolicy::default() };
+        let print = |lines: &[(&str, &str)]| {
+            let request = lines.iter().fold(Request::post("/"), |r, (n, v)| r.header(*n, *v));
+            let parts = request.body(()).unwrap().into_parts().0;
+            fingerprint(&parts, &payload(&parts, ""), &policy, b"").ok().unwrap()
+        };
+        let one = print(&[("x-account", "a"), ("traceparent", "1")]);
+        assert_eq!(one, print(&[("traceparent", "2"), ("x-account", "a")]));
+        assert_ne!(one, print(&[("x-account", "b")]));
+        assert_ne!(one, print(&[]));
+        assert_eq!(
+            print(&[("x-account", "a"), ("x-account", "b")]),
+            print(&[("x-account", "a, b")])
+        );
     }
 
     #[test]

@@ -3,17 +3,22 @@
 use http::HeaderMap;
 use http::header::HeaderName;
 
-use onetake_core::Key;
+use onetake_core::{Fingerprinter, Key};
 
-use crate::policy::KeyPolicy;
+use crate::json::{Pointer, Value};
+use crate::payload::Payload;
+use crate::policy::{KeyFormat, KeyPolicy, KeySource};
 use crate::problem::{Code, Problem};
+
+/// The most digits of an integer that names an operation.
+const DIGITS_MAX: usize = 255;
 
 /// The header that names an operation.
 pub const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
 /// Its alias, also used as gRPC metadata.
 pub const X_IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("x-idempotency-key");
 
-/// Reads the key. `None`: there is none, and none is required.
+/// Reads the key from a header. `None`: there is none, and none is required.
 ///
 /// # Errors
 /// A problem for the client: the key is missing where it is required, malformed, or sent twice.
@@ -48,13 +53,108 @@ fn single(
             format!("The header {name} was sent twice; send exactly one."),
         ));
     }
-    let key = Key::from_header(value.as_bytes(), policy.length_min);
-    key.map(Some).map_err(|error| {
+    let key = Key::from_header(value.as_bytes(), policy.length_min).map_err(|error| {
         Problem::new(
             Code::IdempotencyKeyInvalid,
             format!("The header {name} is no valid key: {error}."),
         )
+    })?;
+    match policy.format {
+        KeyFormat::Any => Ok(Some(key)),
+        KeyFormat::Uuid => uuid(&key).map(Some).ok_or_else(|| {
+            Problem::new(
+                Code::IdempotencyKeyInvalid,
+                format!("The header {name} is no UUID, such as 6f1c8d6a-3a09-4b6e-9c8f-2d1f5e7b8a90, which this route asks for."),
+            )
+        }),
+    }
+}
+
+/// The key in lower case, if it is a UUID: letter case means nothing in one.
+fn uuid(key: &Key) -> Option<Key> {
+    let text = key.as_str();
+    let groups: Vec<&str> = text.split('-').collect();
+    let lengths: Vec<usize> = groups.iter().map(|group| group.len()).collect();
+    let hex = groups.iter().all(|group| group.bytes().all(|byte| byte.is_ascii_hexdigit()));
+    (hex && lengths == [8, 4, 4, 4, 12]).then(|| Key::new(text.to_ascii_lowercase()).ok())?
+}
+
+/// Reads the key from the body, where it comes from there. `None`: there is none, and none is
+/// required.
+///
+/// # Errors
+/// A problem for the client.
+pub(crate) fn key_of_body(payload: &Payload, policy: &KeyPolicy) -> Result<Option<Key>, Problem> {
+    let pointers = match &policy.source {
+        KeySource::Header => return Ok(None),
+        KeySource::Json(pointer) => std::slice::from_ref(pointer),
+        KeySource::Derive(pointers) => pointers,
+    };
+    // An empty body names nothing; any other must be read, or a body that the service behind reads
+    // differently would run without a key.
+    let body = if payload.data().is_empty() { None } else { Some(payload.json()?) };
+    let mut named = Vec::with_capacity(pointers.len());
+    for pointer in pointers {
+        match body.and_then(|body| body.get(pointer)) {
+            Some(value) if *value != Value::Null => named.push(value),
+            _ if policy.required => return Err(missing(pointer)),
+            _ => return Ok(None),
+        }
+    }
+    match (&policy.source, named.first()) {
+        (KeySource::Json(pointer), Some(value)) => one(value, pointer).map(Some),
+        _ => derived(pointers, &named).map(Some),
+    }
+}
+
+fn one(value: &Value, pointer: &Pointer) -> Result<Key, Problem> {
+    let text = match value {
+        Value::String(text) => Some(text.clone()),
+        Value::Number(number) => number.integer(DIGITS_MAX),
+        _ => None,
+    };
+    let key = text.and_then(|text| Key::new(text).ok());
+    key.ok_or_else(|| {
+        Problem::new(
+            Code::IdempotencyKeyInvalid,
+            format!(
+                "What the body has at {} names no operation: it must be a string of 1 to 255 bytes, or an integer.",
+                pointer.as_str()
+            ),
+        )
     })
+}
+
+/// A digest of what names the operation, in which no two parts run into each other.
+fn derived(pointers: &[Pointer], values: &[&Value]) -> Result<Key, Problem> {
+    let mut digest = Fingerprinter::new().part(b"derived key");
+    for (pointer, value) in pointers.iter().zip(values) {
+        if matches!(value, Value::Array(_) | Value::Object(_)) {
+            return Err(Problem::new(
+                Code::IdempotencyKeyInvalid,
+                format!(
+                    "What the body has at {} names no operation: it must be a string, a number or a boolean.",
+                    pointer.as_str()
+                ),
+            ));
+        }
+        let mut canonical = Vec::new();
+        value.canonical(&mut canonical);
+        digest = digest.part(pointer.as_str().as_bytes()).part(&canonical);
+    }
+    let digest = digest.finish();
+    let hex: String = digest.digest().iter().map(|byte| format!("{byte:02x}")).collect();
+    Key::new(hex).map_err(|error| Problem::new(Code::IdempotencyKeyInvalid, error.to_string()))
+}
+
+fn missing(pointer: &Pointer) -> Problem {
+    Problem::new(
+        Code::IdempotencyKeyMissing,
+        format!(
+            "This request is named by what its body has at {}, and there is nothing. Send the same there on each retry.",
+            pointer.as_str()
+        ),
+    )
 }
 
 #[cfg(test)]
@@ -80,6 +180,82 @@ mod tests {
         assert_eq!(read(&[(&X_IDEMPOTENCY_KEY, KEY)], true), expected);
         let quoted = format!("\"{KEY}\"");
         assert_eq!(read(&[(&IDEMPOTENCY_KEY, KEY), (&X_IDEMPOTENCY_KEY, &quoted)], true), expected);
+    }
+
+    fn body(source: KeySource, required: bool, text: &str) -> Result<Option<String>, Code> {
+        let payload = Payload::new(&HeaderMap::new(), text.to_owned().into(), 1000);
+        let policy = KeyPolicy { source, required, ..KeyPolicy::default() };
+        let key = key_of_body(&payload, &policy).map_err(|problem| problem.code())?;
+        Ok(key.map(|key| key.as_str().to_owned()))
+    }
+
+    fn pointer(text: &str) -> Pointer {
+        Pointer::parse(text).unwrap()
+    }
+
+    #[test]
+    fn a_key_from_the_body() {
+        let json = |text| body(KeySource::Json(pointer("/t/ref")), true, text);
+        assert_eq!(json("{\"t\":{\"ref\":\"A-7\"}}"), Ok(Some("A-7".into())));
+        assert_eq!(json("{\"t\":{\"ref\":7}}"), Ok(Some("7".into())));
+        assert_eq!(json("{\"t\":{\"ref\":7.0}}"), Ok(Some("7".into())));
+        for nothing in ["{}", "{\"t\":{\"ref\":null}}", ""] {
+            assert_eq!(json(nothing), Err(Code::IdempotencyKeyMissing), "{nothing}");
+            assert_eq!(body(KeySource::Json(pointer("/t/ref")), false, nothing), Ok(None));
+        }
+        let long = format!("{{\"t\":{{\"ref\":\"{}\"}}}}", "x".repeat(256));
+        for bad in
+            ["{\"t\":{\"ref\":7.5}}", "{\"t\":{\"ref\":{}}}", "{\"t\":{\"ref\":\"\"}}", &long]
+        {
+            assert_eq!(json(bad), Err(Code::IdempotencyKeyInvalid), "{bad}");
+        }
+        // Whatever is required or not: nobody knows what the service would read.
+        assert_eq!(
+            body(KeySource::Json(pointer("/a")), false, "{\"a\":1,\"a\":2}"),
+            Err(Code::RequestBodyInvalid)
+        );
+    }
+
+    #[test]
+    fn a_key_derived_from_parts() {
+        let parts = || KeySource::Derive(vec![pointer("/m"), pointer("/o")]);
+        let derive = |text| body(parts(), true, text);
+        let one = derive("{\"m\":\"a\",\"o\":\"bc\"}").unwrap().unwrap();
+        assert_eq!(one.len(), 64);
+        assert_eq!(derive("{\"o\":\"bc\", \"m\":\"a\", \"x\":1}").unwrap().unwrap(), one);
+        for other in
+            ["{\"m\":\"ab\",\"o\":\"c\"}", "{\"m\":\"bc\",\"o\":\"a\"}", "{\"m\":\"a\",\"o\":true}"]
+        {
+            assert_ne!(derive(other).unwrap().unwrap(), one, "{other}");
+        }
+        assert_eq!(
+            derive("{\"m\":1,\"o\":2}").unwrap(),
+            derive("{\"m\":1.0,\"o\":20e-1}").unwrap()
+        );
+        assert_eq!(derive("{\"m\":\"a\"}"), Err(Code::IdempotencyKeyMissing));
+        assert_eq!(derive("{\"m\":\"a\",\"o\":[1]}"), Err(Code::IdempotencyKeyInvalid));
+        assert_eq!(body(parts(), false, "{\"m\":\"a\"}"), Ok(None));
+    }
+
+    #[test]
+    fn a_uuid_where_one_is_asked_for() {
+        let read = |text: &str| {
+            let mut headers = HeaderMap::new();
+            headers.insert(IDEMPOTENCY_KEY, HeaderValue::from_str(text).unwrap());
+            let policy = KeyPolicy { format: KeyFormat::Uuid, ..KeyPolicy::default() };
+            key(&headers, &policy).map_err(|problem| problem.code())
+        };
+        let expected = Ok(Some(Key::new(KEY).unwrap()));
+        assert_eq!(read(KEY), expected);
+        assert_eq!(read(&KEY.to_uppercase()), expected);
+        assert_eq!(read(&format!("\"{KEY}\"")), expected);
+        for bad in [
+            "6f1c8d6a3a094b6e9c8f2d1f5e7b8a90",
+            "order-1234567890123456789012345678901234",
+            "6f1c8d6a-3a09-4b6e-9c8f-2d1f5e7b8a9g",
+        ] {
+            assert_eq!(read(bad), Err(Code::IdempotencyKeyInvalid), "{bad}");
+        }
     }
 
     #[test]

@@ -9,6 +9,7 @@ use tower_layer::Layer;
 use onetake_core::Engine;
 
 use crate::policy::Policy;
+use crate::secrets::Secrets;
 use crate::service::Onetake;
 
 /// Finds the policy of a request. `None`: it is passed through untouched.
@@ -50,6 +51,7 @@ pub(crate) struct Shared {
     pub(crate) engine: Engine,
     pub(crate) policies: Box<dyn Resolve>,
     pub(crate) bodies: Arc<Semaphore>,
+    pub(crate) secrets: Secrets,
 }
 
 impl OnetakeLayer {
@@ -63,8 +65,19 @@ impl OnetakeLayer {
     /// A policy for each request.
     #[must_use]
     pub fn routed(engine: Engine, policies: impl Resolve, limits: HttpLimits) -> Self {
-        let bodies = Arc::new(Semaphore::new(limits.bodies_max));
-        Self { shared: Arc::new(Shared { engine, policies: Box::new(policies), bodies }) }
+        Self::with(engine, policies, limits, Secrets::default())
+    }
+
+    /// A policy for each request, and secrets.
+    #[must_use]
+    pub fn with(
+        engine: Engine,
+        policies: impl Resolve,
+        limits: HttpLimits,
+        secrets: Secrets,
+    ) -> Self {
+        let (policies, bodies) = (Box::new(policies), Arc::new(Semaphore::new(limits.bodies_max)));
+        Self { shared: Arc::new(Shared { engine, policies, bodies, secrets }) }
     }
 }
 

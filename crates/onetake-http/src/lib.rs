@@ -1,7 +1,7 @@
 //! A tower layer that makes HTTP services safe to retry.
 //!
 //! ```text
-//! request → policy → key → tenant → body (bounded) → fingerprint → engine → inner service
+//! request → policy → key → deadline → tenant → body (bounded) → fingerprint → engine → inner service
 //!                                                        ↘ replay, or a problem
 //! ```
 //!
@@ -11,23 +11,28 @@
 
 pub mod body;
 mod bypass;
+mod deadline;
 pub mod fingerprint;
 pub mod json;
 pub mod key;
 mod layer;
+mod payload;
 pub mod policy;
 pub mod problem;
 pub mod recording;
 mod run;
+mod secrets;
 mod service;
 pub mod status;
 pub mod tenant;
 
 pub use body::{RequestBody, ResponseBody};
-pub use fingerprint::FingerprintMode;
+pub use deadline::TimeLeft;
+pub use fingerprint::{FingerprintMode, FingerprintPolicy};
 pub use layer::{HttpLimits, OnetakeLayer, Resolve};
-pub use policy::{KeyPolicy, OnStoreDown, Policy};
-pub use problem::{Code, Problem};
+pub use policy::{KeyFormat, KeyPolicy, KeySource, OnStoreDown, Policy};
+pub use problem::{Answers, Code, Dialect, Problem, ProblemStatuses};
+pub use secrets::Secrets;
 pub use service::{IDEMPOTENCY_DERIVED_KEY, IDEMPOTENCY_FENCE, Onetake};
 pub use status::{Disposition, StatusRules};
 pub use tenant::Tenant;

@@ -2,12 +2,14 @@
 
 use std::time::Duration;
 
-use http::Method;
+use http::{HeaderName, Method};
 
 use onetake_core::key::KEY_LENGTH_MIN_DEFAULT;
 use onetake_core::{InFlight, Terms};
 
-use crate::fingerprint::FingerprintMode;
+use crate::fingerprint::{FingerprintMode, FingerprintPolicy};
+use crate::json::Pointer;
+use crate::problem::{Answers, Dialect};
 use crate::status::StatusRules;
 use crate::tenant::Tenant;
 
@@ -28,7 +30,7 @@ pub struct Policy {
     /// A word that separates this route's keys from others'; empty by default.
     pub namespace: String,
     /// How two requests are told apart.
-    pub fingerprint: FingerprintMode,
+    pub fingerprint: FingerprintPolicy,
     /// Lease, grace, ttl, and what to do with an unknown outcome.
     pub terms: Terms,
     /// What to do while the operation runs.
@@ -39,6 +41,8 @@ pub struct Policy {
     pub run_max: Duration,
     /// What becomes of an attempt, by its status.
     pub statuses: StatusRules,
+    /// In which words and statuses clients are told that there is no outcome.
+    pub answers: Answers,
     /// The largest request body, in bytes.
     pub request_body_max: usize,
     /// The largest response body that is recorded, in bytes.
@@ -58,18 +62,53 @@ pub enum OnStoreDown {
     FailOpen,
 }
 
-/// Where the key comes from: the header `Idempotency-Key`, or its alias.
+/// Where the key comes from, and what it has to look like.
 #[derive(Clone, Debug)]
 pub struct KeyPolicy {
+    /// Where it comes from.
+    pub source: KeySource,
     /// Whether a request without a key is refused. If not, it passes through untouched.
     pub required: bool,
-    /// The shortest key that is accepted.
+    /// What a key from a header has to look like.
+    pub format: KeyFormat,
+    /// The shortest key that is accepted from a header.
     pub length_min: usize,
+}
+
+/// Where a key comes from.
+///
+/// Two mistakes are classic, and both run one operation where two were meant: a key that is made once
+/// for a session, not for each thing that the user does in it; and a number that people reuse, such as
+/// that of a purchase order of which two deliveries are paid.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum KeySource {
+    /// The header `Idempotency-Key`, or its alias.
+    #[default]
+    Header,
+    /// A string or an integer in the JSON body.
+    Json(Pointer),
+    /// What names the operation already: a digest of these members of the JSON body.
+    Derive(Vec<Pointer>),
+}
+
+/// What a key from a header has to look like.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum KeyFormat {
+    /// Visible ASCII.
+    #[default]
+    Any,
+    /// A UUID, in its usual form of 36 characters.
+    Uuid,
 }
 
 impl Default for KeyPolicy {
     fn default() -> Self {
-        Self { required: false, length_min: KEY_LENGTH_MIN_DEFAULT }
+        Self {
+            source: KeySource::default(),
+            required: false,
+            format: KeyFormat::default(),
+            length_min: KEY_LENGTH_MIN_DEFAULT,
+        }
     }
 }
 
@@ -81,12 +120,13 @@ impl Default for Policy {
             key: KeyPolicy::default(),
             tenant: Tenant::default(),
             namespace: String::new(),
-            fingerprint: FingerprintMode::default(),
+            fingerprint: FingerprintPolicy::default(),
             terms: Terms::default(),
             in_flight: InFlight::default(),
             on_store_down: OnStoreDown::default(),
             run_max: Duration::from_secs(30),
             statuses: StatusRules::new(),
+            answers: Answers::default(),
             request_body_max: MIB,
             response_body_max: MIB,
             request_timeout: Duration::from_secs(30),
@@ -105,6 +145,21 @@ impl Policy {
     #[must_use]
     pub fn key_required(mut self) -> Self {
         self.key.required = true;
+        self
+    }
+
+    /// Sets where the key comes from. Where it is not a header, a key is required.
+    #[must_use]
+    pub fn key_from(mut self, source: KeySource) -> Self {
+        self.key.required |= source != KeySource::Header;
+        self.key.source = source;
+        self
+    }
+
+    /// Sets what a key from a header has to look like.
+    #[must_use]
+    pub fn key_format(mut self, format: KeyFormat) -> Self {
+        self.key.format = format;
         self
     }
 
@@ -160,7 +215,21 @@ impl Policy {
     /// Sets how two requests are told apart.
     #[must_use]
     pub fn fingerprint(mut self, mode: FingerprintMode) -> Self {
-        self.fingerprint = mode;
+        self.fingerprint.mode = mode;
+        self
+    }
+
+    /// Sets which headers count when two requests are told apart.
+    #[must_use]
+    pub fn fingerprint_headers(mut self, headers: impl IntoIterator<Item = HeaderName>) -> Self {
+        self.fingerprint.headers = headers.into_iter().collect();
+        self
+    }
+
+    /// Sets in which dialect problems are told.
+    #[must_use]
+    pub fn errors(mut self, dialect: Dialect) -> Self {
+        self.answers.dialect = dialect;
         self
     }
 

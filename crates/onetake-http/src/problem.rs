@@ -69,6 +69,10 @@ codes! {
     OutcomePending = 503 "outcome_pending" "Outcome not durable yet",
     /// The store does not answer; nothing was run.
     StoreUnavailable = 503 "idempotency_store_unavailable" "Idempotency store unavailable",
+    /// The request's own deadline is over; nothing was run.
+    DeadlineExceeded = 504 "deadline_exceeded" "Deadline exceeded",
+    /// The request's deadline cannot be read; nothing was run.
+    DeadlineInvalid = 400 "deadline_invalid" "Deadline invalid",
     /// Too much at once; nothing was run.
     Overloaded = 503 "overloaded" "Overloaded",
     /// The request's body is larger than the route accepts.
@@ -127,39 +131,142 @@ impl Problem {
         self.code
     }
 
-    /// The response that tells it.
+    /// The response that tells it, as an RFC 9457 problem with the documented status.
     #[must_use]
     pub fn into_response(self, reference: Option<Reference>) -> Response<Bytes> {
-        let code = self.code.as_str();
+        Answers::default().tell(self, reference)
+    }
+}
+
+/// In which words and statuses problems are told.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Answers {
+    /// The form of the body.
+    pub dialect: Dialect,
+    /// Statuses other than the dialect's own.
+    pub statuses: ProblemStatuses,
+}
+
+/// The form of a problem's body.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Dialect {
+    /// RFC 9457.
+    #[default]
+    Problem,
+    /// Stripe's: their SDKs take it for their own server's, and raise their own errors.
+    Stripe,
+}
+
+/// Statuses of problems that a route may choose; `None` is the dialect's own.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ProblemStatuses {
+    /// The same key came with another payload: 422.
+    pub mismatch: Option<StatusCode>,
+    /// An attempt with this key is running: 409.
+    pub in_flight: Option<StatusCode>,
+    /// It was still running after the whole wait: 504.
+    pub wait_timeout: Option<StatusCode>,
+}
+
+impl Answers {
+    /// The response that tells a problem.
+    #[must_use]
+    pub fn tell(&self, problem: Problem, reference: Option<Reference>) -> Response<Bytes> {
+        let status = self.status(problem.code);
+        let code = problem.code.as_str();
         let documentation = format!("{DOCUMENTATION}#{code}");
-        let mut members = Map::new();
-        members.insert("type".into(), json!(documentation));
-        members.insert("title".into(), json!(self.code.title()));
-        members.insert("status".into(), json!(self.code.status().as_u16()));
-        members.insert("detail".into(), json!(self.detail));
-        members.insert("code".into(), json!(code));
         let mut headers = HeaderMap::new();
-        headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
         insert(&mut headers, LINK, &format!("<{documentation}>; rel=\"describedby\""));
-        if let Some(seconds) = self.retry_after {
+        if let Some(seconds) = problem.retry_after {
             headers.insert(RETRY_AFTER, HeaderValue::from(seconds));
         }
-        if let Some((status, location)) = self.recorded {
-            members.insert("recorded_status".into(), json!(status.as_u16()));
-            if let Some(location) = location {
-                headers.insert(LOCATION, location);
-            }
+        if let Some((_, Some(location))) = &problem.recorded {
+            headers.insert(LOCATION, location.clone());
         }
         if let Some(reference) = reference {
-            let reference = reference.to_string();
-            insert(&mut headers, IDEMPOTENCY_REFERENCE, &reference);
-            members.insert("reference".into(), json!(reference));
+            insert(&mut headers, IDEMPOTENCY_REFERENCE, &reference.to_string());
         }
-        let mut response = Response::new(Bytes::from(Value::Object(members).to_string()));
-        *response.status_mut() = self.code.status();
+        let body = match self.dialect {
+            Dialect::Problem => {
+                headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
+                rfc9457(&problem, status, &documentation, reference)
+            }
+            Dialect::Stripe => {
+                headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+                let retry = if problem.retry_after.is_some() { "true" } else { "false" };
+                headers.insert(STRIPE_SHOULD_RETRY, HeaderValue::from_static(retry));
+                stripe(&problem, status, &documentation, reference)
+            }
+        };
+        let mut response = Response::new(Bytes::from(body.to_string()));
+        *response.status_mut() = status;
         *response.headers_mut() = headers;
         response
     }
+
+    fn status(&self, code: Code) -> StatusCode {
+        let chosen = match code {
+            Code::IdempotencyPayloadMismatch => self.statuses.mismatch,
+            Code::RequestInProgress => self.statuses.in_flight,
+            Code::InProgressTimeout => self.statuses.wait_timeout,
+            _ => None,
+        };
+        chosen.unwrap_or_else(|| match (self.dialect, code) {
+            (Dialect::Stripe, Code::IdempotencyPayloadMismatch) => StatusCode::BAD_REQUEST,
+            _ => code.status(),
+        })
+    }
+}
+
+/// Tells Stripe's SDKs whether to send the same again.
+const STRIPE_SHOULD_RETRY: HeaderName = HeaderName::from_static("stripe-should-retry");
+
+fn rfc9457(
+    problem: &Problem,
+    status: StatusCode,
+    documentation: &str,
+    reference: Option<Reference>,
+) -> Value {
+    let mut members = Map::new();
+    members.insert("type".into(), json!(documentation));
+    members.insert("title".into(), json!(problem.code.title()));
+    members.insert("status".into(), json!(status.as_u16()));
+    members.insert("detail".into(), json!(problem.detail));
+    members.insert("code".into(), json!(problem.code.as_str()));
+    if let Some((status, _)) = &problem.recorded {
+        members.insert("recorded_status".into(), json!(status.as_u16()));
+    }
+    if let Some(reference) = reference {
+        members.insert("reference".into(), json!(reference.to_string()));
+    }
+    Value::Object(members)
+}
+
+/// `idempotency_error` is what their SDKs raise an error of its own for; other client errors are
+/// `invalid_request_error`, and the rest is `api_error`.
+fn stripe(
+    problem: &Problem,
+    status: StatusCode,
+    documentation: &str,
+    reference: Option<Reference>,
+) -> Value {
+    let kind = match problem.code {
+        Code::IdempotencyPayloadMismatch | Code::RequestInProgress => "idempotency_error",
+        _ if status.is_client_error() => "invalid_request_error",
+        _ => "api_error",
+    };
+    let mut error = Map::new();
+    error.insert("type".into(), json!(kind));
+    error.insert("code".into(), json!(problem.code.as_str()));
+    error.insert("message".into(), json!(problem.detail));
+    error.insert("doc_url".into(), json!(documentation));
+    if let Some((status, _)) = &problem.recorded {
+        error.insert("recorded_status".into(), json!(status.as_u16()));
+    }
+    if let Some(reference) = reference {
+        error.insert("reference".into(), json!(reference.to_string()));
+    }
+    json!({ "error": error })
 }
 
 /// Inserts a value that is made of visible ASCII by construction.
@@ -187,6 +294,55 @@ mod tests {
         assert_eq!(body["status"], 409);
         assert_eq!(body["title"], "Request in progress");
         assert_eq!(body["detail"], "It runs.");
+    }
+
+    #[test]
+    fn statuses_can_be_chosen() {
+        let statuses = ProblemStatuses {
+            mismatch: Some(StatusCode::CONFLICT),
+            in_flight: Some(StatusCode::TOO_EARLY),
+            wait_timeout: Some(StatusCode::ACCEPTED),
+        };
+        for dialect in [Dialect::Problem, Dialect::Stripe] {
+            let answers = Answers { dialect, statuses };
+            for (code, status) in [
+                (Code::IdempotencyPayloadMismatch, 409),
+                (Code::RequestInProgress, 425),
+                (Code::InProgressTimeout, 202),
+                (Code::Overloaded, 503),
+            ] {
+                let response = answers.tell(Problem::new(code, "x"), None);
+                assert_eq!(response.status(), status, "{code:?}");
+                if dialect == Dialect::Problem {
+                    let body: Value = serde_json::from_slice(response.body()).unwrap();
+                    assert_eq!(body["status"], status, "{code:?}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn stripe_is_told_in_its_own_words() {
+        let stripe = Answers { dialect: Dialect::Stripe, ..Answers::default() };
+        for (code, retry, status, kind) in [
+            (Code::IdempotencyPayloadMismatch, false, 400, "idempotency_error"),
+            (Code::RequestInProgress, true, 409, "idempotency_error"),
+            (Code::IdempotencyKeyMissing, false, 400, "invalid_request_error"),
+            (Code::PreviousAttemptFailed, false, 500, "api_error"),
+            (Code::StoreUnavailable, true, 503, "api_error"),
+        ] {
+            let problem = Problem::new(code, "What to do.");
+            let problem = if retry { problem.retry_after(1) } else { problem };
+            let response = stripe.tell(problem, None);
+            assert_eq!(response.status(), status, "{code:?}");
+            let headers = response.headers();
+            assert_eq!(headers["stripe-should-retry"], if retry { "true" } else { "false" });
+            assert_eq!(headers[CONTENT_TYPE], "application/json");
+            let body: Value = serde_json::from_slice(response.body()).unwrap();
+            assert_eq!(body["error"]["type"], kind, "{code:?}");
+            assert_eq!(body["error"]["code"], code.as_str());
+            assert_eq!(body["error"]["message"], "What to do.");
+        }
     }
 
     #[test]

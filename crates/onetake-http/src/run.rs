@@ -26,6 +26,8 @@ pub(crate) struct Run<Req> {
     pub(crate) request: Request<RequestBody<Req>>,
     pub(crate) lease: Lease,
     pub(crate) policy: Arc<Policy>,
+    /// For how long it may run: the route's own limit, or what the client's deadline leaves.
+    pub(crate) run_max: Duration,
     pub(crate) reference: Reference,
     pub(crate) place: OwnedSemaphorePermit,
 }
@@ -50,16 +52,16 @@ impl<Req> Run<Req> {
         Res: Body<Data = Bytes>,
         Res::Error: Into<BoxError>,
     {
-        let Self { request, lease, policy, reference, place: _place } = self;
+        let Self { request, lease, policy, run_max, reference, place: _place } = self;
         if lease.start().is_err() {
             let settling = lease.release().await;
             return Reply::Problem(not_shown(&settling).unwrap_or_else(in_progress));
         }
-        let deadline = clock.monotonic().saturating_add(policy.run_max);
+        let deadline = clock.monotonic().saturating_add(run_max);
         let called = tokio::select! {
             biased;
             called = inner.call(request) => called,
-            () = clock.sleep(policy.run_max) => return timed_out(lease).await,
+            () = clock.sleep(run_max) => return timed_out(lease).await,
         };
         let mut response = match called {
             Ok(response) => response,
@@ -185,7 +187,7 @@ async fn timed_out<Res, E>(lease: Lease) -> Reply<Res, E> {
 pub(crate) fn too_slow() -> Problem {
     Problem::new(
         Code::UpstreamTimeout,
-        "The operation took longer than it may (upstream_timeout). Its outcome is not known.",
+        "The operation took longer than it may (upstream_timeout, or the request's own deadline). Its outcome is not known.",
     )
 }
 

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
@@ -16,15 +17,20 @@ use tokio::sync::oneshot;
 use tower_service::Service;
 
 use onetake_core::engine::{Answer, Attempt, Begin, EngineError, Operation};
-use onetake_core::{Fingerprint, Lease, Record, RecordId, Reference, Scope, State, StoreErrorKind};
+use onetake_core::{
+    Clock, Fingerprint, InFlight, Key, Lease, Record, RecordId, Reference, Scope, State,
+    StoreErrorKind,
+};
 
 use crate::BoxError;
 use crate::body::{self, Read, RequestBody, ResponseBody};
 use crate::bypass::{self, Bypass};
+use crate::deadline::{self, Deadline, TimeLeft};
 use crate::fingerprint::fingerprint;
-use crate::key::key;
+use crate::key::{key, key_of_body};
 use crate::layer::Shared;
-use crate::policy::Policy;
+use crate::payload::Payload;
+use crate::policy::{KeySource, Policy};
 use crate::problem::{Code, DOCUMENTATION, Problem};
 use crate::recording::replay;
 use crate::run::{ANSWERED, Reply, Run};
@@ -33,6 +39,9 @@ use crate::run::{ANSWERED, Reply, Run};
 pub const IDEMPOTENCY_FENCE: HeaderName = HeaderName::from_static("idempotency-fence");
 /// Reserved for the key of the inner service's own calls; never taken from a client.
 pub const IDEMPOTENCY_DERIVED_KEY: HeaderName = HeaderName::from_static("idempotency-derived-key");
+
+/// The shortest lease that a deadline leads to: a shorter one would be nothing but heartbeats.
+const LEASE_MIN: Duration = Duration::from_millis(100);
 
 /// A service that is safe to retry.
 #[derive(Clone)]
@@ -81,65 +90,103 @@ where
             if parts.method == Method::GET && parts.uri.path() == DOCUMENTATION {
                 return Ok(documentation());
             }
-            let keyed = match keyed(&shared, &parts) {
-                Ok(keyed) => keyed,
-                Err(problem) => return Ok(told(problem, None)),
+            let asked = match Asked::of(&shared, &parts) {
+                Ok(asked) => asked,
+                Err((problem, policy)) => return Ok(told(&policy, problem, None)),
             };
-            let Some(keyed) = keyed else {
+            let Some(asked) = asked else {
                 let untouched = Request::from_parts(parts, RequestBody::untouched(body));
                 let response = inner.call(untouched).await?;
                 return Ok(response.map(ResponseBody::untouched));
             };
-            match admit(&shared, &keyed, parts, body).await {
-                Err((problem, reference)) => Ok(told(problem, reference)),
-                Ok(Admitted::Replay(record)) => Ok(replayed(&record)),
+            let policy = Arc::clone(&asked.policy);
+            match admit(&shared, asked, parts, body).await {
+                Err((problem, reference)) => Ok(told(&policy, problem, reference)),
+                Ok(Admitted::Unnamed(request)) => {
+                    let response = inner.call(request).await?;
+                    Ok(response.map(ResponseBody::untouched))
+                }
+                Ok(Admitted::Replay(record)) => Ok(replayed(&policy, &record)),
                 Ok(Admitted::Run(run)) => {
                     let (clock, reference) = (Arc::clone(shared.engine.clock()), run.reference);
                     let work = async move { run.perform(inner, &*clock).await };
                     let panicked = "It is not run again.";
-                    carry_out(&shared, reference, panicked, work).await
+                    carry_out(&shared, &policy, reference, panicked, work).await
                 }
                 Ok(Admitted::Bypass(bypass)) => {
                     let (clock, reference) = (Arc::clone(shared.engine.clock()), bypass.reference);
                     let work = async move { bypass.perform(inner, &*clock).await };
                     let panicked = "The store is away, so nothing was recorded.";
-                    carry_out(&shared, reference, panicked, work).await
+                    carry_out(&shared, &policy, reference, panicked, work).await
                 }
             }
         })
     }
 }
 
-/// A keyed request: what applies to it, and who named what.
-struct Keyed {
+/// What can be told of a request by its head: what applies to it, and who asks.
+struct Asked {
     policy: Arc<Policy>,
     scope: Scope,
-    key: onetake_core::Key,
     proof: Vec<u8>,
+    /// `None`: it is in the body.
+    key: Option<Key>,
+    deadline: Option<Deadline>,
 }
 
-/// Whether the request is keyed, and by whom.
-fn keyed(shared: &Shared, parts: &Parts) -> Result<Option<Keyed>, Problem> {
-    let Some(policy) = shared.policies.resolve(parts) else {
-        return Ok(None);
-    };
-    if !policy.methods.contains(&parts.method) || parts.method == Method::GET {
-        return Ok(None);
+impl Asked {
+    /// `None`: the request is not keyed, and passes through untouched.
+    fn of(shared: &Shared, parts: &Parts) -> Result<Option<Self>, (Problem, Arc<Policy>)> {
+        let Some(policy) = shared.policies.resolve(parts) else {
+            return Ok(None);
+        };
+        if !policy.methods.contains(&parts.method) || parts.method == Method::GET {
+            return Ok(None);
+        }
+        let asked = Self::under(&policy, parts, &**shared.engine.clock());
+        asked.map_err(|problem| (problem, policy))
     }
-    let Some(key) = key(&parts.headers, &policy.key)? else {
-        return Ok(None);
-    };
-    let caller = policy.tenant.resolve(parts)?;
-    let scope = Scope::new(caller.tenant).namespace(&policy.namespace);
-    Ok(Some(Keyed { policy, scope, key, proof: caller.proof }))
-}
 
-impl Keyed {
-    fn operation(&self, fingerprint: Fingerprint) -> Operation {
-        Operation::new(&self.scope, &self.key, fingerprint)
-            .terms(self.policy.terms)
-            .in_flight(self.policy.in_flight)
-            .run_max(self.policy.run_max)
+    fn under(
+        policy: &Arc<Policy>,
+        parts: &Parts,
+        clock: &dyn Clock,
+    ) -> Result<Option<Self>, Problem> {
+        let key = match policy.key.source {
+            KeySource::Header => match key(&parts.headers, &policy.key)? {
+                Some(key) => Some(key),
+                None => return Ok(None),
+            },
+            KeySource::Json(_) | KeySource::Derive(_) => None,
+        };
+        let deadline = Deadline::of(&parts.headers, clock)?;
+        let caller = policy.tenant.resolve(parts)?;
+        let scope = Scope::new(caller.tenant).namespace(&policy.namespace);
+        let policy = Arc::clone(policy);
+        Ok(Some(Self { policy, scope, proof: caller.proof, key, deadline }))
+    }
+
+    /// How long something may take that may take `max` by itself.
+    fn within(&self, max: Duration, clock: &dyn Clock) -> Duration {
+        self.deadline.map_or(max, |deadline| deadline.left(clock).min(max))
+    }
+
+    fn operation(&self, key: &Key, print: Fingerprint, shared: &Shared) -> Operation {
+        let clock = &**shared.engine.clock();
+        let policy = &self.policy;
+        let (current, earlier) = shared.secrets.seal(print);
+        let mut terms = policy.terms;
+        // Nobody waits for what runs longer, so nobody should wait for its lease either.
+        terms.lease = self.within(terms.lease, clock).max(LEASE_MIN.min(terms.lease));
+        let in_flight = match policy.in_flight {
+            InFlight::Wait(budget) => InFlight::Wait(self.within(budget, clock)),
+            InFlight::Reject => InFlight::Reject,
+        };
+        Operation::new(&self.scope, key, current)
+            .earlier(earlier)
+            .terms(terms)
+            .in_flight(in_flight)
+            .run_max(self.within(policy.run_max, clock))
     }
 }
 
@@ -148,6 +195,8 @@ enum Admitted<Req> {
     /// The store is away, and the route is fail-open.
     Bypass(Bypass<Req>),
     Replay(Arc<Record>),
+    /// Its body names no operation, and need not.
+    Unnamed(Request<RequestBody<Req>>),
 }
 
 type Refused = (Problem, Option<Reference>);
@@ -155,50 +204,78 @@ type Refused = (Problem, Option<Reference>);
 /// Reads the request and asks the engine who runs it.
 async fn admit<Req>(
     shared: &Shared,
-    keyed: &Keyed,
-    parts: Parts,
+    asked: Asked,
+    mut parts: Parts,
     body: Req,
 ) -> Result<Admitted<Req>, Refused>
 where
     Req: Body<Data = Bytes> + Send + 'static,
     Req::Error: Send,
 {
-    let reference = RecordId::derive(&keyed.scope, &keyed.key).reference();
-    let refused = |problem| (problem, Some(reference));
+    let policy = &asked.policy;
+    let refer = |key: &Key| RecordId::derive(&asked.scope, key).reference();
+    let early = asked.key.as_ref().map(refer);
+    let refused = |problem| (problem, early);
     let place =
         Arc::clone(&shared.bodies).try_acquire_owned().map_err(|_| refused(overloaded()))?;
-    let policy = &keyed.policy;
-    let data = read_request(shared, policy, body).await.map_err(refused)?;
+    let data = read_request(shared, &asked, body).await.map_err(refused)?;
     whole(&parts, &data).map_err(refused)?;
-    let print = fingerprint(&parts, &data, &policy.fingerprint, &keyed.proof).map_err(refused)?;
-    let operation = keyed.operation(print);
-    match shared.engine.begin(&operation).await {
+    let payload = Payload::new(&parts.headers, data, policy.request_body_max);
+    let key = match &asked.key {
+        Some(key) => Some(key.clone()),
+        None => key_of_body(&payload, &policy.key).map_err(refused)?,
+    };
+    let Some(key) = key else {
+        return Ok(Admitted::Unnamed(bypass::forwarded(parts, payload.into_data())));
+    };
+    let reference = refer(&key);
+    let refused = |problem| (problem, Some(reference));
+    let print =
+        fingerprint(&parts, &payload, &policy.fingerprint, &asked.proof).map_err(refused)?;
+    let operation = asked.operation(&key, print, shared);
+    if operation.run_max.is_zero() {
+        return Err(refused(deadline::over()));
+    }
+    let begun = shared.engine.begin(&operation).await;
+    let clock = &**shared.engine.clock();
+    if let (Some(deadline), Ok(Begin::Run(_)) | Err(_)) = (asked.deadline, &begun) {
+        deadline.pass_on(&mut parts.headers, clock);
+        parts.extensions.insert(TimeLeft(deadline.left(clock)));
+    }
+    let run_max = asked.within(policy.run_max, clock);
+    match begun {
+        // It was granted too late to be of use: nothing runs, and the lease is released.
+        Ok(Begin::Run(lease)) if run_max.is_zero() => {
+            drop(lease);
+            Err(refused(deadline::over()))
+        }
         Ok(Begin::Run(lease)) => {
-            let request = forwarded(parts, data, &lease);
+            let request = forwarded(parts, payload.into_data(), &lease);
             let policy = Arc::clone(policy);
-            Ok(Admitted::Run(Run { request, lease, policy, reference, place }))
+            Ok(Admitted::Run(Run { request, lease, policy, run_max, reference, place }))
         }
         Ok(Begin::Answer(Answer::Replay(record))) => Ok(Admitted::Replay(record)),
         Ok(Begin::Answer(answer)) => Err(refused(problem_of(&answer))),
         Err(error) if bypass::is_chosen(&shared.engine, policy, reference, &error) => {
-            let request = bypass::forwarded(parts, data);
-            let policy = Arc::clone(policy);
-            Ok(Admitted::Bypass(Bypass { request, policy, reference, place }))
+            let request = bypass::forwarded(parts, payload.into_data());
+            Ok(Admitted::Bypass(Bypass { request, run_max, reference, place }))
         }
         Err(error) => Err(refused(problem_of_error(&error, reference))),
     }
 }
 
-async fn read_request<Req>(shared: &Shared, policy: &Policy, body: Req) -> Result<Bytes, Problem>
+async fn read_request<Req>(shared: &Shared, asked: &Asked, body: Req) -> Result<Bytes, Problem>
 where
     Req: Body<Data = Bytes>,
 {
+    let (policy, clock) = (&asked.policy, shared.engine.clock());
     let max = policy.request_body_max;
     let read = tokio::select! {
         biased;
         read = body::read(body, max) => read,
-        () = shared.engine.clock().sleep(policy.request_timeout) => {
-            return Err(incomplete("did not arrive in time"));
+        () = clock.sleep(asked.within(policy.request_timeout, &**clock)) => {
+            let is_over = asked.deadline.is_some_and(|deadline| deadline.left(&**clock).is_zero());
+            return Err(if is_over { deadline::over() } else { incomplete("did not arrive in time") });
         }
     };
     match read {
@@ -247,6 +324,7 @@ fn forwarded<Req>(mut parts: Parts, data: Bytes, lease: &Lease) -> Request<Reque
 /// outcome.
 async fn carry_out<Res, E>(
     shared: &Shared,
+    policy: &Policy,
     reference: Reference,
     panicked: &str,
     work: impl Future<Output = Reply<Res, E>> + Send + 'static,
@@ -261,14 +339,15 @@ where
     });
     match tells.await {
         Ok(Reply::Response(response)) => Ok(response),
-        Ok(Reply::Problem(problem)) => Ok(told(problem, Some(reference))),
+        Ok(Reply::Problem(problem)) => Ok(told(policy, problem, Some(reference))),
         Ok(Reply::Record(record)) => Ok(match record.state {
-            State::Completed { .. } => replayed(&record),
-            _ => told(in_progress(), Some(reference)),
+            State::Completed { .. } => replayed(policy, &record),
+            _ => told(policy, in_progress(), Some(reference)),
         }),
         Ok(Reply::Error(error)) => Err(error),
         // The task panicked; its lease, if it had one, was dropped and is unknown.
         Err(_) => Ok(told(
+            policy,
             Problem::new(
                 Code::PreviousAttemptFailed,
                 format!("The operation failed in the middle. Its outcome is not known. {panicked}"),
@@ -278,16 +357,20 @@ where
     }
 }
 
-fn told<Res>(problem: Problem, reference: Option<Reference>) -> Response<ResponseBody<Res>> {
-    problem.into_response(reference).map(|body| ResponseBody::whole(body, None))
+fn told<Res>(
+    policy: &Policy,
+    problem: Problem,
+    reference: Option<Reference>,
+) -> Response<ResponseBody<Res>> {
+    policy.answers.tell(problem, reference).map(|body| ResponseBody::whole(body, None))
 }
 
-fn replayed<Res>(record: &Record) -> Response<ResponseBody<Res>> {
+fn replayed<Res>(policy: &Policy, record: &Record) -> Response<ResponseBody<Res>> {
     let reference = record.id.reference();
     let State::Completed { recording, .. } = &record.state else {
-        return told(in_progress(), Some(reference));
+        return told(policy, in_progress(), Some(reference));
     };
-    replay(recording, reference).unwrap_or_else(|problem| told(problem, Some(reference)))
+    replay(recording, reference).unwrap_or_else(|problem| told(policy, problem, Some(reference)))
 }
 
 fn documentation<Res>() -> Response<ResponseBody<Res>> {

@@ -99,7 +99,11 @@ fn policy_of(policy: &Policy, label: &str) -> layer::Policy {
         label: label.to_owned(),
         // The plan was found by its method already.
         methods: vec![Method::POST, Method::PUT, Method::PATCH, Method::DELETE],
-        key: layer::KeyPolicy { required: policy.key.required, length_min: policy.key.min_length },
+        key: layer::KeyPolicy {
+            required: policy.key.required,
+            length_min: policy.key.min_length,
+            ..layer::KeyPolicy::default()
+        },
         tenant: match &policy.tenant {
             TenantConfig::CredentialOrPublic => layer::Tenant::CredentialOrPublic,
             TenantConfig::Credential => layer::Tenant::Credential,
@@ -107,7 +111,10 @@ fn policy_of(policy: &Policy, label: &str) -> layer::Policy {
             TenantConfig::Header(name) => layer::Tenant::Header(name.clone()),
         },
         namespace: policy.namespace.clone(),
-        fingerprint: fingerprint_of(&policy.fingerprint),
+        fingerprint: layer::FingerprintPolicy {
+            mode: fingerprint_of(&policy.fingerprint),
+            headers: Vec::new(),
+        },
         terms: core::Terms {
             ttl: policy.ttl,
             lease: policy.lease,

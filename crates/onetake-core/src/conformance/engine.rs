@@ -39,6 +39,7 @@ impl Bench {
         Operation {
             id: id(key),
             fingerprint: Fingerprint::of(payload.as_bytes()),
+            earlier: Vec::new(),
             terms: self.terms(OnUnknown::Fail),
             in_flight: InFlight::Reject,
             run_max: self.can.tick * 100,

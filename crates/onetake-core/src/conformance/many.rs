@@ -188,6 +188,7 @@ fn operation(name: &str, terms: Terms) -> Operation {
     Operation {
         id: id_of(name),
         fingerprint: Fingerprint::of(name.as_bytes()),
+        earlier: Vec::new(),
         terms,
         in_flight: InFlight::Wait(Duration::from_millis(300)),
         run_max: Duration::from_secs(30),

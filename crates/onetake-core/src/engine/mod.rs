@@ -153,7 +153,8 @@ impl Engine {
         F: FnOnce(Attempt) -> Fut + Send + 'static,
         Fut: Future<Output = Verdict> + Send + 'static,
     {
-        if let Some(answer) = self.known(&operation) {
+        let mut operation = operation;
+        if let Some(answer) = self.known(&mut operation) {
             return Ok(Outcome::Answered(answer));
         }
         let (tell, told) = oneshot::channel();
@@ -253,9 +254,9 @@ impl Engine {
     }
 
     /// What this process knows without asking anybody.
-    fn known(&self, operation: &Operation) -> Option<Answer> {
+    fn known(&self, operation: &mut Operation) -> Option<Answer> {
         let record = self.inner.cache.get(&operation.id, self.inner.clock.monotonic())?;
-        let answer = if record.fingerprint == operation.fingerprint {
+        let answer = if operation.recognise(&record.fingerprint) {
             settled(&record)?
         } else {
             Answer::Mismatch
@@ -265,6 +266,7 @@ impl Engine {
 
     async fn resolve(&self, operation: &Operation, lead: Lead) -> Result<Begin, EngineError> {
         let inner = &self.inner;
+        let operation = &mut operation.clone();
         let mut patience = Patience::new(inner, operation.in_flight);
         loop {
             if let Some(answer) = self.known(operation) {
@@ -281,6 +283,8 @@ impl Engine {
             let answer = match next {
                 Next::Answer(answer) => answer,
                 Next::Again => continue,
+                Next::Other(found) if operation.recognise(&found) => continue,
+                Next::Other(_) => Answer::Mismatch,
                 Next::RunsElsewhere => match elsewhere(inner, operation, &mut patience).await {
                     Some(answer) => answer,
                     None => continue,

@@ -72,6 +72,8 @@ pub struct Operation {
     pub id: RecordId,
     /// What was asked.
     pub fingerprint: Fingerprint,
+    /// The same, sealed with secrets that were in use earlier.
+    pub earlier: Vec<Fingerprint>,
     /// What it would be claimed under.
     pub terms: Terms,
     /// What to do if it runs already.
@@ -95,10 +97,32 @@ impl Operation {
         Self {
             id,
             fingerprint,
+            earlier: Vec::new(),
             terms: Terms::default(),
             in_flight: InFlight::default(),
             run_max: Duration::from_secs(30),
         }
+    }
+
+    /// Sets how what was asked looks when it is sealed with secrets that were in use earlier: records
+    /// from then are still recognised.
+    #[must_use]
+    pub fn earlier(mut self, earlier: Vec<Fingerprint>) -> Self {
+        self.earlier = earlier;
+        self
+    }
+
+    /// Whether a record's fingerprint is this operation's. If it was sealed with an earlier secret, this
+    /// operation goes by that one from now on.
+    pub(crate) fn recognise(&mut self, found: &Fingerprint) -> bool {
+        if self.fingerprint == *found {
+            return true;
+        }
+        let is_earlier = self.earlier.contains(found);
+        if is_earlier {
+            self.fingerprint = *found;
+        }
+        is_earlier
     }
 
     /// Sets the terms.

@@ -7,6 +7,7 @@ use tokio::sync::{SemaphorePermit, watch};
 
 use crate::clock::Timestamp;
 use crate::decide::{self, Reading};
+use crate::fingerprint::Fingerprint;
 use crate::record::{Record, State};
 
 use super::Inner;
@@ -16,6 +17,8 @@ use super::operation::{Answer, EngineError, InFlight, Operation};
 /// What to do after a look at a record.
 pub(super) enum Next {
     Answer(Answer),
+    /// Something else was asked, going by this fingerprint.
+    Other(Fingerprint),
     Again,
     RunsElsewhere,
 }
@@ -23,7 +26,7 @@ pub(super) enum Next {
 /// What a record as found means to this operation.
 pub(super) fn interpret(record: &Arc<Record>, operation: &Operation, now: Timestamp) -> Next {
     match decide::read(Some(record), &operation.fingerprint, now) {
-        Reading::Mismatch => Next::Answer(Answer::Mismatch),
+        Reading::Mismatch => Next::Other(record.fingerprint),
         Reading::InFlight => Next::RunsElsewhere,
         Reading::Unknown => Next::Answer(Answer::Unknown(Arc::clone(record))),
         Reading::Settled => settled(record).map_or(Next::Again, Next::Answer),
@@ -102,7 +105,7 @@ pub(super) async fn join(
             }
             Phase::Running(fingerprint) => {
                 if fingerprint != operation.fingerprint {
-                    return Ok(Next::Answer(Answer::Mismatch));
+                    return Ok(Next::Other(fingerprint));
                 }
                 let left = match patience.left() {
                     Ok(left) => left,
@@ -159,7 +162,7 @@ pub(super) async fn elsewhere(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{AttemptId, Fingerprint, Key, Scope};
+    use crate::{AttemptId, Key, Scope};
 
     #[test]
     fn what_the_store_leaves_to_its_owner_is_in_flight() {

@@ -1,0 +1,209 @@
+//! Until when a request is worth anything to whoever sent it.
+//!
+//! `X-Request-Deadline` is a moment (RFC 3339, or milliseconds since the epoch); `X-Request-Timeout-Ms`
+//! and `grpc-timeout` are how long there is left. If there are several, the earliest counts.
+
+use std::time::Duration;
+
+use http::header::{HeaderMap, HeaderName, HeaderValue};
+use time::OffsetDateTime;
+use time::format_description::well_known::Rfc3339;
+
+use onetake_core::Clock;
+
+use crate::problem::{Code, Problem};
+
+const X_REQUEST_DEADLINE: HeaderName = HeaderName::from_static("x-request-deadline");
+const X_REQUEST_TIMEOUT_MS: HeaderName = HeaderName::from_static("x-request-timeout-ms");
+const GRPC_TIMEOUT: HeaderName = HeaderName::from_static("grpc-timeout");
+
+/// Longer is not a deadline but a mistake in a unit; it is taken for this.
+const LEFT_MAX: Duration = Duration::from_secs(366 * 24 * 3600);
+
+/// How much of the client's time an attempt may take, for services behind the layer: in the
+/// extensions of a request that has a deadline.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TimeLeft(pub Duration);
+
+/// The end of a request's time, by the monotonic clock.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Deadline(Duration);
+
+impl Deadline {
+    /// The deadline of a request, if it has one.
+    ///
+    /// # Errors
+    /// A problem for the client: it is over, or cannot be read.
+    pub(crate) fn of(headers: &HeaderMap, clock: &dyn Clock) -> Result<Option<Self>, Problem> {
+        let mut left: Option<Duration> = None;
+        for (name, read) in READERS {
+            let mut values = headers.get_all(&name).iter();
+            let Some(value) = values.next() else { continue };
+            let this = if values.next().is_some() { None } else { value.to_str().ok() };
+            let this =
+                this.and_then(|text| read(text.trim(), clock)).ok_or_else(|| invalid(&name))?;
+            left = Some(left.map_or(this, |left| left.min(this)));
+        }
+        let Some(left) = left else { return Ok(None) };
+        if left.is_zero() {
+            return Err(over());
+        }
+        Ok(Some(Self(clock.monotonic().saturating_add(left.min(LEFT_MAX)))))
+    }
+
+    /// How much time is left.
+    pub(crate) fn left(self, clock: &dyn Clock) -> Duration {
+        self.0.saturating_sub(clock.monotonic())
+    }
+
+    /// Tells the inner service how much time it has.
+    pub(crate) fn pass_on(self, headers: &mut HeaderMap, clock: &dyn Clock) {
+        let millis = u64::try_from(self.left(clock).as_millis()).unwrap_or(u64::MAX).max(1);
+        if headers.contains_key(GRPC_TIMEOUT) {
+            // At most eight digits may stand there.
+            let text = if millis < 100_000_000 {
+                format!("{millis}m")
+            } else {
+                format!("{}S", (millis / 1000).min(99_999_999))
+            };
+            if let Ok(value) = HeaderValue::from_str(&text) {
+                headers.insert(GRPC_TIMEOUT, value);
+            }
+        }
+        if headers.contains_key(X_REQUEST_DEADLINE) || headers.contains_key(X_REQUEST_TIMEOUT_MS) {
+            headers.insert(X_REQUEST_TIMEOUT_MS, HeaderValue::from(millis));
+        }
+    }
+}
+
+/// Reads how much is left; nothing is left of what is over.
+type ReadLeft = fn(&str, &dyn Clock) -> Option<Duration>;
+
+const READERS: [(HeaderName, ReadLeft); 3] = [
+    (X_REQUEST_DEADLINE, until),
+    (X_REQUEST_TIMEOUT_MS, |text, _| number(text).map(Duration::from_millis)),
+    (GRPC_TIMEOUT, |text, _| grpc(text)),
+];
+
+fn until(text: &str, clock: &dyn Clock) -> Option<Duration> {
+    let micros = match number(text) {
+        Some(millis) => i128::from(millis) * 1000,
+        None => OffsetDateTime::parse(text, &Rfc3339).ok()?.unix_timestamp_nanos() / 1000,
+    };
+    let left = (micros - i128::from(clock.now().as_micros())).max(0);
+    Some(Duration::from_micros(u64::try_from(left).unwrap_or(u64::MAX)))
+}
+
+/// Digits alone: no sign, no space. More than fit are as many as fit.
+fn number(text: &str) -> Option<u64> {
+    let digits = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    digits.then(|| text.parse().unwrap_or(u64::MAX))
+}
+
+fn grpc(text: &str) -> Option<Duration> {
+    let (digits, unit) = text.split_at_checked(text.len().checked_sub(1)?)?;
+    let count = number(digits).filter(|_| digits.len() <= 8)?;
+    Some(match unit {
+        "H" => Duration::from_secs(count.saturating_mul(3600)),
+        "M" => Duration::from_secs(count.saturating_mul(60)),
+        "S" => Duration::from_secs(count),
+        "m" => Duration::from_millis(count),
+        "u" => Duration::from_micros(count),
+        "n" => Duration::from_nanos(count),
+        _ => return None,
+    })
+}
+
+fn invalid(name: &HeaderName) -> Problem {
+    let form = match name.as_str() {
+        "x-request-deadline" => {
+            "one moment, such as 2026-01-31T12:00:00Z, or milliseconds since 1970"
+        }
+        "x-request-timeout-ms" => "one number of milliseconds, such as 2500",
+        _ => "one number of at most eight digits and a unit (H, M, S, m, u or n), such as 2500m",
+    };
+    Problem::new(
+        Code::DeadlineInvalid,
+        format!("The header {name} cannot be read: write {form}. Nothing was run."),
+    )
+}
+
+pub(crate) fn over() -> Problem {
+    Problem::new(
+        Code::DeadlineExceeded,
+        "The request's own deadline is over. Nothing was run now; an earlier attempt may have been. A retry with the same key and a later deadline tells.",
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use onetake_core::clock::{ManualClock, Timestamp};
+
+    fn read(name: &str, value: &str) -> Result<Option<Duration>, Code> {
+        let clock = ManualClock::new(Timestamp::from_micros(1_800_000_000_000_000));
+        let mut headers = HeaderMap::new();
+        let name: HeaderName = name.parse().unwrap();
+        headers.append(name, value.parse().unwrap());
+        let deadline = Deadline::of(&headers, &clock).map_err(|problem| problem.code())?;
+        Ok(deadline.map(|deadline| deadline.left(&clock)))
+    }
+
+    #[test]
+    fn every_form_is_read() {
+        let clock = ManualClock::new(Timestamp::from_micros(1_800_000_000_000_000));
+        let now_ms = clock.now().as_micros() / 1000;
+        let at = OffsetDateTime::from_unix_timestamp_nanos(i128::from(now_ms + 2000) * 1_000_000);
+        let at = at.unwrap().format(&Rfc3339).unwrap();
+        let two = Ok(Some(Duration::from_secs(2)));
+        assert_eq!(read("x-request-timeout-ms", "2000"), two);
+        assert_eq!(read("x-request-deadline", &(now_ms + 2000).to_string()), two);
+        assert_eq!(read("x-request-deadline", &at), two);
+        assert_eq!(read("grpc-timeout", "2S"), two);
+        assert_eq!(read("grpc-timeout", "2000m"), two);
+        assert_eq!(read("grpc-timeout", "2000000u"), two);
+        assert_eq!(read("x-request-timeout-ms", "99999999999999999999999"), Ok(Some(LEFT_MAX)));
+        assert_eq!(read("x-other", "1"), Ok(None));
+    }
+
+    #[test]
+    fn what_is_over_or_unreadable_is_refused() {
+        for (name, value) in [
+            ("x-request-timeout-ms", "0"),
+            ("x-request-deadline", "1"),
+            ("x-request-deadline", "1999-12-31T23:59:59Z"),
+            ("grpc-timeout", "0n"),
+        ] {
+            assert_eq!(read(name, value), Err(Code::DeadlineExceeded), "{name}: {value}");
+        }
+        for (name, value) in [
+            ("x-request-timeout-ms", "-1"),
+            ("x-request-timeout-ms", "1.5"),
+            ("x-request-timeout-ms", ""),
+            ("x-request-deadline", "tomorrow"),
+            ("x-request-deadline", "2026-01-31"),
+            ("grpc-timeout", "123456789S"),
+            ("grpc-timeout", "5"),
+            ("grpc-timeout", "5s"),
+            ("grpc-timeout", "S"),
+            ("grpc-timeout", ""),
+        ] {
+            assert_eq!(read(name, value), Err(Code::DeadlineInvalid), "{name}: {value}");
+        }
+    }
+
+    #[test]
+    fn the_earliest_counts_and_what_is_left_is_passed_on() {
+        let clock = ManualClock::new(Timestamp::from_micros(1_800_000_000_000_000));
+        let mut headers = HeaderMap::new();
+        headers.insert("x-request-timeout-ms", HeaderValue::from_static("5000"));
+        headers.insert("grpc-timeout", HeaderValue::from_static("3S"));
+        let deadline = Deadline::of(&headers, &clock).unwrap().unwrap();
+        clock.advance(Duration::from_millis(1200));
+        deadline.pass_on(&mut headers, &clock);
+        assert_eq!(headers["x-request-timeout-ms"], "1800");
+        assert_eq!(headers["grpc-timeout"], "1800m");
+        headers.append("grpc-timeout", HeaderValue::from_static("4S"));
+        assert_eq!(Deadline::of(&headers, &clock).unwrap_err().code(), Code::DeadlineInvalid);
+    }
+}

@@ -1,0 +1,138 @@
+//! A request's body, read whole: as bytes, and for those who look into it as JSON, read once.
+
+use std::io::Read as _;
+use std::sync::OnceLock;
+
+use bytes::Bytes;
+use http::HeaderMap;
+use http::header::CONTENT_ENCODING;
+
+use crate::json::{self, Limits, Value};
+use crate::problem::{Code, Problem};
+
+/// The body of a keyed request.
+pub(crate) struct Payload {
+    data: Bytes,
+    encoding: String,
+    /// The most bytes that a compressed body may become.
+    max: usize,
+    json: OnceLock<Result<Value, Problem>>,
+}
+
+impl Payload {
+    pub(crate) fn new(headers: &HeaderMap, data: Bytes, max: usize) -> Self {
+        Self { data, encoding: encoding(headers), max, json: OnceLock::new() }
+    }
+
+    /// As it came.
+    pub(crate) fn data(&self) -> &Bytes {
+        &self.data
+    }
+
+    /// How it is compressed, in lower case; empty if it is not.
+    pub(crate) fn encoding(&self) -> &str {
+        &self.encoding
+    }
+
+    pub(crate) fn into_data(self) -> Bytes {
+        self.data
+    }
+
+    /// What it says, if it is JSON.
+    ///
+    /// # Errors
+    /// A problem for the client.
+    pub(crate) fn json(&self) -> Result<&Value, Problem> {
+        let read = self.json.get_or_init(|| {
+            let text = decoded(&self.data, &self.encoding, self.max)?;
+            json::parse(&text, Limits::default()).map_err(|error| {
+                Problem::new(
+                    Code::RequestBodyInvalid,
+                    format!("This route reads requests as JSON, and the body is not: {error}. Nothing was run."),
+                )
+            })
+        });
+        read.as_ref().map_err(Clone::clone)
+    }
+}
+
+fn encoding(headers: &HeaderMap) -> String {
+    let values = headers.get_all(CONTENT_ENCODING).iter();
+    let texts = values.map(|value| String::from_utf8_lossy(value.as_bytes()).to_ascii_lowercase());
+    texts.collect::<Vec<_>>().join(",").trim().to_owned()
+}
+
+/// The body as it was before it was compressed.
+fn decoded(data: &Bytes, encoding: &str, max: usize) -> Result<Bytes, Problem> {
+    match encoding {
+        "" | "identity" => Ok(data.clone()),
+        "gzip" | "x-gzip" => {
+            let mut text = Vec::new();
+            // One more than may be tells that it is too much, however large it would become.
+            let limit = u64::try_from(max).unwrap_or(u64::MAX).saturating_add(1);
+            flate2::bufread::MultiGzDecoder::new(&**data)
+                .take(limit)
+                .read_to_end(&mut text)
+                .map_err(|error| {
+                    Problem::new(
+                        Code::RequestBodyInvalid,
+                        format!("The body is not what Content-Encoding says (gzip): {error}. Nothing was run."),
+                    )
+                })?;
+            if text.len() > max {
+                return Err(Problem::new(
+                    Code::RequestBodyTooLarge,
+                    format!(
+                        "Decompressed, the body has more than {max} bytes, the most that this route accepts with a key (max_request_body). Nothing was run."
+                    ),
+                ));
+            }
+            Ok(text.into())
+        }
+        _ => Err(Problem::new(
+            Code::RequestEncodingUnsupported,
+            "This route reads requests as JSON, uncompressed or with Content-Encoding: gzip. Nothing was run.",
+        )),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use http::HeaderValue;
+    use std::io::Write as _;
+
+    fn gzip(text: &[u8]) -> Bytes {
+        let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+        encoder.write_all(text).unwrap();
+        encoder.finish().unwrap().into()
+    }
+
+    fn payload(encoding: Option<&'static str>, data: Bytes) -> Payload {
+        let mut headers = HeaderMap::new();
+        if let Some(encoding) = encoding {
+            headers.insert(CONTENT_ENCODING, HeaderValue::from_static(encoding));
+        }
+        Payload::new(&headers, data, 1000)
+    }
+
+    #[test]
+    fn compressed_json_is_read_under_the_cap() {
+        let text = b"{\"a\":1}";
+        let plain = payload(None, Bytes::from_static(text));
+        for encoding in ["gzip", "GZIP", "x-gzip"] {
+            let zipped = payload(Some(encoding), gzip(text));
+            assert!(zipped.json().unwrap() == plain.json().unwrap());
+        }
+        let code = |payload: Payload| payload.json().unwrap_err().code();
+        assert_eq!(code(payload(Some("gzip"), gzip(&[b' '; 1001]))), Code::RequestBodyTooLarge);
+        // A bomb is not unpacked: a hundred megabytes that take a hundred kilobytes.
+        let bomb = gzip(&vec![b' '; 100 << 20]);
+        assert_eq!(code(payload(Some("gzip"), bomb)), Code::RequestBodyTooLarge);
+        let cut = gzip(text).slice(..12);
+        assert_eq!(code(payload(Some("gzip"), cut)), Code::RequestBodyInvalid);
+        assert_eq!(code(payload(Some("br"), gzip(text))), Code::RequestEncodingUnsupported);
+        assert_eq!(code(payload(Some("gzip, gzip"), gzip(text))), Code::RequestEncodingUnsupported);
+        assert_eq!(code(payload(None, Bytes::from_static(b"{"))), Code::RequestBodyInvalid);
+    }
+}

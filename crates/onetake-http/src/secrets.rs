@@ -1,0 +1,30 @@
+//! What this side knows and nobody else does.
+
+use onetake_core::{Fingerprint, FingerprintKey};
+
+/// Secrets of a layer. All nodes that share a store must have the same.
+#[derive(Clone, Debug, Default)]
+pub struct Secrets {
+    fingerprint: Vec<FingerprintKey>,
+}
+
+impl Secrets {
+    /// Seals fingerprints: the first secret seals, and those behind it, which were first earlier, still
+    /// recognise what they sealed. Without any, fingerprints are plain digests, and whoever reads the
+    /// store can try out what they were made from.
+    #[must_use]
+    pub fn fingerprint(mut self, keys: impl IntoIterator<Item = FingerprintKey>) -> Self {
+        self.fingerprint = keys.into_iter().collect();
+        self
+    }
+
+    /// A fingerprint as it is recorded now, and as it was recorded under earlier secrets. One without
+    /// a secret is among those: secrets may come later than records.
+    pub(crate) fn seal(&self, plain: Fingerprint) -> (Fingerprint, Vec<Fingerprint>) {
+        let mut sealed = self.fingerprint.iter().map(|key| key.seal(plain));
+        match sealed.next() {
+            None => (plain, Vec::new()),
+            Some(current) => (current, sealed.chain([plain]).collect()),
+        }
+    }
+}

@@ -118,7 +118,7 @@ const POLICY: &[Field] = &[
     Field("record", Here),
     Field("release", Here),
     Field("unknown", Here),
-    Field("statuses", NotYet("remove it: problems have the documented statuses")),
+    Field("statuses", Here),
     Field("errors", Here),
     Field("max_request_body", Here),
     Field("max_response_body", Here),
@@ -132,8 +132,8 @@ pub(super) const KEY: Fields = Fields {
         Field("required", Here),
         Field("format", Here),
         Field("min_length", Here),
-        Field("pointer", NOT_YET_SOURCE),
-        Field("parts", NOT_YET_SOURCE),
+        Field("pointer", Here),
+        Field("parts", Here),
     ],
     shared: &[],
 };
@@ -156,19 +156,35 @@ pub(super) const FINGERPRINT: Fields = Fields {
         Field("mode", Here),
         Field("exclude", Here),
         Field("include", Here),
-        Field("headers", NotYet("remove it: method, path and body are what is compared")),
+        Field("headers", Here),
     ],
     shared: &[],
 };
 
-const NOT_YET_SOURCE: Standing =
-    NotYet("remove it: keys come from the header, key = { from = \"header\" }");
+/// `statuses = { … }`
+pub(super) const STATUSES: Fields = Fields {
+    label: "statuses",
+    list: &[Field("mismatch", Here), Field("in_flight", Here), Field("wait_timeout", Here)],
+    shared: &[],
+};
+
 const NOT_YET_TENANT: Standing =
     NotYet("use tenant = \"credential\", \"public\" or { header = \"X-Account\" }");
 
 /// Every kind of table, to find where a misplaced field belongs.
-const ALL: [&Fields; 10] =
-    [&ROOT, &GATEWAY, &ADMIN, &STORE, &SWEEP, &ROUTE, &DEFAULTS, &KEY, &TENANT, &FINGERPRINT];
+const ALL: [&Fields; 11] = [
+    &ROOT,
+    &GATEWAY,
+    &ADMIN,
+    &STORE,
+    &SWEEP,
+    &ROUTE,
+    &DEFAULTS,
+    &KEY,
+    &TENANT,
+    &FINGERPRINT,
+    &STATUSES,
+];
 
 impl Fields {
     /// Whether a table like this has the field; if not, why.

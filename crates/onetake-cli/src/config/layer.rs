@@ -2,21 +2,21 @@
 
 use std::time::Duration;
 
-use http::{HeaderName, Uri};
+use http::{HeaderName, StatusCode, Uri};
 
 use super::error::{Fault, Origin, Problems};
 use super::fields;
+use super::fingerprint;
+use super::key::{self, KeyLayer};
 use super::reader::{Section, Value, unknown_word};
 use super::status;
 use super::tree::Kind;
 use super::units::{self, body_size, duration};
 use super::url::parse_upstream;
 use super::{FingerprintConfig, InFlight, OnStoreDown, OnUnknown, TenantConfig};
-use onetake_http::Disposition;
 use onetake_http::status::StatusPattern;
+use onetake_http::{Dialect, Disposition, ProblemStatuses};
 
-/// The longest key that is accepted anywhere, and so the most that can be asked for.
-const KEY_LENGTH_MAX: usize = 255;
 /// The longest namespace; it is part of every record's id.
 const NAMESPACE_LENGTH_MAX: usize = 64;
 
@@ -60,7 +60,7 @@ impl Preset {
         };
         Layer {
             ttl: Some(Duration::from_secs(hours * 3600)),
-            key_required: self.is_dear().then_some(true),
+            key: KeyLayer { required: self.is_dear().then_some(true), ..KeyLayer::default() },
             every_5xx: Some(match self.is_dear() {
                 true => Disposition::Unknown,
                 false => Disposition::Release,
@@ -90,10 +90,10 @@ pub(super) struct Located<T> {
 #[derive(Clone, Debug, Default)]
 pub(super) struct Layer {
     pub(super) namespace: Option<String>,
-    pub(super) key_required: Option<bool>,
-    pub(super) key_min_length: Option<usize>,
+    pub(super) key: KeyLayer,
     pub(super) tenant: Option<TenantConfig>,
     pub(super) fingerprint: Option<FingerprintConfig>,
+    pub(super) fingerprint_headers: Option<Vec<HeaderName>>,
     pub(super) ttl: Option<Duration>,
     pub(super) lease: Option<Duration>,
     pub(super) grace: Option<Duration>,
@@ -106,6 +106,8 @@ pub(super) struct Layer {
     /// Only presets speak of all 5xx at once, 503 included; entries refine it.
     pub(super) every_5xx: Option<Disposition>,
     pub(super) outcomes: Vec<(StatusPattern, Disposition)>,
+    pub(super) errors: Option<Dialect>,
+    pub(super) statuses: ProblemStatuses,
     pub(super) max_request_body: Option<usize>,
     pub(super) max_response_body: Option<usize>,
 }
@@ -117,10 +119,12 @@ pub(super) fn read(table: &Section<'_>, problems: &mut Problems<'_>) -> Layer {
     layer.namespace =
         get("namespace").and_then(|value| value.parse("\"payments\"", problems, parse_namespace));
     if let Some(value) = get("key") {
-        read_key(&value, &mut layer, problems);
+        layer.key = key::read(&value, problems);
     }
     layer.tenant = get("tenant").and_then(|value| read_tenant(&value, problems));
-    layer.fingerprint = get("fingerprint").and_then(|value| read_fingerprint(&value, problems));
+    if let Some(value) = get("fingerprint") {
+        (layer.fingerprint, layer.fingerprint_headers) = fingerprint::read(&value, problems);
+    }
     let mut time = |name, limits| duration(&get(name)?, limits, problems);
     layer.ttl = time("ttl", &units::TTL);
     layer.lease = time("lease", &units::LEASE);
@@ -140,9 +144,12 @@ pub(super) fn read(table: &Section<'_>, problems: &mut Problems<'_>) -> Layer {
             [("fail-closed", OnStoreDown::FailClosed), ("fail-open", OnStoreDown::FailOpen)];
         layer.on_store_down = value.choice(&choices, &[], problems);
     }
-    // It has one value by now; naming it is fine.
     if let Some(value) = get("errors") {
-        value.choice(&[("problem", ())], &["stripe"], problems);
+        let choices = [("problem", Dialect::Problem), ("stripe", Dialect::Stripe)];
+        layer.errors = value.choice(&choices, &[], problems);
+    }
+    if let Some(value) = get("statuses") {
+        layer.statuses = read_statuses(&value, problems);
     }
     layer.upstream = get("upstream").and_then(|value| read_upstream(&value, problems));
     layer.outcomes = read_outcomes(table, problems);
@@ -169,22 +176,6 @@ pub(super) fn read_upstream(
 ) -> Option<Located<Uri>> {
     let uri = value.parse("\"http://127.0.0.1:3000\"", problems, parse_upstream)?;
     Some(Located { value: uri, at: value.node.at.clone() })
-}
-
-fn read_key(value: &Value<'_>, layer: &mut Layer, problems: &mut Problems<'_>) {
-    let example = "{ from = \"header\", required = true }";
-    let Some(table) = Section::open(value, &fields::KEY, example, problems) else {
-        return;
-    };
-    if let Some(value) = table.get("from") {
-        value.choice(&[("header", ())], &["json", "derive", "issued"], problems);
-    }
-    if let Some(value) = table.get("format") {
-        value.choice(&[("any", ())], &["uuid"], problems);
-    }
-    layer.key_required = table.get("required").and_then(|value| value.boolean(problems));
-    layer.key_min_length =
-        table.get("min_length").and_then(|value| value.integer((1, KEY_LENGTH_MAX), problems));
 }
 
 fn read_tenant(value: &Value<'_>, problems: &mut Problems<'_>) -> Option<TenantConfig> {
@@ -220,71 +211,6 @@ fn read_tenant(value: &Value<'_>, problems: &mut Problems<'_>) -> Option<TenantC
     })
 }
 
-fn read_fingerprint(value: &Value<'_>, problems: &mut Problems<'_>) -> Option<FingerprintConfig> {
-    let example = "{ mode = \"json\", exclude = [\"/timestamp\"] }";
-    let table = Section::open(value, &fields::FINGERPRINT, example, problems)?;
-    let exclude = table.get("exclude");
-    let include = table.get("include");
-    let Some(mode) = table.get("mode") else {
-        if !table.has_faults() {
-            let fix = "write mode = \"bytes\" or mode = \"json\"";
-            value.refuse(Fault::new("`mode` is missing", fix), problems);
-        }
-        return None;
-    };
-    let is_json = mode.choice(&[("bytes", false), ("json", true)], &[], problems)?;
-    match (is_json, exclude, include) {
-        (false, None, None) => Some(FingerprintConfig::Bytes),
-        (false, Some(pointers), _) | (false, None, Some(pointers)) => {
-            let fix = "write mode = \"json\", or leave the pointers out";
-            pointers.refuse(Fault::new("mode \"bytes\" compares every byte", fix), problems);
-            None
-        }
-        (true, Some(_), Some(include)) => {
-            let what = "cannot be combined with `exclude`";
-            include.refuse(Fault::new(what, "keep one of the two"), problems);
-            None
-        }
-        (true, None, None) => Some(FingerprintConfig::JsonExclude(Vec::new())),
-        (true, Some(exclude), None) => {
-            read_pointers(&exclude, problems).map(FingerprintConfig::JsonExclude)
-        }
-        (true, None, Some(include)) => {
-            let pointers = read_pointers(&include, problems)?;
-            if pointers.is_empty() {
-                let what = "nothing of the body would be compared";
-                include.refuse(Fault::new(what, "name at least one pointer"), problems);
-                return None;
-            }
-            Some(FingerprintConfig::JsonInclude(pointers))
-        }
-    }
-}
-
-fn read_pointers(value: &Value<'_>, problems: &mut Problems<'_>) -> Option<Vec<String>> {
-    let elements = value.list("[\"/timestamp\"]", problems)?;
-    let pointers =
-        elements.iter().map(|element| element.parse("\"/timestamp\"", problems, parse_pointer));
-    // Collected before they are judged, so that every bad one is reported.
-    let pointers = pointers.collect::<Vec<_>>();
-    pointers.into_iter().collect()
-}
-
-/// A JSON Pointer (RFC 6901), other than the empty one, which names the whole body.
-fn parse_pointer(text: &str) -> Result<String, Fault> {
-    let fix = "write a JSON Pointer, such as \"/order/timestamp\" (`~1` for `/`, `~0` for `~`)";
-    if text.is_empty() {
-        return Err(Fault::new("the empty pointer names the whole body", fix));
-    }
-    if !text.starts_with('/') {
-        return Err(Fault::new("a JSON Pointer starts with `/`", fix));
-    }
-    if text.split('~').skip(1).any(|rest| !rest.starts_with(['0', '1'])) {
-        return Err(Fault::new("`~` without 0 or 1 behind it", fix));
-    }
-    Ok(text.to_owned())
-}
-
 fn parse_namespace(text: &str) -> Result<String, Fault> {
     let word = |c: char| c.is_ascii_alphanumeric() || "-_.:/".contains(c);
     if text.len() <= NAMESPACE_LENGTH_MAX && text.chars().all(word) {
@@ -292,6 +218,24 @@ fn parse_namespace(text: &str) -> Result<String, Fault> {
     }
     let fix = "write up to 64 letters, digits and - _ . : /, such as \"payments\"";
     Err(Fault::new("not a namespace", fix))
+}
+
+/// Reads `statuses`: those of problems, which clients take for an error.
+fn read_statuses(value: &Value<'_>, problems: &mut Problems<'_>) -> ProblemStatuses {
+    let Some(table) =
+        Section::open(value, &fields::STATUSES, "{ mismatch = 422, in_flight = 409 }", problems)
+    else {
+        return ProblemStatuses::default();
+    };
+    let mut one = |name| {
+        let number = table.get(name)?.integer((400, 599), problems)?;
+        StatusCode::from_u16(u16::try_from(number).ok()?).ok()
+    };
+    ProblemStatuses {
+        mismatch: one("mismatch"),
+        in_flight: one("in_flight"),
+        wait_timeout: one("wait_timeout"),
+    }
 }
 
 fn read_outcomes(

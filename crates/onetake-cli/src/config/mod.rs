@@ -9,6 +9,8 @@ mod cidr;
 mod document;
 mod error;
 mod fields;
+mod fingerprint;
+mod key;
 mod layer;
 mod pattern;
 mod reader;
@@ -26,7 +28,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use http::{HeaderName, Method, Uri};
-use onetake_http::StatusRules;
+use onetake_http::{Answers, KeyFormat, KeySource, StatusRules};
 
 pub use cidr::Cidr;
 pub use error::{ConfigError, Problem};
@@ -219,6 +221,8 @@ pub struct Policy {
     pub tenant: TenantConfig,
     /// What makes two requests the same.
     pub fingerprint: FingerprintConfig,
+    /// Headers that count when two requests are told apart.
+    pub fingerprint_headers: Vec<HeaderName>,
     /// How long an outcome is kept.
     pub ttl: Duration,
     /// How long an attempt may run between two heartbeats.
@@ -237,18 +241,24 @@ pub struct Policy {
     pub upstream_timeout: Duration,
     /// What becomes of an attempt, by the status of its response.
     pub outcomes: StatusRules,
+    /// In which words and statuses problems are told.
+    pub answers: Answers,
     /// The largest request body that is fingerprinted, in bytes.
     pub max_request_body: usize,
     /// The largest response body that is kept for replays, in bytes.
     pub max_response_body: usize,
 }
 
-/// `key`: from the `Idempotency-Key` header, the one source that this version has.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// `key`
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KeyRules {
+    /// Where it comes from.
+    pub source: KeySource,
     /// Whether a request without a key is refused.
     pub required: bool,
-    /// The shortest key that is accepted, in characters.
+    /// What a key from a header has to look like.
+    pub format: KeyFormat,
+    /// The shortest key that is accepted from a header, in characters.
     pub min_length: usize,
 }
 

@@ -9,13 +9,14 @@ use http::Uri;
 use super::cidr::Cidr;
 use super::document::{Draft, RouteDraft};
 use super::error::{Fault, Origin, Problems};
+use super::key;
 use super::layer::{Layer, Preset};
 use super::store_url::StoreUrl;
 use super::{
     Admin, Config, FingerprintConfig, Gateway, InFlight, KeyRules, OnStoreDown, OnUnknown, Policy,
     Route, StoreConfig, Sweep, TenantConfig,
 };
-use onetake_http::StatusRules;
+use onetake_http::{Answers, KeySource, ProblemStatuses, StatusRules};
 
 const LISTEN: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 8080);
 const ADMIN_LISTEN: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 9091);
@@ -38,6 +39,7 @@ pub(super) fn resolve(draft: Draft, problems: &mut Problems<'_>) -> Config {
     let store = resolve_store(&draft, problems);
     check_lossy(&store, &draft.routes, problems);
     let defaults = &draft.defaults;
+    check_guessable(&[defaults], "defaults", problems);
     let routes = draft.routes.iter();
     let routes =
         routes.filter_map(|route| resolve_route(route, defaults, upstream.as_ref(), problems));
@@ -158,6 +160,7 @@ fn resolve_route(
         );
         problems.add(&preset.at, &format!("{}.tenant", draft.path), None, fault);
     }
+    check_guessable(&[&draft.layer, &preset_layer, defaults], &draft.path, problems);
     let own = draft.layer.upstream.as_ref().map(|upstream| &upstream.value);
     // Where there is none at all, that was reported once for all routes.
     let upstream = own.or(upstream)?;
@@ -168,6 +171,21 @@ fn resolve_route(
         upstream: upstream.clone(),
         policy: policy(&[&draft.layer, &preset_layer, defaults]),
     })
+}
+
+/// Keys that people choose can be guessed, and so must not be everybody's by accident.
+fn check_guessable(layers: &[&Layer], path: &str, problems: &mut Problems<'_>) {
+    let guessable = |layer: &&&Layer| {
+        layer.key.source.as_ref().is_some_and(|source| key::is_guessable(&source.value))
+    };
+    let tenant_named = layers.iter().any(|layer| layer.tenant.is_some());
+    let strongest = layers.iter().find(|layer| layer.key.source.is_some());
+    let Some(layer) = strongest.filter(guessable).filter(|_| !tenant_named) else { return };
+    let fault = Fault::new(
+        "keys from the body can be guessed, so their tenant must be named",
+        "write tenant = \"credential\", \"public\" or { header = \"X-Account\" } beside them",
+    );
+    problems.add(&key::origin(&layer.key), &format!("{path}.tenant"), None, fault);
 }
 
 /// Merges layers, the strongest first, and completes them with the built-in values.
@@ -184,14 +202,13 @@ fn policy(layers: &[&Layer]) -> Policy {
     }
     Policy {
         namespace: pick(layers, |layer| layer.namespace.clone()).unwrap_or_default(),
-        key: KeyRules {
-            required: pick(layers, |layer| layer.key_required).unwrap_or(false),
-            min_length: pick(layers, |layer| layer.key_min_length).unwrap_or(KEY_MIN_LENGTH),
-        },
+        key: key_rules(layers),
         tenant: pick(layers, |layer| layer.tenant.clone())
             .unwrap_or(TenantConfig::CredentialOrPublic),
         fingerprint: pick(layers, |layer| layer.fingerprint.clone())
             .unwrap_or(FingerprintConfig::Bytes),
+        fingerprint_headers: pick(layers, |layer| layer.fingerprint_headers.clone())
+            .unwrap_or_default(),
         ttl: pick(layers, |layer| layer.ttl).unwrap_or(TTL),
         lease,
         grace: pick(layers, |layer| layer.grace).unwrap_or(lease),
@@ -201,8 +218,28 @@ fn policy(layers: &[&Layer]) -> Policy {
         on_store_down: pick(layers, |layer| layer.on_store_down).unwrap_or(OnStoreDown::FailClosed),
         upstream_timeout: pick(layers, |layer| layer.upstream_timeout).unwrap_or(UPSTREAM_TIMEOUT),
         outcomes,
+        answers: Answers {
+            dialect: pick(layers, |layer| layer.errors).unwrap_or_default(),
+            statuses: ProblemStatuses {
+                mismatch: pick(layers, |layer| layer.statuses.mismatch),
+                in_flight: pick(layers, |layer| layer.statuses.in_flight),
+                wait_timeout: pick(layers, |layer| layer.statuses.wait_timeout),
+            },
+        },
         max_request_body: pick(layers, |layer| layer.max_request_body).unwrap_or(BODY_BYTES),
         max_response_body: pick(layers, |layer| layer.max_response_body).unwrap_or(BODY_BYTES),
+    }
+}
+
+fn key_rules(layers: &[&Layer]) -> KeyRules {
+    let source = pick(layers, |layer| layer.key.source.clone()).map(|source| source.value);
+    let source = source.unwrap_or_default();
+    KeyRules {
+        // Where it is not a header, whoever sends nothing has forgotten it.
+        required: pick(layers, |layer| layer.key.required).unwrap_or(source != KeySource::Header),
+        format: pick(layers, |layer| layer.key.format).unwrap_or_default(),
+        min_length: pick(layers, |layer| layer.key.min_length).unwrap_or(KEY_MIN_LENGTH),
+        source,
     }
 }
 

@@ -100,9 +100,10 @@ fn policy_of(policy: &Policy, label: &str) -> layer::Policy {
         // The plan was found by its method already.
         methods: vec![Method::POST, Method::PUT, Method::PATCH, Method::DELETE],
         key: layer::KeyPolicy {
+            source: policy.key.source.clone(),
             required: policy.key.required,
+            format: policy.key.format,
             length_min: policy.key.min_length,
-            ..layer::KeyPolicy::default()
         },
         tenant: match &policy.tenant {
             TenantConfig::CredentialOrPublic => layer::Tenant::CredentialOrPublic,
@@ -113,7 +114,7 @@ fn policy_of(policy: &Policy, label: &str) -> layer::Policy {
         namespace: policy.namespace.clone(),
         fingerprint: layer::FingerprintPolicy {
             mode: fingerprint_of(&policy.fingerprint),
-            headers: Vec::new(),
+            headers: policy.fingerprint_headers.clone(),
         },
         terms: core::Terms {
             ttl: policy.ttl,
@@ -135,6 +136,7 @@ fn policy_of(policy: &Policy, label: &str) -> layer::Policy {
         // The proxy speaks first: it knows whether anything was sent.
         run_max: policy.upstream_timeout.saturating_add(PROXY_FIRST),
         statuses: policy.outcomes.clone(),
+        answers: policy.answers,
         request_body_max: policy.max_request_body,
         response_body_max: policy.max_response_body,
         ..layer::Policy::default()

@@ -21,7 +21,7 @@ use tower_service::Service;
 
 use onetake_core::{Attempt, Cause, Clock, Reference, SystemClock};
 use onetake_http::recording::strip_hop_by_hop;
-use onetake_http::{BoxError, Code, Disposition, Problem, RequestBody};
+use onetake_http::{BoxError, Code, Disposition, Problem, RequestBody, TimeLeft};
 
 use super::edge::Place;
 use super::plan::Plan;
@@ -93,11 +93,13 @@ impl Proxy {
         if let Err(problem) = address(&mut request, &upstream, upgrade.is_some()) {
             return asked.told(problem, Disposition::Release, Cause::Interrupted);
         }
+        let left = request.extensions().get::<TimeLeft>().map_or(plan.timeout, |left| left.0);
+        let timeout = plan.timeout.min(left);
         let connected = capture_connection(&mut request);
         let answered = tokio::select! {
             biased;
             answered = self.client.request(request) => answered,
-            () = self.clock.sleep(plan.timeout) => {
+            () = self.clock.sleep(timeout) => {
                 // Without a connection nothing can have been sent.
                 let was_sent = connected.connection_metadata().is_some();
                 return if was_sent { asked.timed_out() } else { asked.unreachable() };

@@ -101,6 +101,10 @@ fn refused(text: &str) -> String {
     read(text).expect_err(text).to_string()
 }
 
+fn header_key() -> KeyRules {
+    KeyRules { source: KeySource::Header, required: false, format: KeyFormat::Any, min_length: 16 }
+}
+
 #[test]
 fn the_whole_example_is_accepted() {
     let config = read(EXAMPLE).unwrap();
@@ -111,7 +115,7 @@ fn the_whole_example_is_accepted() {
 
     assert_eq!(charges.preset, Some(Preset::Payment));
     assert_eq!(charges.upstream, "http://127.0.0.1:3001");
-    assert_eq!(charges.policy.key, KeyRules { required: true, min_length: 16 });
+    assert_eq!(charges.policy.key, KeyRules { required: true, ..header_key() });
     assert_eq!(charges.policy.tenant, TenantConfig::Credential);
     assert_eq!(charges.policy.ttl, Duration::from_secs(86_400));
     assert_eq!(charges.policy.outcomes.classify(status(404)), Disposition::Release);
@@ -149,9 +153,10 @@ fn a_flag_alone_is_a_working_gateway() {
     assert!(trusts("127.9.9.9") && trusts("::1") && !trusts("10.0.0.1") && !trusts("::2"));
     let expected = Policy {
         namespace: String::new(),
-        key: KeyRules { required: false, min_length: 16 },
+        key: header_key(),
         tenant: TenantConfig::CredentialOrPublic,
         fingerprint: FingerprintConfig::Bytes,
+        fingerprint_headers: Vec::new(),
         ttl: Duration::from_secs(86_400),
         lease: Duration::from_secs(30),
         grace: Duration::from_secs(30),
@@ -161,6 +166,7 @@ fn a_flag_alone_is_a_working_gateway() {
         on_store_down: OnStoreDown::FailClosed,
         upstream_timeout: Duration::from_secs(30),
         outcomes: StatusRules::new(),
+        answers: Answers::default(),
         max_request_body: 1 << 20,
         max_response_body: 1 << 20,
     };

@@ -54,9 +54,9 @@ fn variables_hold_toml_values_or_text() {
     let list = policy(&[("ONETAKE__DEFAULTS__RELEASE", "[\"5xx\"]")]);
     assert_eq!(list.outcomes.classify(status(500)), Disposition::Release);
     let key = policy(&[("ONETAKE__DEFAULTS__KEY__REQUIRED", "true")]).key;
-    assert_eq!(key, KeyRules { required: true, min_length: 20 }, "one more field");
+    assert_eq!(key, KeyRules { required: true, min_length: 20, ..header_key() }, "one more field");
     let key = policy(&[("ONETAKE__DEFAULTS__KEY", "{ required = true }")]).key;
-    assert_eq!(key, KeyRules { required: true, min_length: 16 }, "the whole table");
+    assert_eq!(key, KeyRules { required: true, min_length: 16, ..header_key() }, "the whole table");
     let tenant = policy(&[("ONETAKE__DEFAULTS__TENANT__HEADER", "X-A")]).tenant;
     assert_eq!(tenant, TenantConfig::Header(HeaderName::from_static("x-a")));
 }

@@ -86,8 +86,11 @@ impl Held {
     }
 }
 
-/// How often an item is asked for by itself, with more patience each time.
+/// How often an item that somebody holds is asked for by itself, with more patience each time.
 const ROUNDS_MAX: u32 = 7;
+/// How often one is sent again because the server asks for it (40001), or because it slipped through
+/// our hands. Nobody is waited for then, so these are quick.
+const AGAIN_MAX: u32 = 40;
 /// How long one such round may wait for all held keys together, in milliseconds. They are given up
 /// once that has been waited for.
 const ROUND_MILLIS: u32 = 64;
@@ -121,7 +124,7 @@ impl Manner {
 /// together have no more than their share.
 fn patience(round: u32, items: usize) -> u32 {
     let share = ROUND_MILLIS / u32::try_from(items).unwrap_or(u32::MAX).max(1);
-    (1 << round).min(share).max(1)
+    (1 << round.min(ROUNDS_MAX)).min(share).max(1)
 }
 
 /// One answer for each item that was sent: `None` if it must be asked for again.
@@ -202,10 +205,10 @@ impl<T: Batched> Driven<'_, T> {
     }
 
     /// Each in a statement of its own, all on their way at once. What is held is waited for with more
-    /// patience each time, until that is used up; what slipped through our hands has all rounds.
+    /// patience each time, until that is used up.
     async fn singly(&mut self, mut positions: Vec<usize>, rounds: u32) {
         let mut waited = 0;
-        for round in 0..rounds {
+        for round in 0..AGAIN_MAX {
             if positions.is_empty() {
                 return;
             }
@@ -225,8 +228,8 @@ impl<T: Batched> Driven<'_, T> {
             .await;
             let held = tried.iter().filter(|tried| matches!(tried, Err(Fault::Held))).count();
             waited += millis.saturating_mul(u32::try_from(held).unwrap_or(u32::MAX));
-            let last = round + 1 == rounds;
-            let give_up = last || waited >= ROUND_MILLIS;
+            let last = round + 1 == AGAIN_MAX;
+            let give_up = round + 1 >= rounds || waited >= ROUND_MILLIS;
             let mut again = Vec::new();
             for (at, tried) in positions.into_iter().zip(tried) {
                 match tried {

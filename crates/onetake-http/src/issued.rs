@@ -20,6 +20,7 @@ use onetake_core::clock::Timestamp;
 use onetake_core::{Key, Rng};
 
 use crate::json::{self, Limits, Value};
+use crate::policy::Policy;
 use crate::problem::{Code, Problem};
 
 /// Where keys are issued.
@@ -53,8 +54,14 @@ impl IssuingKey {
     fn mac(&self, used: &Use<'_>, nonce_and_expiry: &[u8]) -> Hmac<Sha256> {
         let mut mac = self.0.clone();
         let (method, path) = (used.method.as_str().as_bytes(), used.path.as_bytes());
-        let parts =
-            [&b"onetake issued key v1"[..], used.tenant, used.namespace, method, path, nonce_and_expiry];
+        let parts = [
+            &b"onetake issued key v1"[..],
+            used.tenant,
+            used.namespace,
+            method,
+            path,
+            nonce_and_expiry,
+        ];
         for part in parts {
             mac.update(&(part.len() as u64).to_be_bytes());
             mac.update(part);
@@ -76,6 +83,17 @@ pub(crate) struct Use<'a> {
     pub(crate) namespace: &'a [u8],
     pub(crate) method: &'a Method,
     pub(crate) path: &'a str,
+}
+
+impl<'a> Use<'a> {
+    pub(crate) fn of(
+        policy: &'a Policy,
+        tenant: &'a [u8],
+        method: &'a Method,
+        path: &'a str,
+    ) -> Self {
+        Self { tenant, namespace: policy.namespace.as_bytes(), method, path }
+    }
 }
 
 /// A new key, and until when it may be used for the first time.
@@ -104,8 +122,7 @@ pub(crate) fn verify(keys: &[IssuingKey], used: &Use<'_>, key: &Key) -> Option<T
     if signature.len() != SIGNATURE {
         return None;
     }
-    let is_ours =
-        |key: &IssuingKey| key.mac(used, signed).verify_truncated_left(signature).is_ok();
+    let is_ours = |key: &IssuingKey| key.mac(used, signed).verify_truncated_left(signature).is_ok();
     if !keys.iter().any(is_ours) {
         return None;
     }
@@ -157,7 +174,8 @@ pub(crate) fn wanted(body: &[u8]) -> Result<Wanted, Problem> {
 pub(crate) fn issued(key: &str, expires_at: Timestamp) -> Response<Bytes> {
     let nanos = i128::from(expires_at.as_micros()) * 1000;
     let at = OffsetDateTime::from_unix_timestamp_nanos(nanos).ok();
-    let at = at.and_then(|at| at.replace_nanosecond(0).ok()).and_then(|at| at.format(&Rfc3339).ok());
+    let at =
+        at.and_then(|at| at.replace_nanosecond(0).ok()).and_then(|at| at.format(&Rfc3339).ok());
     let body = json!({ "key": key, "expires_at": at }).to_string();
     let mut response = Response::new(Bytes::from(body));
     *response.status_mut() = StatusCode::CREATED;

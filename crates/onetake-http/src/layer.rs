@@ -2,11 +2,12 @@
 
 use std::sync::Arc;
 
+use http::Method;
 use http::request::Parts;
 use tokio::sync::Semaphore;
 use tower_layer::Layer;
 
-use onetake_core::Engine;
+use onetake_core::{Engine, Rng, SystemRng};
 
 use crate::policy::Policy;
 use crate::secrets::Secrets;
@@ -16,6 +17,15 @@ use crate::service::Onetake;
 pub trait Resolve: Send + Sync + 'static {
     /// The policy for this request.
     fn resolve(&self, parts: &Parts) -> Option<Arc<Policy>>;
+
+    /// The policy for a request with another method and path, and the rest as it is here: somebody
+    /// asks for a key for it.
+    fn resolve_for(&self, method: &Method, path: &str, parts: &Parts) -> Option<Arc<Policy>> {
+        let mut parts = parts.clone();
+        parts.method = method.clone();
+        parts.uri = path.parse().ok()?;
+        self.resolve(&parts)
+    }
 }
 
 impl<F> Resolve for F
@@ -52,6 +62,14 @@ pub(crate) struct Shared {
     pub(crate) policies: Box<dyn Resolve>,
     pub(crate) bodies: Arc<Semaphore>,
     pub(crate) secrets: Secrets,
+    pub(crate) rng: Box<dyn Rng>,
+}
+
+impl Shared {
+    /// Whether keys can be issued at all.
+    pub(crate) fn issues_keys(&self) -> bool {
+        !self.secrets.issued_keys.is_empty()
+    }
 }
 
 impl OnetakeLayer {
@@ -77,7 +95,15 @@ impl OnetakeLayer {
         secrets: Secrets,
     ) -> Self {
         let (policies, bodies) = (Box::new(policies), Arc::new(Semaphore::new(limits.bodies_max)));
-        Self { shared: Arc::new(Shared { engine, policies, bodies, secrets }) }
+        Self {
+            shared: Arc::new(Shared {
+                engine,
+                policies,
+                bodies,
+                secrets,
+                rng: Box::new(SystemRng),
+            }),
+        }
     }
 }
 

@@ -89,6 +89,8 @@ pub enum KeySource {
     Json(Pointer),
     /// What names the operation already: a digest of these members of the JSON body.
     Derive(Vec<Pointer>),
+    /// The header, and only keys that this side issued for the same tenant, method and path.
+    Issued,
 }
 
 /// What a key from a header has to look like.

@@ -2,10 +2,13 @@
 
 use onetake_core::{Fingerprint, FingerprintKey};
 
+use crate::issued::IssuingKey;
+
 /// Secrets of a layer. All nodes that share a store must have the same.
 #[derive(Clone, Debug, Default)]
 pub struct Secrets {
     fingerprint: Vec<FingerprintKey>,
+    pub(crate) issued_keys: Vec<IssuingKey>,
 }
 
 impl Secrets {
@@ -15,6 +18,14 @@ impl Secrets {
     #[must_use]
     pub fn fingerprint(mut self, keys: impl IntoIterator<Item = FingerprintKey>) -> Self {
         self.fingerprint = keys.into_iter().collect();
+        self
+    }
+
+    /// Signs issued keys: the first secret signs, all verify. Without any, none are issued and none
+    /// accepted.
+    #[must_use]
+    pub fn issued_keys(mut self, keys: impl IntoIterator<Item = IssuingKey>) -> Self {
+        self.issued_keys = keys.into_iter().collect();
         self
     }
 

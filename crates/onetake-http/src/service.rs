@@ -27,6 +27,7 @@ use crate::body::{self, Read, RequestBody, ResponseBody};
 use crate::bypass::{self, Bypass};
 use crate::deadline::{self, Deadline, TimeLeft};
 use crate::fingerprint::fingerprint;
+use crate::issued::{self, TOKENS, Use};
 use crate::key::{key, key_of_body};
 use crate::layer::Shared;
 use crate::payload::Payload;
@@ -90,6 +91,10 @@ where
             if parts.method == Method::GET && parts.uri.path() == DOCUMENTATION {
                 return Ok(documentation());
             }
+            if parts.method == Method::POST && parts.uri.path() == TOKENS && shared.issues_keys() {
+                let response = tokens(&shared, &parts, body).await;
+                return Ok(response.map(|body| ResponseBody::whole(body, None)));
+            }
             let asked = match Asked::of(&shared, &parts) {
                 Ok(asked) => asked,
                 Err((problem, policy)) => return Ok(told(&policy, problem, None)),
@@ -131,6 +136,8 @@ struct Asked {
     proof: Vec<u8>,
     /// `None`: it is in the body.
     key: Option<Key>,
+    /// It was issued, and may not be used for the first time any more.
+    is_expired: bool,
     deadline: Option<Deadline>,
 }
 
@@ -143,27 +150,37 @@ impl Asked {
         if !policy.methods.contains(&parts.method) || parts.method == Method::GET {
             return Ok(None);
         }
-        let asked = Self::under(&policy, parts, &**shared.engine.clock());
+        let asked = Self::under(&policy, parts, shared);
         asked.map_err(|problem| (problem, policy))
     }
 
     fn under(
         policy: &Arc<Policy>,
         parts: &Parts,
-        clock: &dyn Clock,
+        shared: &Shared,
     ) -> Result<Option<Self>, Problem> {
         let key = match policy.key.source {
-            KeySource::Header => match key(&parts.headers, &policy.key)? {
+            KeySource::Header | KeySource::Issued => match key(&parts.headers, &policy.key)? {
                 Some(key) => Some(key),
                 None => return Ok(None),
             },
             KeySource::Json(_) | KeySource::Derive(_) => None,
         };
+        let clock = &**shared.engine.clock();
         let deadline = Deadline::of(&parts.headers, clock)?;
         let caller = policy.tenant.resolve(parts)?;
+        let is_expired = match (&policy.key.source, &key) {
+            (KeySource::Issued, Some(key)) => {
+                let (method, path) = (&parts.method, parts.uri.path());
+                let used = Use::of(policy, &caller.tenant, method, path);
+                let expires_at = issued::verify(&shared.secrets.issued_keys, &used, key);
+                expires_at.ok_or_else(issued::invalid)? <= clock.now()
+            }
+            _ => false,
+        };
         let scope = Scope::new(caller.tenant).namespace(&policy.namespace);
         let policy = Arc::clone(policy);
-        Ok(Some(Self { policy, scope, proof: caller.proof, key, deadline }))
+        Ok(Some(Self { policy, scope, proof: caller.proof, key, is_expired, deadline }))
     }
 
     /// How long something may take that may take `max` by itself.
@@ -201,6 +218,57 @@ enum Admitted<Req> {
 
 type Refused = (Problem, Option<Reference>);
 
+/// Issues a key, to whoever the route that it is for would take for its tenant.
+async fn tokens<Req>(shared: &Shared, parts: &Parts, body: Req) -> Response<Bytes>
+where
+    Req: Body<Data = Bytes>,
+{
+    let clock = shared.engine.clock();
+    let read = tokio::select! {
+        biased;
+        read = body::read(body, issued::BODY_MAX) => read,
+        () = clock.sleep(Policy::default().request_timeout) => {
+            return incomplete("did not arrive in time").into_response(None);
+        }
+    };
+    let data = match read {
+        Ok(Read::Whole { data, .. }) => data,
+        Ok(Read::TooLarge { .. }) => {
+            let detail = format!("The body has more than {} bytes.", issued::BODY_MAX);
+            return Problem::new(Code::RequestBodyTooLarge, detail).into_response(None);
+        }
+        Err(_) => return incomplete("broke off").into_response(None),
+    };
+    let wanted = match issued::wanted(&data) {
+        Ok(wanted) => wanted,
+        Err(problem) => return problem.into_response(None),
+    };
+    let policy = shared.policies.resolve_for(&wanted.method, &wanted.path, parts);
+    let policy = policy.filter(|policy| {
+        policy.key.source == KeySource::Issued && policy.methods.contains(&wanted.method)
+    });
+    let Some(policy) = policy else {
+        let detail =
+            "No route takes issued keys for this method and path (key = { from = \"issued\" }).";
+        return Problem::new(Code::RequestBodyInvalid, detail).into_response(None);
+    };
+    match policy.tenant.resolve(parts) {
+        Err(problem) => policy.answers.tell(problem, None),
+        Ok(caller) => {
+            let used = Use::of(&policy, &caller.tenant, &wanted.method, &wanted.path);
+            match shared.secrets.issued_keys.first() {
+                Some(key) => {
+                    let ttl = policy.terms.ttl;
+                    let (key, expires_at) =
+                        issued::issue(key, &used, ttl, clock.now(), &*shared.rng);
+                    issued::issued(&key, expires_at)
+                }
+                None => policy.answers.tell(issued::invalid(), None),
+            }
+        }
+    }
+}
+
 /// Reads the request and asks the engine who runs it.
 async fn admit<Req>(
     shared: &Shared,
@@ -236,6 +304,14 @@ where
     if operation.run_max.is_zero() {
         return Err(refused(deadline::over()));
     }
+    if asked.is_expired {
+        // Its own expiry counts only while there is no record (S15).
+        match shared.engine.look(operation.id).await {
+            Ok(Some(_)) => {}
+            Ok(None) => return Err(refused(issued::invalid())),
+            Err(error) => return Err(refused(problem_of_error(&error, reference))),
+        }
+    }
     let begun = shared.engine.begin(&operation).await;
     let clock = &**shared.engine.clock();
     if let (Some(deadline), Ok(Begin::Run(_)) | Err(_)) = (asked.deadline, &begun) {
@@ -248,6 +324,11 @@ where
         Ok(Begin::Run(lease)) if run_max.is_zero() => {
             drop(lease);
             Err(refused(deadline::over()))
+        }
+        // The record that was there a moment ago is gone, or may be run again: not under this key.
+        Ok(Begin::Run(lease)) if asked.is_expired => {
+            drop(lease);
+            Err(refused(issued::invalid()))
         }
         Ok(Begin::Run(lease)) => {
             let request = forwarded(parts, payload.into_data(), &lease);

@@ -11,11 +11,14 @@ use axum::extract::State;
 use axum::routing::post;
 use http::{HeaderMap, Request};
 use http_body_util::BodyExt;
-use onetake_core::{Clock, Engine, FingerprintKey, InFlight, MemoryStore, Store, SystemClock};
+use onetake_core::clock::{ManualClock, Timestamp};
+use onetake_core::{
+    Clock, Engine, FingerprintKey, InFlight, Limits, MemoryStore, Store, SystemClock, SystemRng,
+};
 use onetake_http::json::{Pointer, Selection};
 use onetake_http::{
-    Dialect, FingerprintMode, HttpLimits, KeyFormat, KeySource, OnetakeLayer, Policy, Secrets,
-    Tenant, TimeLeft,
+    Dialect, FingerprintMode, HttpLimits, IssuingKey, KeyFormat, KeySource, OnetakeLayer, Policy,
+    Secrets, Tenant, TimeLeft,
 };
 use serde_json::Value;
 use tokio::sync::Notify;
@@ -307,5 +310,82 @@ async fn chosen_headers_make_another_request() {
     assert_eq!(send(&router, "/charges", &lines("a"), "").await.status, 200);
     assert!(send(&router, "/charges", &lines("a"), "").await.is_replay());
     assert_eq!(send(&router, "/charges", &lines("b"), "").await.status, 422);
+    assert_eq!(api.runs(), 1);
+}
+
+#[tokio::test]
+async fn issued_keys_and_no_others() {
+    let api = Api::default();
+    let store = MemoryStore::new();
+    let policy = Policy::new().key_from(KeySource::Issued);
+    let secrets = || Secrets::default().issued_keys([IssuingKey::new(&[5; 32])]);
+    let router = api.on(&store, policy.clone(), secrets());
+    let ask = "{\"method\":\"POST\",\"path\":\"/charges\"}";
+    let asked = send(&router, "/idempotency-tokens", &[], ask).await;
+    assert_eq!(asked.status, 201);
+    assert_eq!(asked.headers["cache-control"], "no-store");
+    let body: Value = serde_json::from_str(&asked.body).unwrap();
+    let (key, at) = (body["key"].as_str().unwrap(), body["expires_at"].as_str().unwrap());
+    assert!(at.starts_with("20") && at.ends_with('Z'), "{at}");
+    assert!(store.is_empty(), "nothing is stored until it is used");
+    let line = [("idempotency-key", key)];
+    let first = send(&router, "/charges", &line, "a").await;
+    assert_eq!((first.status, first.is_replay()), (200, false));
+    assert!(send(&router, "/charges", &line, "a").await.is_replay());
+    assert_eq!(send(&router, "/charges", &line, "b").await.status, 422);
+    // Another route, another tenant, none of ours, none at all.
+    let elsewhere = send(&router, "/slow", &line, "a").await;
+    assert_eq!((elsewhere.status, elsewhere.code().as_str()), (400, "idempotency_key_invalid"));
+    let bob = Request::post("/charges").header("authorization", "Bearer bob");
+    let bob = bob.header("idempotency-key", key).body(Body::from("a")).unwrap();
+    assert_eq!(router.clone().oneshot(bob).await.unwrap().status(), 400);
+    assert_eq!(send(&router, "/charges", &[("idempotency-key", KEY)], "a").await.status, 400);
+    assert_eq!(send(&router, "/charges", &[], "a").await.code(), "idempotency_key_missing");
+    let foreign = Secrets::default().issued_keys([IssuingKey::new(&[6; 32])]);
+    let stranger = api.on(&store, policy, foreign);
+    assert_eq!(send(&stranger, "/charges", &line, "a").await.status, 400);
+    assert_eq!((api.runs(), store.len()), (1, 1));
+    // What cannot be issued is explained.
+    for (body, status) in [("{}", 400), ("{\"method\":\"GET\",\"path\":\"/charges\"}", 400)] {
+        assert_eq!(send(&router, "/idempotency-tokens", &[], body).await.status, status);
+    }
+    // Where none are issued, the path is the service's own.
+    let plain = api.with(Policy::new());
+    assert_eq!(send(&plain, "/idempotency-tokens", &[], ask).await.status, 404);
+}
+
+#[tokio::test]
+async fn an_issued_key_that_expires_still_replays_and_never_runs() {
+    let clock = ManualClock::new(Timestamp::from_micros(1_800_000_000_000_000));
+    let api = Api::default();
+    let store = MemoryStore::with_clock(Arc::new(clock.clone()));
+    let engine = Engine::with(
+        Arc::new(store.clone()),
+        Arc::new(clock.clone()),
+        Arc::new(SystemRng),
+        Limits::default(),
+    );
+    let policy = Arc::new(Policy::new().key_from(KeySource::Issued));
+    let policies = move |_: &http::request::Parts| Some(Arc::clone(&policy));
+    let secrets = Secrets::default().issued_keys([IssuingKey::new(&[5; 32])]);
+    let layer = OnetakeLayer::with(engine, policies, HttpLimits::default(), secrets);
+    let router = Router::new().route("/charges", post(echo)).with_state(api.clone()).layer(layer);
+    let mut keys = Vec::new();
+    for _ in 0..2 {
+        let ask = "{\"method\":\"POST\",\"path\":\"/charges\"}";
+        let asked = send(&router, "/idempotency-tokens", &[], ask).await;
+        let body: Value = serde_json::from_str(&asked.body).unwrap();
+        keys.push(body["key"].as_str().unwrap().to_owned());
+    }
+    let used = [("idempotency-key", keys[0].as_str())];
+    let unused = [("idempotency-key", keys[1].as_str())];
+    assert_eq!(send(&router, "/charges", &used, "a").await.status, 200);
+    clock.advance(Duration::from_secs(3601));
+    assert!(send(&router, "/charges", &used, "a").await.is_replay());
+    let late = send(&router, "/charges", &unused, "a").await;
+    assert_eq!((late.status, late.code().as_str()), (400, "idempotency_key_invalid"));
+    // Its record is gone as well: it names nothing any more.
+    clock.advance(Duration::from_secs(86_400));
+    assert_eq!(send(&router, "/charges", &used, "a").await.status, 400);
     assert_eq!(api.runs(), 1);
 }

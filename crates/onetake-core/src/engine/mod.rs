@@ -11,6 +11,7 @@ mod flight;
 mod heart;
 mod housekeeping;
 mod lease;
+mod look;
 mod metrics;
 mod operation;
 mod remote;

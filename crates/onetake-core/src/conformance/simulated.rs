@@ -13,10 +13,13 @@ use crate::store::Store;
 
 use super::Subject;
 
+type Opened = BoxFuture<'static, Arc<dyn Store>>;
+
 /// A store on a simulated clock.
 pub struct Simulated {
     clock: ManualClock,
     store: Arc<dyn Store>,
+    open: Option<Box<dyn Fn(Arc<dyn Clock>) -> Arc<dyn Store> + Send + Sync>>,
     _kept: Box<dyn Any + Send + Sync>,
 }
 
@@ -28,7 +31,17 @@ impl Simulated {
     ) -> Self {
         let clock = ManualClock::default();
         let (store, kept) = make(Arc::new(clock.clone()));
-        Self { clock, store: Arc::new(store), _kept: kept }
+        Self { clock, store: Arc::new(store), open: None, _kept: kept }
+    }
+
+    /// How what it kept is opened anew.
+    #[must_use]
+    pub fn reopened_by<S: Store>(
+        mut self,
+        open: impl Fn(Arc<dyn Clock>) -> S + Send + Sync + 'static,
+    ) -> Self {
+        self.open = Some(Box::new(move |clock| Arc::new(open(clock))));
+        self
     }
 }
 
@@ -45,6 +58,11 @@ impl Subject for Simulated {
         self.clock.advance(by);
         std::future::ready(()).boxed()
     }
+
+    fn reopen(&self) -> BoxFuture<'_, Option<Arc<dyn Store>>> {
+        let store = self.open.as_ref().map(|open| open(self.clock()));
+        std::future::ready(store).boxed()
+    }
 }
 
 /// A store whose server has a clock of its own, which the suite moves along by a [`Shift`].
@@ -52,6 +70,7 @@ pub struct Shifted {
     clock: ManualClock,
     shift: Shift,
     store: Arc<dyn Store>,
+    open: Option<Box<dyn Fn(Arc<dyn Clock>, Shift) -> Opened + Send + Sync>>,
     _kept: Box<dyn Any + Send + Sync>,
 }
 
@@ -66,7 +85,25 @@ impl Shifted {
         // The server shows the real time, and a node's clock should show about the same.
         let (clock, shift) = (ManualClock::new(SystemClock.now()), Shift::default());
         let (store, kept) = make(Arc::new(clock.clone()), shift.clone()).await;
-        Self { clock, shift, store: Arc::new(store), _kept: kept }
+        Self { clock, shift, store: Arc::new(store), open: None, _kept: kept }
+    }
+
+    /// How what it kept is opened anew.
+    #[must_use]
+    pub fn reopened_by<S, F>(
+        mut self,
+        open: impl Fn(Arc<dyn Clock>, Shift) -> F + Send + Sync + 'static,
+    ) -> Self
+    where
+        S: Store,
+        F: Future<Output = S> + Send + 'static,
+    {
+        let opened = move |clock, shift| {
+            let opening = open(clock, shift);
+            async move { Arc::new(opening.await) as Arc<dyn Store> }.boxed()
+        };
+        self.open = Some(Box::new(opened));
+        self
     }
 }
 
@@ -83,5 +120,16 @@ impl Subject for Shifted {
         self.shift.advance(by);
         self.clock.advance(by);
         std::future::ready(()).boxed()
+    }
+
+    fn reopen(&self) -> BoxFuture<'_, Option<Arc<dyn Store>>> {
+        let opening = self.open.as_ref().map(|open| open(self.clock(), self.shift.clone()));
+        async move {
+            match opening {
+                Some(opening) => Some(opening.await),
+                None => None,
+            }
+        }
+        .boxed()
     }
 }

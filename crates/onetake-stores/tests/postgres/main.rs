@@ -35,7 +35,11 @@ fn long_or(short: Duration) -> Duration {
 
 async fn fresh(url: String) -> Shifted {
     let made = async |clock, shift| (store(&url, clock, shift).await, Box::new(()) as _);
-    Shifted::new(made).await
+    let subject = Shifted::new(made).await;
+    subject.reopened_by(move |clock, shift| {
+        let url = url.clone();
+        async move { store(&url, clock, shift).await }
+    })
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

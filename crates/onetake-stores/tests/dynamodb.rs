@@ -184,7 +184,7 @@ async fn nodes(server: &Dynamo, offsets: &[Duration], margin: Duration) -> Vec<W
         let clock = later(*offset);
         let options = DynamoOptions { skew_margin: margin, ..on(&clock) };
         let store = Arc::new(DynamoStore::open(&url, options).await.unwrap());
-        nodes.push(Watched { clock, store });
+        nodes.push(Watched { clock, store, url: url.clone() });
     }
     nodes
 }

@@ -24,9 +24,8 @@ pub(super) async fn keep(
         return Ok(found);
     }
     let put = table.client.put_item().table_name(&table.place.table);
-    let put = put
-        .set_item(Some(encode(name, &fresh)))
-        .condition_expression("attribute_not_exists(id)");
+    let put =
+        put.set_item(Some(encode(name, &fresh))).condition_expression("attribute_not_exists(id)");
     let expected = ["ConditionalCheckFailedException"];
     match table.ask(Intent::Write, &expected, || put.clone().send()).await {
         Ok(_) => return Ok(fresh),

@@ -7,7 +7,8 @@ use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use onetake_core::store::Answers;
 use onetake_core::{
-    Claim, Claimed, Clock, MemoryStore, Record, RecordId, Settled, Settlement, Store, delegate_store,
+    Claim, Claimed, Clock, MemoryStore, Record, RecordId, Settled, Settlement, Store,
+    delegate_store,
 };
 
 #[derive(Debug)]

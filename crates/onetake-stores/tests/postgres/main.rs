@@ -37,8 +37,9 @@ async fn fresh(url: String) -> Shifted {
     let made = async |clock, shift| (store(&url, clock, shift).await, Box::new(()) as _);
     let subject = Shifted::new(made).await;
     subject.reopened_by(move |clock, shift| {
-        let url = url.clone();
-        async move { store(&url, clock, shift).await }
+        let (url, options) =
+            (url.clone(), PostgresOptions { clock, shift, ..PostgresOptions::default() });
+        async move { PostgresStore::open(&url, options).await.unwrap() }
     })
 }
 

@@ -13,13 +13,14 @@ use crate::store::Store;
 
 use super::Subject;
 
-type Opened = BoxFuture<'static, Arc<dyn Store>>;
+/// Opens a store anew on what it kept.
+type Open = Box<dyn Fn() -> BoxFuture<'static, Arc<dyn Store>> + Send + Sync>;
 
 /// A store on a simulated clock.
 pub struct Simulated {
     clock: ManualClock,
     store: Arc<dyn Store>,
-    open: Option<Box<dyn Fn(Arc<dyn Clock>) -> Arc<dyn Store> + Send + Sync>>,
+    open: Option<Open>,
     _kept: Box<dyn Any + Send + Sync>,
 }
 
@@ -40,7 +41,11 @@ impl Simulated {
         mut self,
         open: impl Fn(Arc<dyn Clock>) -> S + Send + Sync + 'static,
     ) -> Self {
-        self.open = Some(Box::new(move |clock| Arc::new(open(clock))));
+        let clock = self.clock();
+        self.open = Some(Box::new(move || {
+            let store = Arc::new(open(Arc::clone(&clock))) as Arc<dyn Store>;
+            std::future::ready(store).boxed()
+        }));
         self
     }
 }
@@ -60,8 +65,7 @@ impl Subject for Simulated {
     }
 
     fn reopen(&self) -> BoxFuture<'_, Option<Arc<dyn Store>>> {
-        let store = self.open.as_ref().map(|open| open(self.clock()));
-        std::future::ready(store).boxed()
+        reopened(self.open.as_ref())
     }
 }
 
@@ -70,7 +74,7 @@ pub struct Shifted {
     clock: ManualClock,
     shift: Shift,
     store: Arc<dyn Store>,
-    open: Option<Box<dyn Fn(Arc<dyn Clock>, Shift) -> Opened + Send + Sync>>,
+    open: Option<Open>,
     _kept: Box<dyn Any + Send + Sync>,
 }
 
@@ -98,11 +102,11 @@ impl Shifted {
         S: Store,
         F: Future<Output = S> + Send + 'static,
     {
-        let opened = move |clock, shift| {
-            let opening = open(clock, shift);
-            async move { Arc::new(opening.await) as Arc<dyn Store> }.boxed()
-        };
-        self.open = Some(Box::new(opened));
+        let (clock, shift) = (self.clock(), self.shift.clone());
+        self.open = Some(Box::new(move || {
+            let opening = open(Arc::clone(&clock), shift.clone());
+            opening.map(|store| Arc::new(store) as Arc<dyn Store>).boxed()
+        }));
         self
     }
 }
@@ -123,13 +127,13 @@ impl Subject for Shifted {
     }
 
     fn reopen(&self) -> BoxFuture<'_, Option<Arc<dyn Store>>> {
-        let opening = self.open.as_ref().map(|open| open(self.clock(), self.shift.clone()));
-        async move {
-            match opening {
-                Some(opening) => Some(opening.await),
-                None => None,
-            }
-        }
-        .boxed()
+        reopened(self.open.as_ref())
+    }
+}
+
+fn reopened(open: Option<&Open>) -> BoxFuture<'static, Option<Arc<dyn Store>>> {
+    match open {
+        Some(open) => open().map(Some).boxed(),
+        None => std::future::ready(None).boxed(),
     }
 }

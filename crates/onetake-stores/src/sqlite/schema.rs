@@ -38,10 +38,8 @@ const MIGRATIONS: &[&str] = &[
     CREATE INDEX records_abandoned ON records (abandoned_at) WHERE abandoned_at IS NOT NULL;
     CREATE INDEX records_expiry ON records (expires_at) WHERE expires_at IS NOT NULL;
     CREATE TABLE meta (name TEXT PRIMARY KEY NOT NULL, value INTEGER NOT NULL) STRICT;
-",
-    "
-    CREATE TABLE secrets (name TEXT PRIMARY KEY NOT NULL, value BLOB NOT NULL) STRICT;
-",
+    ",
+    "CREATE TABLE secrets (name TEXT PRIMARY KEY NOT NULL, value BLOB NOT NULL) STRICT;",
 ];
 
 /// The version of the schema that is written.

@@ -120,6 +120,14 @@ impl Store for RawLog {
         self.memory.sweep(limit)
     }
 
+    fn secret(
+        &self,
+        name: &'static str,
+        fresh: [u8; 32],
+    ) -> BoxFuture<'_, Result<[u8; 32], StoreError>> {
+        self.memory.secret(name, fresh)
+    }
+
     fn ready(&self) -> BoxFuture<'_, Result<(), StoreError>> {
         self.memory.ready()
     }

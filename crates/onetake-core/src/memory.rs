@@ -4,6 +4,7 @@
 //! cleaned lazily, as the durable stores do, so that the sweep's second look is needed here too.
 
 use std::collections::{BTreeSet, HashMap};
+use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use futures_util::FutureExt;
@@ -33,6 +34,17 @@ struct Inner {
     expiries: BTreeSet<(Timestamp, RecordId)>,
     /// The highest fence that was ever granted, for any record: what a swept record leaves behind.
     highest: Fence,
+    secrets: Secrets,
+}
+
+/// Secrets by their names, of which nothing is printed.
+#[derive(Default)]
+struct Secrets(HashMap<&'static str, [u8; 32]>);
+
+impl fmt::Debug for Secrets {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_set().entries(self.0.keys()).finish()
+    }
 }
 
 impl MemoryStore {
@@ -174,6 +186,15 @@ impl Store for MemoryStore {
         let now = self.clock.now();
         let swept = self.lock().sweep(limit, now);
         std::future::ready(Ok(swept)).boxed()
+    }
+
+    fn secret(
+        &self,
+        name: &'static str,
+        fresh: [u8; 32],
+    ) -> BoxFuture<'_, Result<[u8; 32], StoreError>> {
+        let secret = *self.lock().secrets.0.entry(name).or_insert(fresh);
+        std::future::ready(Ok(secret)).boxed()
     }
 
     fn ready(&self) -> BoxFuture<'_, Result<(), StoreError>> {

@@ -15,6 +15,9 @@
 //!    same id behave as if they had come one after the other.
 //! 6. **Expired is absent,** at once, whether or not a sweep came by; and nothing that is not
 //!    expired is ever deleted (S12, S13).
+//! 7. **Secrets stay.** All who share a store are told the same secret under the same name. Once it
+//!    was told to anybody it never changes, and it is durable before it is told. It is no record:
+//!    it does not expire, and nothing that is done with records sees it.
 //!
 //! `conformance::run` (feature `conformance`) checks all of this.
 
@@ -146,6 +149,13 @@ impl StoreError {
         Self::new(StoreErrorKind::Invalid, "a claim on an absent record was not granted")
     }
 
+    /// The error for a secret that is not what was once written.
+    #[must_use]
+    pub fn damaged_secret(name: &str) -> Self {
+        let what = format!("the secret `{name}` in the store is damaged: restore it from a backup");
+        Self::new(StoreErrorKind::Invalid, what)
+    }
+
     /// What the caller should do.
     #[must_use]
     pub const fn kind(&self) -> StoreErrorKind {
@@ -210,6 +220,15 @@ pub trait Store: Send + Sync + fmt::Debug + 'static {
     /// Deletes up to `limit` expired records, each looked at again by
     /// [`decide::may_sweep`](crate::decide::may_sweep) in the step that deletes it.
     fn sweep(&self, limit: usize) -> BoxFuture<'_, Result<Swept, StoreError>>;
+
+    /// A secret of this name, the same for all who share the store: `fresh` if there was none. Once
+    /// it was told to anybody it never changes, and it is durable before it is told. Names are short
+    /// words of our own.
+    fn secret(
+        &self,
+        name: &'static str,
+        fresh: [u8; 32],
+    ) -> BoxFuture<'_, Result<[u8; 32], StoreError>>;
 
     /// Whether the store could answer now: for readiness, not for decisions.
     fn ready(&self) -> BoxFuture<'_, Result<(), StoreError>>;

@@ -17,10 +17,10 @@ use http::{Request, StatusCode};
 use http_body_util::BodyExt;
 use metrics::{Counter, CounterFn, Gauge, Histogram, Key, KeyName, Metadata, Recorder};
 use onetake_core::conformance::{Fault, Faulty};
-use onetake_core::store::{Abandoned, Answers, Swept};
+use onetake_core::store::Answers;
 use onetake_core::{
-    Claim, Claimed, Clock, Engine, InFlight, Limits, MemoryStore, Record, RecordId, Settled,
-    Settlement, Store, StoreError, StoreErrorKind, SystemClock, SystemRng, Verb,
+    Claim, Claimed, Clock, Engine, InFlight, Limits, MemoryStore, RecordId, Settled, Settlement,
+    Store, StoreError, StoreErrorKind, SystemClock, SystemRng, Verb, delegate_store,
 };
 use onetake_http::{OnStoreDown, OnetakeLayer, Policy};
 use tokio::sync::Notify;
@@ -352,25 +352,7 @@ impl Store for Odd {
         self.inner.settle(batch)
     }
 
-    fn load(&self, ids: Vec<RecordId>) -> BoxFuture<'_, Answers<Option<Arc<Record>>>> {
-        self.inner.load(ids)
-    }
-
-    fn abandoned(&self, limit: usize) -> BoxFuture<'_, Result<Vec<Abandoned>, StoreError>> {
-        self.inner.abandoned(limit)
-    }
-
-    fn sweep(&self, limit: usize) -> BoxFuture<'_, Result<Swept, StoreError>> {
-        self.inner.sweep(limit)
-    }
-
-    fn ready(&self) -> BoxFuture<'_, Result<(), StoreError>> {
-        self.inner.ready()
-    }
-
-    fn close(&self) -> BoxFuture<'_, Result<(), StoreError>> {
-        self.inner.close()
-    }
+    delegate_store!(self => self.inner; load, abandoned, sweep, secret, ready, close);
 }
 
 #[tokio::test]

@@ -32,6 +32,7 @@ const START: Timestamp = Timestamp::from_micros(1_893_456_000_000_000);
 struct Watched {
     clock: ManualClock,
     store: Arc<DynamoStore>,
+    url: String,
 }
 
 impl Subject for Watched {
@@ -47,6 +48,14 @@ impl Subject for Watched {
         async move {
             self.store.abandoned(usize::MAX).await.unwrap();
             self.clock.advance(by);
+        }
+        .boxed()
+    }
+
+    fn reopen(&self) -> BoxFuture<'_, Option<Arc<dyn Store>>> {
+        async move {
+            let store = DynamoStore::open(&self.url, on(&self.clock)).await.unwrap();
+            Some(Arc::new(store) as Arc<dyn Store>)
         }
         .boxed()
     }
@@ -67,7 +76,7 @@ async fn fresh(server: &Dynamo) -> Watched {
     let (url, clock) = (server.table(), ManualClock::default());
     assert!(DynamoStore::migrate(&url, DynamoOptions::default()).await.unwrap());
     let store = Arc::new(DynamoStore::open(&url, on(&clock)).await.unwrap());
-    Watched { clock, store }
+    Watched { clock, store, url }
 }
 
 fn capabilities() -> Capabilities {
@@ -175,7 +184,7 @@ async fn nodes(server: &Dynamo, offsets: &[Duration], margin: Duration) -> Vec<W
         let clock = later(*offset);
         let options = DynamoOptions { skew_margin: margin, ..on(&clock) };
         let store = Arc::new(DynamoStore::open(&url, options).await.unwrap());
-        nodes.push(Watched { clock, store });
+        nodes.push(Watched { clock, store, url: url.clone() });
     }
     nodes
 }

@@ -5,10 +5,10 @@ use onetake_core::conformance::{Capabilities, Simulated, run, run_engine};
 use onetake_stores::EmbeddedStore;
 
 async fn fresh() -> Simulated {
-    Simulated::new(|clock| {
-        let folder = tempfile::tempdir().unwrap();
-        (EmbeddedStore::open_with(folder.path(), clock).unwrap(), Box::new(folder))
-    })
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().to_owned();
+    let open = move |clock| EmbeddedStore::open_with(&path, clock).unwrap();
+    Simulated::new(|clock| (open(clock), Box::new(folder))).reopened_by(open)
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

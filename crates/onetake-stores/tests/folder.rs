@@ -293,6 +293,25 @@ async fn a_closed_store_says_so() {
     assert_eq!(error.kind(), StoreErrorKind::Unavailable);
 }
 
+#[tokio::test]
+async fn a_secret_is_durable_before_it_is_told() {
+    let (live, copied) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    // A folder that was written without secrets.
+    filled(live.path()).await;
+    let store = EmbeddedStore::open(live.path()).unwrap();
+    assert_eq!(store.secret("one", [1; 32]).await.unwrap(), [1; 32]);
+    copy(live.path(), copied.path());
+    store.close().await.unwrap();
+    for path in [live.path(), copied.path()] {
+        let store = EmbeddedStore::open(path).unwrap();
+        assert_eq!(store.secret("one", [2; 32]).await.unwrap(), [1; 32]);
+        assert!(load(&store, &claim("key 7", 1)).await.is_some());
+        store.close().await.unwrap();
+        let error = store.secret("one", [3; 32]).await.unwrap_err();
+        assert_eq!(error.kind(), StoreErrorKind::Unavailable, "{error}");
+    }
+}
+
 #[test]
 fn a_folder_of_somebody_else_is_left_alone() {
     let folder = tempfile::tempdir().unwrap();

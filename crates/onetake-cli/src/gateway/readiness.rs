@@ -120,6 +120,13 @@ mod tests {
         fn sweep(&self, _: usize) -> BoxFuture<'_, Result<Swept, StoreError>> {
             std::future::pending().boxed()
         }
+        fn secret(
+            &self,
+            _: &'static str,
+            _: [u8; 32],
+        ) -> BoxFuture<'_, Result<[u8; 32], StoreError>> {
+            std::future::pending().boxed()
+        }
         fn ready(&self) -> BoxFuture<'_, Result<(), StoreError>> {
             async {
                 self.looks.fetch_add(1, Ordering::SeqCst);

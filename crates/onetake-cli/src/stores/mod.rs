@@ -10,6 +10,8 @@ use std::time::Duration;
 
 use onetake_core::engine::Housekeeping;
 use onetake_core::{Limits, MemoryStore, Store, SystemClock};
+#[cfg(feature = "filtered")]
+use onetake_core::{Rng, SystemRng};
 #[cfg(feature = "sqlite")]
 use onetake_stores::SqliteStore;
 use onetake_stores::{Diagnosis, EmbeddedStore, Finding};
@@ -305,7 +307,9 @@ async fn open_filter(
     url: &ServerUrl,
     authority: PostgresStore,
 ) -> Result<FilteredStore, StoreFailed> {
-    let secret = authority.secret(FILTER_SECRET).await.map_err(failed("open", url))?;
+    let mut fresh = [0; 32];
+    SystemRng.fill(&mut fresh);
+    let secret = authority.secret(FILTER_SECRET, fresh).await.map_err(failed("open", url))?;
     let authority: Arc<dyn Store> = Arc::new(authority);
     let options = FilterOptions::default();
     let opened = FilteredStore::open(filter.expose(), &secret, authority, options).await;

@@ -5,11 +5,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use futures_util::future::BoxFuture;
 use onetake_cli::stores;
-use onetake_core::store::{Abandoned, Answers, Swept};
-use onetake_core::{
-    Claim, Claimed, Engine, Record, RecordId, Settled, Settlement, Store, StoreError, SystemClock,
-    SystemRng,
-};
+use onetake_core::store::Answers;
+use onetake_core::{Engine, Record, RecordId, Store, SystemClock, SystemRng, delegate_store};
 
 use super::common::store;
 use super::places::Shared;
@@ -42,36 +39,10 @@ struct Counting {
 }
 
 impl Store for Counting {
-    fn name(&self) -> &'static str {
-        self.inner.name()
-    }
-
-    fn claim(&self, batch: Vec<Claim>) -> BoxFuture<'_, Answers<Claimed>> {
-        self.inner.claim(batch)
-    }
-
-    fn settle(&self, batch: Vec<Settlement>) -> BoxFuture<'_, Answers<Settled>> {
-        self.inner.settle(batch)
-    }
-
     fn load(&self, ids: Vec<RecordId>) -> BoxFuture<'_, Answers<Option<Arc<Record>>>> {
         self.reads.fetch_add(1, Ordering::SeqCst);
         self.inner.load(ids)
     }
 
-    fn abandoned(&self, limit: usize) -> BoxFuture<'_, Result<Vec<Abandoned>, StoreError>> {
-        self.inner.abandoned(limit)
-    }
-
-    fn sweep(&self, limit: usize) -> BoxFuture<'_, Result<Swept, StoreError>> {
-        self.inner.sweep(limit)
-    }
-
-    fn ready(&self) -> BoxFuture<'_, Result<(), StoreError>> {
-        self.inner.ready()
-    }
-
-    fn close(&self) -> BoxFuture<'_, Result<(), StoreError>> {
-        self.inner.close()
-    }
+    delegate_store!(self => self.inner; name, claim, settle, abandoned, sweep, secret, ready, close);
 }

@@ -72,6 +72,12 @@ impl Bench {
         self.subject.advance(self.can.tick * ticks + Duration::from_millis(2)).await;
     }
 
+    /// The store anew, on what it kept; `None` if it keeps nothing.
+    pub(super) async fn reopen(&self) -> Option<Arc<dyn Store>> {
+        self.store.close().await.expect("the store closes");
+        self.subject.reopen().await
+    }
+
     /// Lease 2, grace 2, ttl 20 ticks.
     pub(super) fn terms(&self, on_unknown: OnUnknown) -> Terms {
         let tick = self.can.tick;

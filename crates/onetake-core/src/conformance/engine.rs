@@ -15,11 +15,8 @@ use crate::engine::{
     Answer, Begin, Engine, EngineError, InFlight, Limits, Operation, Outcome, Settling, Verdict,
 };
 use crate::fingerprint::Fingerprint;
-use crate::record::{OnUnknown, Record, Recording, State};
-use crate::scope::RecordId;
-use crate::store::{
-    Abandoned, Answers, Claim, Claimed, Settled, Settlement, Store, StoreError, Swept,
-};
+use crate::record::{OnUnknown, Recording, State};
+use crate::store::{Answers, Claim, Claimed, Settled, Settlement, Store};
 
 pub(super) type Running = JoinHandle<Result<Outcome, EngineError>>;
 
@@ -402,23 +399,5 @@ impl Store for Gate {
         .boxed()
     }
 
-    fn load(&self, ids: Vec<RecordId>) -> BoxFuture<'_, Answers<Option<Arc<Record>>>> {
-        self.inner.load(ids)
-    }
-
-    fn abandoned(&self, limit: usize) -> BoxFuture<'_, Result<Vec<Abandoned>, StoreError>> {
-        self.inner.abandoned(limit)
-    }
-
-    fn sweep(&self, limit: usize) -> BoxFuture<'_, Result<Swept, StoreError>> {
-        self.inner.sweep(limit)
-    }
-
-    fn ready(&self) -> BoxFuture<'_, Result<(), StoreError>> {
-        self.inner.ready()
-    }
-
-    fn close(&self) -> BoxFuture<'_, Result<(), StoreError>> {
-        self.inner.close()
-    }
+    crate::delegate_store!(self => self.inner; load, abandoned, sweep, secret, ready, close);
 }

@@ -9,8 +9,7 @@ use futures_util::future::BoxFuture;
 use crate::record::Record;
 use crate::scope::RecordId;
 use crate::store::{
-    Abandoned, Answers, Claim, Claimed, Settled, Settlement, Store, StoreError, StoreErrorKind,
-    Swept,
+    Answers, Claim, Claimed, Settled, Settlement, Store, StoreError, StoreErrorKind,
 };
 
 /// How a store fails.
@@ -123,19 +122,5 @@ impl Store for Faulty {
         .boxed()
     }
 
-    fn abandoned(&self, limit: usize) -> BoxFuture<'_, Result<Vec<Abandoned>, StoreError>> {
-        self.inner.abandoned(limit)
-    }
-
-    fn sweep(&self, limit: usize) -> BoxFuture<'_, Result<Swept, StoreError>> {
-        self.inner.sweep(limit)
-    }
-
-    fn ready(&self) -> BoxFuture<'_, Result<(), StoreError>> {
-        self.inner.ready()
-    }
-
-    fn close(&self) -> BoxFuture<'_, Result<(), StoreError>> {
-        self.inner.close()
-    }
+    crate::delegate_store!(self => self.inner; abandoned, sweep, secret, ready, close);
 }

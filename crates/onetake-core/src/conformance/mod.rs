@@ -12,6 +12,7 @@
 
 mod bench;
 mod claims;
+mod delegate;
 mod engine;
 mod expiry;
 mod faults;
@@ -20,6 +21,7 @@ pub mod many;
 mod quiet;
 mod races;
 mod report;
+mod secrets;
 mod settles;
 mod simulated;
 
@@ -27,7 +29,9 @@ use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::future::BoxFuture;
+use futures_util::FutureExt;
+#[doc(hidden)]
+pub use futures_util::future::BoxFuture;
 
 use crate::clock::Clock;
 use crate::store::Store;
@@ -47,6 +51,11 @@ pub trait Subject: Send + Sync + 'static {
 
     /// Lets time pass, for the store and for that clock alike.
     fn advance(&self, by: Duration) -> BoxFuture<'_, ()>;
+
+    /// Opens the store anew, once it was closed, on what it kept; `None` if that is gone with it.
+    fn reopen(&self) -> BoxFuture<'_, Option<Arc<dyn Store>>> {
+        std::future::ready(None).boxed()
+    }
 }
 
 /// In what stores may differ.
@@ -108,6 +117,7 @@ const STORE_CASES: &[(&str, Case)] = cases! {
         the_unknown_expires_a_full_ttl_later, a_late_outcome_is_kept_for_a_while,
         a_sweep_takes_what_expired_and_nothing_else, a_sweep_looks_again,
         a_sweep_is_bounded, fences_rise_across_expiry_and_sweep;
+    secrets: the_first_is_kept, many_at_once_are_told_the_same;
     races: one_of_many_claims_wins, claims_and_settlements_of_many_tasks,
         a_sweep_beside_traffic_loses_nothing, takeovers_have_rising_fences;
 };

@@ -82,6 +82,14 @@ impl Store for Quiet {
         self.count(self.inner.sweep(limit))
     }
 
+    fn secret(
+        &self,
+        name: &'static str,
+        fresh: [u8; 32],
+    ) -> BoxFuture<'_, Result<[u8; 32], StoreError>> {
+        self.count(self.inner.secret(name, fresh))
+    }
+
     fn ready(&self) -> BoxFuture<'_, Result<(), StoreError>> {
         self.count(self.inner.ready())
     }

@@ -13,10 +13,14 @@ use crate::store::Store;
 
 use super::Subject;
 
+/// Opens a store anew on what it kept.
+type Open = Box<dyn Fn() -> BoxFuture<'static, Arc<dyn Store>> + Send + Sync>;
+
 /// A store on a simulated clock.
 pub struct Simulated {
     clock: ManualClock,
     store: Arc<dyn Store>,
+    open: Option<Open>,
     _kept: Box<dyn Any + Send + Sync>,
 }
 
@@ -28,7 +32,21 @@ impl Simulated {
     ) -> Self {
         let clock = ManualClock::default();
         let (store, kept) = make(Arc::new(clock.clone()));
-        Self { clock, store: Arc::new(store), _kept: kept }
+        Self { clock, store: Arc::new(store), open: None, _kept: kept }
+    }
+
+    /// How what it kept is opened anew.
+    #[must_use]
+    pub fn reopened_by<S: Store>(
+        mut self,
+        open: impl Fn(Arc<dyn Clock>) -> S + Send + Sync + 'static,
+    ) -> Self {
+        let clock = self.clock();
+        self.open = Some(Box::new(move || {
+            let store = Arc::new(open(Arc::clone(&clock))) as Arc<dyn Store>;
+            std::future::ready(store).boxed()
+        }));
+        self
     }
 }
 
@@ -45,6 +63,10 @@ impl Subject for Simulated {
         self.clock.advance(by);
         std::future::ready(()).boxed()
     }
+
+    fn reopen(&self) -> BoxFuture<'_, Option<Arc<dyn Store>>> {
+        reopened(self.open.as_ref())
+    }
 }
 
 /// A store whose server has a clock of its own, which the suite moves along by a [`Shift`].
@@ -52,6 +74,7 @@ pub struct Shifted {
     clock: ManualClock,
     shift: Shift,
     store: Arc<dyn Store>,
+    open: Option<Open>,
     _kept: Box<dyn Any + Send + Sync>,
 }
 
@@ -66,7 +89,25 @@ impl Shifted {
         // The server shows the real time, and a node's clock should show about the same.
         let (clock, shift) = (ManualClock::new(SystemClock.now()), Shift::default());
         let (store, kept) = make(Arc::new(clock.clone()), shift.clone()).await;
-        Self { clock, shift, store: Arc::new(store), _kept: kept }
+        Self { clock, shift, store: Arc::new(store), open: None, _kept: kept }
+    }
+
+    /// How what it kept is opened anew.
+    #[must_use]
+    pub fn reopened_by<S, F>(
+        mut self,
+        open: impl Fn(Arc<dyn Clock>, Shift) -> F + Send + Sync + 'static,
+    ) -> Self
+    where
+        S: Store,
+        F: Future<Output = S> + Send + 'static,
+    {
+        let (clock, shift) = (self.clock(), self.shift.clone());
+        self.open = Some(Box::new(move || {
+            let opening = open(Arc::clone(&clock), shift.clone());
+            opening.map(|store| Arc::new(store) as Arc<dyn Store>).boxed()
+        }));
+        self
     }
 }
 
@@ -83,5 +124,16 @@ impl Subject for Shifted {
         self.shift.advance(by);
         self.clock.advance(by);
         std::future::ready(()).boxed()
+    }
+
+    fn reopen(&self) -> BoxFuture<'_, Option<Arc<dyn Store>>> {
+        reopened(self.open.as_ref())
+    }
+}
+
+fn reopened(open: Option<&Open>) -> BoxFuture<'static, Option<Arc<dyn Store>>> {
+    match open {
+        Some(open) => open().map(Some).boxed(),
+        None => std::future::ready(None).boxed(),
     }
 }

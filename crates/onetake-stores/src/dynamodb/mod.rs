@@ -37,6 +37,9 @@
 //! | `w` | one of sixteen shards; there only while it runs |
 //! | `r` | the whole record as onetake reads it; the others are written from it |
 //!
+//! A secret that was made at first use is an item of its own, with two attributes: `id`, which is
+//! `onetake's secret ` and its name, and `x`, the secret.
+//!
 //! The index `running` has the partition key `w`, and so holds what runs and nothing else. The server
 //! deletes what expired by the `ttl` attribute; a sweep has nothing to do.
 //!
@@ -52,6 +55,7 @@ mod error;
 mod item;
 mod ledger;
 mod schema;
+mod secret;
 mod table;
 mod url;
 mod watch;
@@ -207,6 +211,14 @@ impl Store for DynamoStore {
     fn sweep(&self, _limit: usize) -> BoxFuture<'_, Result<Swept, StoreError>> {
         // The server deletes what expired.
         std::future::ready(Ok(Swept::default())).boxed()
+    }
+
+    fn secret(
+        &self,
+        name: &'static str,
+        fresh: [u8; 32],
+    ) -> BoxFuture<'_, Result<[u8; 32], StoreError>> {
+        secret::keep(&self.table, name, fresh).boxed()
     }
 
     fn ready(&self) -> BoxFuture<'_, Result<(), StoreError>> {

@@ -262,7 +262,7 @@ impl<E: Error + Send + Sync + 'static> No<E> {
 }
 
 /// Nothing more can be asked, but what was sent before may have landed.
-fn keep_doubt(away: StoreError, may_have_landed: bool) -> StoreError {
+pub(super) fn keep_doubt(away: StoreError, may_have_landed: bool) -> StoreError {
     if may_have_landed {
         return StoreError::new(StoreErrorKind::Indeterminate, away.to_string());
     }

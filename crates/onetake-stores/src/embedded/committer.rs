@@ -37,6 +37,7 @@ pub(super) enum Job {
     Load(Vec<RecordId>, oneshot::Sender<Answers<Option<Arc<Record>>>>),
     Abandoned(usize, oneshot::Sender<Result<Vec<Abandoned>, StoreError>>),
     Sweep(usize, oneshot::Sender<Result<Swept, StoreError>>),
+    Secret(&'static str, [u8; 32], oneshot::Sender<Result<[u8; 32], StoreError>>),
     Ready(oneshot::Sender<Result<(), StoreError>>),
     Close(oneshot::Sender<Result<(), StoreError>>),
 }
@@ -188,6 +189,7 @@ impl Committer {
                     self.sweeps.push_back(Sweeping { left, swept: Swept::default(), to });
                     continue;
                 }
+                Job::Secret(name, fresh, to) => answer(group.secret(name, fresh), to),
                 Job::Ready(to) => answer(Ok(()), to),
                 Job::Close(_) => continue,
             };
@@ -333,6 +335,7 @@ fn refuse(job: Job, error: &StoreError) {
         Job::Load(ids, to) => drop(to.send(vec![Err(error); ids.len()])),
         Job::Abandoned(_, to) => drop(to.send(Err(error))),
         Job::Sweep(_, to) => drop(to.send(Err(error))),
+        Job::Secret(_, _, to) => drop(to.send(Err(error))),
         Job::Ready(to) | Job::Close(to) => drop(to.send(Err(error))),
     }
 }

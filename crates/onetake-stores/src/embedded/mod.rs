@@ -136,6 +136,14 @@ impl Store for EmbeddedStore {
         async move { self.ask(|reply| Job::Sweep(limit, reply)).await? }.boxed()
     }
 
+    fn secret(
+        &self,
+        name: &'static str,
+        fresh: [u8; 32],
+    ) -> BoxFuture<'_, Result<[u8; 32], StoreError>> {
+        async move { self.ask(|reply| Job::Secret(name, fresh, reply)).await? }.boxed()
+    }
+
     fn ready(&self) -> BoxFuture<'_, Result<(), StoreError>> {
         async move { self.ask(Job::Ready).await? }.boxed()
     }

@@ -5,10 +5,12 @@
 //! | `running` | id | the record, while an attempt runs: small, and read whole when the folder is opened |
 //! | `settled` | id | the record, once it is settled |
 //! | `expiry` | moment of expiry, id | nothing: what the sweep goes by; an entry may be out of date |
-//! | `meta` | name | what the store remembers of itself |
+//! | `meta` | name | what the store remembers of itself, and its secrets |
 //!
 //! A record that runs again leaves its older self in `settled` until it is settled anew; `running`
 //! counts first.
+
+use std::collections::HashMap;
 
 use bytes::Bytes;
 use fjall::{Database, Keyspace, KeyspaceCreateOptions, PersistMode};
@@ -30,6 +32,8 @@ const CACHE_BYTES: u64 = 64 << 20;
 const MEMTABLE_BYTES: u64 = 32 << 20;
 
 const FENCE_CEILING: &[u8] = b"fence-ceiling";
+/// What the name of a secret is written behind.
+const SECRET: &[u8] = b"secret:";
 const COMPACTED: &[u8] = b"compacted";
 /// What fjall 3 writes into the file `version`.
 const TREE_VERSION: &[u8] = b"FJL\x03";
@@ -137,6 +141,12 @@ impl Tables {
         Ok(Fence::new(u64::from_be_bytes(bytes)))
     }
 
+    fn secret(&self, name: &str) -> Result<Option<[u8; 32]>, StoreError> {
+        let found = self.meta.get(secret_key(name)).map_err(broken)?;
+        let read = |value: fjall::Slice| value.as_ref().try_into();
+        found.map(read).transpose().map_err(|_| StoreError::damaged_secret(name))
+    }
+
     /// How many settled records there are, roughly.
     pub(super) fn settled_about(&self) -> usize {
         self.settled.approximate_len()
@@ -146,7 +156,7 @@ impl Tables {
     pub(super) fn group(&self) -> Group<'_> {
         let mut batch = self.db.batch().durability(Some(PersistMode::SyncData));
         batch.insert(&self.meta, MARK, self.mark);
-        Group { tables: self, batch }
+        Group { tables: self, batch, made: HashMap::new() }
     }
 
     /// Gives back the space of what was deleted. May take long; other threads go on meanwhile.
@@ -230,6 +240,8 @@ fn check_files(folder: &Folder, witness: &Witness) -> Result<(), OpenError> {
 pub(super) struct Group<'a> {
     tables: &'a Tables,
     batch: fjall::OwnedWriteBatch,
+    /// Secrets that this group makes, and the tables do not show yet.
+    made: HashMap<&'static str, [u8; 32]>,
 }
 
 impl Group<'_> {
@@ -259,6 +271,23 @@ impl Group<'_> {
         self.batch.insert(&self.tables.meta, FENCE_CEILING, to.get().to_be_bytes());
     }
 
+    /// The secret of this name; made now, if there is none.
+    pub(super) fn secret(
+        &mut self,
+        name: &'static str,
+        fresh: [u8; 32],
+    ) -> Result<[u8; 32], StoreError> {
+        if let Some(made) = self.made.get(name) {
+            return Ok(*made);
+        }
+        if let Some(found) = self.tables.secret(name)? {
+            return Ok(found);
+        }
+        self.batch.insert(&self.tables.meta, secret_key(name), fresh);
+        self.made.insert(name, fresh);
+        Ok(fresh)
+    }
+
     pub(super) fn remove_settled(&mut self, id: RecordId) {
         self.batch.remove(&self.tables.settled, id.as_bytes());
     }
@@ -277,6 +306,10 @@ impl Group<'_> {
     pub(super) fn commit(self) -> Result<(), StoreError> {
         self.batch.commit().map_err(broken)
     }
+}
+
+fn secret_key(name: &str) -> Vec<u8> {
+    [SECRET, name.as_bytes()].concat()
 }
 
 fn expiry_key(at: Timestamp, id: RecordId) -> [u8; 24] {

@@ -296,6 +296,14 @@ impl Store for FilteredStore {
         self.shared.authority.sweep(limit)
     }
 
+    fn secret(
+        &self,
+        name: &'static str,
+        fresh: [u8; 32],
+    ) -> BoxFuture<'_, Result<[u8; 32], StoreError>> {
+        self.shared.authority.secret(name, fresh)
+    }
+
     /// The authority decides: a filter that is away is only slower.
     fn ready(&self) -> BoxFuture<'_, Result<(), StoreError>> {
         self.shared.authority.ready()

@@ -49,7 +49,7 @@ pub use schema::Migrated;
 pub struct PostgresOptions {
     /// For timeouts and pauses; the server's clock decides everything else.
     pub clock: Arc<dyn Clock>,
-    /// For jitter and secrets.
+    /// For jitter.
     pub rng: Arc<dyn Rng>,
     /// Time that passed only in a test.
     pub shift: Shift,
@@ -83,7 +83,6 @@ impl Default for PostgresOptions {
 pub struct PostgresStore {
     pool: Pool,
     clock: Arc<dyn Clock>,
-    rng: Arc<dyn Rng>,
     shift: Shift,
     held: Held,
     /// How far the server's clock is ahead of our monotonic one, in microseconds.
@@ -143,14 +142,7 @@ impl PostgresStore {
         doctor::diagnose(&Self::new(url, options, Demands::None)?).await
     }
 
-    /// A secret that is made at first use and then the same for all nodes.
-    ///
-    /// # Errors
-    /// If the server does not answer.
-    pub async fn secret(&self, name: &str) -> Result<[u8; 32], StoreError> {
-        let mut fresh = [0; 32];
-        self.rng.fill(&mut fresh);
-        let fresh = fresh.as_slice();
+    async fn keep_secret(&self, name: &str, fresh: &[u8]) -> Result<[u8; 32], StoreError> {
         let [first, second] = schema::SECRET_TYPES;
         // A secret that another node made in the same moment is not seen by the first look.
         for _ in 0..2 {
@@ -162,7 +154,8 @@ impl PostgresStore {
                 .await
                 .map_err(Fault::for_one)?;
             if let Some(row) = rows.first() {
-                return rows::array(row, 0);
+                let found: &[u8] = rows::get(row, 0)?;
+                return found.try_into().map_err(|_| StoreError::damaged_secret(name));
             }
         }
         Err(StoreError::new(StoreErrorKind::Unavailable, "the secret could not be read"))
@@ -170,9 +163,9 @@ impl PostgresStore {
 
     fn new(url: &str, options: PostgresOptions, demands: Demands) -> Result<Self, StoreError> {
         let pool = Pool::new(url, &options, demands)?;
-        let PostgresOptions { clock, rng, shift, .. } = options;
+        let PostgresOptions { clock, shift, .. } = options;
         let server_ahead = AtomicI64::new(UNHEARD);
-        Ok(Self { pool, clock, rng, shift, held: Held::default(), server_ahead })
+        Ok(Self { pool, clock, shift, held: Held::default(), server_ahead })
     }
 
     fn shift(&self) -> i64 {
@@ -256,6 +249,14 @@ impl Store for PostgresStore {
 
     fn sweep(&self, limit: usize) -> BoxFuture<'_, Result<Swept, StoreError>> {
         upkeep::sweep(self, limit).boxed()
+    }
+
+    fn secret(
+        &self,
+        name: &'static str,
+        fresh: [u8; 32],
+    ) -> BoxFuture<'_, Result<[u8; 32], StoreError>> {
+        async move { self.keep_secret(name, &fresh).await }.boxed()
     }
 
     fn ready(&self) -> BoxFuture<'_, Result<(), StoreError>> {

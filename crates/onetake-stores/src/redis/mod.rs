@@ -280,6 +280,25 @@ impl Store for RedisStore {
         .boxed()
     }
 
+    fn secret(
+        &self,
+        name: &'static str,
+        fresh: [u8; 32],
+    ) -> BoxFuture<'_, Result<[u8; 32], StoreError>> {
+        async move {
+            let command = [self.scripts.secret(name, &fresh)];
+            // Waits for replicas also if it is there: who is told it must never be told another.
+            let mut answers = self.connection.run(&command, self.replicas).await;
+            match answers.pop().transpose()? {
+                Some(Value::BulkString(found)) => {
+                    found.as_slice().try_into().map_err(|_| StoreError::damaged_secret(name))
+                }
+                _ => Err(StoreError::damaged_secret(name)),
+            }
+        }
+        .boxed()
+    }
+
     fn ready(&self) -> BoxFuture<'_, Result<(), StoreError>> {
         async move { diagnose::ping(&self.connection).await }.boxed()
     }

@@ -8,6 +8,7 @@
 //! | `onetake:{xx}:<id>` | a hash: the record |
 //! | `onetake:{xx}:leases` | a sorted set: the ids of what runs, by when lease and grace end |
 //! | `onetake:{xx}:fence` | the highest fence that was ever given in this shard |
+//! | `onetake:secret:<name>` | a secret that was made at first use; it belongs to no shard |
 //!
 //! The second key is there so that nobody has to read all records to find the abandoned ones, the
 //! third so that fences rise even after a record expired and the server's clock was set back.
@@ -41,18 +42,26 @@ pub(super) struct Scripts {
     load: redis::Script,
     due: redis::Script,
     trim: redis::Script,
+    secret: redis::Script,
 }
 
 impl Scripts {
     /// Commands on keys that begin with `prefix`.
     pub(super) fn new(prefix: String, shift: Shift) -> Self {
-        let [claim, settle, load, due, trim] = Self::texts().map(redis::Script::new);
-        Self { prefix, shift, claim, settle, load, due, trim }
+        let [claim, settle, load, due, trim, secret] = Self::texts().map(redis::Script::new);
+        Self { prefix, shift, claim, settle, load, due, trim, secret }
     }
 
     /// What a server has to know.
-    pub(super) fn texts() -> [&'static str; 5] {
-        [script!("claim"), script!("settle"), script!("load"), script!("due"), script!("trim")]
+    pub(super) fn texts() -> [&'static str; 6] {
+        [
+            script!("claim"),
+            script!("settle"),
+            script!("load"),
+            script!("due"),
+            script!("trim"),
+            script!("secret"),
+        ]
     }
 
     pub(super) fn claim(&self, claim: &Claim) -> Command {
@@ -115,6 +124,11 @@ impl Scripts {
     pub(super) fn trim(&self, id: RecordId) -> Command {
         let keys = [self.record(id), self.leases(shard(id))];
         self.run(&self.trim, &keys).arg(id.as_bytes().to_vec())
+    }
+
+    pub(super) fn secret(&self, name: &str, fresh: &[u8; 32]) -> Command {
+        let key = format!("{}:secret:{name}", self.prefix);
+        self.run(&self.secret, &[key]).arg(fresh.to_vec())
     }
 
     /// A record's key.

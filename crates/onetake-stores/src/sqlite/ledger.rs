@@ -1,4 +1,4 @@
-//! Decides claims and settlements against the rows, inside a transaction.
+//! Decides claims, settlements and secrets against the rows, inside a transaction.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -55,6 +55,15 @@ pub(super) fn settlements(
     to: oneshot::Sender<Answers<Settled>>,
 ) -> Box<dyn Write> {
     Box::new(Batch { items, decide: settle, answers: Vec::new(), to })
+}
+
+/// One secret.
+pub(super) fn secret(
+    name: &'static str,
+    fresh: [u8; 32],
+    to: oneshot::Sender<Answers<[u8; 32]>>,
+) -> Box<dyn Write> {
+    Box::new(Batch { items: vec![(name, fresh)], decide: keep_secret, answers: Vec::new(), to })
 }
 
 impl<T: Send, R: Send> Write for Batch<T, R> {
@@ -122,6 +131,23 @@ fn settle(connection: &Connection, item: &Settlement, moment: Moment) -> Decided
         (SettleEffect::Already, Some(record)) => Settled::Done { record: Arc::new(record), now },
         (_, current) => Settled::Stale { current: current.map(Arc::new) },
     }))
+}
+
+/// The secret as it stands; made now, if there is none.
+fn keep_secret(
+    connection: &Connection,
+    (name, fresh): &(&'static str, [u8; 32]),
+    _: Moment,
+) -> Decided<[u8; 32]> {
+    match table::secret(connection, name)? {
+        Some(found) => {
+            Ok(found.as_slice().try_into().map_err(|_| StoreError::damaged_secret(name)))
+        }
+        None => {
+            table::make_secret(connection, name, fresh)?;
+            Ok(Ok(*fresh))
+        }
+    }
 }
 
 /// Whether a record runs, and must be left to its owner because writing has only worked for so long.

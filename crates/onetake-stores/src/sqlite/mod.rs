@@ -30,7 +30,7 @@
 //! | `record` | the whole record as onetake reads it; the other columns are written from it |
 //!
 //! `meta` holds `swept_fence`: the highest fence of any record that was swept, so that fences rise
-//! across that too (S2).
+//! across that too (S2). `secrets` holds those that were made at first use.
 
 mod committer;
 mod doctor;
@@ -157,6 +157,18 @@ impl Store for SqliteStore {
 
     fn sweep(&self, limit: usize) -> BoxFuture<'_, Result<Swept, StoreError>> {
         async move { self.ask(|reply| Job::Sweep(limit, reply)).await? }.boxed()
+    }
+
+    fn secret(
+        &self,
+        name: &'static str,
+        fresh: [u8; 32],
+    ) -> BoxFuture<'_, Result<[u8; 32], StoreError>> {
+        async move {
+            let answers = self.ask(|reply| Job::Write(ledger::secret(name, fresh, reply))).await?;
+            answers.into_iter().next().unwrap_or_else(|| Err(self.gone()))
+        }
+        .boxed()
     }
 
     fn ready(&self) -> BoxFuture<'_, Result<(), StoreError>> {

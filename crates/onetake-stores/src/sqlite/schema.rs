@@ -20,7 +20,8 @@ const WAL_BYTES_KEPT: i64 = 64 << 20;
 const APPLICATION_ID: i64 = 0x6f6e_6574;
 
 /// How to get from each version of the schema to the next; a fresh file begins at 0.
-const MIGRATIONS: &[&str] = &["
+const MIGRATIONS: &[&str] = &[
+    "
     CREATE TABLE records (
         id           BLOB PRIMARY KEY NOT NULL,
         state        TEXT NOT NULL,
@@ -37,7 +38,9 @@ const MIGRATIONS: &[&str] = &["
     CREATE INDEX records_abandoned ON records (abandoned_at) WHERE abandoned_at IS NOT NULL;
     CREATE INDEX records_expiry ON records (expires_at) WHERE expires_at IS NOT NULL;
     CREATE TABLE meta (name TEXT PRIMARY KEY NOT NULL, value INTEGER NOT NULL) STRICT;
-"];
+    ",
+    "CREATE TABLE secrets (name TEXT PRIMARY KEY NOT NULL, value BLOB NOT NULL) STRICT;",
+];
 
 /// The version of the schema that is written.
 pub(super) fn version() -> i64 {

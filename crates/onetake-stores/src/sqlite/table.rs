@@ -38,6 +38,10 @@ const RAISE_SWEPT_FENCE: &str = "
     INSERT INTO meta (name, value) VALUES ('swept_fence', :fence)
     ON CONFLICT (name) DO UPDATE SET value = max(value, excluded.value)";
 
+const SECRET: &str = "SELECT value FROM secrets WHERE name = :name";
+
+const MAKE_SECRET: &str = "INSERT INTO secrets (name, value) VALUES (:name, :value)";
+
 /// A row that was found, and what came of reading it: a row that cannot be read fails whoever asks
 /// for it, and nobody else (S21).
 pub(super) type Found = Result<Record, codec::DecodeError>;
@@ -115,6 +119,22 @@ pub(super) fn swept_fence(connection: &Connection) -> rusqlite::Result<Fence> {
     let mut statement = connection.prepare_cached(SWEPT_FENCE)?;
     let fence = statement.query_row([], |row| row.get::<_, i64>(0)).optional()?;
     Ok(Fence::new(fence.and_then(|fence| u64::try_from(fence).ok()).unwrap_or_default()))
+}
+
+/// The secret of this name, whatever its length.
+pub(super) fn secret(connection: &Connection, name: &str) -> rusqlite::Result<Option<Vec<u8>>> {
+    let mut statement = connection.prepare_cached(SECRET)?;
+    statement.query_row(named_params! { ":name": name }, |row| row.get(0)).optional()
+}
+
+/// Writes a secret that was not there.
+pub(super) fn make_secret(
+    connection: &Connection,
+    name: &str,
+    value: &[u8; 32],
+) -> rusqlite::Result<()> {
+    let mut statement = connection.prepare_cached(MAKE_SECRET)?;
+    statement.execute(named_params! { ":name": name, ":value": value }).map(drop)
 }
 
 fn read(row: &Row<'_>) -> rusqlite::Result<Found> {

@@ -59,12 +59,18 @@ async fn engine_on_filtered_memory_store() {
 async fn filtered_embedded_store() {
     let redis = redis().await;
     let url = redis.url();
-    let fresh = || {
-        Shifted::new(|clock, _| async {
-            let folder = tempfile::tempdir().unwrap();
-            let store = EmbeddedStore::open_with(folder.path(), Arc::clone(&clock)).unwrap();
-            (over(&url, clock, Arc::new(store), PATIENT).await, Box::new(folder) as _)
-        })
+    let fresh = async || {
+        let folder = tempfile::tempdir().unwrap();
+        let (url, path) = (url.clone(), folder.path().to_owned());
+        let open = move |clock: Arc<dyn Clock>, _| {
+            let (url, path) = (url.clone(), path.clone());
+            async move {
+                let store = EmbeddedStore::open_with(path, Arc::clone(&clock)).unwrap();
+                over(&url, clock, Arc::new(store), PATIENT).await
+            }
+        };
+        let made = async |clock, shift| (open(clock, shift).await, Box::new(folder) as _);
+        Shifted::new(made).await.reopened_by(open)
     };
     run(fresh, Capabilities::default()).await.assert_passed();
 }

@@ -5,9 +5,10 @@ use std::sync::{Arc, Mutex};
 
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
-use onetake_core::store::{Abandoned, Answers, Swept};
+use onetake_core::store::Answers;
 use onetake_core::{
-    Claim, Claimed, Clock, MemoryStore, Record, RecordId, Settled, Settlement, Store, StoreError,
+    Claim, Claimed, Clock, MemoryStore, Record, RecordId, Settled, Settlement, Store,
+    delegate_store,
 };
 
 #[derive(Debug)]
@@ -72,19 +73,5 @@ impl Store for Watched {
         async move { self.inner().load(ids).await }.boxed()
     }
 
-    fn abandoned(&self, limit: usize) -> BoxFuture<'_, Result<Vec<Abandoned>, StoreError>> {
-        async move { self.inner().abandoned(limit).await }.boxed()
-    }
-
-    fn sweep(&self, limit: usize) -> BoxFuture<'_, Result<Swept, StoreError>> {
-        async move { self.inner().sweep(limit).await }.boxed()
-    }
-
-    fn ready(&self) -> BoxFuture<'_, Result<(), StoreError>> {
-        async move { self.inner().ready().await }.boxed()
-    }
-
-    fn close(&self) -> BoxFuture<'_, Result<(), StoreError>> {
-        async move { self.inner().close().await }.boxed()
-    }
+    delegate_store!(self => self.inner(); abandoned, sweep, secret, ready, close);
 }

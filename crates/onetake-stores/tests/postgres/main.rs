@@ -35,7 +35,12 @@ fn long_or(short: Duration) -> Duration {
 
 async fn fresh(url: String) -> Shifted {
     let made = async |clock, shift| (store(&url, clock, shift).await, Box::new(()) as _);
-    Shifted::new(made).await
+    let subject = Shifted::new(made).await;
+    subject.reopened_by(move |clock, shift| {
+        let (url, options) =
+            (url.clone(), PostgresOptions { clock, shift, ..PostgresOptions::default() });
+        async move { PostgresStore::open(&url, options).await.unwrap() }
+    })
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -37,6 +37,26 @@ async fn what_runs_has_no_ttl_and_what_is_finished_has_one() {
 }
 
 #[tokio::test]
+async fn a_secret_has_no_ttl_and_is_told_by_a_full_server() {
+    let server = Redis::start().await;
+    let store = open(&server.url()).await;
+    assert_eq!(store.secret("one", [1; 32]).await.unwrap(), [1; 32]);
+    let keys = server.cli(&["KEYS", "*"]);
+    assert!(keys.ends_with(":secret:one"), "{keys}");
+    assert_eq!(ttl(&server, &keys), -1, "it never expires");
+    server.cli(&["CONFIG", "SET", "maxmemory", "1"]);
+    assert_eq!(store.secret("one", [2; 32]).await.unwrap(), [1; 32]);
+    let error = store.secret("other", [3; 32]).await.unwrap_err();
+    assert_eq!(error.kind(), StoreErrorKind::Unavailable);
+    server.cli(&["CONFIG", "SET", "maxmemory", "0"]);
+    assert_eq!(store.secret("other", [4; 32]).await.unwrap(), [4; 32], "nothing was written");
+    server.cli(&["SET", &keys, "too short"]);
+    let error = store.secret("one", [5; 32]).await.unwrap_err();
+    assert_eq!(error.kind(), StoreErrorKind::Invalid);
+    assert!(error.to_string().contains("`one`"), "{error}");
+}
+
+#[tokio::test]
 async fn a_server_deletes_by_itself_what_expired() {
     let server = Redis::start().await;
     let store = open(&server.url()).await;

@@ -1,6 +1,6 @@
 //! Replicas that must have it too.
 
-use onetake_core::{Claimed, StoreErrorKind};
+use onetake_core::{Claimed, Store, StoreErrorKind};
 use onetake_sim::fault_proxy::{FaultProxy, Weather};
 use onetake_sim::servers::{Flavour, Redis, until};
 use onetake_stores::Weight;
@@ -37,6 +37,11 @@ async fn too_few_replicas_make_it_indeterminate() {
     // Whoever looks whether it landed is not told that it is safe.
     let error = load(&store, "a").await.unwrap_err();
     assert_eq!(error.kind(), StoreErrorKind::Unavailable);
+    // A secret that a failover could lose is not told, whether it was just made or found.
+    for fresh in [1, 2] {
+        let error = store.secret("one", [fresh; 32]).await.unwrap_err();
+        assert_eq!(error.kind(), StoreErrorKind::Indeterminate);
+    }
     // Others do not ask for it, and get what the primary has.
     let hasty = open(&primary.url()).await;
     assert!(matches!(claim(&hasty, &claim_of("c")).await.unwrap(), Claimed::Granted { .. }));
@@ -45,6 +50,7 @@ async fn too_few_replicas_make_it_indeterminate() {
     until("the replica is back", async || settle(&store, &this, outcome()).await.is_ok()).await;
     assert_eq!(done(&store, &this, outcome()).await.state.name(), "completed");
     assert_eq!(load(&store, "a").await.unwrap().unwrap().state.name(), "completed");
+    assert_eq!(store.secret("one", [3; 32]).await.unwrap(), [1; 32], "the first that landed");
 }
 
 #[tokio::test]

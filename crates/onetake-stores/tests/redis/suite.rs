@@ -16,19 +16,21 @@ const CAPABILITIES: Capabilities = Capabilities {
 };
 
 async fn fresh(url: &str) -> Shifted {
-    Shifted::new(|clock, shift| async move {
+    let (url, prefix) = (url.to_owned(), super::prefix());
+    let open = move |clock, shift| {
+        let url = url.clone();
         let options = RedisOptions {
             clock,
             shift,
-            prefix: super::prefix(),
+            prefix: prefix.clone(),
             // The suite moves the clock by seconds while an answer is under way.
             command_timeout: Duration::from_secs(1_000_000),
             ..RedisOptions::default()
         };
-        let store = RedisStore::open(url, options).await.unwrap();
-        (store, Box::new(()) as Box<_>)
-    })
-    .await
+        async move { RedisStore::open(&url, options).await.unwrap() }
+    };
+    let made = async |clock, shift| (open(clock, shift).await, Box::new(()) as Box<_>);
+    Shifted::new(made).await.reopened_by(open)
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -1,0 +1,59 @@
+//! What a store around a store leaves to the one inside.
+
+/// Writes methods of [`Store`](crate::store::Store) that only ask the store inside: inside an `impl`,
+/// `delegate_store!(self => self.inner; sweep, ready, close);`.
+#[macro_export]
+macro_rules! delegate_store {
+    ($this:ident => $inner:expr; $($method:ident),+ $(,)?) => {
+        $($crate::delegate_store!(@$method $this, $inner);)+
+    };
+    (@name $this:ident, $inner:expr) => {
+        fn name(&$this) -> &'static str {
+            $inner.name()
+        }
+    };
+    (@claim $this:ident, $inner:expr) => {
+        $crate::delegate_store!(@method $this, $inner, claim(
+            batch: Vec<$crate::store::Claim>
+        ) -> $crate::store::Answers<$crate::store::Claimed>);
+    };
+    (@settle $this:ident, $inner:expr) => {
+        $crate::delegate_store!(@method $this, $inner, settle(
+            batch: Vec<$crate::store::Settlement>
+        ) -> $crate::store::Answers<$crate::store::Settled>);
+    };
+    (@load $this:ident, $inner:expr) => {
+        $crate::delegate_store!(@method $this, $inner, load(
+            ids: Vec<$crate::scope::RecordId>
+        ) -> $crate::store::Answers<Option<::std::sync::Arc<$crate::record::Record>>>);
+    };
+    (@abandoned $this:ident, $inner:expr) => {
+        $crate::delegate_store!(@method $this, $inner, abandoned(
+            limit: usize
+        ) -> Result<Vec<$crate::store::Abandoned>, $crate::store::StoreError>);
+    };
+    (@sweep $this:ident, $inner:expr) => {
+        $crate::delegate_store!(@method $this, $inner, sweep(
+            limit: usize
+        ) -> Result<$crate::store::Swept, $crate::store::StoreError>);
+    };
+    (@secret $this:ident, $inner:expr) => {
+        $crate::delegate_store!(@method $this, $inner, secret(
+            name: &'static str, fresh: [u8; 32]
+        ) -> Result<[u8; 32], $crate::store::StoreError>);
+    };
+    (@ready $this:ident, $inner:expr) => {
+        $crate::delegate_store!(@method $this, $inner, ready(
+        ) -> Result<(), $crate::store::StoreError>);
+    };
+    (@close $this:ident, $inner:expr) => {
+        $crate::delegate_store!(@method $this, $inner, close(
+        ) -> Result<(), $crate::store::StoreError>);
+    };
+    (@method $this:ident, $inner:expr, $method:ident($($name:ident: $kind:ty),*) -> $answer:ty) => {
+        fn $method(&$this, $($name: $kind),*) -> $crate::conformance::BoxFuture<'_, $answer> {
+            // Also where the store inside is only handed out for the call.
+            Box::pin(async move { $inner.$method($($name),*).await })
+        }
+    };
+}

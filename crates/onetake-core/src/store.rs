@@ -112,6 +112,9 @@ pub enum Settled {
 pub enum StoreErrorKind {
     /// Nothing was written. Later may be better.
     Unavailable,
+    /// The store is there, and this key is in somebody's hands: nothing was written, and somebody else
+    /// may be about to run it.
+    Busy,
     /// The write may have landed: read again; the own attempt id means own success.
     Indeterminate,
     /// What is stored cannot be trusted, or writing failed in a way that leaves the disk's state

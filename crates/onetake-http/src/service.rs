@@ -531,6 +531,7 @@ fn problem_of_error(error: &EngineError, reference: Reference) -> Problem {
             let detail = "The store that remembers keys cannot serve this one, so nothing was run. The operator finds the reason in the log.";
             Problem::new(Code::StoreUnavailable, detail).retry_after(2)
         }
+        EngineError::Store(store) if store.kind() == StoreErrorKind::Busy => in_progress(),
         EngineError::Overloaded => overloaded(),
         EngineError::Closing => Problem::new(
             Code::Overloaded,

@@ -11,6 +11,7 @@ use super::fields;
 use super::layer::{self, Layer, Located, Preset};
 use super::pattern::{Methods, PathPattern, parse_match};
 use super::reader::{Section, Value};
+use super::secrets::{self, Env, SecretsConfig};
 use super::store_url::StoreUrl;
 use super::tree::Node;
 use super::units;
@@ -31,6 +32,7 @@ pub(super) struct Draft {
     pub(super) allow_lossy: Option<bool>,
     pub(super) sweep_interval: Option<Duration>,
     pub(super) sweep_batch: Option<usize>,
+    pub(super) secrets: SecretsConfig,
     pub(super) defaults: Layer,
     pub(super) routes: Vec<RouteDraft>,
 }
@@ -47,7 +49,7 @@ pub(super) struct RouteDraft {
 }
 
 /// Reads the whole tree.
-pub(super) fn read(tree: &Node, problems: &mut Problems<'_>) -> Draft {
+pub(super) fn read(tree: &Node, env: &Env, problems: &mut Problems<'_>) -> Draft {
     let mut draft = Draft::default();
     let root = Value::root(tree);
     let Some(root) = Section::open(&root, &fields::ROOT, "", problems) else {
@@ -64,6 +66,9 @@ pub(super) fn read(tree: &Node, problems: &mut Problems<'_>) -> Draft {
     }
     if let Some(value) = root.get("sweep") {
         read_sweep(&value, &mut draft, problems);
+    }
+    if let Some(value) = root.get("secrets") {
+        draft.secrets = secrets::read(&value, env, problems);
     }
     if let Some(value) = root.get("defaults") {
         let table = Section::open(&value, &fields::DEFAULTS, "[defaults]", problems);

@@ -38,7 +38,7 @@ pub(super) const ROOT: Fields = Fields {
         Field("sweep", Here),
         Field("defaults", Here),
         Field("route", Here),
-        Field("secrets", NotYet("remove it: no field of this version takes a secret")),
+        Field("secrets", Here),
     ],
     shared: &[],
 };
@@ -161,6 +161,28 @@ pub(super) const FINGERPRINT: Fields = Fields {
     shared: &[],
 };
 
+/// `[secrets]`
+pub(super) const SECRETS: Fields = Fields {
+    label: "[secrets]",
+    list: &[
+        Field("fingerprint", Here),
+        Field("issued_keys", Here),
+        Field("encryption", NotYet("remove it: this version does not encrypt what it records")),
+    ],
+    shared: &[],
+};
+
+/// One secret.
+pub(super) const SECRET: Fields =
+    Fields { label: "a secret", list: &[Field("id", Here), Field("key", Here)], shared: &[] };
+
+/// `key = { … }` of a secret.
+pub(super) const SECRET_KEY: Fields = Fields {
+    label: "a secret's key",
+    list: &[Field("env", Here), Field("file", Here)],
+    shared: &[],
+};
+
 /// `statuses = { … }`
 pub(super) const STATUSES: Fields = Fields {
     label: "statuses",
@@ -172,7 +194,7 @@ const NOT_YET_TENANT: Standing =
     NotYet("use tenant = \"credential\", \"public\" or { header = \"X-Account\" }");
 
 /// Every kind of table, to find where a misplaced field belongs.
-const ALL: [&Fields; 11] = [
+const ALL: [&Fields; 12] = [
     &ROOT,
     &GATEWAY,
     &ADMIN,
@@ -184,6 +206,7 @@ const ALL: [&Fields; 11] = [
     &TENANT,
     &FINGERPRINT,
     &STATUSES,
+    &SECRETS,
 ];
 
 impl Fields {

@@ -29,6 +29,7 @@ enum From {
     Header,
     Json,
     Derive,
+    Issued,
 }
 
 pub(super) fn read(value: &Value<'_>, problems: &mut Problems<'_>) -> KeyLayer {
@@ -49,10 +50,15 @@ pub(super) fn read(value: &Value<'_>, problems: &mut Problems<'_>) -> KeyLayer {
 }
 
 fn read_source(table: &Section<'_>, problems: &mut Problems<'_>) -> Option<Located<KeySource>> {
-    let choices = [("header", From::Header), ("json", From::Json), ("derive", From::Derive)];
+    let choices = [
+        ("header", From::Header),
+        ("json", From::Json),
+        ("derive", From::Derive),
+        ("issued", From::Issued),
+    ];
     let word = table.get("from");
     let from = match &word {
-        Some(value) => Some(value.choice(&choices, &["issued"], problems)?),
+        Some(value) => Some(value.choice(&choices, &[], problems)?),
         None => None,
     };
     // What belongs to another source was written for a reason, and would be without effect.
@@ -72,6 +78,7 @@ fn read_source(table: &Section<'_>, problems: &mut Problems<'_>) -> Option<Locat
     let word = word?;
     let source = match from? {
         From::Header => KeySource::Header,
+        From::Issued => KeySource::Issued,
         From::Json => {
             let pointer = needed(table, &word, "pointer", "\"/client_reference\"", problems)?;
             KeySource::Json(pointer.parse("\"/client_reference\"", problems, to_pointer)?)

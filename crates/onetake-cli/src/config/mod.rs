@@ -15,6 +15,7 @@ mod layer;
 mod pattern;
 mod reader;
 mod resolve;
+mod secrets;
 mod sources;
 mod status;
 mod store_url;
@@ -34,6 +35,7 @@ pub use cidr::Cidr;
 pub use error::{ConfigError, Problem};
 pub use layer::Preset;
 pub use pattern::{Methods, PathPattern};
+pub use secrets::{Secret, SecretsConfig};
 pub use store_url::{ServerUrl, StoreUrl};
 
 use error::Problems;
@@ -88,7 +90,7 @@ fn draft(
     sources::apply_env(&mut tree, &env, problems);
     sources::apply_flags(&mut tree, overrides);
     sources::follow_env(&mut tree, &env, problems);
-    let draft = document::read(&tree, problems);
+    let draft = document::read(&tree, &env, problems);
     problems.check()?;
     Ok(draft)
 }
@@ -117,6 +119,8 @@ pub struct Config {
     pub store: StoreConfig,
     /// `[sweep]`: how expired records are cleaned up.
     pub sweep: Sweep,
+    /// `[secrets]`: what only the operator knows.
+    pub secrets: SecretsConfig,
     /// How a POST or PATCH that no route matches is treated.
     pub defaults: Policy,
     /// The routes in the order of the file; the first match wins.

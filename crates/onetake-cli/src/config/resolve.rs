@@ -53,6 +53,7 @@ pub(super) fn resolve(draft: Draft, problems: &mut Problems<'_>) -> Config {
         gateway: Gateway { listen, upstream, trusted_proxies },
         admin: Admin { listen: draft.admin_listen.map_or(ADMIN_LISTEN, |listen| listen.value) },
         store,
+        secrets: draft.secrets,
         sweep: Sweep {
             interval: draft.sweep_interval.unwrap_or(SWEEP_INTERVAL),
             batch: draft.sweep_batch.unwrap_or(SWEEP_BATCH),

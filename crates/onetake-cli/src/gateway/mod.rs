@@ -11,6 +11,7 @@ mod edge;
 mod plan;
 mod proxy;
 mod readiness;
+mod secrets;
 mod server;
 
 use std::io;
@@ -18,6 +19,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use http::Method;
 use http::request::Parts;
 use metrics_exporter_prometheus::PrometheusHandle;
 use tokio::net::TcpListener;
@@ -26,7 +28,7 @@ use tower::Layer;
 
 use onetake_core::engine::Housekeeping;
 use onetake_core::{Engine, StoreError, SystemClock, SystemRng};
-use onetake_http::{HttpLimits, OnetakeLayer};
+use onetake_http::{HttpLimits, OnetakeLayer, Policy, Resolve};
 
 use crate::config::Config;
 use crate::stores::{self, OpenStore, StoreFailed};
@@ -88,6 +90,8 @@ impl Gateway {
         let OpenStore { store, interrupted, limits, reap_interval } =
             stores::open(&config.store).await?;
 
+        let secrets = secrets::secrets(&config, &*store).await;
+        let secrets = secrets.map_err(stores::failed("read secrets of", &config.store.url))?;
         let clock = Arc::new(SystemClock);
         let engine = Engine::with(store, clock, Arc::new(SystemRng), limits);
         engine.count_unknown(interrupted);
@@ -104,8 +108,8 @@ impl Gateway {
         tokio::spawn(admin::serve(admin, status, stop_admin.clone()));
 
         let plans = Arc::new(Plans::new(&config));
-        let policies = |parts: &Parts| parts.extensions.get::<Arc<Plan>>()?.policy.clone();
-        let layer = OnetakeLayer::routed(engine.clone(), policies, HttpLimits::default());
+        let policies = Policies(Arc::clone(&plans));
+        let layer = OnetakeLayer::with(engine.clone(), policies, HttpLimits::default(), secrets);
         let service = Edge::new(layer.layer(Proxy::new()), plans, Arc::clone(engine.clock()));
         let server = Server::start(listener, service, Arc::clone(engine.clock()));
         Ok(Self { address, admin_address, engine, server, draining, stop_admin })
@@ -156,6 +160,19 @@ async fn listen(
 
 fn local(listener: &TcpListener, asked: SocketAddr) -> SocketAddr {
     listener.local_addr().unwrap_or(asked)
+}
+
+/// The policy of a request: its plan was found at the edge.
+struct Policies(Arc<Plans>);
+
+impl Resolve for Policies {
+    fn resolve(&self, parts: &Parts) -> Option<Arc<Policy>> {
+        parts.extensions.get::<Arc<Plan>>()?.policy.clone()
+    }
+
+    fn resolve_for(&self, method: &Method, path: &str, _: &Parts) -> Option<Arc<Policy>> {
+        self.0.find(method, path).policy.clone()
+    }
 }
 
 /// The one recorder of this process.

@@ -44,7 +44,9 @@ impl Readiness {
         let found = {
             let mut latest = self.latest.lock().unwrap_or_else(PoisonError::into_inner);
             let current = latest.take().filter(|look| {
-                look.found.peek().is_none() || now.saturating_sub(look.began) < FRESH
+                // One that nobody waits for any more is not noticed to be over.
+                let max = if look.found.peek().is_none() { LOOK_MAX + FRESH } else { FRESH };
+                now.saturating_sub(look.began) < max
             });
             let look = current.unwrap_or_else(|| self.begin(now));
             latest.insert(look).found.clone()
@@ -204,5 +206,29 @@ mod tests {
             assert!(why.contains("within a second"), "{why}");
         }
         assert_eq!(store.looks.load(Ordering::SeqCst), 1);
+    }
+    #[tokio::test]
+    async fn a_look_that_nobody_waited_for_is_not_believed_later() {
+        let (store, clock, readiness) = probed();
+        let impatient = tokio::spawn({
+            let readiness = readiness.clone();
+            async move { readiness.check().await }
+        });
+        while store.looks.load(Ordering::SeqCst) == 0 {
+            tokio::task::yield_now().await;
+        }
+        // The probe hangs up; then the store answers that it is well.
+        impatient.abort();
+        let _gone = impatient.await;
+        store.answers.add_permits(1);
+        for _ in 0..100 {
+            tokio::task::yield_now().await;
+        }
+        // An hour later it is away.
+        store.is_away.store(true, Ordering::SeqCst);
+        clock.advance(Duration::from_secs(3600));
+        store.answers.add_permits(1);
+        let found = readiness.check().await;
+        assert!(found.is_err(), "the look is an hour old: {found:?}");
     }
 }

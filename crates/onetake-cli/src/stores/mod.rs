@@ -85,7 +85,10 @@ pub struct StoreFailed {
 }
 
 /// What to make of an error; for `map_err`.
-fn failed<E>(action: &'static str, url: &dyn ToString) -> impl FnOnce(E) -> StoreFailed + use<E>
+pub(crate) fn failed<E>(
+    action: &'static str,
+    url: &dyn ToString,
+) -> impl FnOnce(E) -> StoreFailed + use<E>
 where
     E: Into<Box<dyn Error + Send + Sync>>,
 {

@@ -46,12 +46,12 @@ pub(super) async fn a_claim_that_nobody_can_tell_of_is_let_go(bench: &Bench) {
     let (store, engine) = faulty(bench);
     let work = Work::default();
     store.fail_claims(Fault::LostAnswer);
-    store.fail_loads(Fault::Unavailable);
+    store.fail_settlements(Fault::Unavailable);
     let answer = bench.drive(work.run(&engine, bench.operation("a", "pay"))).await.unwrap();
     assert!(matches!(answer, Err(EngineError::Store(_))), "{answer:?}");
     assert_eq!(work.runs(), 0, "what is not known to be granted does not run (S10)");
     store.fail_claims(Fault::None);
-    store.fail_loads(Fault::None);
+    store.fail_settlements(Fault::None);
     bench
         .drive(async {
             while bench.load("a").await.is_none_or(|record| record.state.name() == "running") {

@@ -2,17 +2,20 @@
 //!
 //! There is no timer: an idle lane writes at once, and a busy lane writes whatever gathered in the
 //! meantime, or, where it may have several writes under way, as soon as as much waits as is being
-//! written: many small writes would cost a busy store more than they gain. Batches are sorted by record id, so that nodes never deadlock each other.
+//! written: many small writes would cost a busy store more than they gain. A write that takes long does
+//! not count there: nobody should wait for what holds it up. Batches are sorted by record id, so that nodes never deadlock each other.
 
 use std::collections::VecDeque;
 use std::fmt;
 use std::future::Future;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use futures_util::future::BoxFuture;
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 
+use crate::clock::Clock;
 use crate::scope::RecordId;
 use crate::store::{Answers, Claim, Settlement, StoreError, StoreErrorKind};
 
@@ -33,6 +36,8 @@ impl Item for Settlement {
     }
 }
 
+/// How long a write may take before others stop counting with it.
+const SLOW: Duration = Duration::from_millis(10);
 /// The most turns that a writer gives to others before it takes a batch.
 const TURNS_MAX: usize = 16;
 /// Turns in which nobody came, after which it takes what there is. Others may be at work on another
@@ -52,6 +57,7 @@ struct Shared<T, R> {
     items_max: usize,
     writers_max: usize,
     runtime: Handle,
+    clock: Arc<dyn Clock>,
     queue: Mutex<Queue<T, R>>,
 }
 
@@ -76,13 +82,14 @@ impl<T: Item, R: Send + 'static> Lane<T, R> {
         runtime: Handle,
         items_max: usize,
         writers_max: usize,
+        clock: Arc<dyn Clock>,
         write: impl Fn(Vec<T>) -> BoxFuture<'static, Answers<R>> + Send + Sync + 'static,
     ) -> Self {
         let queue =
             Mutex::new(Queue { waiting: VecDeque::new(), writers: 0, writing: 0, under_way: 0 });
         let (items_max, writers_max) = (items_max.max(1), writers_max.max(1));
         let write = Box::new(write);
-        Self { shared: Arc::new(Shared { write, items_max, writers_max, runtime, queue }) }
+        Self { shared: Arc::new(Shared { write, items_max, writers_max, runtime, clock, queue }) }
     }
 
     /// Queues an item. It is written even if nobody waits for the answer.
@@ -91,17 +98,8 @@ impl<T: Item, R: Send + 'static> Lane<T, R> {
         item: T,
     ) -> impl Future<Output = Result<R, StoreError>> + Send + use<T, R> {
         let (reply, answer) = oneshot::channel();
-        let mut queue = self.shared.lock();
-        queue.waiting.push_back((item, reply));
-        // Whoever is about to write takes it along.
-        let start = queue.writers == queue.writing
-            && queue.writers < self.shared.writers_max
-            && queue.is_worth_a_write();
-        queue.writers += usize::from(start);
-        drop(queue);
-        if start {
-            Writer::start(&self.shared);
-        }
+        self.shared.lock().waiting.push_back((item, reply));
+        Writer::start_if_needed(&self.shared);
         async move { answer.await.unwrap_or_else(|_| Err(lost())) }
     }
 }
@@ -122,7 +120,8 @@ struct Writer<T: Item, R: Send + 'static> {
     shared: Arc<Shared<T, R>>,
     /// It was polled, so the runtime is alive.
     started: bool,
-    /// The items that it has under way.
+    /// It has a batch under way, of so many items that count.
+    writing: bool,
     batch: usize,
     /// It gave up its right itself.
     done: bool,
@@ -130,7 +129,13 @@ struct Writer<T: Item, R: Send + 'static> {
 
 impl<T: Item, R: Send + 'static> Writer<T, R> {
     fn start(shared: &Arc<Shared<T, R>>) {
-        let writer = Self { shared: Arc::clone(shared), started: false, batch: 0, done: false };
+        let writer = Self {
+            shared: Arc::clone(shared),
+            started: false,
+            writing: false,
+            batch: 0,
+            done: false,
+        };
         shared.runtime.spawn(writer.drain());
     }
 
@@ -140,7 +145,17 @@ impl<T: Item, R: Send + 'static> Writer<T, R> {
             self.gather().await;
             let Some(batch) = self.next() else { return };
             let (items, replies): (Vec<T>, Vec<Reply<R>>) = batch.into_iter().unzip();
-            let answers = (self.shared.write)(items).await;
+            let shared = Arc::clone(&self.shared);
+            let mut writing = (shared.write)(items);
+            let answers = tokio::select! {
+                biased;
+                answers = &mut writing => answers,
+                () = shared.clock.sleep(SLOW), if shared.writers_max > 1 => {
+                    self.count_no_more();
+                    Self::start_if_needed(&shared);
+                    writing.await
+                }
+            };
             self.written();
             for (reply, answer) in replies.into_iter().zip(answers) {
                 let _gone = reply.send(answer);
@@ -177,20 +192,38 @@ impl<T: Item, R: Send + 'static> Writer<T, R> {
         queue.writing += 1;
         queue.under_way += count;
         drop(queue);
-        self.batch = count;
+        (self.writing, self.batch) = (true, count);
         batch.sort_by_key(|(item, _)| item.id());
         Some(batch)
     }
 }
 
 impl<T: Item, R: Send + 'static> Writer<T, R> {
+    /// Starts another writer, if what waits is worth one and there may be one more.
+    fn start_if_needed(shared: &Arc<Shared<T, R>>) {
+        let mut queue = shared.lock();
+        // Whoever is about to write takes it along.
+        let start = queue.writers == queue.writing
+            && queue.writers < shared.writers_max
+            && queue.is_worth_a_write();
+        queue.writers += usize::from(start);
+        drop(queue);
+        if start {
+            Self::start(shared);
+        }
+    }
+
+    /// Its batch takes long: others do not wait for it.
+    fn count_no_more(&mut self) {
+        self.shared.lock().under_way -= std::mem::take(&mut self.batch);
+    }
+
     /// Its batch is not under way any more.
     fn written(&mut self) {
-        let count = std::mem::take(&mut self.batch);
-        if count > 0 {
+        if std::mem::take(&mut self.writing) {
             let mut queue = self.shared.lock();
             queue.writing -= 1;
-            queue.under_way -= count;
+            queue.under_way -= std::mem::take(&mut self.batch);
         }
     }
 }
@@ -224,6 +257,7 @@ impl<T, R> fmt::Debug for Lane<T, R> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::clock::ManualClock;
     use crate::record::AttemptId;
     use crate::store::Verb;
     use futures_util::FutureExt;
@@ -233,6 +267,10 @@ mod tests {
     fn renew(id: u8) -> Settlement {
         let id = RecordId::from_bytes([id; 16]);
         Settlement { id, attempt: AttemptId::from_bytes([0; 16]), verb: Verb::Renew }
+    }
+
+    fn clock() -> Arc<dyn Clock> {
+        Arc::new(ManualClock::new(crate::clock::Timestamp::default()))
     }
 
     type Batches = Arc<Mutex<Vec<Vec<u8>>>>;
@@ -249,8 +287,12 @@ mod tests {
         let gate = Arc::new(Semaphore::new(0));
         let seen = Arc::new(Mutex::new(Vec::new()));
         let (gate_, seen_) = (Arc::clone(&gate), Arc::clone(&seen));
-        let lane =
-            Lane::new(Handle::current(), items_max, writers_max, move |batch: Vec<Settlement>| {
+        let lane = Lane::new(
+            Handle::current(),
+            items_max,
+            writers_max,
+            clock(),
+            move |batch: Vec<Settlement>| {
                 let (gate, seen) = (Arc::clone(&gate_), Arc::clone(&seen_));
                 async move {
                     gate.acquire().await.unwrap().forget();
@@ -259,7 +301,8 @@ mod tests {
                     ids.into_iter().map(Ok).collect()
                 }
                 .boxed()
-            });
+            },
+        );
         (lane, gate, seen)
     }
 
@@ -334,7 +377,7 @@ mod tests {
     async fn a_store_that_panics_does_not_close_the_lane() {
         let calls = Arc::new(AtomicUsize::new(0));
         let calls_ = Arc::clone(&calls);
-        let lane = Lane::new(Handle::current(), 8, 1, move |batch: Vec<Settlement>| {
+        let lane = Lane::new(Handle::current(), 8, 1, clock(), move |batch: Vec<Settlement>| {
             let call = calls_.fetch_add(1, Ordering::SeqCst);
             async move {
                 assert!(call > 0, "the first write panics");

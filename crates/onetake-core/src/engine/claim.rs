@@ -104,8 +104,10 @@ async fn try_claim(
     }
 }
 
-/// A claim whose answer got lost may have landed: look, and believe the own attempt id. If looking
-/// fails too, nothing ran, and what may have landed is released when the store is back.
+/// A claim whose answer got lost may have landed: renew it, and believe that. Reading it would not do: it
+/// may be visible where it is not durable yet, and a renewal is a write, which is answered when it and
+/// everything before it is. If that fails too, nothing ran, and what may have landed is released when
+/// the store is back.
 async fn recover(
     engine: &Arc<Inner>,
     operation: &Operation,
@@ -113,9 +115,9 @@ async fn recover(
     error: StoreError,
 ) -> Result<Claimed, StoreError> {
     let (id, terms) = (operation.id, operation.terms);
-    let mut found = engine.store.load(vec![id]).await;
-    match found.pop() {
-        Some(Ok(Some(record)))
+    let renewal = Settlement { id, attempt, verb: Verb::Renew };
+    match engine.settles.submit(renewal).await {
+        Ok(Settled::Done { record, .. })
             if record.attempt == attempt && matches!(record.state, State::Running { .. }) =>
         {
             Ok(Claimed::Granted { fence: record.fence })

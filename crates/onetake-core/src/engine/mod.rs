@@ -402,14 +402,21 @@ fn claims(
     limits: Limits,
 ) -> Lane<Claim, Claimed> {
     let (store, clock, metrics) = (Arc::clone(store), Arc::clone(clock), Arc::clone(metrics));
-    Lane::new(runtime.clone(), limits.batch_items_max, limits.writers_max, move |batch| {
-        let (store, clock, metrics) =
-            (Arc::clone(&store), Arc::clone(&clock), Arc::clone(&metrics));
-        Box::pin(async move {
-            let count = batch.len();
-            metrics.claims.observe(&*clock, count, store.claim(batch)).await
-        })
-    })
+    let lane_clock = Arc::clone(&clock);
+    Lane::new(
+        runtime.clone(),
+        limits.batch_items_max,
+        limits.writers_max,
+        lane_clock,
+        move |batch| {
+            let (store, clock, metrics) =
+                (Arc::clone(&store), Arc::clone(&clock), Arc::clone(&metrics));
+            Box::pin(async move {
+                let count = batch.len();
+                metrics.claims.observe(&*clock, count, store.claim(batch)).await
+            })
+        },
+    )
 }
 
 fn settles(
@@ -420,12 +427,19 @@ fn settles(
     limits: Limits,
 ) -> Lane<Settlement, Settled> {
     let (store, clock, metrics) = (Arc::clone(store), Arc::clone(clock), Arc::clone(metrics));
-    Lane::new(runtime.clone(), limits.batch_items_max, limits.writers_max, move |batch| {
-        let (store, clock, metrics) =
-            (Arc::clone(&store), Arc::clone(&clock), Arc::clone(&metrics));
-        Box::pin(async move {
-            let count = batch.len();
-            metrics.settlements.observe(&*clock, count, store.settle(batch)).await
-        })
-    })
+    let lane_clock = Arc::clone(&clock);
+    Lane::new(
+        runtime.clone(),
+        limits.batch_items_max,
+        limits.writers_max,
+        lane_clock,
+        move |batch| {
+            let (store, clock, metrics) =
+                (Arc::clone(&store), Arc::clone(&clock), Arc::clone(&metrics));
+            Box::pin(async move {
+                let count = batch.len();
+                metrics.settlements.observe(&*clock, count, store.settle(batch)).await
+            })
+        },
+    )
 }

@@ -17,7 +17,7 @@ use super::pool::Link;
 /// The most items in one statement.
 const ITEMS_MAX: usize = 512;
 /// The most bytes of recordings in one statement.
-const BYTES_MAX: usize = 8 << 20;
+const BYTES_MAX: usize = 2 << 20;
 /// For how long a key that somebody held is asked for apart from the others.
 const HELD_FOR: Duration = Duration::from_secs(1);
 /// The most keys that are remembered as held.

@@ -53,7 +53,7 @@ pub(super) async fn diagnose(store: &PostgresStore) -> Result<Diagnosis, StoreEr
         });
     }
     findings.push(commit(&get::<String>(row, 3)?));
-    findings.extend(replicas(&get::<String>(row, 4)?, get(row, 6)?));
+    findings.extend(replicas(&get::<String>(row, 3)?, &get::<String>(row, 4)?, get(row, 6)?));
     if get(row, 5)? {
         findings.push(Finding::broken(
             "this server is a replica and takes no writes",
@@ -100,11 +100,17 @@ fn commit(value: &str) -> Finding {
     }
 }
 
-fn replicas(synchronous: &str, count: i64) -> Option<Finding> {
+fn replicas(commit: &str, synchronous: &str, count: i64) -> Option<Finding> {
     if count == 0 {
         return None;
     }
-    Some(if synchronous.is_empty() {
+    Some(if commit == "local" && !synchronous.is_empty() {
+        Finding::broken(
+            "replicas are to follow synchronously, but synchronous_commit is local: a failover to one \
+             loses acknowledged writes, and a lost claim runs twice",
+            "ALTER ROLE … SET synchronous_commit = on",
+        )
+    } else if synchronous.is_empty() {
         Finding::broken(
             format!(
                 "{count} replicas follow asynchronously: a failover to one loses acknowledged writes, and \

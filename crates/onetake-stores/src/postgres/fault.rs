@@ -1,7 +1,7 @@
 //! What went wrong, by what is done about it.
 
 use onetake_core::{StoreError, StoreErrorKind};
-use tokio_postgres::error::SqlState;
+use tokio_postgres::error::{Severity, SqlState};
 
 /// Why a statement did not do what it was sent for.
 #[derive(Debug)]
@@ -51,11 +51,11 @@ impl Fault {
         match self {
             Self::Held => {
                 let what = "another transaction in PostgreSQL holds this key; it may end soon";
-                StoreError::new(StoreErrorKind::Unavailable, what)
+                StoreError::new(StoreErrorKind::Busy, what)
             }
             Self::Again | Self::Taken => {
                 let what = "PostgreSQL asked too often to try this key again (SQLSTATE 40001)";
-                StoreError::new(StoreErrorKind::Unavailable, what)
+                StoreError::new(StoreErrorKind::Busy, what)
             }
             Self::Refused(error) | Self::Trouble(error) | Self::Store(error) => error,
         }
@@ -73,7 +73,12 @@ impl Fault {
         let code = refusal.code();
         let said = format!("{} (SQLSTATE {})", refusal.message(), code.code());
         let class = code.code().get(..2).unwrap_or_default();
-        let undone = refusal.severity() == "ERROR" && class != "08";
+        // The other severity is in the server's language.
+        let is_error = match refusal.parsed_severity() {
+            Some(severity) => severity == Severity::Error,
+            None => refusal.severity() == "ERROR",
+        };
+        let undone = is_error && class != "08";
         if !undone {
             return Self::Store(effect.lost(&format!("PostgreSQL ends the connection: {said}")));
         }
@@ -94,7 +99,8 @@ impl Fault {
                      INSERT, UPDATE and DELETE on them"
                 ),
             )),
-            SqlState::DISK_FULL => Self::Trouble(error(
+            // What is not written any more needs no room.
+            SqlState::DISK_FULL => Self::Refused(error(
                 StoreErrorKind::Unavailable,
                 format!("PostgreSQL's disk is full: {said}; nothing was written; make room on it"),
             )),

@@ -2,7 +2,9 @@
 --
 -- They are functions for their plans: planning takes longer than running, and a function's plans stay
 -- with the server connection, whoever it is lent to. The plans are made once and kept, perhaps while
--- the table is still small, so only indexes may lead to records, however few there are. The names end
+-- the table is still small, so only indexes may lead to records, however few there are. That is why an
+-- id is BETWEEN asked.id AND asked.id: by an equality, a plan could join a table of five records as a
+-- whole, and would still do so when there are millions. The names end
 -- in the version of the text, so that nodes of two versions can run side by side. A record comes back
 -- in few columns, because every column of an answer takes its time, however few rows there are.
 --
@@ -46,7 +48,7 @@ CREATE FUNCTION onetake_claim_1 (
     r_head bytea, r_body bytea
 )
 LANGUAGE plpgsql
-SET enable_seqscan = off SET enable_mergejoin = off SET jit = off SET plan_cache_mode = force_generic_plan
+SET enable_seqscan = off SET jit = off SET plan_cache_mode = force_generic_plan
 AS $$
 #variable_conflict use_column
 DECLARE
@@ -75,7 +77,7 @@ BEGIN
                asked.grace, asked.on_unknown, v_now, v_now, v_now + asked.lease, v_now + asked.ttl
           FROM unnest(ids, attempts, fingerprints, ttls, leases, graces, on_unknowns)
                AS asked (id, attempt, fingerprint, ttl, lease, grace, on_unknown)
-         WHERE NOT EXISTS (SELECT FROM onetake_records AS record WHERE record.id = asked.id)
+         WHERE NOT EXISTS (SELECT FROM onetake_records AS record WHERE record.id BETWEEN asked.id AND asked.id)
          ORDER BY asked.id;
     ELSE
         INSERT INTO onetake_records
@@ -85,7 +87,7 @@ BEGIN
                asked.grace, asked.on_unknown, v_now, v_now, v_now + asked.lease, v_now + asked.ttl
           FROM unnest(ids, attempts, fingerprints, ttls, leases, graces, on_unknowns)
                AS asked (id, attempt, fingerprint, ttl, lease, grace, on_unknown)
-         WHERE NOT EXISTS (SELECT FROM onetake_records AS record WHERE record.id = asked.id)
+         WHERE NOT EXISTS (SELECT FROM onetake_records AS record WHERE record.id BETWEEN asked.id AND asked.id)
          ORDER BY asked.id
         ON CONFLICT (id) DO NOTHING;
     END IF;
@@ -103,19 +105,19 @@ BEGIN
         SELECT array_agg(mine.id) INTO v_mine FROM (
             SELECT record.id
               FROM unnest(ids, fingerprints) AS asked (id, fingerprint)
-              JOIN onetake_records AS record ON record.id = asked.id
+              JOIN onetake_records AS record ON record.id BETWEEN asked.id AND asked.id
              WHERE onetake_free_1(record.fingerprint, record.state, record.state_at, record.grace,
                        record.on_unknown, record.expires_at, asked.fingerprint, v_now, in_touch)
-             ORDER BY record.id FOR NO KEY UPDATE OF record
+             ORDER BY asked.id FOR NO KEY UPDATE OF record
         ) AS mine;
     ELSE
         SELECT array_agg(mine.id) INTO v_mine FROM (
             SELECT record.id
               FROM unnest(ids, fingerprints) AS asked (id, fingerprint)
-              JOIN onetake_records AS record ON record.id = asked.id
+              JOIN onetake_records AS record ON record.id BETWEEN asked.id AND asked.id
              WHERE onetake_free_1(record.fingerprint, record.state, record.state_at, record.grace,
                        record.on_unknown, record.expires_at, asked.fingerprint, v_now, in_touch)
-             ORDER BY record.id FOR NO KEY UPDATE OF record SKIP LOCKED
+             ORDER BY asked.id FOR NO KEY UPDATE OF record SKIP LOCKED
         ) AS mine;
     END IF;
     IF v_mine IS NOT NULL THEN
@@ -135,7 +137,7 @@ BEGIN
                watch_at = NULL, head = NULL, body = NULL, code = NULL, detail = NULL
           FROM unnest(ids, attempts, fingerprints, ttls, leases, graces, on_unknowns)
                AS asked (id, attempt, fingerprint, ttl, lease, grace, on_unknown)
-         WHERE record.id = asked.id AND record.id = ANY (v_mine)
+         WHERE record.id BETWEEN asked.id AND asked.id AND record.id = ANY (v_mine)
            AND onetake_free_1(record.fingerprint, record.state, record.state_at, record.grace,
                    record.on_unknown, record.expires_at, asked.fingerprint, v_now, in_touch);
     END IF;
@@ -148,7 +150,7 @@ BEGIN
                  record.created_at, record.state_at],
            ARRAY[record.attempt, record.fingerprint, record.code, record.detail], record.head, record.body
       FROM unnest(ids, attempts, fingerprints) AS asked (id, attempt, fingerprint)
-      JOIN onetake_records AS record ON record.id = asked.id
+      JOIN onetake_records AS record ON record.id BETWEEN asked.id AND asked.id
      WHERE (record.attempt = asked.attempt AND record.claimed_at = v_now)
         OR NOT onetake_free_1(record.fingerprint, record.state, record.state_at, record.grace,
                record.on_unknown, record.expires_at, asked.fingerprint, v_now, in_touch);
@@ -157,7 +159,9 @@ END $$;
 -- Settles attempts, each key at most once in a call and in the order of their ids. Verbs: 0 renew, 1
 -- complete, 2 fail, 3 release, 4 unknown, 5 abandon. A row of kind 0 says that it was done; those of
 -- kind 1, if there are any, show all records of the call as they stand, with when they expire, for the
--- caller to tell why the others were not.
+-- caller to tell why the others were not. They are locked, so that this commit waits for whatever standby
+-- theirs did not wait for: one that was settled before, by a statement whose answer got lost, is then as
+-- durable as it is said to be.
 CREATE FUNCTION onetake_settle_1 (
     shift bigint, lock_wait text, in_touch bigint, counts_until bigint,
     ids bytea[], attempts bytea[], verbs smallint[], heads bytea[], bodies bytea[], codes bytea[], details bytea[]
@@ -166,7 +170,7 @@ CREATE FUNCTION onetake_settle_1 (
     r_head bytea, r_body bytea
 )
 LANGUAGE plpgsql
-SET enable_seqscan = off SET enable_mergejoin = off SET jit = off SET plan_cache_mode = force_generic_plan
+SET enable_seqscan = off SET jit = off SET plan_cache_mode = force_generic_plan
 AS $$
 #variable_conflict use_column
 DECLARE
@@ -194,7 +198,7 @@ BEGIN
            head = asked.head, body = asked.body, code = asked.code, detail = asked.detail
       FROM unnest(ids, attempts, verbs, heads, bodies, codes, details)
            AS asked (id, attempt, verb, head, body, code, detail)
-     WHERE record.id = asked.id AND record.attempt = asked.attempt
+     WHERE record.id BETWEEN asked.id AND asked.id AND record.attempt = asked.attempt
        AND (record.expires_at IS NULL OR record.expires_at > v_now)
        AND CASE asked.verb
              WHEN 0 THEN record.state = 0
@@ -215,7 +219,8 @@ BEGIN
                  record.created_at, record.state_at],
            ARRAY[record.attempt, record.fingerprint, record.code, record.detail], record.head, record.body
       FROM unnest(ids) AS asked (id)
-      JOIN onetake_records AS record ON record.id = asked.id;
+      JOIN onetake_records AS record ON record.id BETWEEN asked.id AND asked.id
+     FOR NO KEY UPDATE OF record;
 END $$;
 
 -- Deletes up to `at_most` records that expired, each looked at again under its lock, beginning with
@@ -226,7 +231,7 @@ END $$;
 CREATE FUNCTION onetake_sweep_1 (shift bigint, lock_wait text, since bigint, at_most integer)
 RETURNS TABLE (r_removed bigint, r_unknown bigint, r_more boolean, r_last bigint)
 LANGUAGE plpgsql
-SET enable_seqscan = off SET enable_mergejoin = off SET jit = off SET plan_cache_mode = force_generic_plan
+SET enable_seqscan = off SET jit = off SET plan_cache_mode = force_generic_plan
 AS $$
 #variable_conflict use_column
 DECLARE

@@ -212,35 +212,26 @@ impl Link<'_> {
             return Err(Fault::Store(effect.lost("the connection to PostgreSQL is gone")));
         };
         let pool = self.pool;
+        // Whoever stops waiting in the middle leaves it with an answer on its way.
+        self.bad.store(true, Ordering::Release);
         let asked = pool.within(pool.command_timeout, client.query_typed(sql, parameters)).await;
         let answer = match asked {
             Some(answer) => answer.map_err(|error| Fault::of_statement(error, effect)),
+            // It is not cancelled: a commit that waits for a synchronous standby would become visible
+            // by that, although no standby has it.
             None => {
-                self.cancel(client);
                 let why = format!("PostgreSQL did not answer within {:?}", pool.command_timeout);
                 Err(Fault::Store(effect.lost(&why)))
             }
         };
         match answer.as_ref().err().and_then(Fault::away) {
-            Some(error) => {
-                self.bad.store(true, Ordering::Release);
-                pool.breaker.failed(error);
+            Some(error) => pool.breaker.failed(error),
+            None => {
+                self.bad.store(false, Ordering::Release);
+                pool.breaker.succeeded();
             }
-            None => pool.breaker.succeeded(),
         }
         answer
-    }
-
-    /// Asks the server to stop what nobody waits for any more, as well as it can be asked.
-    fn cancel(&self, client: &Client) {
-        let (token, connector) = (client.cancel_token(), self.pool.connector.clone());
-        let patience = self.pool.clock.sleep(self.pool.connect_timeout);
-        tokio::spawn(async move {
-            tokio::select! {
-                _ = token.cancel_query(connector) => {}
-                () = patience => {}
-            }
-        });
     }
 
     /// The connection itself, for what is not a statement on records.

@@ -53,7 +53,7 @@ async fn an_uncommitted_insert_holds_up_its_key_alone() {
         for (at, answer) in answers.into_iter().enumerate() {
             match (at, answer) {
                 (7, Err(error)) => {
-                    assert_eq!(error.kind(), StoreErrorKind::Unavailable);
+                    assert_eq!(error.kind(), StoreErrorKind::Busy);
                     assert!(error.to_string().contains("another transaction"), "{error}");
                 }
                 (7, Ok(answer)) => panic!("nobody can know: {answer:?}"),
@@ -87,7 +87,7 @@ async fn a_locked_row_holds_up_its_key_alone() {
     let answers = store.settle(claims.iter().map(complete).collect()).await;
     for (at, answer) in answers.into_iter().enumerate() {
         match (at, answer) {
-            (7, Err(error)) => assert_eq!(error.kind(), StoreErrorKind::Unavailable),
+            (7, Err(error)) => assert_eq!(error.kind(), StoreErrorKind::Busy),
             (7, Ok(answer)) => panic!("it is locked: {answer:?}"),
             (_, answer) => assert!(matches!(answer, Ok(Settled::Done { .. })), "{answer:?}"),
         }

@@ -3,6 +3,7 @@
 
 mod attacks;
 mod held;
+mod later_attacks;
 mod outages;
 mod refusals;
 mod schema;

@@ -67,6 +67,39 @@ const SECTIONS: &[Row] = &[
         ],
     ),
     (
+        "secrets",
+        &[
+            "fingerprint = []",
+            "fingerprint = [{ id = \"f2\", key = \"AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA=\" }]",
+            "issued_keys = [{ id = \"i1\", key = \"AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA\" }]",
+        ],
+        &[
+            ("fingerprint = \"x\"", "secrets.fingerprint"),
+            ("fingerprint = [\"x\"]", "secrets.fingerprint[0]"),
+            ("fingerprint = [{ id = \"a\" }]", "secrets.fingerprint[0].key"),
+            (
+                "fingerprint = [{ key = \"AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA=\" }]",
+                "secrets.fingerprint[0].id",
+            ),
+            (
+                "fingerprint = [{ id = \"a b\", key = \"AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA=\" }]",
+                "secrets.fingerprint[0].id",
+            ),
+            ("issued_keys = [{ id = \"a\", key = \"AAAA\" }]", "secrets.issued_keys[0].key"),
+            ("issued_keys = [{ id = \"a\", key = \"=\" }]", "secrets.issued_keys[0].key"),
+            ("issued_keys = [{ id = \"a\", key = {} }]", "secrets.issued_keys[0].key"),
+            (
+                "issued_keys = [{ id = \"a\", key = { env = \"ONETAKE_NOBODY_SETS_THIS\" } }]",
+                "secrets.issued_keys[0].key.env",
+            ),
+            (
+                "issued_keys = [{ id = \"a\", key = { file = \"/nowhere/at/all\" } }]",
+                "secrets.issued_keys[0].key.file",
+            ),
+            ("issue_keys = []", "secrets.issue_keys"),
+        ],
+    ),
+    (
         "sweep",
         &["interval = \"1s\"", "batch = 1", "batch = 100_000"],
         &[
@@ -110,6 +143,7 @@ const POLICY: &[(Lines, Refused)] = &[
             "key.required = false",
             "key.min_length = 255",
             "key = { format = \"uuid\" }",
+            "key = { from = \"issued\" }",
             "key = { from = \"json\", pointer = \"/transfer/client_reference\" }\ntenant = \"public\"",
             "key = { from = \"json\", pointer = \"/id\", required = false }\ntenant = \"public\"",
             "key = { from = \"derive\", parts = [\"json:/merchant_id\", \"json:/order_id\"] }\ntenant = \"credential\"",

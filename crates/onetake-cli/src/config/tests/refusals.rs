@@ -6,9 +6,8 @@ use super::*;
 /// What the design names and this version does not have.
 const NOT_YET: &[(&str, &str, &str)] = &[
     ("admin", "token = { env = \"T\" }", "admin.token"),
-    ("secrets", "encryption = []", "secrets"),
+    ("secrets", "encryption = []", "secrets.encryption"),
     ("route", "upstream = \"https://api\"", "route[0].upstream"),
-    ("route", "key = { from = \"issued\" }", "route[0].key.from"),
     ("route", "tenant = \"client-ip\"", "route[0].tenant"),
     ("route", "tenant = { jwt = { claim = \"sub\" } }", "route[0].tenant.jwt"),
     ("route", "tenant = { forward_auth = \"http://x\" }", "route[0].tenant.forward_auth"),

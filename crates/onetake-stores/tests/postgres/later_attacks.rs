@@ -1,0 +1,253 @@
+//! What an attacker found later: a standby that is away, a key in somebody's hands, a full disk, a
+//! slow batch. Each of these was red once.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use onetake_core::{
+    AttemptId, Claim, Claimed, Clock, Engine, Fingerprint, Key, Limits, Operation, RecordId,
+    Recording, Scope, Settled, Settlement, Store, SystemClock, SystemRng, Terms, Verb, Verdict,
+};
+use onetake_sim::servers::{Postgres, until};
+use onetake_stores::{PostgresOptions, PostgresStore};
+use tokio_postgres::{Client, NoTls};
+
+use super::store_on;
+
+fn id(number: u64) -> RecordId {
+    RecordId::derive(&Scope::new("attack"), &Key::new(format!("key {number}")).unwrap())
+}
+
+fn claim(number: u64) -> Claim {
+    Claim {
+        id: id(number),
+        attempt: AttemptId::from_bytes(u128::from(number + 1).to_be_bytes()),
+        fingerprint: Fingerprint::of(b"pay"),
+        terms: Terms::default(),
+    }
+}
+
+async fn stranger(url: &str) -> Client {
+    let (client, connection) = tokio_postgres::connect(url, NoTls).await.unwrap();
+    tokio::spawn(connection);
+    client
+}
+
+fn engine(store: Arc<dyn Store>) -> Engine {
+    Engine::with(store, Arc::new(SystemClock), Arc::new(SystemRng), Limits::default())
+}
+
+/// A synchronous standby is away, as when the primary is cut off from it and is about to be replaced:
+/// no commit is acknowledged. What no standby has must neither run nor be shown.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_no_standby_acknowledged_neither_runs_nor_is_shown() {
+    let server = Postgres::start().await;
+    let url = server.database();
+    let store = Arc::new(store_on(&url).await);
+    server.sql("postgres", "ALTER SYSTEM SET synchronous_standby_names = 'standby'");
+    server.sql("postgres", "SELECT pg_reload_conf()");
+    SystemClock.sleep(Duration::from_millis(500)).await;
+    let engine = engine(store);
+    let runs = Arc::new(AtomicUsize::new(0));
+    let operation =
+        Operation::new(&Scope::new("sync"), &Key::new("charge").unwrap(), Fingerprint::of(b"pay"));
+    let work = {
+        let runs = Arc::clone(&runs);
+        async move |_| {
+            runs.fetch_add(1, Ordering::SeqCst);
+            Verdict::Complete(Recording::new("charged"))
+        }
+    };
+    let outcome = engine.run(operation, work).await;
+    let log: Vec<String> = server
+        .log()
+        .lines()
+        .filter(|line| {
+            line.contains("synchronous replication") || line.contains("committed locally")
+        })
+        .map(ToOwned::to_owned)
+        .collect();
+    let shown = outcome.as_ref().is_ok_and(|outcome| outcome.recording().is_some());
+    assert_eq!(
+        (runs.load(Ordering::SeqCst), shown),
+        (0, false),
+        "(runs, shown) while no standby acknowledged anything: {outcome:?}\n{log:#?}"
+    );
+}
+
+/// Another node's claim of this very key is on its way to the disk, or to a standby.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_key_that_somebody_is_claiming_is_not_leave_to_run_it() {
+    let server = Postgres::start().await;
+    let url = server.database();
+    let store = Arc::new(store_on(&url).await);
+    let operation =
+        Operation::new(&Scope::new("open"), &Key::new("charge").unwrap(), Fingerprint::of(b"pay"));
+    let hex: String = operation.id.as_bytes().iter().map(|byte| format!("{byte:02x}")).collect();
+    let other = stranger(&url).await;
+    // Word for word what another node sends, and its commit takes its time.
+    other
+        .batch_execute(&format!(
+            "BEGIN; SELECT * FROM onetake_claim_1(0, '50ms', 0, 0, 0::smallint, ARRAY['\\x{hex}'::bytea],
+               ARRAY['\\x000102030405060708090a0b0c0d0e0f'::bytea], ARRAY['\\x00'::bytea], ARRAY[86400000000],
+               ARRAY[30000000], ARRAY[30000000], ARRAY[0::smallint])"
+        ))
+        .await
+        .unwrap();
+    let began = SystemClock.monotonic();
+    let error = engine(store.clone()).begin(&operation).await.unwrap_err();
+    let took = SystemClock.monotonic() - began;
+    assert!(store.ready().await.is_ok(), "the store is there");
+    assert!(
+        !error.is_store_down(),
+        "after {took:?} a fail-open route runs what another node is claiming: {error}"
+    );
+}
+
+/// A new key that finds no room on the disk stands in one batch with a retry of a finished one.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_full_disk_fails_new_keys_alone() {
+    let server = Postgres::start().await;
+    let url = server.database();
+    let store = store_on(&url).await;
+    let before = claim(1);
+    assert!(matches!(
+        store.claim(vec![before.clone()]).await.remove(0),
+        Ok(Claimed::Granted { .. })
+    ));
+    let verb = Verb::Complete(Recording::new("charged"));
+    let done = Settlement { id: before.id, attempt: before.attempt, verb };
+    assert!(matches!(store.settle(vec![done]).await.remove(0), Ok(Settled::Done { .. })));
+    server.sql(
+        url.rsplit_once('/').unwrap().1,
+        "CREATE FUNCTION full_disk() RETURNS trigger LANGUAGE plpgsql AS
+         $$ BEGIN RAISE 'could not extend file: No space left on device' USING ERRCODE = '53100'; END $$;
+         CREATE TRIGGER full_disk BEFORE INSERT ON onetake_records FOR EACH ROW EXECUTE FUNCTION full_disk()",
+    );
+    let alone = store.claim(vec![before.clone()]).await.remove(0);
+    assert!(matches!(alone, Ok(Claimed::Found { .. })), "{alone:?}");
+    let mut together = store.claim(vec![claim(2), before]).await;
+    let retry = together.pop().unwrap();
+    assert!(matches!(retry, Ok(Claimed::Found { .. })), "the retry of a finished key: {retry:?}");
+}
+
+/// One key of a large batch is held; a single other key comes a moment later.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_comes_after_a_batch_with_a_held_key_does_not_wait_for_it() {
+    let server = Postgres::start().await;
+    let url = server.database();
+    let store = Arc::new(store_on(&url).await);
+    let limits = Limits { writers_max: 2, ..Limits::default() };
+    let engine = Engine::with(store.clone(), Arc::new(SystemClock), Arc::new(SystemRng), limits);
+    let operation = |n: u64| {
+        Operation::new(
+            &Scope::new("later"),
+            &Key::new(format!("key {n}")).unwrap(),
+            Fingerprint::of(b"pay"),
+        )
+    };
+    let other = stranger(&url).await;
+    let mut times = Vec::new();
+    for (round, held) in [(0_u64, false), (1, true), (2, true)] {
+        let hex: String = operation(round * 1000 + 199)
+            .id
+            .as_bytes()
+            .iter()
+            .map(|byte| format!("{byte:02x}"))
+            .collect();
+        if held {
+            other
+                .batch_execute(&format!(
+                    "BEGIN; SELECT * FROM onetake_claim_1(0, '50ms', 0, 0, 0::smallint, ARRAY['\\x{hex}'::bytea],
+                       ARRAY['\\x000102030405060708090a0b0c0d0e0f'::bytea], ARRAY['\\x00'::bytea], ARRAY[86400000000],
+                       ARRAY[30000000], ARRAY[30000000], ARRAY[0::smallint])"
+                ))
+                .await
+                .unwrap();
+        }
+        let many: Vec<_> = (0..200)
+            .map(|n| {
+                let (engine, operation) = (engine.clone(), operation(round * 1000 + n));
+                tokio::spawn(async move { engine.begin(&operation).await.map(std::mem::forget) })
+            })
+            .collect();
+        SystemClock.sleep(Duration::from_millis(20)).await;
+        let began = SystemClock.monotonic();
+        std::mem::forget(engine.begin(&operation(round * 1000 + 999)).await.unwrap());
+        times.push(SystemClock.monotonic() - began);
+        for one in many {
+            let _maybe = one.await.unwrap();
+        }
+        if held {
+            other.batch_execute("ROLLBACK").await.unwrap();
+        }
+        SystemClock.sleep(Duration::from_millis(1500)).await;
+    }
+    assert!(
+        times[1].max(times[2]) < Duration::from_millis(50),
+        "without and with a held key: {times:?}"
+    );
+}
+
+/// Plans are kept, and may have been made when the table was small: none of them may read all of it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_plan_from_when_there_were_few_records_reads_few_of_many() {
+    const MANY: u64 = 100_000;
+    let server = Postgres::start_with(&["autovacuum = off"]).await;
+    let url = server.database();
+    let database = url.rsplit_once('/').unwrap().1.to_owned();
+    let one = PostgresOptions { connections: 1, ..PostgresOptions::default() };
+    PostgresStore::migrate(&url, one.clone()).await.unwrap();
+    let store = PostgresStore::open(&url, one).await.unwrap();
+    let settle = async |number: u64| {
+        let claim = claim(number);
+        let (id, attempt) = (claim.id, claim.attempt);
+        assert!(matches!(
+            store.claim(vec![claim.clone()]).await.remove(0),
+            Ok(Claimed::Granted { .. })
+        ));
+        let verb = Verb::Complete(Recording::new("charged"));
+        let done = store.settle(vec![Settlement { id, attempt, verb }]).await.remove(0);
+        assert!(matches!(done, Ok(Settled::Done { .. })));
+        // What claims find, and what settlements find, are statements of their own.
+        assert!(matches!(store.claim(vec![claim]).await.remove(0), Ok(Claimed::Found { .. })));
+        let late = Settlement { id, attempt, verb: Verb::Release };
+        assert!(matches!(store.settle(vec![late]).await.remove(0), Ok(Settled::Stale { .. })));
+    };
+    for number in 0..5 {
+        settle(number).await;
+    }
+    server.sql(&database, "ANALYZE onetake_records");
+    settle(60).await;
+    server.sql(
+        &database,
+        &format!(
+            "INSERT INTO onetake_records (id, attempt, fence, fingerprint, ttl, lease, grace, created_at, claimed_at,
+                 state_at, sweep_at, expires_at, state, on_unknown)
+             SELECT substring(sha256(n::text::bytea) FROM 1 FOR 16), '\\x00', n, '\\x01', 1, 1, 1, 1, 1, 1, 1,
+                    9000000000000000, 3, 0 FROM generate_series(1, {MANY}) AS n"
+        ),
+    );
+    let read = || -> (u64, u64) {
+        let text = server.sql(
+            &database,
+            "SELECT idx_scan || ' ' || idx_tup_read FROM pg_stat_user_indexes
+              WHERE indexrelname = 'onetake_records_pkey'",
+        );
+        let (scans, rows) = text.trim().split_once(' ').unwrap();
+        (scans.parse().unwrap(), rows.parse().unwrap())
+    };
+    let before = read();
+    let mut number = 1000;
+    until("the server counted", async || {
+        settle(number).await;
+        number += 1;
+        read().0 > before.0 + 20
+    })
+    .await;
+    let (scans, rows) = read();
+    let (scans, rows) = (scans - before.0, rows - before.1);
+    // Each of the rows that was inserted meanwhile may have been looked up, but not all of them twice.
+    assert!(rows < MANY, "{scans} scans read {rows} of {MANY} rows");
+}

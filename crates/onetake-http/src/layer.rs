@@ -8,14 +8,38 @@ use tower_layer::Layer;
 
 use onetake_core::Engine;
 
+use crate::handle::Handles;
 use crate::policy::Policy;
 use crate::secrets::Secrets;
 use crate::service::Onetake;
+use crate::tenant::Tenant;
 
 /// Finds the policy of a request. `None`: it is passed through untouched.
 pub trait Resolve: Send + Sync + 'static {
     /// The policy for this request.
     fn resolve(&self, parts: &Parts) -> Option<Arc<Policy>>;
+
+    /// By which rules the tenant of somebody who asks for an outcome by its handle may be told: those of
+    /// the policies that answer 202. A handle names no route, so each is tried; it is good only for the
+    /// tenant that it was given to. By default it is the rule of [`Tenant::default`], which also finds
+    /// the tenants of [`Tenant::Credential`]; a closure that resolves to others cannot say so, and needs
+    /// to become a type of its own.
+    fn handle_tenants(&self) -> Vec<Tenant> {
+        vec![Tenant::default()]
+    }
+}
+
+/// The same policy for every request.
+struct Always(Arc<Policy>);
+
+impl Resolve for Always {
+    fn resolve(&self, _: &Parts) -> Option<Arc<Policy>> {
+        Some(Arc::clone(&self.0))
+    }
+
+    fn handle_tenants(&self) -> Vec<Tenant> {
+        vec![self.0.tenant.clone()]
+    }
 }
 
 impl<F> Resolve for F
@@ -52,14 +76,20 @@ pub(crate) struct Shared {
     pub(crate) policies: Box<dyn Resolve>,
     pub(crate) bodies: Arc<Semaphore>,
     pub(crate) secrets: Secrets,
+    pub(crate) handles: Handles,
 }
 
 impl OnetakeLayer {
     /// One policy for all requests.
     #[must_use]
     pub fn new(engine: Engine, policy: Policy) -> Self {
-        let policy = Arc::new(policy);
-        Self::routed(engine, move |_: &Parts| Some(Arc::clone(&policy)), HttpLimits::default())
+        Self::routed(engine, Always(Arc::new(policy)), HttpLimits::default())
+    }
+
+    /// One policy for all requests, and secrets.
+    #[must_use]
+    pub fn sealed(engine: Engine, policy: Policy, secrets: Secrets) -> Self {
+        Self::with(engine, Always(Arc::new(policy)), HttpLimits::default(), secrets)
     }
 
     /// A policy for each request.
@@ -77,7 +107,8 @@ impl OnetakeLayer {
         secrets: Secrets,
     ) -> Self {
         let (policies, bodies) = (Box::new(policies), Arc::new(Semaphore::new(limits.bodies_max)));
-        Self { shared: Arc::new(Shared { engine, policies, bodies, secrets }) }
+        let handles = secrets.make_handles(&**engine.rng());
+        Self { shared: Arc::new(Shared { engine, policies, bodies, secrets, handles }) }
     }
 }
 

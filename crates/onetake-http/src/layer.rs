@@ -30,15 +30,13 @@ pub trait Resolve: Send + Sync + 'static {
 }
 
 /// The same policy for every request.
-struct Always(Arc<Policy>);
-
-impl Resolve for Always {
-    fn resolve(&self, _: &Parts) -> Option<Arc<Policy>> {
-        Some(Arc::clone(&self.0))
+impl Resolve for Arc<Policy> {
+    fn resolve(&self, _: &Parts) -> Option<Self> {
+        Some(Self::clone(self))
     }
 
     fn handle_tenants(&self) -> Vec<Tenant> {
-        vec![self.0.tenant.clone()]
+        vec![self.tenant.clone()]
     }
 }
 
@@ -83,13 +81,7 @@ impl OnetakeLayer {
     /// One policy for all requests.
     #[must_use]
     pub fn new(engine: Engine, policy: Policy) -> Self {
-        Self::routed(engine, Always(Arc::new(policy)), HttpLimits::default())
-    }
-
-    /// One policy for all requests, and secrets.
-    #[must_use]
-    pub fn sealed(engine: Engine, policy: Policy, secrets: Secrets) -> Self {
-        Self::with(engine, Always(Arc::new(policy)), HttpLimits::default(), secrets)
+        Self::routed(engine, Arc::new(policy), HttpLimits::default())
     }
 
     /// A policy for each request.

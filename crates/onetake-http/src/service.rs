@@ -220,8 +220,9 @@ impl Asked {
         if self.is_async() { max } else { self.within(max, clock) }
     }
 
+    /// Whether it is too late to begin.
     fn is_over(&self, clock: &dyn Clock) -> bool {
-        self.within(Duration::MAX, clock).is_zero()
+        self.run_max(clock).is_zero() || self.within(Duration::MAX, clock).is_zero()
     }
 
     /// What an async route owes this client.

@@ -226,7 +226,7 @@ impl Asked {
     }
 
     /// What an async route owes this client.
-    fn later(&self, operation: &Operation, parts: &Parts, shared: &Shared) -> Option<Later> {
+    fn later(&self, operation: &Operation, parts: &Parts, shared: &Shared) -> Option<Box<Later>> {
         let InFlight::Async(wait) = self.policy.in_flight else {
             return None;
         };
@@ -234,15 +234,16 @@ impl Asked {
         let handle = shared.handles.of(operation.id, &self.caller);
         let left = self.deadline.map(|deadline| deadline.left(clock));
         let waits = (wait, Prefer::of(&parts.headers));
-        Some(Later::new(operation.clone(), handle, waits, left, clock.monotonic()))
+        let later = Later::new(operation.clone(), handle, waits, left, clock.monotonic());
+        Some(Box::new(later))
     }
 }
 
 enum Admitted<Req> {
     /// To be run here; if it takes long, the client is told later.
-    Run(Run<Req>, Option<Later>),
+    Run(Run<Req>, Option<Box<Later>>),
     /// It runs, and takes long.
-    Later(Later),
+    Later(Box<Later>),
     /// The store is away, and the route is fail-open.
     Bypass(Bypass<Req>),
     Replay(Arc<Record>),
@@ -289,7 +290,7 @@ where
         return Err(refused(deadline::over()));
     }
     let later = asked.later(&operation, &parts, shared);
-    let begun = begin(shared, &operation, later.as_ref()).await;
+    let begun = begin(shared, &operation, later.as_deref()).await;
     match (asked.deadline, &begun) {
         (Some(_), Ok(Began::Run(_))) if later.is_some() => deadline::remove(&mut parts.headers),
         (Some(deadline), Ok(Began::Run(_)) | Err(_)) => {

@@ -64,3 +64,66 @@ impl Engine {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Answer, Begin, Fingerprint, Key, MemoryStore, Scope, Settling, State};
+
+    fn operation(key: &str, asked: &[u8]) -> Operation {
+        Operation::new(&Scope::new("later"), &Key::new(key).unwrap(), Fingerprint::of(asked))
+    }
+
+    fn engine() -> Engine {
+        Engine::new(Arc::new(MemoryStore::new()))
+    }
+
+    #[tokio::test]
+    async fn what_is_promised_is_not_released() {
+        let engine = engine();
+        for is_dropped in [false, true] {
+            let operation = operation(&format!("promised {is_dropped}"), b"pay");
+            assert_eq!(engine.promise(&operation), Promise::Elsewhere);
+            let Begin::Run(lease) = engine.begin(&operation).await.unwrap() else { panic!() };
+            assert_eq!(engine.promise(&operation), Promise::Given);
+            assert_eq!(engine.promise(&operation), Promise::Given, "to everybody");
+            assert!(!lease.may_release());
+            if is_dropped {
+                drop(lease);
+            } else {
+                assert!(matches!(lease.release().await, Settling::Recorded(_)));
+            }
+            let mut operation = operation;
+            operation.in_flight = crate::InFlight::Wait(std::time::Duration::from_secs(10));
+            let again = engine.begin(&operation).await.unwrap();
+            assert!(matches!(again, Begin::Answer(Answer::Failed(_))), "{again:?}");
+        }
+    }
+
+    #[tokio::test]
+    async fn what_is_released_is_not_promised() {
+        let engine = engine();
+        let (operation, other) = (operation("released", b"pay"), operation("released", b"other"));
+        let Begin::Run(lease) = engine.begin(&operation).await.unwrap() else { panic!() };
+        assert_eq!(engine.promise(&other), Promise::Refused, "another payload (S9)");
+        assert!(lease.may_release() && lease.may_release());
+        assert_eq!(engine.promise(&operation), Promise::Refused);
+        let Settling::Recorded(record) = lease.release().await else { panic!() };
+        assert!(matches!(record.state, State::Released { .. }));
+        assert!(matches!(engine.begin(&operation).await.unwrap(), Begin::Run(_)));
+    }
+
+    #[tokio::test]
+    async fn a_look_changes_nothing() {
+        let engine = engine();
+        let operation = operation("looked at", b"pay");
+        assert!(engine.look(operation.id).await.unwrap().is_none());
+        let Begin::Run(lease) = engine.begin(&operation).await.unwrap() else { panic!() };
+        let running = engine.look(operation.id).await.unwrap().unwrap();
+        assert!(matches!(running.state, State::Running { .. }));
+        lease.start().unwrap();
+        let _recorded = lease.complete(crate::Recording::new("paid")).await;
+        let completed = engine.look(operation.id).await.unwrap().unwrap();
+        assert!(matches!(completed.state, State::Completed { .. }));
+    }
+}

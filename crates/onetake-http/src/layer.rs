@@ -21,11 +21,10 @@ pub trait Resolve: Send + Sync + 'static {
 
     /// By which rules the tenant of somebody who asks for an outcome by its handle may be told: those of
     /// the policies that answer 202. A handle names no route, so each is tried; it is good only for the
-    /// tenant that it was given to. By default it is the rule of [`Tenant::default`], which also finds
-    /// the tenants of [`Tenant::Credential`]; a closure that resolves to others cannot say so, and needs
-    /// to become a type of its own.
+    /// tenant that it was given to. By default these are the rules by credential and [`Tenant::Public`]; a
+    /// closure that resolves to others cannot say so, and has to become a type of its own.
     fn handle_tenants(&self) -> Vec<Tenant> {
-        vec![Tenant::default()]
+        vec![Tenant::CredentialOrPublic, Tenant::Public]
     }
 }
 

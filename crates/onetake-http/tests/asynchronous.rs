@@ -11,11 +11,14 @@ use axum::http::HeaderMap;
 use axum::response::{IntoResponse, Response};
 use axum::routing::post;
 use bytes::Bytes;
+use http::request::Parts;
 use http::{Request, StatusCode};
 use http_body_util::BodyExt;
 use onetake_core::conformance::{Fault, Faulty};
 use onetake_core::{Engine, Limits, ManualClock, MemoryStore, Store, SystemRng, Terms};
-use onetake_http::{Disposition, HttpLimits, InFlight, OPERATIONS, OnetakeLayer, Policy, Secrets};
+use onetake_http::{
+    Disposition, HttpLimits, InFlight, OPERATIONS, OnetakeLayer, Policy, Resolve, Secrets, Tenant,
+};
 use serde_json::{Value, json};
 use tokio::sync::Notify;
 use tokio::task::{JoinHandle, yield_now};
@@ -84,12 +87,16 @@ impl World {
     }
 
     fn node_with(&self, secrets: Secrets) -> Node {
+        self.node_by(Arc::new(self.policy.clone()), secrets)
+    }
+
+    fn node_by(&self, policies: impl Resolve, secrets: Secrets) -> Node {
         let store = Faulty::around(Arc::new(self.memory.clone()));
         let clock = Arc::new(self.clock.clone());
         let shared = Arc::clone(&store) as Arc<dyn Store>;
         let engine = Engine::with(shared, clock, Arc::new(SystemRng), self.limits);
-        let (policy, limits) = (Arc::new(self.policy.clone()), HttpLimits::default());
-        let layer = OnetakeLayer::with(engine.clone(), policy, limits, secrets);
+        let limits = HttpLimits::default();
+        let layer = OnetakeLayer::with(engine.clone(), policies, limits, secrets);
         let api = Api::default();
         let router = Router::new().route("/work", post(work)).with_state(api.clone()).layer(layer);
         Node { api, engine, store, router }
@@ -451,13 +458,13 @@ async fn an_unknown_outcome_is_told_as_to_a_retry() {
 
 #[tokio::test]
 async fn handles_that_are_not_ones_own_are_not_found() {
-    // alice:one and alice:two
-    let (one, two) = ("Basic YWxpY2U6b25l", "Basic YWxpY2U6dHdv");
+    // alice:one, alice:two and bob:one
+    let (one, two, bob) = ("Basic YWxpY2U6b25l", "Basic YWxpY2U6dHdv", "Basic Ym9iOm9uZQ==");
     let world = World::new();
     let node = world.node();
     let location = node.accepted(&world, request_by(one, "x")).await.location();
     let mut refused = Vec::new();
-    for credential in [two, "Bearer alice", "Digest x", "Basic !!!"] {
+    for credential in [two, bob, "Bearer alice", "Digest x", "Basic !!!"] {
         refused.push(node.get(&location, credential).await);
     }
     let anonymous = Request::get(&location).body(String::new()).unwrap();
@@ -488,6 +495,34 @@ async fn handles_that_are_not_ones_own_are_not_found() {
     assert_eq!(node.get(&location, two).await.status, 404);
     assert_eq!(node.get(&location, one).await.status, 201);
     assert_eq!(node.runs(), 1);
+}
+
+#[tokio::test]
+async fn the_tenants_of_handles_are_told_by_the_rules_of_their_routes() {
+    let by_header = || Tenant::Header("x-account".parse().unwrap());
+    for (tenant, is_closure, is_found) in [
+        (Tenant::Public, true, true),
+        (Tenant::Credential, true, true),
+        (Tenant::CredentialOrPublic, true, true),
+        (by_header(), true, false),
+        (by_header(), false, true),
+    ] {
+        let mut world = World::new();
+        world.policy = world.policy.tenant(tenant);
+        let policy = Arc::new(world.policy.clone());
+        let always = Arc::clone(&policy);
+        let secrets = Secrets::default();
+        let node = if is_closure {
+            world.node_by(move |_: &Parts| Some(Arc::clone(&always)), secrets)
+        } else {
+            world.node_by(policy, secrets)
+        };
+        let first = node.accepted(&world, with(request("x"), "x-account", "a")).await;
+        let get = Request::get(first.location()).header("authorization", "Bearer alice");
+        let get = get.header("x-account", "a").body(String::new()).unwrap();
+        let status = if is_found { 200 } else { 404 };
+        assert_eq!(node.send(get).await.unwrap().status, status, "{:?}", world.policy.tenant);
+    }
 }
 
 #[tokio::test]

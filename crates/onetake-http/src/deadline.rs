@@ -76,6 +76,13 @@ impl Deadline {
     }
 }
 
+/// Removes deadlines: what is behind the layer must not go by that of a client that does not wait for it.
+pub(crate) fn remove(headers: &mut HeaderMap) {
+    for (name, _) in &READERS {
+        headers.remove(name);
+    }
+}
+
 /// Reads how much is left; nothing is left of what is over.
 type ReadLeft = fn(&str, &dyn Clock) -> Option<Duration>;
 

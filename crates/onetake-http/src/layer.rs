@@ -7,11 +7,13 @@ use http::request::Parts;
 use tokio::sync::Semaphore;
 use tower_layer::Layer;
 
-use onetake_core::{Engine, Rng, SystemRng};
+use onetake_core::Engine;
 
+use crate::handle::Handles;
 use crate::policy::Policy;
 use crate::secrets::Secrets;
 use crate::service::Onetake;
+use crate::tenant::Tenant;
 
 /// Finds the policy of a request. `None`: it is passed through untouched.
 pub trait Resolve: Send + Sync + 'static {
@@ -25,6 +27,25 @@ pub trait Resolve: Send + Sync + 'static {
         parts.method = method.clone();
         parts.uri = path.parse().ok()?;
         self.resolve(&parts)
+    }
+
+    /// By which rules the tenant of somebody who asks for an outcome by its handle may be told: those of
+    /// the policies that answer 202. A handle names no route, so each is tried; it is good only for the
+    /// tenant that it was given to. By default these are the rules by credential and [`Tenant::Public`]; a
+    /// closure that resolves to others cannot say so, and has to become a type of its own.
+    fn handle_tenants(&self) -> Vec<Tenant> {
+        vec![Tenant::CredentialOrPublic, Tenant::Public]
+    }
+}
+
+/// The same policy for every request.
+impl Resolve for Arc<Policy> {
+    fn resolve(&self, _: &Parts) -> Option<Self> {
+        Some(Self::clone(self))
+    }
+
+    fn handle_tenants(&self) -> Vec<Tenant> {
+        vec![self.tenant.clone()]
     }
 }
 
@@ -62,7 +83,7 @@ pub(crate) struct Shared {
     pub(crate) policies: Box<dyn Resolve>,
     pub(crate) bodies: Arc<Semaphore>,
     pub(crate) secrets: Secrets,
-    pub(crate) rng: Box<dyn Rng>,
+    pub(crate) handles: Handles,
 }
 
 impl Shared {
@@ -76,8 +97,7 @@ impl OnetakeLayer {
     /// One policy for all requests.
     #[must_use]
     pub fn new(engine: Engine, policy: Policy) -> Self {
-        let policy = Arc::new(policy);
-        Self::routed(engine, move |_: &Parts| Some(Arc::clone(&policy)), HttpLimits::default())
+        Self::routed(engine, Arc::new(policy), HttpLimits::default())
     }
 
     /// A policy for each request.
@@ -95,15 +115,8 @@ impl OnetakeLayer {
         secrets: Secrets,
     ) -> Self {
         let (policies, bodies) = (Box::new(policies), Arc::new(Semaphore::new(limits.bodies_max)));
-        Self {
-            shared: Arc::new(Shared {
-                engine,
-                policies,
-                bodies,
-                secrets,
-                rng: Box::new(SystemRng),
-            }),
-        }
+        let handles = secrets.make_handles(&**engine.rng());
+        Self { shared: Arc::new(Shared { engine, policies, bodies, secrets, handles }) }
     }
 }
 

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! request → policy → key → deadline → tenant → body (bounded) → fingerprint → engine → inner service
-//!                                                        ↘ replay, or a problem
+//!                                                        ↘ replay, 202, or a problem
 //! ```
 //!
 //! [`OnetakeLayer`] is generic over bodies and inner services: it wraps axum routers, tonic servers,
@@ -13,12 +13,15 @@ pub mod body;
 mod bypass;
 mod deadline;
 pub mod fingerprint;
+mod handle;
 mod issued;
 pub mod json;
 pub mod key;
+mod later;
 mod layer;
 mod payload;
 pub mod policy;
+mod prefer;
 pub mod problem;
 pub mod recording;
 mod run;
@@ -31,8 +34,9 @@ pub use body::{RequestBody, ResponseBody};
 pub use deadline::TimeLeft;
 pub use fingerprint::{FingerprintMode, FingerprintPolicy};
 pub use issued::{IssuingKey, TOKENS};
+pub use later::OPERATIONS;
 pub use layer::{HttpLimits, OnetakeLayer, Resolve};
-pub use policy::{KeyFormat, KeyPolicy, KeySource, OnStoreDown, Policy};
+pub use policy::{InFlight, KeyFormat, KeyPolicy, KeySource, OnStoreDown, Policy};
 pub use problem::{Answers, Code, Dialect, Problem, ProblemStatuses};
 pub use secrets::Secrets;
 pub use service::{IDEMPOTENCY_DERIVED_KEY, IDEMPOTENCY_FENCE, Onetake};

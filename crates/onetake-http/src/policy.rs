@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use http::{HeaderName, Method};
 
+use onetake_core::Terms;
 use onetake_core::key::KEY_LENGTH_MIN_DEFAULT;
-use onetake_core::{InFlight, Terms};
 
 use crate::fingerprint::{FingerprintMode, FingerprintPolicy};
 use crate::json::Pointer;
@@ -49,6 +49,33 @@ pub struct Policy {
     pub response_body_max: usize,
     /// How long the request's body may take to arrive.
     pub request_timeout: Duration,
+}
+
+/// What to do with a request whose operation runs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum InFlight {
+    /// Say so at once.
+    #[default]
+    Reject,
+    /// Wait for its outcome, for at most this long.
+    Wait(Duration),
+    /// Wait for its outcome, for at most this long; then answer 202 with a handle by which the outcome is
+    /// fetched later. That goes for the request that runs the operation as well.
+    ///
+    /// After a 202, and in any case when the wait is over, the attempt is not released any more, whatever
+    /// the operation answers: that is recorded. A client may prefer a shorter wait
+    /// (`Prefer: respond-async, wait=N`). Its deadline, too, is how long it waits for an answer: the
+    /// operation itself may take all of [`run_max`](Policy::run_max), and does not hear of the deadline.
+    Async(Duration),
+}
+
+impl From<onetake_core::InFlight> for InFlight {
+    fn from(in_flight: onetake_core::InFlight) -> Self {
+        match in_flight {
+            onetake_core::InFlight::Reject => Self::Reject,
+            onetake_core::InFlight::Wait(wait) => Self::Wait(wait),
+        }
+    }
 }
 
 /// What to do with a keyed request while the store is away.
@@ -195,8 +222,8 @@ impl Policy {
 
     /// Sets what to do while the operation runs.
     #[must_use]
-    pub fn in_flight(mut self, in_flight: InFlight) -> Self {
-        self.in_flight = in_flight;
+    pub fn in_flight(mut self, in_flight: impl Into<InFlight>) -> Self {
+        self.in_flight = in_flight.into();
         self
     }
 

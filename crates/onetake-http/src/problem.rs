@@ -83,6 +83,8 @@ codes! {
     RequestBodyInvalid = 400 "request_body_invalid" "Request body invalid",
     /// The request's body is compressed, which the route cannot compare.
     RequestEncodingUnsupported = 415 "request_encoding_unsupported" "Request encoding unsupported",
+    /// No operation of this caller has this handle, or not any more.
+    OperationNotFound = 404 "operation_not_found" "Operation not found",
     /// The outcome is recorded, but its body was not kept.
     ResponseNotReplayable = 410 "response_not_replayable" "Response not replayable",
     /// The upstream could not be reached; nothing was sent.

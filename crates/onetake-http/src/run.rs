@@ -28,6 +28,8 @@ pub(crate) struct Run<Req> {
     pub(crate) policy: Arc<Policy>,
     /// For how long it may run: the route's own limit, or what the client's deadline leaves.
     pub(crate) run_max: Duration,
+    /// On our own clock: from when on it is recorded, whatever it comes to.
+    pub(crate) kept_from: Option<Duration>,
     pub(crate) reference: Reference,
     pub(crate) place: OwnedSemaphorePermit,
 }
@@ -52,7 +54,7 @@ impl<Req> Run<Req> {
         Res: Body<Data = Bytes>,
         Res::Error: Into<BoxError>,
     {
-        let Self { request, lease, policy, run_max, reference, place: _place } = self;
+        let Self { request, lease, policy, run_max, kept_from, reference, place: _place } = self;
         if lease.start().is_err() {
             let settling = lease.release().await;
             return Reply::Problem(not_shown(&settling).unwrap_or_else(in_progress));
@@ -75,12 +77,16 @@ impl<Req> Run<Req> {
         };
         let (disposition, cause) = fate(&mut response, &policy);
         insert(response.headers_mut(), IDEMPOTENCY_REFERENCE, &reference.to_string());
+        let is_kept = kept_from.is_some_and(|from| clock.monotonic() >= from);
         match disposition {
-            Disposition::Record => {
+            // Somebody was told to come back for an outcome, or may have been: then this is it.
+            Disposition::Release if !is_kept && lease.may_release() => {
+                passed_on(lease.release().await, response)
+            }
+            Disposition::Record | Disposition::Release => {
                 let left = deadline.saturating_sub(clock.monotonic());
                 capture(lease, response, &policy, left, clock).await
             }
-            Disposition::Release => passed_on(lease.release().await, response),
             Disposition::Unknown => passed_on(lease.unknown(cause).await, response),
         }
     }

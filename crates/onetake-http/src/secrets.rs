@@ -1,14 +1,18 @@
 //! What this side knows and nobody else does.
 
-use onetake_core::{Fingerprint, FingerprintKey};
+use std::fmt;
 
+use onetake_core::{Fingerprint, FingerprintKey, Rng};
+
+use crate::handle::Handles;
 use crate::issued::IssuingKey;
 
 /// Secrets of a layer. All nodes that share a store must have the same.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Default)]
 pub struct Secrets {
     fingerprint: Vec<FingerprintKey>,
     pub(crate) issued_keys: Vec<IssuingKey>,
+    handles: Option<[u8; 32]>,
 }
 
 impl Secrets {
@@ -29,6 +33,23 @@ impl Secrets {
         self
     }
 
+    /// Signs the handles by which outcomes are fetched later. Without it, each layer makes up a secret of
+    /// its own: its handles die with the process, and other nodes do not know them.
+    #[must_use]
+    pub fn handles(mut self, secret: [u8; 32]) -> Self {
+        self.handles = Some(secret);
+        self
+    }
+
+    pub(crate) fn make_handles(&self, rng: &dyn Rng) -> Handles {
+        let secret = self.handles.unwrap_or_else(|| {
+            let mut secret = [0; 32];
+            rng.fill(&mut secret);
+            secret
+        });
+        Handles::new(&secret)
+    }
+
     /// A fingerprint as it is recorded now, and as it was recorded under earlier secrets. One without
     /// a secret is among those: secrets may come later than records.
     pub(crate) fn seal(&self, plain: Fingerprint) -> (Fingerprint, Vec<Fingerprint>) {
@@ -37,5 +58,11 @@ impl Secrets {
             None => (plain, Vec::new()),
             Some(current) => (current, sealed.chain([plain]).collect()),
         }
+    }
+}
+
+impl fmt::Debug for Secrets {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Secrets").field("fingerprint", &self.fingerprint).finish_non_exhaustive()
     }
 }

@@ -16,10 +16,10 @@ use http_body::Body;
 use tokio::sync::oneshot;
 use tower_service::Service;
 
+use onetake_core::InFlight as Engaged;
 use onetake_core::engine::{Answer, Attempt, Begin, EngineError, Operation};
 use onetake_core::{
-    Clock, Fingerprint, InFlight, Key, Lease, Record, RecordId, Reference, Scope, State,
-    StoreErrorKind,
+    Clock, Fingerprint, Key, Lease, Record, RecordId, Reference, Scope, State, StoreErrorKind,
 };
 
 use crate::BoxError;
@@ -29,12 +29,15 @@ use crate::deadline::{self, Deadline, TimeLeft};
 use crate::fingerprint::fingerprint;
 use crate::issued::{self, TOKENS, Use};
 use crate::key::{key, key_of_body};
+use crate::later::{self, Began, Later, OPERATIONS};
 use crate::layer::Shared;
 use crate::payload::Payload;
-use crate::policy::{KeySource, Policy};
+use crate::policy::{InFlight, KeySource, Policy};
+use crate::prefer::Prefer;
 use crate::problem::{Code, DOCUMENTATION, Problem};
 use crate::recording::replay;
 use crate::run::{ANSWERED, Reply, Run};
+use crate::tenant::Caller;
 
 /// Tells the inner service which attempt this is: a number that is higher for every later one.
 pub const IDEMPOTENCY_FENCE: HeaderName = HeaderName::from_static("idempotency-fence");
@@ -95,6 +98,11 @@ where
                 let response = tokens(&shared, &parts, body).await;
                 return Ok(response.map(|body| ResponseBody::whole(body, None)));
             }
+            if parts.method == Method::GET
+                && let Some(handle) = parts.uri.path().strip_prefix(OPERATIONS)
+            {
+                return Ok(later::look(&shared, &parts, handle).await);
+            }
             let asked = match Asked::of(&shared, &parts) {
                 Ok(asked) => asked,
                 Err((problem, policy)) => return Ok(told(&policy, problem, None)),
@@ -112,11 +120,18 @@ where
                     Ok(response.map(ResponseBody::untouched))
                 }
                 Ok(Admitted::Replay(record)) => Ok(replayed(&policy, &record)),
-                Ok(Admitted::Run(run)) => {
+                Ok(Admitted::Later(later)) => Ok(later.accepted()),
+                Ok(Admitted::Run(run, later)) => {
                     let (clock, reference) = (Arc::clone(shared.engine.clock()), run.reference);
                     let work = async move { run.perform(inner, &*clock).await };
                     let panicked = "It is not run again.";
-                    carry_out(&shared, &policy, reference, panicked, work).await
+                    let carried = carry_out(&shared, &policy, reference, panicked, work);
+                    let Some(later) = later else { return carried.await };
+                    tokio::select! {
+                        biased;
+                        carried = carried => carried,
+                        () = later.is_due(&shared.engine) => Ok(later.accepted()),
+                    }
                 }
                 Ok(Admitted::Bypass(bypass)) => {
                     let (clock, reference) = (Arc::clone(shared.engine.clock()), bypass.reference);
@@ -132,8 +147,7 @@ where
 /// What can be told of a request by its head: what applies to it, and who asks.
 struct Asked {
     policy: Arc<Policy>,
-    scope: Scope,
-    proof: Vec<u8>,
+    caller: Caller,
     /// `None`: it is in the body.
     key: Option<Key>,
     /// It was issued, and may not be used for the first time any more.
@@ -178,9 +192,12 @@ impl Asked {
             }
             _ => false,
         };
-        let scope = Scope::new(caller.tenant).namespace(&policy.namespace);
         let policy = Arc::clone(policy);
-        Ok(Some(Self { policy, scope, proof: caller.proof, key, is_expired, deadline }))
+        Ok(Some(Self { policy, caller, key, is_expired, deadline }))
+    }
+
+    fn scope(&self) -> Scope {
+        Scope::new(self.caller.tenant.clone()).namespace(&self.policy.namespace)
     }
 
     /// How long something may take that may take `max` by itself.
@@ -193,22 +210,57 @@ impl Asked {
         let policy = &self.policy;
         let (current, earlier) = shared.secrets.seal(print);
         let mut terms = policy.terms;
-        // Nobody waits for what runs longer, so nobody should wait for its lease either.
-        terms.lease = self.within(terms.lease, clock).max(LEASE_MIN.min(terms.lease));
+        // Nobody waits for what runs longer, so nobody should wait for its lease either; unless they come
+        // back for it.
+        if !self.is_async() {
+            terms.lease = self.within(terms.lease, clock).max(LEASE_MIN.min(terms.lease));
+        }
         let in_flight = match policy.in_flight {
-            InFlight::Wait(budget) => InFlight::Wait(self.within(budget, clock)),
-            InFlight::Reject => InFlight::Reject,
+            InFlight::Wait(wait) | InFlight::Async(wait) => Engaged::Wait(self.within(wait, clock)),
+            InFlight::Reject => Engaged::Reject,
         };
-        Operation::new(&self.scope, key, current)
+        Operation::new(&self.scope(), key, current)
             .earlier(earlier)
             .terms(terms)
             .in_flight(in_flight)
-            .run_max(self.within(policy.run_max, clock))
+            .run_max(self.run_max(clock))
+    }
+
+    fn is_async(&self) -> bool {
+        matches!(self.policy.in_flight, InFlight::Async(_))
+    }
+
+    /// For how long the operation may run if it begins now. Where the client need not wait for it, its
+    /// deadline is how long it waits for an answer.
+    fn run_max(&self, clock: &dyn Clock) -> Duration {
+        let max = self.policy.run_max;
+        if self.is_async() { max } else { self.within(max, clock) }
+    }
+
+    /// Whether it is too late to begin.
+    fn is_over(&self, clock: &dyn Clock) -> bool {
+        self.run_max(clock).is_zero() || self.within(Duration::MAX, clock).is_zero()
+    }
+
+    /// What an async route owes this client.
+    fn later(&self, operation: &Operation, parts: &Parts, shared: &Shared) -> Option<Box<Later>> {
+        let InFlight::Async(wait) = self.policy.in_flight else {
+            return None;
+        };
+        let clock = &**shared.engine.clock();
+        let handle = shared.handles.of(operation.id, &self.caller);
+        let left = self.deadline.map(|deadline| deadline.left(clock));
+        let waits = (wait, Prefer::of(&parts.headers));
+        let later = Later::new(operation.clone(), handle, waits, left, clock.monotonic());
+        Some(Box::new(later))
     }
 }
 
 enum Admitted<Req> {
-    Run(Run<Req>),
+    /// To be run here; if it takes long, the client is told later.
+    Run(Run<Req>, Option<Box<Later>>),
+    /// It runs, and takes long.
+    Later(Box<Later>),
     /// The store is away, and the route is fail-open.
     Bypass(Bypass<Req>),
     Replay(Arc<Record>),
@@ -260,7 +312,7 @@ where
                 Some(key) => {
                     let ttl = policy.terms.ttl;
                     let (key, expires_at) =
-                        issued::issue(key, &used, ttl, clock.now(), &*shared.rng);
+                        issued::issue(key, &used, ttl, clock.now(), &**shared.engine.rng());
                     issued::issued(&key, expires_at)
                 }
                 None => policy.answers.tell(issued::invalid(), None),
@@ -281,7 +333,7 @@ where
     Req::Error: Send,
 {
     let policy = &asked.policy;
-    let refer = |key: &Key| RecordId::derive(&asked.scope, key).reference();
+    let refer = |key: &Key| RecordId::derive(&asked.scope(), key).reference();
     let early = asked.key.as_ref().map(refer);
     let refused = |problem| (problem, early);
     let place =
@@ -299,9 +351,10 @@ where
     let reference = refer(&key);
     let refused = |problem| (problem, Some(reference));
     let print =
-        fingerprint(&parts, &payload, &policy.fingerprint, &asked.proof).map_err(refused)?;
+        fingerprint(&parts, &payload, &policy.fingerprint, &asked.caller.proof).map_err(refused)?;
     let operation = asked.operation(&key, print, shared);
-    if operation.run_max.is_zero() {
+    let clock = &**shared.engine.clock();
+    if asked.is_over(clock) {
         return Err(refused(deadline::over()));
     }
     if asked.is_expired {
@@ -312,36 +365,59 @@ where
             Err(error) => return Err(refused(problem_of_error(&error, reference))),
         }
     }
-    let begun = shared.engine.begin(&operation).await;
-    let clock = &**shared.engine.clock();
-    if let (Some(deadline), Ok(Begin::Run(_)) | Err(_)) = (asked.deadline, &begun) {
-        deadline.pass_on(&mut parts.headers, clock);
-        parts.extensions.insert(TimeLeft(deadline.left(clock)));
+    let later = asked.later(&operation, &parts, shared);
+    let begun = begin(shared, &operation, later.as_deref()).await;
+    match (asked.deadline, &begun) {
+        (Some(_), Ok(Began::Run(_))) if later.is_some() => deadline::remove(&mut parts.headers),
+        (Some(deadline), Ok(Began::Run(_)) | Err(_)) => {
+            deadline.pass_on(&mut parts.headers, clock);
+            parts.extensions.insert(TimeLeft(deadline.left(clock)));
+        }
+        _ => {}
     }
-    let run_max = asked.within(policy.run_max, clock);
     match begun {
         // It was granted too late to be of use: nothing runs, and the lease is released.
-        Ok(Begin::Run(lease)) if run_max.is_zero() => {
+        Ok(Began::Run(lease)) if asked.is_over(clock) => {
             drop(lease);
             Err(refused(deadline::over()))
         }
         // The record that was there a moment ago is gone, or may be run again: not under this key.
-        Ok(Begin::Run(lease)) if asked.is_expired => {
+        Ok(Began::Run(lease)) if asked.is_expired => {
             drop(lease);
             Err(refused(issued::invalid()))
         }
-        Ok(Begin::Run(lease)) => {
+        Ok(Began::Run(lease)) => {
             let request = forwarded(parts, payload.into_data(), &lease);
-            let policy = Arc::clone(policy);
-            Ok(Admitted::Run(Run { request, lease, policy, run_max, reference, place }))
+            let (policy, run_max) = (Arc::clone(policy), asked.run_max(clock));
+            let kept_from = later.as_ref().map(|later| later.due);
+            let run = Run { request, lease, policy, run_max, kept_from, reference, place };
+            Ok(Admitted::Run(run, later))
         }
-        Ok(Begin::Answer(Answer::Replay(record))) => Ok(Admitted::Replay(record)),
-        Ok(Begin::Answer(answer)) => Err(refused(problem_of(&answer))),
+        Ok(Began::Answer(Answer::Replay(record))) => Ok(Admitted::Replay(record)),
+        Ok(Began::Answer(answer)) => Err(refused(problem_of(&answer))),
+        Ok(Began::Accepted) => later.map(Admitted::Later).ok_or_else(|| refused(in_progress())),
         Err(error) if bypass::is_chosen(&shared.engine, policy, reference, &error) => {
             let request = bypass::forwarded(parts, payload.into_data());
+            // Nobody can come back for what is not recorded.
+            let run_max = asked.within(policy.run_max, clock);
             Ok(Admitted::Bypass(Bypass { request, run_max, reference, place }))
         }
         Err(error) => Err(refused(problem_of_error(&error, reference))),
+    }
+}
+
+/// Asks the engine who runs the operation.
+async fn begin(
+    shared: &Shared,
+    operation: &Operation,
+    later: Option<&Later>,
+) -> Result<Began, EngineError> {
+    match later {
+        Some(later) => later.begin(&shared.engine).await,
+        None => Ok(match shared.engine.begin(operation).await? {
+            Begin::Run(lease) => Began::Run(lease),
+            Begin::Answer(answer) => Began::Answer(answer),
+        }),
     }
 }
 
@@ -462,7 +538,7 @@ fn documentation<Res>() -> Response<ResponseBody<Res>> {
     response
 }
 
-fn overloaded() -> Problem {
+pub(crate) fn overloaded() -> Problem {
     let detail =
         "Too many operations are under way at once. Nothing was run; retry with the same key.";
     Problem::new(Code::Overloaded, detail).retry_after(1)
@@ -476,7 +552,7 @@ pub(crate) fn in_progress() -> Problem {
     .retry_after(1)
 }
 
-fn problem_of(answer: &Answer) -> Problem {
+pub(crate) fn problem_of(answer: &Answer) -> Problem {
     match answer {
         Answer::Mismatch => Problem::new(
             Code::IdempotencyPayloadMismatch,

@@ -126,8 +126,8 @@ fn policy_of(policy: &Policy, label: &str) -> layer::Policy {
             },
         },
         in_flight: match policy.in_flight {
-            InFlight::Reject => core::InFlight::Reject,
-            InFlight::Wait => core::InFlight::Wait(policy.wait_timeout),
+            InFlight::Reject => layer::InFlight::Reject,
+            InFlight::Wait => layer::InFlight::Wait(policy.wait_timeout),
         },
         on_store_down: match policy.on_store_down {
             OnStoreDown::FailClosed => layer::OnStoreDown::FailClosed,

@@ -5,6 +5,7 @@
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
+use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::watch;
@@ -28,7 +29,17 @@ pub(crate) struct Flights {
 #[derive(Debug)]
 pub(crate) struct Flight {
     phase: watch::Sender<Phase>,
+    /// Whether somebody was promised an outcome, or it was decided that there will be none. The first
+    /// of the two stands: they exclude each other.
+    ending: AtomicU8,
 }
+
+/// Nobody was promised anything, and nothing was decided.
+const OPEN: u8 = 0;
+/// Somebody was told to come back for the outcome.
+const PROMISED: u8 = 1;
+/// It is being released.
+const RELEASED: u8 = 2;
 
 /// How far a flight has come.
 #[derive(Clone, Debug)]
@@ -74,11 +85,16 @@ impl Flights {
             }
             Entry::Occupied(flight) => Entered::Joiner(flight.get().phase.subscribe()),
             Entry::Vacant(place) => {
-                let flight = Arc::new(Flight { phase: watch::Sender::new(Phase::Claiming) });
+                let flight = Arc::new(Flight::new());
                 place.insert(Arc::clone(&flight));
                 Entered::Leader(flight)
             }
         }
+    }
+
+    /// The flight of a record, if this process is busy with it.
+    pub(crate) fn get(&self, id: &RecordId) -> Option<Arc<Flight>> {
+        self.shard(id).get(id).cloned()
     }
 
     /// Ends a flight: first nobody can join it, then those who had are told.
@@ -100,6 +116,30 @@ impl Flights {
 }
 
 impl Flight {
+    fn new() -> Self {
+        Self { phase: watch::Sender::new(Phase::Claiming), ending: AtomicU8::new(OPEN) }
+    }
+
+    pub(crate) fn phase(&self) -> Phase {
+        self.phase.borrow().clone()
+    }
+
+    /// Promises that there will be an outcome; `false` if it was decided that there will be none.
+    pub(crate) fn promise(&self) -> bool {
+        self.decide(PROMISED)
+    }
+
+    /// Decides that there will be no outcome; `false` if one was promised.
+    pub(crate) fn release(&self) -> bool {
+        self.decide(RELEASED)
+    }
+
+    fn decide(&self, ending: u8) -> bool {
+        let before =
+            self.ending.compare_exchange(OPEN, ending, Ordering::AcqRel, Ordering::Acquire);
+        before.map_or_else(|before| before == ending, |_| true)
+    }
+
     /// Tells the others that an attempt of this process runs.
     pub(crate) fn run(&self, fingerprint: Fingerprint) {
         self.phase.send_replace(Phase::Running(fingerprint));

@@ -142,7 +142,16 @@ impl Lease {
         self.settle(Verb::Fail(failure)).await
     }
 
-    /// Lets another attempt run: only if this one is known to have had no effect (S16).
+    /// Decides to release it, unless somebody was promised its outcome
+    /// ([`Engine::promise`]); then it must be settled in another way. Once decided, nobody is promised
+    /// anything.
+    #[must_use]
+    pub fn may_release(&self) -> bool {
+        self.flying.as_ref().is_some_and(|flying| flying.flight.release())
+    }
+
+    /// Lets another attempt run: only if this one is known to have had no effect (S16). If somebody was
+    /// promised its outcome, it is recorded as failed instead: see [`may_release`](Self::may_release).
     pub async fn release(self) -> Settling {
         self.settle(Verb::Release).await
     }
@@ -171,6 +180,10 @@ impl Lease {
     /// Settles in a task of its own, so that nobody who goes away can stop it in the middle.
     fn hand_over(&mut self, verb: Verb) -> Option<oneshot::Receiver<Settling>> {
         let flying = self.flying.take()?;
+        let verb = match verb {
+            Verb::Release if !flying.flight.release() => Verb::Fail(without_outcome()),
+            verb => verb,
+        };
         let settlement = Settlement { id: self.pulse.id, attempt: self.pulse.attempt, verb };
         let (tell, answer) = oneshot::channel();
         let started = self.started.load(Ordering::Acquire);
@@ -281,6 +294,14 @@ async fn settle(
     engine.flights.land(pulse.id, &flying.flight, landing);
     drop(flying);
     settling
+}
+
+/// What whoever was promised an outcome is told if there is none.
+fn without_outcome() -> Failure {
+    Failure {
+        code: "no_outcome".to_owned(),
+        detail: "it ended without an outcome, and had no effect".to_owned(),
+    }
 }
 
 fn report(pulse: &Pulse, error: &StoreError) {

@@ -1,14 +1,42 @@
-//! For those who come back later: what became of an operation.
+//! For those who come back later: what became of an operation, and the promise that it will have an
+//! outcome.
 
 use std::sync::Arc;
 
 use crate::record::Record;
 use crate::scope::RecordId;
 
-use super::operation::EngineError;
+use super::flight::Phase;
+use super::operation::{EngineError, Operation};
 use super::{Engine, Inner};
 
+/// Whether an operation that runs will have an outcome.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Promise {
+    /// It will: its attempt is not released any more.
+    Given,
+    /// It will not, or not this operation's: it is being released, has not started, or another payload
+    /// came with its key.
+    Refused,
+    /// No attempt of this process runs. One of another node may.
+    Elsewhere,
+}
+
 impl Engine {
+    /// Promises an outcome to somebody who will come back for it: from then on the attempt that runs is
+    /// not released. Of a promise and a release, whichever comes first excludes the other.
+    #[must_use]
+    pub fn promise(&self, operation: &Operation) -> Promise {
+        let Some(flight) = self.inner.flights.get(&operation.id) else {
+            return Promise::Elsewhere;
+        };
+        let is_ours = match flight.phase() {
+            Phase::Running(found) => operation.clone().recognise(&found),
+            Phase::Claiming | Phase::Landed(_) => false,
+        };
+        if is_ours && flight.promise() { Promise::Given } else { Promise::Refused }
+    }
+
     /// Reads a record, and changes nothing. `None`: there is none, or it has expired.
     ///
     /// # Errors
@@ -32,7 +60,70 @@ impl Engine {
                 inner.failed(&error);
                 Err(error.into())
             }
-            None => Ok(None),
+            None => Err(EngineError::no_answer()),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Answer, Begin, Fingerprint, Key, MemoryStore, Scope, Settling, State};
+
+    fn operation(key: &str, asked: &[u8]) -> Operation {
+        Operation::new(&Scope::new("later"), &Key::new(key).unwrap(), Fingerprint::of(asked))
+    }
+
+    fn engine() -> Engine {
+        Engine::new(Arc::new(MemoryStore::new()))
+    }
+
+    #[tokio::test]
+    async fn what_is_promised_is_not_released() {
+        let engine = engine();
+        for is_dropped in [false, true] {
+            let operation = operation(&format!("promised {is_dropped}"), b"pay");
+            assert_eq!(engine.promise(&operation), Promise::Elsewhere);
+            let Begin::Run(lease) = engine.begin(&operation).await.unwrap() else { panic!() };
+            assert_eq!(engine.promise(&operation), Promise::Given);
+            assert_eq!(engine.promise(&operation), Promise::Given, "to everybody");
+            assert!(!lease.may_release());
+            if is_dropped {
+                drop(lease);
+            } else {
+                assert!(matches!(lease.release().await, Settling::Recorded(_)));
+            }
+            let mut operation = operation;
+            operation.in_flight = crate::InFlight::Wait(std::time::Duration::from_secs(10));
+            let again = engine.begin(&operation).await.unwrap();
+            assert!(matches!(again, Begin::Answer(Answer::Failed(_))), "{again:?}");
+        }
+    }
+
+    #[tokio::test]
+    async fn what_is_released_is_not_promised() {
+        let engine = engine();
+        let (operation, other) = (operation("released", b"pay"), operation("released", b"other"));
+        let Begin::Run(lease) = engine.begin(&operation).await.unwrap() else { panic!() };
+        assert_eq!(engine.promise(&other), Promise::Refused, "another payload (S9)");
+        assert!(lease.may_release() && lease.may_release());
+        assert_eq!(engine.promise(&operation), Promise::Refused);
+        let Settling::Recorded(record) = lease.release().await else { panic!() };
+        assert!(matches!(record.state, State::Released { .. }));
+        assert!(matches!(engine.begin(&operation).await.unwrap(), Begin::Run(_)));
+    }
+
+    #[tokio::test]
+    async fn a_look_changes_nothing() {
+        let engine = engine();
+        let operation = operation("looked at", b"pay");
+        assert!(engine.look(operation.id).await.unwrap().is_none());
+        let Begin::Run(lease) = engine.begin(&operation).await.unwrap() else { panic!() };
+        let running = engine.look(operation.id).await.unwrap().unwrap();
+        assert!(matches!(running.state, State::Running { .. }));
+        lease.start().unwrap();
+        let _recorded = lease.complete(crate::Recording::new("paid")).await;
+        let completed = engine.look(operation.id).await.unwrap().unwrap();
+        assert!(matches!(completed.state, State::Completed { .. }));
     }
 }

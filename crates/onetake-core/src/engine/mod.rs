@@ -44,6 +44,7 @@ use wait::{Next, Patience, elsewhere, interpret, join, settled};
 
 pub use housekeeping::Housekeeping;
 pub use lease::{Lease, LeaseLost, Settling};
+pub use look::Promise;
 pub use operation::{
     Answer, Attempt, Begin, EngineError, InFlight, Limits, Operation, Outcome, Verdict,
 };
@@ -193,6 +194,12 @@ impl Engine {
     #[must_use]
     pub fn clock(&self) -> &Arc<dyn Clock> {
         &self.inner.clock
+    }
+
+    /// The randomness that everything here goes by.
+    #[must_use]
+    pub fn rng(&self) -> &Arc<dyn Rng> {
+        &self.inner.rng
     }
 
     /// Counts operations that are unknown since before this engine: what a store found interrupted

@@ -1,0 +1,199 @@
+//! `in_flight = "async"`: an operation that takes longer than the wait is answered 202, and its
+//! outcome is fetched by a handle.
+//!
+//! After a 202 the attempt has an outcome: nothing is released any more, but recorded. An attempt of
+//! this process is promised to whoever gets a 202 ([`Engine::promise`]), which excludes that it is
+//! released. An attempt of another node cannot be promised from here; but it counts as promised by
+//! itself once it has lasted as long as the route's whole wait, and nobody gets a 202 for it who has
+//! waited for less.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::header::{CACHE_CONTROL, CONTENT_TYPE, HeaderValue, LOCATION, RETRY_AFTER};
+use http::request::Parts;
+use http::{Response, StatusCode};
+use serde_json::json;
+
+use onetake_core::engine::{Answer, Begin, EngineError, Operation, Promise};
+use onetake_core::{Engine, InFlight, OnUnknown, Record, RecordId, State};
+
+use crate::body::ResponseBody;
+use crate::layer::Shared;
+use crate::prefer::{PREFERENCE_APPLIED, Prefer};
+use crate::problem::{Answers, Code, IDEMPOTENCY_REFERENCE, Problem, insert};
+use crate::recording::replay;
+use crate::service::{in_progress, overloaded, problem_of};
+
+/// Where outcomes are fetched by their handles.
+pub const OPERATIONS: &str = "/.onetake/operations/";
+
+/// What a client is told that comes too early, in seconds.
+const RETRY_SECONDS: u64 = 1;
+
+/// How long a client of an async route waits, and what it is told then.
+pub(crate) struct Later {
+    pub(crate) operation: Operation,
+    handle: String,
+    applied: Option<String>,
+    /// On our own clock: until when this client waits.
+    until: Duration,
+    /// On our own clock: from when on the operation has lasted as long as the route waits at all.
+    pub(crate) due: Duration,
+    /// On our own clock: the client's deadline.
+    deadline: Duration,
+}
+
+/// What becomes of a request on an async route.
+pub(crate) enum Began {
+    Run(onetake_core::Lease),
+    Answer(Answer),
+    /// It runs, and takes long.
+    Accepted,
+}
+
+impl Later {
+    /// `left` is what the client's deadline leaves, if it has one.
+    pub(crate) fn new(
+        operation: Operation,
+        handle: String,
+        (wait, prefer): (Duration, Prefer),
+        left: Option<Duration>,
+        now: Duration,
+    ) -> Self {
+        let deadline = left.map_or(Duration::MAX, |left| now.saturating_add(left));
+        let until = now.saturating_add(prefer.shorten(wait)).min(deadline);
+        let due = now.saturating_add(wait);
+        Self { operation, handle, applied: prefer.applied(wait), until, due, deadline }
+    }
+
+    /// Asks the engine who runs the operation.
+    pub(crate) async fn begin(&self, engine: &Engine) -> Result<Began, EngineError> {
+        let mut operation = self.operation.clone();
+        let mut until = self.until;
+        loop {
+            let wait = until.saturating_sub(engine.clock().monotonic());
+            operation.in_flight = InFlight::Wait(wait);
+            let answer = match engine.begin(&operation).await? {
+                Begin::Run(lease) => return Ok(Began::Run(lease)),
+                Begin::Answer(answer @ (Answer::InFlight | Answer::WaitTimeout)) => answer,
+                Begin::Answer(answer) => return Ok(Began::Answer(answer)),
+            };
+            let now = engine.clock().monotonic();
+            match (engine.promise(&operation), answer) {
+                (Promise::Given, _) => return Ok(Began::Accepted),
+                (Promise::Refused, _) => return Ok(Began::Answer(Answer::InFlight)),
+                (Promise::Elsewhere, Answer::WaitTimeout) if now >= self.due => {
+                    return Ok(Began::Accepted);
+                }
+                // Too early to be sure of the other node's attempt: wait on, whatever is preferred.
+                (Promise::Elsewhere, Answer::WaitTimeout) if now < self.deadline => {
+                    until = self.due.min(self.deadline);
+                }
+                (Promise::Elsewhere, answer) => return Ok(Began::Answer(answer)),
+            }
+        }
+    }
+
+    /// Resolves when the client that runs the operation is to be told to come back. Never, if the
+    /// attempt is being released, or has just ended: then its answer is about to be there.
+    pub(crate) async fn is_due(&self, engine: &Engine) {
+        let clock = engine.clock();
+        clock.sleep(self.until.saturating_sub(clock.monotonic())).await;
+        if engine.promise(&self.operation) != Promise::Given {
+            std::future::pending::<()>().await;
+        }
+    }
+
+    /// The answer that the operation takes long.
+    pub(crate) fn accepted<Res>(&self) -> Response<ResponseBody<Res>> {
+        let location = format!("{OPERATIONS}{}", self.handle);
+        let mut response = running(self.operation.id, Some(&location));
+        *response.status_mut() = StatusCode::ACCEPTED;
+        let headers = response.headers_mut();
+        insert(headers, LOCATION, &location);
+        if let Some(applied) = &self.applied {
+            insert(headers, PREFERENCE_APPLIED, applied);
+        }
+        response
+    }
+}
+
+fn running<Res>(id: RecordId, location: Option<&str>) -> Response<ResponseBody<Res>> {
+    let reference = id.reference().to_string();
+    let mut body = json!({ "status": "running", "reference": reference });
+    if let (Some(location), Some(members)) = (location, body.as_object_mut()) {
+        members.insert("operation".to_owned(), json!(location));
+    }
+    let mut response = Response::new(ResponseBody::whole(Bytes::from(body.to_string()), None));
+    let headers = response.headers_mut();
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    headers.insert(RETRY_AFTER, HeaderValue::from(RETRY_SECONDS));
+    insert(headers, IDEMPOTENCY_REFERENCE, &reference);
+    response
+}
+
+/// Tells what became of the operation that `handle` names. Whatever is wrong with a handle, the answer
+/// is the same, so that nothing can be found out by trying (S8).
+pub(crate) async fn look<Res>(
+    shared: &Shared,
+    parts: &Parts,
+    handle: &str,
+) -> Response<ResponseBody<Res>> {
+    let tenants = shared.policies.handle_tenants();
+    let callers: Vec<_> = tenants.iter().filter_map(|tenant| tenant.resolve(parts).ok()).collect();
+    let Some(id) = shared.handles.read(handle, &callers) else {
+        return told(not_found(), None);
+    };
+    match shared.engine.look(id).await {
+        Ok(Some(record)) => found(&record),
+        Ok(None) => told(not_found(), None),
+        Err(EngineError::Overloaded) => told(overloaded(), Some(id)),
+        Err(_) => told(unavailable(), Some(id)),
+    }
+}
+
+fn found<Res>(record: &std::sync::Arc<Record>) -> Response<ResponseBody<Res>> {
+    let id = record.id;
+    let problem = match &record.state {
+        State::Running { .. } => return running(id, None),
+        State::Completed { recording, .. } => match replay(recording, id.reference()) {
+            Ok(response) => return response,
+            Err(problem) => problem,
+        },
+        State::Failed { .. } => problem_of(&Answer::Failed(record.clone())),
+        State::Unknown { cause, .. } if record.terms.on_unknown == OnUnknown::Retry => {
+            Problem::new(
+                Code::PreviousAttemptFailed,
+                format!(
+                    "Its outcome is not known: {cause}. A retry with the same key runs it again."
+                ),
+            )
+        }
+        State::Unknown { .. } => problem_of(&Answer::Unknown(record.clone())),
+        State::Released { .. } => in_progress(),
+    };
+    told(problem, Some(id))
+}
+
+/// A handle does not say of which route it is, so the words are those of RFC 9457.
+fn told<Res>(problem: Problem, id: Option<RecordId>) -> Response<ResponseBody<Res>> {
+    let reference = id.map(|id| id.reference());
+    Answers::default().tell(problem, reference).map(|body| ResponseBody::whole(body, None))
+}
+
+fn not_found() -> Problem {
+    Problem::new(
+        Code::OperationNotFound,
+        "There is no operation with this handle, it is not yours, or its outcome has expired.",
+    )
+}
+
+fn unavailable() -> Problem {
+    Problem::new(
+        Code::StoreUnavailable,
+        "The store that remembers keys does not answer, so it cannot be told what became of the operation. Ask again.",
+    )
+    .retry_after(2)
+}

@@ -5,13 +5,14 @@ use std::time::Duration;
 use http::{HeaderName, Method};
 
 use onetake_core::key::KEY_LENGTH_MIN_DEFAULT;
-use onetake_core::{InFlight, Terms};
+use onetake_core::{InFlight, Rate, Terms};
 
 use crate::fingerprint::{FingerprintMode, FingerprintPolicy};
 use crate::json::Pointer;
 use crate::problem::{Answers, Dialect};
 use crate::status::StatusRules;
 use crate::tenant::Tenant;
+use crate::velocity::{By, Velocity};
 
 /// One mebibyte.
 const MIB: usize = 1 << 20;
@@ -33,6 +34,9 @@ pub struct Policy {
     pub fingerprint: FingerprintPolicy,
     /// Lease, grace, ttl, and what to do with an unknown outcome.
     pub terms: Terms,
+    /// How many new operations there may be in a while. All limits hold, and known keys are never
+    /// counted or refused.
+    pub velocity: Vec<Velocity>,
     /// What to do while the operation runs.
     pub in_flight: InFlight,
     /// What to do while the store is away.
@@ -122,6 +126,7 @@ impl Default for Policy {
             namespace: String::new(),
             fingerprint: FingerprintPolicy::default(),
             terms: Terms::default(),
+            velocity: Vec::new(),
             in_flight: InFlight::default(),
             on_store_down: OnStoreDown::default(),
             run_max: Duration::from_secs(30),
@@ -195,6 +200,14 @@ impl Policy {
     #[must_use]
     pub fn in_flight(mut self, in_flight: InFlight) -> Self {
         self.in_flight = in_flight;
+        self
+    }
+
+    /// Adds a limit to how many new operations there may be in a while, for each of what they are
+    /// told apart `by`.
+    #[must_use]
+    pub fn velocity(mut self, by: impl IntoIterator<Item = By>, limit: Rate) -> Self {
+        self.velocity.push(Velocity { by: by.into_iter().collect(), limit });
         self
     }
 

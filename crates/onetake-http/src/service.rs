@@ -34,6 +34,7 @@ use crate::policy::{KeySource, Policy};
 use crate::problem::{Code, DOCUMENTATION, Problem};
 use crate::recording::replay;
 use crate::run::{ANSWERED, Reply, Run};
+use crate::velocity;
 
 /// Tells the inner service which attempt this is: a number that is higher for every later one.
 pub const IDEMPOTENCY_FENCE: HeaderName = HeaderName::from_static("idempotency-fence");
@@ -236,7 +237,12 @@ where
     if operation.run_max.is_zero() {
         return Err(refused(deadline::over()));
     }
-    let begun = shared.engine.begin(&operation).await;
+    let pass = velocity::pass(shared, policy, &asked.scope, &payload, &operation).await;
+    let pass = pass.map_err(refused)?;
+    let begun = match pass.store_error() {
+        Some(error) => Err(error),
+        None => shared.engine.begin(&operation).await,
+    };
     let clock = &**shared.engine.clock();
     if let (Some(deadline), Ok(Begin::Run(_)) | Err(_)) = (asked.deadline, &begun) {
         deadline.pass_on(&mut parts.headers, clock);
@@ -250,6 +256,7 @@ where
             Err(refused(deadline::over()))
         }
         Ok(Begin::Run(lease)) => {
+            pass.keep();
             let request = forwarded(parts, payload.into_data(), &lease);
             let policy = Arc::clone(policy);
             Ok(Admitted::Run(Run { request, lease, policy, run_max, reference, place }))
@@ -257,6 +264,7 @@ where
         Ok(Begin::Answer(Answer::Replay(record))) => Ok(Admitted::Replay(record)),
         Ok(Begin::Answer(answer)) => Err(refused(problem_of(&answer))),
         Err(error) if bypass::is_chosen(&shared.engine, policy, reference, &error) => {
+            pass.keep();
             let request = bypass::forwarded(parts, payload.into_data());
             Ok(Admitted::Bypass(Bypass { request, run_max, reference, place }))
         }
@@ -442,7 +450,7 @@ fn unknown(record: &Record) -> Problem {
     )
 }
 
-fn problem_of_error(error: &EngineError, reference: Reference) -> Problem {
+pub(crate) fn problem_of_error(error: &EngineError, reference: Reference) -> Problem {
     match error {
         // It answers, but not for this key: nobody notices, unless it is said.
         EngineError::Store(store) if store.kind() == StoreErrorKind::Invalid => {

@@ -104,21 +104,21 @@ pub struct Problem {
     detail: String,
     retry_after: Option<u64>,
     recorded: Option<(StatusCode, Option<HeaderValue>)>,
-    headers: HeaderMap,
+    headers: Vec<(HeaderName, HeaderValue)>,
 }
 
 impl Problem {
     /// A problem with a sentence for people. It must hold no key, credential or body.
     #[must_use]
     pub fn new(code: Code, detail: impl Into<String>) -> Self {
-        let (detail, headers) = (detail.into(), HeaderMap::new());
+        let (detail, headers) = (detail.into(), Vec::new());
         Self { code, detail, retry_after: None, recorded: None, headers }
     }
 
-    /// Adds a header to the response.
+    /// Sets a header of the response.
     #[must_use]
     pub fn header(mut self, name: HeaderName, value: HeaderValue) -> Self {
-        self.headers.append(name, value);
+        self.headers.push((name, value));
         self
     }
 
@@ -186,7 +186,7 @@ impl Answers {
         let status = self.status(problem.code);
         let code = problem.code.as_str();
         let documentation = format!("{DOCUMENTATION}#{code}");
-        let mut headers = std::mem::take(&mut problem.headers);
+        let mut headers: HeaderMap = std::mem::take(&mut problem.headers).into_iter().collect();
         insert(&mut headers, LINK, &format!("<{documentation}>; rel=\"describedby\""));
         if let Some(seconds) = problem.retry_after {
             headers.insert(RETRY_AFTER, HeaderValue::from(seconds));

@@ -65,7 +65,8 @@ pub enum By {
     Json(Pointer),
 }
 
-/// What is counted: a digest, so that neither this process nor anybody else keeps card numbers.
+/// What is counted: a digest, so that neither this process nor anybody else keeps card numbers. The
+/// rate is part of it.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Limit {
     key: [u8; 32],

@@ -101,7 +101,7 @@ codes! {
 #[derive(Clone, Debug)]
 pub struct Problem {
     code: Code,
-    detail: String,
+    detail: Box<str>,
     retry_after: Option<u64>,
     recorded: Option<(StatusCode, Option<HeaderValue>)>,
     headers: Vec<(HeaderName, HeaderValue)>,
@@ -111,7 +111,7 @@ impl Problem {
     /// A problem with a sentence for people. It must hold no key, credential or body.
     #[must_use]
     pub fn new(code: Code, detail: impl Into<String>) -> Self {
-        let (detail, headers) = (detail.into(), Vec::new());
+        let (detail, headers) = (detail.into().into_boxed_str(), Vec::new());
         Self { code, detail, retry_after: None, recorded: None, headers }
     }
 

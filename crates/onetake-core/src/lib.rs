@@ -12,6 +12,7 @@
 //! | [`store`] | the contract that a store owes |
 //! | [`memory`] | the reference store |
 //! | [`engine`] | claim, run, settle, replay; waiters, leases, draining |
+//! | [`velocity`] | how many new operations there may be in a while |
 //! | [`clock`] | the one way in which time and randomness enter |
 
 pub mod clock;
@@ -28,6 +29,7 @@ pub mod planted;
 pub mod record;
 pub mod scope;
 pub mod store;
+pub mod velocity;
 
 pub use clock::{Clock, ManualClock, Rng, Shift, SystemClock, SystemRng, Timestamp};
 pub use engine::{
@@ -40,3 +42,4 @@ pub use memory::MemoryStore;
 pub use record::{AttemptId, Cause, Failure, Fence, OnUnknown, Record, Recording, State, Terms};
 pub use scope::{RecordId, Reference, Scope};
 pub use store::{Claim, Claimed, Settled, Settlement, Store, StoreError, StoreErrorKind, Verb};
+pub use velocity::{Decision, Rate, RateError, SharedVelocity};

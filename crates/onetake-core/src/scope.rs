@@ -33,6 +33,12 @@ impl Scope {
         self.namespace = namespace.into();
         self
     }
+
+    /// The tenant, which may be a credential.
+    #[must_use]
+    pub fn tenant(&self) -> &[u8] {
+        &self.tenant
+    }
 }
 
 impl fmt::Debug for Scope {

@@ -30,15 +30,19 @@ pub(crate) struct Bypass<Req> {
     pub(crate) place: OwnedSemaphorePermit,
 }
 
-/// Whether the route runs what the engine could not even try. If so, it is counted and logged here,
-/// before it runs.
+/// Whether the route runs what the engine could not even try.
+pub(crate) fn is_open(policy: &Policy, error: &EngineError) -> bool {
+    policy.on_store_down == OnStoreDown::FailOpen && error.is_store_down()
+}
+
+/// The same; and if so, it is counted and logged here, before it runs.
 pub(crate) fn is_chosen(
     engine: &Engine,
     policy: &Policy,
     reference: Reference,
     error: &EngineError,
 ) -> bool {
-    if policy.on_store_down != OnStoreDown::FailOpen || !error.is_store_down() {
+    if !is_open(policy, error) {
         return false;
     }
     engine.count_bypassed();

@@ -7,13 +7,14 @@ use http::request::Parts;
 use tokio::sync::Semaphore;
 use tower_layer::Layer;
 
-use onetake_core::Engine;
+use onetake_core::{Engine, SharedVelocity};
 
 use crate::handle::Handles;
 use crate::policy::Policy;
 use crate::secrets::Secrets;
 use crate::service::Onetake;
 use crate::tenant::Tenant;
+use crate::velocity::Counter;
 
 /// Finds the policy of a request. `None`: it is passed through untouched.
 pub trait Resolve: Send + Sync + 'static {
@@ -63,11 +64,14 @@ where
 pub struct HttpLimits {
     /// Keyed requests whose bodies may be in memory at once; one more is refused as overloaded.
     pub bodies_max: usize,
+    /// Values that velocity limits remember at once in this process, at about 200 bytes each. Beyond
+    /// that, what owes the least is forgotten first: see [`velocity`](crate::velocity).
+    pub velocity_values_max: usize,
 }
 
 impl Default for HttpLimits {
     fn default() -> Self {
-        Self { bodies_max: 4_096 }
+        Self { bodies_max: 4_096, velocity_values_max: 100_000 }
     }
 }
 
@@ -84,6 +88,7 @@ pub(crate) struct Shared {
     pub(crate) bodies: Arc<Semaphore>,
     pub(crate) secrets: Secrets,
     pub(crate) handles: Handles,
+    pub(crate) velocity: Arc<Counter>,
 }
 
 impl Shared {
@@ -115,8 +120,18 @@ impl OnetakeLayer {
         secrets: Secrets,
     ) -> Self {
         let (policies, bodies) = (Box::new(policies), Arc::new(Semaphore::new(limits.bodies_max)));
+        let velocity = Counter::new(engine.clone(), limits.velocity_values_max);
         let handles = secrets.make_handles(&**engine.rng());
-        Self { shared: Arc::new(Shared { engine, policies, bodies, secrets, handles }) }
+        let shared = Shared { engine, policies, bodies, secrets, handles, velocity };
+        Self { shared: Arc::new(shared) }
+    }
+
+    /// Counts velocity limits where many nodes do, as long as that place answers. For all clones of
+    /// this layer; the first one that is set stays.
+    #[must_use]
+    pub fn velocity_shared(self, place: Arc<dyn SharedVelocity>) -> Self {
+        self.shared.velocity.share(place);
+        self
     }
 }
 

@@ -1,7 +1,7 @@
 //! A tower layer that makes HTTP services safe to retry.
 //!
 //! ```text
-//! request → policy → key → deadline → tenant → body (bounded) → fingerprint → engine → inner service
+//! request → policy → key → deadline → tenant → body (bounded) → fingerprint → velocity → engine → inner service
 //!                                                        ↘ replay, 202, or a problem
 //! ```
 //!
@@ -29,6 +29,7 @@ mod secrets;
 mod service;
 pub mod status;
 pub mod tenant;
+pub mod velocity;
 
 pub use body::{RequestBody, ResponseBody};
 pub use deadline::TimeLeft;
@@ -42,6 +43,7 @@ pub use secrets::Secrets;
 pub use service::{IDEMPOTENCY_DERIVED_KEY, IDEMPOTENCY_FENCE, Onetake};
 pub use status::{Disposition, StatusRules};
 pub use tenant::Tenant;
+pub use velocity::{By, Velocity};
 
 /// Any error that a body may end with.
 pub type BoxError = Box<dyn std::error::Error + Send + Sync>;

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use http::{HeaderName, Method};
 
+use onetake_core::Rate;
 use onetake_core::Terms;
 use onetake_core::key::KEY_LENGTH_MIN_DEFAULT;
 
@@ -12,6 +13,7 @@ use crate::json::Pointer;
 use crate::problem::{Answers, Dialect};
 use crate::status::StatusRules;
 use crate::tenant::Tenant;
+use crate::velocity::{By, Velocity};
 
 /// One mebibyte.
 const MIB: usize = 1 << 20;
@@ -33,6 +35,9 @@ pub struct Policy {
     pub fingerprint: FingerprintPolicy,
     /// Lease, grace, ttl, and what to do with an unknown outcome.
     pub terms: Terms,
+    /// How many new operations there may be in a while. All limits hold, and known keys are never
+    /// counted or refused.
+    pub velocity: Vec<Velocity>,
     /// What to do while the operation runs.
     pub in_flight: InFlight,
     /// What to do while the store is away.
@@ -151,6 +156,7 @@ impl Default for Policy {
             namespace: String::new(),
             fingerprint: FingerprintPolicy::default(),
             terms: Terms::default(),
+            velocity: Vec::new(),
             in_flight: InFlight::default(),
             on_store_down: OnStoreDown::default(),
             run_max: Duration::from_secs(30),
@@ -224,6 +230,14 @@ impl Policy {
     #[must_use]
     pub fn in_flight(mut self, in_flight: impl Into<InFlight>) -> Self {
         self.in_flight = in_flight.into();
+        self
+    }
+
+    /// Adds a limit to how many new operations there may be in a while, for each of what they are
+    /// told apart `by`.
+    #[must_use]
+    pub fn velocity(mut self, by: impl IntoIterator<Item = By>, limit: Rate) -> Self {
+        self.velocity.push(Velocity { by: by.into_iter().collect(), limit });
         self
     }
 

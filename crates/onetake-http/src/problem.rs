@@ -73,6 +73,8 @@ codes! {
     DeadlineExceeded = 504 "deadline_exceeded" "Deadline exceeded",
     /// The request's deadline cannot be read; nothing was run.
     DeadlineInvalid = 400 "deadline_invalid" "Deadline invalid",
+    /// Too many new operations of a kind; nothing was claimed or run.
+    VelocityLimitExceeded = 429 "velocity_limit_exceeded" "Too many new operations",
     /// Too much at once; nothing was run.
     Overloaded = 503 "overloaded" "Overloaded",
     /// The request's body is larger than the route accepts.
@@ -101,16 +103,25 @@ codes! {
 #[derive(Clone, Debug)]
 pub struct Problem {
     code: Code,
-    detail: String,
+    detail: Box<str>,
     retry_after: Option<u64>,
     recorded: Option<(StatusCode, Option<HeaderValue>)>,
+    headers: Vec<(HeaderName, HeaderValue)>,
 }
 
 impl Problem {
     /// A problem with a sentence for people. It must hold no key, credential or body.
     #[must_use]
     pub fn new(code: Code, detail: impl Into<String>) -> Self {
-        Self { code, detail: detail.into(), retry_after: None, recorded: None }
+        let (detail, headers) = (detail.into().into_boxed_str(), Vec::new());
+        Self { code, detail, retry_after: None, recorded: None, headers }
+    }
+
+    /// Sets a header of the response.
+    #[must_use]
+    pub fn header(mut self, name: HeaderName, value: HeaderValue) -> Self {
+        self.headers.push((name, value));
+        self
     }
 
     /// Says after how many seconds a retry makes sense.
@@ -173,11 +184,11 @@ pub struct ProblemStatuses {
 impl Answers {
     /// The response that tells a problem.
     #[must_use]
-    pub fn tell(&self, problem: Problem, reference: Option<Reference>) -> Response<Bytes> {
+    pub fn tell(&self, mut problem: Problem, reference: Option<Reference>) -> Response<Bytes> {
         let status = self.status(problem.code);
         let code = problem.code.as_str();
         let documentation = format!("{DOCUMENTATION}#{code}");
-        let mut headers = HeaderMap::new();
+        let mut headers: HeaderMap = std::mem::take(&mut problem.headers).into_iter().collect();
         insert(&mut headers, LINK, &format!("<{documentation}>; rel=\"describedby\""));
         if let Some(seconds) = problem.retry_after {
             headers.insert(RETRY_AFTER, HeaderValue::from(seconds));

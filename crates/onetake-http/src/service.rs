@@ -38,6 +38,7 @@ use crate::problem::{Code, DOCUMENTATION, Problem};
 use crate::recording::replay;
 use crate::run::{ANSWERED, Reply, Run};
 use crate::tenant::Caller;
+use crate::velocity;
 
 /// Tells the inner service which attempt this is: a number that is higher for every later one.
 pub const IDEMPOTENCY_FENCE: HeaderName = HeaderName::from_static("idempotency-fence");
@@ -366,7 +367,12 @@ where
         }
     }
     let later = asked.later(&operation, &parts, shared);
-    let begun = begin(shared, &operation, later.as_deref()).await;
+    let pass = velocity::pass(shared, policy, &asked.scope(), &payload, &operation).await;
+    let pass = pass.map_err(refused)?;
+    let begun = match pass.store_error() {
+        Some(error) => Err(error),
+        None => begin(shared, &operation, later.as_deref()).await,
+    };
     match (asked.deadline, &begun) {
         (Some(_), Ok(Began::Run(_))) if later.is_some() => deadline::remove(&mut parts.headers),
         (Some(deadline), Ok(Began::Run(_)) | Err(_)) => {
@@ -387,6 +393,7 @@ where
             Err(refused(issued::invalid()))
         }
         Ok(Began::Run(lease)) => {
+            pass.keep();
             let request = forwarded(parts, payload.into_data(), &lease);
             let (policy, run_max) = (Arc::clone(policy), asked.run_max(clock));
             let kept_from = later.as_ref().map(|later| later.due);
@@ -397,6 +404,7 @@ where
         Ok(Began::Answer(answer)) => Err(refused(problem_of(&answer))),
         Ok(Began::Accepted) => later.map(Admitted::Later).ok_or_else(|| refused(in_progress())),
         Err(error) if bypass::is_chosen(&shared.engine, policy, reference, &error) => {
+            pass.keep();
             let request = bypass::forwarded(parts, payload.into_data());
             // Nobody can come back for what is not recorded.
             let run_max = asked.within(policy.run_max, clock);
@@ -599,7 +607,7 @@ fn unknown(record: &Record) -> Problem {
     )
 }
 
-fn problem_of_error(error: &EngineError, reference: Reference) -> Problem {
+pub(crate) fn problem_of_error(error: &EngineError, reference: Reference) -> Problem {
     match error {
         // It answers, but not for this key: nobody notices, unless it is said.
         EngineError::Store(store) if store.kind() == StoreErrorKind::Invalid => {

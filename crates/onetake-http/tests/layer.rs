@@ -508,7 +508,7 @@ async fn too_many_bodies_at_once_are_refused() {
     let api = Api::default();
     let engine = Engine::new(Arc::new(MemoryStore::new()));
     let policy = Arc::new(Policy::new());
-    let limits = HttpLimits { bodies_max: 1 };
+    let limits = HttpLimits { bodies_max: 1, ..HttpLimits::default() };
     let resolve = move |_: &http::request::Parts| Some(Arc::clone(&policy));
     let router = Router::new()
         .route("/slow", post(slow))

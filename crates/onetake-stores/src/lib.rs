@@ -38,6 +38,6 @@ pub use filtered::{FilterOptions, FilteredStore};
 #[cfg(feature = "postgres")]
 pub use postgres::{Migrated, PostgresOptions, PostgresStore};
 #[cfg(feature = "redis")]
-pub use redis::{RedisOptions, RedisStore};
+pub use redis::{RedisOptions, RedisStore, RedisVelocity};
 #[cfg(feature = "sqlite")]
 pub use sqlite::SqliteStore;

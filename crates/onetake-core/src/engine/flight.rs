@@ -97,6 +97,11 @@ impl Flights {
         self.shard(id).get(id).cloned()
     }
 
+    /// Whether there is a flight for this record.
+    pub(crate) fn has(&self, id: &RecordId) -> bool {
+        self.shard(id).contains_key(id)
+    }
+
     /// Ends a flight: first nobody can join it, then those who had are told.
     pub(crate) fn land(&self, id: RecordId, flight: &Arc<Flight>, landing: Landing) {
         let mut shard = self.shard(&id);

@@ -185,6 +185,34 @@ impl Engine {
         self.resolve(operation, Lead::InTask).await
     }
 
+    /// Whether anybody knows the operation's key: this process, because an attempt is under way or a
+    /// record was seen a moment ago, or the store. Nothing is claimed, and whoever comes next may
+    /// find it otherwise.
+    ///
+    /// # Errors
+    /// If the store does not answer.
+    pub async fn is_known(&self, operation: &Operation) -> Result<bool, EngineError> {
+        let (inner, id) = (&self.inner, operation.id);
+        if inner.cache.get(&id, inner.clock.monotonic()).is_some() || inner.flights.has(&id) {
+            return Ok(true);
+        }
+        let mut found = tokio::select! {
+            biased;
+            found = inner.store.load(vec![id]) => found,
+            () = inner.clock.sleep(inner.limits.claim_patience) => {
+                return Err(EngineError::no_answer());
+            }
+        };
+        match found.pop() {
+            Some(Ok(record)) => Ok(record.is_some()),
+            Some(Err(error)) => {
+                inner.failed(&error);
+                Err(error.into())
+            }
+            None => Err(EngineError::no_answer()),
+        }
+    }
+
     /// Runs a future in a task that shutdown waits for.
     pub fn spawn(&self, future: impl Future<Output = ()> + Send + 'static) {
         self.inner.tracker.spawn_on(future, &self.inner.runtime);

@@ -20,6 +20,7 @@ mod record;
 mod scripts;
 mod slots;
 pub(crate) mod url;
+mod velocity;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -42,6 +43,8 @@ use errors::wrote_nothing;
 use record::Answer;
 use scripts::Scripts;
 use url::Address;
+
+pub use velocity::RedisVelocity;
 
 /// The options that a URL may have.
 const URL_OPTIONS: &[&str] = &["wait_replicas", "wait_timeout"];

@@ -9,6 +9,7 @@ mod outages;
 mod replicas;
 mod suite;
 mod tls;
+mod velocity;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

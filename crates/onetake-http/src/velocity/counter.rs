@@ -1,0 +1,178 @@
+//! Who counts what, and gives it back.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+
+use std::time::Duration;
+
+use tokio::sync::OnceCell;
+
+use onetake_core::engine::{Engine, EngineError, Operation};
+use onetake_core::{Decision, Fingerprinter, Rate, SharedVelocity};
+
+use super::Limit;
+use super::local::Local;
+
+/// Counts for one layer.
+pub(crate) struct Counter {
+    engine: Engine,
+    local: Local,
+    shared: OnceLock<Arc<dyn SharedVelocity>>,
+    /// The requests that are being decided on, one entry for all that ask for the same. There are
+    /// never more than requests whose bodies are in memory.
+    entries: Mutex<HashMap<[u8; 32], Weak<Entry>>>,
+}
+
+/// One operation, as all who ask for it now see it.
+pub(super) struct Entry {
+    counter: Arc<Counter>,
+    id: [u8; 32],
+    ruling: OnceCell<Ruling>,
+}
+
+pub(super) enum Ruling {
+    /// Somebody knows the key: nothing is counted.
+    Known,
+    /// It is fresh, or nobody can tell because the store is `away` and the route runs it all the same.
+    Counted { taken: Taken, away: Option<EngineError> },
+    /// It is fresh, and one too many.
+    Refused { rate: Rate, retry_after: Duration },
+    /// Nobody can tell.
+    Away(EngineError),
+}
+
+impl Counter {
+    pub(crate) fn new(engine: Engine, values_max: usize) -> Arc<Self> {
+        Arc::new(Self {
+            local: Local::new(Arc::clone(engine.clock()), values_max),
+            shared: OnceLock::new(),
+            entries: Mutex::default(),
+            engine,
+        })
+    }
+
+    pub(crate) fn share(&self, place: Arc<dyn SharedVelocity>) {
+        let _first_stays = self.shared.set(place);
+    }
+
+    /// The entry for an operation. It must be held until the engine has begun: whoever comes later
+    /// then finds the key known, and whoever comes earlier finds the entry.
+    pub(super) fn enter(self: &Arc<Self>, operation: &Operation, limits: &[Limit]) -> Arc<Entry> {
+        // With the same key and another payload it may be another card that runs.
+        let id =
+            Fingerprinter::new().part(operation.id.as_bytes()).part(operation.fingerprint.digest());
+        let id = *limits.iter().fold(id, |id, limit| id.part(&limit.key)).finish().digest();
+        let mut entries = self.lock();
+        if let Some(entry) = entries.get(&id).and_then(Weak::upgrade) {
+            return entry;
+        }
+        let entry = Arc::new(Entry { counter: Arc::clone(self), id, ruling: OnceCell::new() });
+        entries.insert(id, Arc::downgrade(&entry));
+        entry
+    }
+
+    /// Counts under all limits, or under none.
+    async fn take(self: &Arc<Self>, limits: &[Limit]) -> Result<Taken, (Rate, Duration)> {
+        let mut taken = Taken::none(self);
+        let Some(shared) = self.shared.get() else {
+            self.local.take(limits)?;
+            taken.here.extend_from_slice(limits);
+            return Ok(taken);
+        };
+        for limit in limits {
+            match shared.take(limit.key, limit.rate).await {
+                Ok(Decision::Allowed) => taken.elsewhere.push(*limit),
+                // What was counted so far is given back as it is dropped.
+                Ok(Decision::Refused { retry_after }) => return Err((limit.rate, retry_after)),
+                Err(error) => {
+                    tracing::debug!(%error, "velocity is counted in this process alone");
+                    self.local.take(std::slice::from_ref(limit))?;
+                    taken.here.push(*limit);
+                }
+            }
+        }
+        Ok(taken)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<[u8; 32], Weak<Entry>>> {
+        self.entries.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Entry {
+    pub(super) fn ruling(&self) -> Option<&Ruling> {
+        self.ruling.get()
+    }
+
+    /// Decides once for all who hold the entry. If the one who began goes away, another one begins
+    /// again.
+    pub(super) async fn decide(
+        &self,
+        operation: &Operation,
+        limits: &[Limit],
+        runs_anyway: impl Fn(&EngineError) -> bool,
+    ) -> &Ruling {
+        let decide = async || {
+            let away = match self.counter.engine.is_known(operation).await {
+                Ok(true) => return Ruling::Known,
+                Ok(false) => None,
+                Err(error) if runs_anyway(&error) => Some(error),
+                Err(error) => return Ruling::Away(error),
+            };
+            match self.counter.take(limits).await {
+                Ok(taken) => Ruling::Counted { taken, away },
+                Err((rate, retry_after)) => Ruling::Refused { rate, retry_after },
+            }
+        };
+        self.ruling.get_or_init(decide).await
+    }
+}
+
+impl Drop for Entry {
+    fn drop(&mut self) {
+        let mut entries = self.counter.lock();
+        // Another one may have taken its place since nobody could enter this one.
+        if entries.get(&self.id).is_some_and(|entry| entry.strong_count() == 0) {
+            entries.remove(&self.id);
+        }
+    }
+}
+
+/// What was counted. It is given back when it is dropped, unless it is kept.
+pub(super) struct Taken {
+    counter: Arc<Counter>,
+    here: Vec<Limit>,
+    elsewhere: Vec<Limit>,
+    kept: AtomicBool,
+}
+
+impl Taken {
+    fn none(counter: &Arc<Counter>) -> Self {
+        let counter = Arc::clone(counter);
+        Self { counter, here: Vec::new(), elsewhere: Vec::new(), kept: AtomicBool::new(false) }
+    }
+
+    pub(super) fn keep(&self) {
+        self.kept.store(true, Ordering::Release);
+    }
+}
+
+impl Drop for Taken {
+    fn drop(&mut self) {
+        if self.kept.load(Ordering::Acquire) {
+            return;
+        }
+        self.counter.local.give_back(&self.here);
+        let elsewhere = std::mem::take(&mut self.elsewhere);
+        if let (false, Some(shared)) = (elsewhere.is_empty(), self.counter.shared.get().cloned()) {
+            self.counter.engine.spawn(async move {
+                for limit in elsewhere {
+                    if let Err(error) = shared.give_back(limit.key, limit.rate).await {
+                        tracing::debug!(%error, "velocity could not be given back");
+                    }
+                }
+            });
+        }
+    }
+}

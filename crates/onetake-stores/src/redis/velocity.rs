@@ -1,0 +1,113 @@
+//! Velocity limits that many nodes count together.
+//!
+//! One run of one script on one key for each limit, by the server's clock, on Redis Cluster too.
+//! `onetake:velocity:<digest>` holds what is owed and expires when nothing is. Whoever cannot ask
+//! counts by itself, so nobody waits for a server that is not there, and nothing here has to be
+//! durable.
+
+use std::time::Duration;
+
+use futures_util::FutureExt;
+use futures_util::future::BoxFuture;
+use onetake_core::{Decision, Rate, SharedVelocity, Shift, StoreError, StoreErrorKind};
+use redis::Value;
+
+use super::RedisOptions;
+use super::command::Command;
+use super::connection::{Connection, ConnectionOptions};
+use super::url::Address;
+
+const SCRIPT: &str = include_str!("scripts/velocity.lua");
+/// How long an answer may take at most: every new operation waits for it.
+const PATIENCE_MAX: Duration = Duration::from_millis(100);
+
+/// Counts in Redis, Valkey or Redis Cluster.
+#[derive(Debug)]
+pub struct RedisVelocity {
+    connection: Connection,
+    script: redis::Script,
+    prefix: String,
+    shift: Shift,
+}
+
+impl RedisVelocity {
+    /// Connects to the same URLs as [`RedisStore::open`](super::RedisStore::open), and goes on trying
+    /// by itself. An answer may take at most 100 ms, whatever the options say; replicas are not
+    /// waited for.
+    ///
+    /// # Errors
+    /// If the URL is wrong.
+    pub async fn open(url: &str, options: RedisOptions) -> Result<Self, StoreError> {
+        let (address, _waits) = Address::parse(url, super::URL_OPTIONS)?;
+        let connection = Connection::new(
+            address,
+            ConnectionOptions {
+                store: "the Redis that counts velocity",
+                clock: options.clock,
+                rng: options.rng,
+                connect_timeout: options.connect_timeout,
+                command_timeout: options.command_timeout.min(PATIENCE_MAX),
+                in_background: true,
+                scripts: vec![SCRIPT],
+                asks_time: None,
+            },
+        );
+        if let Err(error) = connection.connect().await {
+            tracing::warn!(%error, "velocity is counted by each node alone until Redis is there");
+        }
+        let script = redis::Script::new(SCRIPT);
+        Ok(Self { connection, script, prefix: options.prefix, shift: options.shift })
+    }
+
+    /// How long to wait, or nothing if it was done.
+    async fn run(
+        &self,
+        verb: &'static str,
+        key: [u8; 32],
+        rate: Rate,
+    ) -> Result<Duration, StoreError> {
+        let hex: String = key.iter().map(|byte| format!("{byte:02x}")).collect();
+        let key = format!("{}:velocity:{hex}", self.prefix);
+        let micros = rate.per().as_secs_f64() * 1e6 / f64::from(rate.count().get());
+        let command = Command::on(key.as_bytes(), "EVALSHA")
+            .arg(self.script.get_hash().to_owned())
+            .arg("1")
+            .arg(key)
+            .arg(self.shift.as_micros().to_string())
+            .arg(verb)
+            .arg(format!("{micros:.3}"))
+            .arg(rate.count().to_string());
+        match self.connection.run(&[command], None).await.pop() {
+            Some(answer) => read_wait(&answer?),
+            None => Err(StoreError::new(StoreErrorKind::Indeterminate, "Redis did not answer")),
+        }
+    }
+}
+
+fn read_wait(answer: &Value) -> Result<Duration, StoreError> {
+    let wait = match answer {
+        Value::BulkString(text) => {
+            std::str::from_utf8(text).ok().and_then(|text| text.parse().ok())
+        }
+        _ => None,
+    };
+    wait.map(Duration::from_micros).ok_or_else(|| {
+        let what = "Redis answered a velocity script with something else than a number";
+        StoreError::new(StoreErrorKind::Invalid, what)
+    })
+}
+
+impl SharedVelocity for RedisVelocity {
+    fn take(&self, key: [u8; 32], rate: Rate) -> BoxFuture<'_, Result<Decision, StoreError>> {
+        async move {
+            let retry_after = self.run("take", key, rate).await?;
+            let refused = Decision::Refused { retry_after };
+            Ok(if retry_after.is_zero() { Decision::Allowed } else { refused })
+        }
+        .boxed()
+    }
+
+    fn give_back(&self, key: [u8; 32], rate: Rate) -> BoxFuture<'_, Result<(), StoreError>> {
+        async move { self.run("give back", key, rate).await.map(drop) }.boxed()
+    }
+}

@@ -1,0 +1,115 @@
+//! Velocity limits that many nodes count together.
+
+use std::time::Duration;
+
+use onetake_core::{Decision, Rate, SharedVelocity, Shift};
+use onetake_sim::servers::{Redis, RedisCluster, until};
+use onetake_stores::{RedisOptions, RedisVelocity};
+
+use super::prefix;
+
+const CARD: [u8; 32] = [7; 32];
+
+async fn open(url: &str, prefix: &str, shift: &Shift) -> RedisVelocity {
+    let (prefix, shift) = (prefix.to_owned(), shift.clone());
+    let options = RedisOptions { prefix, shift, ..RedisOptions::default() };
+    RedisVelocity::open(url, options).await.unwrap()
+}
+
+/// Asks until there is an answer: a busy machine may be slower than a limit may be.
+async fn take(velocity: &RedisVelocity, key: [u8; 32], rate: Rate) -> Decision {
+    let mut decision = None;
+    until("Redis answers", async || {
+        decision = velocity.take(key, rate).await.ok();
+        decision.is_some()
+    })
+    .await;
+    decision.unwrap()
+}
+
+fn wait(decision: Decision) -> Duration {
+    match decision {
+        Decision::Allowed => Duration::ZERO,
+        Decision::Refused { retry_after } => retry_after,
+    }
+}
+
+#[tokio::test]
+async fn nodes_count_together_by_the_servers_clock() {
+    let server = Redis::start().await;
+    let (prefix, shift) = (prefix(), Shift::default());
+    let nodes =
+        [open(&server.url(), &prefix, &shift).await, open(&server.url(), &prefix, &shift).await];
+    for (key, text) in [([1; 32], "5/h"), ([2; 32], "3/d"), ([3; 32], "7/h"), ([4; 32], "1/h")] {
+        let rate: Rate = text.parse().unwrap();
+        for turn in 0..rate.count().get() as usize {
+            assert_eq!(take(&nodes[turn % 2], key, rate).await, Decision::Allowed, "{text} {turn}");
+        }
+        for node in &nodes {
+            let wait = wait(take(node, key, rate).await);
+            assert!(wait <= rate.interval() && wait > rate.interval() / 2, "{text}: {wait:?}");
+        }
+        shift.advance(rate.interval());
+        assert_eq!(take(&nodes[0], key, rate).await, Decision::Allowed, "{text}");
+        assert!(!wait(take(&nodes[1], key, rate).await).is_zero(), "{text}");
+        nodes[1].give_back(key, rate).await.unwrap();
+        assert_eq!(take(&nodes[0], key, rate).await, Decision::Allowed, "{text}: given back");
+        assert!(!wait(take(&nodes[1], key, rate).await).is_zero(), "{text}");
+    }
+}
+
+#[tokio::test]
+async fn what_owes_nothing_is_gone() {
+    let server = Redis::start().await;
+    let velocity = open(&server.url(), &prefix(), &Shift::default()).await;
+    let rate = "1000/s".parse().unwrap();
+    take(&velocity, CARD, rate).await;
+    until("it is deleted", async || server.cli(&["DBSIZE"]) == "0").await;
+    let rate = "5/h".parse().unwrap();
+    take(&velocity, CARD, rate).await;
+    let key = server.cli(&["KEYS", "*"]);
+    let left: i64 = server.cli(&["PTTL", &key]).parse().unwrap();
+    assert!((600_000..=720_000).contains(&left), "{left}");
+    velocity.give_back(CARD, rate).await.unwrap();
+    assert_eq!(server.cli(&["DBSIZE"]), "0");
+    velocity.give_back(CARD, rate).await.unwrap();
+    assert_eq!(server.cli(&["DBSIZE"]), "0", "nobody has credit");
+}
+
+#[tokio::test]
+async fn a_clock_that_goes_back_forgives_nothing_and_blocks_nobody() {
+    let server = Redis::start().await;
+    let (prefix, ahead) = (prefix(), Shift::default());
+    ahead.advance(Duration::from_secs(86_400));
+    let rate = "2/h".parse().unwrap();
+    let ahead = open(&server.url(), &prefix, &ahead).await;
+    let back = open(&server.url(), &prefix, &Shift::default()).await;
+    assert_eq!(take(&ahead, CARD, rate).await, Decision::Allowed);
+    assert_eq!(take(&back, CARD, rate).await, Decision::Allowed);
+    let wait = wait(take(&back, CARD, rate).await);
+    assert!(wait > Duration::from_secs(900) && wait <= Duration::from_secs(1_800), "{wait:?}");
+}
+
+#[tokio::test]
+async fn on_a_cluster() {
+    let cluster = RedisCluster::start().await;
+    let velocity = open(&cluster.url(), &prefix(), &Shift::default()).await;
+    let rate = "2/h".parse().unwrap();
+    for value in 0..20 {
+        for _ in 0..2 {
+            assert_eq!(take(&velocity, [value; 32], rate).await, Decision::Allowed);
+        }
+        assert!(!wait(take(&velocity, [value; 32], rate).await).is_zero());
+    }
+}
+
+#[tokio::test]
+async fn a_server_that_is_not_there_is_told_at_once_and_found_later() {
+    let mut server = Redis::start().await;
+    server.kill();
+    let velocity = open(&server.url(), &prefix(), &Shift::default()).await;
+    assert!(velocity.take(CARD, "1/h".parse().unwrap()).await.is_err());
+    server.restart().await;
+    assert_eq!(take(&velocity, CARD, "1/h".parse().unwrap()).await, Decision::Allowed);
+    assert!(RedisVelocity::open("http://nowhere", RedisOptions::default()).await.is_err());
+}

@@ -1,5 +1,5 @@
 //! Ways of naming, comparing and answering, each as a route policy.
-#![expect(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "tests may panic")]
+#![expect(clippy::unwrap_used, clippy::indexing_slicing, reason = "tests may panic")]
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};

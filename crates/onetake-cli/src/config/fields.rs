@@ -112,7 +112,7 @@ const POLICY: &[Field] = &[
     Field("on_unknown", Here),
     Field("reconcile", NotYet("remove it: use on_unknown = \"fail\" or \"retry\"")),
     Field("on_store_down", Here),
-    Field("velocity", NotYet("remove it: fresh keys are not limited by this version")),
+    Field("velocity", Here),
     Field("upstream", Here),
     Field("upstream_timeout", Here),
     Field("record", Here),
@@ -182,6 +182,10 @@ pub(super) const SECRET_KEY: Fields = Fields {
     list: &[Field("env", Here), Field("file", Here)],
     shared: &[],
 };
+
+/// One limit of `velocity`
+pub(super) const VELOCITY: Fields =
+    Fields { label: "velocity", list: &[Field("by", Here), Field("limit", Here)], shared: &[] };
 
 /// `statuses = { … }`
 pub(super) const STATUSES: Fields = Fields {

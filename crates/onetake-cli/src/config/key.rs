@@ -126,7 +126,7 @@ fn read_parts(
 }
 
 /// `json:` and a pointer.
-fn parse_part(text: &str) -> Result<Pointer, Fault> {
+pub(super) fn parse_part(text: &str) -> Result<Pointer, Fault> {
     let Some(pointer) = text.strip_prefix("json:") else {
         let fix = "write json: and a JSON Pointer, such as \"json:/order_id\"";
         return Err(Fault::new("not a part of a request", fix));

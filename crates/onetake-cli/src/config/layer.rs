@@ -13,9 +13,10 @@ use super::status;
 use super::tree::Kind;
 use super::units::{self, body_size, duration};
 use super::url::parse_upstream;
+use super::velocity;
 use super::{FingerprintConfig, InFlight, OnStoreDown, OnUnknown, TenantConfig};
 use onetake_http::status::StatusPattern;
-use onetake_http::{Dialect, Disposition, ProblemStatuses};
+use onetake_http::{Dialect, Disposition, ProblemStatuses, Velocity};
 
 /// The longest namespace; it is part of every record's id.
 const NAMESPACE_LENGTH_MAX: usize = 64;
@@ -106,6 +107,7 @@ pub(super) struct Layer {
     /// Only presets speak of all 5xx at once, 503 included; entries refine it.
     pub(super) every_5xx: Option<Disposition>,
     pub(super) outcomes: Vec<(StatusPattern, Disposition)>,
+    pub(super) velocity: Option<Vec<Velocity>>,
     pub(super) errors: Option<Dialect>,
     pub(super) statuses: ProblemStatuses,
     pub(super) max_request_body: Option<usize>,
@@ -132,8 +134,9 @@ pub(super) fn read(table: &Section<'_>, problems: &mut Problems<'_>) -> Layer {
     layer.wait_timeout = time("wait_timeout", &units::WAIT_TIMEOUT);
     layer.upstream_timeout = time("upstream_timeout", &units::UPSTREAM_TIMEOUT);
     if let Some(value) = get("in_flight") {
-        let choices = [("reject", InFlight::Reject), ("wait", InFlight::Wait)];
-        layer.in_flight = value.choice(&choices, &["async"], problems);
+        let choices =
+            [("reject", InFlight::Reject), ("wait", InFlight::Wait), ("async", InFlight::Async)];
+        layer.in_flight = value.choice(&choices, &[], problems);
     }
     if let Some(value) = get("on_unknown") {
         let choices = [("fail", OnUnknown::Fail), ("retry", OnUnknown::Retry)];
@@ -151,6 +154,7 @@ pub(super) fn read(table: &Section<'_>, problems: &mut Problems<'_>) -> Layer {
     if let Some(value) = get("statuses") {
         layer.statuses = read_statuses(&value, problems);
     }
+    layer.velocity = get("velocity").and_then(|value| velocity::read(&value, problems));
     layer.upstream = get("upstream").and_then(|value| read_upstream(&value, problems));
     layer.outcomes = read_outcomes(table, problems);
     layer.max_request_body = get("max_request_body").and_then(|value| body_size(&value, problems));

@@ -24,12 +24,13 @@ mod tests;
 mod tree;
 mod units;
 mod url;
+mod velocity;
 
 use std::net::SocketAddr;
 use std::time::Duration;
 
 use http::{HeaderName, Method, Uri};
-use onetake_http::{Answers, KeyFormat, KeySource, StatusRules};
+use onetake_http::{Answers, KeyFormat, KeySource, StatusRules, Velocity};
 
 pub use cidr::Cidr;
 pub use error::{ConfigError, Problem};
@@ -235,12 +236,14 @@ pub struct Policy {
     pub grace: Duration,
     /// What a request gets while another attempt runs under its key.
     pub in_flight: InFlight,
-    /// How long a request waits where `in_flight` is [`InFlight::Wait`].
+    /// How long a request waits where `in_flight` is not [`InFlight::Reject`].
     pub wait_timeout: Duration,
     /// What a retry gets where the outcome of the attempt before it is unknown.
     pub on_unknown: OnUnknown,
     /// What a request gets while the store is away.
     pub on_store_down: OnStoreDown,
+    /// How many new operations there may be in a while.
+    pub velocity: Vec<Velocity>,
     /// How long the upstream may take for the whole response.
     pub upstream_timeout: Duration,
     /// What becomes of an attempt, by the status of its response.
@@ -298,6 +301,8 @@ pub enum InFlight {
     Reject,
     /// Wait for the outcome, for at most `wait_timeout`.
     Wait,
+    /// Wait as long, then 202 and a handle by which the outcome is fetched later.
+    Async,
 }
 
 /// `on_unknown`

@@ -217,6 +217,7 @@ fn policy(layers: &[&Layer]) -> Policy {
         wait_timeout: pick(layers, |layer| layer.wait_timeout).unwrap_or(WAIT_TIMEOUT),
         on_unknown: pick(layers, |layer| layer.on_unknown).unwrap_or(OnUnknown::Fail),
         on_store_down: pick(layers, |layer| layer.on_store_down).unwrap_or(OnStoreDown::FailClosed),
+        velocity: pick(layers, |layer| layer.velocity.clone()).unwrap_or_default(),
         upstream_timeout: pick(layers, |layer| layer.upstream_timeout).unwrap_or(UPSTREAM_TIMEOUT),
         outcomes,
         answers: Answers {

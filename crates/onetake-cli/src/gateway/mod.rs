@@ -28,7 +28,7 @@ use tower::Layer;
 
 use onetake_core::engine::Housekeeping;
 use onetake_core::{Engine, StoreError, SystemClock, SystemRng};
-use onetake_http::{HttpLimits, OnetakeLayer, Policy, Resolve};
+use onetake_http::{HttpLimits, OnetakeLayer, Policy, Resolve, Tenant};
 
 use crate::config::Config;
 use crate::stores::{self, OpenStore, StoreFailed};
@@ -92,6 +92,7 @@ impl Gateway {
 
         let secrets = secrets::secrets(&config, &*store).await;
         let secrets = secrets.map_err(stores::failed("read secrets of", &config.store.url))?;
+        let shared_velocity = stores::open_velocity(&config).await?;
         let clock = Arc::new(SystemClock);
         let engine = Engine::with(store, clock, Arc::new(SystemRng), limits);
         engine.count_unknown(interrupted);
@@ -109,7 +110,11 @@ impl Gateway {
 
         let plans = Arc::new(Plans::new(&config));
         let policies = Policies(Arc::clone(&plans));
-        let layer = OnetakeLayer::with(engine.clone(), policies, HttpLimits::default(), secrets);
+        let mut layer =
+            OnetakeLayer::with(engine.clone(), policies, HttpLimits::default(), secrets);
+        if let Some(place) = shared_velocity {
+            layer = layer.velocity_shared(place);
+        }
         let service = Edge::new(layer.layer(Proxy::new()), plans, Arc::clone(engine.clock()));
         let server = Server::start(listener, service, Arc::clone(engine.clock()));
         Ok(Self { address, admin_address, engine, server, draining, stop_admin })
@@ -172,6 +177,10 @@ impl Resolve for Policies {
 
     fn resolve_for(&self, method: &Method, path: &str, _: &Parts) -> Option<Arc<Policy>> {
         self.0.find(method, path).policy.clone()
+    }
+
+    fn handle_tenants(&self) -> Vec<Tenant> {
+        self.0.handle_tenants()
     }
 }
 

@@ -79,6 +79,15 @@ impl Plans {
         }
     }
 
+    /// The tenants of all that answers 202.
+    pub(super) fn handle_tenants(&self) -> Vec<layer::Tenant> {
+        let plans = self.routes.iter().map(|(_, plan)| plan).chain([&self.keyed]);
+        let policies = plans.filter_map(|plan| plan.policy.as_deref());
+        let answers_later =
+            policies.filter(|policy| matches!(policy.in_flight, layer::InFlight::Async(_)));
+        answers_later.map(|policy| policy.tenant.clone()).collect()
+    }
+
     pub(super) fn trusts(&self, peer: std::net::IpAddr) -> bool {
         self.trusted.iter().any(|block| block.contains(peer))
     }
@@ -128,6 +137,7 @@ fn policy_of(policy: &Policy, label: &str) -> layer::Policy {
         in_flight: match policy.in_flight {
             InFlight::Reject => layer::InFlight::Reject,
             InFlight::Wait => layer::InFlight::Wait(policy.wait_timeout),
+            InFlight::Async => layer::InFlight::Async(policy.wait_timeout),
         },
         on_store_down: match policy.on_store_down {
             OnStoreDown::FailClosed => layer::OnStoreDown::FailClosed,
@@ -137,6 +147,7 @@ fn policy_of(policy: &Policy, label: &str) -> layer::Policy {
         run_max: policy.upstream_timeout.saturating_add(PROXY_FIRST),
         statuses: policy.outcomes.clone(),
         answers: policy.answers,
+        velocity: policy.velocity.clone(),
         request_body_max: policy.max_request_body,
         response_body_max: policy.max_response_body,
         ..layer::Policy::default()

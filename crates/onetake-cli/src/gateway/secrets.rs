@@ -3,7 +3,7 @@
 use onetake_core::{FingerprintKey, Rng, Store, StoreError, SystemRng};
 use onetake_http::{IssuingKey, KeySource, Secrets};
 
-use crate::config::{Config, Secret};
+use crate::config::{Config, InFlight, Policy, Secret};
 
 /// How the secret that is kept in the store is called where names matter.
 const IN_STORE: &str = "in the store";
@@ -12,17 +12,24 @@ pub(super) async fn secrets(config: &Config, store: &dyn Store) -> Result<Secret
     let configured = &config.secrets;
     let seal = |secret: &Secret| FingerprintKey::new(&secret.id, &secret.key);
     // Behind those that are configured: what was sealed before they were is still recognised.
-    let kept = FingerprintKey::new(IN_STORE, &kept(store, "fingerprint").await?);
-    let mut secrets =
-        Secrets::default().fingerprint(configured.fingerprint.iter().map(seal).chain([kept]));
-    let policies = config.routes.iter().map(|route| &route.policy).chain([&config.defaults]);
-    if policies.into_iter().any(|policy| policy.key.source == KeySource::Issued) {
+    let in_store = FingerprintKey::new(IN_STORE, &kept(store, "fingerprint").await?);
+    let sealing = configured.fingerprint.iter().map(seal).chain([in_store]);
+    let mut secrets = Secrets::default().fingerprint(sealing);
+    if policies(config).any(|policy| policy.key.source == KeySource::Issued) {
         let sign = |secret: &Secret| IssuingKey::new(&secret.key);
-        let kept = IssuingKey::new(&self::kept(store, "issued_keys").await?);
-        let signing = configured.issued_keys.iter().map(sign).chain([kept]);
-        secrets = secrets.issued_keys(signing);
+        let in_store = IssuingKey::new(&kept(store, "issued_keys").await?);
+        secrets = secrets.issued_keys(configured.issued_keys.iter().map(sign).chain([in_store]));
+    }
+    // Handles must be known to all nodes, and after a restart.
+    let later = |policy: &Policy| policy.in_flight == InFlight::Async;
+    if policies(config).any(later) {
+        secrets = secrets.handles(kept(store, "handles").await?);
     }
     Ok(secrets)
+}
+
+fn policies(config: &Config) -> impl Iterator<Item = &Policy> {
+    config.routes.iter().map(|route| &route.policy).chain([&config.defaults])
 }
 
 async fn kept(store: &dyn Store, name: &'static str) -> Result<[u8; 32], StoreError> {

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use onetake_core::engine::Housekeeping;
-use onetake_core::{Limits, MemoryStore, Store, SystemClock};
+use onetake_core::{Limits, MemoryStore, SharedVelocity, Store, SystemClock};
 #[cfg(feature = "filtered")]
 use onetake_core::{Rng, SystemRng};
 #[cfg(feature = "sqlite")]
@@ -22,11 +22,11 @@ use onetake_stores::{FilterOptions, FilteredStore};
 #[cfg(feature = "postgres")]
 use onetake_stores::{PostgresOptions, PostgresStore};
 #[cfg(feature = "redis")]
-use onetake_stores::{RedisOptions, RedisStore};
+use onetake_stores::{RedisOptions, RedisStore, RedisVelocity};
 
 #[cfg(feature = "postgres")]
 use crate::config::ServerUrl;
-use crate::config::{StoreConfig, StoreUrl};
+use crate::config::{Config, StoreConfig, StoreUrl};
 
 /// Writes of one kind at once to a store behind a network: one is on its way while another is
 /// being made durable.
@@ -164,6 +164,29 @@ pub async fn open(config: &StoreConfig) -> Result<OpenStore, StoreFailed> {
             feature = "dynamodb"
         )))]
         other => Err(left_out(OPEN, other)),
+    }
+}
+
+/// Where many nodes count velocity together: the Redis that is configured, if there is one and a
+/// route has limits. While it is away, each node counts by itself.
+///
+/// # Errors
+/// If its URL is wrong.
+pub async fn open_velocity(
+    config: &Config,
+) -> Result<Option<Arc<dyn SharedVelocity>>, StoreFailed> {
+    let mut policies = config.routes.iter().map(|route| &route.policy).chain([&config.defaults]);
+    if policies.all(|policy| policy.velocity.is_empty()) {
+        return Ok(None);
+    }
+    match (&config.store.filter, &config.store.url) {
+        #[cfg(feature = "redis")]
+        (Some(url), _) | (None, StoreUrl::Redis(url)) => {
+            let opened = RedisVelocity::open(url.expose(), RedisOptions::default()).await;
+            let place = opened.map_err(failed("count velocity in", url))?;
+            Ok(Some(Arc::new(place)))
+        }
+        _ => Ok(None),
     }
 }
 

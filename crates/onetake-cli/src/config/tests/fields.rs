@@ -231,7 +231,7 @@ const POLICY: &[(Lines, Refused)] = &[
     (&["lease = \"100ms\""], &[("lease = \"99ms\"", "lease"), ("lease = 1.5", "lease")]),
     (&["grace = \"0s\""], &[("grace = \"2h\"", "grace"), ("grace = 1979-05-27", "grace")]),
     (
-        &["in_flight = \"wait\""],
+        &["in_flight = \"wait\"", "in_flight = \"async\""],
         &[("in_flight = \"wiat\"", "in_flight"), ("in_flight = true", "in_flight")],
     ),
     (&["wait_timeout = \"5m\""], &[("wait_timeout = \"6m\"", "wait_timeout")]),
@@ -251,6 +251,26 @@ const POLICY: &[(Lines, Refused)] = &[
         ],
     ),
     (&["errors = \"problem\"", "errors = \"stripe\""], &[("errors = \"problems\"", "errors")]),
+    (
+        &[
+            "velocity = []",
+            "velocity = [{ by = [\"tenant\", \"json:/card\"], limit = \"5/min\" }]",
+            "velocity = [{ by = [], limit = \"100/s\" }, { by = [\"tenant\"], limit = \"1000/h\" }]",
+        ],
+        &[
+            ("velocity = \"5/min\"", "velocity"),
+            ("velocity = [\"5/min\"]", "velocity[0]"),
+            ("velocity = [{ limit = \"5/min\" }]", "velocity[0].by"),
+            ("velocity = [{ by = [] }]", "velocity[0].limit"),
+            ("velocity = [{ by = [\"card\"], limit = \"5/min\" }]", "velocity[0].by[0]"),
+            ("velocity = [{ by = [\"json:card\"], limit = \"5/min\" }]", "velocity[0].by[0]"),
+            ("velocity = [{ by = \"tenant\", limit = \"5/min\" }]", "velocity[0].by"),
+            ("velocity = [{ by = [], limit = \"5\" }]", "velocity[0].limit"),
+            ("velocity = [{ by = [], limit = \"0/min\" }]", "velocity[0].limit"),
+            ("velocity = [{ by = [], limit = 5 }]", "velocity[0].limit"),
+            ("velocity = [{ by = [], limit = \"5/min\", per = 1 }]", "velocity[0].per"),
+        ],
+    ),
     (
         &["statuses = { mismatch = 409, in_flight = 425, wait_timeout = 503 }", "statuses = {}"],
         &[

@@ -61,14 +61,14 @@ fn a_payment_without_a_tenant() {
 #[test]
 fn what_is_not_supported_yet() {
     let text = "[gateway]\nupstream = \"http://a\"\n\
-                [defaults]\nin_flight = \"async\"\nvelocity = []\n";
+                [defaults]\non_unknown = \"reconcile\"\nreconcile = \"GET http://b\"\n";
     assert_eq!(
         refused(text),
         "the configuration has 2 errors:\n\n\
-         onetake.toml:4:13: defaults.in_flight = \"async\": this version does not support it yet\n    \
-         use \"reject\" or \"wait\"\n\n\
-         onetake.toml:5:1: defaults.velocity: this version does not support it yet\n    \
-         remove it: fresh keys are not limited by this version"
+         onetake.toml:4:14: defaults.on_unknown = \"reconcile\": this version does not support it yet\n    \
+         use \"fail\" or \"retry\"\n\n\
+         onetake.toml:5:1: defaults.reconcile: this version does not support it yet\n    \
+         remove it: use on_unknown = \"fail\" or \"retry\""
     );
 }
 

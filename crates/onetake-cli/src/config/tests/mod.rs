@@ -164,6 +164,7 @@ fn a_flag_alone_is_a_working_gateway() {
         wait_timeout: Duration::from_secs(5),
         on_unknown: OnUnknown::Fail,
         on_store_down: OnStoreDown::FailClosed,
+        velocity: Vec::new(),
         upstream_timeout: Duration::from_secs(30),
         outcomes: StatusRules::new(),
         answers: Answers::default(),

@@ -11,11 +11,9 @@ const NOT_YET: &[(&str, &str, &str)] = &[
     ("route", "tenant = \"client-ip\"", "route[0].tenant"),
     ("route", "tenant = { jwt = { claim = \"sub\" } }", "route[0].tenant.jwt"),
     ("route", "tenant = { forward_auth = \"http://x\" }", "route[0].tenant.forward_auth"),
-    ("route", "in_flight = \"async\"", "route[0].in_flight"),
     ("route", "on_unknown = \"reconcile\"", "route[0].on_unknown"),
     ("route", "reconcile = \"GET http://x\"", "route[0].reconcile"),
-    ("route", "velocity = []", "route[0].velocity"),
-    ("defaults", "velocity = []", "defaults.velocity"),
+    ("defaults", "reconcile = \"GET http://x\"", "defaults.reconcile"),
 ];
 
 #[test]

@@ -11,6 +11,7 @@
 )]
 
 mod bad_input;
+mod contract;
 mod keys;
 mod outcomes;
 mod passing;
@@ -143,6 +144,42 @@ namespace = "other"
 match = "PUT,DELETE /keyed/{{*rest}}"
 
 [[route]]
+match = "POST /json-key/{{*rest}}"
+key = {{ from = "json", pointer = "/transfer/ref" }}
+tenant = "credential"
+
+[[route]]
+match = "POST /derived/{{*rest}}"
+namespace = "derived"
+key = {{ from = "derive", parts = ["json:/merchant", "json:/order"] }}
+tenant = "credential"
+
+[[route]]
+match = "POST /issued/{{*rest}}"
+key = {{ from = "issued" }}
+tenant = "credential"
+
+[[route]]
+match = "POST /async/{{*rest}}"
+in_flight = "async"
+wait_timeout = "200ms"
+tenant = "credential"
+
+[[route]]
+match = "POST /velocity/{{*rest}}"
+tenant = "credential"
+velocity = [{{ by = ["tenant", "json:/card"], limit = "3/h" }}]
+
+[[route]]
+match = "POST /stripe/{{*rest}}"
+errors = "stripe"
+
+[[route]]
+match = "POST /chosen/{{*rest}}"
+statuses = {{ mismatch = 409 }}
+fingerprint = {{ mode = "bytes", headers = ["X-Shop"] }}
+
+[[route]]
 match = "POST /dead/{{*rest}}"
 upstream = "http://{dead}"
 "#
@@ -177,6 +214,11 @@ const CASES: &[(&str, Case)] = cases! {
         a_large_response_is_passed_whole_and_not_run_again, an_event_stream_is_passed_on;
     bad_input: bad_keys_are_refused, a_body_over_the_cap_is_refused, bad_json_is_refused,
         json_is_compared_by_value, unstable_and_missing_tenants_are_refused;
+    contract: a_member_of_the_body_names_the_operation, parts_of_the_body_name_the_operation,
+        only_issued_keys_where_a_route_says_so, a_long_operation_is_answered_later,
+        a_deadline_that_is_over_runs_nothing, a_deadline_ends_the_wait_for_the_upstream,
+        too_many_new_operations_are_refused_and_known_ones_are_not, errors_in_the_words_of_stripe,
+        statuses_and_headers_that_a_route_chose;
     passing: without_a_key_everything_passes, a_websocket_passes, no_other_upgrade_passes, http2_is_the_same,
         forwarding_headers_are_honest, what_could_smuggle_is_refused,
         problems_are_explained_where_they_link_to;

@@ -1,0 +1,176 @@
+//! Ways of naming, refusing and answering that a route can choose.
+
+use futures_util::future::join_all;
+use onetake_core::{Clock, SystemClock};
+use serde_json::Value;
+use std::time::Duration;
+
+use super::World;
+use crate::client::Answer;
+
+fn json(answer: &Answer) -> Value {
+    serde_json::from_slice(&answer.body).unwrap()
+}
+
+pub(super) async fn a_member_of_the_body_names_the_operation(world: &World) {
+    let case = "key-in-the-body";
+    let call = |reference: &str, amount: u32| {
+        let body = format!("{{\"transfer\":{{\"ref\":\"{reference}\",\"amount\":{amount}}}}}");
+        world.client.post("/json-key/charge").header("x-case", case).body(body).send()
+    };
+    let first = call("A-1", 10).await.unwrap();
+    assert_eq!((first.status(), first.is_replay()), (201, false));
+    let again = call("A-1", 10).await.unwrap();
+    assert!(again.is_replay() && again.body == first.body);
+    assert_eq!(call("A-1", 11).await.unwrap().code(), "idempotency_payload_mismatch");
+    assert!(!call("A-2", 10).await.unwrap().is_replay());
+    assert_eq!(world.upstream.runs(case), 2);
+    let without = world.client.post("/json-key/charge").header("x-case", case).body("{}");
+    assert_eq!(without.send().await.unwrap().code(), "idempotency_key_missing");
+    assert_eq!(world.upstream.runs(case), 2);
+}
+
+pub(super) async fn parts_of_the_body_name_the_operation(world: &World) {
+    let case = "key-from-parts";
+    let call = |order: &str| {
+        let body = format!("{{\"merchant\":\"m\",\"order\":{order}}}");
+        world.client.post("/derived/charge").header("x-case", case).body(body).send()
+    };
+    let answers = join_all((0..20).map(|_| call("7"))).await;
+    for answer in answers {
+        assert!([201, 409].contains(&answer.unwrap().status()));
+    }
+    assert!(call("7").await.unwrap().is_replay());
+    assert!(!call("8").await.unwrap().is_replay());
+    assert_eq!(world.upstream.runs(case), 2);
+}
+
+pub(super) async fn only_issued_keys_where_a_route_says_so(world: &World) {
+    let case = "issued-keys";
+    let ask = world.client.post("/idempotency-tokens");
+    let ask = ask.body("{\"method\":\"POST\",\"path\":\"/issued/charge\"}");
+    let issued = ask.send().await.unwrap();
+    assert_eq!(issued.status(), 201, "{}", issued.text());
+    let key = json(&issued)["key"].as_str().unwrap().to_owned();
+    let call = |path: &str, key: &str| {
+        let call = world.client.post(path).header("idempotency-key", key);
+        call.header("x-case", case).send()
+    };
+    assert_eq!(call("/issued/charge", &key).await.unwrap().status(), 201);
+    assert!(call("/issued/charge", &key).await.unwrap().is_replay());
+    let tampered = format!("{key}A");
+    for (path, key) in [
+        ("/issued/charge", "made-up-by-a-client-01"),
+        ("/issued/charge", tampered.as_str()),
+        ("/issued/slow", key.as_str()),
+    ] {
+        assert_eq!(call(path, key).await.unwrap().code(), "idempotency_key_invalid", "{path}");
+    }
+    let bob = world.client.post("/issued/charge").without("authorization");
+    let bob = bob.header("authorization", "Bearer bob").header("idempotency-key", &key);
+    assert_eq!(bob.header("x-case", case).send().await.unwrap().status(), 400);
+    assert_eq!(world.upstream.runs(case), 1);
+}
+
+pub(super) async fn a_long_operation_is_answered_later(world: &World) {
+    let key = "answered-later-000001";
+    let call = || world.client.post("/async/slow?ms=700").key(key).send();
+    let (first, retry) = tokio::join!(call(), async {
+        world.upstream.ran(key, 1).await;
+        call().await
+    });
+    let (first, retry) = (first.unwrap(), retry.unwrap());
+    assert_eq!((first.status(), retry.status()), (202, 202), "{}", first.text());
+    let handle = first.header("location").to_owned();
+    assert_eq!(retry.header("location"), handle);
+    let look = |handle: &str, who: &str| {
+        let call = world.client.post(handle).method("GET").without("authorization");
+        call.header("authorization", who).body("").send()
+    };
+    let running = look(&handle, "Bearer alice").await.unwrap();
+    assert_eq!((running.status(), json(&running)["status"].as_str()), (200, Some("running")));
+    for (handle, who) in
+        [(handle.as_str(), "Bearer bob"), ("/.onetake/operations/AAAA", "Bearer alice")]
+    {
+        assert_eq!(look(handle, who).await.unwrap().code(), "operation_not_found");
+    }
+    loop {
+        let answer = look(&handle, "Bearer alice").await.unwrap();
+        if answer.is_replay() {
+            assert_eq!(answer.status(), 201);
+            break;
+        }
+        assert_eq!(answer.status(), 200, "{}", answer.text());
+        SystemClock.sleep(Duration::from_millis(20)).await;
+    }
+    assert!(call().await.unwrap().is_replay());
+    assert_eq!(world.upstream.runs(key), 1);
+}
+
+pub(super) async fn a_deadline_that_is_over_runs_nothing(world: &World) {
+    let key = "deadline-is-over-0001";
+    let call = || world.client.post("/any/charge").key(key);
+    for (name, value) in [
+        ("x-request-deadline", "2001-01-01T00:00:00Z"),
+        ("x-request-timeout-ms", "0"),
+        ("grpc-timeout", "0S"),
+    ] {
+        let answer = call().header(name, value).send().await.unwrap();
+        assert_eq!((answer.status(), answer.code().as_str()), (504, "deadline_exceeded"), "{name}");
+    }
+    let bad = call().header("grpc-timeout", "later").send().await.unwrap();
+    assert_eq!((bad.status(), bad.code().as_str()), (400, "deadline_invalid"));
+    assert_eq!(world.upstream.runs(key), 0);
+    assert_eq!(call().header("x-request-timeout-ms", "9000").send().await.unwrap().status(), 201);
+}
+
+pub(super) async fn a_deadline_ends_the_wait_for_the_upstream(world: &World) {
+    let key = "deadline-in-between-1";
+    let call = || world.client.post("/any/slow?ms=5000").key(key);
+    let cut = call().header("x-request-timeout-ms", "200").send().await.unwrap();
+    assert_eq!((cut.status(), cut.code().as_str()), (504, "upstream_timeout"));
+    assert_eq!(call().send().await.unwrap().code(), "previous_attempt_failed");
+    assert_eq!(world.upstream.runs(key), 1);
+}
+
+pub(super) async fn too_many_new_operations_are_refused_and_known_ones_are_not(world: &World) {
+    let case = "velocity";
+    let call = |key: String, card: &str| {
+        let call = world.client.post("/velocity/charge").header("idempotency-key", &key);
+        call.header("x-case", case).body(format!("{{\"card\":\"{card}\"}}")).send()
+    };
+    let key = |n: u32| format!("velocity-key-0000{n}");
+    for n in 0..3 {
+        assert_eq!(call(key(n), "4242").await.unwrap().status(), 201);
+    }
+    let refused = call(key(3), "4242").await.unwrap();
+    assert_eq!((refused.status(), refused.code().as_str()), (429, "velocity_limit_exceeded"));
+    assert!(refused.header("retry-after").parse::<u64>().unwrap() > 60);
+    assert!(refused.header("ratelimit").contains("r=0"), "{:?}", refused.headers);
+    assert!(call(key(0), "4242").await.unwrap().is_replay(), "a known key is not limited");
+    assert_eq!(call(key(4), "5555").await.unwrap().status(), 201, "another card is");
+    assert_eq!(world.upstream.runs(case), 4);
+}
+
+pub(super) async fn errors_in_the_words_of_stripe(world: &World) {
+    let key = "words-of-stripe-00001";
+    let call = |body: &'static str| world.client.post("/stripe/charge").key(key).body(body).send();
+    assert_eq!(call("amount=1").await.unwrap().status(), 201);
+    let other = call("amount=2").await.unwrap();
+    assert_eq!(other.status(), 400);
+    assert_eq!(json(&other)["error"]["type"], "idempotency_error");
+    assert_eq!(other.header("stripe-should-retry"), "false");
+    assert!(call("amount=1").await.unwrap().is_replay());
+    assert_eq!(world.upstream.runs(key), 1);
+}
+
+pub(super) async fn statuses_and_headers_that_a_route_chose(world: &World) {
+    let key = "chosen-statuses-00001";
+    let call = |account: &'static str| {
+        world.client.post("/chosen/charge").key(key).header("x-shop", account).send()
+    };
+    assert_eq!(call("a").await.unwrap().status(), 201);
+    let other = call("b").await.unwrap();
+    assert_eq!((other.status(), other.code().as_str()), (409, "idempotency_payload_mismatch"));
+    assert_eq!(world.upstream.runs(key), 1);
+}

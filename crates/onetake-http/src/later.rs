@@ -23,7 +23,7 @@ use crate::layer::Shared;
 use crate::prefer::{PREFERENCE_APPLIED, Prefer};
 use crate::problem::{Answers, Code, IDEMPOTENCY_REFERENCE, Problem, insert};
 use crate::recording::replay;
-use crate::service::{in_progress, overloaded, problem_of};
+use crate::said::{in_progress, overloaded, problem_of};
 
 /// Where outcomes are fetched by their handles.
 pub const OPERATIONS: &str = "/.onetake/operations/";

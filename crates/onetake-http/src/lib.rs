@@ -9,6 +9,8 @@
 //! hyper services and the gateway's proxy alike. What a route wants is its [`Policy`]; the statuses
 //! and codes that clients see are in [`problem`].
 
+mod admit;
+mod asked;
 pub mod body;
 mod bypass;
 mod deadline;
@@ -25,10 +27,12 @@ mod prefer;
 pub mod problem;
 pub mod recording;
 mod run;
+mod said;
 mod secrets;
 mod service;
 pub mod status;
 pub mod tenant;
+mod tokens;
 pub mod velocity;
 
 pub use body::{RequestBody, ResponseBody};

@@ -18,7 +18,7 @@ use crate::body::{self, Read, RequestBody, ResponseBody};
 use crate::policy::Policy;
 use crate::problem::{Code, IDEMPOTENCY_REFERENCE, Problem, insert};
 use crate::recording::{ONETAKE_OUTCOME, record};
-use crate::service::in_progress;
+use crate::said::in_progress;
 use crate::status::Disposition;
 
 /// An attempt that was granted.

@@ -38,8 +38,8 @@ use crate::layer::Shared;
 use crate::payload::Payload;
 use crate::policy::Policy;
 use crate::problem::{Code, Problem};
+use crate::said::problem_of_error;
 use crate::secrets::Secrets;
-use crate::service::problem_of_error;
 
 pub(crate) use counter::Counter;
 use counter::{Entry, Ruling};

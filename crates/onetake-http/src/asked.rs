@@ -1,0 +1,144 @@
+//! What a request asks for, as far as its head tells.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use http::Method;
+use http::request::Parts;
+
+use onetake_core::InFlight as Engaged;
+use onetake_core::engine::Operation;
+use onetake_core::{Clock, Fingerprint, Key, Scope};
+
+use crate::deadline::Deadline;
+use crate::issued::{self, Use};
+use crate::key::key;
+use crate::later::Later;
+use crate::layer::Shared;
+use crate::policy::{InFlight, KeySource, Policy};
+use crate::prefer::Prefer;
+use crate::problem::Problem;
+use crate::tenant::Caller;
+
+/// The shortest lease that a deadline leads to: a shorter one would be nothing but heartbeats.
+const LEASE_MIN: Duration = Duration::from_millis(100);
+
+/// What can be told of a request by its head: what applies to it, and who asks.
+pub(crate) struct Asked {
+    pub(crate) policy: Arc<Policy>,
+    pub(crate) caller: Caller,
+    /// `None`: it is in the body.
+    pub(crate) key: Option<Key>,
+    /// It was issued, and may not be used for the first time any more.
+    pub(crate) is_expired: bool,
+    pub(crate) deadline: Option<Deadline>,
+}
+
+impl Asked {
+    /// `None`: the request is not keyed, and passes through untouched.
+    pub(crate) fn of(
+        shared: &Shared,
+        parts: &Parts,
+    ) -> Result<Option<Self>, (Problem, Arc<Policy>)> {
+        let Some(policy) = shared.policies.resolve(parts) else {
+            return Ok(None);
+        };
+        if !policy.methods.contains(&parts.method) || parts.method == Method::GET {
+            return Ok(None);
+        }
+        let asked = Self::under(&policy, parts, shared);
+        asked.map_err(|problem| (problem, policy))
+    }
+
+    fn under(
+        policy: &Arc<Policy>,
+        parts: &Parts,
+        shared: &Shared,
+    ) -> Result<Option<Self>, Problem> {
+        let key = match policy.key.source {
+            KeySource::Header | KeySource::Issued => match key(&parts.headers, &policy.key)? {
+                Some(key) => Some(key),
+                None => return Ok(None),
+            },
+            KeySource::Json(_) | KeySource::Derive(_) => None,
+        };
+        let clock = &**shared.engine.clock();
+        let deadline = Deadline::of(&parts.headers, clock)?;
+        let caller = policy.tenant.resolve(parts)?;
+        let is_expired = match (&policy.key.source, &key) {
+            (KeySource::Issued, Some(key)) => {
+                let (method, path) = (&parts.method, parts.uri.path());
+                let used = Use::of(policy, &caller.tenant, method, path);
+                let expires_at = issued::verify(&shared.secrets.issued_keys, &used, key);
+                expires_at.ok_or_else(issued::invalid)? <= clock.now()
+            }
+            _ => false,
+        };
+        let policy = Arc::clone(policy);
+        Ok(Some(Self { policy, caller, key, is_expired, deadline }))
+    }
+
+    pub(crate) fn scope(&self) -> Scope {
+        Scope::new(self.caller.tenant.clone()).namespace(&self.policy.namespace)
+    }
+
+    /// How long something may take that may take `max` by itself.
+    pub(crate) fn within(&self, max: Duration, clock: &dyn Clock) -> Duration {
+        self.deadline.map_or(max, |deadline| deadline.left(clock).min(max))
+    }
+
+    pub(crate) fn operation(&self, key: &Key, print: Fingerprint, shared: &Shared) -> Operation {
+        let clock = &**shared.engine.clock();
+        let policy = &self.policy;
+        let (current, earlier) = shared.secrets.seal(print);
+        let mut terms = policy.terms;
+        // Nobody waits for what runs longer, so nobody should wait for its lease either; unless they come
+        // back for it.
+        if !self.is_async() {
+            terms.lease = self.within(terms.lease, clock).max(LEASE_MIN.min(terms.lease));
+        }
+        let in_flight = match policy.in_flight {
+            InFlight::Wait(wait) | InFlight::Async(wait) => Engaged::Wait(self.within(wait, clock)),
+            InFlight::Reject => Engaged::Reject,
+        };
+        Operation::new(&self.scope(), key, current)
+            .earlier(earlier)
+            .terms(terms)
+            .in_flight(in_flight)
+            .run_max(self.run_max(clock))
+    }
+
+    fn is_async(&self) -> bool {
+        matches!(self.policy.in_flight, InFlight::Async(_))
+    }
+
+    /// For how long the operation may run if it begins now. Where the client need not wait for it, its
+    /// deadline is how long it waits for an answer.
+    pub(crate) fn run_max(&self, clock: &dyn Clock) -> Duration {
+        let max = self.policy.run_max;
+        if self.is_async() { max } else { self.within(max, clock) }
+    }
+
+    /// Whether it is too late to begin.
+    pub(crate) fn is_over(&self, clock: &dyn Clock) -> bool {
+        self.run_max(clock).is_zero() || self.within(Duration::MAX, clock).is_zero()
+    }
+
+    /// What an async route owes this client.
+    pub(crate) fn later(
+        &self,
+        operation: &Operation,
+        parts: &Parts,
+        shared: &Shared,
+    ) -> Option<Box<Later>> {
+        let InFlight::Async(wait) = self.policy.in_flight else {
+            return None;
+        };
+        let clock = &**shared.engine.clock();
+        let handle = shared.handles.of(operation.id, &self.caller);
+        let left = self.deadline.map(|deadline| deadline.left(clock));
+        let waits = (wait, Prefer::of(&parts.headers));
+        let later = Later::new(operation.clone(), handle, waits, left, clock.monotonic());
+        Some(Box::new(later))
+    }
+}

@@ -1,0 +1,91 @@
+//! What is said where there is no outcome.
+
+use onetake_core::engine::{Answer, EngineError};
+use onetake_core::{Record, Reference, State, StoreErrorKind};
+
+use crate::problem::{Code, Problem};
+use crate::run::ANSWERED;
+
+pub(crate) fn overloaded() -> Problem {
+    let detail =
+        "Too many operations are under way at once. Nothing was run; retry with the same key.";
+    Problem::new(Code::Overloaded, detail).retry_after(1)
+}
+
+pub(crate) fn in_progress() -> Problem {
+    Problem::new(
+        Code::RequestInProgress,
+        "An attempt with this key is running, or has just ended without an outcome. Retry with the same key.",
+    )
+    .retry_after(1)
+}
+
+pub(crate) fn problem_of(answer: &Answer) -> Problem {
+    match answer {
+        Answer::Mismatch => Problem::new(
+            Code::IdempotencyPayloadMismatch,
+            "This key came with another request before (another method, path, query, content type or encoding, body, or password). Use a new key for a new operation. Nothing was run.",
+        ),
+        Answer::WaitTimeout => Problem::new(
+            Code::InProgressTimeout,
+            "An attempt with this key is still running. Retry with the same key.",
+        )
+        .retry_after(1),
+        Answer::Unknown(record) => unknown(record),
+        Answer::Failed(record) => match &record.state {
+            State::Failed { failure, .. } => Problem::new(
+                Code::PreviousAttemptFailed,
+                format!("An earlier attempt with this key failed for good: {}", failure.detail),
+            ),
+            _ => in_progress(),
+        },
+        Answer::InFlight | Answer::Replay(_) => in_progress(),
+    }
+}
+
+/// Says what led there, and which line of configuration would change it.
+fn unknown(record: &Record) -> Problem {
+    let State::Unknown { cause, .. } = &record.state else {
+        return in_progress();
+    };
+    if record.terms.on_unknown == onetake_core::OnUnknown::Reconcile {
+        let detail = "An earlier attempt's outcome is being looked up. Retry with the same key.";
+        return Problem::new(Code::OutcomeUnknown, detail).retry_after(5);
+    }
+    let cause = cause.to_string();
+    let status = cause.strip_prefix(ANSWERED);
+    let released = status.map_or(String::new(), |status| {
+        format!(
+            "release = [\"{status}\"] on this route, if that status means that nothing was changed; or "
+        )
+    });
+    Problem::new(
+        Code::PreviousAttemptFailed,
+        format!(
+            "An earlier attempt with this key started, and its outcome is not known: {cause}. It is not run again, because it may have had its effect. What would change that: {released}on_unknown = \"retry\", if the operation is safe to run twice."
+        ),
+    )
+}
+
+pub(crate) fn problem_of_error(error: &EngineError, reference: Reference) -> Problem {
+    match error {
+        // It answers, but not for this key: nobody notices, unless it is said.
+        EngineError::Store(store) if store.kind() == StoreErrorKind::Invalid => {
+            tracing::error!(%reference, %error, "the store cannot serve this key");
+            let detail = "The store that remembers keys cannot serve this one, so nothing was run. The operator finds the reason in the log.";
+            Problem::new(Code::StoreUnavailable, detail).retry_after(2)
+        }
+        EngineError::Store(store) if store.kind() == StoreErrorKind::Busy => in_progress(),
+        EngineError::Overloaded => overloaded(),
+        EngineError::Closing => Problem::new(
+            Code::Overloaded,
+            "This node is shutting down. Nothing was run; retry with the same key.",
+        )
+        .retry_after(1),
+        _ => Problem::new(
+            Code::StoreUnavailable,
+            "The store that remembers keys does not answer, so nothing was run. Retry with the same key.",
+        )
+        .retry_after(2),
+    }
+}

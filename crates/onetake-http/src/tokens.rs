@@ -1,0 +1,64 @@
+//! `POST /idempotency-tokens`.
+
+use bytes::Bytes;
+use http::Response;
+use http::request::Parts;
+use http_body::Body;
+
+use crate::admit::incomplete;
+use crate::body::{self, Read};
+use crate::issued::{self, Use};
+use crate::layer::Shared;
+use crate::policy::{KeySource, Policy};
+use crate::problem::{Code, Problem};
+
+/// Issues a key, to whoever the route that it is for would take for its tenant.
+pub(crate) async fn tokens<Req>(shared: &Shared, parts: &Parts, body: Req) -> Response<Bytes>
+where
+    Req: Body<Data = Bytes>,
+{
+    let clock = shared.engine.clock();
+    let read = tokio::select! {
+        biased;
+        read = body::read(body, issued::BODY_MAX) => read,
+        () = clock.sleep(Policy::default().request_timeout) => {
+            return incomplete("did not arrive in time").into_response(None);
+        }
+    };
+    let data = match read {
+        Ok(Read::Whole { data, .. }) => data,
+        Ok(Read::TooLarge { .. }) => {
+            let detail = format!("The body has more than {} bytes.", issued::BODY_MAX);
+            return Problem::new(Code::RequestBodyTooLarge, detail).into_response(None);
+        }
+        Err(_) => return incomplete("broke off").into_response(None),
+    };
+    let wanted = match issued::wanted(&data) {
+        Ok(wanted) => wanted,
+        Err(problem) => return problem.into_response(None),
+    };
+    let policy = shared.policies.resolve_for(&wanted.method, &wanted.path, parts);
+    let policy = policy.filter(|policy| {
+        policy.key.source == KeySource::Issued && policy.methods.contains(&wanted.method)
+    });
+    let Some(policy) = policy else {
+        let detail =
+            "No route takes issued keys for this method and path (key = { from = \"issued\" }).";
+        return Problem::new(Code::RequestBodyInvalid, detail).into_response(None);
+    };
+    match policy.tenant.resolve(parts) {
+        Err(problem) => policy.answers.tell(problem, None),
+        Ok(caller) => {
+            let used = Use::of(&policy, &caller.tenant, &wanted.method, &wanted.path);
+            match shared.secrets.issued_keys.first() {
+                Some(key) => {
+                    let ttl = policy.terms.ttl;
+                    let (key, expires_at) =
+                        issued::issue(key, &used, ttl, clock.now(), &**shared.engine.rng());
+                    issued::issued(&key, expires_at)
+                }
+                None => policy.answers.tell(issued::invalid(), None),
+            }
+        }
+    }
+}

@@ -170,6 +170,36 @@ async fn what_was_running_is_answered_as_its_route_says() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_handle_tells_the_truth_after_a_kill_and_after_a_restart() {
+    let folder = tempfile::tempdir().unwrap();
+    let upstream = Upstream::start().await.unwrap();
+    let routes = "[[route]]\nmatch = \"POST /async/{*rest}\"\nin_flight = \"async\"\n\
+                  wait_timeout = \"50ms\"\ntenant = \"credential\"\n";
+    let gateway = Process::start(folder.path(), routes, &upstream.url()).await;
+    let (finished, killed) = ("answered-202-finished", "answered-202-killed01");
+    let call = |client: &Client, path: &str, key: &str| client.post(path).key(key).send();
+    let look = |client: &Client, handle: &str| client.post(handle).method("GET").body("").send();
+    let later = call(&gateway.client, "/async/slow?ms=300", finished).await.unwrap();
+    assert_eq!(later.status(), 202);
+    let finished_handle = later.header("location").to_owned();
+    while !look(&gateway.client, &finished_handle).await.unwrap().is_replay() {
+        SystemClock.sleep(Duration::from_millis(10)).await;
+    }
+    let later = call(&gateway.client, "/async/gate", killed).await.unwrap();
+    assert_eq!(later.status(), 202);
+    let killed_handle = later.header("location").to_owned();
+    gateway.kill().await;
+    let mut gateway = Process::start(folder.path(), routes, &upstream.url()).await;
+    let found = look(&gateway.client, &finished_handle).await.unwrap();
+    assert!(found.is_replay() && found.status() == 201, "{}", found.text());
+    let found = look(&gateway.client, &killed_handle).await.unwrap();
+    assert_eq!((found.status(), found.code().as_str()), (500, "previous_attempt_failed"));
+    assert_eq!((upstream.runs(finished), upstream.runs(killed)), (1, 1));
+    upstream.open_gate();
+    assert!(gateway.terminate().await.success());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn sigterm_drains() {
     let folder = tempfile::tempdir().unwrap();
     let upstream = Upstream::start().await.unwrap();

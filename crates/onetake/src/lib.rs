@@ -57,8 +57,9 @@ pub use onetake_http::json::{Pointer, Selection};
 pub use onetake_http::status::StatusPattern;
 #[cfg(feature = "http")]
 pub use onetake_http::{
-    Disposition, FingerprintMode, HttpLimits, KeyPolicy, OnStoreDown, OnetakeLayer, Policy,
-    Resolve, StatusRules, Tenant,
+    Answers, By, Dialect, Disposition, FingerprintMode, FingerprintPolicy, HttpLimits, IssuingKey,
+    KeyFormat, KeyPolicy, KeySource, OnStoreDown, OnetakeLayer, Policy, ProblemStatuses, Resolve,
+    Secrets, StatusRules, Tenant, TimeLeft, Velocity,
 };
 
 /// Everything of the HTTP layer.
@@ -76,7 +77,7 @@ pub use onetake_stores::{FilterOptions, FilteredStore};
 #[cfg(feature = "postgres")]
 pub use onetake_stores::{Migrated, PostgresOptions, PostgresStore};
 #[cfg(feature = "redis")]
-pub use onetake_stores::{RedisOptions, RedisStore};
+pub use onetake_stores::{RedisOptions, RedisStore, RedisVelocity};
 
 /// The examples in the README are compiled.
 #[cfg(doctest)]

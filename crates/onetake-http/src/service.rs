@@ -106,7 +106,9 @@ where
             }
             let asked = match Asked::of(&shared, &parts) {
                 Ok(asked) => asked,
-                Err((problem, policy)) => return Ok(told(&policy, problem, None)),
+                Err(((problem, reference), policy)) => {
+                    return Ok(told(&policy, problem, reference));
+                }
             };
             let Some(asked) = asked else {
                 let untouched = Request::from_parts(parts, RequestBody::untouched(body));
@@ -158,7 +160,7 @@ struct Asked {
 
 impl Asked {
     /// `None`: the request is not keyed, and passes through untouched.
-    fn of(shared: &Shared, parts: &Parts) -> Result<Option<Self>, (Problem, Arc<Policy>)> {
+    fn of(shared: &Shared, parts: &Parts) -> Result<Option<Self>, (Refused, Arc<Policy>)> {
         let Some(policy) = shared.policies.resolve(parts) else {
             return Ok(None);
         };
@@ -166,30 +168,38 @@ impl Asked {
             return Ok(None);
         }
         let asked = Self::under(&policy, parts, shared);
-        asked.map_err(|problem| (problem, policy))
+        asked.map_err(|refused| (refused, policy))
     }
 
     fn under(
         policy: &Arc<Policy>,
         parts: &Parts,
         shared: &Shared,
-    ) -> Result<Option<Self>, Problem> {
+    ) -> Result<Option<Self>, Refused> {
+        let unnamed = |problem| (problem, None);
         let key = match policy.key.source {
-            KeySource::Header | KeySource::Issued => match key(&parts.headers, &policy.key)? {
-                Some(key) => Some(key),
-                None => return Ok(None),
-            },
+            KeySource::Header | KeySource::Issued => {
+                match key(&parts.headers, &policy.key).map_err(unnamed)? {
+                    Some(key) => Some(key),
+                    None => return Ok(None),
+                }
+            }
             KeySource::Json(_) | KeySource::Derive(_) => None,
         };
         let clock = &**shared.engine.clock();
-        let deadline = Deadline::of(&parts.headers, clock)?;
-        let caller = policy.tenant.resolve(parts)?;
+        let caller = policy.tenant.resolve(parts);
+        let deadline = Deadline::of(&parts.headers, clock).map_err(|problem| {
+            // What it is about, as far as that can be told without the body.
+            let named = caller.as_ref().ok().zip(key.as_ref());
+            (problem, named.map(|(caller, key)| reference(&scope(policy, caller), key)))
+        })?;
+        let caller = caller.map_err(unnamed)?;
         let is_expired = match (&policy.key.source, &key) {
             (KeySource::Issued, Some(key)) => {
                 let (method, path) = (&parts.method, parts.uri.path());
                 let used = Use::of(policy, &caller.tenant, method, path);
                 let expires_at = issued::verify(&shared.secrets.issued_keys, &used, key);
-                expires_at.ok_or_else(issued::invalid)? <= clock.now()
+                expires_at.ok_or_else(|| unnamed(issued::invalid()))? <= clock.now()
             }
             _ => false,
         };
@@ -198,7 +208,7 @@ impl Asked {
     }
 
     fn scope(&self) -> Scope {
-        Scope::new(self.caller.tenant.clone()).namespace(&self.policy.namespace)
+        scope(&self.policy, &self.caller)
     }
 
     /// How long something may take that may take `max` by itself.
@@ -255,6 +265,14 @@ impl Asked {
         let later = Later::new(operation.clone(), handle, waits, left, clock.monotonic());
         Some(Box::new(later))
     }
+}
+
+fn scope(policy: &Policy, caller: &Caller) -> Scope {
+    Scope::new(caller.tenant.clone()).namespace(&policy.namespace)
+}
+
+fn reference(scope: &Scope, key: &Key) -> Reference {
+    RecordId::derive(scope, key).reference()
 }
 
 enum Admitted<Req> {
@@ -334,7 +352,7 @@ where
     Req::Error: Send,
 {
     let policy = &asked.policy;
-    let refer = |key: &Key| RecordId::derive(&asked.scope(), key).reference();
+    let refer = |key: &Key| reference(&asked.scope(), key);
     let early = asked.key.as_ref().map(refer);
     let refused = |problem| (problem, early);
     let place =

@@ -376,10 +376,11 @@ where
     if asked.is_over(clock) {
         return Err(refused(deadline::over()));
     }
+    let mut may_run = true;
     if asked.is_expired {
         // Its own expiry counts only while there is no record (S15).
         match shared.engine.look(operation.id).await {
-            Ok(Some(_)) => {}
+            Ok(Some(record)) => may_run = !is_final(&record),
             Ok(None) => return Err(refused(issued::invalid())),
             Err(error) => return Err(refused(problem_of_error(&error, reference))),
         }
@@ -405,8 +406,8 @@ where
             drop(lease);
             Err(refused(deadline::over()))
         }
-        // The record that was there a moment ago is gone, or may be run again: not under this key.
-        Ok(Began::Run(lease)) if asked.is_expired => {
+        // The outcome that was there a moment ago has expired: nothing new runs under this key.
+        Ok(Began::Run(lease)) if !may_run => {
             drop(lease);
             Err(refused(issued::invalid()))
         }
@@ -430,6 +431,10 @@ where
         }
         Err(error) => Err(refused(problem_of_error(&error, reference))),
     }
+}
+
+fn is_final(record: &Record) -> bool {
+    matches!(record.state, State::Completed { .. } | State::Failed { .. })
 }
 
 /// Asks the engine who runs the operation.

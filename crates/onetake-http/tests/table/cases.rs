@@ -26,6 +26,8 @@ pub(crate) enum Source {
     Json,
     Derive,
     Issued,
+    /// So long ago that it may not be used for the first time any more.
+    IssuedEarlier,
 }
 
 /// One policy: a choice of each kind. A key is always required.
@@ -99,12 +101,15 @@ pub(crate) const ASKS: [Ask; 6] = [
     Ask::DeadlineOver,
 ];
 
+const SOURCES: [Source; 5] =
+    [Source::Header, Source::Json, Source::Derive, Source::Issued, Source::IssuedEarlier];
+
 /// Every policy.
 pub(crate) fn choices() -> Vec<Choice> {
     let mut choices = Vec::new();
     for busy in [Busy::Reject, Busy::Wait, Busy::Async] {
         for on_unknown in [OnUnknown::Fail, OnUnknown::Reconcile, OnUnknown::Retry] {
-            for source in [Source::Header, Source::Json, Source::Derive, Source::Issued] {
+            for source in SOURCES {
                 for dialect in [Dialect::Problem, Dialect::Stripe] {
                     for velocity in [false, true] {
                         for on_store_down in [OnStoreDown::FailClosed, OnStoreDown::FailOpen] {
@@ -139,8 +144,13 @@ pub(crate) fn product() -> Vec<Case> {
 /// Why a combination is left out.
 pub(crate) fn left_out(case: &Case) -> Option<&'static str> {
     let is_open = case.choice.on_store_down == OnStoreDown::FailOpen;
-    (is_open && case.state != State::StoreDown)
-        .then_some("the store is there, so there is no fail-open: it would be the same case again")
+    if is_open && case.state != State::StoreDown {
+        return Some("the store is there, so there is no fail-open: it would be the same again");
+    }
+    if case.choice.source == Source::Issued && case.state == State::Expired {
+        return Some("a record lives at least as long as its issued key (S15)");
+    }
+    None
 }
 
 impl Choice {
@@ -150,7 +160,7 @@ impl Choice {
             Source::Header => KeySource::Header,
             Source::Json => KeySource::Json(pointer("/reference")),
             Source::Derive => KeySource::Derive(vec![pointer("/merchant"), pointer("/order")]),
-            Source::Issued => KeySource::Issued,
+            Source::Issued | Source::IssuedEarlier => KeySource::Issued,
         };
         let in_flight = match self.busy {
             Busy::Reject => InFlight::Reject,

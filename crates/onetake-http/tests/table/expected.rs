@@ -41,7 +41,7 @@ pub(crate) fn expected(case: &Case) -> Expected {
             return refused(504, "deadline_exceeded").unnamed();
         }
         (Ask::DeadlineOver, _) => return refused(504, "deadline_exceeded"),
-        (Ask::OtherTenant, Source::Issued) => {
+        (Ask::OtherTenant, Source::Issued | Source::IssuedEarlier) => {
             return refused(400, "idempotency_key_invalid").unnamed();
         }
         (Ask::Same | Ask::OtherPayload | Ask::OtherTenant, _) => {}
@@ -53,9 +53,13 @@ pub(crate) fn expected(case: &Case) -> Expected {
         }
         // Limits are by tenant, and the other one has not done anything yet.
         _ if other_tenant => runs(),
-        // An issued key's record lives at least as long as the key (S15).
-        State::Expired if choice.source == Source::Issued => {
+        // A key's own expiry counts only while there is no record (S15).
+        State::Absent | State::Expired if choice.source == Source::IssuedEarlier => {
             refused(400, "idempotency_key_invalid").unnamed()
+        }
+        // Nobody can tell whether there is one.
+        State::StoreDown if choice.source == Source::IssuedEarlier => {
+            refused(503, "idempotency_store_unavailable").later()
         }
         State::Absent | State::Expired | State::StoreDown if choice.velocity => {
             refused(429, "velocity_limit_exceeded").later()

@@ -121,6 +121,10 @@ impl World {
         match case.state {
             State::Absent | State::StoreDown => {}
             State::RunningHere => {
+                if case.choice.source == Source::IssuedEarlier {
+                    // It was used in time, and may now be used again here.
+                    self.ran(case, number, &name, "429").await;
+                }
                 let held = self.letter(case, number, &name, &[("x-answer", "hold")]);
                 tokio::spawn(send(self.here.clone(), held));
                 let started = self.api.change(number, |done| Arc::clone(&done.started));
@@ -140,8 +144,7 @@ impl World {
                 self.settled(case, number, &name, Duration::ZERO, Some(verb)).await;
             }
         }
-        // What runs here has counted already.
-        if case.choice.velocity && case.state != State::RunningHere {
+        if case.choice.velocity {
             let other = self.name(case, number, "other").await;
             let first = self.letter(case, number, &other, &[("x-answer", "201")]);
             send(self.node(case).clone(), first).await;
@@ -165,12 +168,11 @@ impl World {
 
     /// A name for an operation that nobody has used yet.
     async fn name(&self, case: &Case, number: usize, what: &str) -> String {
-        if case.choice.source != Source::Issued {
-            return format!("{what}-number-{number:08}");
-        }
-        // A record that has expired is that of a key that has.
-        let is_old = case.state == State::Expired && what == "case";
-        let issuer = if is_old { &self.elsewhere } else { &self.here };
+        let issuer = match case.choice.source {
+            Source::IssuedEarlier if what == "case" => &self.elsewhere,
+            Source::Issued | Source::IssuedEarlier => &self.here,
+            _ => return format!("{what}-number-{number:08}"),
+        };
         let wanted = json!({ "method": "POST", "path": "/charges" }).to_string();
         let request = Request::post("/idempotency-tokens")
             .header("authorization", "Bearer alice")
@@ -233,7 +235,7 @@ impl World {
         let member = match case.choice.source {
             Source::Json => "reference",
             Source::Derive => "order",
-            Source::Header | Source::Issued => "",
+            Source::Header | Source::Issued | Source::IssuedEarlier => "",
         };
         let tenant = if ask == Ask::OtherTenant { "Bearer bob" } else { "Bearer alice" };
         let mut request = Request::post("/charges")

@@ -106,8 +106,8 @@ where
             }
             let asked = match Asked::of(&shared, &parts) {
                 Ok(asked) => asked,
-                Err(((problem, reference), policy)) => {
-                    return Ok(told(&policy, problem, reference));
+                Err((problem, policy)) => {
+                    return Ok(told(&policy, problem, named_by_head(&policy, &parts)));
                 }
             };
             let Some(asked) = asked else {
@@ -160,7 +160,7 @@ struct Asked {
 
 impl Asked {
     /// `None`: the request is not keyed, and passes through untouched.
-    fn of(shared: &Shared, parts: &Parts) -> Result<Option<Self>, (Refused, Arc<Policy>)> {
+    fn of(shared: &Shared, parts: &Parts) -> Result<Option<Self>, (Problem, Arc<Policy>)> {
         let Some(policy) = shared.policies.resolve(parts) else {
             return Ok(None);
         };
@@ -168,38 +168,30 @@ impl Asked {
             return Ok(None);
         }
         let asked = Self::under(&policy, parts, shared);
-        asked.map_err(|refused| (refused, policy))
+        asked.map_err(|problem| (problem, policy))
     }
 
     fn under(
         policy: &Arc<Policy>,
         parts: &Parts,
         shared: &Shared,
-    ) -> Result<Option<Self>, Refused> {
-        let unnamed = |problem| (problem, None);
+    ) -> Result<Option<Self>, Problem> {
         let key = match policy.key.source {
-            KeySource::Header | KeySource::Issued => {
-                match key(&parts.headers, &policy.key).map_err(unnamed)? {
-                    Some(key) => Some(key),
-                    None => return Ok(None),
-                }
-            }
+            KeySource::Header | KeySource::Issued => match key(&parts.headers, &policy.key)? {
+                Some(key) => Some(key),
+                None => return Ok(None),
+            },
             KeySource::Json(_) | KeySource::Derive(_) => None,
         };
         let clock = &**shared.engine.clock();
-        let caller = policy.tenant.resolve(parts);
-        let deadline = Deadline::of(&parts.headers, clock).map_err(|problem| {
-            // What it is about, as far as that can be told without the body.
-            let named = caller.as_ref().ok().zip(key.as_ref());
-            (problem, named.map(|(caller, key)| reference(&scope(policy, caller), key)))
-        })?;
-        let caller = caller.map_err(unnamed)?;
+        let deadline = Deadline::of(&parts.headers, clock)?;
+        let caller = policy.tenant.resolve(parts)?;
         let is_expired = match (&policy.key.source, &key) {
             (KeySource::Issued, Some(key)) => {
                 let (method, path) = (&parts.method, parts.uri.path());
                 let used = Use::of(policy, &caller.tenant, method, path);
                 let expires_at = issued::verify(&shared.secrets.issued_keys, &used, key);
-                expires_at.ok_or_else(|| unnamed(issued::invalid()))? <= clock.now()
+                expires_at.ok_or_else(issued::invalid)? <= clock.now()
             }
             _ => false,
         };
@@ -273,6 +265,16 @@ fn scope(policy: &Policy, caller: &Caller) -> Scope {
 
 fn reference(scope: &Scope, key: &Key) -> Reference {
     RecordId::derive(scope, key).reference()
+}
+
+/// What a request refers to that is refused by its head, as far as that can be told without its body.
+fn named_by_head(policy: &Policy, parts: &Parts) -> Option<Reference> {
+    if !matches!(policy.key.source, KeySource::Header | KeySource::Issued) {
+        return None;
+    }
+    let key = key(&parts.headers, &policy.key).ok()??;
+    let caller = policy.tenant.resolve(parts).ok()?;
+    Some(reference(&scope(policy, &caller), &key))
 }
 
 enum Admitted<Req> {

@@ -11,9 +11,9 @@ use http::request::Parts;
 use http_body::Body;
 
 use onetake_core::engine::{Answer, Attempt, Begin, EngineError, Operation};
-use onetake_core::{Key, Lease, Record, RecordId, Reference};
+use onetake_core::{Key, Lease, Record, Reference, State};
 
-use crate::asked::Asked;
+use crate::asked::{self, Asked};
 use crate::body::{self, Read, RequestBody};
 use crate::bypass::{self, Bypass};
 use crate::deadline::{self, TimeLeft};
@@ -56,7 +56,7 @@ where
     Req::Error: Send,
 {
     let policy = &asked.policy;
-    let refer = |key: &Key| RecordId::derive(&asked.scope(), key).reference();
+    let refer = |key: &Key| asked::reference(&asked.scope(), key);
     let early = asked.key.as_ref().map(refer);
     let refused = |problem| (problem, early);
     let place =
@@ -80,10 +80,11 @@ where
     if asked.is_over(clock) {
         return Err(refused(deadline::over()));
     }
+    let mut may_run = true;
     if asked.is_expired {
         // Its own expiry counts only while there is no record (S15).
         match shared.engine.look(operation.id).await {
-            Ok(Some(_)) => {}
+            Ok(Some(record)) => may_run = !is_final(&record),
             Ok(None) => return Err(refused(issued::invalid())),
             Err(error) => return Err(refused(problem_of_error(&error, reference))),
         }
@@ -109,8 +110,8 @@ where
             drop(lease);
             Err(refused(deadline::over()))
         }
-        // The record that was there a moment ago is gone, or may be run again: not under this key.
-        Ok(Began::Run(lease)) if asked.is_expired => {
+        // The outcome that was there a moment ago has expired: nothing new runs under this key.
+        Ok(Began::Run(lease)) if !may_run => {
             drop(lease);
             Err(refused(issued::invalid()))
         }
@@ -134,6 +135,10 @@ where
         }
         Err(error) => Err(refused(problem_of_error(&error, reference))),
     }
+}
+
+fn is_final(record: &Record) -> bool {
+    matches!(record.state, State::Completed { .. } | State::Failed { .. })
 }
 
 /// Asks the engine who runs the operation.

@@ -8,7 +8,7 @@ use http::request::Parts;
 
 use onetake_core::InFlight as Engaged;
 use onetake_core::engine::Operation;
-use onetake_core::{Clock, Fingerprint, Key, Scope};
+use onetake_core::{Clock, Fingerprint, Key, RecordId, Reference, Scope};
 
 use crate::deadline::Deadline;
 use crate::issued::{self, Use};
@@ -79,7 +79,7 @@ impl Asked {
     }
 
     pub(crate) fn scope(&self) -> Scope {
-        Scope::new(self.caller.tenant.clone()).namespace(&self.policy.namespace)
+        scope(&self.policy, &self.caller)
     }
 
     /// How long something may take that may take `max` by itself.
@@ -141,4 +141,23 @@ impl Asked {
         let later = Later::new(operation.clone(), handle, waits, left, clock.monotonic());
         Some(Box::new(later))
     }
+}
+
+fn scope(policy: &Policy, caller: &Caller) -> Scope {
+    Scope::new(caller.tenant.clone()).namespace(&policy.namespace)
+}
+
+/// What people call the operation.
+pub(crate) fn reference(scope: &Scope, key: &Key) -> Reference {
+    RecordId::derive(scope, key).reference()
+}
+
+/// What a request refers to that is refused by its head, as far as that can be told without its body.
+pub(crate) fn named_by_head(policy: &Policy, parts: &Parts) -> Option<Reference> {
+    if !matches!(policy.key.source, KeySource::Header | KeySource::Issued) {
+        return None;
+    }
+    let key = key(&parts.headers, &policy.key).ok()??;
+    let caller = policy.tenant.resolve(parts).ok()?;
+    Some(reference(&scope(policy, &caller), &key))
 }

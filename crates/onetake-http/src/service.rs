@@ -15,7 +15,7 @@ use onetake_core::{Record, Reference, State};
 
 use crate::BoxError;
 use crate::admit::{Admitted, admit};
-use crate::asked::Asked;
+use crate::asked::{self, Asked};
 use crate::body::{RequestBody, ResponseBody};
 use crate::issued::TOKENS;
 use crate::later::{self, OPERATIONS};
@@ -88,11 +88,13 @@ where
             {
                 return Ok(later::look(&shared, &parts, handle).await);
             }
-            let asked = match Asked::of(&shared, &parts) {
-                Ok(asked) => asked,
-                Err((problem, policy)) => return Ok(told(&policy, problem, None)),
+            let keyed = match Asked::of(&shared, &parts) {
+                Ok(keyed) => keyed,
+                Err((problem, policy)) => {
+                    return Ok(told(&policy, problem, asked::named_by_head(&policy, &parts)));
+                }
             };
-            let Some(asked) = asked else {
+            let Some(asked) = keyed else {
                 let untouched = Request::from_parts(parts, RequestBody::untouched(body));
                 let response = inner.call(untouched).await?;
                 return Ok(response.map(ResponseBody::untouched));

@@ -1,0 +1,188 @@
+//! What is combined: policies, states of a key, and requests.
+
+use std::time::Duration;
+
+use onetake_core::{OnUnknown, Terms};
+use onetake_http::json::Pointer;
+use onetake_http::{By, Dialect, InFlight, KeySource, OnStoreDown, Policy};
+
+/// How long a route waits: on a clock that moves only while somebody is meant to wait.
+pub(crate) const WAIT: Duration = Duration::from_secs(2);
+/// The largest response that is kept, in bytes.
+pub(crate) const RESPONSE_MAX: usize = 1000;
+
+const DAY: Duration = Duration::from_secs(24 * 3600);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Busy {
+    Reject,
+    Wait,
+    Async,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Source {
+    Header,
+    Json,
+    Derive,
+    Issued,
+    /// So long ago that it may not be used for the first time any more.
+    IssuedEarlier,
+}
+
+/// One policy: a choice of each kind. A key is always required.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Choice {
+    pub(crate) busy: Busy,
+    pub(crate) on_unknown: OnUnknown,
+    pub(crate) source: Source,
+    pub(crate) dialect: Dialect,
+    /// One new operation an hour for each tenant and card; and another one has just been.
+    pub(crate) velocity: bool,
+    pub(crate) on_store_down: OnStoreDown,
+}
+
+/// Where the key stands when the request comes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum State {
+    Absent,
+    /// On the node that is asked.
+    RunningHere,
+    RunningElsewhere,
+    Completed,
+    /// Its body was too large to keep.
+    NotReplayable,
+    Failed,
+    Released,
+    Unknown,
+    Expired,
+    /// Whatever the key is: nobody can look.
+    StoreDown,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Ask {
+    Same,
+    OtherPayload,
+    MissingKey,
+    MalformedKey,
+    OtherTenant,
+    DeadlineOver,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Case {
+    /// Which of [`choices`] it is.
+    pub(crate) route: usize,
+    pub(crate) choice: Choice,
+    pub(crate) state: State,
+    pub(crate) ask: Ask,
+}
+
+pub(crate) const STATES: [State; 10] = [
+    State::Absent,
+    State::RunningHere,
+    State::RunningElsewhere,
+    State::Completed,
+    State::NotReplayable,
+    State::Failed,
+    State::Released,
+    State::Unknown,
+    State::Expired,
+    State::StoreDown,
+];
+
+pub(crate) const ASKS: [Ask; 6] = [
+    Ask::Same,
+    Ask::OtherPayload,
+    Ask::MissingKey,
+    Ask::MalformedKey,
+    Ask::OtherTenant,
+    Ask::DeadlineOver,
+];
+
+const SOURCES: [Source; 5] =
+    [Source::Header, Source::Json, Source::Derive, Source::Issued, Source::IssuedEarlier];
+
+/// Every policy.
+pub(crate) fn choices() -> Vec<Choice> {
+    let mut choices = Vec::new();
+    for busy in [Busy::Reject, Busy::Wait, Busy::Async] {
+        for on_unknown in [OnUnknown::Fail, OnUnknown::Reconcile, OnUnknown::Retry] {
+            for source in SOURCES {
+                for dialect in [Dialect::Problem, Dialect::Stripe] {
+                    for velocity in [false, true] {
+                        for on_store_down in [OnStoreDown::FailClosed, OnStoreDown::FailOpen] {
+                            choices.push(Choice {
+                                busy,
+                                on_unknown,
+                                source,
+                                dialect,
+                                velocity,
+                                on_store_down,
+                            });
+                        }
+                    }
+                }
+            }
+        }
+    }
+    choices
+}
+
+/// Every combination, those that are left out included.
+pub(crate) fn product() -> Vec<Case> {
+    let mut cases = Vec::new();
+    for (route, choice) in choices().into_iter().enumerate() {
+        for state in STATES {
+            cases.extend(ASKS.map(|ask| Case { route, choice, state, ask }));
+        }
+    }
+    cases
+}
+
+/// Why a combination is left out.
+pub(crate) fn left_out(case: &Case) -> Option<&'static str> {
+    let is_open = case.choice.on_store_down == OnStoreDown::FailOpen;
+    if is_open && case.state != State::StoreDown {
+        return Some("the store is there, so there is no fail-open: it would be the same again");
+    }
+    if case.choice.source == Source::Issued && case.state == State::Expired {
+        return Some("a record lives at least as long as its issued key (S15)");
+    }
+    None
+}
+
+impl Choice {
+    pub(crate) fn policy(&self) -> Policy {
+        let pointer = |text| Pointer::parse(text).unwrap();
+        let source = match self.source {
+            Source::Header => KeySource::Header,
+            Source::Json => KeySource::Json(pointer("/reference")),
+            Source::Derive => KeySource::Derive(vec![pointer("/merchant"), pointer("/order")]),
+            Source::Issued | Source::IssuedEarlier => KeySource::Issued,
+        };
+        let in_flight = match self.busy {
+            Busy::Reject => InFlight::Reject,
+            Busy::Wait => InFlight::Wait(WAIT),
+            Busy::Async => InFlight::Async(WAIT),
+        };
+        // Nothing ends by itself while the clock moves for those who wait.
+        let on_unknown = self.on_unknown;
+        let terms = Terms { ttl: DAY, lease: DAY, grace: DAY, on_unknown };
+        let mut policy = Policy::new()
+            .key_required()
+            .key_from(source)
+            .in_flight(in_flight)
+            .on_store_down(self.on_store_down)
+            .errors(self.dialect)
+            .terms(terms)
+            .run_max(DAY)
+            .body_max(RESPONSE_MAX, RESPONSE_MAX);
+        if self.velocity {
+            let by = [By::Tenant, By::Json(pointer("/card"))];
+            policy = policy.velocity(by, "1/h".parse().unwrap());
+        }
+        policy
+    }
+}

@@ -22,6 +22,8 @@ use world::{Answered, World};
 
 /// Cases at once: stores write together what comes together.
 const AT_ONCE: usize = 128;
+/// On a clock that stands still, a wait that should not be would last for ever.
+const STUCK: Duration = Duration::from_secs(20);
 /// How many there are; who changes it changes what is promised to be tested.
 const COMBINATIONS: usize = 21_600;
 const LEFT_OUT: usize = 9_936;
@@ -94,7 +96,10 @@ async fn holds_on(store: Arc<dyn Store>) {
     // First what is answered without a wait: the clock stands still.
     let prompt = stream::iter(prompt).map(|(number, case)| async move {
         let name = world.prepare(&case, number).await;
-        compare(world, &case, number, &name).await
+        tokio::select! {
+            wrong = compare(world, &case, number, &name) => wrong,
+            () = SystemClock.sleep(STUCK) => panic!("{case:?} waits, and should not"),
+        }
     });
     let mut wrong: Vec<_> =
         prompt.buffer_unordered(AT_ONCE).filter_map(async |w| w).collect().await;

@@ -126,9 +126,12 @@ impl World {
                     self.ran(case, number, &name, "429").await;
                 }
                 let held = self.letter(case, number, &name, &[("x-answer", "hold")]);
-                tokio::spawn(send(self.here.clone(), held));
+                let mut held = tokio::spawn(send(self.here.clone(), held));
                 let started = self.api.change(number, |done| Arc::clone(&done.started));
-                started.notified().await;
+                tokio::select! {
+                    () = started.notified() => {}
+                    refused = &mut held => panic!("{case:?}: it does not run: {refused:?}"),
+                }
             }
             State::Completed => self.ran(case, number, &name, "201").await,
             State::NotReplayable => self.ran(case, number, &name, "large").await,

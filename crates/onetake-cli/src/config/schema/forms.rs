@@ -1,7 +1,7 @@
 //! The forms of values: types, words and patterns.
 //!
-//! A pattern never refuses what the readers accept; where a form is too intricate for a pattern it
-//! lets through more. They do without look-around, which not every validator has.
+//! A pattern is never meant to refuse what the readers accept; where a form is too intricate for
+//! one, it lets through more. They do without look-around, which not every validator has.
 
 use serde_json::{Value, json};
 

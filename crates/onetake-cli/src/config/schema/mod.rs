@@ -1,8 +1,8 @@
 //! The JSON Schema of the file, for editors and for tools that write one.
 //!
 //! It knows the names, types, words and forms of all fields. What takes two fields, the length of a
-//! duration or anything outside the file, only `check` knows: the schema accepts all that `check`
-//! accepts, and some more.
+//! duration or anything outside the file, only `check` knows: the schema is never the stricter of
+//! the two.
 
 mod forms;
 mod policy;

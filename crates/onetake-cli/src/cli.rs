@@ -46,6 +46,8 @@ enum Command {
         #[arg(long, value_name = "FILE")]
         config: PathBuf,
     },
+    /// Print the JSON Schema of the configuration file, for editors and other tools.
+    Schema,
     /// Create or update what the store needs: tables, indexes.
     Migrate(Stored),
     /// Look at the store, and name what breaks the promise.
@@ -116,6 +118,10 @@ fn address(text: &str) -> Result<SocketAddr, String> {
 pub fn main() -> ExitCode {
     match Cli::parse().command {
         Command::Check { config } => check(&config),
+        Command::Schema => {
+            println!("{:#}", config::schema());
+            ExitCode::SUCCESS
+        }
         Command::Serve(serve) => serve.run(),
         Command::Demo(demo) => demo.run(),
         Command::Migrate(store) => store.migrate(),

@@ -1,4 +1,4 @@
-//! `check`, `migrate` and `doctor`, as commands.
+//! `check`, `schema`, `migrate` and `doctor`, as commands.
 #![expect(clippy::unwrap_used, reason = "tests may panic")]
 
 use std::process::Command;
@@ -111,4 +111,20 @@ fn payments_on_redis_alone_are_refused_by_serve_and_check() {
     let (code, said, _) = onetake(&["check", "--config", path], &[]);
     assert_eq!(code, 0, "{said}");
     assert!(said.contains("every retry runs again") && said.contains("fine, 1 routes"), "{said}");
+}
+
+#[test]
+fn schema_prints_a_json_schema_and_nothing_else() {
+    let (code, said, errors) = onetake(&["schema"], &[]);
+    assert_eq!((code, errors.as_str()), (0, ""));
+    let schema: serde_json::Value = serde_json::from_str(&said).unwrap();
+    assert_eq!(schema, onetake_cli::config::schema());
+    assert_eq!(schema["$schema"], "https://json-schema.org/draft/2020-12/schema");
+}
+
+#[test]
+fn an_example_passes_check() {
+    let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../../examples/gateway.toml");
+    let (code, said, errors) = onetake(&["check", "--config", file], &[]);
+    assert!(code == 0 && said.contains("fine, 3 routes"), "{said}{errors}");
 }

@@ -18,7 +18,7 @@ use super::units;
 use super::url::parse_listen;
 
 /// The most records that one step of a sweep may remove.
-const SWEEP_BATCH_MAX: usize = 100_000;
+pub(super) const SWEEP_BATCH_MAX: usize = 100_000;
 
 /// What was written, and nothing else: defaults come later.
 #[derive(Debug, Default)]

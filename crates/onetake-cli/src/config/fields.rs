@@ -245,7 +245,7 @@ impl Fields {
     }
 
     /// The names that this version reads.
-    fn names(&self) -> impl Iterator<Item = &'static str> {
+    pub(super) fn names(&self) -> impl Iterator<Item = &'static str> {
         self.all().filter(|field| matches!(field.1, Here)).map(|field| field.0)
     }
 

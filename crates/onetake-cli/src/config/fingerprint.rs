@@ -7,6 +7,9 @@ use super::error::{Fault, Problems};
 use super::fields;
 use super::reader::{Section, Value};
 
+/// The words of `fingerprint.mode`, and whether it is JSON.
+pub(super) const MODES: [(&str, bool); 2] = [("bytes", false), ("json", true)];
+
 /// Headers that no two attempts have in common.
 const CHANGING: [&str; 7] = [
     "date",
@@ -64,7 +67,7 @@ fn read_mode(
         }
         return None;
     };
-    let is_json = mode.choice(&[("bytes", false), ("json", true)], &[], problems)?;
+    let is_json = mode.choice(&MODES, &[], problems)?;
     match (is_json, exclude, include) {
         (false, None, None) => Some(FingerprintConfig::Bytes),
         (false, Some(pointers), _) | (false, None, Some(pointers)) => {

@@ -10,9 +10,20 @@ use super::layer::Located;
 use super::reader::{Section, Value};
 
 /// The longest key that is accepted anywhere, and so the most that can be asked for.
-const LENGTH_MAX: usize = 255;
+pub(super) const LENGTH_MAX: usize = 255;
 /// The most parts that a key is derived from.
-const PARTS_MAX: usize = 16;
+pub(super) const PARTS_MAX: usize = 16;
+
+/// The words of `key.from`.
+pub(super) const SOURCES: [(&str, From); 4] = [
+    ("header", From::Header),
+    ("json", From::Json),
+    ("derive", From::Derive),
+    ("issued", From::Issued),
+];
+/// The words of `key.format`.
+pub(super) const FORMATS: [(&str, KeyFormat); 2] =
+    [("any", KeyFormat::Any), ("uuid", KeyFormat::Uuid)];
 
 /// What one place says about keys.
 #[derive(Clone, Debug, Default)]
@@ -25,7 +36,7 @@ pub(super) struct KeyLayer {
 
 /// The word in `from`.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum From {
+pub(super) enum From {
     Header,
     Json,
     Derive,
@@ -40,9 +51,7 @@ pub(super) fn read(value: &Value<'_>, problems: &mut Problems<'_>) -> KeyLayer {
     KeyLayer {
         source: read_source(&table, problems),
         required: table.get("required").and_then(|value| value.boolean(problems)),
-        format: table.get("format").and_then(|value| {
-            value.choice(&[("any", KeyFormat::Any), ("uuid", KeyFormat::Uuid)], &[], problems)
-        }),
+        format: table.get("format").and_then(|value| value.choice(&FORMATS, &[], problems)),
         min_length: table
             .get("min_length")
             .and_then(|value| value.integer((1, LENGTH_MAX), problems)),
@@ -50,15 +59,9 @@ pub(super) fn read(value: &Value<'_>, problems: &mut Problems<'_>) -> KeyLayer {
 }
 
 fn read_source(table: &Section<'_>, problems: &mut Problems<'_>) -> Option<Located<KeySource>> {
-    let choices = [
-        ("header", From::Header),
-        ("json", From::Json),
-        ("derive", From::Derive),
-        ("issued", From::Issued),
-    ];
     let word = table.get("from");
     let from = match &word {
-        Some(value) => Some(value.choice(&choices, &[], problems)?),
+        Some(value) => Some(value.choice(&SOURCES, &[], problems)?),
         None => None,
     };
     // What belongs to another source was written for a reason, and would be without effect.

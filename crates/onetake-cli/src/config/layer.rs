@@ -19,7 +19,24 @@ use onetake_http::status::StatusPattern;
 use onetake_http::{Dialect, Disposition, ProblemStatuses, Velocity};
 
 /// The longest namespace; it is part of every record's id.
-const NAMESPACE_LENGTH_MAX: usize = 64;
+pub(super) const NAMESPACE_LENGTH_MAX: usize = 64;
+/// The statuses that a problem may have.
+pub(super) const PROBLEM_STATUSES: (usize, usize) = (400, 599);
+
+/// The words of `in_flight`.
+pub(super) const IN_FLIGHT: [(&str, InFlight); 3] =
+    [("reject", InFlight::Reject), ("wait", InFlight::Wait), ("async", InFlight::Async)];
+/// The words of `on_unknown`.
+pub(super) const ON_UNKNOWN: [(&str, OnUnknown); 2] =
+    [("fail", OnUnknown::Fail), ("retry", OnUnknown::Retry)];
+/// The words of `on_store_down`.
+pub(super) const ON_STORE_DOWN: [(&str, OnStoreDown); 2] =
+    [("fail-closed", OnStoreDown::FailClosed), ("fail-open", OnStoreDown::FailOpen)];
+/// The words of `errors`.
+pub(super) const ERRORS: [(&str, Dialect); 2] =
+    [("problem", Dialect::Problem), ("stripe", Dialect::Stripe)];
+/// The words of `tenant`.
+pub(super) const TENANTS: [&str; 2] = ["credential", "public"];
 
 /// Values for a use case, between a route's own and `[defaults]`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,7 +54,7 @@ pub enum Preset {
 }
 
 impl Preset {
-    const ALL: [(&'static str, Self); 5] = [
+    pub(super) const ALL: [(&'static str, Self); 5] = [
         ("payment", Self::Payment),
         ("signup", Self::Signup),
         ("webhook", Self::Webhook),
@@ -134,22 +151,16 @@ pub(super) fn read(table: &Section<'_>, problems: &mut Problems<'_>) -> Layer {
     layer.wait_timeout = time("wait_timeout", &units::WAIT_TIMEOUT);
     layer.upstream_timeout = time("upstream_timeout", &units::UPSTREAM_TIMEOUT);
     if let Some(value) = get("in_flight") {
-        let choices =
-            [("reject", InFlight::Reject), ("wait", InFlight::Wait), ("async", InFlight::Async)];
-        layer.in_flight = value.choice(&choices, &[], problems);
+        layer.in_flight = value.choice(&IN_FLIGHT, &[], problems);
     }
     if let Some(value) = get("on_unknown") {
-        let choices = [("fail", OnUnknown::Fail), ("retry", OnUnknown::Retry)];
-        layer.on_unknown = value.choice(&choices, &["reconcile"], problems);
+        layer.on_unknown = value.choice(&ON_UNKNOWN, &["reconcile"], problems);
     }
     if let Some(value) = get("on_store_down") {
-        let choices =
-            [("fail-closed", OnStoreDown::FailClosed), ("fail-open", OnStoreDown::FailOpen)];
-        layer.on_store_down = value.choice(&choices, &[], problems);
+        layer.on_store_down = value.choice(&ON_STORE_DOWN, &[], problems);
     }
     if let Some(value) = get("errors") {
-        let choices = [("problem", Dialect::Problem), ("stripe", Dialect::Stripe)];
-        layer.errors = value.choice(&choices, &[], problems);
+        layer.errors = value.choice(&ERRORS, &[], problems);
     }
     if let Some(value) = get("statuses") {
         layer.statuses = read_statuses(&value, problems);
@@ -183,14 +194,13 @@ pub(super) fn read_upstream(
 }
 
 fn read_tenant(value: &Value<'_>, problems: &mut Problems<'_>) -> Option<TenantConfig> {
-    const WORDS: [&str; 2] = ["credential", "public"];
     if !matches!(value.node.kind, Kind::Table(_)) {
         return match value.text("\"credential\"", problems)? {
             "credential" => Some(TenantConfig::Credential),
             "public" => Some(TenantConfig::Public),
             word => {
                 let later = ["client-ip", "jwt", "forward_auth"];
-                let mut fault = unknown_word(word, &WORDS, &later);
+                let mut fault = unknown_word(word, &TENANTS, &later);
                 if !fault.fix.starts_with("did you") {
                     fault.fix.push_str(", or { header = \"X-Account\" }");
                 }
@@ -232,7 +242,7 @@ fn read_statuses(value: &Value<'_>, problems: &mut Problems<'_>) -> ProblemStatu
         return ProblemStatuses::default();
     };
     let mut one = |name| {
-        let number = table.get(name)?.integer((400, 599), problems)?;
+        let number = table.get(name)?.integer(PROBLEM_STATUSES, problems)?;
         StatusCode::from_u16(u16::try_from(number).ok()?).ok()
     };
     ProblemStatuses {

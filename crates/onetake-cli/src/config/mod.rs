@@ -15,6 +15,7 @@ mod layer;
 mod pattern;
 mod reader;
 mod resolve;
+mod schema;
 mod secrets;
 mod sources;
 mod status;
@@ -36,6 +37,7 @@ pub use cidr::Cidr;
 pub use error::{ConfigError, Problem};
 pub use layer::Preset;
 pub use pattern::{Methods, PathPattern};
+pub use schema::schema;
 pub use secrets::{Secret, SecretsConfig};
 pub use store_url::{ServerUrl, StoreUrl};
 

@@ -11,9 +11,9 @@ use super::reader::{Section, Value};
 use super::tree::Kind;
 
 /// The most secrets of one kind: the one in use, and those that it came after.
-const SECRETS_MAX: usize = 8;
+pub(super) const SECRETS_MAX: usize = 8;
 /// The longest name of a secret.
-const ID_LENGTH_MAX: usize = 32;
+pub(super) const ID_LENGTH_MAX: usize = 32;
 /// The largest file that is taken for a secret, in bytes.
 const FILE_BYTES_MAX: u64 = 4096;
 

@@ -19,6 +19,13 @@ pub(super) struct Limits {
     usual: &'static str,
 }
 
+impl Limits {
+    /// The bounds as a sentence.
+    pub(super) fn sentence(&self) -> String {
+        format!("From {} to {}.", show(self.min), show(self.max))
+    }
+}
+
 /// `ttl`: longer than the longest preset by a wide margin, but storage is paid for.
 pub(super) const TTL: Limits = Limits { min: SECOND, max: DAY.saturating_mul(400), usual: "24h" };
 /// `lease`: renewed at a third of it, so a shorter one would be nothing but heartbeats.
@@ -36,7 +43,7 @@ pub(super) const UPSTREAM_TIMEOUT: Limits =
 pub(super) const SWEEP_INTERVAL: Limits = Limits { min: SECOND, max: DAY, usual: "15m" };
 
 /// The largest body that may be configured to be held in memory.
-const BODY_BYTES_MAX: u64 = 64 * MIB;
+pub(super) const BODY_BYTES_MAX: u64 = 64 * MIB;
 
 /// Units of durations, in milliseconds, from the largest.
 const TIME_UNITS: [(&str, u64); 5] =

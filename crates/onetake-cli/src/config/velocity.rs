@@ -9,9 +9,9 @@ use super::key::parse_part;
 use super::reader::{Section, Value};
 
 /// The most limits of one route.
-const LIMITS_MAX: usize = 8;
+pub(super) const LIMITS_MAX: usize = 8;
 /// The most parts that one limit is counted by.
-const BY_MAX: usize = 8;
+pub(super) const BY_MAX: usize = 8;
 
 pub(super) fn read(value: &Value<'_>, problems: &mut Problems<'_>) -> Option<Vec<Velocity>> {
     let example = "[{ by = [\"tenant\", \"json:/card\"], limit = \"5/min\" }]";

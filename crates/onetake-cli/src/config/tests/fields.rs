@@ -6,6 +6,7 @@ use super::*;
 pub(super) fn file(section: &str, line: &str) -> String {
     let upstream = "upstream = \"http://127.0.0.1:3000\"\n";
     match section {
+        "" => format!("{line}\n"),
         "gateway" if line.starts_with("upstream") => format!("[gateway]\n{line}\n"),
         "gateway" => format!("[gateway]\n{upstream}{line}\n"),
         "route" if line.starts_with("match") => format!("[gateway]\n{upstream}[[route]]\n{line}\n"),
@@ -19,7 +20,28 @@ type Row = (&'static str, Lines, Refused);
 type Lines = &'static [&'static str];
 type Refused = &'static [(&'static str, &'static str)];
 
+/// What the right lines find in the environment.
+const VARIABLES: &[(&str, &str)] = &[
+    ("TEST_STORE", "postgres://db/x"),
+    ("TEST_FILTER", "redis://cache"),
+    ("TEST_SECRET", "AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA="),
+];
+
 const SECTIONS: &[Row] = &[
+    (
+        "",
+        &[],
+        &[
+            ("gateway = 1", "gateway"),
+            ("admin = []", "admin"),
+            ("store = \"memory:\"", "store"),
+            ("sweep = \"15m\"", "sweep"),
+            ("secrets = [\"x\"]", "secrets"),
+            ("defaults = true", "defaults"),
+            ("route = {}", "route"),
+            ("routes = []", "routes"),
+        ],
+    ),
     (
         "gateway",
         &["listen = \"0.0.0.0:80\"", "upstream = \"http://api:80/\"", "trusted_proxies = []"],
@@ -51,6 +73,7 @@ const SECTIONS: &[Row] = &[
             "url = \"redis-cluster://a:1,b:2\"",
             "url = \"postgres://db/x\"\nfilter = \"rediss://a\"",
             "url = \"dynamodb://eu-central-1/onetake\"\nallow_lossy = false",
+            "url = { env = \"TEST_STORE\" }\nfilter = { env = \"TEST_FILTER\" }",
         ],
         &[
             ("url = \"memory\"", "store.url"),
@@ -72,9 +95,16 @@ const SECTIONS: &[Row] = &[
             "fingerprint = []",
             "fingerprint = [{ id = \"f2\", key = \"AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA=\" }]",
             "issued_keys = [{ id = \"i1\", key = \"AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA\" }]",
+            "issued_keys = [{ id = \"i1\", key = { env = \"TEST_SECRET\" } }]",
+            concat!(
+                "fingerprint = [{ id = \"f1\", key = { file = \"",
+                env!("CARGO_MANIFEST_DIR"),
+                "/src/config/tests/zeros.base64\" } }]"
+            ),
         ],
         &[
             ("fingerprint = \"x\"", "secrets.fingerprint"),
+            ("issued_keys = \"x\"", "secrets.issued_keys"),
             ("fingerprint = [\"x\"]", "secrets.fingerprint[0]"),
             ("fingerprint = [{ id = \"a\" }]", "secrets.fingerprint[0].key"),
             (
@@ -240,6 +270,7 @@ const POLICY: &[(Lines, Refused)] = &[
         &["on_store_down = \"fail-closed\"", "on_store_down = \"fail-open\""],
         &[("on_store_down = \"open\"", "on_store_down")],
     ),
+    (&["upstream = \"http://127.0.0.1:3000\""], &[("upstream = 1", "upstream")]),
     (&["upstream_timeout = \"1ms\""], &[("upstream_timeout = \"0s\"", "upstream_timeout")]),
     (
         &["record = [\"500\"]", "release = [\"5xx\", \"5xx\"]", "unknown = []"],
@@ -293,32 +324,50 @@ const POLICY: &[(Lines, Refused)] = &[
     (&["max_response_body = \"512KiB\""], &[("max_response_body = \"1MB\"", "max_response_body")]),
 ];
 
-fn check(section: &str, right: &[&str], wrong: &[(&str, String)]) {
-    for line in right {
-        let text = file(section, line);
-        read(&text).unwrap_or_else(|error| panic!("{text}\n{error}"));
-    }
-    for (line, field) in wrong {
-        let text = file(section, line);
-        let error = read(&text).expect_err(&text);
-        let [problem] = error.problems() else { panic!("one fault expected\n{text}\n{error}") };
-        assert_eq!(problem.field, *field, "{text}\n{error}");
-        assert!(problem.place.starts_with("onetake.toml:"), "{text}\n{error}");
-        assert!(!problem.fix.is_empty(), "{text}\n{error}");
-    }
+/// Files that are accepted.
+pub(super) fn right() -> Vec<String> {
+    let own = SECTIONS.iter().map(|(section, right, _)| (*section, *right));
+    let policy = POLICY.iter().flat_map(|(right, _)| [("route", *right), ("defaults", *right)]);
+    let files = own
+        .chain(policy)
+        .flat_map(|(section, lines)| lines.iter().map(move |line| file(section, line)));
+    files.collect()
+}
+
+/// A file that is refused, with the field that the message names.
+pub(super) struct Wrong {
+    pub(super) line: &'static str,
+    pub(super) text: String,
+    pub(super) field: String,
+}
+
+/// Files that are refused.
+pub(super) fn wrong() -> Vec<Wrong> {
+    let own = SECTIONS.iter().map(|(section, _, wrong)| (*section, "", *wrong));
+    let policy = POLICY
+        .iter()
+        .flat_map(|(_, wrong)| [("route", "route[0].", *wrong), ("defaults", "defaults.", *wrong)]);
+    let files = own.chain(policy).flat_map(|(section, path, wrong)| {
+        wrong.iter().map(move |(line, field)| Wrong {
+            line,
+            text: file(section, line),
+            field: format!("{path}{field}"),
+        })
+    });
+    files.collect()
 }
 
 #[test]
 fn every_field_takes_right_values_and_refuses_wrong_ones() {
-    for (section, right, wrong) in SECTIONS {
-        let wrong = wrong.iter().map(|(line, field)| (*line, (*field).to_owned()));
-        check(section, right, &wrong.collect::<Vec<_>>());
+    let load = |text: &str| load(Some(text), "onetake.toml", env(VARIABLES), Overrides::default());
+    for text in right() {
+        load(&text).unwrap_or_else(|error| panic!("{text}\n{error}"));
     }
-    for (section, path) in [("route", "route[0]"), ("defaults", "defaults")] {
-        for (right, wrong) in POLICY {
-            let wrong = wrong.iter().map(|(line, field)| (*line, format!("{path}.{field}")));
-            check(section, right, &wrong.collect::<Vec<_>>());
-        }
+    for Wrong { text, field, .. } in wrong() {
+        let error = load(&text).expect_err(&text);
+        let [problem] = error.problems() else { panic!("one fault expected\n{text}\n{error}") };
+        assert_eq!(problem.field, field, "{text}\n{error}");
+        assert!(problem.place.starts_with("onetake.toml:"), "{text}\n{error}");
+        assert!(!problem.fix.is_empty(), "{text}\n{error}");
     }
-    check("route", &["upstream = \"http://x\""], &[("upstream = 1", "route[0].upstream".into())]);
 }

@@ -5,6 +5,7 @@ mod messages;
 mod mutations;
 mod precedence;
 mod refusals;
+mod schema;
 mod stores;
 
 use super::*;

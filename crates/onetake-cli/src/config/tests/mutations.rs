@@ -3,7 +3,7 @@
 use super::*;
 
 /// Xorshift: reproducible, and no dependency for it.
-struct Dice(u64);
+pub(super) struct Dice(pub(super) u64);
 
 impl Dice {
     fn roll(&mut self, sides: usize) -> usize {
@@ -41,7 +41,7 @@ const SNIPPETS: [&str; 24] = [
     "[defaults]\n",
 ];
 
-fn mutate(text: &str, dice: &mut Dice) -> String {
+pub(super) fn mutate(text: &str, dice: &mut Dice) -> String {
     let mut characters = text.chars().collect::<Vec<_>>();
     for _ in 0..=dice.roll(4) {
         let at = dice.roll(characters.len() + 1);

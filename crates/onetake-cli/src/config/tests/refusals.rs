@@ -4,7 +4,7 @@ use super::fields::file;
 use super::*;
 
 /// What the design names and this version does not have.
-const NOT_YET: &[(&str, &str, &str)] = &[
+pub(super) const NOT_YET: &[(&str, &str, &str)] = &[
     ("admin", "token = { env = \"T\" }", "admin.token"),
     ("secrets", "encryption = []", "secrets.encryption"),
     ("route", "upstream = \"https://api\"", "route[0].upstream"),

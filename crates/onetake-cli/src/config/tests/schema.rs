@@ -1,0 +1,266 @@
+//! The schema: complete, and never stricter than `check`.
+
+use std::collections::BTreeSet;
+
+use jsonschema::Validator;
+use serde_json::{Value, json};
+
+use super::fields::{Wrong, file, right, wrong};
+use super::mutations::{Dice, mutate};
+use super::refusals::NOT_YET;
+use super::*;
+use crate::config::fields::{self as tables, Fields};
+
+/// Every kind of table, and where the schema has it.
+const TABLES: &[(&Fields, &[&str])] = &[
+    (&tables::ROOT, &[""]),
+    (&tables::GATEWAY, &["/properties/gateway"]),
+    (&tables::ADMIN, &["/properties/admin"]),
+    (&tables::STORE, &["/properties/store"]),
+    (
+        &tables::FROM_ENV,
+        &[
+            "/properties/store/properties/url/oneOf/1",
+            "/properties/store/properties/filter/oneOf/1",
+        ],
+    ),
+    (&tables::SWEEP, &["/properties/sweep"]),
+    (&tables::SECRETS, &["/properties/secrets"]),
+    (
+        &tables::SECRET,
+        &[
+            "/properties/secrets/properties/fingerprint/items",
+            "/properties/secrets/properties/issued_keys/items",
+        ],
+    ),
+    (
+        &tables::SECRET_KEY,
+        &[
+            "/properties/secrets/properties/fingerprint/items/properties/key/oneOf/1",
+            "/properties/secrets/properties/issued_keys/items/properties/key/oneOf/1",
+        ],
+    ),
+    (&tables::ROUTE, &["/properties/route/items"]),
+    (&tables::DEFAULTS, &["/properties/defaults"]),
+    (&tables::KEY, &["/$defs/key"]),
+    (&tables::TENANT, &["/$defs/tenant/oneOf/1"]),
+    (&tables::FINGERPRINT, &["/$defs/fingerprint"]),
+    (&tables::VELOCITY, &["/$defs/velocity/items"]),
+    (&tables::STATUSES, &["/$defs/statuses"]),
+];
+
+/// What only `check` refuses: bounds of durations and sizes, rules between two fields, and what is
+/// outside the file.
+const CHECK_ONLY: &[&str] = &[
+    "interval = \"25h\"",
+    "ttl = \"401d\"",
+    "lease = \"99ms\"",
+    "grace = \"2h\"",
+    "wait_timeout = \"6m\"",
+    "upstream_timeout = \"0s\"",
+    "max_request_body = \"65MiB\"",
+    "listen = \"127.0.0.1:8080\"",
+    "filter = \"redis://a\"",
+    "url = \"redis://b\"\nfilter = \"redis://a\"",
+    "preset = \"payment\"",
+    "key = { from = \"json\", pointer = \"/id\" }",
+    "key = { from = \"derive\", parts = [\"json:/a\"] }",
+    "record = [\"404\"]\nunknown = [\"5xx\", \"404\"]",
+    // In any letter case, which a pattern cannot say.
+    "fingerprint = { mode = \"bytes\", headers = [\"Date\"] }",
+    "url = { env = \"ONETAKE_NOBODY_SETS_THIS\" }",
+    "issued_keys = [{ id = \"a\", key = { env = \"ONETAKE_NOBODY_SETS_THIS\" } }]",
+    "issued_keys = [{ id = \"a\", key = { file = \"/nowhere/at/all\" } }]",
+];
+
+/// What the files in `examples` find in the environment.
+const VARIABLES: &[(&str, &str)] = &[
+    ("DATABASE_URL", "postgres://me:secret@db/payments"),
+    ("REDIS_URL", "redis://cache"),
+    ("ONETAKE_FINGERPRINT_SECRET", "AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA="),
+    ("ONETAKE_ISSUED_KEYS_SECRET", "AQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQE="),
+];
+
+fn validator() -> Validator {
+    let schema = schema();
+    jsonschema::draft202012::meta::validate(&schema).unwrap_or_else(|error| panic!("{error}"));
+    jsonschema::draft202012::new(&schema).unwrap_or_else(|error| panic!("{error}"))
+}
+
+/// A file as JSON; none, if it has an integer that JSON's do not reach.
+fn to_json(text: &str) -> Option<Value> {
+    toml::from_str(text).ok()
+}
+
+fn assert_valid(validator: &Validator, text: &str) {
+    let json = to_json(text).expect(text);
+    let faults =
+        validator.iter_errors(&json).map(|error| format!("{}: {error}", error.instance_path()));
+    assert_eq!(faults.collect::<Vec<_>>(), Vec::<String>::new(), "{text}");
+}
+
+#[test]
+fn the_schema_has_every_field_and_no_other() {
+    let schema = schema();
+    let mut found = BTreeSet::new();
+    find_tables(&schema, "", &mut found);
+    let known = TABLES.iter().flat_map(|(_, pointers)| *pointers).map(|p| (*p).to_owned());
+    assert_eq!(found, known.collect());
+    for (fields, pointers) in TABLES {
+        for pointer in *pointers {
+            let table = schema.pointer(pointer).unwrap();
+            assert_eq!(table["additionalProperties"], json!(false), "{pointer}");
+            let properties = table["properties"].as_object().unwrap();
+            let names = properties.keys().map(String::as_str).collect::<BTreeSet<_>>();
+            assert_eq!(names, fields.names().collect(), "{pointer}");
+            for (name, property) in properties {
+                let reference = property["$ref"].as_str().and_then(|path| path.strip_prefix('#'));
+                let property = reference.map_or(property, |path| schema.pointer(path).unwrap());
+                for keyword in ["title", "description"] {
+                    assert!(property[keyword].is_string(), "{pointer} {name} {keyword}");
+                }
+            }
+        }
+    }
+}
+
+/// Where the schema has tables.
+fn find_tables(schema: &Value, pointer: &str, found: &mut BTreeSet<String>) {
+    match schema {
+        Value::Object(members) => {
+            if members.get("type") == Some(&json!("object")) {
+                found.insert(pointer.to_owned());
+            }
+            for (name, member) in members {
+                find_tables(member, &format!("{pointer}/{name}"), found);
+            }
+        }
+        Value::Array(elements) => {
+            for (index, element) in elements.iter().enumerate() {
+                find_tables(element, &format!("{pointer}/{index}"), found);
+            }
+        }
+        _ => {}
+    }
+}
+
+#[test]
+fn every_field_has_a_right_line_and_a_wrong_one() {
+    let mut written = BTreeSet::new();
+    for text in right() {
+        collect_paths(&to_json(&text).unwrap(), "", &mut written);
+    }
+    let plain = |Wrong { field, .. }: Wrong| {
+        let parts = field.split(['[', ']']).enumerate();
+        parts.filter(|(index, _)| index % 2 == 0).map(|(_, part)| part).collect::<String>()
+    };
+    let refused = wrong().into_iter().map(plain).collect::<BTreeSet<_>>();
+    for (fields, pointers) in TABLES {
+        for name in fields.names() {
+            let path = |pointer: &&str| {
+                let path = pointer.replace("/$defs", "/route").replace("/properties", "");
+                let path = path.replace("/items", "").replace("/oneOf/1", "");
+                format!("{path}/{name}").trim_start_matches('/').replace('/', ".")
+            };
+            let paths = pointers.iter().map(path).collect::<Vec<_>>();
+            assert!(paths.iter().any(|path| written.contains(path)), "no right line: {paths:?}");
+            assert!(paths.iter().any(|path| refused.contains(path)), "no wrong line: {paths:?}");
+        }
+    }
+}
+
+fn collect_paths(value: &Value, path: &str, paths: &mut BTreeSet<String>) {
+    match value {
+        Value::Object(members) => {
+            for (name, member) in members {
+                let path = if path.is_empty() { name.clone() } else { format!("{path}.{name}") };
+                collect_paths(member, &path, paths);
+                paths.insert(path);
+            }
+        }
+        Value::Array(elements) => {
+            elements.iter().for_each(|element| collect_paths(element, path, paths));
+        }
+        _ => {}
+    }
+}
+
+#[test]
+fn right_lines_are_valid_and_wrong_ones_are_not() {
+    let validator = validator();
+    for text in right() {
+        assert_valid(&validator, &text);
+    }
+    let mut let_through = BTreeSet::new();
+    for Wrong { line, text, .. } in wrong() {
+        if to_json(&text).is_some_and(|json| validator.is_valid(&json)) {
+            let_through.insert(line);
+        }
+    }
+    assert_eq!(let_through, CHECK_ONLY.iter().copied().collect());
+    for (section, line, _) in NOT_YET {
+        let text = file(section, line);
+        assert!(!validator.is_valid(&to_json(&text).unwrap()), "{text}");
+    }
+}
+
+#[test]
+fn whatever_is_accepted_is_valid() {
+    let validator = validator();
+    let page = include_str!("../../../../../docs/CONFIGURATION.md");
+    assert_valid(&validator, page.split("```").nth(3).unwrap().strip_prefix("toml").unwrap());
+    assert_valid(&validator, EXAMPLE);
+    let mut dice = Dice(0x6a09_e667_f3bc_c908);
+    let mut accepted = 0;
+    for _ in 0..3000 {
+        let text = mutate(EXAMPLE, &mut dice);
+        if read(&text).is_ok() {
+            assert_valid(&validator, &text);
+            accepted += 1;
+        }
+    }
+    assert!(accepted > 30, "{accepted}");
+}
+
+#[test]
+fn the_examples_are_accepted_and_valid() {
+    let validator = validator();
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../examples");
+    let mut names = Vec::new();
+    for entry in std::fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        let text = std::fs::read_to_string(&path).unwrap();
+        let name = path.file_name().unwrap().to_str().unwrap().to_owned();
+        let config = load(Some(&text), &name, env(VARIABLES), Overrides::default());
+        let config = config.unwrap_or_else(|error| panic!("{error}"));
+        assert_eq!(config.warnings(), Vec::<String>::new(), "{name}");
+        assert_valid(&validator, &text);
+        names.push(name);
+    }
+    names.sort();
+    assert_eq!(names, ["gateway.toml", "payments.toml", "webhooks.toml"]);
+}
+
+#[test]
+fn what_the_schema_calls_a_default_is_one() {
+    let schema = schema();
+    let defaults_of = |pointer: &str| {
+        let properties = schema.pointer(pointer).unwrap().as_object().unwrap().iter();
+        let found = properties
+            .filter_map(|(name, property)| Some((name.clone(), property.get("default")?.clone())));
+        Value::Object(found.collect())
+    };
+    let mut file = json!({ "defaults": defaults_of("/$defs") });
+    file["defaults"]["key"] = defaults_of("/$defs/key/properties");
+    for section in ["gateway", "admin", "store", "sweep", "secrets"] {
+        file[section] = defaults_of(&format!("/properties/{section}/properties"));
+    }
+    assert!(file["defaults"]["ttl"].is_string() && file["sweep"]["batch"].is_u64(), "{file}");
+    let written = toml::to_string(&file).unwrap();
+    let load = |text: &str| {
+        let upstream = Some("http://127.0.0.1:3000".to_owned());
+        let overrides = Overrides { upstream, ..Overrides::default() };
+        load(Some(text), "f", no_env(), overrides).unwrap_or_else(|error| panic!("{text}\n{error}"))
+    };
+    assert_eq!(load(&written), load(""));
+}

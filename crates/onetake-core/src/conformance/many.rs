@@ -14,7 +14,7 @@ use crate::fingerprint::Fingerprint;
 use crate::key::Key;
 use crate::record::{AttemptId, Cause, Fence, OnUnknown, Recording, State, Terms};
 use crate::scope::{RecordId, Scope};
-use crate::store::{Claim, Claimed, Settled, Settlement, Store, Verb};
+use crate::store::{Claim, Claimed, Settled, Settlement, Store, StoreError, StoreErrorKind, Verb};
 
 /// Numbers that look random and are the same in every run.
 struct Seeded(u64);
@@ -49,8 +49,9 @@ impl Owners {
 }
 
 /// Claims and settles random batches of overlapping keys, from many tasks on several nodes, for as
-/// long as `time`. No key has two owners, no fence falls, and nothing fails. How many items were
-/// settled.
+/// long as `time`. No key has two owners, no fence falls, and nothing fails; a store may say that a key
+/// is busy, for a disk that stalls lets somebody hold it for long, and is then asked again. How many
+/// items were settled.
 pub async fn overlapping_batches(
     nodes: Vec<Arc<dyn Store>>,
     tasks: usize,
@@ -74,6 +75,10 @@ pub async fn overlapping_batches(
                 let answers = store.claim(claims.clone()).await;
                 let mut settlements = Vec::new();
                 for (claim, answer) in claims.into_iter().zip(answers) {
+                    let is_busy = |error: &StoreError| error.kind() == StoreErrorKind::Busy;
+                    if answer.as_ref().is_err_and(is_busy) {
+                        continue;
+                    }
                     if let Claimed::Granted { fence } = answer.expect("a claim failed") {
                         owners.lock().unwrap().granted(claim.id, fence);
                         let verb = match random.below(10) {
@@ -92,9 +97,24 @@ pub async fn overlapping_batches(
                     owners.lock().unwrap().owned.remove(&settlement.id);
                 }
                 settled.fetch_add(settlements.len(), Ordering::Relaxed);
-                for answer in store.settle(settlements).await {
-                    let answer = answer.expect("a settlement failed");
-                    assert!(matches!(answer, Settled::Done { .. }), "an owner was stale");
+                while !settlements.is_empty() {
+                    let answers = store.settle(settlements.clone()).await;
+                    let mut again = Vec::new();
+                    for (settlement, answer) in settlements.into_iter().zip(answers) {
+                        match answer {
+                            Err(error) if error.kind() == StoreErrorKind::Busy => {
+                                again.push(settlement);
+                            }
+                            answer => {
+                                let answer = answer.expect("a settlement failed");
+                                assert!(
+                                    matches!(answer, Settled::Done { .. }),
+                                    "an owner was stale"
+                                );
+                            }
+                        }
+                    }
+                    settlements = again;
                 }
             }
         })

@@ -354,6 +354,48 @@ mod tests {
         assert_eq!((queue.writing, queue.under_way), (0, 0));
     }
 
+    #[tokio::test]
+    async fn nobody_waits_behind_a_write_that_takes_long() {
+        let clock = ManualClock::new(crate::clock::Timestamp::default());
+        let (gate, seen) = (Arc::new(Semaphore::new(0)), Arc::new(Mutex::new(Vec::new())));
+        let (gate_, seen_) = (Arc::clone(&gate), Arc::clone(&seen));
+        let lane_clock = Arc::new(clock.clone());
+        let lane = Lane::new(Handle::current(), 8, 2, lane_clock, move |batch: Vec<Settlement>| {
+            let (gate, seen) = (Arc::clone(&gate_), Arc::clone(&seen_));
+            async move {
+                // The first one is held up, by a lock or by the network.
+                if batch.len() == 3 {
+                    gate.acquire().await.unwrap().forget();
+                }
+                seen.lock().unwrap().push(batch.len());
+                batch.iter().map(|_| Ok(1_u8)).collect()
+            }
+            .boxed()
+        });
+        let slow: Vec<_> = [1, 2, 3].map(|id| lane.submit(renew(id))).into();
+        while !lane.shared.lock().waiting.is_empty() {
+            tokio::task::yield_now().await;
+        }
+        let mut later = Box::pin(lane.submit(renew(4)));
+        for _ in 0..100 {
+            tokio::task::yield_now().await;
+        }
+        assert!(futures_util::poll!(&mut later).is_pending(), "one is not worth a write yet");
+        clock.advance(SLOW);
+        assert_eq!(later.await.unwrap(), 1);
+        assert_eq!(lane.submit(renew(5)).await.unwrap(), 1, "nor do those behind it wait");
+        gate.add_permits(1);
+        for answer in slow {
+            answer.await.unwrap();
+        }
+        assert_eq!(*seen.lock().unwrap(), [1, 1, 3]);
+        while lane.shared.lock().writers > 0 {
+            tokio::task::yield_now().await;
+        }
+        let queue = lane.shared.lock();
+        assert_eq!((queue.writing, queue.under_way), (0, 0));
+    }
+
     #[test]
     fn a_runtime_that_shuts_down_in_the_middle_of_a_write_loses_the_answers() {
         let runtime =

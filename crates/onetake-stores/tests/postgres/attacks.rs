@@ -21,7 +21,7 @@ fn id(number: u64) -> RecordId {
     RecordId::derive(&Scope::new("attack"), &Key::new(format!("key {number}")).unwrap())
 }
 
-fn claim(number: u64) -> Claim {
+pub(super) fn claim(number: u64) -> Claim {
     Claim {
         id: id(number),
         attempt: AttemptId::from_bytes(u128::from(number + 1).to_be_bytes()),
@@ -30,7 +30,7 @@ fn claim(number: u64) -> Claim {
     }
 }
 
-async fn stranger(url: &str) -> Client {
+pub(super) async fn stranger(url: &str) -> Client {
     let (client, connection) = tokio_postgres::connect(url, NoTls).await.unwrap();
     tokio::spawn(connection);
     client

@@ -1,38 +1,18 @@
-//! What an attacker found later: a standby that is away, a key in somebody's hands, a full disk, a
-//! slow batch. Each of these was red once.
+//! What an attacker found later: a standby that is away, a key in somebody's hands, a full disk,
+//! plans that were made too early. Each of these was red once.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Duration;
 
 use onetake_core::{
-    AttemptId, Claim, Claimed, Clock, Engine, Fingerprint, Key, Limits, Operation, RecordId,
-    Recording, Scope, Settled, Settlement, Store, SystemClock, SystemRng, Terms, Verb, Verdict,
+    Claimed, Clock, Engine, Fingerprint, Key, Limits, Operation, Recording, Scope, Settled,
+    Settlement, Store, SystemClock, SystemRng, Verb, Verdict,
 };
 use onetake_sim::servers::{Postgres, until};
 use onetake_stores::{PostgresOptions, PostgresStore};
-use tokio_postgres::{Client, NoTls};
 
+use super::attacks::{claim, stranger};
 use super::store_on;
-
-fn id(number: u64) -> RecordId {
-    RecordId::derive(&Scope::new("attack"), &Key::new(format!("key {number}")).unwrap())
-}
-
-fn claim(number: u64) -> Claim {
-    Claim {
-        id: id(number),
-        attempt: AttemptId::from_bytes(u128::from(number + 1).to_be_bytes()),
-        fingerprint: Fingerprint::of(b"pay"),
-        terms: Terms::default(),
-    }
-}
-
-async fn stranger(url: &str) -> Client {
-    let (client, connection) = tokio_postgres::connect(url, NoTls).await.unwrap();
-    tokio::spawn(connection);
-    client
-}
 
 fn engine(store: Arc<dyn Store>) -> Engine {
     Engine::with(store, Arc::new(SystemClock), Arc::new(SystemRng), Limits::default())
@@ -44,10 +24,15 @@ fn engine(store: Arc<dyn Store>) -> Engine {
 async fn what_no_standby_acknowledged_neither_runs_nor_is_shown() {
     let server = Postgres::start().await;
     let url = server.database();
-    let store = Arc::new(store_on(&url).await);
+    drop(store_on(&url).await);
     server.sql("postgres", "ALTER SYSTEM SET synchronous_standby_names = 'standby'");
     server.sql("postgres", "SELECT pg_reload_conf()");
-    SystemClock.sleep(Duration::from_millis(500)).await;
+    until("the standby is named", async || {
+        server.sql("postgres", "SHOW synchronous_standby_names").trim() == "standby"
+    })
+    .await;
+    let store = PostgresStore::open(&url, PostgresOptions::default()).await.unwrap();
+    let store: Arc<dyn Store> = Arc::new(store);
     let engine = engine(store);
     let runs = Arc::new(AtomicUsize::new(0));
     let operation =
@@ -130,64 +115,6 @@ async fn a_full_disk_fails_new_keys_alone() {
     let mut together = store.claim(vec![claim(2), before]).await;
     let retry = together.pop().unwrap();
     assert!(matches!(retry, Ok(Claimed::Found { .. })), "the retry of a finished key: {retry:?}");
-}
-
-/// One key of a large batch is held; a single other key comes a moment later.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_comes_after_a_batch_with_a_held_key_does_not_wait_for_it() {
-    let server = Postgres::start().await;
-    let url = server.database();
-    let store = Arc::new(store_on(&url).await);
-    let limits = Limits { writers_max: 2, ..Limits::default() };
-    let engine = Engine::with(store.clone(), Arc::new(SystemClock), Arc::new(SystemRng), limits);
-    let operation = |n: u64| {
-        Operation::new(
-            &Scope::new("later"),
-            &Key::new(format!("key {n}")).unwrap(),
-            Fingerprint::of(b"pay"),
-        )
-    };
-    let other = stranger(&url).await;
-    let mut times = Vec::new();
-    for (round, held) in [(0_u64, false), (1, true), (2, true)] {
-        let hex: String = operation(round * 1000 + 199)
-            .id
-            .as_bytes()
-            .iter()
-            .map(|byte| format!("{byte:02x}"))
-            .collect();
-        if held {
-            other
-                .batch_execute(&format!(
-                    "BEGIN; SELECT * FROM onetake_claim_1(0, '50ms', 0, 0, 0::smallint, ARRAY['\\x{hex}'::bytea],
-                       ARRAY['\\x000102030405060708090a0b0c0d0e0f'::bytea], ARRAY['\\x00'::bytea], ARRAY[86400000000],
-                       ARRAY[30000000], ARRAY[30000000], ARRAY[0::smallint])"
-                ))
-                .await
-                .unwrap();
-        }
-        let many: Vec<_> = (0..200)
-            .map(|n| {
-                let (engine, operation) = (engine.clone(), operation(round * 1000 + n));
-                tokio::spawn(async move { engine.begin(&operation).await.map(std::mem::forget) })
-            })
-            .collect();
-        SystemClock.sleep(Duration::from_millis(20)).await;
-        let began = SystemClock.monotonic();
-        std::mem::forget(engine.begin(&operation(round * 1000 + 999)).await.unwrap());
-        times.push(SystemClock.monotonic() - began);
-        for one in many {
-            let _maybe = one.await.unwrap();
-        }
-        if held {
-            other.batch_execute("ROLLBACK").await.unwrap();
-        }
-        SystemClock.sleep(Duration::from_millis(1500)).await;
-    }
-    assert!(
-        times[1].max(times[2]) < Duration::from_millis(50),
-        "without and with a held key: {times:?}"
-    );
 }
 
 /// Plans are kept, and may have been made when the table was small: none of them may read all of it.

@@ -139,17 +139,25 @@ pub(super) async fn too_many_new_operations_are_refused_and_known_ones_are_not(w
         let call = world.client.post("/velocity/charge").header("idempotency-key", &key);
         call.header("x-case", case).body(format!("{{\"card\":\"{card}\"}}")).send()
     };
-    let key = |n: u32| format!("velocity-key-0000{n}");
-    for n in 0..3 {
-        assert_eq!(call(key(n), "4242").await.unwrap().status(), 201);
-    }
-    let refused = call(key(3), "4242").await.unwrap();
+    let key = |n: usize| format!("velocity-key-0000{n}");
+    // Three in an hour. A place that counts for many nodes and does not answer in time is stood in for by
+    // the node itself, which then allows its own three.
+    let mut allowed = 0;
+    let refused = loop {
+        let answer = call(key(allowed), "4242").await.unwrap();
+        if answer.status() != 201 {
+            break answer;
+        }
+        allowed += 1;
+        assert!(allowed <= 6, "nothing is refused");
+    };
+    assert!(allowed >= 3, "{allowed} were allowed");
     assert_eq!((refused.status(), refused.code().as_str()), (429, "velocity_limit_exceeded"));
     assert!(refused.header("retry-after").parse::<u64>().unwrap() > 60);
     assert!(refused.header("ratelimit").contains("r=0"), "{:?}", refused.headers);
     assert!(call(key(0), "4242").await.unwrap().is_replay(), "a known key is not limited");
-    assert_eq!(call(key(4), "5555").await.unwrap().status(), 201, "another card is");
-    assert_eq!(world.upstream.runs(case), 4);
+    assert_eq!(call(key(9), "5555").await.unwrap().status(), 201, "nor is another card");
+    assert_eq!(world.upstream.runs(case), allowed + 1);
 }
 
 pub(super) async fn errors_in_the_words_of_stripe(world: &World) {

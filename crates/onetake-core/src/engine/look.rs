@@ -47,17 +47,24 @@ impl Engine {
             return Ok(Some(record));
         }
         let _place = inner.waiting.try_acquire().map_err(|_| EngineError::Overloaded)?;
+        inner.read(id).await
+    }
+}
+
+impl Inner {
+    /// Asks the store for a record, for no longer than a claim may take.
+    pub(super) async fn read(&self, id: RecordId) -> Result<Option<Arc<Record>>, EngineError> {
         let mut found = tokio::select! {
             biased;
-            found = inner.store.load(vec![id]) => found,
-            () = inner.clock.sleep(inner.limits.claim_patience) => {
+            found = self.store.load(vec![id]) => found,
+            () = self.clock.sleep(self.limits.claim_patience) => {
                 return Err(EngineError::no_answer());
             }
         };
         match found.pop() {
             Some(Ok(found)) => Ok(found),
             Some(Err(error)) => {
-                inner.failed(&error);
+                self.failed(&error);
                 Err(error.into())
             }
             None => Err(EngineError::no_answer()),

@@ -196,21 +196,7 @@ impl Engine {
         if inner.cache.get(&id, inner.clock.monotonic()).is_some() || inner.flights.has(&id) {
             return Ok(true);
         }
-        let mut found = tokio::select! {
-            biased;
-            found = inner.store.load(vec![id]) => found,
-            () = inner.clock.sleep(inner.limits.claim_patience) => {
-                return Err(EngineError::no_answer());
-            }
-        };
-        match found.pop() {
-            Some(Ok(record)) => Ok(record.is_some()),
-            Some(Err(error)) => {
-                inner.failed(&error);
-                Err(error.into())
-            }
-            None => Err(EngineError::no_answer()),
-        }
+        Ok(inner.read(id).await?.is_some())
     }
 
     /// Runs a future in a task that shutdown waits for.

@@ -61,10 +61,12 @@ pub async fn overlapping_batches(
     let until = clock.monotonic() + time;
     let owners = Arc::new(Mutex::new(Owners::default()));
     let (finished, settled) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+    let (asked, busy) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
     let tasks = (0..tasks).map(|task| {
         let store = Arc::clone(&nodes[task % nodes.len()]);
         let (owners, finished, settled) =
             (Arc::clone(&owners), Arc::clone(&finished), Arc::clone(&settled));
+        let (asked, busy) = (Arc::clone(&asked), Arc::clone(&busy));
         tokio::spawn(async move {
             let mut random = Seeded(task as u64);
             while clock.monotonic() < until {
@@ -76,7 +78,9 @@ pub async fn overlapping_batches(
                 let mut settlements = Vec::new();
                 for (claim, answer) in claims.into_iter().zip(answers) {
                     let is_busy = |error: &StoreError| error.kind() == StoreErrorKind::Busy;
+                    asked.fetch_add(1, Ordering::Relaxed);
                     if answer.as_ref().is_err_and(is_busy) {
+                        busy.fetch_add(1, Ordering::Relaxed);
                         continue;
                     }
                     if let Claimed::Granted { fence } = answer.expect("a claim failed") {
@@ -122,6 +126,8 @@ pub async fn overlapping_batches(
     for task in join_all(tasks.collect::<Vec<_>>()).await {
         task.expect("no task failed");
     }
+    let (asked, busy) = (asked.load(Ordering::Relaxed), busy.load(Ordering::Relaxed));
+    assert!(busy * 1000 <= asked, "{busy} of {asked} claims were told that their key is busy");
     settled.load(Ordering::Relaxed)
 }
 

@@ -12,6 +12,7 @@
 //! | [`store`] | the contract that a store owes |
 //! | [`memory`] | the reference store |
 //! | [`engine`] | claim, run, settle, replay; waiters, leases, draining |
+//! | [`derived`] | keys for the calls that an operation makes itself |
 //! | [`velocity`] | how many new operations there may be in a while |
 //! | [`clock`] | the one way in which time and randomness enter |
 
@@ -20,6 +21,7 @@ pub mod codec;
 #[cfg(feature = "conformance")]
 pub mod conformance;
 pub mod decide;
+pub mod derived;
 pub mod engine;
 pub mod fingerprint;
 pub mod key;
@@ -32,6 +34,7 @@ pub mod store;
 pub mod velocity;
 
 pub use clock::{Clock, ManualClock, Rng, Shift, SystemClock, SystemRng, Timestamp};
+pub use derived::{DerivedKey, DerivingSecret};
 pub use engine::{
     Answer, Attempt, Begin, Engine, EngineError, InFlight, Lease, Limits, Operation, Outcome,
     Settling, Verdict,

@@ -34,6 +34,12 @@ impl Scope {
         self
     }
 
+    /// The namespace.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.namespace
+    }
+
     /// The tenant, which may be a credential.
     #[must_use]
     pub fn tenant(&self) -> &[u8] {

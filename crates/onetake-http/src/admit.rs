@@ -17,6 +17,7 @@ use crate::asked::{self, Asked};
 use crate::body::{self, Read, RequestBody};
 use crate::bypass::{self, Bypass};
 use crate::deadline::{self, TimeLeft};
+use crate::extract::Named;
 use crate::fingerprint::fingerprint;
 use crate::issued;
 use crate::key::key_of_body;
@@ -69,7 +70,7 @@ where
         None => key_of_body(&payload, &policy.key).map_err(refused)?,
     };
     let Some(key) = key else {
-        return Ok(Admitted::Unnamed(bypass::forwarded(parts, payload.into_data())));
+        return Ok(Admitted::Unnamed(bypass::forwarded(parts, payload.into_data(), None)));
     };
     let reference = refer(&key);
     let refused = |problem| (problem, Some(reference));
@@ -94,7 +95,11 @@ where
     let pass = pass.map_err(refused)?;
     let begun = match pass.store_error() {
         Some(error) => Err(error),
-        None => begin(shared, &operation, later.as_deref()).await,
+        // What is run must be able to pass a key on, so that is known first.
+        None => match shared.deriving().await {
+            Ok(_) => begin(shared, &operation, later.as_deref()).await,
+            Err(error) => Err(error),
+        },
     };
     match (asked.deadline, &begun) {
         (Some(_), Ok(Began::Run(_))) if later.is_some() => deadline::remove(&mut parts.headers),
@@ -117,7 +122,9 @@ where
         }
         Ok(Began::Run(lease)) => {
             pass.keep();
-            let request = forwarded(parts, payload.into_data(), &lease);
+            let derived = shared.deriving_now().map(|secret| secret.derive(&asked.scope(), &key));
+            let named = Named { key, derived };
+            let request = forwarded(parts, payload.into_data(), &lease, named);
             let (policy, run_max) = (Arc::clone(policy), asked.run_max(clock));
             let kept_from = later.as_ref().map(|later| later.due);
             let run = Run { request, lease, policy, run_max, kept_from, reference, place };
@@ -128,7 +135,9 @@ where
         Ok(Began::Accepted) => later.map(Admitted::Later).ok_or_else(|| refused(in_progress())),
         Err(error) if bypass::is_chosen(&shared.engine, policy, reference, &error) => {
             pass.keep();
-            let request = bypass::forwarded(parts, payload.into_data());
+            let derived = shared.deriving_now().map(|secret| secret.derive(&asked.scope(), &key));
+            let named = Named { key, derived };
+            let request = bypass::forwarded(parts, payload.into_data(), Some(named));
             // Nobody can come back for what is not recorded.
             let run_max = asked.within(policy.run_max, clock);
             Ok(Admitted::Bypass(Bypass { request, run_max, reference, place }))
@@ -199,7 +208,12 @@ pub(crate) fn incomplete(what: &str) -> Problem {
 }
 
 /// The request as the inner service gets it.
-fn forwarded<Req>(mut parts: Parts, data: Bytes, lease: &Lease) -> Request<RequestBody<Req>> {
+fn forwarded<Req>(
+    mut parts: Parts,
+    data: Bytes,
+    lease: &Lease,
+    named: Named,
+) -> Request<RequestBody<Req>> {
     let headers = &mut parts.headers;
     // The body was read whole, the outcome is recorded as it is, and nothing is upgraded.
     for name in [EXPECT, TRANSFER_ENCODING, UPGRADE, IDEMPOTENCY_DERIVED_KEY] {
@@ -209,5 +223,6 @@ fn forwarded<Req>(mut parts: Parts, data: Bytes, lease: &Lease) -> Request<Reque
     headers.insert(IDEMPOTENCY_FENCE, HeaderValue::from(lease.fence().get()));
     let attempt = Attempt { id: lease.id(), attempt: lease.attempt(), fence: lease.fence() };
     parts.extensions.insert(attempt);
+    named.tell(&mut parts);
     Request::from_parts(parts, RequestBody::read(data))
 }

@@ -16,6 +16,7 @@ use onetake_core::{Clock, Engine, Reference};
 
 use crate::BoxError;
 use crate::body::{RequestBody, ResponseBody};
+use crate::extract::Named;
 use crate::policy::{OnStoreDown, Policy};
 use crate::problem::{IDEMPOTENCY_REFERENCE, insert};
 use crate::recording::ONETAKE_OUTCOME;
@@ -53,11 +54,19 @@ pub(crate) fn is_chosen(
     true
 }
 
-/// The request as the inner service gets it: as it came, with the body that was read.
-pub(crate) fn forwarded<Req>(mut parts: Parts, data: Bytes) -> Request<RequestBody<Req>> {
+/// The request as the inner service gets it: as it came, with the body that was read, and with what it
+/// is known by, if anything.
+pub(crate) fn forwarded<Req>(
+    mut parts: Parts,
+    data: Bytes,
+    named: Option<Named>,
+) -> Request<RequestBody<Req>> {
     // There is no attempt, so nobody may name one.
     for name in [EXPECT, TRANSFER_ENCODING, UPGRADE, IDEMPOTENCY_FENCE, IDEMPOTENCY_DERIVED_KEY] {
         parts.headers.remove(name);
+    }
+    if let Some(named) = named {
+        named.tell(&mut parts);
     }
     Request::from_parts(parts, RequestBody::read(data))
 }

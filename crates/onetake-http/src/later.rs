@@ -147,21 +147,23 @@ pub(crate) async fn look<Res>(
         return told(not_found(), None);
     };
     match shared.engine.look(id).await {
-        Ok(Some(record)) => found(&record),
+        Ok(Some(record)) => found(shared, &record),
         Ok(None) => told(not_found(), None),
         Err(EngineError::Overloaded) => told(overloaded(), Some(id)),
         Err(_) => told(unavailable(), Some(id)),
     }
 }
 
-fn found<Res>(record: &std::sync::Arc<Record>) -> Response<ResponseBody<Res>> {
+fn found<Res>(shared: &Shared, record: &std::sync::Arc<Record>) -> Response<ResponseBody<Res>> {
     let id = record.id;
     let problem = match &record.state {
         State::Running { .. } => return running(id, None),
-        State::Completed { recording, .. } => match replay(recording, id.reference()) {
-            Ok(response) => return response,
-            Err(problem) => problem,
-        },
+        State::Completed { recording, .. } => {
+            match replay(recording, id.reference(), &shared.types) {
+                Ok(response) => return response,
+                Err(problem) => problem,
+            }
+        }
         State::Failed { .. } => problem_of(&Answer::Failed(record.clone())),
         State::Unknown { cause, .. } if record.terms.on_unknown == OnUnknown::Retry => {
             Problem::new(

@@ -4,16 +4,18 @@ use std::sync::Arc;
 
 use http::Method;
 use http::request::Parts;
-use tokio::sync::Semaphore;
+use tokio::sync::{OnceCell, Semaphore};
 use tower_layer::Layer;
 
-use onetake_core::{Engine, SharedVelocity};
+use onetake_core::engine::EngineError;
+use onetake_core::{DerivingSecret, Engine, SharedVelocity};
 
 use crate::handle::Handles;
 use crate::policy::Policy;
 use crate::secrets::Secrets;
 use crate::service::Onetake;
 use crate::tenant::Tenant;
+use crate::typed::{Typed, Types};
 use crate::velocity::Counter;
 
 /// Finds the policy of a request. `None`: it is passed through untouched.
@@ -89,12 +91,31 @@ pub(crate) struct Shared {
     pub(crate) secrets: Secrets,
     pub(crate) handles: Handles,
     pub(crate) velocity: Arc<Counter>,
+    deriving: OnceCell<DerivingSecret>,
+    pub(crate) types: Types,
 }
 
 impl Shared {
     /// Whether keys can be issued at all.
     pub(crate) fn issues_keys(&self) -> bool {
         !self.secrets.issued_keys.is_empty()
+    }
+
+    /// What keys for further calls are made with: as configured, else as kept in the store.
+    pub(crate) async fn deriving(&self) -> Result<&DerivingSecret, EngineError> {
+        let kept = || async {
+            let secret = self.engine.secret("derived_keys").await?;
+            Ok(DerivingSecret::new(&secret))
+        };
+        match &self.secrets.derived_keys {
+            Some(secret) => Ok(secret),
+            None => self.deriving.get_or_try_init(kept).await,
+        }
+    }
+
+    /// The same, if it is known already: nobody waits for it.
+    pub(crate) fn deriving_now(&self) -> Option<&DerivingSecret> {
+        self.secrets.derived_keys.as_ref().or_else(|| self.deriving.get())
     }
 }
 
@@ -122,7 +143,9 @@ impl OnetakeLayer {
         let (policies, bodies) = (Box::new(policies), Arc::new(Semaphore::new(limits.bodies_max)));
         let velocity = Counter::new(engine.clone(), limits.velocity_values_max);
         let handles = secrets.make_handles(&**engine.rng());
-        let shared = Shared { engine, policies, bodies, secrets, handles, velocity };
+        let (deriving, types) = (OnceCell::new(), Types::default());
+        let shared =
+            Shared { engine, policies, bodies, secrets, handles, velocity, deriving, types };
         Self { shared: Arc::new(shared) }
     }
 
@@ -131,6 +154,14 @@ impl OnetakeLayer {
     #[must_use]
     pub fn velocity_shared(self, place: Arc<dyn SharedVelocity>) -> Self {
         self.shared.velocity.share(place);
+        self
+    }
+
+    /// Keeps results of this type as values: on replay, their responses are built anew. For all clones of
+    /// this layer. See [`Typed`].
+    #[must_use]
+    pub fn typed<T: Typed>(self) -> Self {
+        self.shared.types.add::<T>();
         self
     }
 }

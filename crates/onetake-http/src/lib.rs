@@ -14,6 +14,7 @@ mod asked;
 pub mod body;
 mod bypass;
 mod deadline;
+pub mod extract;
 pub mod fingerprint;
 mod handle;
 mod issued;
@@ -33,6 +34,7 @@ mod service;
 pub mod status;
 pub mod tenant;
 mod tokens;
+pub mod typed;
 pub mod velocity;
 
 pub use body::{RequestBody, ResponseBody};
@@ -41,12 +43,13 @@ pub use fingerprint::{FingerprintMode, FingerprintPolicy};
 pub use issued::{IssuingKey, TOKENS};
 pub use later::OPERATIONS;
 pub use layer::{HttpLimits, OnetakeLayer, Resolve};
-pub use policy::{InFlight, KeyFormat, KeyPolicy, KeySource, OnStoreDown, Policy};
+pub use policy::{InFlight, KeyFormat, KeyPolicy, KeySource, OnStoreDown, Policy, Preset};
 pub use problem::{Answers, Code, Dialect, Problem, ProblemStatuses};
 pub use secrets::Secrets;
 pub use service::{IDEMPOTENCY_DERIVED_KEY, IDEMPOTENCY_FENCE, Onetake};
 pub use status::{Disposition, StatusRules};
 pub use tenant::Tenant;
+pub use typed::{Stored, Typed};
 pub use velocity::{By, Velocity};
 
 /// Any error that a body may end with.

@@ -12,12 +12,15 @@ use onetake_core::{Recording, Reference};
 
 use crate::body::ResponseBody;
 use crate::problem::{Code, IDEMPOTENCY_REFERENCE, Problem, insert};
+use crate::typed::Types;
 
 /// Says what the operation wants to become of its attempt; taken from the inner service, and
 /// never passed on.
 pub const ONETAKE_OUTCOME: HeaderName = HeaderName::from_static("onetake-outcome");
 
 const VERSION: u8 = 1;
+/// A recording of a value, of which [`typed`](crate::typed) knows the rest.
+pub(crate) const TYPED: u8 = 2;
 
 /// What a replay carries beside the recorded headers.
 const REPLAY_MARKS: [(HeaderName, HeaderValue); 3] = [
@@ -52,7 +55,7 @@ pub fn strip_hop_by_hop(headers: &mut HeaderMap) {
 }
 
 /// Whether a header belongs to the moment or to the first client, and not to the outcome.
-fn is_kept(name: &HeaderName) -> bool {
+pub(crate) fn is_kept(name: &HeaderName) -> bool {
     let fixed = [DATE, SET_COOKIE, WWW_AUTHENTICATE, PROXY_AUTHENTICATE, ONETAKE_OUTCOME];
     let text = name.as_str();
     let traces = [
@@ -156,9 +159,12 @@ fn take_headers(from: &mut Reader) -> Result<HeaderMap, DecodeError> {
 pub(crate) fn replay<B>(
     recording: &Recording,
     reference: Reference,
+    types: &Types,
 ) -> Result<Response<ResponseBody<B>>, Problem> {
-    let Recorded { status, mut headers, body, trailers } =
-        recorded(recording).map_err(|_| unreadable())?;
+    let Recorded { status, mut headers, body, trailers } = match types.recorded(recording) {
+        Some(rebuilt) => rebuilt?,
+        None => recorded(recording).map_err(|_| unreadable())?,
+    };
     let Some(body) = body else {
         let detail = "The operation ran and its outcome is recorded, but its body was not kept: it was too large, or a stream. It is not run again.";
         let location = headers.remove(LOCATION);

@@ -20,6 +20,7 @@ use crate::problem::{Code, IDEMPOTENCY_REFERENCE, Problem, insert};
 use crate::recording::{ONETAKE_OUTCOME, record};
 use crate::said::in_progress;
 use crate::status::Disposition;
+use crate::typed::Types;
 
 /// An attempt that was granted.
 pub(crate) struct Run<Req> {
@@ -48,6 +49,7 @@ impl<Req> Run<Req> {
         self,
         mut inner: S,
         clock: &dyn Clock,
+        types: &Types,
     ) -> Reply<Res, S::Error>
     where
         S: Service<Request<RequestBody<Req>>, Response = Response<Res>>,
@@ -85,7 +87,8 @@ impl<Req> Run<Req> {
             }
             Disposition::Record | Disposition::Release => {
                 let left = deadline.saturating_sub(clock.monotonic());
-                capture(lease, response, &policy, left, clock).await
+                let value = types.value_of(&mut response, policy.response_body_max);
+                capture(lease, response, value, &policy, left, clock).await
             }
             Disposition::Unknown => passed_on(lease.unknown(cause).await, response),
         }
@@ -112,7 +115,7 @@ fn fate<Res>(response: &mut Response<Res>, policy: &Policy) -> (Disposition, Cau
         (None, None) => {
             let status = response.status();
             let cause = format!("{ANSWERED}{}", status.as_u16());
-            (policy.statuses.classify(status), Cause::Reported(cause))
+            (policy.outcomes.classify(status), Cause::Reported(cause))
         }
     }
 }
@@ -121,6 +124,7 @@ fn fate<Res>(response: &mut Response<Res>, policy: &Policy) -> (Disposition, Cau
 async fn capture<Res, E>(
     lease: Lease,
     response: Response<Res>,
+    value: Option<Recording>,
     policy: &Policy,
     left: Duration,
     clock: &dyn Clock,
@@ -142,12 +146,13 @@ where
     };
     let (recording, body): (Recording, ResponseBody<Res>) = match read {
         Ok(Read::Whole { data, trailers }) => (
-            record(status, headers, Some(own(&data)), trailers.as_ref()),
+            value.unwrap_or_else(|| record(status, headers, Some(own(&data)), trailers.as_ref())),
             ResponseBody::whole(data, trailers),
         ),
         // The outcome is known, though it cannot be replayed: that is durable before a byte flows.
         Ok(Read::TooLarge { read, rest }) => {
-            (record(status, headers, None, None), ResponseBody::rest(read, rest))
+            let recording = value.unwrap_or_else(|| record(status, headers, None, None));
+            (recording, ResponseBody::rest(read, rest))
         }
         Err(_) => {
             let cause =

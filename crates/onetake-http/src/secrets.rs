@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use onetake_core::{Fingerprint, FingerprintKey, Rng};
+use onetake_core::{DerivingSecret, Fingerprint, FingerprintKey, Rng};
 
 use crate::handle::Handles;
 use crate::issued::IssuingKey;
@@ -13,6 +13,7 @@ pub struct Secrets {
     fingerprint: Vec<FingerprintKey>,
     pub(crate) issued_keys: Vec<IssuingKey>,
     handles: Option<[u8; 32]>,
+    pub(crate) derived_keys: Option<DerivingSecret>,
 }
 
 impl Secrets {
@@ -38,6 +39,14 @@ impl Secrets {
     #[must_use]
     pub fn handles(mut self, secret: [u8; 32]) -> Self {
         self.handles = Some(secret);
+        self
+    }
+
+    /// Makes the keys that operations have for their own calls. It must not change while calls may be
+    /// repeated. Without it, one is made at first use and kept in the store.
+    #[must_use]
+    pub fn derived_keys(mut self, secret: DerivingSecret) -> Self {
+        self.derived_keys = Some(secret);
         self
     }
 

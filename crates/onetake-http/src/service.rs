@@ -17,6 +17,7 @@ use crate::BoxError;
 use crate::admit::{Admitted, admit};
 use crate::asked::{self, Asked};
 use crate::body::{RequestBody, ResponseBody};
+use crate::extract::Layered;
 use crate::issued::TOKENS;
 use crate::later::{self, OPERATIONS};
 use crate::layer::Shared;
@@ -29,7 +30,7 @@ use crate::tokens::tokens;
 
 /// Tells the inner service which attempt this is: a number that is higher for every later one.
 pub const IDEMPOTENCY_FENCE: HeaderName = HeaderName::from_static("idempotency-fence");
-/// Reserved for the key of the inner service's own calls; never taken from a client.
+/// The key for the inner service's own calls, the same in every attempt; never taken from a client.
 pub const IDEMPOTENCY_DERIVED_KEY: HeaderName = HeaderName::from_static("idempotency-derived-key");
 
 /// A service that is safe to retry.
@@ -75,7 +76,8 @@ where
         let mut inner = std::mem::replace(&mut self.inner, clone);
         let shared = Arc::clone(&self.shared);
         Box::pin(async move {
-            let (parts, body) = request.into_parts();
+            let (mut parts, body) = request.into_parts();
+            parts.extensions.insert(Layered);
             if parts.method == Method::GET && parts.uri.path() == DOCUMENTATION {
                 return Ok(documentation());
             }
@@ -106,11 +108,12 @@ where
                     let response = inner.call(request).await?;
                     Ok(response.map(ResponseBody::untouched))
                 }
-                Ok(Admitted::Replay(record)) => Ok(replayed(&policy, &record)),
+                Ok(Admitted::Replay(record)) => Ok(replayed(&shared, &policy, &record)),
                 Ok(Admitted::Later(later)) => Ok(later.accepted()),
                 Ok(Admitted::Run(run, later)) => {
                     let (clock, reference) = (Arc::clone(shared.engine.clock()), run.reference);
-                    let work = async move { run.perform(inner, &*clock).await };
+                    let types = Arc::clone(&shared);
+                    let work = async move { run.perform(inner, &*clock, &types.types).await };
                     let panicked = "It is not run again.";
                     let carried = carry_out(&shared, &policy, reference, panicked, work);
                     let Some(later) = later else { return carried.await };
@@ -152,7 +155,7 @@ where
         Ok(Reply::Response(response)) => Ok(response),
         Ok(Reply::Problem(problem)) => Ok(told(policy, problem, Some(reference))),
         Ok(Reply::Record(record)) => Ok(match record.state {
-            State::Completed { .. } => replayed(policy, &record),
+            State::Completed { .. } => replayed(shared, policy, &record),
             _ => told(policy, in_progress(), Some(reference)),
         }),
         Ok(Reply::Error(error)) => Err(error),
@@ -176,12 +179,13 @@ fn told<Res>(
     policy.answers.tell(problem, reference).map(|body| ResponseBody::whole(body, None))
 }
 
-fn replayed<Res>(policy: &Policy, record: &Record) -> Response<ResponseBody<Res>> {
+fn replayed<Res>(shared: &Shared, policy: &Policy, record: &Record) -> Response<ResponseBody<Res>> {
     let reference = record.id.reference();
     let State::Completed { recording, .. } = &record.state else {
         return told(policy, in_progress(), Some(reference));
     };
-    replay(recording, reference).unwrap_or_else(|problem| told(policy, problem, Some(reference)))
+    replay(recording, reference, &shared.types)
+        .unwrap_or_else(|problem| told(policy, problem, Some(reference)))
 }
 
 fn documentation<Res>() -> Response<ResponseBody<Res>> {

@@ -78,7 +78,7 @@ impl World {
     fn new() -> Self {
         let clock = ManualClock::default();
         let memory = MemoryStore::with_clock(Arc::new(clock.clone()));
-        let policy = Policy::new().in_flight(InFlight::Async(WAIT)).run_max(600 * WAIT);
+        let policy = Policy::new().in_flight(InFlight::Async(WAIT)).upstream_timeout(600 * WAIT);
         Self { clock, memory, policy, limits: Limits::default() }
     }
 

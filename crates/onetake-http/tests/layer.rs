@@ -19,9 +19,7 @@ use onetake_core::{
     Engine, InFlight, Limits, MemoryStore, OnUnknown, Store, SystemClock, SystemRng, Terms,
 };
 use onetake_http::json::{Pointer, Selection};
-use onetake_http::{
-    Disposition, FingerprintMode, HttpLimits, OnetakeLayer, Policy, StatusRules, Tenant,
-};
+use onetake_http::{FingerprintMode, HttpLimits, OnetakeLayer, Policy, Tenant};
 use tokio::sync::Notify;
 use tower::{Layer, Service, ServiceExt};
 
@@ -338,8 +336,7 @@ async fn statuses_decide_what_becomes_of_the_attempt() {
 #[tokio::test]
 async fn a_released_5xx_runs_again_but_not_with_another_body() {
     let api = Api::default();
-    let rules = StatusRules::new().with("5xx".parse().unwrap(), Disposition::Release);
-    let router = api.router(Policy::new().statuses(rules));
+    let router = api.router(Policy::new().release(["5xx".parse().unwrap()]));
     for _ in 0..3 {
         assert_eq!(send(&router, request("/500", KEY, "10")).await.status, 500);
     }

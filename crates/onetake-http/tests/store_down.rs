@@ -304,7 +304,7 @@ async fn a_bypassed_run_outlives_its_client_and_has_its_time() {
         tokio::task::yield_now().await;
     }
     assert_eq!(bypasses.count(), 1);
-    let short = fail_open(Policy::new().run_max(Duration::from_millis(20)));
+    let short = fail_open(Policy::new().upstream_timeout(Duration::from_millis(20)));
     short.store.fail_claims(Fault::Unavailable);
     let answer = send(&short.router, request("/slow", KEY, "10")).await;
     assert_eq!(answer.problem(), (504, "upstream_timeout".to_owned()));

@@ -58,9 +58,12 @@ pub use onetake_http::status::StatusPattern;
 #[cfg(feature = "http")]
 pub use onetake_http::{
     Answers, By, Dialect, Disposition, FingerprintMode, FingerprintPolicy, HttpLimits, IssuingKey,
-    KeyFormat, KeyPolicy, KeySource, OnStoreDown, OnetakeLayer, Policy, ProblemStatuses, Resolve,
-    Secrets, StatusRules, Tenant, TimeLeft, Velocity,
+    KeyFormat, KeyPolicy, KeySource, OnStoreDown, OnetakeLayer, Policy, Preset, ProblemStatuses,
+    Resolve, Secrets, StatusRules, Stored, Tenant, TimeLeft, Typed, Velocity,
 };
+
+#[cfg(feature = "axum")]
+pub use onetake_http::extract::{DownstreamKey, IdempotencyKey, NotThere, RunningAttempt};
 
 /// Everything of the HTTP layer.
 #[cfg(feature = "http")]

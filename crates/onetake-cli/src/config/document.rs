@@ -8,7 +8,7 @@ use http::Uri;
 use super::cidr::Cidr;
 use super::error::{Fault, Problems};
 use super::fields;
-use super::layer::{self, Layer, Located, Preset};
+use super::layer::{self, Layer, Located};
 use super::pattern::{Methods, PathPattern, parse_match};
 use super::reader::{Section, Value};
 use super::secrets::{self, Env, SecretsConfig};
@@ -16,6 +16,7 @@ use super::store_url::StoreUrl;
 use super::tree::Node;
 use super::units;
 use super::url::parse_listen;
+use onetake_http::Preset;
 
 /// The most records that one step of a sweep may remove.
 pub(super) const SWEEP_BATCH_MAX: usize = 100_000;

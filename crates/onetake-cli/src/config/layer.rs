@@ -16,7 +16,7 @@ use super::url::parse_upstream;
 use super::velocity;
 use super::{FingerprintConfig, InFlight, OnStoreDown, OnUnknown, TenantConfig};
 use onetake_http::status::StatusPattern;
-use onetake_http::{Dialect, Disposition, ProblemStatuses, Velocity};
+use onetake_http::{Dialect, Disposition, Preset, ProblemStatuses, Velocity};
 
 /// The longest namespace; it is part of every record's id.
 pub(super) const NAMESPACE_LENGTH_MAX: usize = 64;
@@ -38,62 +38,15 @@ pub(super) const ERRORS: [(&str, Dialect); 2] =
 /// The words of `tenant`.
 pub(super) const TENANTS: [&str; 2] = ["credential", "public"];
 
-/// Values for a use case, between a route's own and `[defaults]`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Preset {
-    /// 24 hours; a key is required, a tenant must be named, every 5xx is unknown, fail-closed.
-    Payment,
-    /// 1 hour; every 5xx is released.
-    Signup,
-    /// 7 days; every 5xx is released.
-    Webhook,
-    /// 30 days; every 5xx is released.
-    Job,
-    /// 72 hours; a key is required, every 5xx is unknown, fail-closed.
-    HighConsequence,
-}
-
-impl Preset {
-    pub(super) const ALL: [(&'static str, Self); 5] = [
-        ("payment", Self::Payment),
-        ("signup", Self::Signup),
-        ("webhook", Self::Webhook),
-        ("job", Self::Job),
-        ("high-consequence", Self::HighConsequence),
-    ];
-
-    /// Whether running twice is dear.
-    pub(super) fn is_dear(self) -> bool {
-        matches!(self, Self::Payment | Self::HighConsequence)
-    }
-
-    /// What the preset says.
-    pub(super) fn layer(self) -> Layer {
-        let hours = match self {
-            Self::Payment => 24,
-            Self::Signup => 1,
-            Self::Webhook => 7 * 24,
-            Self::Job => 30 * 24,
-            Self::HighConsequence => 72,
-        };
-        Layer {
-            ttl: Some(Duration::from_secs(hours * 3600)),
-            key: KeyLayer { required: self.is_dear().then_some(true), ..KeyLayer::default() },
-            every_5xx: Some(match self.is_dear() {
-                true => Disposition::Unknown,
-                false => Disposition::Release,
-            }),
-            // What [defaults] says was hardly said with money in mind: the route itself has to.
-            on_store_down: self.is_dear().then_some(OnStoreDown::FailClosed),
-            ..Layer::default()
-        }
-    }
-}
-
-impl std::fmt::Display for Preset {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let found = Self::ALL.iter().find(|(_, preset)| preset == self);
-        f.write_str(found.map_or("", |(word, _)| word))
+/// What a preset says, between a route's own values and `[defaults]`.
+pub(super) fn preset_layer(preset: Preset) -> Layer {
+    Layer {
+        ttl: Some(preset.ttl()),
+        key: KeyLayer { required: preset.is_dear().then_some(true), ..KeyLayer::default() },
+        every_5xx: Some(preset.every_5xx()),
+        // What [defaults] says was hardly said with money in mind: the route itself has to.
+        on_store_down: preset.is_dear().then_some(OnStoreDown::FailClosed),
+        ..Layer::default()
     }
 }
 

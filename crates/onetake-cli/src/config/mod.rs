@@ -35,7 +35,7 @@ use onetake_http::{Answers, KeyFormat, KeySource, StatusRules, Velocity};
 
 pub use cidr::Cidr;
 pub use error::{ConfigError, Problem};
-pub use layer::Preset;
+pub use onetake_http::Preset;
 pub use pattern::{Methods, PathPattern};
 pub use schema::schema;
 pub use secrets::{Secret, SecretsConfig};

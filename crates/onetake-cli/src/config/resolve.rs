@@ -10,13 +10,13 @@ use super::cidr::Cidr;
 use super::document::{Draft, RouteDraft};
 use super::error::{Fault, Origin, Problems};
 use super::key;
-use super::layer::{Layer, Preset};
+use super::layer::{Layer, preset_layer};
 use super::store_url::StoreUrl;
 use super::{
     Admin, Config, FingerprintConfig, Gateway, InFlight, KeyRules, OnStoreDown, OnUnknown, Policy,
     Route, StoreConfig, Sweep, TenantConfig,
 };
-use onetake_http::{Answers, KeySource, ProblemStatuses, StatusRules};
+use onetake_http::{Answers, KeySource, Preset, ProblemStatuses, StatusRules};
 
 const LISTEN: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 8080);
 const ADMIN_LISTEN: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 9091);
@@ -151,7 +151,7 @@ fn resolve_route(
     problems: &mut Problems<'_>,
 ) -> Option<Route> {
     let preset = draft.preset.as_ref();
-    let preset_layer = preset.map(|preset| preset.value.layer()).unwrap_or_default();
+    let preset_layer = preset.map(|preset| preset_layer(preset.value)).unwrap_or_default();
     let tenant_named = draft.layer.tenant.is_some() || defaults.tenant.is_some();
     if let Some(preset) = preset.filter(|preset| preset.value == Preset::Payment && !tenant_named) {
         let fault = Fault::new(

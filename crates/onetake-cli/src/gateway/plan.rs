@@ -145,7 +145,7 @@ fn policy_of(policy: &Policy, label: &str) -> layer::Policy {
         },
         // The proxy speaks first: it knows whether anything was sent.
         run_max: policy.upstream_timeout.saturating_add(PROXY_FIRST),
-        statuses: policy.outcomes.clone(),
+        outcomes: policy.outcomes.clone(),
         answers: policy.answers,
         velocity: policy.velocity.clone(),
         request_body_max: policy.max_request_body,

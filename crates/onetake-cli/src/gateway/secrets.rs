@@ -1,6 +1,6 @@
 //! The layer's secrets: as configured, else made at first use and kept in the store.
 
-use onetake_core::{FingerprintKey, Rng, Store, StoreError, SystemRng};
+use onetake_core::{DerivingSecret, FingerprintKey, Rng, Store, StoreError, SystemRng};
 use onetake_http::{IssuingKey, KeySource, Secrets};
 
 use crate::config::{Config, InFlight, Policy, Secret};
@@ -14,7 +14,8 @@ pub(super) async fn secrets(config: &Config, store: &dyn Store) -> Result<Secret
     // Behind those that are configured: what was sealed before they were is still recognised.
     let in_store = FingerprintKey::new(IN_STORE, &kept(store, "fingerprint").await?);
     let sealing = configured.fingerprint.iter().map(seal).chain([in_store]);
-    let mut secrets = Secrets::default().fingerprint(sealing);
+    let deriving = DerivingSecret::new(&kept(store, "derived_keys").await?);
+    let mut secrets = Secrets::default().fingerprint(sealing).derived_keys(deriving);
     if policies(config).any(|policy| policy.key.source == KeySource::Issued) {
         let sign = |secret: &Secret| IssuingKey::new(&secret.key);
         let in_store = IssuingKey::new(&kept(store, "issued_keys").await?);

@@ -37,6 +37,27 @@ impl Engine {
         if is_ours && flight.promise() { Promise::Given } else { Promise::Refused }
     }
 
+    /// A secret that all nodes of this store share: made at its first use, and kept in the store.
+    ///
+    /// # Errors
+    /// If the store does not answer in time.
+    pub async fn secret(&self, name: &'static str) -> Result<[u8; 32], EngineError> {
+        let inner: &Inner = &self.inner;
+        let mut fresh = [0; 32];
+        self.rng().fill(&mut fresh);
+        let kept = tokio::select! {
+            biased;
+            kept = inner.store.secret(name, fresh) => kept,
+            () = inner.clock.sleep(inner.limits.claim_patience) => {
+                return Err(EngineError::no_answer());
+            }
+        };
+        kept.map_err(|error| {
+            inner.failed(&error);
+            error.into()
+        })
+    }
+
     /// Reads a record, and changes nothing. `None`: there is none, or it has expired.
     ///
     /// # Errors

@@ -177,8 +177,9 @@ impl Choice {
             .on_store_down(self.on_store_down)
             .errors(self.dialect)
             .terms(terms)
-            .run_max(DAY)
-            .body_max(RESPONSE_MAX, RESPONSE_MAX);
+            .upstream_timeout(DAY)
+            .max_request_body(RESPONSE_MAX)
+            .max_response_body(RESPONSE_MAX);
         if self.velocity {
             let by = [By::Tenant, By::Json(pointer("/card"))];
             policy = policy.velocity(by, "1/h".parse().unwrap());

@@ -5,8 +5,7 @@ use serde_json::{Map, Value, json};
 use super::super::fingerprint::MODES;
 use super::super::key::{FORMATS, LENGTH_MAX, PARTS_MAX, SOURCES};
 use super::super::layer::{
-    ERRORS, IN_FLIGHT, NAMESPACE_LENGTH_MAX, ON_STORE_DOWN, ON_UNKNOWN, PROBLEM_STATUSES, Preset,
-    TENANTS,
+    ERRORS, IN_FLIGHT, NAMESPACE_LENGTH_MAX, ON_STORE_DOWN, ON_UNKNOWN, PROBLEM_STATUSES, TENANTS,
 };
 use super::super::units::{self, Limits};
 use super::super::velocity::{BY_MAX, LIMITS_MAX};
@@ -15,6 +14,7 @@ use super::forms::{
     status, text, upstream, words,
 };
 use super::{Field, field, or, table, with};
+use onetake_http::Preset;
 
 /// `[[route]]`
 pub(super) fn route() -> Value {

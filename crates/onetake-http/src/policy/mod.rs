@@ -1,19 +1,23 @@
 //! What a route wants.
 
+mod builder;
+mod preset;
+
 use std::time::Duration;
 
-use http::{HeaderName, Method};
+use http::Method;
 
-use onetake_core::Rate;
 use onetake_core::Terms;
 use onetake_core::key::KEY_LENGTH_MIN_DEFAULT;
 
-use crate::fingerprint::{FingerprintMode, FingerprintPolicy};
+use crate::fingerprint::FingerprintPolicy;
 use crate::json::Pointer;
-use crate::problem::{Answers, Dialect};
+use crate::problem::Answers;
 use crate::status::StatusRules;
 use crate::tenant::Tenant;
-use crate::velocity::{By, Velocity};
+use crate::velocity::Velocity;
+
+pub use preset::Preset;
 
 /// One mebibyte.
 const MIB: usize = 1 << 20;
@@ -45,7 +49,7 @@ pub struct Policy {
     /// For how long the operation may run.
     pub run_max: Duration,
     /// What becomes of an attempt, by its status.
-    pub statuses: StatusRules,
+    pub outcomes: StatusRules,
     /// In which words and statuses clients are told that there is no outcome.
     pub answers: Answers,
     /// The largest request body, in bytes.
@@ -160,126 +164,11 @@ impl Default for Policy {
             in_flight: InFlight::default(),
             on_store_down: OnStoreDown::default(),
             run_max: Duration::from_secs(30),
-            statuses: StatusRules::new(),
+            outcomes: StatusRules::new(),
             answers: Answers::default(),
             request_body_max: MIB,
             response_body_max: MIB,
             request_timeout: Duration::from_secs(30),
         }
-    }
-}
-
-impl Policy {
-    /// The defaults.
-    #[must_use]
-    pub fn new() -> Self {
-        Self::default()
-    }
-
-    /// Refuses requests without a key.
-    #[must_use]
-    pub fn key_required(mut self) -> Self {
-        self.key.required = true;
-        self
-    }
-
-    /// Sets where the key comes from. Where it is not a header, a key is required.
-    #[must_use]
-    pub fn key_from(mut self, source: KeySource) -> Self {
-        self.key.required |= source != KeySource::Header;
-        self.key.source = source;
-        self
-    }
-
-    /// Sets what a key from a header has to look like.
-    #[must_use]
-    pub fn key_format(mut self, format: KeyFormat) -> Self {
-        self.key.format = format;
-        self
-    }
-
-    /// Sets whose key it is.
-    #[must_use]
-    pub fn tenant(mut self, tenant: Tenant) -> Self {
-        self.tenant = tenant;
-        self
-    }
-
-    /// Sets a word that separates this route's keys from others'.
-    #[must_use]
-    pub fn namespace(mut self, namespace: impl Into<String>) -> Self {
-        self.namespace = namespace.into();
-        self
-    }
-
-    /// Sets for how long the operation may run.
-    #[must_use]
-    pub fn run_max(mut self, run_max: Duration) -> Self {
-        self.run_max = run_max;
-        self
-    }
-
-    /// Sets the largest request and the largest response that is recorded, in bytes.
-    #[must_use]
-    pub fn body_max(mut self, request: usize, response: usize) -> Self {
-        (self.request_body_max, self.response_body_max) = (request, response);
-        self
-    }
-
-    /// Sets what to do while the operation runs.
-    #[must_use]
-    pub fn in_flight(mut self, in_flight: impl Into<InFlight>) -> Self {
-        self.in_flight = in_flight.into();
-        self
-    }
-
-    /// Adds a limit to how many new operations there may be in a while, for each of what they are
-    /// told apart `by`.
-    #[must_use]
-    pub fn velocity(mut self, by: impl IntoIterator<Item = By>, limit: Rate) -> Self {
-        self.velocity.push(Velocity { by: by.into_iter().collect(), limit });
-        self
-    }
-
-    /// Sets what to do while the store is away.
-    #[must_use]
-    pub fn on_store_down(mut self, on_store_down: OnStoreDown) -> Self {
-        self.on_store_down = on_store_down;
-        self
-    }
-
-    /// Sets lease, grace, ttl, and what to do with an unknown outcome.
-    #[must_use]
-    pub fn terms(mut self, terms: Terms) -> Self {
-        self.terms = terms;
-        self
-    }
-
-    /// Sets how two requests are told apart.
-    #[must_use]
-    pub fn fingerprint(mut self, mode: FingerprintMode) -> Self {
-        self.fingerprint.mode = mode;
-        self
-    }
-
-    /// Sets which headers count when two requests are told apart.
-    #[must_use]
-    pub fn fingerprint_headers(mut self, headers: impl IntoIterator<Item = HeaderName>) -> Self {
-        self.fingerprint.headers = headers.into_iter().collect();
-        self
-    }
-
-    /// Sets in which dialect problems are told.
-    #[must_use]
-    pub fn errors(mut self, dialect: Dialect) -> Self {
-        self.answers.dialect = dialect;
-        self
-    }
-
-    /// Sets what becomes of an attempt, by its status.
-    #[must_use]
-    pub fn statuses(mut self, statuses: StatusRules) -> Self {
-        self.statuses = statuses;
-        self
     }
 }

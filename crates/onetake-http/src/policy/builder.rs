@@ -1,0 +1,230 @@
+//! A policy in the words of the gateway's file.
+
+use std::time::Duration;
+
+use http::{HeaderName, Method};
+
+use onetake_core::{OnUnknown, Rate, Terms};
+
+use crate::fingerprint::FingerprintMode;
+use crate::policy::{InFlight, KeyFormat, KeySource, OnStoreDown, Policy, Preset};
+use crate::problem::{Dialect, ProblemStatuses};
+use crate::status::{Disposition, StatusPattern};
+use crate::tenant::Tenant;
+use crate::velocity::{By, Velocity};
+
+/// The words are those of a `[[route]]` in the gateway's file. Of two calls of the same word, the later
+/// counts; those that name several things (`record`, `release`, `unknown`, `velocity`) add up.
+impl Policy {
+    /// The defaults.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// The values for a use case; what is set afterwards overrides them. Payments need a
+    /// [`Tenant::Credential`] unless another tenant is named.
+    #[must_use]
+    pub fn preset(preset: Preset) -> Self {
+        let mut policy = Self::new().ttl(preset.ttl());
+        policy.outcomes = policy.outcomes.with_every_5xx(preset.every_5xx());
+        policy.key.required = preset.is_dear();
+        if preset == Preset::Payment {
+            policy.tenant = Tenant::Credential;
+        }
+        policy
+    }
+
+    /// Sets how logs call the route.
+    #[must_use]
+    pub fn label(mut self, label: impl Into<String>) -> Self {
+        self.label = label.into();
+        self
+    }
+
+    /// Sets which methods are keyed. GET never is.
+    #[must_use]
+    pub fn methods(mut self, methods: impl IntoIterator<Item = Method>) -> Self {
+        self.methods = methods.into_iter().collect();
+        self
+    }
+
+    /// Refuses requests without a key.
+    #[must_use]
+    pub fn key_required(mut self) -> Self {
+        self.key.required = true;
+        self
+    }
+
+    /// Sets where the key comes from. Where it is not a header, a key is required.
+    #[must_use]
+    pub fn key_from(mut self, source: KeySource) -> Self {
+        self.key.required |= source != KeySource::Header;
+        self.key.source = source;
+        self
+    }
+
+    /// Sets what a key from a header has to look like.
+    #[must_use]
+    pub fn key_format(mut self, format: KeyFormat) -> Self {
+        self.key.format = format;
+        self
+    }
+
+    /// Sets how many characters a key from a header has at least.
+    #[must_use]
+    pub fn key_min_length(mut self, characters: usize) -> Self {
+        self.key.length_min = characters;
+        self
+    }
+
+    /// Sets whose key it is.
+    #[must_use]
+    pub fn tenant(mut self, tenant: Tenant) -> Self {
+        self.tenant = tenant;
+        self
+    }
+
+    /// Sets a word that separates this route's keys from others'.
+    #[must_use]
+    pub fn namespace(mut self, namespace: impl Into<String>) -> Self {
+        self.namespace = namespace.into();
+        self
+    }
+
+    /// Sets how two requests are told apart.
+    #[must_use]
+    pub fn fingerprint(mut self, mode: FingerprintMode) -> Self {
+        self.fingerprint.mode = mode;
+        self
+    }
+
+    /// Sets which headers count when two requests are told apart.
+    #[must_use]
+    pub fn fingerprint_headers(mut self, headers: impl IntoIterator<Item = HeaderName>) -> Self {
+        self.fingerprint.headers = headers.into_iter().collect();
+        self
+    }
+
+    /// Sets how long the outcome is kept.
+    #[must_use]
+    pub fn ttl(mut self, ttl: Duration) -> Self {
+        self.terms.ttl = ttl;
+        self
+    }
+
+    /// Sets for how long an attempt may run before it must renew, and for as long an ended lease is still
+    /// respected, unless [`grace`](Self::grace) is set afterwards.
+    #[must_use]
+    pub fn lease(mut self, lease: Duration) -> Self {
+        (self.terms.lease, self.terms.grace) = (lease, lease);
+        self
+    }
+
+    /// Sets for how long an ended lease is still respected.
+    #[must_use]
+    pub fn grace(mut self, grace: Duration) -> Self {
+        self.terms.grace = grace;
+        self
+    }
+
+    /// Sets ttl, lease, grace and `on_unknown` at once.
+    #[must_use]
+    pub fn terms(mut self, terms: Terms) -> Self {
+        self.terms = terms;
+        self
+    }
+
+    /// Sets what to do while the operation runs, and how long to wait for it.
+    #[must_use]
+    pub fn in_flight(mut self, in_flight: impl Into<InFlight>) -> Self {
+        self.in_flight = in_flight.into();
+        self
+    }
+
+    /// Sets what to do with an outcome that nobody knows.
+    #[must_use]
+    pub fn on_unknown(mut self, on_unknown: OnUnknown) -> Self {
+        self.terms.on_unknown = on_unknown;
+        self
+    }
+
+    /// Sets what to do while the store is away.
+    #[must_use]
+    pub fn on_store_down(mut self, on_store_down: OnStoreDown) -> Self {
+        self.on_store_down = on_store_down;
+        self
+    }
+
+    /// Adds a limit to how many new operations there may be in a while, for each of what they are
+    /// told apart `by`.
+    #[must_use]
+    pub fn velocity(mut self, by: impl IntoIterator<Item = By>, limit: Rate) -> Self {
+        self.velocity.push(Velocity { by: by.into_iter().collect(), limit });
+        self
+    }
+
+    /// Sets for how long the operation may run: the service behind the layer is its upstream.
+    #[must_use]
+    pub fn upstream_timeout(mut self, timeout: Duration) -> Self {
+        self.run_max = timeout;
+        self
+    }
+
+    /// Records what answers so. The most specific entry wins.
+    #[must_use]
+    pub fn record(self, patterns: impl IntoIterator<Item = StatusPattern>) -> Self {
+        self.classified(patterns, Disposition::Record)
+    }
+
+    /// Lets another attempt run after what answers so. The most specific entry wins.
+    #[must_use]
+    pub fn release(self, patterns: impl IntoIterator<Item = StatusPattern>) -> Self {
+        self.classified(patterns, Disposition::Release)
+    }
+
+    /// Takes the outcome of what answers so for unknown. The most specific entry wins.
+    #[must_use]
+    pub fn unknown(self, patterns: impl IntoIterator<Item = StatusPattern>) -> Self {
+        self.classified(patterns, Disposition::Unknown)
+    }
+
+    fn classified(
+        mut self,
+        patterns: impl IntoIterator<Item = StatusPattern>,
+        disposition: Disposition,
+    ) -> Self {
+        for pattern in patterns {
+            self.outcomes = self.outcomes.with(pattern, disposition);
+        }
+        self
+    }
+
+    /// Sets with which statuses some problems are answered.
+    #[must_use]
+    pub fn statuses(mut self, statuses: ProblemStatuses) -> Self {
+        self.answers.statuses = statuses;
+        self
+    }
+
+    /// Sets in which dialect problems are told.
+    #[must_use]
+    pub fn errors(mut self, dialect: Dialect) -> Self {
+        self.answers.dialect = dialect;
+        self
+    }
+
+    /// Sets the largest request that is accepted with a key, in bytes.
+    #[must_use]
+    pub fn max_request_body(mut self, bytes: usize) -> Self {
+        self.request_body_max = bytes;
+        self
+    }
+
+    /// Sets the largest response that can be replayed, in bytes.
+    #[must_use]
+    pub fn max_response_body(mut self, bytes: usize) -> Self {
+        self.response_body_max = bytes;
+        self
+    }
+}

@@ -1,0 +1,63 @@
+//! Values for a use case.
+
+use std::time::Duration;
+
+use crate::status::Disposition;
+
+/// Values for a use case: any of them may be overridden.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Preset {
+    /// 24 hours; a key is required, a tenant must be named, every 5xx is unknown, fail-closed.
+    Payment,
+    /// 1 hour; every 5xx is released.
+    Signup,
+    /// 7 days; every 5xx is released.
+    Webhook,
+    /// 30 days; every 5xx is released.
+    Job,
+    /// 72 hours; a key is required, every 5xx is unknown, fail-closed.
+    HighConsequence,
+}
+
+impl Preset {
+    /// All of them, by the words for them.
+    pub const ALL: [(&'static str, Self); 5] = [
+        ("payment", Self::Payment),
+        ("signup", Self::Signup),
+        ("webhook", Self::Webhook),
+        ("job", Self::Job),
+        ("high-consequence", Self::HighConsequence),
+    ];
+
+    /// Whether running twice is dear: then a key is required, and a store that is away closes the route.
+    #[must_use]
+    pub const fn is_dear(self) -> bool {
+        matches!(self, Self::Payment | Self::HighConsequence)
+    }
+
+    /// How long outcomes are kept.
+    #[must_use]
+    pub const fn ttl(self) -> Duration {
+        let hours = match self {
+            Self::Payment => 24,
+            Self::Signup => 1,
+            Self::Webhook => 7 * 24,
+            Self::Job => 30 * 24,
+            Self::HighConsequence => 72,
+        };
+        Duration::from_secs(hours * 3600)
+    }
+
+    /// What becomes of an attempt that answered 5xx, 503 included.
+    #[must_use]
+    pub const fn every_5xx(self) -> Disposition {
+        if self.is_dear() { Disposition::Unknown } else { Disposition::Release }
+    }
+}
+
+impl std::fmt::Display for Preset {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let found = Self::ALL.iter().find(|(_, preset)| preset == self);
+        f.write_str(found.map_or("", |(word, _)| word))
+    }
+}

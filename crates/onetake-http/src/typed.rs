@@ -1,0 +1,227 @@
+//! Results that are kept as values.
+//!
+//! What is usually recorded is a response, byte by byte. A [`Typed`] result is recorded as what it means, and
+//! its response is built from that: the first time, and again on every replay. So a recording outlives a
+//! change of how responses look, and can be read by those who look after it.
+//!
+//! A handler returns [`Stored`], and the layer is told of the type ([`OnetakeLayer::typed`]). A type that it
+//! was not told of is recorded as any other response.
+//!
+//! ```
+//! use bytes::Bytes;
+//! use http::{Response, StatusCode};
+//! use onetake_http::typed::{Stored, Typed, json};
+//! use serde::{Deserialize, Serialize};
+//!
+//! #[derive(Serialize, Deserialize)]
+//! struct Receipt { charge: u64, cents: u64 }
+//!
+//! impl Typed for Receipt {
+//!     const NAME: &str = "receipt";
+//!
+//!     fn respond(&self) -> Response<Bytes> {
+//!         json(StatusCode::CREATED, self)
+//!     }
+//! }
+//!
+//! let response = Stored(Receipt { charge: 1, cents: 1999 }).response();
+//! assert_eq!(response.status(), StatusCode::CREATED);
+//! ```
+//!
+//! [`OnetakeLayer::typed`]: crate::OnetakeLayer::typed
+
+use std::any::TypeId;
+use std::collections::BTreeMap;
+use std::sync::{PoisonError, RwLock};
+
+use bytes::{BufMut, Bytes, BytesMut};
+use http::header::{CONTENT_TYPE, HeaderMap, HeaderValue};
+use http::{Response, StatusCode};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use onetake_core::Recording;
+use onetake_core::codec::{DecodeError, Reader, put_slice};
+
+use crate::problem::{Code, Problem};
+use crate::recording::{Recorded, TYPED, is_kept, strip_hop_by_hop};
+
+/// A result that is kept as a value, as JSON.
+pub trait Typed: Serialize + DeserializeOwned + Send + Sync + 'static {
+    /// What recordings call it. It stays the same for as long as they live; a value that newer code cannot
+    /// read any more is answered 410, and is not run again.
+    const NAME: &'static str;
+
+    /// The response that tells of it. What belongs to the moment (cookies, dates) is not replayed.
+    fn respond(&self) -> Response<Bytes>;
+}
+
+/// A response whose body is a value as JSON.
+#[must_use]
+pub fn json(status: StatusCode, value: &impl Serialize) -> Response<Bytes> {
+    let Ok(body) = serde_json::to_vec(value) else {
+        tracing::error!("a result cannot be written as JSON");
+        let mut response = Response::new(Bytes::new());
+        *response.status_mut() = StatusCode::INTERNAL_SERVER_ERROR;
+        return response;
+    };
+    let mut response = Response::new(Bytes::from(body));
+    *response.status_mut() = status;
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    response
+}
+
+/// What a handler returns for its result to be kept as a value.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stored<T>(pub T);
+
+impl<T: Typed> Stored<T> {
+    /// The response, with the value beside it.
+    ///
+    /// It is built from the value as it can be read again: what the first client sees is what every other
+    /// one will.
+    #[must_use]
+    pub fn response(self) -> Response<Bytes> {
+        let written = serde_json::to_vec(&self.0);
+        let read = written.and_then(|json| Ok((serde_json::from_slice::<T>(&json)?, json)));
+        match read {
+            Ok((value, json)) => {
+                let mut response = value.respond();
+                let name = T::NAME;
+                let value = Value { name, of: TypeId::of::<T>(), json: json.into() };
+                response.extensions_mut().insert(value);
+                response
+            }
+            Err(error) => {
+                tracing::error!(
+                    result = T::NAME, %error,
+                    "a result cannot be kept as a value; its response is kept instead"
+                );
+                self.0.respond()
+            }
+        }
+    }
+}
+
+#[cfg(feature = "axum")]
+impl<T: Typed> axum_core::response::IntoResponse for Stored<T> {
+    fn into_response(self) -> axum_core::response::Response {
+        self.response().map(axum_core::body::Body::from)
+    }
+}
+
+/// In the extensions of a response: the value that it tells of.
+#[derive(Clone)]
+struct Value {
+    name: &'static str,
+    of: TypeId,
+    json: Bytes,
+}
+
+/// The types that a layer was told of, by their names.
+#[derive(Default)]
+pub(crate) struct Types(RwLock<BTreeMap<&'static str, Type>>);
+
+#[derive(Clone, Copy)]
+struct Type {
+    of: TypeId,
+    rebuild: fn(&[u8]) -> Result<Response<Bytes>, serde_json::Error>,
+}
+
+impl Types {
+    /// The first type of a name stays: a value is never read as another type's.
+    pub(crate) fn add<T: Typed>(&self) {
+        let of = TypeId::of::<T>();
+        let rebuild = |json: &[u8]| Ok(serde_json::from_slice::<T>(json)?.respond());
+        let mut types = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        let known = types.entry(T::NAME).or_insert(Type { of, rebuild });
+        if known.of != of {
+            tracing::error!(
+                name = T::NAME,
+                "two types of results have one name; those of the second are kept as responses"
+            );
+        }
+    }
+
+    fn get(&self, name: &str) -> Option<Type> {
+        self.0.read().unwrap_or_else(PoisonError::into_inner).get(name).copied()
+    }
+
+    /// The recording of the value that a response tells of, if it can be replayed.
+    pub(crate) fn value_of<B>(
+        &self,
+        response: &mut Response<B>,
+        bytes_max: usize,
+    ) -> Option<Recording> {
+        let Value { name, of, json } = response.extensions_mut().remove::<Value>()?;
+        if self.get(name).is_none_or(|known| known.of != of) || json.len() > bytes_max {
+            return None;
+        }
+        let mut head = BytesMut::with_capacity(32);
+        head.put_u8(TYPED);
+        head.put_u16(response.status().as_u16());
+        put_slice(&mut head, name.as_bytes());
+        Some(Recording { head: head.freeze(), body: Some(json) })
+    }
+
+    /// The response of a recorded value, or why there is none. `None`: it is not the recording of a value.
+    pub(crate) fn recorded(&self, recording: &Recording) -> Option<Result<Recorded, Problem>> {
+        if recording.head.first() != Some(&TYPED) {
+            return None;
+        }
+        let rebuilt = match head(recording) {
+            Ok((status, name)) => self.rebuild(recording, status, &name),
+            Err(_) => Err(not_rebuilt("its recording cannot be read")),
+        };
+        Some(rebuilt)
+    }
+
+    fn rebuild(
+        &self,
+        recording: &Recording,
+        status: StatusCode,
+        name: &str,
+    ) -> Result<Recorded, Problem> {
+        let json = recording.body.clone().unwrap_or_default();
+        let refused = |why: &str| Err(not_rebuilt(why).recorded(status, None));
+        let Some(known) = self.get(name) else {
+            tracing::error!(name, "the layer was not told of the type of a recorded result");
+            return refused("this version does not know its kind of result");
+        };
+        match (known.rebuild)(&json) {
+            Ok(response) => {
+                let (parts, body) = response.into_parts();
+                let (status, mut headers) = (parts.status, parts.headers);
+                strip_hop_by_hop(&mut headers);
+                let dropped: Vec<_> =
+                    headers.keys().filter(|name| !is_kept(name)).cloned().collect();
+                for name in dropped {
+                    headers.remove(name);
+                }
+                Ok(Recorded { status, headers, body: Some(body), trailers: HeaderMap::new() })
+            }
+            Err(error) => {
+                tracing::error!(name, %error, "a recorded result cannot be read by this version");
+                refused("this version cannot read its result")
+            }
+        }
+    }
+}
+
+fn head(recording: &Recording) -> Result<(StatusCode, String), DecodeError> {
+    let mut from = Reader(recording.head.clone());
+    from.u8("version of the recording")?;
+    let status =
+        StatusCode::from_u16(from.u16("status")?).map_err(|_| DecodeError::new("status"))?;
+    let name = String::from_utf8(from.slice("name")?.to_vec());
+    let name = name.map_err(|_| DecodeError::new("name"))?;
+    from.end()?;
+    Ok((status, name))
+}
+
+fn not_rebuilt(why: &str) -> Problem {
+    let detail = format!(
+        "The operation ran and its outcome is recorded, but its response cannot be built: {why}. It is not run again."
+    );
+    Problem::new(Code::ResponseNotReplayable, detail)
+}

@@ -170,6 +170,13 @@ async fn act(request: Request<Incoming>, state: Arc<State>) -> Result<Response<B
             response
         }
         "head" => answer(StatusCode::OK, format!("{:#?}", parts.headers)),
+        "derived" => {
+            let derived = parts.headers.get("idempotency-derived-key");
+            answer(
+                StatusCode::SERVICE_UNAVAILABLE,
+                derived.map_or("", |v| v.to_str().unwrap_or("")).to_owned(),
+            )
+        }
         code if code.len() == 3 && code.parse::<u16>().is_ok() => {
             let status = code.parse().ok().and_then(|code| StatusCode::from_u16(code).ok());
             answer(status.unwrap_or_default(), body)

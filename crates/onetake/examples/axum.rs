@@ -1,6 +1,8 @@
-//! `cargo run -p onetake --example axum`, then
-//! `curl -i -X POST localhost:3000/charges -H 'Idempotency-Key: 6f1c8d6a-3a09-4b6e-9c8f-2d1f5e7b8a90' -d 10`,
-//! twice.
+//! The smallest API that is safe to retry.
+//!
+//! `cargo run -p onetake --example axum`, then twice
+//! `curl -i localhost:3000/charges -H 'Idempotency-Key: 6f1c8d6a-3a09-4b6e-9c8f-2d1f5e7b8a90' -d 10`:
+//! one charge, two answers.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -16,13 +18,16 @@ async fn charge(amount: String) -> String {
     format!("charge {number} of {amount}\n")
 }
 
+pub(crate) fn app(engine: Engine) -> Router {
+    Router::new()
+        .route("/charges", post(charge))
+        .layer(OnetakeLayer::new(engine, Policy::new().key_required()))
+}
+
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let engine = Engine::new(Arc::new(EmbeddedStore::open("./onetake-data")?));
-    let app = Router::new()
-        .route("/charges", post(charge))
-        .layer(OnetakeLayer::new(engine, Policy::new().key_required()));
     let listener = tokio::net::TcpListener::bind("127.0.0.1:3000").await?;
-    axum::serve(listener, app).await?;
+    axum::serve(listener, app(engine)).await?;
     Ok(())
 }

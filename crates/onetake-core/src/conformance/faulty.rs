@@ -59,7 +59,7 @@ impl Faulty {
         self.settlements.store(fault as u8, Ordering::SeqCst);
     }
 
-    /// Whether reads fail from now on.
+    /// Whether reads fail from now on, those of secrets included.
     pub fn fail_loads(&self, fault: Fault) {
         self.loads.store(fault as u8, Ordering::SeqCst);
     }
@@ -122,5 +122,21 @@ impl Store for Faulty {
         .boxed()
     }
 
-    crate::delegate_store!(self => self.inner; abandoned, sweep, secret, ready, close);
+    fn secret(
+        &self,
+        name: &'static str,
+        fresh: [u8; 32],
+    ) -> BoxFuture<'_, Result<[u8; 32], StoreError>> {
+        async move {
+            let fault = self.loads.load(Ordering::SeqCst);
+            let failed = if fault == 0 { None } else { self.failed(fault, 1).pop() };
+            match failed {
+                Some(failed) => failed,
+                None => self.inner.secret(name, fresh).await,
+            }
+        }
+        .boxed()
+    }
+
+    crate::delegate_store!(self => self.inner; abandoned, sweep, ready, close);
 }

@@ -1,7 +1,7 @@
 //! Ways of naming, refusing and answering that a route can choose.
 
 use futures_util::future::join_all;
-use onetake_core::{Clock, SystemClock};
+use onetake_core::{Clock, DerivedKey, SystemClock};
 use serde_json::Value;
 use std::time::Duration;
 
@@ -181,4 +181,21 @@ pub(super) async fn statuses_and_headers_that_a_route_chose(world: &World) {
     let other = call("b").await.unwrap();
     assert_eq!((other.status(), other.code().as_str()), (409, "idempotency_payload_mismatch"));
     assert_eq!(world.upstream.runs(key), 1);
+}
+
+pub(super) async fn the_upstream_gets_the_same_derived_key_in_every_attempt(world: &World) {
+    let call = |key: &'static str, who: &'static str| async move {
+        let call = world.client.post("/any/derived").without("authorization").key(key);
+        let call = call.header("authorization", who).header("idempotency-derived-key", "forged");
+        call.send().await.unwrap().text()
+    };
+    let key = "derived-key-000000001";
+    let first = call(key, "Bearer alice").await;
+    assert!(first.parse::<DerivedKey>().is_ok(), "{first}");
+    assert_eq!(call(key, "Bearer alice").await, first);
+    assert_eq!(world.upstream.runs(key), 2, "the first attempt was released");
+    assert_ne!(call(key, "Bearer bob").await, first);
+    assert_ne!(call("derived-key-000000002", "Bearer alice").await, first);
+    let unkeyed = world.client.post("/any/derived").header("idempotency-derived-key", "forged");
+    assert_eq!(unkeyed.send().await.unwrap().text(), "");
 }

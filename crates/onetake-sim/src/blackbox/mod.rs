@@ -218,7 +218,8 @@ const CASES: &[(&str, Case)] = cases! {
         only_issued_keys_where_a_route_says_so, a_long_operation_is_answered_later,
         a_deadline_that_is_over_runs_nothing, a_deadline_ends_the_wait_for_the_upstream,
         too_many_new_operations_are_refused_and_known_ones_are_not, errors_in_the_words_of_stripe,
-        statuses_and_headers_that_a_route_chose;
+        statuses_and_headers_that_a_route_chose,
+        the_upstream_gets_the_same_derived_key_in_every_attempt;
     passing: without_a_key_everything_passes, a_websocket_passes, no_other_upgrade_passes, http2_is_the_same,
         forwarding_headers_are_honest, what_could_smuggle_is_refused,
         problems_are_explained_where_they_link_to;

@@ -1,0 +1,291 @@
+//! Results that are kept as values, and built into responses again.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use crate::shared::{Answered, KEY, post_of, send};
+use axum::Router;
+use axum::extract::State;
+use axum::routing::post;
+use bytes::Bytes;
+use http::{HeaderValue, Request, Response, StatusCode};
+use onetake_core::{Engine, MemoryStore, RecordId, State as Recorded};
+use onetake_http::extract::RunningAttempt;
+use onetake_http::typed::json;
+use onetake_http::{InFlight, OnetakeLayer, Policy, Stored, Typed};
+use serde::{Deserialize, Serialize};
+use tokio::sync::Notify;
+
+/// What a charge comes to.
+#[derive(Clone, Serialize, Deserialize)]
+struct Receipt {
+    charge: u64,
+    /// The card's number is needed to charge it, and for nothing else.
+    #[serde(skip)]
+    card: String,
+}
+
+impl Typed for Receipt {
+    const NAME: &'static str = "receipt";
+
+    fn respond(&self) -> Response<Bytes> {
+        let mut response = json(StatusCode::CREATED, self);
+        let location = format!("/charges/{}", self.charge);
+        let headers = response.headers_mut();
+        headers.insert("location", HeaderValue::from_str(&location).unwrap());
+        headers.insert("x-card", HeaderValue::from_str(&format!("[{}]", self.card)).unwrap());
+        headers.insert("set-cookie", HeaderValue::from_static("session=1"));
+        response
+    }
+}
+
+/// How many charges were made; each is another one.
+#[derive(Clone, Default)]
+struct Charges {
+    made: Arc<AtomicU64>,
+    first: Arc<OnceLock<RecordId>>,
+    finish: Arc<Notify>,
+}
+
+impl Charges {
+    fn made(&self) -> u64 {
+        self.made.load(Ordering::SeqCst)
+    }
+
+    fn router<T: Typed + From<Receipt>>(&self, layer: OnetakeLayer) -> Router {
+        Router::new()
+            .route("/charges", post(charge::<T>))
+            .route("/slow", post(slow::<T>))
+            .with_state(self.clone())
+            .layer(layer)
+    }
+}
+
+async fn charge<T: Typed + From<Receipt>>(
+    State(charges): State<Charges>,
+    RunningAttempt(attempt): RunningAttempt,
+) -> Stored<T> {
+    charges.first.get_or_init(|| attempt.id);
+    let charge = charges.made.fetch_add(1, Ordering::SeqCst) + 1;
+    Stored(Receipt { charge, card: "4242".to_owned() }.into())
+}
+
+async fn slow<T: Typed + From<Receipt>>(
+    State(charges): State<Charges>,
+    attempt: RunningAttempt,
+) -> Stored<T> {
+    charges.finish.notified().await;
+    charge(State(charges), attempt).await
+}
+
+fn engine(store: &MemoryStore) -> Engine {
+    Engine::new(Arc::new(store.clone()))
+}
+
+fn layer(store: &MemoryStore) -> OnetakeLayer {
+    OnetakeLayer::new(engine(store), Policy::new())
+}
+
+/// Makes a charge as `T`, with a layer that knows of it, then asks again as another version would.
+async fn replayed_by(version: impl FnOnce(&Charges, OnetakeLayer) -> Router) -> Answered {
+    let (store, charges) = (MemoryStore::new(), Charges::default());
+    let old = charges.router::<Receipt>(layer(&store).typed::<Receipt>());
+    assert_eq!(send(&old, post_of("alice", "/charges", KEY)).await.status, 201);
+    let new = version(&charges, layer(&store));
+    let again = send(&new, post_of("alice", "/charges", KEY)).await;
+    assert_eq!(charges.made(), 1, "whatever becomes of its response, it is not run again");
+    again
+}
+
+#[tokio::test]
+async fn a_value_is_kept_and_its_response_built_again() {
+    let (store, charges) = (MemoryStore::new(), Charges::default());
+    let onetake = layer(&store).typed::<Receipt>();
+    let router = charges.router::<Receipt>(onetake);
+    let first = send(&router, post_of("alice", "/charges", KEY)).await;
+    let again = send(&router, post_of("alice", "/charges", KEY)).await;
+    assert!(!first.is_replay() && again.is_replay());
+    assert_eq!((first.status, &*first.body), (201, r#"{"charge":1}"#));
+    assert_eq!((again.status, &again.body), (first.status, &first.body));
+    for name in ["location", "content-type", "x-card"] {
+        assert_eq!(first.headers[name], again.headers[name], "{name}");
+    }
+    assert_eq!(first.headers["x-card"], "[]", "the first client sees what all others will");
+    assert!(first.headers.contains_key("set-cookie") && !again.headers.contains_key("set-cookie"));
+    assert_eq!(charges.made(), 1);
+}
+
+#[tokio::test]
+async fn what_is_stored_is_the_value() {
+    let (store, charges) = (MemoryStore::new(), Charges::default());
+    let router = charges.router::<Receipt>(layer(&store).typed::<Receipt>());
+    send(&router, post_of("alice", "/charges", KEY)).await;
+    let id = *charges.first.get().unwrap();
+    let record = engine(&store).look(id).await.unwrap().unwrap();
+    let Recorded::Completed { recording, .. } = &record.state else { panic!("{record:?}") };
+    assert_eq!(recording.body.as_deref(), Some(&br#"{"charge":1}"#[..]));
+    assert!(recording.head.ends_with(b"receipt"));
+}
+
+/// The same result, as a later version shows it.
+#[derive(Serialize, Deserialize)]
+struct Later {
+    charge: u64,
+    #[serde(default)]
+    currency: Option<String>,
+}
+
+impl From<Receipt> for Later {
+    fn from(receipt: Receipt) -> Self {
+        Self { charge: receipt.charge, currency: Some("EUR".to_owned()) }
+    }
+}
+
+impl Typed for Later {
+    const NAME: &'static str = "receipt";
+
+    fn respond(&self) -> Response<Bytes> {
+        let currency = self.currency.as_deref().unwrap_or("unknown");
+        let shown = serde_json::json!({ "id": self.charge, "currency": currency });
+        json(StatusCode::OK, &shown)
+    }
+}
+
+/// A later version that cannot read what was stored.
+#[derive(Serialize, Deserialize)]
+struct Stranger {
+    number: u64,
+}
+
+impl From<Receipt> for Stranger {
+    fn from(receipt: Receipt) -> Self {
+        Self { number: receipt.charge }
+    }
+}
+
+impl Typed for Stranger {
+    const NAME: &'static str = "receipt";
+
+    fn respond(&self) -> Response<Bytes> {
+        json(StatusCode::OK, self)
+    }
+}
+
+#[tokio::test]
+async fn a_later_version_shows_it_in_its_own_way() {
+    let again = replayed_by(|charges, layer| charges.router::<Later>(layer.typed::<Later>())).await;
+    assert_eq!((again.status, &*again.body), (200, r#"{"currency":"unknown","id":1}"#));
+    assert!(again.is_replay());
+}
+
+#[tokio::test]
+async fn what_a_version_cannot_show_is_not_run_again() {
+    let versions: [fn(&Charges, OnetakeLayer) -> Router; 2] = [
+        |charges, layer| charges.router::<Receipt>(layer),
+        |charges, layer| charges.router::<Stranger>(layer.typed::<Stranger>()),
+    ];
+    for version in versions {
+        let again = replayed_by(version).await;
+        assert_eq!(again.problem(), (410, "response_not_replayable".to_owned()));
+        assert!(
+            again.body.contains("not run again") && again.body.contains("201"),
+            "{}",
+            again.body
+        );
+    }
+}
+
+#[tokio::test]
+async fn what_the_layer_was_not_told_of_is_kept_as_a_response() {
+    // Nobody told; a type of the same name was told of first.
+    let layers: [fn(OnetakeLayer) -> OnetakeLayer; 2] =
+        [|layer| layer, |layer| layer.typed::<Stranger>().typed::<Receipt>()];
+    for told in layers {
+        let (store, charges) = (MemoryStore::new(), Charges::default());
+        let router = charges.router::<Receipt>(told(layer(&store)));
+        let first = send(&router, post_of("alice", "/charges", KEY)).await;
+        let again = send(&router, post_of("alice", "/charges", KEY)).await;
+        assert_eq!((again.status, &again.body), (201, &first.body));
+        assert!(again.is_replay() && charges.made() == 1);
+    }
+}
+
+/// A result that is shown at length, or in short.
+#[derive(Serialize, Deserialize)]
+struct Sized {
+    kept: String,
+    shown: usize,
+}
+
+impl Typed for Sized {
+    const NAME: &'static str = "sized";
+
+    fn respond(&self) -> Response<Bytes> {
+        Response::new(Bytes::from("x".repeat(self.shown)))
+    }
+}
+
+#[tokio::test]
+async fn the_bound_is_for_what_is_kept() {
+    for (kept, shown, status) in [(10, 500, 200), (500, 10, 200), (500, 500, 410)] {
+        let store = MemoryStore::new();
+        let policy = Policy::new().max_response_body(100);
+        let handler = move || async move { Stored(Sized { kept: "k".repeat(kept), shown }) };
+        let onetake = OnetakeLayer::new(engine(&store), policy).typed::<Sized>();
+        let router = Router::new().route("/", post(handler)).layer(onetake);
+        let first = send(&router, post_of("alice", "/", KEY)).await;
+        let again = send(&router, post_of("alice", "/", KEY)).await;
+        assert_eq!((first.status, first.body.len()), (200, shown));
+        assert_eq!(again.status, status, "{kept} kept, {shown} shown");
+        assert_eq!(again.is_replay(), status == 200);
+    }
+}
+
+/// A result that cannot be written as JSON: its member names are no texts.
+#[derive(Serialize, Deserialize)]
+struct Unwritable(std::collections::BTreeMap<(u8, u8), u8>);
+
+impl Typed for Unwritable {
+    const NAME: &'static str = "unwritable";
+
+    fn respond(&self) -> Response<Bytes> {
+        Response::new(Bytes::from(format!("{} entries", self.0.len())))
+    }
+}
+
+#[tokio::test]
+async fn what_cannot_be_kept_as_a_value_is_kept_as_a_response() {
+    let store = MemoryStore::new();
+    let handler = || async { Stored(Unwritable([((1, 2), 3)].into())) };
+    let onetake = layer(&store).typed::<Unwritable>();
+    let router = Router::new().route("/", post(handler)).layer(onetake);
+    for is_replay in [false, true] {
+        let answered = send(&router, post_of("alice", "/", KEY)).await;
+        assert_eq!((answered.status, &*answered.body), (200, "1 entries"));
+        assert_eq!(answered.is_replay(), is_replay);
+    }
+}
+
+#[tokio::test]
+async fn a_value_is_fetched_by_its_handle() {
+    let (store, charges) = (MemoryStore::new(), Charges::default());
+    let policy = Policy::new().in_flight(InFlight::Async(Duration::ZERO));
+    let onetake = OnetakeLayer::new(engine(&store), policy).typed::<Receipt>();
+    let router = charges.router::<Receipt>(onetake);
+    let accepted = send(&router, post_of("alice", "/slow", KEY)).await;
+    assert_eq!(accepted.status, 202);
+    charges.finish.notify_one();
+    let look = || {
+        let request = Request::get(accepted.headers["location"].to_str().unwrap());
+        request.header("authorization", "Bearer alice").body(axum::body::Body::empty()).unwrap()
+    };
+    let found = loop {
+        let found = send(&router, look()).await;
+        if found.is_replay() {
+            break found;
+        }
+        tokio::task::yield_now().await;
+    };
+    assert_eq!((found.status, &*found.body), (201, r#"{"charge":1}"#));
+}

@@ -1,0 +1,93 @@
+//! An API that charges cards at another service: a policy for each route, a result that is kept as a
+//! value, and a key for the call that the operation makes itself.
+//!
+//! `cargo run -p onetake --example payments --features axum`, then
+//! `curl -i localhost:3000/charges -H 'Authorization: Bearer alice' -d '{"cents": 1999}'
+//! -H 'Idempotency-Key: 6f1c8d6a-3a09-4b6e-9c8f-2d1f5e7b8a90'`, as often as you like.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use axum::extract::State;
+use axum::http::{Response, StatusCode};
+use axum::routing::post;
+use axum::{Json, Router};
+use bytes::Bytes;
+use onetake::layer::typed::json;
+use onetake::{
+    DownstreamKey, EmbeddedStore, Engine, FingerprintMode, IdempotencyKey, InFlight, OnetakeLayer,
+    Policy, Preset, RunningAttempt, Selection, Stored, Tenant, Typed,
+};
+use serde::{Deserialize, Serialize};
+
+#[derive(Deserialize)]
+struct Charge {
+    cents: u64,
+}
+
+/// What is kept of a charge. The response is made from it, now and for every retry.
+#[derive(Serialize, Deserialize)]
+struct Receipt {
+    charge: usize,
+    cents: u64,
+}
+
+impl Typed for Receipt {
+    const NAME: &'static str = "receipt";
+
+    fn respond(&self) -> Response<Bytes> {
+        json(StatusCode::CREATED, self)
+    }
+}
+
+/// Stands for a service elsewhere that deduplicates by a key, as card networks do.
+#[derive(Clone, Default)]
+struct CardNetwork(Arc<Mutex<HashMap<String, usize>>>);
+
+impl CardNetwork {
+    fn charge(&self, key: &str) -> usize {
+        let mut charges = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let next = charges.len() + 1;
+        *charges.entry(key.to_owned()).or_insert(next)
+    }
+}
+
+async fn charge(
+    State(network): State<CardNetwork>,
+    RunningAttempt(attempt): RunningAttempt,
+    DownstreamKey(key): DownstreamKey,
+    Json(wanted): Json<Charge>,
+) -> Stored<Receipt> {
+    // If this attempt dies here, another one has a higher fence, and the same key for the same call: the card
+    // is charged once.
+    let charge = network.charge(&key.step("charge-card").to_string());
+    println!("charge {charge} under fence {}", attempt.fence);
+    Stored(Receipt { charge, cents: wanted.cents })
+}
+
+async fn sign_up(key: Option<IdempotencyKey>) -> &'static str {
+    if key.is_some() { "welcome, once\n" } else { "welcome\n" }
+}
+
+pub(crate) fn app(engine: Engine) -> Router {
+    // In the words of the gateway's file.
+    let payments = Policy::preset(Preset::Payment)
+        .tenant(Tenant::Credential)
+        .fingerprint(FingerprintMode::Json(Selection::Whole))
+        .in_flight(InFlight::Wait(Duration::from_secs(5)));
+    let signups = Policy::preset(Preset::Signup).namespace("signups");
+    let charges = OnetakeLayer::new(engine.clone(), payments).typed::<Receipt>();
+    Router::new()
+        .route("/charges", post(charge).layer(charges))
+        .route("/signups", post(sign_up).layer(OnetakeLayer::new(engine, signups)))
+        .with_state(CardNetwork::default())
+}
+
+#[tokio::main]
+async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let engine = Engine::new(Arc::new(EmbeddedStore::open("./onetake-data")?));
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:3000").await?;
+    axum::serve(listener, app(engine)).await?;
+    Ok(())
+}

@@ -171,7 +171,7 @@ impl Json {
     }
 
     fn twist_here(&self, dice: &mut Dice) -> Self {
-        let other = match (self.clone(), dice.roll(4)) {
+        let other = match (self.clone(), dice.roll(5)) {
             (Self::Null, 0) => Self::Text("null".into()),
             (Self::Null, 1) => Self::Number(Decimal::zero()),
             (Self::Bool(bool), 0) => Self::Text(bool.to_string()),
@@ -186,6 +186,24 @@ impl Json {
             (Self::List(items), 2) => Self::Object(
                 items.into_iter().enumerate().map(|(at, item)| (at.to_string(), item)).collect(),
             ),
+            (Self::List(mut items), 3..) => {
+                let pair = items.iter().zip(items.iter().skip(1)).position(|(one, _)| one.holds());
+                if let Some(at) = pair {
+                    let next = items.remove(at + 1);
+                    items[at].absorb("absorbed", next);
+                }
+                Self::List(items)
+            }
+            (Self::Object(mut members), 3..) => {
+                let mut pairs = members.iter().zip(members.keys().skip(1));
+                let found = pairs.find(|((_, value), _)| value.holds());
+                let names = found.map(|((one, _), next)| (one.clone(), next.clone()));
+                if let Some((one, next)) = names {
+                    let value = members.remove(&next).unwrap();
+                    members.get_mut(&one).unwrap().absorb(&next, value);
+                }
+                Self::Object(members)
+            }
             (Self::Object(mut members), 0) => {
                 members.pop_first();
                 Self::Object(members)
@@ -203,6 +221,20 @@ impl Json {
             _ => Self::Null,
         };
         if other == *self { Self::List(vec![other]) } else { other }
+    }
+
+    fn holds(&self) -> bool {
+        matches!(self, Self::List(_) | Self::Object(_) | Self::Text(_))
+    }
+
+    /// Takes in what stood behind it: the same pieces with another border.
+    fn absorb(&mut self, name: &str, value: Self) {
+        match (self, value) {
+            (Self::List(items), value) => items.push(value),
+            (Self::Object(members), value) => drop(members.insert(name.to_owned(), value)),
+            (Self::Text(text), Self::Text(tail)) => text.push_str(&tail),
+            _ => {}
+        }
     }
 }
 

@@ -24,7 +24,8 @@ pub struct FingerprintPolicy {
 /// How the body counts.
 #[derive(Clone, Debug, Default)]
 pub enum FingerprintMode {
-    /// As it is, byte by byte.
+    /// As it is, byte by byte; but for the boundary of multipart, which SDKs make up anew for each
+    /// attempt.
     #[default]
     Bytes,
     /// As JSON: member order, white space and spellings of numbers do not count; values do, with
@@ -42,8 +43,8 @@ pub(crate) fn fingerprint(
     policy: &FingerprintPolicy,
     proof: &[u8],
 ) -> Result<Fingerprint, Problem> {
-    // In a body as it is the boundary stands too, and counts in neither place. Where it cannot be
-    // found there, it counts.
+    // The boundary stands in the body as well, and counts in neither place. Where it cannot be found
+    // in the body, which is compressed or read as JSON, it counts like any other parameter.
     let is_plain = matches!(payload.encoding(), b"" | b"identity");
     let boundary = match policy.mode {
         FingerprintMode::Bytes if is_plain => Boundary::of(parts),

@@ -74,6 +74,7 @@ impl Bench {
 fn check<S: Strategy>(strategy: S, test: impl Fn(S::Value, &mut Dice) -> TestCaseResult) {
     let config = ProptestConfig {
         cases: CASES,
+        max_global_rejects: 10 * CASES,
         failure_persistence: None,
         rng_seed: RngSeed::Fixed(4),
         ..ProptestConfig::default()

@@ -1,11 +1,12 @@
 //! What was asked, as a digest: method, path, query, content type, chosen headers and body.
 
 use http::HeaderName;
-use http::header::CONTENT_TYPE;
+use http::header::{COOKIE, HOST};
 use http::request::Parts;
 
 use onetake_core::{Fingerprint, Fingerprinter};
 
+use crate::content_type::{self, Boundary};
 use crate::json::Selection;
 use crate::payload::Payload;
 use crate::problem::Problem;
@@ -23,7 +24,8 @@ pub struct FingerprintPolicy {
 /// How the body counts.
 #[derive(Clone, Debug, Default)]
 pub enum FingerprintMode {
-    /// As it is, byte by byte.
+    /// As it is, byte by byte; but for the boundary of multipart, which SDKs make up anew for each
+    /// attempt.
     #[default]
     Bytes,
     /// As JSON: member order, white space and spellings of numbers do not count; values do, with
@@ -41,25 +43,39 @@ pub(crate) fn fingerprint(
     policy: &FingerprintPolicy,
     proof: &[u8],
 ) -> Result<Fingerprint, Problem> {
+    // The boundary stands in the body as well, and counts in neither place. Where it cannot be found
+    // in the body, which is compressed or read as JSON, it counts like any other parameter.
+    let is_plain = matches!(payload.encoding(), b"" | b"identity");
+    let boundary = match policy.mode {
+        FingerprintMode::Bytes if is_plain => Boundary::of(parts),
+        FingerprintMode::Bytes | FingerprintMode::Json(_) => None,
+    };
     let mut asked = Fingerprinter::new()
         .part(parts.method.as_str().as_bytes())
         .part(parts.uri.path().as_bytes())
         .part(sorted_query(parts.uri.query().unwrap_or_default()).as_bytes())
-        .part(content_type(parts).as_bytes())
+        .part(content_type::canonical(parts, boundary.as_ref()).as_bytes())
         .part(proof);
     for name in &policy.headers {
-        let lines: Vec<&[u8]> =
-            parts.headers.get_all(name).iter().map(|value| value.as_bytes().trim_ascii()).collect();
-        // A comma between two lines is what a proxy may put there as well.
-        asked = asked.part(name.as_str().as_bytes()).part(&lines.join(&b", "[..]));
+        let value = chosen(parts, name);
+        asked = asked
+            .part(name.as_str().as_bytes())
+            .part(&[u8::from(value.is_some())])
+            .part(&value.unwrap_or_default());
     }
-    Ok(match &policy.mode {
-        FingerprintMode::Bytes => {
-            asked.part(b"bytes").part(payload.encoding().as_bytes()).part(payload.data()).finish()
+    Ok(match (&policy.mode, boundary) {
+        (FingerprintMode::Bytes, Some(boundary)) => {
+            let asked = asked.part(b"multipart").part(payload.encoding());
+            boundary.split(payload.data()).fold(asked, Fingerprinter::part).finish()
+        }
+        (FingerprintMode::Bytes, None) => {
+            asked.part(b"bytes").part(payload.encoding()).part(payload.data()).finish()
         }
         // No body at all is not invalid JSON: it is nothing to compare.
-        FingerprintMode::Json(_) if payload.data().is_empty() => asked.part(b"no json").finish(),
-        FingerprintMode::Json(selection) => {
+        (FingerprintMode::Json(_), _) if payload.data().is_empty() => {
+            asked.part(b"no json").finish()
+        }
+        (FingerprintMode::Json(selection), _) => {
             asked.part(b"json").part(&selection.canonical(payload.json()?)).finish()
         }
     })
@@ -69,35 +85,30 @@ pub(crate) fn fingerprint(
 /// which may mean something.
 fn sorted_query(query: &str) -> String {
     let mut pairs: Vec<&str> = query.split('&').filter(|pair| !pair.is_empty()).collect();
-    pairs.sort_by_key(|pair| pair.split('=').next().unwrap_or_default());
+    pairs.sort_by_cached_key(|pair| name_of(pair));
     pairs.join("&")
 }
 
-/// The content type without what SDKs spell differently from one attempt to the next: letter case,
-/// quotes and the boundary of multipart.
-fn content_type(parts: &Parts) -> String {
-    let lines = parts.headers.get_all(CONTENT_TYPE).iter();
-    let lines = lines.map(|value| one_content_type(&String::from_utf8_lossy(value.as_bytes())));
-    lines.collect::<Vec<_>>().join(",")
+/// The name of a pair as servers read it, some of which take `to`, `To`, `to[]` and `t%6f` for one.
+fn name_of(pair: &str) -> Vec<u8> {
+    let name = pair.split('=').next().unwrap_or_default().replace('+', " ");
+    let name = percent_encoding::percent_decode_str(&name).map(|byte| byte.to_ascii_lowercase());
+    name.take_while(|byte| *byte != b'[').collect()
 }
 
-fn one_content_type(value: &str) -> String {
-    let mut pieces = value.split(';').map(str::trim);
-    let essence = pieces.next().unwrap_or_default().to_ascii_lowercase();
-    let mut parameters: Vec<String> = pieces.filter_map(parameter).collect();
-    parameters.sort_unstable();
-    parameters.insert(0, essence);
-    parameters.join(";")
-}
-
-fn parameter(piece: &str) -> Option<String> {
-    let (name, value) = piece.split_once('=')?;
-    let (name, value) = (name.trim().to_ascii_lowercase(), value.trim().trim_matches('"'));
-    match name.as_str() {
-        "boundary" => None,
-        "charset" => Some(format!("charset={}", value.to_ascii_lowercase())),
-        _ => Some(format!("{name}={value}")),
+/// What a header says, in however many lines; `None` if there is none.
+fn chosen(parts: &Parts, name: &HeaderName) -> Option<Vec<u8>> {
+    // HTTP/2 says it in the target, which is the one that counts in HTTP/1.1 too.
+    if let (true, Some(host)) = (*name == HOST, parts.uri.authority()) {
+        return Some(host.as_str().to_ascii_lowercase().into_bytes());
     }
+    let lines: Vec<&[u8]> =
+        parts.headers.get_all(name).iter().map(|value| value.as_bytes().trim_ascii()).collect();
+    // What a proxy, or the other protocol, may put between two lines as well.
+    let between = if *name == COOKIE { "; " } else { ", " };
+    let value = lines.join(between.as_bytes());
+    let value = if *name == HOST { value.to_ascii_lowercase() } else { value };
+    (!lines.is_empty()).then_some(value)
 }
 
 #[cfg(test)]
@@ -105,6 +116,7 @@ mod tests {
     use super::*;
     use crate::problem::Code;
     use http::Request;
+    use http::header::CONTENT_TYPE;
 
     fn payload(parts: &Parts, body: &str) -> Payload {
         Payload::new(&parts.headers, body.to_owned().into(), 1000)
@@ -125,6 +137,23 @@ mod tests {
         let parts = request.header(CONTENT_TYPE, content_type).body(()).unwrap().into_parts().0;
         let policy = FingerprintPolicy { mode: mode.clone(), ..FingerprintPolicy::default() };
         fingerprint(&parts, &payload(&parts, body), &policy, b"").map_err(|problem| problem.code())
+    }
+
+    #[test]
+    fn the_digests_stay_what_they_are() {
+        // Records hold them: whoever changes one refuses the retries of what was recorded before.
+        let json = FingerprintMode::Json(Selection::Whole);
+        let form = "multipart/form-data; boundary=x";
+        for (mode, content_type, body, expected) in [
+            (FingerprintMode::Bytes, "text/plain; charset=UTF-8", "a", "108627d7ae6a73a2"),
+            (FingerprintMode::Bytes, form, "--x\r\n\r\na\r\n--x--", "eb615b0082414cc0"),
+            (json, "application/json", "{\"a\":1.0}", "5b9fe3255593b81e"),
+        ] {
+            let print = print_as(&mode, "POST", "/a?y=2&x=1", content_type, body).unwrap();
+            let hex: String =
+                print.digest().iter().take(8).map(|byte| format!("{byte:02x}")).collect();
+            assert_eq!((print.scheme(), hex.as_str()), (1, expected), "{content_type}");
+        }
     }
 
     #[test]
@@ -180,6 +209,118 @@ mod tests {
             one,
             print("POST", "http://h/a?x=1&y=2", "application/json;charset=utf-8", "{}")
         );
+    }
+
+    #[test]
+    fn pairs_that_a_server_takes_for_one_name_keep_their_order() {
+        let query = |query: &str| print("POST", &format!("/a?{query}"), "text/plain", "");
+        for (one, other) in [
+            ("a=1&%61=2", "%61=2&a=1"),
+            ("a+b=1&a%20b=2", "a%20b=2&a+b=1"),
+            ("A=1&a=2", "a=2&A=1"),
+            ("to=1&to[]=2", "to[]=2&to=1"),
+            ("l[][x]=1&l[][y]=2&l[][x]=3&l[][y]=4", "l[][x]=1&l[][x]=3&l[][y]=2&l[][y]=4"),
+            ("l[]=1&l%5b%5D=2", "l%5b%5D=2&l[]=1"),
+        ] {
+            assert_ne!(query(one), query(other), "{one}");
+            assert_eq!(query(&format!("z=0&{one}")), query(&format!("{one}&z=0")), "{one}");
+        }
+        // What is sent counts as it is spelled.
+        assert_ne!(query("a=1"), query("%61=1"));
+        assert_ne!(query("a=+"), query("a=%20"));
+        assert_eq!(query("a=1&&b=2&"), query("b=2&a=1"));
+        assert_eq!(query(""), print("POST", "/a", "text/plain", ""));
+    }
+
+    #[test]
+    fn parameters_of_the_content_type_keep_their_borders() {
+        let print = |content_type| print("POST", "/", content_type, "");
+        for (one, other) in [
+            ("a/b; action=\"urn:a;b\"", "a/b; action=\"urn:a;c\""),
+            ("a/b; x=\"a;y=b\"", "a/b; x=a; y=b"),
+            ("a/b; x=\"a\\\";y=b\"", "a/b; x=\"a\\\"\";y=b"),
+            ("a/b; charset=x; charset=y", "a/b; charset=y; charset=x"),
+            ("a/b; word", "a/b"),
+            ("a/b; x=", "a/b; x"),
+            ("a/b; x=A", "a/b; x=a"),
+            ("a/b; boundary=1", "a/b; boundary=2"),
+            ("a/b", ""),
+            ("a/\"b;c\"", "a/\"b;d\""),
+        ] {
+            assert_ne!(print(one), print(other), "{one} {other}");
+        }
+        for (one, other) in [
+            ("A/B;x=1;Y=\"2\";", "a/b ; y = 2 ; ; X=1"),
+            ("a/b; x=\"a;b\"; y=1", "a/b;y=1;x=\"a;b\""),
+            ("text/plain; charset=\"UTF-8\"", "text/plain;Charset=utf-8"),
+        ] {
+            assert_eq!(print(one), print(other), "{one} {other}");
+        }
+    }
+
+    #[test]
+    fn bytes_that_are_no_text_count_in_headers_too() {
+        let print = |name: &str, bytes: &[u8]| {
+            let request = Request::post("/").header(name, bytes).body(()).unwrap();
+            let parts = request.into_parts().0;
+            let policy = FingerprintPolicy::default();
+            fingerprint(&parts, &payload(&parts, ""), &policy, b"").ok().unwrap()
+        };
+        for name in ["content-type", "content-encoding"] {
+            assert_ne!(print(name, b"a/b;x=\xfe"), print(name, b"a/b;x=\xff"), "{name}");
+            assert_ne!(print(name, b"a/b;x=\xa0"), print(name, b"a/b;x="), "{name}");
+        }
+    }
+
+    #[test]
+    fn the_boundary_of_multipart_does_not_count_wherever_it_stands() {
+        let form = |boundary: &str, amount: u32| {
+            format!(
+                "--{boundary}\r\ncontent-disposition: form-data; name=amount\r\n\r\n{amount}\r\n--{boundary}--\r\n"
+            )
+        };
+        let print = |boundary: &str, body: &str| {
+            let content_type = format!("multipart/form-data; boundary={boundary}");
+            print("POST", "/", &content_type, body)
+        };
+        let one = print("one", &form("one", 1));
+        assert_eq!(one, print("two--", &form("two--", 1)));
+        assert_eq!(one, print("\"a b=c\"", &form("a b=c", 1)));
+        assert_ne!(one, print("two", &form("two", 2)));
+        // The same bytes, read in two ways: 1 or 2.
+        let both = form("one", 1) + &form("two", 2);
+        assert_ne!(print("one", &both), print("two", &both));
+        assert_ne!(print("one", &form("one", 1)), print("on", &form("one", 1)));
+        assert_ne!(one, print("two", &form("one", 1)));
+        for (other_one, other_two) in [("one; boundary=two", "two; boundary=one"), ("", "\"\"")] {
+            assert_ne!(print(other_one, &both), print(other_two, &both));
+        }
+    }
+
+    #[test]
+    fn no_header_is_not_an_empty_one() {
+        let headers = vec![HeaderName::from_static("x-account")];
+        let policy = FingerprintPolicy { headers, ..FingerprintPolicy::default() };
+        let print = |request: http::request::Builder| {
+            let parts = request.body(()).unwrap().into_parts().0;
+            fingerprint(&parts, &payload(&parts, ""), &policy, b"").ok().unwrap()
+        };
+        let post = || Request::post("/");
+        assert_ne!(print(post()), print(post().header("x-account", "")));
+        assert_ne!(print(post().header("x-account", "")), print(post().header("x-account", ",")));
+    }
+
+    #[test]
+    fn hosts_and_cookies_are_the_same_over_both_protocols() {
+        let policy = FingerprintPolicy { headers: vec![HOST, COOKIE], ..Default::default() };
+        let print = |request: http::request::Builder| {
+            let parts = request.body(()).unwrap().into_parts().0;
+            fingerprint(&parts, &payload(&parts, ""), &policy, b"").ok().unwrap()
+        };
+        let http1 = Request::post("/a").header(HOST, "API.test").header(COOKIE, "a=1; b=2");
+        let http2 = Request::post("http://api.test/a").header(COOKIE, "a=1").header(COOKIE, "b=2");
+        assert_eq!(print(http1), print(http2));
+        assert_ne!(print(Request::post("http://a/")), print(Request::post("http://b/")));
     }
 
     #[test]

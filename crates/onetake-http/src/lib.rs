@@ -13,6 +13,7 @@ mod admit;
 mod asked;
 pub mod body;
 mod bypass;
+mod content_type;
 mod deadline;
 pub mod extract;
 pub mod fingerprint;

@@ -13,7 +13,7 @@ use crate::problem::{Code, Problem};
 /// The body of a keyed request.
 pub(crate) struct Payload {
     data: Bytes,
-    encoding: String,
+    encoding: Vec<u8>,
     /// The most bytes that a compressed body may become.
     max: usize,
     json: OnceLock<Result<Value, Problem>>,
@@ -30,7 +30,7 @@ impl Payload {
     }
 
     /// How it is compressed, in lower case; empty if it is not.
-    pub(crate) fn encoding(&self) -> &str {
+    pub(crate) fn encoding(&self) -> &[u8] {
         &self.encoding
     }
 
@@ -56,17 +56,17 @@ impl Payload {
     }
 }
 
-fn encoding(headers: &HeaderMap) -> String {
+fn encoding(headers: &HeaderMap) -> Vec<u8> {
     let values = headers.get_all(CONTENT_ENCODING).iter();
-    let texts = values.map(|value| String::from_utf8_lossy(value.as_bytes()).to_ascii_lowercase());
-    texts.collect::<Vec<_>>().join(",").trim().to_owned()
+    let lines = values.map(|value| value.as_bytes().trim_ascii().to_ascii_lowercase());
+    lines.collect::<Vec<_>>().join(&b","[..])
 }
 
 /// The body as it was before it was compressed.
-fn decoded(data: &Bytes, encoding: &str, max: usize) -> Result<Bytes, Problem> {
+fn decoded(data: &Bytes, encoding: &[u8], max: usize) -> Result<Bytes, Problem> {
     match encoding {
-        "" | "identity" => Ok(data.clone()),
-        "gzip" | "x-gzip" => {
+        b"" | b"identity" => Ok(data.clone()),
+        b"gzip" | b"x-gzip" => {
             let mut text = Vec::new();
             // One more than may be tells that it is too much, however large it would become.
             let limit = u64::try_from(max).unwrap_or(u64::MAX).saturating_add(1);

@@ -51,16 +51,12 @@ impl FromStr for StatusPattern {
     type Err = PatternError;
 
     fn from_str(text: &str) -> Result<Self, PatternError> {
-        let bad = || PatternError(text.to_owned());
-        if let Some(class) = text.strip_suffix("xx") {
-            let class: u16 = class.parse().map_err(|_| bad())?;
-            return if (2..=5).contains(&class) { Ok(Self::Class(class)) } else { Err(bad()) };
-        }
-        let code: u16 = text.parse().map_err(|_| bad())?;
-        match StatusCode::from_u16(code) {
-            Ok(status) if (200..600).contains(&code) => Ok(Self::Exact(status)),
-            _ => Err(bad()),
-        }
+        let pattern = match text.as_bytes() {
+            [class @ b'2'..=b'5', b'x', b'x'] => Some(Self::Class(u16::from(class - b'0'))),
+            [b'2'..=b'5', b'0'..=b'9', b'0'..=b'9'] => text.parse().ok().map(Self::Exact),
+            _ => None,
+        };
+        pattern.ok_or_else(|| PatternError(text.to_owned()))
     }
 }
 
@@ -173,8 +169,17 @@ mod tests {
 
     #[test]
     fn wrong_patterns_are_refused() {
-        for text in ["", "1xx", "6xx", "xx", "20", "2000", "600", "100", "abc", "5XX", "-5xx"] {
+        let wrong = "|1xx|6xx|xx|20|2000|600|100|199|abc|5XX|-5xx|+5xx|05xx|55xx|5xxx|5x|+404|0404|+40|\
+                     404 | 404|40\u{664}|2\u{e9}";
+        for text in wrong.split('|') {
             assert!(text.parse::<StatusPattern>().is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn patterns_are_written_as_they_are_read() {
+        for text in ["2xx", "3xx", "4xx", "5xx", "200", "404", "599"] {
+            assert_eq!(text.parse::<StatusPattern>().unwrap().to_string(), text);
         }
     }
 }

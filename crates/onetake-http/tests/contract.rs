@@ -295,6 +295,7 @@ async fn secrets_may_change_while_keys_live() {
     assert_eq!(send(&node(vec![key("f1", 1)]), "/charges", &other, "a").await.status, 200);
     let rotated = node(vec![key("f2", 2), key("f1", 1)]);
     assert!(send(&rotated, "/charges", &other, "a").await.is_replay());
+    assert_eq!(send(&rotated, "/charges", &other, "b").await.status, 422);
     let stranger = node(vec![key("f9", 9)]);
     assert_eq!(send(&stranger, "/charges", &other, "a").await.status, 422);
     assert_eq!(api.runs(), 2);

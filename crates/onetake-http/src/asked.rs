@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use http::Method;
 use http::request::Parts;
+use http::{Method, Uri};
 
 use onetake_core::InFlight as Engaged;
 use onetake_core::engine::Operation;
@@ -67,7 +67,7 @@ impl Asked {
         let caller = policy.tenant.resolve(parts)?;
         let is_expired = match (&policy.key.source, &key) {
             (KeySource::Issued, Some(key)) => {
-                let (method, path) = (&parts.method, parts.uri.path());
+                let (method, path) = (&parts.method, uri(parts).path());
                 let used = Use::of(policy, &caller.tenant, method, path);
                 let expires_at = issued::verify(&shared.secrets.issued_keys, &used, key);
                 expires_at.ok_or_else(issued::invalid)? <= clock.now()
@@ -145,6 +145,15 @@ impl Asked {
 
 fn scope(policy: &Policy, caller: &Caller) -> Scope {
     Scope::new(caller.tenant.clone()).namespace(&policy.namespace)
+}
+
+/// What the client asked for. Inside of axum's `nest`, the request itself has lost the beginning of it.
+pub(crate) fn uri(parts: &Parts) -> &Uri {
+    #[cfg(feature = "axum")]
+    if let Some(original) = parts.extensions.get::<axum::extract::OriginalUri>() {
+        return &original.0;
+    }
+    &parts.uri
 }
 
 /// What people call the operation.

@@ -17,7 +17,7 @@ use onetake_core::{DerivedKey, Key};
 use crate::service::IDEMPOTENCY_DERIVED_KEY;
 
 #[cfg(feature = "axum")]
-pub use axum::{DownstreamKey, IdempotencyKey, NotThere, RunningAttempt};
+pub use for_axum::{DownstreamKey, IdempotencyKey, NotThere, RunningAttempt};
 
 /// In the extensions of every request that went through the layer.
 #[derive(Clone, Copy, Debug)]
@@ -44,10 +44,10 @@ impl Named {
 }
 
 #[cfg(feature = "axum")]
-mod axum {
-    use axum_core::body::Body;
-    use axum_core::extract::{FromRequestParts, OptionalFromRequestParts};
-    use axum_core::response::{IntoResponse, Response};
+mod for_axum {
+    use axum::body::Body;
+    use axum::extract::{FromRequestParts, OptionalFromRequestParts};
+    use axum::response::{IntoResponse, Response};
     use http::StatusCode;
     use http::request::Parts;
 

@@ -6,6 +6,7 @@ use http::request::Parts;
 
 use onetake_core::{Fingerprint, Fingerprinter};
 
+use crate::asked;
 use crate::content_type::{self, Boundary};
 use crate::json::Selection;
 use crate::payload::Payload;
@@ -50,10 +51,11 @@ pub(crate) fn fingerprint(
         FingerprintMode::Bytes if is_plain => Boundary::of(parts),
         FingerprintMode::Bytes | FingerprintMode::Json(_) => None,
     };
+    let uri = asked::uri(parts);
     let mut asked = Fingerprinter::new()
         .part(parts.method.as_str().as_bytes())
-        .part(parts.uri.path().as_bytes())
-        .part(sorted_query(parts.uri.query().unwrap_or_default()).as_bytes())
+        .part(uri.path().as_bytes())
+        .part(sorted_query(uri.query().unwrap_or_default()).as_bytes())
         .part(content_type::canonical(parts, boundary.as_ref()).as_bytes())
         .part(proof);
     for name in &policy.headers {

@@ -79,8 +79,9 @@ impl Default for HttpLimits {
 
 /// Makes the services that it wraps safe to retry.
 ///
-/// It tells requests apart by the path that it sees. In axum that is the whole path around the outermost
-/// router alone: inside of `nest`, `/accounts/1/charges` and `/accounts/2/charges` are both `/charges`.
+/// It tells requests apart by their path. Inside of axum's `nest` that is not the whole path: there, turn on
+/// the feature `axum`, or put the layer around the outermost router. Without either, `/accounts/1/charges` and
+/// `/accounts/2/charges` are both `/charges`.
 #[derive(Clone)]
 pub struct OnetakeLayer {
     shared: Arc<Shared>,

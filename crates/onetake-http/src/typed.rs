@@ -104,9 +104,9 @@ impl<T: Typed> Stored<T> {
 }
 
 #[cfg(feature = "axum")]
-impl<T: Typed> axum_core::response::IntoResponse for Stored<T> {
-    fn into_response(self) -> axum_core::response::Response {
-        self.response().map(axum_core::body::Body::from)
+impl<T: Typed> axum::response::IntoResponse for Stored<T> {
+    fn into_response(self) -> axum::response::Response {
+        self.response().map(axum::body::Body::from)
     }
 }
 

@@ -156,3 +156,16 @@ async fn what_runs_unrecorded_is_no_attempt() {
     let router = on(store, policy(), Secrets::default());
     assert_eq!(send(&router, post_of("alice", "/there", &key("5"))).await.body, "true false false");
 }
+
+#[tokio::test]
+async fn the_whole_path_counts_inside_of_nested_routers() {
+    let inner = on(Arc::new(MemoryStore::new()), Policy::new(), Secrets::default());
+    let outer = Router::new().nest("/accounts/{id}", inner.clone()).nest("/v2", inner);
+    let ran = send(&outer, post_of("alice", "/accounts/1/there", KEY)).await;
+    assert_eq!((ran.status, ran.is_replay()), (200, false));
+    assert!(send(&outer, post_of("alice", "/accounts/1/there", KEY)).await.is_replay());
+    for other in ["/accounts/2/there", "/v2/there"] {
+        let refused = send(&outer, post_of("alice", other, KEY)).await;
+        assert_eq!(refused.problem(), (422, "idempotency_payload_mismatch".to_owned()), "{other}");
+    }
+}

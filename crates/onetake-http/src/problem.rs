@@ -206,8 +206,9 @@ impl Answers {
             }
             Dialect::Stripe => {
                 headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
-                let retry = if problem.retry_after.is_some() { "true" } else { "false" };
-                headers.insert(STRIPE_SHOULD_RETRY, HeaderValue::from_static(retry));
+                if let Some(retry) = stripe_should_retry(&problem) {
+                    headers.insert(STRIPE_SHOULD_RETRY, HeaderValue::from_static(retry));
+                }
                 stripe(&problem, status, &documentation, reference)
             }
         };
@@ -233,6 +234,15 @@ impl Answers {
 
 /// Tells Stripe's SDKs whether to send the same again.
 const STRIPE_SHOULD_RETRY: HeaderName = HeaderName::from_static("stripe-should-retry");
+
+fn stripe_should_retry(problem: &Problem) -> Option<&'static str> {
+    match problem.code {
+        // What a retry meets is up to `on_unknown`. Without a word the SDK tries, and is told then.
+        Code::UpstreamInterrupted | Code::UpstreamTimeout => None,
+        _ if problem.retry_after.is_some() => Some("true"),
+        _ => Some("false"),
+    }
+}
 
 fn rfc9457(
     problem: &Problem,
@@ -338,18 +348,21 @@ mod tests {
     fn stripe_is_told_in_its_own_words() {
         let stripe = Answers { dialect: Dialect::Stripe, ..Answers::default() };
         for (code, retry, status, kind) in [
-            (Code::IdempotencyPayloadMismatch, false, 400, "idempotency_error"),
-            (Code::RequestInProgress, true, 409, "idempotency_error"),
-            (Code::IdempotencyKeyMissing, false, 400, "invalid_request_error"),
-            (Code::PreviousAttemptFailed, false, 500, "api_error"),
-            (Code::StoreUnavailable, true, 503, "api_error"),
+            (Code::IdempotencyPayloadMismatch, "false", 400, "idempotency_error"),
+            (Code::RequestInProgress, "true", 409, "idempotency_error"),
+            (Code::IdempotencyKeyMissing, "false", 400, "invalid_request_error"),
+            (Code::PreviousAttemptFailed, "false", 500, "api_error"),
+            (Code::StoreUnavailable, "true", 503, "api_error"),
+            (Code::UpstreamInterrupted, "", 502, "api_error"),
+            (Code::UpstreamTimeout, "", 504, "api_error"),
         ] {
             let problem = Problem::new(code, "What to do.");
-            let problem = if retry { problem.retry_after(1) } else { problem };
+            let problem = if retry == "true" { problem.retry_after(1) } else { problem };
             let response = stripe.tell(problem, None);
             assert_eq!(response.status(), status, "{code:?}");
             let headers = response.headers();
-            assert_eq!(headers["stripe-should-retry"], if retry { "true" } else { "false" });
+            let told = headers.get(STRIPE_SHOULD_RETRY).map(|told| told.to_str().unwrap());
+            assert_eq!(told.unwrap_or_default(), retry, "{code:?}");
             assert_eq!(headers[CONTENT_TYPE], "application/json");
             let body: Value = serde_json::from_slice(response.body()).unwrap();
             assert_eq!(body["error"]["type"], kind, "{code:?}");

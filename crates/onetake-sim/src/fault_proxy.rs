@@ -33,6 +33,7 @@ pub enum Weather {
 pub struct FaultProxy {
     address: SocketAddr,
     weather: watch::Sender<Weather>,
+    answers_to_lose: Arc<AtomicUsize>,
     connections: Arc<AtomicUsize>,
     accepting: JoinHandle<()>,
 }
@@ -47,16 +48,18 @@ impl FaultProxy {
         let address = listener.local_addr()?;
         let weather = watch::Sender::new(Weather::Fair);
         let connections = Arc::new(AtomicUsize::new(0));
+        let answers_to_lose = Arc::new(AtomicUsize::new(0));
         let (seen, count) = (weather.subscribe(), Arc::clone(&connections));
+        let lose = Arc::clone(&answers_to_lose);
         let accepting = tokio::spawn(async move {
             while let Ok((client, _)) = listener.accept().await {
                 count.fetch_add(1, Ordering::Relaxed);
                 if *seen.borrow() != Weather::Dead {
-                    tokio::spawn(carry(client, server, seen.clone()));
+                    tokio::spawn(carry(client, server, seen.clone(), Arc::clone(&lose)));
                 }
             }
         });
-        Ok(Self { address, weather, connections, accepting })
+        Ok(Self { address, weather, answers_to_lose, connections, accepting })
     }
 
     /// Where to connect instead.
@@ -68,6 +71,12 @@ impl FaultProxy {
     /// Changes the weather, for connections that are open too.
     pub fn set(&self, weather: Weather) {
         self.weather.send_replace(weather);
+    }
+
+    /// Loses the next answers: each request has arrived, and when the first byte of its answer comes,
+    /// its connection is closed instead.
+    pub fn lose_answers(&self, count: usize) {
+        self.answers_to_lose.store(count, Ordering::Relaxed);
     }
 
     /// How many connections were ever asked for.
@@ -84,13 +93,20 @@ impl Drop for FaultProxy {
     }
 }
 
-async fn carry(client: TcpStream, server: SocketAddr, mut weather: watch::Receiver<Weather>) {
+async fn carry(
+    client: TcpStream,
+    server: SocketAddr,
+    mut weather: watch::Receiver<Weather>,
+    answers_to_lose: Arc<AtomicUsize>,
+) {
     let Ok(server) = TcpStream::connect(server).await else { return };
     let _best_effort = (client.set_nodelay(true), server.set_nodelay(true));
     let (from_client, to_client) = client.into_split();
     let (from_server, to_server) = server.into_split();
-    let there = one_way(from_client, to_server, weather.clone(), |weather| weather == Weather::Cut);
-    let back = one_way(from_server, to_client, weather.clone(), |weather| {
+    let none = AtomicUsize::new(0);
+    let there =
+        one_way(from_client, to_server, weather.clone(), &none, |weather| weather == Weather::Cut);
+    let back = one_way(from_server, to_client, weather.clone(), &answers_to_lose, |weather| {
         matches!(weather, Weather::Cut | Weather::CutBack)
     });
     tokio::select! {
@@ -104,10 +120,15 @@ async fn one_way(
     mut from: OwnedReadHalf,
     mut to: OwnedWriteHalf,
     mut weather: watch::Receiver<Weather>,
+    to_lose: &AtomicUsize,
     stops: impl Fn(Weather) -> bool,
 ) {
     let mut buffer = vec![0; 64 << 10];
     while let Ok(count @ 1..) = from.read(&mut buffer).await {
+        let fewer = |count: usize| count.checked_sub(1);
+        if to_lose.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fewer).is_ok() {
+            return;
+        }
         let Ok(now) = weather.wait_for(|weather| !stops(*weather)).await.map(|now| *now) else {
             return;
         };

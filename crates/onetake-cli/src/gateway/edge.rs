@@ -63,7 +63,7 @@ impl Edge {
             let (mut parts, body) = request.into_parts();
             let method = parts.method.clone();
             match admit(&plans, peer.ip(), &mut parts) {
-                Err(problem) => problem.into_response(None).map(whole),
+                Err(problem) => plans.answers.tell(problem, None).map(whole),
                 Ok(plan) => {
                     parts.extensions.insert(Arc::clone(&plan));
                     parts.extensions.insert(place);

@@ -30,6 +30,8 @@ pub(super) struct Plan {
     pub(super) upstream: Option<Uri>,
     /// How long the upstream may take.
     pub(super) timeout: Duration,
+    /// In which words the gateway itself speaks.
+    pub(super) answers: layer::Answers,
 }
 
 /// All plans, and who is believed about forwarding.
@@ -38,6 +40,8 @@ pub(super) struct Plans {
     routes: Vec<(Route, Arc<Plan>)>,
     keyed: Arc<Plan>,
     untouched: Arc<Plan>,
+    /// In which words the gateway speaks where it does not come to a plan.
+    pub(super) answers: layer::Answers,
     trusted: Vec<Cidr>,
     /// Headers that name tenants: removed from everybody who is not a trusted proxy.
     pub(super) tenant_headers: Vec<HeaderName>,
@@ -59,11 +63,13 @@ impl Plans {
             policy,
             upstream: config.gateway.upstream.clone(),
             timeout: config.defaults.upstream_timeout,
+            answers: config.defaults.answers,
         };
         Self {
             routes,
             keyed: Arc::new(fallback(Some(Arc::new(policy_of(&config.defaults, NO_ROUTE))))),
             untouched: Arc::new(fallback(None)),
+            answers: config.defaults.answers,
             trusted: config.gateway.trusted_proxies.clone(),
             tenant_headers,
         }
@@ -100,6 +106,7 @@ fn plan_of(route: &Route) -> Plan {
         label,
         upstream: Some(route.upstream.clone()),
         timeout: route.policy.upstream_timeout,
+        answers: route.policy.answers,
     }
 }
 

@@ -21,7 +21,7 @@ use tower_service::Service;
 
 use onetake_core::{Attempt, Cause, Clock, Reference, SystemClock};
 use onetake_http::recording::strip_hop_by_hop;
-use onetake_http::{BoxError, Code, Disposition, Problem, RequestBody, TimeLeft};
+use onetake_http::{Answers, BoxError, Code, Disposition, Problem, RequestBody, TimeLeft};
 
 use super::edge::Place;
 use super::plan::Plan;
@@ -78,7 +78,10 @@ impl Proxy {
     async fn forward(self, mut request: Request<RequestBody<Incoming>>) -> Response<Body> {
         let plan = request.extensions().get::<Arc<Plan>>().cloned();
         let attempt = request.extensions().get::<Attempt>();
-        let asked = Asked(attempt.map(|attempt| attempt.id.reference()));
+        let asked = Asked {
+            reference: attempt.map(|attempt| attempt.id.reference()),
+            answers: plan.as_ref().map(|plan| plan.answers).unwrap_or_default(),
+        };
         let Some((plan, upstream)) =
             plan.and_then(|plan| Some((Arc::clone(&plan), plan.upstream.clone()?)))
         else {
@@ -88,7 +91,7 @@ impl Proxy {
             return asked.told(problem, Disposition::Release, Cause::Interrupted);
         };
         // A keyed request is never upgraded: its outcome is a response.
-        let upgrade = if asked.0.is_some() { None } else { websocket(&mut request) };
+        let upgrade = if asked.reference.is_some() { None } else { websocket(&mut request) };
         let place = request.extensions().get::<Place>().cloned();
         if let Err(problem) = address(&mut request, &upstream, upgrade.is_some()) {
             return asked.told(problem, Disposition::Release, Cause::Interrupted);
@@ -193,14 +196,17 @@ fn any(body: Incoming) -> Body {
     BoxBody::new(body.map_err(Into::into))
 }
 
-/// Who asked, for the answer.
+/// Who asked, and how to speak to them.
 #[derive(Clone, Copy)]
-struct Asked(Option<Reference>);
+struct Asked {
+    reference: Option<Reference>,
+    answers: Answers,
+}
 
 impl Asked {
     /// Never sent: released.
     fn unreachable(self) -> Response<Body> {
-        let retry = if self.0.is_some() { "; a retry with the same key runs" } else { "" };
+        let retry = if self.reference.is_some() { "; a retry with the same key runs" } else { "" };
         let detail = format!("The upstream cannot be reached. Nothing was sent{retry}.");
         let problem = Problem::new(Code::UpstreamUnreachable, detail).retry_after(1);
         self.told(problem, Disposition::Release, Cause::Interrupted)
@@ -221,8 +227,9 @@ impl Asked {
     }
 
     fn told(self, problem: Problem, disposition: Disposition, cause: Cause) -> Response<Body> {
-        let mut response = problem
-            .into_response(self.0)
+        let mut response = self
+            .answers
+            .tell(problem, self.reference)
             .map(|body| BoxBody::new(Full::new(body).map_err(|never: Infallible| match never {})));
         response.extensions_mut().insert(disposition);
         response.extensions_mut().insert(cause);

@@ -170,6 +170,12 @@ pub(super) async fn errors_in_the_words_of_stripe(world: &World) {
     assert_eq!(other.header("stripe-should-retry"), "false");
     assert!(call("amount=1").await.unwrap().is_replay());
     assert_eq!(world.upstream.runs(key), 1);
+    // What has no outcome is told in the same words: their SDK for Node takes for a success whatever
+    // has no `error`.
+    let lost = world.client.post("/stripe/close").key("words-of-stripe-00002").send();
+    let lost = lost.await.unwrap();
+    assert_eq!(lost.status(), 502, "{}", lost.text());
+    assert_eq!(json(&lost)["error"]["code"], "upstream_interrupted");
 }
 
 pub(super) async fn statuses_and_headers_that_a_route_chose(world: &World) {

@@ -13,6 +13,7 @@ mod child;
 mod dynamo;
 mod postgres;
 mod redis;
+mod stripe;
 
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::path::PathBuf;
@@ -24,6 +25,7 @@ pub use child::Child;
 pub use dynamo::Dynamo;
 pub use postgres::{PgBouncer, Postgres};
 pub use redis::{Flavour, Redis, RedisCluster};
+pub use stripe::{LocalStripe, StripeSdk};
 
 /// How long a server may take to start.
 const START_MAX: Duration = Duration::from_secs(60);
@@ -68,7 +70,15 @@ fn program(name: &str, folders: &[PathBuf]) -> PathBuf {
         .chain(std::env::split_paths(&path))
         .map(|folder| folder.join(name))
         .find(|file| file.is_file());
-    found.unwrap_or_else(|| {
-        panic!("`{name}` is not installed; `cargo xtask test` installs what the tests need")
-    })
+    found.unwrap_or_else(|| not_installed(name))
+}
+
+/// A folder that `cargo xtask test` fills.
+fn tool_folder(name: &str) -> PathBuf {
+    let folder = tools().join(name);
+    if folder.is_dir() { folder } else { not_installed(name) }
+}
+
+fn not_installed(name: &str) -> ! {
+    panic!("`{name}` is not installed; `cargo xtask test` installs what the tests need")
 }

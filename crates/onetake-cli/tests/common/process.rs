@@ -1,0 +1,74 @@
+//! The binary in a process of its own.
+#![allow(dead_code, clippy::allow_attributes, reason = "not every suite uses everything")]
+
+use std::net::SocketAddr;
+use std::path::Path;
+use std::process::{Command, ExitStatus, Stdio};
+use std::sync::{Arc, Mutex};
+
+use onetake_sim::client::Client;
+use tokio::io::{AsyncBufReadExt, BufReader};
+use tokio::process::Child;
+
+/// A gateway in a process of its own; killed when it is dropped.
+pub(crate) struct Process {
+    pub(crate) child: Child,
+    pub(crate) client: Client,
+    pub(crate) address: SocketAddr,
+    pub(crate) admin: SocketAddr,
+    pub(crate) logs: Arc<Mutex<String>>,
+}
+
+impl Process {
+    pub(crate) async fn start(folder: &Path, routes: &str, upstream: &str) -> Self {
+        // Zero lets the system pick: the log says what it picked.
+        let file = folder.join("onetake.toml");
+        let text = format!(
+            "[gateway]\nlisten = \"127.0.0.1:0\"\nupstream = \"{upstream}\"\n[admin]\nlisten = \"127.0.0.1:0\"\n[store]\nurl = \"embedded:{}\"\n{routes}",
+            folder.join("data").display()
+        );
+        std::fs::write(&file, text).unwrap();
+        let mut command = Command::new(env!("CARGO_BIN_EXE_onetake"));
+        command.arg("serve").arg("--config").arg(&file).args(["--log-format", "json"]);
+        command.env("ONETAKE_LOG", "trace").stderr(Stdio::piped());
+        let mut child = tokio::process::Command::from(command).kill_on_drop(true).spawn().unwrap();
+        let logs = Arc::new(Mutex::new(String::new()));
+        let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
+        let (mut address, mut admin) = (None, None);
+        while address.is_none() {
+            let line = lines.next_line().await.unwrap().unwrap_or_else(|| {
+                panic!("it ended before it was ready: {}", logs.lock().unwrap())
+            });
+            let entry: serde_json::Value = serde_json::from_str(&line).unwrap_or_default();
+            let fields = &entry["fields"];
+            if fields["message"] == "onetake is ready" {
+                address = fields["listen"].as_str().unwrap().parse().ok();
+                admin = fields["admin"].as_str().unwrap().parse().ok();
+            }
+            logs.lock().unwrap().push_str(&(line + "\n"));
+        }
+        let rest = Arc::clone(&logs);
+        tokio::spawn(async move {
+            while let Ok(Some(line)) = lines.next_line().await {
+                rest.lock().unwrap().push_str(&(line + "\n"));
+            }
+        });
+        let (address, admin) = (address.unwrap(), admin.unwrap());
+        Self { child, client: Client::new(address), address, admin, logs }
+    }
+
+    pub(crate) async fn kill(mut self) {
+        self.child.kill().await.unwrap();
+    }
+
+    pub(crate) fn signal(&self) {
+        let id = i32::try_from(self.child.id().unwrap()).unwrap();
+        let id = rustix::process::Pid::from_raw(id).unwrap();
+        rustix::process::kill_process(id, rustix::process::Signal::TERM).unwrap();
+    }
+
+    pub(crate) async fn terminate(&mut self) -> ExitStatus {
+        self.signal();
+        self.child.wait().await.unwrap()
+    }
+}

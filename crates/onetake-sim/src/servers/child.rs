@@ -52,6 +52,17 @@ impl Child {
         self.pid
     }
 
+    /// Whether the server has ended by itself, as far as this system tells.
+    pub(super) fn is_gone(&self) -> bool {
+        let told = |process: &str| std::fs::read_to_string(format!("/proc/{process}/stat"));
+        match (told("self"), told(&self.pid.to_string())) {
+            // What has ended stays listed, as a zombie, until its watcher looks.
+            (Ok(_), Ok(stat)) => stat.rsplit(") ").next().is_some_and(|rest| rest.starts_with('Z')),
+            (Ok(_), Err(_)) => true,
+            (Err(_), _) => false,
+        }
+    }
+
     /// Sends the server a signal, such as `KILL`, `STOP` or `CONT`.
     pub fn signal(&self, name: &str) {
         let sent = Command::new("kill").arg(format!("-{name}")).arg(self.pid.to_string()).status();

@@ -102,14 +102,20 @@ impl Postgres {
             "-c".into(),
             "listen_addresses=127.0.0.1".into(),
         ];
-        self.child = Some(Child::start(&command, &self.log_file(), unprivileged()));
+        let (log, user) = (self.log_file(), unprivileged());
+        let mut child = Child::start(&command, &log, user);
         let is_ready = program("pg_isready", &folders());
         until("PostgreSQL starts", async || {
             let mut asked = Command::new(&is_ready);
             asked.args(["-q", "-h", "127.0.0.1", "-d", "postgres", "-p", &self.port.to_string()]);
+            // It refuses to start beside what a killed one left running, which takes a moment to notice.
+            if child.is_gone() {
+                child = Child::start(&command, &log, user);
+            }
             asked.status().is_ok_and(|status| status.success())
         })
         .await;
+        self.child = Some(child);
     }
 
     /// Ends it as an administrator would in a hurry (`pg_ctl stop -m fast`).

@@ -10,6 +10,7 @@
 //! | `redis` | `RedisStore` | many nodes on one Redis, Valkey or Redis Cluster, for what may be lost |
 //! | `sqlite` | `SqliteStore` | one node, one file, no server |
 //! | `dynamodb` | `DynamoStore` | many nodes, one DynamoDB table |
+//! | `sealed` | `SealedStore` | around any of them: recordings compressed and encrypted |
 
 #[cfg(any(feature = "postgres", feature = "redis", feature = "dynamodb"))]
 mod breaker;
@@ -24,6 +25,8 @@ pub mod filtered;
 pub mod postgres;
 #[cfg(feature = "redis")]
 pub mod redis;
+#[cfg(feature = "sealed")]
+pub mod sealed;
 #[cfg(feature = "sqlite")]
 pub mod sqlite;
 
@@ -39,5 +42,7 @@ pub use filtered::{FilterOptions, FilteredStore};
 pub use postgres::{Migrated, PostgresOptions, PostgresStore};
 #[cfg(feature = "redis")]
 pub use redis::{RedisOptions, RedisStore, RedisVelocity};
+#[cfg(feature = "sealed")]
+pub use sealed::{EncryptionKey, SealedStore};
 #[cfg(feature = "sqlite")]
 pub use sqlite::SqliteStore;

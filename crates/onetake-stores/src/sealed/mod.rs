@@ -1,0 +1,184 @@
+//! Around any store: recordings compressed, and encrypted where there is a key.
+//!
+//! Who steals the disk, a dump or a replica learns when something was recorded, and not what. Ids are
+//! digests, fingerprints are sealed with a secret of their own, and recordings are opened here alone; what
+//! the engine remembers in memory is open.
+//!
+//! The first key encrypts, and all of them open, so keys are rotated without a pause: every node gets the new
+//! one behind the old one, then in front of it; the old one goes when nothing that it encrypted is left.
+//! A recording whose key is gone is an error that names it. It is never taken for absent: nothing runs again.
+//! What was recorded before there was a key stays readable.
+
+mod seal;
+
+use std::sync::Arc;
+
+use futures_util::FutureExt;
+use futures_util::future::BoxFuture;
+
+use onetake_core::store::{Abandoned, Answers, Swept};
+use onetake_core::{
+    Claim, Claimed, Record, RecordId, Recording, Settled, Settlement, State, Store, StoreError,
+    StoreErrorKind, Verb,
+};
+
+pub use seal::{BODY_BYTES_MAX, EncryptionKey, KEY_ID_BYTES_MAX};
+use seal::{NotOpened, Of};
+
+/// A store whose recordings are sealed.
+pub struct SealedStore {
+    inner: Arc<dyn Store>,
+    keys: Vec<EncryptionKey>,
+}
+
+impl SealedStore {
+    /// Seals what goes into `inner`: compressed, and encrypted with the first of `keys` if there is one.
+    #[must_use]
+    pub fn around(inner: Arc<dyn Store>, keys: Vec<EncryptionKey>) -> Self {
+        Self { inner, keys }
+    }
+
+    fn seal(&self, settlement: Settlement) -> Result<Settlement, StoreError> {
+        let Settlement { id, attempt, verb } = settlement;
+        let verb = match verb {
+            Verb::Complete(recording) => {
+                let of = Of { id, attempt };
+                let sealed = seal::seal(&recording, of, self.keys.first());
+                Verb::Complete(sealed.ok_or_else(|| {
+                    let what =
+                        format!("a recording of {} bytes cannot be sealed", recording.bytes());
+                    StoreError::new(StoreErrorKind::Invalid, what)
+                })?)
+            }
+            verb => verb,
+        };
+        Ok(Settlement { id, attempt, verb })
+    }
+
+    fn open(&self, record: Arc<Record>) -> Result<Arc<Record>, NotOpened> {
+        let State::Completed { at, recording } = &record.state else {
+            return Ok(record);
+        };
+        let of = Of { id: record.id, attempt: record.attempt };
+        let recording = seal::open(recording, of, &self.keys)?;
+        Ok(Arc::new(record.with_state(State::Completed { at: *at, recording })))
+    }
+
+    fn opened(&self, record: Arc<Record>) -> Result<Arc<Record>, StoreError> {
+        let reference = record.id.reference();
+        self.open(record).map_err(|error| {
+            tracing::error!(%reference, %error, "an outcome cannot be shown; it is not run again");
+            StoreError::new(StoreErrorKind::Invalid, error.to_string())
+        })
+    }
+
+    /// The answer to a settlement that said `ours`, if it completed something.
+    fn settled(&self, answer: Settled, ours: Option<Recording>) -> Settled {
+        match answer {
+            Settled::Done { record, now } => {
+                let opened = self.open(Arc::clone(&record));
+                let record = match (opened, ours, &record.state) {
+                    (Ok(record), _, _) => record,
+                    // It is durable, though this node cannot read it back: what it said is known here.
+                    (Err(_), Some(recording), State::Completed { at, .. }) => {
+                        Arc::new(record.with_state(State::Completed { at: *at, recording }))
+                    }
+                    (Err(_), _, _) => record,
+                };
+                Settled::Done { record, now }
+            }
+            // What stands cannot be told, but that it stands must be.
+            Settled::Stale { current } => {
+                Settled::Stale { current: current.and_then(|record| self.opened(record).ok()) }
+            }
+        }
+    }
+}
+
+impl std::fmt::Debug for SealedStore {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("SealedStore").field("inner", &self.inner).field("keys", &self.keys).finish()
+    }
+}
+
+impl Store for SealedStore {
+    fn name(&self) -> &'static str {
+        self.inner.name()
+    }
+
+    fn claim(&self, batch: Vec<Claim>) -> BoxFuture<'_, Answers<Claimed>> {
+        async move {
+            let answers = self.inner.claim(batch).await.into_iter();
+            let open = |answer| match answer {
+                Claimed::Found { record, now } => {
+                    Ok(Claimed::Found { record: self.opened(record)?, now })
+                }
+                granted @ Claimed::Granted { .. } => Ok(granted),
+            };
+            answers.map(|answer| answer.and_then(open)).collect()
+        }
+        .boxed()
+    }
+
+    fn settle(&self, batch: Vec<Settlement>) -> BoxFuture<'_, Answers<Settled>> {
+        async move {
+            let ours: Vec<Option<Recording>> = batch
+                .iter()
+                .map(|settlement| match &settlement.verb {
+                    Verb::Complete(recording) => Some(recording.clone()),
+                    _ => None,
+                })
+                .collect();
+            let sealed: Vec<Result<Settlement, StoreError>> =
+                batch.into_iter().map(|settlement| self.seal(settlement)).collect();
+            let sent: Vec<Settlement> =
+                sealed.iter().filter_map(|it| it.as_ref().ok().cloned()).collect();
+            let mut answers = self.inner.settle(sent).await.into_iter();
+            let answer_of =
+                |(sealed, ours): (Result<Settlement, StoreError>, Option<Recording>)| {
+                    sealed?;
+                    let answer = answers.next().unwrap_or_else(|| {
+                        let what = "the store answered fewer settlements than it was sent";
+                        Err(StoreError::new(StoreErrorKind::Indeterminate, what))
+                    });
+                    Ok(self.settled(answer?, ours))
+                };
+            sealed.into_iter().zip(ours).map(answer_of).collect()
+        }
+        .boxed()
+    }
+
+    fn load(&self, ids: Vec<RecordId>) -> BoxFuture<'_, Answers<Option<Arc<Record>>>> {
+        async move {
+            let answers = self.inner.load(ids).await.into_iter();
+            let open =
+                |found: Option<Arc<Record>>| found.map(|record| self.opened(record)).transpose();
+            answers.map(|answer| answer.and_then(open)).collect()
+        }
+        .boxed()
+    }
+
+    fn abandoned(&self, limit: usize) -> BoxFuture<'_, Result<Vec<Abandoned>, StoreError>> {
+        self.inner.abandoned(limit)
+    }
+
+    fn sweep(&self, limit: usize) -> BoxFuture<'_, Result<Swept, StoreError>> {
+        self.inner.sweep(limit)
+    }
+
+    fn secret(
+        &self,
+        name: &'static str,
+        fresh: [u8; 32],
+    ) -> BoxFuture<'_, Result<[u8; 32], StoreError>> {
+        self.inner.secret(name, fresh)
+    }
+
+    fn ready(&self) -> BoxFuture<'_, Result<(), StoreError>> {
+        self.inner.ready()
+    }
+
+    fn close(&self) -> BoxFuture<'_, Result<(), StoreError>> {
+        self.inner.close()
+    }
+}

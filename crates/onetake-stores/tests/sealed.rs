@@ -1,0 +1,139 @@
+//! Recordings that are sealed: the suite that every store passes, and what a thief finds.
+#![expect(clippy::unwrap_used, clippy::panic, reason = "tests may panic")]
+
+use std::path::Path;
+use std::sync::Arc;
+
+use onetake_core::conformance::{Capabilities, Simulated, run, run_engine};
+use onetake_core::{
+    Answer, Begin, Clock, Engine, Fingerprint, Key, MemoryStore, Operation, Recording, Scope,
+    Settling, State, Store, StoreErrorKind,
+};
+use onetake_stores::{EmbeddedStore, EncryptionKey, SealedStore};
+
+fn key(id: &str) -> EncryptionKey {
+    let mut bytes = [7; 32];
+    bytes.iter_mut().zip(id.bytes()).for_each(|(to, from)| *to = from);
+    EncryptionKey::new(id, &bytes)
+}
+
+fn sealed(inner: impl Store, keys: &[&str]) -> SealedStore {
+    SealedStore::around(Arc::new(inner), keys.iter().map(|id| key(id)).collect())
+}
+
+async fn fresh(keys: &'static [&'static str]) -> Simulated {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().to_owned();
+    let open =
+        move |clock: Arc<dyn Clock>| sealed(EmbeddedStore::open_with(&path, clock).unwrap(), keys);
+    Simulated::new(|clock| (open(clock), Box::new(folder))).reopened_by(open)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_store_whose_recordings_are_encrypted() {
+    run(|| fresh(&["k2", "k1"]), Capabilities::default()).await.assert_passed();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_store_whose_recordings_are_compressed() {
+    run(|| fresh(&[]), Capabilities::default()).await.assert_passed();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_engine_whose_recordings_are_encrypted() {
+    run_engine(|| fresh(&["k1"]), Capabilities::default()).await.assert_passed();
+}
+
+const CARD: &str = "4242424242424242";
+
+fn operation(name: &str) -> Operation {
+    let key = Key::new(format!("{name}-key-of-a-client")).unwrap();
+    let tenant = "Bearer credential-of-a-client";
+    Operation::new(&Scope::new(tenant), &key, Fingerprint::of(b"pay"))
+}
+
+fn outcome() -> Recording {
+    let body = format!("{{\"charged\":\"{CARD}\"}}");
+    Recording { head: format!("201 Location: /cards/{CARD}").into(), body: Some(body.into()) }
+}
+
+async fn pay(engine: &Engine, name: &str) {
+    let Begin::Run(lease) = engine.begin(&operation(name)).await.unwrap() else { panic!() };
+    lease.start().unwrap();
+    let settled = lease.complete(outcome()).await;
+    let Settling::Recorded(record) = settled else { panic!("{settled:?}") };
+    let State::Completed { recording, .. } = &record.state else { panic!("{record:?}") };
+    assert_eq!(*recording, outcome());
+}
+
+/// What a node with these keys answers.
+async fn replay(inner: &MemoryStore, keys: &[&str], name: &str) -> Result<Recording, String> {
+    let engine = Engine::new(Arc::new(sealed(inner.clone(), keys)));
+    match engine.begin(&operation(name)).await {
+        Ok(Begin::Answer(Answer::Replay(record))) => match &record.state {
+            State::Completed { recording, .. } => Ok(recording.clone()),
+            other => panic!("{other:?}"),
+        },
+        Ok(other) => panic!("{other:?}"),
+        Err(error) => Err(error.to_string()),
+    }
+}
+
+#[tokio::test]
+async fn keys_are_rotated_while_records_live() {
+    let store = MemoryStore::new();
+    pay(&Engine::new(Arc::new(store.clone())), "plain").await;
+    for (keys, name) in [(&["k1"][..], "first"), (&["k2", "k1"], "second")] {
+        pay(&Engine::new(Arc::new(sealed(store.clone(), keys))), name).await;
+    }
+    for name in ["plain", "first", "second"] {
+        assert_eq!(replay(&store, &["k2", "k1"], name).await.unwrap(), outcome());
+        assert_eq!(replay(&store, &["k1", "k2"], name).await.unwrap(), outcome());
+    }
+    assert_eq!(replay(&store, &["k2"], "second").await.unwrap(), outcome());
+    let gone = replay(&store, &["k2"], "first").await.unwrap_err();
+    assert!(gone.contains("`k1`") && gone.contains("[secrets] encryption"), "{gone}");
+}
+
+#[tokio::test]
+async fn what_cannot_be_opened_is_not_absent_and_not_bypassed() {
+    let store = MemoryStore::new();
+    pay(&Engine::new(Arc::new(sealed(store.clone(), &["k1"]))), "paid").await;
+    let engine = Engine::new(Arc::new(sealed(store.clone(), &["k2"])));
+    let refused = engine.begin(&operation("paid")).await.unwrap_err();
+    assert!(!refused.is_store_down(), "a fail-open route does not run it: {refused}");
+    let found = sealed(store, &["k2"]).load(vec![operation("paid").id]).await.pop().unwrap();
+    assert_eq!(found.unwrap_err().kind(), StoreErrorKind::Invalid);
+}
+
+/// Every file below a folder.
+fn files(folder: &Path) -> Vec<Vec<u8>> {
+    let mut all = Vec::new();
+    for entry in std::fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            all.extend(files(&path))
+        } else {
+            all.push(std::fs::read(path).unwrap())
+        }
+    }
+    all
+}
+
+#[tokio::test]
+async fn a_stolen_folder_tells_nothing() {
+    let secrets = [CARD, "credential-of-a-client", "key-of-a-client", "charged", "Location"];
+    for (keys, is_found) in [(&["k1"][..], false), (&[], true)] {
+        let folder = tempfile::tempdir().unwrap();
+        let store = EmbeddedStore::open(folder.path()).unwrap();
+        let engine = Engine::new(Arc::new(sealed(store, keys)));
+        pay(&engine, "stolen").await;
+        engine.shutdown(std::time::Duration::from_secs(9)).await.unwrap();
+        let files = files(folder.path());
+        let holds = |text: &str| {
+            files.iter().any(|file| file.windows(text.len()).any(|at| at == text.as_bytes()))
+        };
+        assert_eq!(holds(CARD), is_found, "the search finds what is there to be found");
+        assert!(keys.is_empty() || !secrets.iter().any(|text| holds(text)));
+    }
+}

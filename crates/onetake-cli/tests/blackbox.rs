@@ -9,6 +9,12 @@ use common::{InProcess, migrated};
 use onetake_sim::blackbox::{self, Capabilities};
 use onetake_sim::servers::{Dynamo, PgBouncer, Postgres, Redis, RedisCluster};
 
+/// What is recorded is encrypted in all of them.
+const ENCRYPTED: &str = "
+[secrets]
+encryption = [{ id = \"k1\", key = \"AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA=\" }]
+";
+
 /// Goes through the suite with more lines below `[store]`.
 async fn run(store: &str, lines: &str) {
     run_with(store, lines, Capabilities::default()).await;
@@ -16,8 +22,9 @@ async fn run(store: &str, lines: &str) {
 
 async fn run_with(store: &str, lines: &str, can: Capabilities) {
     let lines = format!("[store]\n{lines}\n");
-    let start =
-        |configuration: String| InProcess::start(configuration.replace("[store]\n", &lines));
+    let start = |configuration: String| {
+        InProcess::start(configuration.replace("[store]\n", &lines) + ENCRYPTED)
+    };
     blackbox::run_with(start, store, can).await.assert_passed();
 }
 

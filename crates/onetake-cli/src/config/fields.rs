@@ -164,11 +164,7 @@ pub(super) const FINGERPRINT: Fields = Fields {
 /// `[secrets]`
 pub(super) const SECRETS: Fields = Fields {
     label: "[secrets]",
-    list: &[
-        Field("fingerprint", Here),
-        Field("issued_keys", Here),
-        Field("encryption", NotYet("remove it: this version does not encrypt what it records")),
-    ],
+    list: &[Field("fingerprint", Here), Field("issued_keys", Here), Field("encryption", Here)],
     shared: &[],
 };
 

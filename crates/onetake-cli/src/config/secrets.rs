@@ -22,7 +22,9 @@ const FILE_BYTES_MAX: u64 = 4096;
 pub struct SecretsConfig {
     /// Seal fingerprints. None: one is made at first use and kept in the store.
     pub fingerprint: Vec<Secret>,
-    /// Sign issued keys. None: as above.
+    /// Encrypt recordings. None: they are only compressed.
+    pub encryption: Vec<Secret>,
+    /// Sign issued keys. None: as for fingerprints.
     pub issued_keys: Vec<Secret>,
 }
 
@@ -52,7 +54,11 @@ pub(super) fn read(value: &Value<'_>, env: &Env, problems: &mut Problems<'_>) ->
         let value = table.get(name);
         value.map(|value| read_kind(&value, env, problems)).unwrap_or_default()
     };
-    SecretsConfig { fingerprint: kind("fingerprint"), issued_keys: kind("issued_keys") }
+    SecretsConfig {
+        fingerprint: kind("fingerprint"),
+        encryption: kind("encryption"),
+        issued_keys: kind("issued_keys"),
+    }
 }
 
 fn read_kind(value: &Value<'_>, env: &Env, problems: &mut Problems<'_>) -> Vec<Secret> {

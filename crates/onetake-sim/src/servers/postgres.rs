@@ -139,6 +139,12 @@ impl Postgres {
         self.child.as_ref()
     }
 
+    /// Where it keeps everything, its log included.
+    #[must_use]
+    pub fn folder(&self) -> &Path {
+        self.folder.path()
+    }
+
     /// Where it listens.
     #[must_use]
     pub fn address(&self) -> SocketAddr {

@@ -1,7 +1,7 @@
 //! Redis and Valkey: one server, a server and its replica, or a cluster.
 
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use tempfile::TempDir;
@@ -82,6 +82,12 @@ impl Redis {
     #[must_use]
     pub fn child(&self) -> Option<&Child> {
         self.child.as_ref()
+    }
+
+    /// Where it keeps everything, its log included.
+    #[must_use]
+    pub fn folder(&self) -> &Path {
+        self.folder.path()
     }
 
     /// Where it listens.

@@ -133,6 +133,7 @@ fn secrets() -> Value {
         "secrets",
         [
             field("fingerprint", "Seal the digests of requests.", kind("secrets.fingerprint")),
+            field("encryption", "Encrypt recordings.", kind("secrets.encryption")),
             field("issued_keys", "Sign issued keys.", kind("secrets.issued_keys")),
         ],
     )

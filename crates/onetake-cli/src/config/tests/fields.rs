@@ -96,6 +96,7 @@ const SECTIONS: &[Row] = &[
             "fingerprint = [{ id = \"f2\", key = \"AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA=\" }]",
             "issued_keys = [{ id = \"i1\", key = \"AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA\" }]",
             "issued_keys = [{ id = \"i1\", key = { env = \"TEST_SECRET\" } }]",
+            "encryption = [{ id = \"k1\", key = { env = \"TEST_SECRET\" } }]",
             concat!(
                 "fingerprint = [{ id = \"f1\", key = { file = \"",
                 env!("CARGO_MANIFEST_DIR"),
@@ -105,6 +106,8 @@ const SECTIONS: &[Row] = &[
         &[
             ("fingerprint = \"x\"", "secrets.fingerprint"),
             ("issued_keys = \"x\"", "secrets.issued_keys"),
+            ("encryption = \"x\"", "secrets.encryption"),
+            ("encryption = [{ id = \"k1\", key = \"AAAA\" }]", "secrets.encryption[0].key"),
             ("fingerprint = [\"x\"]", "secrets.fingerprint[0]"),
             ("fingerprint = [{ id = \"a\" }]", "secrets.fingerprint[0].key"),
             (

@@ -29,6 +29,7 @@ const TABLES: &[(&Fields, &[&str])] = &[
     (
         &tables::SECRET,
         &[
+            "/properties/secrets/properties/encryption/items",
             "/properties/secrets/properties/fingerprint/items",
             "/properties/secrets/properties/issued_keys/items",
         ],
@@ -36,6 +37,7 @@ const TABLES: &[(&Fields, &[&str])] = &[
     (
         &tables::SECRET_KEY,
         &[
+            "/properties/secrets/properties/encryption/items/properties/key/oneOf/1",
             "/properties/secrets/properties/fingerprint/items/properties/key/oneOf/1",
             "/properties/secrets/properties/issued_keys/items/properties/key/oneOf/1",
         ],
@@ -78,6 +80,7 @@ const VARIABLES: &[(&str, &str)] = &[
     ("DATABASE_URL", "postgres://me:secret@db/payments"),
     ("REDIS_URL", "redis://cache"),
     ("ONETAKE_FINGERPRINT_SECRET", "AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA="),
+    ("ONETAKE_ENCRYPTION_KEY", "AgICAgICAgICAgICAgICAgICAgICAgICAgICAgICAgI="),
     ("ONETAKE_ISSUED_KEYS_SECRET", "AQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQE="),
 ];
 

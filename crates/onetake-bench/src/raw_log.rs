@@ -13,7 +13,7 @@ use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use tokio::sync::oneshot;
 
-use onetake_core::store::{Abandoned, Answers, Swept};
+use onetake_core::store::{Abandoned, Answers, Cursor, Page, Swept};
 use onetake_core::{
     Claim, Claimed, MemoryStore, Record, RecordId, Settled, Settlement, Store, StoreError,
     StoreErrorKind, codec,
@@ -118,6 +118,10 @@ impl Store for RawLog {
 
     fn sweep(&self, limit: usize) -> BoxFuture<'_, Result<Swept, StoreError>> {
         self.memory.sweep(limit)
+    }
+
+    fn page(&self, from: Option<Cursor>, limit: usize) -> BoxFuture<'_, Result<Page, StoreError>> {
+        self.memory.page(from, limit)
     }
 
     fn secret(

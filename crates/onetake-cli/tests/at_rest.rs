@@ -1,5 +1,5 @@
 //! What whoever steals the disks of a gateway's store finds there.
-#![expect(clippy::unwrap_used, reason = "tests may panic")]
+#![expect(clippy::unwrap_used, clippy::panic, reason = "tests may panic")]
 
 mod common;
 
@@ -17,15 +17,18 @@ const CREDENTIAL: &str = "live-credential-of-a-shop";
 /// In the answer alone.
 const ANSWER: &str = "charged {";
 
-/// Pays through a gateway on this store, and has the answer replayed.
-async fn pay(store: &str, secrets: &str) {
-    let upstream = Upstream::start().await.unwrap();
-    let configuration = format!(
+fn configuration(upstream: &Upstream, store: &str, secrets: &str) -> String {
+    format!(
         "[gateway]\nlisten = \"127.0.0.1:0\"\nupstream = \"{}\"\n[admin]\nlisten = \"127.0.0.1:0\"\n\
          [store]\n{store}\n{secrets}",
         upstream.url()
-    );
-    let gateway = InProcess::start(configuration).await;
+    )
+}
+
+/// Pays through a gateway on this store, and has the answer replayed.
+async fn pay(store: &str, secrets: &str) {
+    let upstream = Upstream::start().await.unwrap();
+    let gateway = InProcess::start(configuration(&upstream, store, secrets)).await;
     let client = Client::new(gateway.address());
     let call = || {
         let call = client.post("/charge").without("authorization").key(KEY);
@@ -91,4 +94,61 @@ async fn a_stolen_postgres_and_the_redis_in_front_of_it() {
         assert_eq!(found(postgres.folder()), expected);
         assert_eq!(found(redis.folder()), expected);
     }
+}
+
+/// `[secrets]` with these encryption keys, the first in use.
+fn keys(ids: &[&str]) -> String {
+    let key = |id: &&str| {
+        let digit = id.bytes().last().unwrap();
+        format!(
+            "{{ id = \"{id}\", key = \"{}=\" }}",
+            char::from(digit).to_string().repeat(42) + "A"
+        )
+    };
+    let keys: Vec<String> = ids.iter().map(key).collect();
+    format!("[secrets]\nencryption = [{}]\n", keys.join(", "))
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn keys_are_rotated_and_one_that_goes_too_early_is_missed() {
+    let (folder, upstream) = (tempfile::tempdir().unwrap(), Upstream::start().await.unwrap());
+    let store = format!("url = \"sqlite:{}\"", folder.path().join("db").display());
+    let with = |ids: &[&str]| configuration(&upstream, &store, &keys(ids));
+    let send = |ids: &[&str], key: &'static str| {
+        let configuration = with(ids);
+        async move {
+            let gateway = InProcess::start(configuration).await;
+            Client::new(gateway.address()).post("/charge").key(key).send().await.unwrap()
+        }
+    };
+    let (first, second) = ("rotated-key-00000001", "rotated-key-00000002");
+    assert_eq!(send(&["k1"], first).await.status(), 201);
+    assert_eq!(send(&["k1", "k2"], first).await.status(), 201);
+    assert_eq!(send(&["k2", "k1"], second).await.status(), 201);
+    for ids in [&["k2", "k1"][..], &["k1", "k2"]] {
+        assert!(send(ids, first).await.is_replay() && send(ids, second).await.is_replay());
+    }
+    assert!(send(&["k2"], second).await.is_replay());
+    let missed = send(&["k2"], first).await;
+    assert_eq!((missed.status(), missed.code().as_str()), (503, "idempotency_store_unavailable"));
+    assert_eq!((upstream.runs(first), upstream.runs(second)), (1, 1), "nothing ran again");
+    assert!(send(&["k2", "k1"], first).await.is_replay(), "and it is there when its key is back");
+
+    let file = folder.path().join("onetake.toml");
+    let doctor = |ids: &[&str]| {
+        std::fs::write(&file, with(ids)).unwrap();
+        let output = std::process::Command::new(env!("CARGO_BIN_EXE_onetake"))
+            .args(["doctor", "--config"])
+            .arg(&file)
+            .output()
+            .unwrap();
+        (output.status.code().unwrap(), String::from_utf8(output.stdout).unwrap())
+    };
+    let (code, said) = doctor(&["k2", "k1"]);
+    assert!(said.contains("fine       recordings that need the key `k1`: 1"), "{said}");
+    assert!(code == 0 && said.contains("recordings that need the key `k2`: 1"), "{said}");
+    let (code, said) = doctor(&["k2"]);
+    let missing =
+        "broken     recordings that need the key `k1`: 1; it is not in [secrets] encryption";
+    assert!(code == 1 && said.contains(missing), "{said}");
 }

@@ -3,8 +3,9 @@
 //! For tests, and for seeing what a store has to do. It finds expired records by an index that is
 //! cleaned lazily, as the durable stores do, so that the sweep's second look is needed here too.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt;
+use std::ops::Bound;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use futures_util::FutureExt;
@@ -15,7 +16,7 @@ use crate::decide::{self, ClaimEffect, SettleEffect};
 use crate::record::{Fence, Record, State};
 use crate::scope::RecordId;
 use crate::store::{
-    Abandoned, Answers, Claim, Claimed, Settled, Settlement, Store, StoreError, Swept,
+    Abandoned, Answers, Claim, Claimed, Cursor, Page, Settled, Settlement, Store, StoreError, Swept,
 };
 
 /// Records in memory.
@@ -27,7 +28,7 @@ pub struct MemoryStore {
 
 #[derive(Debug, Default)]
 struct Inner {
-    records: HashMap<RecordId, Arc<Record>>,
+    records: BTreeMap<RecordId, Arc<Record>>,
     /// When leases and their grace end.
     leases: BTreeSet<(Timestamp, RecordId)>,
     /// When finished records expire; an entry may be out of date.
@@ -186,6 +187,16 @@ impl Store for MemoryStore {
         let now = self.clock.now();
         let swept = self.lock().sweep(limit, now);
         std::future::ready(Ok(swept)).boxed()
+    }
+
+    fn page(&self, from: Option<Cursor>, limit: usize) -> BoxFuture<'_, Result<Page, StoreError>> {
+        let page = from.map(|cursor| cursor.id()).transpose().map(|from| {
+            let start = from.map_or(Bound::Unbounded, Bound::Excluded);
+            let inner = self.lock();
+            let ids = inner.records.range((start, Bound::Unbounded)).take(limit);
+            Page::in_order(ids.map(|(id, _)| *id).collect(), limit)
+        });
+        std::future::ready(page).boxed()
     }
 
     fn secret(

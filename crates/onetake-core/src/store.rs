@@ -24,6 +24,7 @@
 use std::fmt;
 use std::sync::Arc;
 
+use bytes::Bytes;
 use futures_util::future::BoxFuture;
 
 use crate::clock::Timestamp;
@@ -202,6 +203,64 @@ pub struct Swept {
     pub more: bool,
 }
 
+/// Where going through all records goes on. It is good for the store that gave it, and for no other.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Cursor(Bytes);
+
+impl Cursor {
+    /// A cursor, as it was told to somebody who comes back with it.
+    #[must_use]
+    pub fn from_bytes(bytes: impl Into<Bytes>) -> Self {
+        Self(bytes.into())
+    }
+
+    /// The bytes to come back with.
+    #[must_use]
+    pub fn as_bytes(&self) -> &Bytes {
+        &self.0
+    }
+
+    /// Behind this record, in a store that goes by ids.
+    #[must_use]
+    pub fn behind(id: RecordId) -> Self {
+        Self(Bytes::copy_from_slice(id.as_bytes()))
+    }
+
+    /// The record that it is behind.
+    ///
+    /// # Errors
+    /// If it is none of [`behind`](Self::behind).
+    pub fn id(&self) -> Result<RecordId, StoreError> {
+        self.0.as_ref().try_into().map(RecordId::from_bytes).map_err(|_| Self::foreign())
+    }
+
+    /// The error for one that this store did not give.
+    #[must_use]
+    pub fn foreign() -> StoreError {
+        let what = "the cursor is not one of this store: begin anew without one";
+        StoreError::new(StoreErrorKind::Invalid, what)
+    }
+}
+
+/// Some of all records.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Page {
+    /// Their ids.
+    pub ids: Vec<RecordId>,
+    /// Where it goes on; `None` at the end.
+    pub next: Option<Cursor>,
+}
+
+impl Page {
+    /// A page of a store that goes by ids: these stand behind the cursor, in their order, and there are
+    /// no others up to the last of them. Fewer than `limit` are the last.
+    #[must_use]
+    pub fn in_order(ids: Vec<RecordId>, limit: usize) -> Self {
+        let next = ids.last().filter(|_| ids.len() >= limit).map(|id| Cursor::behind(*id));
+        Self { ids, next }
+    }
+}
+
 /// Keeps records. See the module's documentation for what is owed.
 pub trait Store: Send + Sync + fmt::Debug + 'static {
     /// A short word for logs and metrics, such as `embedded`.
@@ -223,6 +282,11 @@ pub trait Store: Send + Sync + fmt::Debug + 'static {
     /// Deletes up to `limit` expired records, each looked at again by
     /// [`decide::may_sweep`](crate::decide::may_sweep) in the step that deletes it.
     fn sweep(&self, limit: usize) -> BoxFuture<'_, Result<Swept, StoreError>>;
+
+    /// Goes through all records, about `limit` ids at a time. A record that is there from the first page to
+    /// the last is told at least once; one that expired, comes or goes meanwhile may be. A page takes no
+    /// longer where there are more records, and may be empty without being the last.
+    fn page(&self, from: Option<Cursor>, limit: usize) -> BoxFuture<'_, Result<Page, StoreError>>;
 
     /// A secret of this name, the same for all who share the store: `fresh` if there was none. Once
     /// it was told to anybody it never changes, and it is durable before it is told. Names are short

@@ -71,6 +71,12 @@ impl Diagnosis {
         Self { server: server.into(), round_trip, clock_ahead_micros, findings }
     }
 
+    /// Adds findings, in their order.
+    pub fn add(&mut self, findings: impl IntoIterator<Item = Finding>) {
+        self.findings.extend(findings);
+        self.findings.sort_by_key(|finding| std::cmp::Reverse(finding.weight));
+    }
+
     /// The gravest weight of all findings.
     #[must_use]
     pub fn worst(&self) -> Weight {

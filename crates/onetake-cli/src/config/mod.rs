@@ -183,6 +183,8 @@ pub struct StoreConfig {
     pub filter: Option<ServerUrl>,
     /// Whether a store that can lose acknowledged writes is accepted for what must not be lost.
     pub allow_lossy: bool,
+    /// `[secrets] encryption`: what recordings are encrypted with, the first, and opened with.
+    pub encryption: Vec<Secret>,
 }
 
 /// `[sweep]`

@@ -82,7 +82,8 @@ pub(super) fn resolve_store(draft: &Draft, problems: &mut Problems<'_>) -> Store
         problems.add(&filter.at, "store.filter", value, fault);
         None
     });
-    StoreConfig { url, filter, allow_lossy: draft.allow_lossy.unwrap_or(false) }
+    let encryption = draft.secrets.encryption.clone();
+    StoreConfig { url, filter, allow_lossy: draft.allow_lossy.unwrap_or(false), encryption }
 }
 
 /// Redis alone is not where a claim on money should be kept, unless somebody says so.

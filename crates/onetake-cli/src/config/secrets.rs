@@ -22,7 +22,7 @@ const FILE_BYTES_MAX: u64 = 4096;
 pub struct SecretsConfig {
     /// Seal fingerprints. None: one is made at first use and kept in the store.
     pub fingerprint: Vec<Secret>,
-    /// Encrypt recordings. None: they are only compressed.
+    /// Encrypt recordings. None: they are only compressed. The store's configuration has them too.
     pub encryption: Vec<Secret>,
     /// Sign issued keys. None: as for fingerprints.
     pub issued_keys: Vec<Secret>,

@@ -90,7 +90,6 @@ impl Gateway {
         let OpenStore { store, interrupted, limits, reap_interval } =
             stores::open(&config.store).await?;
 
-        let store = Arc::new(secrets::sealed(&config, store));
         let secrets = secrets::secrets(&config, &*store).await;
         let secrets = secrets.map_err(stores::failed("read secrets of", &config.store.url))?;
         let shared_velocity = stores::open_velocity(&config).await?;

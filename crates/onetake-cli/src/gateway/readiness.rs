@@ -85,7 +85,7 @@ mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering};
 
     use futures_util::future::join_all;
-    use onetake_core::store::{Abandoned, Answers, Swept};
+    use onetake_core::store::{Abandoned, Answers, Cursor, Page, Swept};
     use onetake_core::{
         Claim, Claimed, Limits, ManualClock, Record, RecordId, Settled, Settlement, Store,
         StoreError, StoreErrorKind, SystemRng,
@@ -120,6 +120,9 @@ mod tests {
             std::future::pending().boxed()
         }
         fn sweep(&self, _: usize) -> BoxFuture<'_, Result<Swept, StoreError>> {
+            std::future::pending().boxed()
+        }
+        fn page(&self, _: Option<Cursor>, _: usize) -> BoxFuture<'_, Result<Page, StoreError>> {
             std::future::pending().boxed()
         }
         fn secret(

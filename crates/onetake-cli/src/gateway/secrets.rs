@@ -1,22 +1,12 @@
 //! The layer's secrets: as configured, else made at first use and kept in the store.
 
-use std::sync::Arc;
-
 use onetake_core::{DerivingSecret, FingerprintKey, Rng, Store, StoreError, SystemRng};
 use onetake_http::{IssuingKey, KeySource, Secrets};
-use onetake_stores::{EncryptionKey, SealedStore};
 
 use crate::config::{Config, InFlight, Policy, Secret};
 
 /// How the secret that is kept in the store is called where names matter.
 const IN_STORE: &str = "in the store";
-
-/// The store, with recordings compressed, and encrypted as configured.
-pub(super) fn sealed(config: &Config, store: Arc<dyn Store>) -> SealedStore {
-    let keys = config.secrets.encryption.iter();
-    let keys = keys.map(|secret| EncryptionKey::new(&secret.id, &secret.key)).collect();
-    SealedStore::around(store, keys)
-}
 
 pub(super) async fn secrets(config: &Config, store: &dyn Store) -> Result<Secrets, StoreError> {
     let configured = &config.secrets;

@@ -3,6 +3,7 @@
 //! One `match` on the URL for each of the three; a store that this build was made without says so.
 
 mod folder;
+mod recordings;
 
 use std::error::Error;
 use std::sync::Arc;
@@ -14,7 +15,7 @@ use onetake_core::{Limits, MemoryStore, SharedVelocity, Store, SystemClock};
 use onetake_core::{Rng, SystemRng};
 #[cfg(feature = "sqlite")]
 use onetake_stores::SqliteStore;
-use onetake_stores::{Diagnosis, EmbeddedStore, Finding};
+use onetake_stores::{Diagnosis, EmbeddedStore, EncryptionKey, Finding, SealedStore};
 #[cfg(feature = "dynamodb")]
 use onetake_stores::{DynamoOptions, DynamoStore};
 #[cfg(feature = "filtered")]
@@ -115,11 +116,19 @@ fn left_out(action: &'static str, url: &StoreUrl) -> StoreFailed {
     failed(action, url)(what)
 }
 
-/// Opens the configured store.
+/// Opens the configured store: recordings are compressed in it, and encrypted as configured.
 ///
 /// # Errors
 /// If it cannot be reached or used: the error names the store, the cause and the fix.
 pub async fn open(config: &StoreConfig) -> Result<OpenStore, StoreFailed> {
+    let opened = open_bare(config).await?;
+    let keys = config.encryption.iter();
+    let keys = keys.map(|secret| EncryptionKey::new(&secret.id, &secret.key)).collect();
+    let store = Arc::new(SealedStore::around(opened.store, keys));
+    Ok(OpenStore { store, ..opened })
+}
+
+async fn open_bare(config: &StoreConfig) -> Result<OpenStore, StoreFailed> {
     const OPEN: &str = "open";
     match &config.url {
         StoreUrl::Memory => {
@@ -241,6 +250,14 @@ pub struct Examined {
 /// # Errors
 /// If the store cannot be reached: the error names the store, the cause and the fix.
 pub async fn examine(config: &StoreConfig) -> Result<Vec<Examined>, StoreFailed> {
+    let mut all = examine_bare(config).await?;
+    if let Some(store) = all.first_mut() {
+        store.diagnosis.add(recordings::examine(config).await);
+    }
+    Ok(all)
+}
+
+async fn examine_bare(config: &StoreConfig) -> Result<Vec<Examined>, StoreFailed> {
     const REACH: &str = "reach";
     let diagnosis = match &config.url {
         StoreUrl::Memory => forgetful(),

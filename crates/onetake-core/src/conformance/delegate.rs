@@ -37,6 +37,11 @@ macro_rules! delegate_store {
             limit: usize
         ) -> Result<$crate::store::Swept, $crate::store::StoreError>);
     };
+    (@page $this:ident, $inner:expr) => {
+        $crate::delegate_store!(@method $this, $inner, page(
+            from: Option<$crate::store::Cursor>, limit: usize
+        ) -> Result<$crate::store::Page, $crate::store::StoreError>);
+    };
     (@secret $this:ident, $inner:expr) => {
         $crate::delegate_store!(@method $this, $inner, secret(
             name: &'static str, fresh: [u8; 32]

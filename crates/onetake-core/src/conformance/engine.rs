@@ -399,5 +399,5 @@ impl Store for Gate {
         .boxed()
     }
 
-    crate::delegate_store!(self => self.inner; load, abandoned, sweep, secret, ready, close);
+    crate::delegate_store!(self => self.inner; load, abandoned, sweep, page, secret, ready, close);
 }

@@ -18,6 +18,7 @@ mod expiry;
 mod faults;
 mod faulty;
 pub mod many;
+mod pages;
 mod quiet;
 mod races;
 mod report;
@@ -117,6 +118,8 @@ const STORE_CASES: &[(&str, Case)] = cases! {
         the_unknown_expires_a_full_ttl_later, a_late_outcome_is_kept_for_a_while,
         a_sweep_takes_what_expired_and_nothing_else, a_sweep_looks_again,
         a_sweep_is_bounded, fences_rise_across_expiry_and_sweep;
+    pages: every_record_is_on_a_page, what_is_there_all_the_while_is_on_a_page,
+        a_cursor_of_nobody_is_refused_or_leads_nowhere;
     secrets: the_first_is_kept, many_at_once_are_told_the_same;
     races: one_of_many_claims_wins, claims_and_settlements_of_many_tasks,
         a_sweep_beside_traffic_loses_nothing, takeovers_have_rising_fences;

@@ -67,7 +67,7 @@ use std::time::Duration;
 use futures_util::future::BoxFuture;
 use futures_util::{FutureExt, StreamExt};
 
-use onetake_core::store::{Abandoned, Answers, Swept};
+use onetake_core::store::{Abandoned, Answers, Cursor, Page, Swept};
 use onetake_core::{
     Claim, Claimed, Clock, Record, RecordId, Rng, Settled, Settlement, Store, StoreError,
     SystemClock, SystemRng,
@@ -211,6 +211,10 @@ impl Store for DynamoStore {
     fn sweep(&self, _limit: usize) -> BoxFuture<'_, Result<Swept, StoreError>> {
         // The server deletes what expired.
         std::future::ready(Ok(Swept::default())).boxed()
+    }
+
+    fn page(&self, from: Option<Cursor>, limit: usize) -> BoxFuture<'_, Result<Page, StoreError>> {
+        self.table.page(from, limit).boxed()
     }
 
     fn secret(

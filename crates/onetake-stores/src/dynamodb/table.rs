@@ -11,6 +11,7 @@ use aws_sdk_dynamodb::error::{ProvideErrorMetadata, SdkError};
 use aws_sdk_dynamodb::operation::put_item::PutItemError;
 use aws_sdk_dynamodb::types::{KeysAndAttributes, ReturnValuesOnConditionCheckFailure};
 
+use onetake_core::store::{Cursor, Page};
 use onetake_core::{Clock, RecordId, Rng, StoreError, StoreErrorKind};
 
 use super::DynamoOptions;
@@ -141,6 +142,26 @@ impl Table {
         let answer =
             self.ask(Intent::Read, &[], || get.clone().send()).await.map_err(No::into_error)?;
         answer.item().map(Seen::decode).transpose()
+    }
+
+    /// Some of all ids, in the table's own order.
+    pub(super) async fn page(
+        &self,
+        from: Option<Cursor>,
+        limit: usize,
+    ) -> Result<Page, StoreError> {
+        let scan = self.client.scan().table_name(&self.place.table).projection_expression("id");
+        let mut scan = scan.limit(i32::try_from(limit.max(1)).unwrap_or(i32::MAX));
+        if let Some(from) = from {
+            scan = scan.exclusive_start_key("id", item::bytes(from.as_bytes()));
+        }
+        let answer =
+            self.ask(Intent::Read, &[], || scan.clone().send()).await.map_err(No::into_error)?;
+        // Secrets stand among them, under ids of another length.
+        let ids = answer.items().iter().filter_map(item::id).collect();
+        let last = answer.last_evaluated_key().and_then(|key| key.get("id")?.as_b().ok());
+        let next = last.map(|id| Cursor::from_bytes(id.as_ref().to_vec()));
+        Ok(Page { ids, next })
     }
 
     /// Writes an item over what was found, on the condition that it is still there as it was.

@@ -35,6 +35,7 @@ pub(super) enum Job {
     Claim(Vec<Claim>, oneshot::Sender<Answers<Claimed>>),
     Settle(Vec<Settlement>, oneshot::Sender<Answers<Settled>>),
     Load(Vec<RecordId>, oneshot::Sender<Answers<Option<Arc<Record>>>>),
+    Ids(Option<RecordId>, usize, oneshot::Sender<Result<Vec<RecordId>, StoreError>>),
     Abandoned(usize, oneshot::Sender<Result<Vec<Abandoned>, StoreError>>),
     Sweep(usize, oneshot::Sender<Result<Swept, StoreError>>),
     Secret(&'static str, [u8; 32], oneshot::Sender<Result<[u8; 32], StoreError>>),
@@ -184,6 +185,7 @@ impl Committer {
                     };
                     answer_each(ids.iter().map(one).collect(), to)
                 }
+                Job::Ids(from, limit, to) => answer(memory.ids(tables, from, limit), to),
                 Job::Abandoned(limit, to) => answer(Ok(memory.abandoned(now, limit)), to),
                 Job::Sweep(left, to) => {
                     self.sweeps.push_back(Sweeping { left, swept: Swept::default(), to });
@@ -333,6 +335,7 @@ fn refuse(job: Job, error: &StoreError) {
         Job::Claim(batch, to) => drop(to.send(vec![Err(error); batch.len()])),
         Job::Settle(batch, to) => drop(to.send(vec![Err(error); batch.len()])),
         Job::Load(ids, to) => drop(to.send(vec![Err(error); ids.len()])),
+        Job::Ids(_, _, to) => drop(to.send(Err(error))),
         Job::Abandoned(_, to) => drop(to.send(Err(error))),
         Job::Sweep(_, to) => drop(to.send(Err(error))),
         Job::Secret(_, _, to) => drop(to.send(Err(error))),

@@ -50,6 +50,23 @@ impl Memory {
         Ok(tables.settled(id)?.map(Arc::new))
     }
 
+    /// The ids behind this one, in their order.
+    pub(super) fn ids(
+        &self,
+        tables: &Tables,
+        from: Option<RecordId>,
+        limit: usize,
+    ) -> Result<Vec<RecordId>, StoreError> {
+        let settled = tables.settled_ids(from, limit)?;
+        // Up to the last of a full page the table is known; behind it, it is not.
+        let end = settled.last().copied().filter(|_| settled.len() >= limit);
+        let known = self.running.keys().chain(self.fresh.keys()).copied();
+        let known = known.filter(|id| Some(*id) > from && end.is_none_or(|end| *id <= end));
+        let mut ids: BTreeSet<RecordId> = settled.into_iter().collect();
+        ids.extend(known);
+        Ok(ids.into_iter().take(limit).collect())
+    }
+
     pub(super) fn claim(
         &mut self,
         tables: &Tables,

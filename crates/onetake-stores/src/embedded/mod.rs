@@ -24,7 +24,7 @@ use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use tokio::sync::oneshot;
 
-use onetake_core::store::{Abandoned, Answers, Swept};
+use onetake_core::store::{Abandoned, Answers, Cursor, Page, Swept};
 use onetake_core::{
     Claim, Claimed, Clock, Record, RecordId, Settled, Settlement, Store, StoreError,
     StoreErrorKind, SystemClock,
@@ -134,6 +134,15 @@ impl Store for EmbeddedStore {
 
     fn sweep(&self, limit: usize) -> BoxFuture<'_, Result<Swept, StoreError>> {
         async move { self.ask(|reply| Job::Sweep(limit, reply)).await? }.boxed()
+    }
+
+    fn page(&self, from: Option<Cursor>, limit: usize) -> BoxFuture<'_, Result<Page, StoreError>> {
+        async move {
+            let from = from.map(|cursor| cursor.id()).transpose()?;
+            let ids = self.ask(|reply| Job::Ids(from, limit, reply)).await??;
+            Ok(Page::in_order(ids, limit))
+        }
+        .boxed()
     }
 
     fn secret(

@@ -11,6 +11,7 @@
 //! counts first.
 
 use std::collections::HashMap;
+use std::ops::Bound;
 
 use bytes::Bytes;
 use fjall::{Database, Keyspace, KeyspaceCreateOptions, PersistMode};
@@ -105,6 +106,18 @@ impl Tables {
             Ok(Some(value)) => decode(id, &value).map(Some),
             Err(error) => Err(unreadable(id).with_source(error)),
         }
+    }
+
+    /// The ids of settled records behind this one, in their order.
+    pub(super) fn settled_ids(
+        &self,
+        from: Option<RecordId>,
+        limit: usize,
+    ) -> Result<Vec<RecordId>, StoreError> {
+        let from = from.as_ref().map(|id| id.as_bytes().as_slice());
+        let start = from.map_or(Bound::Unbounded, Bound::Excluded);
+        let entries = self.settled.range::<&[u8], _>((start, Bound::Unbounded)).take(limit);
+        entries.map(|entry| entry.key().map_err(broken).and_then(|key| record_id(&key))).collect()
     }
 
     /// Everything that runs.

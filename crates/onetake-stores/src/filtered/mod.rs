@@ -38,7 +38,7 @@ use futures_util::future::BoxFuture;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
-use onetake_core::store::{Abandoned, Answers, Swept};
+use onetake_core::store::{Abandoned, Answers, Cursor, Page, Swept};
 use onetake_core::{
     Claim, Claimed, Clock, Record, RecordId, Rng, Settled, Settlement, Store, StoreError,
     StoreErrorKind, SystemClock, SystemRng,
@@ -294,6 +294,10 @@ impl Store for FilteredStore {
 
     fn sweep(&self, limit: usize) -> BoxFuture<'_, Result<Swept, StoreError>> {
         self.shared.authority.sweep(limit)
+    }
+
+    fn page(&self, from: Option<Cursor>, limit: usize) -> BoxFuture<'_, Result<Page, StoreError>> {
+        self.shared.authority.page(from, limit)
     }
 
     fn secret(

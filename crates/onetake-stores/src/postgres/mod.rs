@@ -29,7 +29,7 @@ use std::time::Duration;
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use onetake_core::clock::micros;
-use onetake_core::store::{Abandoned, Answers, Swept};
+use onetake_core::store::{Abandoned, Answers, Cursor, Page, Swept};
 use onetake_core::{
     Claim, Claimed, Clock, Record, RecordId, Rng, Settled, Settlement, Shift, Store, StoreError,
     StoreErrorKind, SystemClock, SystemRng, Timestamp,
@@ -192,6 +192,20 @@ impl PostgresStore {
         self.server_ahead.store(now.saturating_sub(monotonic), Ordering::Release);
     }
 
+    async fn page_from(&self, from: Option<Cursor>, limit: usize) -> Result<Page, StoreError> {
+        let from = from.map(|cursor| cursor.id()).transpose()?;
+        // Every id is behind nothing at all.
+        let from = from.as_ref().map_or(&[][..], |id| id.as_bytes());
+        let count = i64::try_from(limit).unwrap_or(i64::MAX);
+        let parameters: [(&(dyn tokio_postgres::types::ToSql + Sync), Type); 2] =
+            [(&from, Type::BYTEA), (&count, Type::INT8)];
+        let rows = self.pool.query(sql::IDS, &parameters, Effect::Reads).await;
+        let rows = rows.map_err(Fault::for_one)?;
+        let ids: Result<_, _> =
+            rows.iter().map(|row| rows::array(row, 0).map(RecordId::from_bytes)).collect();
+        Ok(Page::in_order(ids?, limit))
+    }
+
     async fn load_all(&self, ids: &[RecordId]) -> Answers<Option<Arc<Record>>> {
         let wanted: Vec<&[u8]> = ids.iter().map(|id| id.as_bytes().as_slice()).collect();
         let rows = self
@@ -249,6 +263,10 @@ impl Store for PostgresStore {
 
     fn sweep(&self, limit: usize) -> BoxFuture<'_, Result<Swept, StoreError>> {
         upkeep::sweep(self, limit).boxed()
+    }
+
+    fn page(&self, from: Option<Cursor>, limit: usize) -> BoxFuture<'_, Result<Page, StoreError>> {
+        self.page_from(from, limit).boxed()
     }
 
     fn secret(

@@ -53,6 +53,9 @@ macro_rules! over {
 
 pub(super) use over;
 
+/// Goes through all keys.
+pub(super) const IDS: &str = "SELECT id FROM onetake_records WHERE id > $1 ORDER BY id LIMIT $2";
+
 /// Claims many keys.
 pub(super) const CLAIM: &str =
     "SELECT * FROM onetake_claim_1($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12)";

@@ -22,7 +22,7 @@ pub(super) fn refused(server: &str, error: &ServerError) -> StoreError {
         "NOAUTH" | "WRONGPASS" => (Invalid, "write the user and the password into the URL"),
         "NOPERM" => (
             Invalid,
-            "allow this user EVALSHA, SCRIPT LOAD, TIME, WAIT and the commands on hashes, sorted \
+            "allow this user EVALSHA, SCRIPT LOAD, TIME, WAIT, SCAN and the commands on hashes, sorted \
             sets and keys that begin with onetake: (for a filter GETRANGE, SET and UNLINK)",
         ),
         "WRONGTYPE" => (

@@ -16,6 +16,7 @@ pub(crate) mod diagnose;
 pub(crate) mod errors;
 mod node;
 mod nodes;
+mod pages;
 mod record;
 mod scripts;
 mod slots;
@@ -29,7 +30,7 @@ use bytes::Bytes;
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use onetake_core::codec::DecodeError;
-use onetake_core::store::{Abandoned, Answers, Swept};
+use onetake_core::store::{Abandoned, Answers, Cursor, Page, Swept};
 use onetake_core::{
     AttemptId, Claim, Claimed, Clock, Fence, Record, RecordId, Rng, Settled, Settlement, Shift,
     Store, StoreError, StoreErrorKind, SystemClock, SystemRng,
@@ -281,6 +282,10 @@ impl Store for RedisStore {
             Ok(Swept::default())
         }
         .boxed()
+    }
+
+    fn page(&self, from: Option<Cursor>, limit: usize) -> BoxFuture<'_, Result<Page, StoreError>> {
+        pages::page(&self.connection, &self.scripts, from, limit).boxed()
     }
 
     fn secret(

@@ -137,6 +137,27 @@ impl Scripts {
         format!("{}:{{{:02x}}}:{hex}", self.prefix, shard(id))
     }
 
+    /// What the keys of all records look like, and some others.
+    pub(super) fn any_record(&self) -> String {
+        // What may stand in a prefix and means something in a pattern is escaped.
+        let special =
+            |sign: char| if "*?[]^-\\".contains(sign) { format!("\\{sign}") } else { sign.into() };
+        let prefix: String = self.prefix.chars().map(special).collect();
+        format!("{prefix}:{{??}}:*")
+    }
+
+    /// The record whose key it is, if it is one's.
+    pub(super) fn id_of(&self, key: &[u8]) -> Option<RecordId> {
+        let hex = std::str::from_utf8(key).ok()?.rsplit(':').next()?;
+        let digits = |at: usize| u8::from_str_radix(hex.get(2 * at..2 * at + 2)?, 16).ok();
+        let mut id = [0; RecordId::BYTES];
+        for (at, byte) in id.iter_mut().enumerate() {
+            *byte = digits(at)?;
+        }
+        let id = RecordId::from_bytes(id);
+        (self.record(id).as_bytes() == key).then_some(id)
+    }
+
     fn leases(&self, shard: u16) -> String {
         format!("{}:{{{shard:02x}}}:leases", self.prefix)
     }

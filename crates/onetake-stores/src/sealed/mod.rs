@@ -9,6 +9,7 @@
 //! A recording whose key is gone is an error that names it. It is never taken for absent: nothing runs again.
 //! What was recorded before there was a key stays readable.
 
+mod census;
 mod seal;
 
 use std::sync::Arc;
@@ -16,12 +17,13 @@ use std::sync::Arc;
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 
-use onetake_core::store::{Abandoned, Answers, Swept};
+use onetake_core::store::{Abandoned, Answers, Cursor, Page, Swept};
 use onetake_core::{
     Claim, Claimed, Record, RecordId, Recording, Settled, Settlement, State, Store, StoreError,
     StoreErrorKind, Verb,
 };
 
+pub use census::{KeysInUse, keys_in_use};
 pub use seal::{BODY_BYTES_MAX, EncryptionKey, KEY_ID_BYTES_MAX};
 use seal::{NotOpened, Of};
 
@@ -164,6 +166,10 @@ impl Store for SealedStore {
 
     fn sweep(&self, limit: usize) -> BoxFuture<'_, Result<Swept, StoreError>> {
         self.inner.sweep(limit)
+    }
+
+    fn page(&self, from: Option<Cursor>, limit: usize) -> BoxFuture<'_, Result<Page, StoreError>> {
+        self.inner.page(from, limit)
     }
 
     fn secret(

@@ -23,6 +23,7 @@ const SWEEP_STEP: usize = 250;
 pub(super) enum Job {
     Write(Box<dyn Write>),
     Load(Vec<RecordId>, oneshot::Sender<Answers<Option<Arc<Record>>>>),
+    Ids(Option<RecordId>, usize, oneshot::Sender<Result<Vec<RecordId>, StoreError>>),
     Abandoned(usize, oneshot::Sender<Result<Vec<Abandoned>, StoreError>>),
     Sweep(usize, oneshot::Sender<Result<Swept, StoreError>>),
     Settings(oneshot::Sender<Result<Settings, StoreError>>),
@@ -135,6 +136,11 @@ impl Committer {
                 let now = self.clock.now();
                 let one = |id| poisoned.clone().and_then(|()| self.load(id, now));
                 let _gone = to.send(ids.into_iter().map(one).collect());
+            }
+            Job::Ids(from, limit, to) => {
+                let ids = || table::ids(&self.connection, from, limit);
+                let ids = poisoned.and_then(|()| ids().map_err(|e| refused(e, During::Work)));
+                let _gone = to.send(ids);
             }
             Job::Abandoned(limit, to) => {
                 let _gone = to.send(poisoned.and_then(|()| self.abandoned(limit)));

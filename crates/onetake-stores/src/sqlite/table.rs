@@ -21,6 +21,9 @@ const WRITE: &str = "
         lease_until = excluded.lease_until, abandoned_at = excluded.abandoned_at,
         record = excluded.record";
 
+// Every id is behind nothing at all.
+const IDS: &str = "SELECT id FROM records WHERE id > :from ORDER BY id LIMIT :limit";
+
 const ABANDONED: &str = "
     SELECT id, record FROM records WHERE abandoned_at <= :now ORDER BY abandoned_at LIMIT :limit";
 
@@ -76,6 +79,19 @@ pub(super) fn write(connection: &Connection, record: &Record) -> rusqlite::Resul
         ":record": codec::encode(record).as_ref(),
     })?;
     Ok(())
+}
+
+/// The ids behind this one, in their order.
+pub(super) fn ids(
+    connection: &Connection,
+    from: Option<RecordId>,
+    limit: usize,
+) -> rusqlite::Result<Vec<RecordId>> {
+    let mut statement = connection.prepare_cached(IDS)?;
+    let limit = i64::try_from(limit).unwrap_or(i64::MAX);
+    let from = from.as_ref().map_or(&[][..], |id| id.as_bytes());
+    let read = |row: &Row<'_>| Ok(RecordId::from_bytes(row.get("id")?));
+    statement.query_map(named_params! { ":from": from, ":limit": limit }, read)?.collect()
 }
 
 /// Running records whose lease and grace are over, the longest over first.
@@ -160,7 +176,7 @@ mod tests {
     fn nothing_reads_all_rows() {
         let folder = tempfile::tempdir().unwrap();
         let (_, connection) = super::super::schema::open(&folder.path().join("db")).unwrap();
-        for statement in [FIND, ABANDONED, SWEEP, MORE_TO_SWEEP, SWEPT_FENCE] {
+        for statement in [FIND, IDS, ABANDONED, SWEEP, MORE_TO_SWEEP, SWEPT_FENCE] {
             let mut plan = connection.prepare(&format!("EXPLAIN QUERY PLAN {statement}")).unwrap();
             for at in 1..=plan.parameter_count() {
                 plan.raw_bind_parameter(at, 1).unwrap();

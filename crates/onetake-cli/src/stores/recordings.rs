@@ -1,0 +1,61 @@
+//! What `onetake doctor` says of encryption: which keys recordings still need.
+
+use onetake_stores::Finding;
+use onetake_stores::sealed::{KeysInUse, keys_in_use};
+
+use crate::config::{StoreConfig, StoreUrl};
+
+/// Records that are looked at; of larger stores, it is said that there are more.
+const RECORDS_MAX: usize = 100_000;
+
+/// Looks at the recordings of a store that can be opened beside a running gateway.
+pub(super) async fn examine(config: &StoreConfig) -> Vec<Finding> {
+    match &config.url {
+        StoreUrl::Memory => return Vec::new(),
+        // Opening it would end what a gateway runs in it.
+        StoreUrl::Embedded(_) => return Vec::new(),
+        // Opening it would make it.
+        StoreUrl::Sqlite(file) if !file.exists() => return Vec::new(),
+        _ => {}
+    }
+    // Whatever is wrong with the store itself has been said.
+    let bare = StoreConfig { allow_lossy: true, filter: None, ..config.clone() };
+    let Ok(opened) = super::open_bare(&bare).await else { return Vec::new() };
+    let found = keys_in_use(&*opened.store, RECORDS_MAX).await;
+    drop(opened.store.close().await);
+    match found {
+        Ok(found) => findings(config, &found),
+        Err(error) => {
+            let what = format!("it cannot be told which keys recordings need: {error}");
+            vec![Finding::weak(what, "try again")]
+        }
+    }
+}
+
+fn findings(config: &StoreConfig, found: &KeysInUse) -> Vec<Finding> {
+    let KeysInUse { by_key, open, is_whole } = found;
+    let at_least = if *is_whole { "" } else { "at least " };
+    let mut findings = Vec::new();
+    for (key, count) in by_key {
+        let is_known = config.encryption.iter().any(|secret| secret.id == *key);
+        let what = format!("recordings that need the key `{key}`: {at_least}{count}");
+        findings.push(if is_known {
+            Finding::fine(what)
+        } else if config.encryption.is_empty() {
+            let fix = "name the gateway's file with --config; if it has no such key, put it back";
+            Finding::weak(format!("{what}; and no key is configured here"), fix)
+        } else {
+            let what =
+                format!("{what}; it is not in [secrets] encryption, so their retries are refused");
+            Finding::broken(
+                what,
+                format!("put `{key}` back behind the key in use until they expire"),
+            )
+        });
+    }
+    if *open > 0 && !config.encryption.is_empty() {
+        let what = format!("recordings that are not encrypted: {at_least}{open}");
+        findings.push(Finding::fine(what));
+    }
+    findings
+}

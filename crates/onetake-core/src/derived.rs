@@ -120,7 +120,7 @@ impl FromStr for DerivedKey {
 }
 
 /// A key of the length of a block: the secret, and zeros.
-fn keyed(secret: &[u8]) -> Hmac<Sha256> {
+pub(crate) fn keyed(secret: &[u8]) -> Hmac<Sha256> {
     let mut block = [0; 64];
     block.iter_mut().zip(secret).for_each(|(to, from)| *to = *from);
     <Hmac<Sha256> as KeyInit>::new(&block.into())

@@ -2,8 +2,10 @@
 
 use std::fmt;
 
-use hmac::{Hmac, KeyInit, Mac};
+use hmac::{Hmac, Mac};
 use sha2::{Digest, Sha256};
+
+use crate::derived::keyed;
 
 /// What was asked, as a digest, with the scheme by which it was made.
 ///
@@ -66,11 +68,7 @@ impl FingerprintKey {
     pub fn new(id: &str, secret: &[u8; 32]) -> Self {
         // The lower half of all schemes is for those without a secret.
         let first = Sha256::digest(id.as_bytes()).first().copied().unwrap_or_default();
-        // A key of the length of a block: the secret, and zeros.
-        let mut block = [0; 64];
-        block.iter_mut().zip(secret).for_each(|(to, from)| *to = *from);
-        let mac = <Hmac<Sha256> as KeyInit>::new(&block.into());
-        Self { scheme: first | 0x80, mac }
+        Self { scheme: first | 0x80, mac: keyed(secret) }
     }
 
     /// The fingerprint with the secret in it.

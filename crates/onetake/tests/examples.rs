@@ -3,6 +3,7 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use onetake::{EmbeddedStore, Engine};
 use onetake_sim::client::{Answer, Client};
@@ -14,6 +15,9 @@ mod axum_example;
 #[path = "../examples/payments.rs"]
 #[allow(dead_code, clippy::allow_attributes, reason = "its `main` is not called here")]
 mod payments_example;
+#[path = "../examples/saga.rs"]
+#[allow(dead_code, clippy::allow_attributes, reason = "its `main` is not called here")]
+mod saga_example;
 
 /// An example that runs, until its test ends.
 struct Example {
@@ -71,4 +75,40 @@ async fn the_api_that_charges_cards() {
     assert!(example.post("/signups", KEY, "").await.is_replay());
     let unkeyed = example.client.post("/signups").send().await.unwrap();
     assert_eq!(unkeyed.text(), "welcome\n");
+}
+
+#[tokio::test]
+async fn the_trip_that_is_compensated_once() {
+    let steps = ["/flights", "/hotels", "/cancelled"];
+    for subset in 0..8_usize {
+        let lost: Vec<_> = (0..3)
+            .filter(|at| subset >> at & 1 == 1)
+            .filter_map(|at| steps.get(at).copied())
+            .collect();
+        let crashes = lost.len();
+        let seen = Arc::new(std::sync::OnceLock::new());
+        let keep = Arc::clone(&seen);
+        let example = Example::start(move |engine| {
+            let world = saga_example::World::new(&engine);
+            world.lost.lock().unwrap().clone_from(&lost);
+            let _first = keep.set(world.clone());
+            saga_example::app(engine, world)
+        })
+        .await;
+        for _ in 0..crashes {
+            assert_eq!(example.post("/trips", KEY, "").await.status(), 500);
+        }
+        let outcome = example.post("/trips", KEY, "").await;
+        assert_eq!((outcome.status(), outcome.is_replay()), (422, false), "{subset:b} lost");
+        let again = example.post("/trips", KEY, "").await;
+        assert!(again.is_replay() && again.body == outcome.body);
+        let world = seen.get().unwrap();
+        for (what, count) in [
+            ("flights booked", &world.flights_booked),
+            ("hotels asked", &world.hotels_asked),
+            ("flights cancelled", &world.flights_cancelled),
+        ] {
+            assert_eq!(count.load(Ordering::SeqCst), 1, "{what}, {subset:b} lost");
+        }
+    }
 }

@@ -1,0 +1,109 @@
+//! A trip is a flight and a hotel, booked with two other services. If there is no room, the flight is
+//! cancelled: once, however often the trip is retried and wherever an attempt dies in between.
+//!
+//! `cargo run -p onetake --example saga --features axum`, then twice
+//! `curl -i localhost:3000/trips -X POST -H 'Idempotency-Key: 6f1c8d6a-3a09-4b6e-9c8f-2d1f5e7b8a90'`.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use axum::Router;
+use axum::body::Body;
+use axum::extract::State;
+use axum::http::{Request, StatusCode};
+use axum::routing::post;
+use onetake::{DerivedKey, DownstreamKey, EmbeddedStore, Engine, OnUnknown, OnetakeLayer, Policy};
+use tower::ServiceExt;
+
+/// What the services did, and whose next answer gets lost.
+#[derive(Clone, Default)]
+pub(crate) struct World {
+    pub(crate) flights_booked: Arc<AtomicU32>,
+    pub(crate) flights_cancelled: Arc<AtomicU32>,
+    pub(crate) hotels_asked: Arc<AtomicU32>,
+    pub(crate) lost: Arc<Mutex<Vec<&'static str>>>,
+    services: Router,
+}
+
+impl World {
+    /// The services, each behind a layer of its own: they deduplicate by the keys that they are given.
+    pub(crate) fn new(engine: &Engine) -> Self {
+        let layer = |name: &str| {
+            OnetakeLayer::new(engine.clone(), Policy::new().key_required().namespace(name))
+        };
+        let count = |State(counter): State<Arc<AtomicU32>>| async move {
+            counter.fetch_add(1, Ordering::SeqCst);
+            "done"
+        };
+        let is_full = |State(counter): State<Arc<AtomicU32>>| async move {
+            counter.fetch_add(1, Ordering::SeqCst);
+            (StatusCode::UNPROCESSABLE_ENTITY, "no room")
+        };
+        let mut world = Self::default();
+        world.services = Router::new()
+            .route("/flights", post(count).with_state(Arc::clone(&world.flights_booked)))
+            .route("/cancelled", post(count).with_state(Arc::clone(&world.flights_cancelled)))
+            .layer(layer("flights"))
+            .route(
+                "/hotels",
+                post(is_full).with_state(Arc::clone(&world.hotels_asked)).layer(layer("hotels")),
+            );
+        world
+    }
+
+    /// Asks a service, which answers a key that it knows as it did before.
+    async fn call(&self, path: &str, key: DerivedKey) -> Result<StatusCode, Crashed> {
+        let request = Request::post(path).header("idempotency-key", key.to_string());
+        let request = request.body(Body::empty()).map_err(|_| Crashed)?;
+        let answer = self.services.clone().oneshot(request).await.map_err(|_| Crashed)?;
+        // What was asked for is done; whether anybody hears of it is another matter.
+        let mut lost = self.lost.lock().unwrap_or_else(PoisonError::into_inner);
+        match lost.iter().position(|name| *name == path) {
+            Some(at) => {
+                lost.remove(at);
+                Err(Crashed)
+            }
+            None => Ok(answer.status()),
+        }
+    }
+}
+
+/// The attempt died. Nobody knows what it did, but whoever does it again does the same.
+pub(crate) struct Crashed;
+
+impl axum::response::IntoResponse for Crashed {
+    fn into_response(self) -> axum::response::Response {
+        StatusCode::INTERNAL_SERVER_ERROR.into_response()
+    }
+}
+
+async fn book(
+    State(world): State<World>,
+    DownstreamKey(key): DownstreamKey,
+) -> Result<(StatusCode, &'static str), Crashed> {
+    let flight = key.step("book-flight");
+    world.call("/flights", flight).await?;
+    if world.call("/hotels", key.step("book-hotel")).await?.is_success() {
+        return Ok((StatusCode::CREATED, "have a good trip\n"));
+    }
+    world.call("/cancelled", flight.compensation()).await?;
+    Ok((StatusCode::UNPROCESSABLE_ENTITY, "no room; the flight was cancelled\n"))
+}
+
+pub(crate) fn app(engine: Engine, world: World) -> Router {
+    // Running it again is safe, because its calls are deduplicated: then no outcome needs to stay unknown.
+    let policy = Policy::new().key_required().namespace("trips").on_unknown(OnUnknown::Retry);
+    Router::new()
+        .route("/trips", post(book))
+        .with_state(world)
+        .layer(OnetakeLayer::new(engine, policy))
+}
+
+#[tokio::main]
+async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let engine = Engine::new(Arc::new(EmbeddedStore::open("./onetake-data")?));
+    let world = World::new(&engine);
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:3000").await?;
+    axum::serve(listener, app(engine, world)).await?;
+    Ok(())
+}

@@ -93,6 +93,7 @@ where
     let later = asked.later(&operation, &parts, shared);
     let pass = velocity::pass(shared, policy, &asked.scope(), &payload, &operation).await;
     let pass = pass.map_err(refused)?;
+    let asking = pass.asking();
     let begun = match pass.store_error() {
         Some(error) => Err(error),
         // What is run must be able to pass a key on, so that is known first.
@@ -101,6 +102,10 @@ where
             Err(error) => Err(error),
         },
     };
+    asking.is_over();
+    if matches!(begun, Ok(Began::Run(_))) {
+        pass.keep();
+    }
     match (asked.deadline, &begun) {
         (Some(_), Ok(Began::Run(_))) if later.is_some() => deadline::remove(&mut parts.headers),
         (Some(deadline), Ok(Began::Run(_)) | Err(_)) => {
@@ -121,7 +126,6 @@ where
             Err(refused(issued::invalid()))
         }
         Ok(Began::Run(lease)) => {
-            pass.keep();
             let derived = shared.deriving_now().map(|secret| secret.derive(&asked.scope(), &key));
             let named = Named { key, derived };
             let request = forwarded(parts, payload.into_data(), &lease, named);

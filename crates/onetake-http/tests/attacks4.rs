@@ -242,7 +242,6 @@ async fn settled() {
 
 /// A claim that is granted too late leaves a record behind, and what has a record is not counted.
 #[tokio::test]
-#[ignore = "open"]
 async fn a_deadline_does_not_get_around_a_velocity_limit() {
     let api = Api::new();
     let router = api.router(one_an_hour());
@@ -261,7 +260,6 @@ async fn a_deadline_does_not_get_around_a_velocity_limit() {
 
 /// The same for a client that hangs up while the store is asked.
 #[tokio::test]
-#[ignore = "open"]
 async fn hanging_up_does_not_get_around_a_velocity_limit() {
     let api = Api::new();
     let router = api.router(one_an_hour());

@@ -82,10 +82,14 @@ where
         return Err(refused(deadline::over()));
     }
     let mut may_run = true;
-    if asked.is_expired {
-        // Its own expiry counts only while there is no record (S15).
+    if asked.is_expired(clock) {
+        // Its own expiry counts only while there is no record (S15), and none is being made: an attempt of
+        // this process is known before its record is.
+        let is_under_way = || shared.engine.is_under_way(operation.id);
+        let was_under_way = is_under_way();
         match shared.engine.look(operation.id).await {
             Ok(Some(record)) => may_run = !is_final(&record),
+            Ok(None) if was_under_way || is_under_way() => {}
             Ok(None) => return Err(refused(issued::invalid())),
             Err(error) => return Err(refused(problem_of_error(&error, reference))),
         }
@@ -120,9 +124,9 @@ where
             drop(lease);
             Err(refused(deadline::over()))
         }
-        // The outcome that was there a moment ago has expired: nothing new runs under this key.
+        // The outcome that was there a moment ago has expired: nothing new runs under this key, now or later.
         Ok(Began::Run(lease)) if !may_run => {
-            drop(lease);
+            let _settling = lease.fail(issued::spent()).await;
             Err(refused(issued::invalid()))
         }
         Ok(Began::Run(lease)) => {

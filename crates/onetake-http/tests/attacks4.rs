@@ -282,7 +282,6 @@ async fn hanging_up_does_not_get_around_a_velocity_limit() {
 
 /// "It has expired without having been used, nothing was run" makes a client ask for a new key.
 #[tokio::test]
-#[ignore = "open"]
 async fn an_issued_key_that_is_being_claimed_is_not_called_unused() {
     let api = Api::new();
     let router = api.router(issued(24 * HOUR));
@@ -303,7 +302,6 @@ async fn an_issued_key_that_is_being_claimed_is_not_called_unused() {
 
 /// The record is there when it is looked for, and gone when it is claimed.
 #[tokio::test]
-#[ignore = "open"]
 async fn an_issued_key_is_not_revived_by_the_end_of_its_record() {
     let api = Api::new();
     let router = api.router(issued(2 * HOUR));
@@ -324,7 +322,6 @@ async fn an_issued_key_is_not_revived_by_the_end_of_its_record() {
 
 /// A key is signed under one ttl, and used under another: a deployment in the middle.
 #[tokio::test]
-#[ignore = "open"]
 async fn a_record_outlives_its_issued_key_whatever_the_ttl_became() {
     let api = Api::new();
     let key = issue(&api.router(issued(24 * HOUR))).await;

@@ -364,7 +364,6 @@ async fn a_typed_response_that_was_changed_is_replayed_as_it_was() {
 
 /// Those who come at once wait as long as one does, not one after the other.
 #[tokio::test]
-#[ignore = "open"]
 async fn a_store_that_hides_its_secret_is_not_waited_for_in_turns() {
     let api = Api::new();
     api.store.hides_secrets.store(true, Ordering::SeqCst);

@@ -381,7 +381,6 @@ async fn a_store_that_hides_its_secret_is_not_waited_for_in_turns() {
 }
 
 #[tokio::test]
-#[ignore = "open"]
 async fn a_request_without_a_key_cannot_name_an_attempt_either() {
     let api = Api::new();
     let router = api.router(Policy::new());
@@ -393,6 +392,20 @@ async fn a_request_without_a_key_cannot_name_an_attempt_either() {
     assert!(!seen.contains_key("idempotency-derived-key"), "never taken from a client");
     assert!(!seen.contains_key("idempotency-fence"));
     assert!(!answered.headers.contains_key("onetake-outcome"), "never passed on");
+}
+
+/// A layer around each route and one around all: the inner one leaves to the outer one what is its own.
+#[tokio::test]
+async fn a_layer_inside_of_another_leaves_its_attempts_alone() {
+    let api = Api::new();
+    let inner = Policy::new().methods([http::Method::PUT]);
+    let inner = api.router_with(OnetakeLayer::new(api.engine.clone(), inner));
+    let router = inner.layer(OnetakeLayer::new(api.engine.clone(), Policy::new()));
+    let answered = send(&router, request("/charges", &key(1))).await;
+    assert_eq!(answered.status, 201);
+    assert!(!answered.headers.contains_key("onetake-outcome"));
+    let seen = api.seen.lock().unwrap().clone();
+    assert!(seen.contains_key("idempotency-derived-key") && seen.contains_key("idempotency-fence"));
 }
 
 /// Whoever knows a user's name and can guess a key from the body blocks it with a wrong password.

@@ -9,6 +9,7 @@ use http::header::{
 };
 use http::request::Parts;
 use http_body::Body;
+use tokio::sync::OwnedSemaphorePermit;
 
 use onetake_core::engine::{Answer, Attempt, Begin, EngineError, Operation};
 use onetake_core::{Key, Lease, Record, Reference, State};
@@ -39,8 +40,8 @@ pub(crate) enum Admitted<Req> {
     /// The store is away, and the route is fail-open.
     Bypass(Bypass<Req>),
     Replay(Arc<Record>),
-    /// Its body names no operation, and need not.
-    Unnamed(Request<RequestBody<Req>>),
+    /// Its body names no operation, and need not. It is in memory all the same (S19).
+    Unnamed(Request<RequestBody<Req>>, OwnedSemaphorePermit),
 }
 
 pub(crate) type Refused = (Problem, Option<Reference>);
@@ -70,7 +71,8 @@ where
         None => key_of_body(&payload, &policy.key).map_err(refused)?,
     };
     let Some(key) = key else {
-        return Ok(Admitted::Unnamed(bypass::forwarded(parts, payload.into_data(), None)));
+        let request = bypass::forwarded(parts, payload.into_data(), None);
+        return Ok(Admitted::Unnamed(request, place));
     };
     let reference = refer(&key);
     let refused = |problem| (problem, Some(reference));

@@ -23,8 +23,8 @@ use onetake_core::{
 use onetake_http::json::Pointer;
 use onetake_http::typed::json;
 use onetake_http::{
-    By, IssuingKey, KeyFormat, KeySource, OnetakeLayer, Policy, Secrets, Stored, TOKENS, Tenant,
-    Typed,
+    By, HttpLimits, IssuingKey, KeyFormat, KeySource, OnetakeLayer, Policy, Secrets, Stored,
+    TOKENS, Tenant, Typed,
 };
 use serde::{Deserialize, Serialize};
 use tokio::sync::Semaphore;
@@ -124,7 +124,7 @@ impl Api {
 
     fn router(&self, policy: Policy) -> Router {
         let secrets = Secrets::default().issued_keys([IssuingKey::new(&[7; 32])]);
-        let (policies, limits) = (Arc::new(policy), onetake_http::HttpLimits::default());
+        let (policies, limits) = (Arc::new(policy), HttpLimits::default());
         self.router_with(OnetakeLayer::with(self.engine.clone(), policies, limits, secrets))
     }
 
@@ -406,6 +406,23 @@ async fn a_layer_inside_of_another_leaves_its_attempts_alone() {
     assert!(!answered.headers.contains_key("onetake-outcome"));
     let seen = api.seen.lock().unwrap().clone();
     assert!(seen.contains_key("idempotency-derived-key") && seen.contains_key("idempotency-fence"));
+}
+
+/// What is read counts among the bodies in memory, whether it names an operation or not.
+#[tokio::test]
+async fn a_body_that_names_nothing_takes_a_place_too() {
+    let api = Api::new();
+    let mut policy = Policy::new().tenant(Tenant::Public);
+    policy.key.source = KeySource::Json(Pointer::parse("/order").unwrap());
+    let limits = HttpLimits { bodies_max: 1, ..HttpLimits::default() };
+    let layer = OnetakeLayer::routed(api.engine.clone(), Arc::new(policy), limits);
+    let router = Router::new().route("/stuck", post(std::future::pending::<()>)).layer(layer);
+    let stuck = tokio::spawn(router.clone().oneshot(request("/stuck", "")));
+    settled().await;
+    assert_eq!(send(&router, request("/stuck", "")).await.status, 503);
+    stuck.abort();
+    let _gone = stuck.await;
+    assert_eq!(send(&router, request("/elsewhere", "")).await.status, 404, "it is free again");
 }
 
 /// Whoever knows a user's name and can guess a key from the body blocks it with a wrong password.

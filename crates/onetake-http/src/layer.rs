@@ -82,6 +82,12 @@ impl Default for HttpLimits {
 /// It tells requests apart by their path. Inside of axum's `nest` that is not the whole path: there, turn on
 /// the feature `axum`, or put the layer around the outermost router. Without either, `/accounts/1/charges` and
 /// `/accounts/2/charges` are both `/charges`.
+///
+/// What it answers itself is at the root: `/.onetake/…`, to which problems and every 202 point, and
+/// `/idempotency-tokens`. A layer inside of `nest`, or around single routes, is never asked for that: put it around
+/// the outermost router where [`InFlight::Async`](crate::InFlight::Async) or issued keys are used.
+///
+/// What two layers around each other take for the same operation, the outer one runs and records.
 #[derive(Clone)]
 pub struct OnetakeLayer {
     shared: Arc<Shared>,

@@ -109,7 +109,7 @@ where
             let policy = Arc::clone(&asked.policy);
             match admit(&shared, asked, parts, body).await {
                 Err((problem, reference)) => Ok(told(&policy, problem, reference)),
-                Ok(Admitted::Unnamed(request, _place)) => {
+                Ok(Admitted::Passing(request, _place)) => {
                     Ok(passed_on(inner.call(request).await?, is_inside))
                 }
                 Ok(Admitted::Replay(record)) => Ok(replayed(&shared, &policy, &record)),

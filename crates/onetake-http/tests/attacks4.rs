@@ -408,6 +408,19 @@ async fn a_layer_inside_of_another_leaves_its_attempts_alone() {
     assert!(seen.contains_key("idempotency-derived-key") && seen.contains_key("idempotency-fence"));
 }
 
+/// One layer around all routes and another around one of them: it must not be in its own way.
+#[tokio::test]
+async fn two_layers_around_each_other_run_it_once() {
+    let api = Api::new();
+    let layer = || OnetakeLayer::new(api.engine.clone(), Policy::new());
+    let router = api.router_with(layer()).layer(layer());
+    let first = send(&router, request("/charges", &key(1))).await;
+    assert_eq!((first.status, first.is_replay()), (201, false));
+    assert!(api.seen.lock().unwrap().contains_key("idempotency-derived-key"));
+    let replay = send(&router, request("/charges", &key(1))).await;
+    assert_eq!((replay.status, replay.is_replay(), api.runs()), (201, true, 1));
+}
+
 /// What is read counts among the bodies in memory, whether it names an operation or not.
 #[tokio::test]
 async fn a_body_that_names_nothing_takes_a_place_too() {

@@ -114,7 +114,7 @@ where
             Err(error) => Err(error),
         },
     };
-    asking.is_over();
+    asking.answered();
     if matches!(begun, Ok(Began::Run(_))) {
         pass.keep();
     }

@@ -109,7 +109,7 @@ pub(crate) struct Asking<'a>(Option<&'a Pass>);
 
 impl Asking<'_> {
     /// The engine has answered.
-    pub(crate) fn is_over(mut self) {
+    pub(crate) fn answered(mut self) {
         self.0 = None;
     }
 }

@@ -9,6 +9,7 @@ use http::header::{
 };
 use http::request::Parts;
 use http_body::Body;
+use tokio::sync::OwnedSemaphorePermit;
 
 use onetake_core::engine::{Answer, Attempt, Begin, EngineError, Operation};
 use onetake_core::{Key, Lease, Record, Reference, State};
@@ -39,8 +40,9 @@ pub(crate) enum Admitted<Req> {
     /// The store is away, and the route is fail-open.
     Bypass(Bypass<Req>),
     Replay(Arc<Record>),
-    /// Its body names no operation, and need not.
-    Unnamed(Request<RequestBody<Req>>),
+    /// Its body names no operation, and need not, or one that a layer around this one runs. It is in memory all
+    /// the same (S19).
+    Passing(Request<RequestBody<Req>>, OwnedSemaphorePermit),
 }
 
 pub(crate) type Refused = (Problem, Option<Reference>);
@@ -70,22 +72,32 @@ where
         None => key_of_body(&payload, &policy.key).map_err(refused)?,
     };
     let Some(key) = key else {
-        return Ok(Admitted::Unnamed(bypass::forwarded(parts, payload.into_data(), None)));
+        let request = bypass::forwarded(parts, payload.into_data(), None);
+        return Ok(Admitted::Passing(request, place));
     };
     let reference = refer(&key);
     let refused = |problem| (problem, Some(reference));
     let print =
         fingerprint(&parts, &payload, &policy.fingerprint, &asked.caller.proof).map_err(refused)?;
     let operation = asked.operation(&key, print, shared);
+    // A layer around this one runs it already: whoever waited for that here would wait for itself.
+    if parts.extensions.get::<Attempt>().is_some_and(|attempt| attempt.id == operation.id) {
+        let request = Request::from_parts(parts, RequestBody::read(payload.into_data()));
+        return Ok(Admitted::Passing(request, place));
+    }
     let clock = &**shared.engine.clock();
     if asked.is_over(clock) {
         return Err(refused(deadline::over()));
     }
     let mut may_run = true;
-    if asked.is_expired {
-        // Its own expiry counts only while there is no record (S15).
+    if asked.is_expired(clock) {
+        // Its own expiry counts only while there is no record (S15), and none is being made: an attempt of
+        // this process is known before its record is.
+        let is_under_way = || shared.engine.is_under_way(operation.id);
+        let was_under_way = is_under_way();
         match shared.engine.look(operation.id).await {
             Ok(Some(record)) => may_run = !is_final(&record),
+            Ok(None) if was_under_way || is_under_way() => {}
             Ok(None) => return Err(refused(issued::invalid())),
             Err(error) => return Err(refused(problem_of_error(&error, reference))),
         }
@@ -93,6 +105,7 @@ where
     let later = asked.later(&operation, &parts, shared);
     let pass = velocity::pass(shared, policy, &asked.scope(), &payload, &operation).await;
     let pass = pass.map_err(refused)?;
+    let asking = pass.asking();
     let begun = match pass.store_error() {
         Some(error) => Err(error),
         // What is run must be able to pass a key on, so that is known first.
@@ -101,6 +114,10 @@ where
             Err(error) => Err(error),
         },
     };
+    asking.answered();
+    if matches!(begun, Ok(Began::Run(_))) {
+        pass.keep();
+    }
     match (asked.deadline, &begun) {
         (Some(_), Ok(Began::Run(_))) if later.is_some() => deadline::remove(&mut parts.headers),
         (Some(deadline), Ok(Began::Run(_)) | Err(_)) => {
@@ -115,13 +132,12 @@ where
             drop(lease);
             Err(refused(deadline::over()))
         }
-        // The outcome that was there a moment ago has expired: nothing new runs under this key.
+        // The outcome that was there a moment ago has expired: nothing new runs under this key, now or later.
         Ok(Began::Run(lease)) if !may_run => {
-            drop(lease);
+            let _settling = lease.fail(issued::spent()).await;
             Err(refused(issued::invalid()))
         }
         Ok(Began::Run(lease)) => {
-            pass.keep();
             let derived = shared.deriving_now().map(|secret| secret.derive(&asked.scope(), &key));
             let named = Named { key, derived };
             let request = forwarded(parts, payload.into_data(), &lease, named);

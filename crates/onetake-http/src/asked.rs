@@ -7,6 +7,7 @@ use http::request::Parts;
 use http::{Method, Uri};
 
 use onetake_core::InFlight as Engaged;
+use onetake_core::clock::Timestamp;
 use onetake_core::engine::Operation;
 use onetake_core::{Clock, Fingerprint, Key, RecordId, Reference, Scope};
 
@@ -23,14 +24,18 @@ use crate::tenant::Caller;
 /// The shortest lease that a deadline leads to: a shorter one would be nothing but heartbeats.
 const LEASE_MIN: Duration = Duration::from_millis(100);
 
+/// How much longer a record lives than the key that was issued for it, at least (S15): the route may have had
+/// another ttl when it was issued, and nodes' clocks differ.
+const OUTLIVES: Duration = Duration::from_secs(60);
+
 /// What can be told of a request by its head: what applies to it, and who asks.
 pub(crate) struct Asked {
     pub(crate) policy: Arc<Policy>,
     pub(crate) caller: Caller,
     /// `None`: it is in the body.
     pub(crate) key: Option<Key>,
-    /// It was issued, and may not be used for the first time any more.
-    pub(crate) is_expired: bool,
+    /// Until when it may be used for the first time, if it was issued.
+    issued_until: Option<Timestamp>,
     pub(crate) deadline: Option<Deadline>,
 }
 
@@ -65,17 +70,22 @@ impl Asked {
         let clock = &**shared.engine.clock();
         let deadline = Deadline::of(&parts.headers, clock)?;
         let caller = policy.tenant.resolve(parts)?;
-        let is_expired = match (&policy.key.source, &key) {
+        let issued_until = match (&policy.key.source, &key) {
             (KeySource::Issued, Some(key)) => {
                 let (method, path) = (&parts.method, uri(parts).path());
                 let used = Use::of(policy, &caller.tenant, method, path);
-                let expires_at = issued::verify(&shared.secrets.issued_keys, &used, key);
-                expires_at.ok_or_else(issued::invalid)? <= clock.now()
+                let until = issued::verify(&shared.secrets.issued_keys, &used, key);
+                Some(until.ok_or_else(issued::invalid)?)
             }
-            _ => false,
+            _ => None,
         };
         let policy = Arc::clone(policy);
-        Ok(Some(Self { policy, caller, key, is_expired, deadline }))
+        Ok(Some(Self { policy, caller, key, issued_until, deadline }))
+    }
+
+    /// Whether its key was issued, and may not be used for the first time any more.
+    pub(crate) fn is_expired(&self, clock: &dyn Clock) -> bool {
+        self.issued_until.is_some_and(|until| until <= clock.now())
     }
 
     pub(crate) fn scope(&self) -> Scope {
@@ -92,6 +102,9 @@ impl Asked {
         let policy = &self.policy;
         let (current, earlier) = shared.secrets.seal(print);
         let mut terms = policy.terms;
+        if let Some(until) = self.issued_until {
+            terms.ttl = terms.ttl.max(until.since(clock.now()).saturating_add(OUTLIVES));
+        }
         // Nobody waits for what runs longer, so nobody should wait for its lease either; unless they come
         // back for it.
         if !self.is_async() {

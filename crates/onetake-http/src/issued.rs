@@ -17,7 +17,7 @@ use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
 
 use onetake_core::clock::Timestamp;
-use onetake_core::{Key, Rng};
+use onetake_core::{Failure, Key, Rng};
 
 use crate::json::{self, Limits, Value};
 use crate::policy::Policy;
@@ -138,6 +138,15 @@ pub(crate) fn invalid() -> Problem {
             "This route takes keys from POST {TOKENS} only, and this one was not issued here, is for another tenant, method or path, or has expired without having been used. Ask for a new one. Nothing was run."
         ),
     )
+}
+
+/// What is recorded where the record of an expired key would have begun anew: one that is released would
+/// let it run.
+pub(crate) fn spent() -> Failure {
+    Failure {
+        code: "issued_key_expired".to_owned(),
+        detail: "the key that was issued for it has expired, and so has its outcome".to_owned(),
+    }
 }
 
 /// What a key is asked for.

@@ -53,13 +53,18 @@ fn single(
             format!("The header {name} was sent twice; send exactly one."),
         ));
     }
-    let key = Key::from_header(value.as_bytes(), policy.length_min).map_err(|error| {
+    // What a client's own keys have to look like is nothing to those that are issued.
+    let (format, length_min) = match policy.source {
+        KeySource::Issued => (KeyFormat::Any, 1),
+        _ => (policy.format, policy.length_min),
+    };
+    let key = Key::from_header(value.as_bytes(), length_min).map_err(|error| {
         Problem::new(
             Code::IdempotencyKeyInvalid,
             format!("The header {name} is no valid key: {error}."),
         )
     })?;
-    match policy.format {
+    match format {
         KeyFormat::Any => Ok(Some(key)),
         KeyFormat::Uuid => uuid(&key).map(Some).ok_or_else(|| {
             Problem::new(

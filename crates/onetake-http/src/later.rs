@@ -5,7 +5,7 @@
 //! this process is promised to whoever gets a 202 ([`Engine::promise`]), which excludes that it is
 //! released. An attempt of another node cannot be promised from here; but it counts as promised by
 //! itself once it has lasted as long as the route's whole wait, and nobody gets a 202 for it who has
-//! waited for less.
+//! waited for less, or (as long as clocks agree) before it has lasted for as long.
 
 use std::time::Duration;
 
@@ -15,6 +15,7 @@ use http::request::Parts;
 use http::{Response, StatusCode};
 use serde_json::json;
 
+use onetake_core::clock::Timestamp;
 use onetake_core::engine::{Answer, Begin, EngineError, Operation, Promise};
 use onetake_core::{Engine, InFlight, OnUnknown, Record, RecordId, State};
 
@@ -40,6 +41,8 @@ pub(crate) struct Later {
     until: Duration,
     /// On our own clock: from when on the operation has lasted as long as the route waits at all.
     pub(crate) due: Duration,
+    /// On our own clock: until when anybody waits, whatever the store's clock makes of it.
+    latest: Duration,
     /// On our own clock: the client's deadline.
     deadline: Duration,
 }
@@ -64,7 +67,8 @@ impl Later {
         let deadline = left.map_or(Duration::MAX, |left| now.saturating_add(left));
         let until = now.saturating_add(prefer.shorten(wait)).min(deadline);
         let due = now.saturating_add(wait);
-        Self { operation, handle, applied: prefer.applied(wait), until, due, deadline }
+        let (latest, applied) = (due.saturating_add(wait), prefer.applied(wait));
+        Self { operation, handle, applied, until, due, latest, deadline }
     }
 
     /// Asks the engine who runs the operation.
@@ -83,16 +87,41 @@ impl Later {
             match (engine.promise(&operation), answer) {
                 (Promise::Given, _) => return Ok(Began::Accepted),
                 (Promise::Refused, _) => return Ok(Began::Answer(Answer::InFlight)),
-                (Promise::Elsewhere, Answer::WaitTimeout) if now >= self.due => {
-                    return Ok(Began::Accepted);
-                }
                 // Too early to be sure of the other node's attempt: wait on, whatever is preferred.
-                (Promise::Elsewhere, Answer::WaitTimeout) if now < self.deadline => {
+                (Promise::Elsewhere, Answer::WaitTimeout) if now < self.due.min(self.deadline) => {
                     until = self.due.min(self.deadline);
+                }
+                (Promise::Elsewhere, answer @ Answer::WaitTimeout) if now >= self.due => {
+                    // That it runs is known: a store that is away now is no reason to run it here (S10).
+                    let Ok(young) = self.young_for(engine).await else {
+                        return Ok(Began::Answer(answer));
+                    };
+                    if now >= self.latest || young == Some(Duration::ZERO) {
+                        return Ok(Began::Accepted);
+                    }
+                    if now >= self.deadline {
+                        return Ok(Began::Answer(answer));
+                    }
+                    // It has just ended if it is of no age: then there is an answer.
+                    let more = now.saturating_add(young.unwrap_or_default());
+                    until = more.min(self.latest).min(self.deadline);
                 }
                 (Promise::Elsewhere, answer) => return Ok(Began::Answer(answer)),
             }
         }
+    }
+
+    /// For how long the other node's attempt has not lasted as long as the route waits: it may be another one
+    /// than that which was met first. A fence is the store's time when the attempt was claimed.
+    /// `None`: none runs any more.
+    async fn young_for(&self, engine: &Engine) -> Result<Option<Duration>, EngineError> {
+        let record = engine.look(self.operation.id).await?;
+        let running = record.filter(|record| matches!(record.state, State::Running { .. }));
+        let wait = self.latest.saturating_sub(self.due);
+        Ok(running.map(|record| {
+            let claimed_at = Timestamp::from_micros(record.fence.get());
+            wait.saturating_sub(engine.clock().now().since(claimed_at))
+        }))
     }
 
     /// Resolves when the client that runs the operation is to be told to come back. Never, if the

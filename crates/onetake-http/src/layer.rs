@@ -1,10 +1,10 @@
 //! The layer: what to wrap services with.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use http::Method;
 use http::request::Parts;
-use tokio::sync::{OnceCell, Semaphore};
+use tokio::sync::Semaphore;
 use tower_layer::Layer;
 
 use onetake_core::engine::EngineError;
@@ -82,6 +82,12 @@ impl Default for HttpLimits {
 /// It tells requests apart by their path. Inside of axum's `nest` that is not the whole path: there, turn on
 /// the feature `axum`, or put the layer around the outermost router. Without either, `/accounts/1/charges` and
 /// `/accounts/2/charges` are both `/charges`.
+///
+/// What it answers itself is at the root: `/.onetake/…`, to which problems and every 202 point, and
+/// `/idempotency-tokens`. A layer inside of `nest`, or around single routes, is never asked for that: put it around
+/// the outermost router where [`InFlight::Async`](crate::InFlight::Async) or issued keys are used.
+///
+/// What two layers around each other take for the same operation, the outer one runs and records.
 #[derive(Clone)]
 pub struct OnetakeLayer {
     shared: Arc<Shared>,
@@ -95,7 +101,7 @@ pub(crate) struct Shared {
     pub(crate) secrets: Secrets,
     pub(crate) handles: Handles,
     pub(crate) velocity: Arc<Counter>,
-    deriving: OnceCell<DerivingSecret>,
+    deriving: OnceLock<DerivingSecret>,
     pub(crate) types: Types,
 }
 
@@ -107,14 +113,13 @@ impl Shared {
 
     /// What keys for further calls are made with: as configured, else as kept in the store.
     pub(crate) async fn deriving(&self) -> Result<&DerivingSecret, EngineError> {
-        let kept = || async {
-            let secret = self.engine.secret("derived_keys").await?;
-            Ok(DerivingSecret::new(&secret))
-        };
-        match &self.secrets.derived_keys {
-            Some(secret) => Ok(secret),
-            None => self.deriving.get_or_try_init(kept).await,
+        if let Some(known) = self.deriving_now() {
+            return Ok(known);
         }
+        // All who come before it is known ask for themselves, and are told the same. If one asked for all, those
+        // behind it would wait in turns, each as long as a store that does not answer lets them.
+        let secret = self.engine.secret("derived_keys").await?;
+        Ok(self.deriving.get_or_init(|| DerivingSecret::new(&secret)))
     }
 
     /// The same, if it is known already: nobody waits for it.
@@ -147,7 +152,7 @@ impl OnetakeLayer {
         let (policies, bodies) = (Box::new(policies), Arc::new(Semaphore::new(limits.bodies_max)));
         let velocity = Counter::new(engine.clone(), limits.velocity_values_max);
         let handles = secrets.make_handles(&**engine.rng());
-        let (deriving, types) = (OnceCell::new(), Types::default());
+        let (deriving, types) = (OnceLock::new(), Types::default());
         let shared =
             Shared { engine, policies, bodies, secrets, handles, velocity, deriving, types };
         Self { shared: Arc::new(shared) }

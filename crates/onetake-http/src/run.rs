@@ -20,7 +20,7 @@ use crate::problem::{Code, IDEMPOTENCY_REFERENCE, Problem, insert};
 use crate::recording::{ONETAKE_OUTCOME, record};
 use crate::said::in_progress;
 use crate::status::Disposition;
-use crate::typed::Types;
+use crate::typed::{Kept, Types};
 
 /// An attempt that was granted.
 pub(crate) struct Run<Req> {
@@ -124,7 +124,7 @@ fn fate<Res>(response: &mut Response<Res>, policy: &Policy) -> (Disposition, Cau
 async fn capture<Res, E>(
     lease: Lease,
     response: Response<Res>,
-    value: Option<Recording>,
+    value: Option<Kept>,
     policy: &Policy,
     left: Duration,
     clock: &dyn Clock,
@@ -145,12 +145,16 @@ where
         },
     };
     let (recording, body): (Recording, ResponseBody<Res>) = match read {
-        Ok(Read::Whole { data, trailers }) => (
-            value.unwrap_or_else(|| record(status, headers, Some(own(&data)), trailers.as_ref())),
-            ResponseBody::whole(data, trailers),
-        ),
+        Ok(Read::Whole { data, trailers }) => {
+            let value = value.filter(|_| trailers.is_none());
+            let value = value.and_then(|value| value.told_by(&data, true));
+            let recording = value
+                .unwrap_or_else(|| record(status, headers, Some(own(&data)), trailers.as_ref()));
+            (recording, ResponseBody::whole(data, trailers))
+        }
         // The outcome is known, though it cannot be replayed: that is durable before a byte flows.
         Ok(Read::TooLarge { read, rest }) => {
+            let value = value.and_then(|value| value.told_by(&read, false));
             let recording = value.unwrap_or_else(|| record(status, headers, None, None));
             (recording, ResponseBody::rest(read, rest))
         }

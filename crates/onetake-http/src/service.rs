@@ -11,7 +11,7 @@ use http_body::Body;
 use tokio::sync::oneshot;
 use tower_service::Service;
 
-use onetake_core::{Record, Reference, State};
+use onetake_core::{Key, Record, Reference, State};
 
 use crate::BoxError;
 use crate::admit::{Admitted, admit};
@@ -23,7 +23,7 @@ use crate::later::{self, OPERATIONS};
 use crate::layer::Shared;
 use crate::policy::Policy;
 use crate::problem::{Code, DOCUMENTATION, Problem};
-use crate::recording::replay;
+use crate::recording::{ONETAKE_OUTCOME, replay};
 use crate::run::Reply;
 use crate::said::in_progress;
 use crate::tokens::tokens;
@@ -78,6 +78,7 @@ where
         Box::pin(async move {
             let (mut parts, body) = request.into_parts();
             parts.extensions.insert(Layered);
+            let is_inside = parts.extensions.get::<Key>().is_some();
             if parts.method == Method::GET && parts.uri.path() == DOCUMENTATION {
                 return Ok(documentation());
             }
@@ -97,16 +98,19 @@ where
                 }
             };
             let Some(asked) = keyed else {
+                if !is_inside {
+                    // There is no attempt, so nobody may name one.
+                    parts.headers.remove(IDEMPOTENCY_FENCE);
+                    parts.headers.remove(IDEMPOTENCY_DERIVED_KEY);
+                }
                 let untouched = Request::from_parts(parts, RequestBody::untouched(body));
-                let response = inner.call(untouched).await?;
-                return Ok(response.map(ResponseBody::untouched));
+                return Ok(passed_on(inner.call(untouched).await?, is_inside));
             };
             let policy = Arc::clone(&asked.policy);
             match admit(&shared, asked, parts, body).await {
                 Err((problem, reference)) => Ok(told(&policy, problem, reference)),
-                Ok(Admitted::Unnamed(request)) => {
-                    let response = inner.call(request).await?;
-                    Ok(response.map(ResponseBody::untouched))
+                Ok(Admitted::Passing(request, _place)) => {
+                    Ok(passed_on(inner.call(request).await?, is_inside))
                 }
                 Ok(Admitted::Replay(record)) => Ok(replayed(&shared, &policy, &record)),
                 Ok(Admitted::Later(later)) => Ok(later.accepted()),
@@ -132,6 +136,15 @@ where
             }
         })
     }
+}
+
+/// The response to a request that is not keyed here. What a service says of its attempt is for layers alone: for
+/// the one around this one, if there is one that runs it.
+fn passed_on<Res>(mut response: Response<Res>, is_inside: bool) -> Response<ResponseBody<Res>> {
+    if !is_inside {
+        response.headers_mut().remove(ONETAKE_OUTCOME);
+    }
+    response.map(ResponseBody::untouched)
 }
 
 /// Runs the operation in a task of its own: a client that goes away neither stops it nor loses its

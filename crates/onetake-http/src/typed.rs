@@ -5,7 +5,8 @@
 //! change of how responses look, and can be read by those who look after it.
 //!
 //! A handler returns [`Stored`], and the layer is told of the type ([`OnetakeLayer::typed`]). A type that it
-//! was not told of is recorded as any other response.
+//! was not told of is recorded as any other response; and so is one whose response was changed on its way, by a
+//! status or headers beside it or by a middleware inside of the layer: the value does not tell of that.
 //!
 //! ```
 //! use bytes::Bytes;
@@ -35,7 +36,7 @@ use std::collections::BTreeMap;
 use std::sync::{PoisonError, RwLock};
 
 use bytes::{BufMut, Bytes, BytesMut};
-use http::header::{CONTENT_TYPE, HeaderMap, HeaderValue};
+use http::header::{CONTENT_LENGTH, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue};
 use http::{Response, StatusCode};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -118,6 +119,20 @@ struct Value {
     json: Bytes,
 }
 
+/// A value as it is recorded, and the body that it leads to.
+pub(crate) struct Kept {
+    recording: Recording,
+    body: Bytes,
+}
+
+impl Kept {
+    /// The recording, unless a body that begins so (or is so, if that is all of it) is another one.
+    pub(crate) fn told_by(self, read: &Bytes, is_whole: bool) -> Option<Recording> {
+        let is_same = if is_whole { self.body == read } else { self.body.starts_with(read) };
+        is_same.then_some(self.recording)
+    }
+}
+
 /// The types that a layer was told of, by their names.
 #[derive(Default)]
 pub(crate) struct Types(RwLock<BTreeMap<&'static str, Type>>);
@@ -147,21 +162,24 @@ impl Types {
         self.0.read().unwrap_or_else(PoisonError::into_inner).get(name).copied()
     }
 
-    /// The recording of the value that a response tells of, if it can be replayed.
-    pub(crate) fn value_of<B>(
-        &self,
-        response: &mut Response<B>,
-        bytes_max: usize,
-    ) -> Option<Recording> {
+    /// The recording of the value that a response tells of, if it can be replayed and leads to the same
+    /// response, as far as its head tells.
+    pub(crate) fn value_of<B>(&self, response: &mut Response<B>, bytes_max: usize) -> Option<Kept> {
         let Value { name, of, json } = response.extensions_mut().remove::<Value>()?;
-        if self.get(name).is_none_or(|known| known.of != of) || json.len() > bytes_max {
+        let known = self.get(name).filter(|known| known.of == of && json.len() <= bytes_max)?;
+        let rebuilt = (known.rebuild)(&json).ok()?;
+        if rebuilt.status() != response.status()
+            || lasting(rebuilt.headers().clone()) != lasting(response.headers().clone())
+        {
+            tracing::debug!(name, "a result's response was changed; it is kept as a response");
             return None;
         }
         let mut head = BytesMut::with_capacity(32);
         head.put_u8(TYPED);
         head.put_u16(response.status().as_u16());
         put_slice(&mut head, name.as_bytes());
-        Some(Recording { head: head.freeze(), body: Some(json) })
+        let recording = Recording { head: head.freeze(), body: Some(json) };
+        Some(Kept { recording, body: rebuilt.into_body() })
     }
 
     /// The response of a recorded value, or why there is none. `None`: it is not the recording of a value.
@@ -191,13 +209,7 @@ impl Types {
         match (known.rebuild)(&json) {
             Ok(response) => {
                 let (parts, body) = response.into_parts();
-                let (status, mut headers) = (parts.status, parts.headers);
-                strip_hop_by_hop(&mut headers);
-                let dropped: Vec<_> =
-                    headers.keys().filter(|name| !is_kept(name)).cloned().collect();
-                for name in dropped {
-                    headers.remove(name);
-                }
+                let (status, headers) = (parts.status, lasting(parts.headers));
                 Ok(Recorded { status, headers, body: Some(body), trailers: HeaderMap::new() })
             }
             Err(error) => {
@@ -206,6 +218,17 @@ impl Types {
             }
         }
     }
+}
+
+/// The headers that belong to the outcome. Its length follows from the body.
+fn lasting(mut headers: HeaderMap) -> HeaderMap {
+    strip_hop_by_hop(&mut headers);
+    let is_dropped = |name: &&HeaderName| !is_kept(name) || *name == CONTENT_LENGTH;
+    let dropped: Vec<_> = headers.keys().filter(is_dropped).cloned().collect();
+    for name in dropped {
+        headers.remove(name);
+    }
+    headers
 }
 
 fn head(recording: &Recording) -> Result<(StatusCode, String), DecodeError> {

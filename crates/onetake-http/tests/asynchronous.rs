@@ -595,3 +595,29 @@ async fn another_node_answers_202_only_for_what_is_not_released_any_more() {
     }
     assert_eq!((here.runs(), there.runs()), (1, 0));
 }
+
+/// A retry may not notice that the attempt which it waits for was followed by another.
+#[tokio::test]
+async fn another_nodes_attempt_counts_by_its_own_age() {
+    let world = World::new();
+    let (here, there) = (world.node(), world.node());
+    let first = here.send(request("429"));
+    here.api.started.notified().await;
+    let retry = there.send(request("429"));
+    settled_down().await;
+    world.clock.advance(WAIT / 2);
+    settled_down().await;
+    here.api.finish.notify_one();
+    assert_eq!(first.await.unwrap().status, 429, "it is released");
+    let second = here.send(request("429"));
+    here.api.started.notified().await;
+    world.clock.advance(WAIT / 2);
+    settled_down().await;
+    assert!(!retry.is_finished(), "the second attempt could still be released");
+    world.clock.advance(WAIT / 2);
+    let location = second.await.unwrap().location();
+    assert_eq!(retry.await.unwrap().location(), location);
+    here.api.finish.notify_one();
+    assert_eq!(there.outcome(&location).await.status, 429);
+    assert_eq!((here.runs(), there.runs()), (2, 0));
+}

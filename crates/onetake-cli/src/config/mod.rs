@@ -36,7 +36,7 @@ use onetake_http::{Answers, KeyFormat, KeySource, StatusRules, Velocity};
 pub use cidr::Cidr;
 pub use error::{ConfigError, Problem};
 pub use onetake_http::Preset;
-pub use pattern::{Methods, PathPattern};
+pub use pattern::{Methods, PathPattern, plain};
 pub use schema::schema;
 pub use secrets::{Secret, SecretsConfig};
 pub use store_url::{ServerUrl, StoreUrl};

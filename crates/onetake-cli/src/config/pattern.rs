@@ -1,5 +1,6 @@
 //! `match`: methods and a path pattern.
 
+use std::borrow::Cow;
 use std::fmt;
 
 use http::Method;
@@ -70,8 +71,8 @@ impl fmt::Display for Methods {
 /// A path pattern in axum's syntax: literal segments, `{name}` for any one segment, and a final
 /// `{*rest}` for at least one more character.
 ///
-/// Paths are compared as they were sent: percent-encoding is not decoded, and a slash at the end
-/// makes another path.
+/// Paths are compared as they were sent, but for what is percent-encoded needlessly ([`plain`]); a slash at
+/// the end makes another path.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PathPattern {
     text: String,
@@ -91,6 +92,7 @@ impl PathPattern {
     /// Whether a path, without its query, matches.
     #[must_use]
     pub fn matches(&self, path: &str) -> bool {
+        let path = plain(path);
         let Some(path) = path.strip_prefix('/') else {
             return false;
         };
@@ -148,6 +150,32 @@ impl fmt::Display for PathPattern {
     }
 }
 
+/// A path in which nothing is encoded that need not be: every server takes `%63` for `c` (RFC 3986, 6.2.2.2),
+/// and so a route must, or whoever writes it so gets around what the route asks for.
+#[must_use]
+pub fn plain(path: &str) -> Cow<'_, str> {
+    if !path.contains('%') {
+        return Cow::Borrowed(path);
+    }
+    let mut pieces = path.split('%');
+    let mut text = pieces.next().unwrap_or_default().to_owned();
+    for piece in pieces {
+        let (digits, tail) = piece.split_at_checked(2).unwrap_or(("", piece));
+        let byte = u8::from_str_radix(digits, 16).ok().filter(|_| !digits.starts_with('+'));
+        match byte.filter(|byte| byte.is_ascii_alphanumeric() || b"-._~".contains(byte)) {
+            Some(byte) => {
+                text.push(char::from(byte));
+                text.push_str(tail);
+            }
+            None => {
+                text.push('%');
+                text.push_str(piece);
+            }
+        }
+    }
+    Cow::Owned(text)
+}
+
 /// Reads `POST,PUT /v1/charges/{id}`.
 pub(super) fn parse_match(text: &str) -> Result<(Methods, PathPattern), Fault> {
     let Some(slash) = text.find('/') else {
@@ -176,7 +204,7 @@ fn parse_segment(text: &str) -> Result<Option<Segment>, Fault> {
         return Err(Fault::new(what, "write `{name}` for one segment, `{*rest}` for all the rest"));
     }
     if !text.contains(['{', '}']) {
-        return Ok(Some(Segment::Literal(text.to_owned())));
+        return Ok(Some(Segment::Literal(plain(text).into_owned())));
     }
     let bad = || {
         let fix = "write `{name}` or `{*rest}` between two slashes, with nothing beside it";
@@ -205,7 +233,12 @@ mod tests {
     fn paths() {
         for (pattern, yes, no) in [
             ("/", &["/"][..], &["", "//", "/a", "*"][..]),
-            ("/a", &["/a"], &["/", "/a/", "/A", "/ab", "a"]),
+            (
+                "/a",
+                &["/a", "/%61"],
+                &["/", "/a/", "/A", "/ab", "a", "/%41", "/%", "/%6", "/%+1", "/%2561"],
+            ),
+            ("/%61/%2F", &["/a/%2F", "/%61/%2F"], &["/a//", "/a/%2f"]),
             ("/a/", &["/a/"], &["/a", "/a/b"]),
             ("/a/{id}", &["/a/1", "/a/%2F"], &["/a", "/a/", "/a/1/", "/a/1/b"]),
             ("/a/{id}/b", &["/a/1/b"], &["/a//b", "/a/1/c", "/a/1"]),

@@ -163,6 +163,7 @@ fn resolve_route(
         problems.add(&preset.at, &format!("{}.tenant", draft.path), None, fault);
     }
     check_guessable(&[&draft.layer, &preset_layer, defaults], &draft.path, problems);
+    check_form(&draft.layer, defaults, &draft.path, problems);
     let own = draft.layer.upstream.as_ref().map(|upstream| &upstream.value);
     // Where there is none at all, that was reported once for all routes.
     let upstream = own.or(upstream)?;
@@ -188,6 +189,17 @@ fn check_guessable(layers: &[&Layer], path: &str, problems: &mut Problems<'_>) {
         "write tenant = \"credential\", \"public\" or { header = \"X-Account\" } beside them",
     );
     problems.add(&key::origin(&layer.key), &format!("{path}.tenant"), None, fault);
+}
+
+/// What a route says of the form of keys would be without effect where `[defaults]` takes them from elsewhere.
+fn check_form(route: &Layer, defaults: &Layer, path: &str, problems: &mut Problems<'_>) {
+    let has_form = route.key.format.is_some() || route.key.min_length.is_some();
+    let source = defaults.key.source.as_ref().map(|source| &source.value);
+    if has_form && route.key.source.is_none() && source.is_some_and(|it| *it != KeySource::Header) {
+        let what = "`format` and `min_length` are for keys with from = \"header\", and [defaults] has others";
+        let fix = "write from = \"header\" beside them, or leave them out";
+        problems.add(&Origin::Absent, &format!("{path}.key"), None, Fault::new(what, fix));
+    }
 }
 
 /// Merges layers, the strongest first, and completes them with the built-in values.

@@ -24,6 +24,7 @@ use onetake_http::{BoxError, Code, IDEMPOTENCY_DERIVED_KEY, IDEMPOTENCY_FENCE, O
 
 use super::plan::{Plan, Plans};
 use super::proxy::Proxy;
+use crate::config::plain;
 
 const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 const X_FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
@@ -104,6 +105,10 @@ fn admit(plans: &Plans, peer: IpAddr, parts: &mut Parts) -> Result<Arc<Plan>, Pr
     cookies(&mut parts.headers);
     if parts.method == Method::CONNECT || !parts.uri.path().starts_with('/') {
         return Err(refused("Only requests for a path are forwarded."));
+    }
+    // Clients resolve these before they send; a server that does it would be asked for another route's path.
+    if plain(parts.uri.path()).split('/').any(|segment| segment == "." || segment == "..") {
+        return Err(refused("The path has a segment of nothing but dots."));
     }
     for name in [IDEMPOTENCY_FENCE, IDEMPOTENCY_DERIVED_KEY] {
         // The upstream believes these: they come from here, or not at all.
@@ -307,6 +312,23 @@ mod tests {
             assert!(!headers.contains_key("idempotency-fence"));
             assert!(!headers.contains_key("idempotency-derived-key"));
         }
+    }
+
+    #[test]
+    fn no_spelling_of_a_path_gets_around_its_route() {
+        let found = |path: &str| {
+            let mut parts =
+                Request::post(path).header("host", "h").body(()).unwrap().into_parts().0;
+            let plan = admit(&plans(FILE), "10.1.2.3".parse().unwrap(), &mut parts);
+            plan.map(|plan| plan.label.clone()).map_err(|problem| problem.code())
+        };
+        for same in ["/charges", "/%63harges", "/char%67e%73"] {
+            assert_eq!(found(same), Ok("POST /charges".to_owned()), "{same}");
+        }
+        for dots in ["/./charges", "/x/../charges", "/x/%2e%2E/charges", "/charges/."] {
+            assert_eq!(found(dots), Err(Code::RequestRefused), "{dots}");
+        }
+        assert_eq!(found("/charges/.../a..b"), Ok("-".to_owned()));
     }
 
     #[test]

@@ -31,6 +31,8 @@ use super::plan::Plan;
 const UPSTREAM_IDLE: Duration = Duration::from_secs(4);
 /// How long a connection may take to be made.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long before the client's deadline an upstream is given up, or a quarter of what is left if that is less.
+const BEFORE_DEADLINE: Duration = Duration::from_millis(50);
 /// Idle connections that are kept to one upstream.
 const IDLE_MAX: usize = 1_024;
 
@@ -96,8 +98,8 @@ impl Proxy {
         if let Err(problem) = address(&mut request, &upstream, upgrade.is_some()) {
             return asked.told(problem, Disposition::Release, Cause::Interrupted);
         }
-        let left = request.extensions().get::<TimeLeft>().map_or(plan.timeout, |left| left.0);
-        let timeout = plan.timeout.min(left);
+        let left = request.extensions().get::<TimeLeft>().copied();
+        let timeout = patience(plan.timeout, left);
         let connected = capture_connection(&mut request);
         let answered = tokio::select! {
             biased;
@@ -114,6 +116,12 @@ impl Proxy {
             Err(_) => asked.interrupted(),
         }
     }
+}
+
+/// How long the upstream may take. The proxy gives up a moment before the layer does, which goes by the same
+/// deadline: it knows whether anything was sent.
+fn patience(timeout: Duration, left: Option<TimeLeft>) -> Duration {
+    left.map_or(timeout, |TimeLeft(left)| timeout.min(left - BEFORE_DEADLINE.min(left / 4)))
 }
 
 /// The client's side of a connection that it wants to use for a WebSocket. No other protocol is
@@ -234,5 +242,21 @@ impl Asked {
         response.extensions_mut().insert(disposition);
         response.extensions_mut().insert(cause);
         response
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_proxy_speaks_before_the_layer() {
+        let millis = Duration::from_millis;
+        assert_eq!(patience(millis(30_000), None), millis(30_000));
+        assert_eq!(patience(millis(1000), Some(TimeLeft(millis(30_000)))), millis(1000));
+        for left in [1, 10, 200, 2000] {
+            assert!(patience(millis(30_000), Some(TimeLeft(millis(left)))) < millis(left));
+        }
+        assert_eq!(patience(millis(5), Some(TimeLeft(Duration::ZERO))), Duration::ZERO);
     }
 }

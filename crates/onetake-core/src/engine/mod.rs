@@ -31,6 +31,7 @@ use tokio_util::task::TaskTracker;
 
 use crate::clock::{Clock, Rng, SystemClock, SystemRng, Timestamp};
 use crate::record::{Cause, Record};
+use crate::scope::RecordId;
 use crate::store::{Claim, Claimed, Settled, Settlement, Store, StoreError, StoreErrorKind, Verb};
 
 use batch::Lane;
@@ -197,6 +198,12 @@ impl Engine {
             return Ok(true);
         }
         Ok(inner.read(id).await?.is_some())
+    }
+
+    /// Whether an attempt of this process is under way, be it that its claim has not been answered yet.
+    #[must_use]
+    pub fn is_under_way(&self, id: RecordId) -> bool {
+        self.inner.flights.has(&id)
     }
 
     /// Runs a future in a task that shutdown waits for.

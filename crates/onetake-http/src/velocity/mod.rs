@@ -1,8 +1,8 @@
 //! How many new operations a route allows in a while, by tenant and by what the payload says.
 //!
 //! Only *fresh* keys count: those that neither this process nor the store knows. A known key is
-//! replayed, joined or refused as ever, whatever the limits say. What was counted and did not come to
-//! run is given back, so that one key counts once, however many requests come with it at once.
+//! replayed, joined or refused as ever, whatever the limits say. What was counted and was not claimed
+//! is given back, so that one key counts once, however many requests come with it at once.
 //!
 //! It is counted before the service behind has checked any credential, so a limit by tenant can be
 //! used up by whoever is able to name the tenant.
@@ -78,11 +78,16 @@ struct Limit {
 pub(crate) struct Pass(Option<Arc<Entry>>);
 
 impl Pass {
-    /// The operation runs.
+    /// The operation runs, or has a record without having run: it is known from now on.
     pub(crate) fn keep(&self) {
         if let Some(Ruling::Counted { taken, .. }) = self.ruling() {
             taken.keep();
         }
+    }
+
+    /// For the time in which the engine is asked.
+    pub(crate) fn asking(&self) -> Asking<'_> {
+        Asking(Some(self))
     }
 
     /// Why it cannot be told whether the key is known: there is no use in asking the store again.
@@ -95,6 +100,25 @@ impl Pass {
 
     fn ruling(&self) -> Option<&Ruling> {
         self.0.as_ref()?.ruling()
+    }
+}
+
+/// Whoever goes away while the engine is asked may have been granted the key all the same, and then it
+/// is known, and not counted again: so what was counted stays.
+pub(crate) struct Asking<'a>(Option<&'a Pass>);
+
+impl Asking<'_> {
+    /// The engine has answered.
+    pub(crate) fn answered(mut self) {
+        self.0 = None;
+    }
+}
+
+impl Drop for Asking<'_> {
+    fn drop(&mut self) {
+        if let Some(pass) = self.0 {
+            pass.keep();
+        }
     }
 }
 

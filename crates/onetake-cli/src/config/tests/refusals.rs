@@ -45,3 +45,14 @@ fn sections_of_the_wrong_shape() {
     assert!(refused("[route]\nmatch = \"POST /\"").contains("write [[route]]"));
     assert!(refused("listen = \"127.0.0.1:1\"").contains("belongs to [gateway] or [admin]"));
 }
+
+#[test]
+fn a_form_of_keys_that_would_be_without_effect() {
+    let json = "[gateway]\nupstream = \"http://a\"\n[defaults]\ntenant = \"credential\"\n\
+        key = { from = \"json\", pointer = \"/id\" }\n[[route]]\nmatch = \"POST /\"\n";
+    for form in ["format = \"uuid\"", "min_length = 20"] {
+        let error = read(&format!("{json}key = {{ {form} }}")).unwrap_err();
+        assert_eq!(error.problems()[0].field, "route[0].key", "{error}");
+        read(&format!("{json}key = {{ from = \"header\", {form} }}")).unwrap();
+    }
+}

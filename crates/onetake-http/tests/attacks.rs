@@ -47,7 +47,7 @@ struct Slow {
 }
 
 impl Store for Slow {
-    delegate_store!(self => self.memory; name, settle, abandoned, sweep, ready, close);
+    delegate_store!(self => self.memory; name, settle, abandoned, sweep, page, ready, close);
 
     fn claim(&self, batch: Vec<Claim>) -> BoxFuture<'_, Answers<Claimed>> {
         async move {

@@ -132,7 +132,6 @@ impl Api {
         Router::new()
             .route("/charges", post(charge))
             .route("/receipts", post(receipt))
-            .route("/login", post(login))
             .with_state(self.clone())
             .layer(layer)
     }
@@ -149,15 +148,6 @@ async fn charge(State(api): State<Api>, headers: HeaderMap) -> Response {
     api.runs.fetch_add(1, Ordering::SeqCst);
     *api.seen.lock().unwrap() = headers;
     (StatusCode::CREATED, [("onetake-outcome", "record")]).into_response()
-}
-
-/// Lets in whoever has the right password.
-async fn login(State(api): State<Api>, headers: HeaderMap) -> StatusCode {
-    if headers["authorization"] != "Basic YWxpY2U6b25l" {
-        return StatusCode::UNAUTHORIZED;
-    }
-    api.runs.fetch_add(1, Ordering::SeqCst);
-    StatusCode::CREATED
 }
 
 #[derive(Serialize, Deserialize)]
@@ -436,22 +426,4 @@ async fn a_body_that_names_nothing_takes_a_place_too() {
     stuck.abort();
     let _gone = stuck.await;
     assert_eq!(send(&router, request("/elsewhere", "")).await.status, 404, "it is free again");
-}
-
-/// Whoever knows a user's name and can guess a key from the body blocks it with a wrong password.
-#[tokio::test]
-#[ignore = "open: a released record keeps the fingerprint, of which the password is a part"]
-async fn a_wrong_password_does_not_take_a_key_away() {
-    let api = Api::new();
-    let order = KeySource::Json(Pointer::parse("/order").unwrap());
-    let router = api.router(Policy::new().tenant(Tenant::Credential).key_from(order));
-    let order = |credential: &'static str| {
-        let mut order = with(request("/login", ""), "authorization", credential);
-        *order.body_mut() = "{\"order\":1}".into();
-        order
-    };
-    // alice:two, then alice:one
-    assert_eq!(send(&router, order("Basic YWxpY2U6dHdv")).await.status, 401);
-    assert_eq!(send(&router, order("Basic YWxpY2U6b25l")).await.status, 201);
-    assert_eq!(api.runs(), 1);
 }

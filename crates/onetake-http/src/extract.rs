@@ -2,12 +2,7 @@
 //!
 //! The layer puts the [`Key`], the [`Attempt`] and the [`DerivedKey`] into the extensions of the request that
 //! it hands on, where any service finds them. With the feature `axum` there are extractors for them:
-//!
-//! ```ignore
-//! async fn charge(DownstreamKey(key): DownstreamKey, amount: String) -> Result<String, Refused> {
-//!     card_network.charge(&amount, key.step("charge-card")).await
-//! }
-//! ```
+//! [`IdempotencyKey`], [`RunningAttempt`] and [`DownstreamKey`]; the example `payments` shows them at work.
 
 use http::header::HeaderValue;
 use http::request::Parts;

@@ -12,10 +12,11 @@ const TEST: &[&[&str]] = &[
     &["check", "--package", "onetake", "--no-default-features"],
 ];
 
-/// Formatting, and clippy with warnings as errors.
+/// Formatting, clippy with warnings as errors, and documentation whose links lead somewhere.
 const LINT: &[&[&str]] = &[
     &["fmt", "--all", "--check"],
     &["clippy", "--workspace", "--all-targets", "--all-features", "--", "--deny", "warnings"],
+    &["doc", "--workspace", "--lib", "--no-deps", "--all-features"],
 ];
 
 fn main() -> ExitCode {
@@ -31,7 +32,7 @@ fn main() -> ExitCode {
         Some("lint") => LINT,
         _ => {
             eprintln!(
-                "cargo xtask test    install what the tests need, run all tests\ncargo xtask lint    check formatting, run clippy"
+                "cargo xtask test    install what the tests need, run all tests\ncargo xtask lint    check formatting, run clippy, build the documentation"
             );
             return ExitCode::from(2);
         }

@@ -1,6 +1,6 @@
 //! What a handler may know of the operation that it runs.
 //!
-//! The layer puts the [`Key`], the [`Attempt`] and the [`DerivedKey`] into the extensions of the request that
+//! The layer puts the [`Key`], the [`Attempt`](onetake_core::Attempt) and the [`DerivedKey`] into the extensions of the request that
 //! it hands on, where any service finds them. With the feature `axum` there are extractors for them:
 //! [`IdempotencyKey`], [`RunningAttempt`] and [`DownstreamKey`]; the example `payments` shows them at work.
 

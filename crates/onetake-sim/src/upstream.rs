@@ -161,7 +161,7 @@ async fn act(request: Request<Incoming>, state: Arc<State>) -> Result<Response<B
         _ => {}
     }
     Ok(match word.as_str() {
-        "large" => answer(StatusCode::OK, vec![b'x'; bytes]),
+        "large" => answer(StatusCode::OK, noise(bytes)),
         "broken" => broken(),
         "events" => {
             let mut response = answer(StatusCode::OK, "data: 1\n\n");
@@ -205,6 +205,18 @@ fn answer(status: StatusCode, body: impl Into<Bytes>) -> Response<Body> {
     let mut response = Response::new(BoxBody::new(body));
     *response.status_mut() = status;
     response
+}
+
+/// Bytes that are always the same, and that nothing makes smaller.
+fn noise(count: usize) -> Vec<u8> {
+    let mut state = 0x9e37_79b9_7f4a_7c15_u64;
+    let words = std::iter::repeat_with(|| {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state.to_le_bytes()
+    });
+    words.flatten().take(count).collect()
 }
 
 /// Says that it has a hundred bytes, and breaks off after four.

@@ -164,7 +164,7 @@ pub enum Answer {
     Unknown(Arc<Record>),
 }
 
-/// What [`Engine::begin`] comes to.
+/// What [`Engine::begin`](super::Engine::begin) comes to.
 #[derive(Debug)]
 pub enum Begin {
     /// The caller owns the operation.
@@ -197,7 +197,7 @@ impl From<Verdict> for Verb {
     }
 }
 
-/// What [`Engine::run`] comes to.
+/// What [`Engine::run`](super::Engine::run) comes to.
 #[derive(Clone, Debug)]
 pub enum Outcome {
     /// The operation ran here and now.

@@ -15,7 +15,7 @@ use http_body_util::{BodyExt, Full};
 use hyper::body::Incoming;
 use hyper::upgrade::OnUpgrade;
 use hyper_util::client::legacy::Client;
-use hyper_util::client::legacy::connect::{HttpConnector, capture_connection};
+use hyper_util::client::legacy::connect::capture_connection;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use tower_service::Service;
 
@@ -25,12 +25,11 @@ use onetake_http::{Answers, BoxError, Code, Disposition, Problem, RequestBody, T
 
 use super::edge::Place;
 use super::plan::Plan;
+use super::tls::{Connector, was_refused};
 
 /// Many servers close idle connections after five seconds; one that is closed while a request is
 /// on its way makes an unknown outcome, so ours are closed before.
 const UPSTREAM_IDLE: Duration = Duration::from_secs(4);
-/// How long a connection may take to be made.
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Idle connections that are kept to one upstream.
 const IDLE_MAX: usize = 1_024;
 
@@ -39,15 +38,12 @@ type Body = BoxBody<Bytes, BoxError>;
 /// Forwards requests.
 #[derive(Clone)]
 pub(super) struct Proxy {
-    client: Client<HttpConnector, RequestBody<Incoming>>,
+    client: Client<Connector, RequestBody<Incoming>>,
     clock: Arc<dyn Clock>,
 }
 
 impl Proxy {
-    pub(super) fn new() -> Self {
-        let mut connector = HttpConnector::new();
-        connector.set_nodelay(true);
-        connector.set_connect_timeout(Some(CONNECT_TIMEOUT));
+    pub(super) fn new(connector: Connector) -> Self {
         let client = Client::builder(TokioExecutor::new())
             .pool_idle_timeout(UPSTREAM_IDLE)
             .pool_max_idle_per_host(IDLE_MAX)
@@ -111,6 +107,9 @@ impl Proxy {
         match answered {
             Ok(response) => received(response, upgrade, place, asked),
             Err(error) if error.is_connect() => asked.unreachable(),
+            Err(_) if connected.connection_metadata().as_ref().is_some_and(was_refused) => {
+                asked.unreachable()
+            }
             Err(_) => asked.interrupted(),
         }
     }

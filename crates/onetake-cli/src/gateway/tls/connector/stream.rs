@@ -1,0 +1,157 @@
+//! A connection to an upstream, plain or encrypted.
+
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::task::{Context, Poll, ready};
+
+use http::Extensions;
+use hyper_util::client::legacy::connect::{Connected, Connection};
+use rustls::AlertDescription;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::TcpStream;
+use tokio_rustls::client::TlsStream;
+
+/// A connection to an upstream.
+pub(in super::super::super) enum Stream {
+    Plain(TcpStream),
+    Encrypted(Encrypted),
+}
+
+pub(in super::super::super) struct Encrypted {
+    stream: Box<TlsStream<TcpStream>>,
+    opening: Opening,
+}
+
+/// How the upstream began to speak on an encrypted connection.
+///
+/// With TLS 1.3 a client may send as soon as it knows the server, and the server may only then turn
+/// the client's certificate down. It has not looked at anything that was sent behind it, and it
+/// says so by an alert that only it can make. So what was sent was never received: a retry may run.
+#[derive(Clone, Debug, Default)]
+struct Opening(Arc<AtomicU8>);
+
+impl Opening {
+    const SILENT: u8 = 0;
+    const ANSWERED: u8 = 1;
+    const REFUSED: u8 = 2;
+
+    /// The first word counts, and nothing after it.
+    fn first(&self, word: u8) {
+        let (set, seen) = (Ordering::AcqRel, Ordering::Acquire);
+        let _not_the_first = self.0.compare_exchange(Self::SILENT, word, set, seen);
+    }
+}
+
+/// Whether the upstream turned our certificate down before anything else, and so took nothing.
+pub(in super::super::super) fn was_refused(connected: &Connected) -> bool {
+    let mut extras = Extensions::new();
+    connected.get_extras(&mut extras);
+    let opening = extras.get::<Opening>();
+    opening.is_some_and(|opening| opening.0.load(Ordering::Acquire) == Opening::REFUSED)
+}
+
+/// Alerts that a server ends a handshake with because of the client's certificate, and that it has
+/// no reason to send afterwards.
+fn turns_certificate_down(error: &io::Error) -> bool {
+    let error = error.get_ref().and_then(|error| error.downcast_ref::<rustls::Error>());
+    matches!(
+        error,
+        Some(rustls::Error::AlertReceived(
+            AlertDescription::CertificateRequired
+                | AlertDescription::BadCertificate
+                | AlertDescription::UnsupportedCertificate
+                | AlertDescription::CertificateRevoked
+                | AlertDescription::CertificateExpired
+                | AlertDescription::CertificateUnknown
+                | AlertDescription::UnknownCA
+        ))
+    )
+}
+
+impl Stream {
+    pub(super) fn encrypted(stream: TlsStream<TcpStream>) -> Self {
+        Self::Encrypted(Encrypted { stream: Box::new(stream), opening: Opening::default() })
+    }
+}
+
+impl Connection for Stream {
+    fn connected(&self) -> Connected {
+        match self {
+            Self::Plain(stream) => stream.connected(),
+            Self::Encrypted(Encrypted { stream, opening }) => {
+                stream.get_ref().0.connected().extra(opening.clone())
+            }
+        }
+    }
+}
+
+impl AsyncRead for Stream {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        into: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        match self.get_mut() {
+            Self::Plain(stream) => Pin::new(stream).poll_read(context, into),
+            Self::Encrypted(Encrypted { stream, opening }) => {
+                let before = into.filled().len();
+                let read = ready!(Pin::new(stream).poll_read(context, into));
+                match &read {
+                    Err(error) if turns_certificate_down(error) => opening.first(Opening::REFUSED),
+                    Ok(()) if into.filled().len() == before => {}
+                    _ => opening.first(Opening::ANSWERED),
+                }
+                Poll::Ready(read)
+            }
+        }
+    }
+}
+
+impl AsyncWrite for Stream {
+    fn poll_write(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        match self.get_mut() {
+            Self::Plain(stream) => Pin::new(stream).poll_write(context, bytes),
+            Self::Encrypted(inner) => Pin::new(&mut inner.stream).poll_write(context, bytes),
+        }
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match self.get_mut() {
+            Self::Plain(stream) => Pin::new(stream).poll_flush(context),
+            Self::Encrypted(inner) => Pin::new(&mut inner.stream).poll_flush(context),
+        }
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match self.get_mut() {
+            Self::Plain(stream) => Pin::new(stream).poll_shutdown(context),
+            Self::Encrypted(inner) => Pin::new(&mut inner.stream).poll_shutdown(context),
+        }
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        match self {
+            Self::Plain(stream) => stream.is_write_vectored(),
+            Self::Encrypted(inner) => inner.stream.is_write_vectored(),
+        }
+    }
+
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        slices: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        match self.get_mut() {
+            Self::Plain(stream) => Pin::new(stream).poll_write_vectored(context, slices),
+            Self::Encrypted(inner) => {
+                Pin::new(&mut inner.stream).poll_write_vectored(context, slices)
+            }
+        }
+    }
+}

@@ -1,0 +1,127 @@
+//! What is made of files, and made again when they change.
+
+use std::fs::Metadata;
+use std::os::unix::fs::MetadataExt;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use onetake_core::Clock;
+use tokio::sync::watch;
+
+use super::files::{Files, TlsFailed};
+
+/// How long to wait between two looks at the files.
+const LOOK_EVERY: Duration = Duration::from_secs(2);
+
+type Make<T> = Box<dyn Fn(&mut Files) -> Result<T, TlsFailed> + Send>;
+
+/// Makes something of files now, and again whenever they change, for as long as anybody wants it.
+///
+/// # Errors
+/// If it cannot be made now. Later, what was made before stays in use.
+pub(super) fn reloaded<T: Send + Sync + 'static>(
+    field: &'static str,
+    paths: Vec<PathBuf>,
+    make: impl Fn(&mut Files) -> Result<T, TlsFailed> + Send + 'static,
+    clock: Arc<dyn Clock>,
+) -> Result<watch::Receiver<Arc<T>>, TlsFailed> {
+    let (watcher, current) = Watcher::start(field, paths, Box::new(make))?;
+    if !watcher.paths.is_empty() {
+        tokio::spawn(watch(watcher, clock));
+    }
+    Ok(current)
+}
+
+async fn watch<T: Send + Sync + 'static>(mut watcher: Watcher<T>, clock: Arc<dyn Clock>) {
+    loop {
+        tokio::select! {
+            () = watcher.current.closed() => return,
+            () = clock.sleep(LOOK_EVERY) => {}
+        }
+        // Files may be on a network, and a network may be slow.
+        let looked = tokio::task::spawn_blocking(move || {
+            watcher.look();
+            watcher
+        });
+        let Ok(same) = looked.await else { return };
+        watcher = same;
+    }
+}
+
+/// What tells one state of a file from another without reading it.
+type Stamp = Option<(u64, u64, u64, i64, i64)>;
+
+struct Watcher<T> {
+    field: &'static str,
+    paths: Vec<PathBuf>,
+    make: Make<T>,
+    current: watch::Sender<Arc<T>>,
+    /// The files that the current one was made of.
+    files: Files,
+    stamps: Vec<Stamp>,
+    /// The stamps are older than the last reading by a whole pause: no write can hide behind them.
+    is_settled: bool,
+    fault: Option<Fault>,
+}
+
+/// Why the files are of no use, and whether that was told.
+struct Fault {
+    what: TlsFailed,
+    is_told: bool,
+}
+
+impl<T> Watcher<T> {
+    fn start(
+        field: &'static str,
+        paths: Vec<PathBuf>,
+        make: Make<T>,
+    ) -> Result<(Self, watch::Receiver<Arc<T>>), TlsFailed> {
+        let stamps = stamps(&paths);
+        let mut files = Files::default();
+        let (current, receiver) = watch::channel(Arc::new(make(&mut files)?));
+        let watcher =
+            Self { field, paths, make, current, files, stamps, is_settled: false, fault: None };
+        Ok((watcher, receiver))
+    }
+
+    /// Looks whether the files have changed, and takes what they hold if it is of use.
+    fn look(&mut self) {
+        let stamps = stamps(&self.paths);
+        let is_same = stamps == self.stamps;
+        if is_same && self.is_settled && self.fault.is_none() {
+            return;
+        }
+        (self.stamps, self.is_settled) = (stamps, is_same);
+        let mut files = Files::default();
+        match (self.make)(&mut files) {
+            Ok(_) if files == self.files => self.fault = None,
+            Ok(made) => {
+                self.current.send_replace(Arc::new(made));
+                (self.files, self.fault) = (files, None);
+                tracing::info!(field = self.field, "new files are in use for new connections");
+            }
+            Err(what) => self.refuse(what),
+        }
+    }
+
+    /// Tells of a fault at its second look: a pair that is being replaced is broken for a moment.
+    fn refuse(&mut self, what: TlsFailed) {
+        match &mut self.fault {
+            Some(fault) if fault.what == what => {
+                if !std::mem::replace(&mut fault.is_told, true) {
+                    let field = self.field;
+                    tracing::warn!(field, "the new files are not used, the old ones are: {what}");
+                }
+            }
+            other => *other = Some(Fault { what, is_told: false }),
+        }
+    }
+}
+
+fn stamps(paths: &[PathBuf]) -> Vec<Stamp> {
+    let stamp = |about: Metadata| {
+        (about.dev(), about.ino(), about.size(), about.mtime(), about.mtime_nsec())
+    };
+    paths.iter().map(|path| std::fs::metadata(path).ok().map(stamp)).collect()
+}

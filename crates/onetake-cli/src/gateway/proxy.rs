@@ -15,7 +15,7 @@ use http_body_util::{BodyExt, Full};
 use hyper::body::Incoming;
 use hyper::upgrade::OnUpgrade;
 use hyper_util::client::legacy::Client;
-use hyper_util::client::legacy::connect::capture_connection;
+use hyper_util::client::legacy::connect::{CaptureConnection, capture_connection};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use tower_service::Service;
 
@@ -99,20 +99,25 @@ impl Proxy {
             biased;
             answered = self.client.request(request) => answered,
             () = self.clock.sleep(timeout) => {
-                // Without a connection nothing can have been sent.
-                let was_sent = connected.connection_metadata().is_some();
-                return if was_sent { asked.timed_out() } else { asked.unreachable() };
+                let may_be_sent = may_be_sent(&connected);
+                return if may_be_sent { asked.timed_out() } else { asked.unreachable() };
             }
         };
         match answered {
             Ok(response) => received(response, upgrade, place, asked),
             Err(error) if error.is_connect() => asked.unreachable(),
-            Err(_) if connected.connection_metadata().as_ref().is_some_and(was_refused) => {
-                asked.unreachable()
-            }
-            Err(_) => asked.interrupted(),
+            Err(_) if may_be_sent(&connected) => asked.interrupted(),
+            Err(_) => asked.unreachable(),
         }
     }
+}
+
+/// Whether the upstream may have got anything of a request.
+///
+/// Not without a connection for it: that is known before its first byte is written. And not if the
+/// upstream gave up the connection's handshake.
+fn may_be_sent(connected: &CaptureConnection) -> bool {
+    connected.connection_metadata().as_ref().is_some_and(|connected| !was_refused(connected))
 }
 
 /// The client's side of a connection that it wants to use for a WebSocket. No other protocol is

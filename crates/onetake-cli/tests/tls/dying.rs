@@ -23,7 +23,6 @@ enum Dies {
     InTheHandshake,
     /// It never says a word, and does not end.
     NeverSpeaks,
-    AfterTheHandshake,
     AfterTheRequest,
     /// Its answer has no length, so that its end is the connection's; TLS tells whether it is whole.
     InTheAnswer,
@@ -51,9 +50,6 @@ async fn dying(config: Arc<ServerConfig>, dies: Dies, read: Arc<AtomicUsize>) ->
                 _ => {}
             }
             let Ok(mut stream) = acceptor.accept(stream).await else { continue };
-            if dies == Dies::AfterTheHandshake {
-                continue;
-            }
             let mut request = Vec::new();
             while !request.ends_with(b"\r\n\r\n10") {
                 request.push(stream.read_u8().await.unwrap());
@@ -82,13 +78,6 @@ async fn what_was_not_sent_is_released_and_what_was_is_unknown() {
         (Dies::AtOnce, (502, "upstream_unreachable"), (502, "upstream_unreachable"), 0),
         (Dies::InTheHandshake, (502, "upstream_unreachable"), (502, "upstream_unreachable"), 0),
         (Dies::NeverSpeaks, (502, "upstream_unreachable"), (502, "upstream_unreachable"), 0),
-        // Whether it had read the request nobody can tell.
-        (
-            Dies::AfterTheHandshake,
-            (502, "upstream_interrupted"),
-            (500, "previous_attempt_failed"),
-            0,
-        ),
         (Dies::AfterTheRequest, (502, "upstream_interrupted"), (500, "previous_attempt_failed"), 1),
         (Dies::AfterTheAnswer, (201, ""), (201, ""), 1),
     ] {

@@ -52,8 +52,8 @@ pub(in super::super::super) fn was_refused(connected: &Connected) -> bool {
     opening.is_some_and(|opening| opening.0.load(Ordering::Acquire) == Opening::REFUSED)
 }
 
-/// Alerts that a server ends a handshake with because of the client's certificate, and that it has
-/// no reason to send afterwards.
+/// Alerts that say that a handshake failed because of the client's certificate, and that nobody has
+/// a reason to send afterwards.
 fn turns_certificate_down(error: &io::Error) -> bool {
     let error = error.get_ref().and_then(|error| error.downcast_ref::<rustls::Error>());
     matches!(
@@ -66,6 +66,8 @@ fn turns_certificate_down(error: &io::Error) -> bool {
                 | AlertDescription::CertificateExpired
                 | AlertDescription::CertificateUnknown
                 | AlertDescription::UnknownCA
+                | AlertDescription::AccessDenied
+                | AlertDescription::DecryptError
         ))
     )
 }
@@ -73,6 +75,37 @@ fn turns_certificate_down(error: &io::Error) -> bool {
 impl Stream {
     pub(super) fn encrypted(stream: TlsStream<TcpStream>) -> Self {
         Self::Encrypted(Encrypted { stream: Box::new(stream), opening: Opening::default() })
+    }
+}
+
+impl Encrypted {
+    fn poll_read(
+        &mut self,
+        context: &mut Context<'_>,
+        into: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let before = into.filled().len();
+        let read = ready!(Pin::new(&mut self.stream).poll_read(context, into));
+        match &read {
+            Err(error) if turns_certificate_down(error) => self.opening.first(Opening::REFUSED),
+            Ok(()) if into.filled().len() == before => {}
+            _ => self.opening.first(Opening::ANSWERED),
+        }
+        Poll::Ready(read)
+    }
+
+    /// Nobody reads from a connection that can no longer be written to, so that is done here: what
+    /// the upstream said before it hung up may be why.
+    fn written<T>(
+        &mut self,
+        context: &mut Context<'_>,
+        written: Poll<io::Result<T>>,
+    ) -> Poll<io::Result<T>> {
+        if let Poll::Ready(Err(_)) = &written {
+            let mut scratch = [0; 64];
+            let _seen = self.poll_read(context, &mut ReadBuf::new(&mut scratch));
+        }
+        written
     }
 }
 
@@ -95,16 +128,7 @@ impl AsyncRead for Stream {
     ) -> Poll<io::Result<()>> {
         match self.get_mut() {
             Self::Plain(stream) => Pin::new(stream).poll_read(context, into),
-            Self::Encrypted(Encrypted { stream, opening }) => {
-                let before = into.filled().len();
-                let read = ready!(Pin::new(stream).poll_read(context, into));
-                match &read {
-                    Err(error) if turns_certificate_down(error) => opening.first(Opening::REFUSED),
-                    Ok(()) if into.filled().len() == before => {}
-                    _ => opening.first(Opening::ANSWERED),
-                }
-                Poll::Ready(read)
-            }
+            Self::Encrypted(inner) => inner.poll_read(context, into),
         }
     }
 }
@@ -117,14 +141,20 @@ impl AsyncWrite for Stream {
     ) -> Poll<io::Result<usize>> {
         match self.get_mut() {
             Self::Plain(stream) => Pin::new(stream).poll_write(context, bytes),
-            Self::Encrypted(inner) => Pin::new(&mut inner.stream).poll_write(context, bytes),
+            Self::Encrypted(inner) => {
+                let written = Pin::new(&mut inner.stream).poll_write(context, bytes);
+                inner.written(context, written)
+            }
         }
     }
 
     fn poll_flush(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         match self.get_mut() {
             Self::Plain(stream) => Pin::new(stream).poll_flush(context),
-            Self::Encrypted(inner) => Pin::new(&mut inner.stream).poll_flush(context),
+            Self::Encrypted(inner) => {
+                let written = Pin::new(&mut inner.stream).poll_flush(context);
+                inner.written(context, written)
+            }
         }
     }
 
@@ -150,7 +180,8 @@ impl AsyncWrite for Stream {
         match self.get_mut() {
             Self::Plain(stream) => Pin::new(stream).poll_write_vectored(context, slices),
             Self::Encrypted(inner) => {
-                Pin::new(&mut inner.stream).poll_write_vectored(context, slices)
+                let written = Pin::new(&mut inner.stream).poll_write_vectored(context, slices);
+                inner.written(context, written)
             }
         }
     }

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use rustls::ServerConfig;
 use rustls::server::WebPkiClientVerifier;
 use rustls::{ALL_VERSIONS, SupportedProtocolVersion};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::AbortHandle;
 use tokio_rustls::TlsAcceptor;
@@ -77,6 +78,36 @@ impl Front {
     pub(crate) fn upstream(&self, host: &str) -> String {
         format!("upstream = \"https://{host}:{}\"", self.address.port())
     }
+}
+
+/// Passes on what a client says first, and then nothing before there is a lot of it.
+pub(crate) async fn hold_back(behind: SocketAddr, bytes: usize) -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    tokio::spawn(async move {
+        while let Ok((client, _)) = listener.accept().await {
+            tokio::spawn(async move {
+                let (mut from, mut answers) = client.into_split();
+                let (mut server, mut to) = TcpStream::connect(behind).await.unwrap().into_split();
+                let back = tokio::spawn(async move {
+                    let _ended = tokio::io::copy(&mut server, &mut answers).await;
+                });
+                let mut said = vec![0; 1 << 16];
+                let hello = from.read(&mut said).await.unwrap_or(0);
+                let _gone = to.write_all(&said[..hello]).await;
+                let mut held = Vec::new();
+                while held.len() < bytes {
+                    match from.read(&mut said).await {
+                        Ok(count @ 1..) => held.extend_from_slice(&said[..count]),
+                        _ => break,
+                    }
+                }
+                let _gone = to.write_all(&held).await;
+                let _ended = back.await;
+            });
+        }
+    });
+    address
 }
 
 impl Drop for Front {

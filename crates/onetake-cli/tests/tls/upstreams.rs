@@ -10,7 +10,7 @@ use rustls::version::{TLS12, TLS13};
 
 use crate::binary::Process;
 use crate::certificates::{Authority, replace};
-use crate::front::{Front, Rules};
+use crate::front::{Front, Rules, hold_back};
 use crate::gateway;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -126,6 +126,31 @@ async fn a_client_certificate_is_shown_and_without_one_nothing_was_asked() {
             assert_eq!(upstream.runs(&key), usize::from(is_right));
         }
     }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_was_sent_behind_a_certificate_that_is_turned_down_was_never_read() {
+    let (folder, authority) = (tempfile::tempdir().unwrap(), Authority::new());
+    let clients = Authority::new();
+    replace(folder.path(), "ca.pem", &authority.certificate);
+    let upstream = Upstream::start().await.unwrap();
+    let rules = Rules { clients: Some(&clients), versions: &[&TLS13] };
+    let front = Front::start(upstream.address(), &authority.issue("localhost"), rules).await;
+    // The whole request is on its way before the upstream hears that there is no certificate.
+    let held = hold_back(front.address, 20_000).await;
+    let lines = format!(
+        "upstream = \"https://localhost:{}\"\nupstream_tls = {{ roots = \"{}/ca.pem\" }}",
+        held.port(),
+        folder.path().display()
+    );
+    let gateway = gateway(&lines).await;
+    let client = Client::new(gateway.address());
+    for _ in 0..3 {
+        let call = client.post("/any/charge").key("sent-and-never-read-1").body("1".repeat(20_000));
+        let answer = call.send().await.unwrap();
+        assert_eq!((answer.status(), answer.code().as_str()), (502, "upstream_unreachable"));
+    }
+    assert_eq!((upstream.runs_in_all(), front.connections()), (0, 3));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

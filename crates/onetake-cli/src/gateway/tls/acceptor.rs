@@ -78,3 +78,53 @@ fn server_config(identity: Arc<CertifiedKey>) -> Result<ServerConfig, TlsFailed>
     config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
     Ok(config)
 }
+
+#[cfg(test)]
+mod tests {
+    use onetake_core::{ManualClock, Timestamp};
+    use tokio::net::TcpListener;
+
+    use super::*;
+
+    /// An acceptor with one place, its clock, and a listener for it.
+    async fn acceptor() -> (Acceptor, ManualClock, TcpListener) {
+        let folder = tempfile::tempdir().unwrap();
+        let made = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
+        let identity = Identity {
+            certificate: folder.path().join("cert.pem"),
+            key: folder.path().join("key.pem"),
+        };
+        std::fs::write(&identity.certificate, made.cert.pem()).unwrap();
+        std::fs::write(&identity.key, made.signing_key.serialize_pem()).unwrap();
+        let year_2020 = Timestamp::from_micros(1_577_836_800_000_000);
+        let clock = ManualClock::new(year_2020);
+        let acceptor = Acceptor::new(identity, Arc::new(clock.clone())).unwrap();
+        let acceptor = Acceptor { places: Arc::new(Semaphore::new(1)), ..acceptor };
+        (acceptor, clock, TcpListener::bind("127.0.0.1:0").await.unwrap())
+    }
+
+    #[tokio::test]
+    async fn whoever_says_nothing_is_not_waited_for_and_holds_its_place_no_longer() {
+        let (acceptor, clock, listener) = acceptor().await;
+        let address = listener.local_addr().unwrap();
+        let mut clients = Vec::new();
+        let mut handshakes = Vec::new();
+        for waiting in [false, true] {
+            clients.push(TcpStream::connect(address).await.unwrap());
+            let (stream, _) = listener.accept().await.unwrap();
+            let acceptor = acceptor.clone();
+            handshakes.push(tokio::spawn(async move { acceptor.accept(stream).await.map(drop) }));
+            for _ in 0..20 {
+                tokio::task::yield_now().await;
+            }
+            assert!(handshakes.iter().all(|handshake| !handshake.is_finished()), "{waiting}");
+        }
+        assert_eq!(acceptor.places.available_permits(), 0, "one at a time, the other waits");
+        clock.advance(HANDSHAKE_TIMEOUT);
+        for handshake in handshakes {
+            let error = handshake.await.unwrap().unwrap_err();
+            assert_eq!(error.kind(), io::ErrorKind::TimedOut);
+        }
+        assert_eq!(acceptor.places.available_permits(), 1);
+    }
+}

@@ -143,7 +143,7 @@ impl Files {
         Err(TlsFailed::new(field, Some(file), what, fix))
     }
 
-    fn read(&mut self, field: &str, file: &Path) -> Result<&[u8], TlsFailed> {
+    pub(super) fn read(&mut self, field: &str, file: &Path) -> Result<&[u8], TlsFailed> {
         let content = read(file).map_err(|what| {
             TlsFailed::new(field, Some(file), what, "Name a file that this process may read")
         })?;

@@ -125,3 +125,84 @@ fn stamps(paths: &[PathBuf]) -> Vec<Stamp> {
     };
     paths.iter().map(|path| std::fs::metadata(path).ok().map(stamp)).collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+
+    /// Takes any text but `broken`.
+    fn watcher(file: &Path) -> (Watcher<Vec<u8>>, watch::Receiver<Arc<Vec<u8>>>) {
+        let path = file.to_owned();
+        let make = move |files: &mut Files| match files.read("a.field", &path)? {
+            b"broken" => Err(TlsFailed::new("a.field", Some(&path), "broken", "mend it")),
+            text => Ok(text.to_vec()),
+        };
+        Watcher::start("a", vec![file.to_owned()], Box::new(make)).unwrap()
+    }
+
+    fn is_told(watcher: &Watcher<Vec<u8>>) -> Option<bool> {
+        watcher.fault.as_ref().map(|fault| fault.is_told)
+    }
+
+    #[test]
+    fn what_changes_is_taken_and_what_is_broken_is_not() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("file");
+        std::fs::write(&file, "one").unwrap();
+        let (mut watcher, mut current) = watcher(&file);
+        watcher.look();
+        assert!(watcher.is_settled && !current.has_changed().unwrap());
+        std::fs::write(&file, "two").unwrap();
+        watcher.look();
+        assert_eq!(**current.borrow_and_update(), *b"two");
+
+        std::fs::write(&file, "broken").unwrap();
+        watcher.look();
+        assert_eq!(is_told(&watcher), Some(false), "it may be in the middle of being replaced");
+        for _ in 0..3 {
+            watcher.look();
+            assert_eq!(is_told(&watcher), Some(true));
+        }
+        std::fs::remove_file(&file).unwrap();
+        watcher.look();
+        assert_eq!(is_told(&watcher), Some(false), "another fault, to be told again");
+        std::fs::write(&file, "two").unwrap();
+        watcher.look();
+        assert_eq!(is_told(&watcher), None);
+        assert!(!current.has_changed().unwrap(), "the same content is no change");
+        assert_eq!(**current.borrow(), *b"two");
+    }
+
+    #[test]
+    fn a_write_that_leaves_no_trace_is_seen_unless_it_is_old() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("file");
+        std::fs::write(&file, "one").unwrap();
+        let time = std::fs::metadata(&file).unwrap().modified().unwrap();
+        let (mut watcher, current) = watcher(&file);
+        // Within the same tick of the file system's clock: same file, same size, same time.
+        std::fs::write(&file, "two").unwrap();
+        std::fs::File::open(&file).unwrap().set_modified(time).unwrap();
+        assert_eq!(stamps(&watcher.paths), watcher.stamps);
+        watcher.look();
+        assert_eq!(**current.borrow(), *b"two");
+        assert!(watcher.is_settled, "from now on, only stamps are looked at");
+    }
+
+    #[test]
+    fn a_link_that_points_elsewhere_is_a_change() {
+        let folder = tempfile::tempdir().unwrap();
+        let at = |name: &str| folder.path().join(name);
+        std::fs::write(at("one"), "one").unwrap();
+        std::fs::write(at("two"), "two").unwrap();
+        std::os::unix::fs::symlink(at("one"), at("link")).unwrap();
+        let (mut watcher, current) = watcher(&at("link"));
+        watcher.look();
+        std::os::unix::fs::symlink(at("two"), at("next")).unwrap();
+        std::fs::rename(at("next"), at("link")).unwrap();
+        watcher.look();
+        assert_eq!(**current.borrow(), *b"two");
+    }
+}

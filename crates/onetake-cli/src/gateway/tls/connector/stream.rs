@@ -186,3 +186,41 @@ impl AsyncWrite for Stream {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_first_word_of_an_upstream_can_be_a_refusal() {
+        let refused = |words: &[u8]| {
+            let opening = Opening::default();
+            words.iter().for_each(|word| opening.first(*word));
+            was_refused(&Connected::new().extra(opening))
+        };
+        assert!(refused(&[Opening::REFUSED]));
+        assert!(refused(&[Opening::REFUSED, Opening::ANSWERED]));
+        assert!(!refused(&[Opening::ANSWERED, Opening::REFUSED]));
+        assert!(!refused(&[]));
+        assert!(!was_refused(&Connected::new()), "a plain connection has no handshake");
+    }
+
+    #[test]
+    fn only_alerts_about_certificates_are_refusals() {
+        let alert = |alert| {
+            let error = rustls::Error::AlertReceived(alert);
+            turns_certificate_down(&io::Error::new(io::ErrorKind::InvalidData, error))
+        };
+        assert!(alert(AlertDescription::CertificateRequired));
+        assert!(alert(AlertDescription::UnknownCA));
+        for other in [
+            AlertDescription::CloseNotify,
+            AlertDescription::InternalError,
+            AlertDescription::BadRecordMac,
+            AlertDescription::UserCanceled,
+        ] {
+            assert!(!alert(other), "{other:?}");
+        }
+        assert!(!turns_certificate_down(&io::ErrorKind::ConnectionReset.into()));
+    }
+}

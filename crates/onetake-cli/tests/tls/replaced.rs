@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use onetake_core::{Clock, SystemClock};
+use onetake_sim::client::Client;
 use onetake_sim::upstream::Upstream;
 
 use crate::binary::Process;
@@ -40,9 +41,21 @@ async fn new_connections_use_new_certificates_and_old_ones_go_on() {
         assert!(answer.is_replay(), "the old connections go on: {}", answer.text());
     }
 
+    let metrics = Client::new(gateway.admin).post("/metrics").method("GET").body("");
+    let refused =
+        |is_refused| format!("onetake_tls_refused{{field=\"gateway.tls\"}} {is_refused}\n");
+    let seen_by_others = metrics.clone().send().await.unwrap().text();
+    assert!(seen_by_others.contains(&refused(0)), "{seen_by_others}");
+    // The first second of the year 4096, which is when certificates of tests expire.
+    let expires = "onetake_tls_expires_seconds{field=\"gateway.tls\"} 67090118400\n";
+    assert!(seen_by_others.contains(expires), "{seen_by_others}");
+
     // Half of it, and for good: the old pair stays, which is told once.
     replace(files.path(), "cert.pem", &third.certificate[..100]);
     told(&gateway, NOT_USED, 1).await;
+    while !metrics.clone().send().await.unwrap().text().contains(&refused(1)) {
+        SystemClock.sleep(Duration::from_millis(20)).await;
+    }
     let peer = Peer::connect(address, &authority, &["h2"]).await.unwrap();
     assert_eq!(peer.certificate, certificate(&second.certificate));
     // The key is missing still.
@@ -52,6 +65,9 @@ async fn new_connections_use_new_certificates_and_old_ones_go_on() {
     assert_eq!(peer.certificate, certificate(&second.certificate));
     replace(files.path(), "key.pem", &third.key);
     let _newest = seen(&gateway, &authority, &third.certificate).await;
+    while !metrics.clone().send().await.unwrap().text().contains(&refused(0)) {
+        SystemClock.sleep(Duration::from_millis(20)).await;
+    }
 
     // By another authority, and back again: every state of the files is found.
     let fourth = successor.issue("localhost");

@@ -54,9 +54,13 @@ impl fmt::Display for TlsFailed {
 impl std::error::Error for TlsFailed {}
 
 /// Reads files and remembers what was in them, so that a change of nothing is not taken for one.
-#[derive(Debug, Default, PartialEq, Eq)]
+///
+/// Without `Debug`: there are keys among them.
+#[derive(Default, PartialEq, Eq)]
 pub(super) struct Files {
     contents: Vec<Vec<u8>>,
+    /// When the certificate among them expires, since 1970.
+    pub(super) expires: Option<Duration>,
 }
 
 impl Files {
@@ -71,7 +75,7 @@ impl Files {
         let chain = self.certificates(&field, &identity.certificate)?;
         let key = self.key(&format!("{table}.key"), &identity.key)?;
         if let Some(leaf) = chain.first() {
-            check_validity(leaf, clock).map_err(|what| {
+            self.expires = check_validity(leaf, clock).map_err(|what| {
                 let fix = "Have a new one issued";
                 TlsFailed::new(&*field, Some(&identity.certificate), what, fix)
             })?;
@@ -167,19 +171,23 @@ fn read(file: &Path) -> Result<Vec<u8>, String> {
     }
 }
 
-/// Says why a certificate is of no use today. What cannot be understood here is left to those who
-/// have to understand it.
-fn check_validity(certificate: &CertificateDer<'_>, clock: &dyn Clock) -> Result<(), String> {
+/// When a certificate expires, or why it is of no use today. What cannot be understood here is left
+/// to those who have to understand it.
+fn check_validity(
+    certificate: &CertificateDer<'_>,
+    clock: &dyn Clock,
+) -> Result<Option<Duration>, String> {
     let Ok(certificate) = x509_cert::Certificate::from_der(certificate) else {
-        return Ok(());
+        return Ok(None);
     };
     let validity = certificate.tbs_certificate.validity;
     let now = Duration::from_micros(clock.now().as_micros());
-    if now > validity.not_after.to_unix_duration() {
+    let expires = validity.not_after.to_unix_duration();
+    if now > expires {
         return Err(format!("the certificate expired at {}", validity.not_after));
     }
     if now < validity.not_before.to_unix_duration() {
         return Err(format!("the certificate is not valid before {}", validity.not_before));
     }
-    Ok(())
+    Ok(Some(expires))
 }

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use metrics::{describe_gauge, gauge};
 use onetake_core::Clock;
 use tokio::sync::watch;
 
@@ -13,6 +14,11 @@ use super::files::{Files, TlsFailed};
 
 /// How long to wait between two looks at the files.
 const LOOK_EVERY: Duration = Duration::from_secs(2);
+
+/// When the certificate in use expires.
+const EXPIRES: &str = "onetake_tls_expires_seconds";
+/// Whether the files are of no use, and older ones are in use.
+const REFUSED: &str = "onetake_tls_refused";
 
 type Make<T> = Box<dyn Fn(&mut Files) -> Result<T, TlsFailed> + Send>;
 
@@ -26,6 +32,8 @@ pub(super) fn reloaded<T: Send + Sync + 'static>(
     make: impl Fn(&mut Files) -> Result<T, TlsFailed> + Send + 'static,
     clock: Arc<dyn Clock>,
 ) -> Result<watch::Receiver<Arc<T>>, TlsFailed> {
+    describe_gauge!(EXPIRES, "When the certificate in use expires, in seconds since 1970.");
+    describe_gauge!(REFUSED, "1 while the files on disk are of no use and older ones are in use.");
     let (watcher, current) = Watcher::start(field, paths, Box::new(make))?;
     if !watcher.paths.is_empty() {
         tokio::spawn(watch(watcher, clock));
@@ -82,6 +90,7 @@ impl<T> Watcher<T> {
         let (current, receiver) = watch::channel(Arc::new(make(&mut files)?));
         let watcher =
             Self { field, paths, make, current, files, stamps, is_settled: false, fault: None };
+        watcher.measure();
         Ok((watcher, receiver))
     }
 
@@ -102,6 +111,16 @@ impl<T> Watcher<T> {
                 tracing::info!(field = self.field, "new files are in use for new connections");
             }
             Err(what) => self.refuse(what),
+        }
+        self.measure();
+    }
+
+    /// Says how it stands, for those who watch.
+    fn measure(&self) {
+        let is_told = self.fault.as_ref().is_some_and(|fault| fault.is_told);
+        gauge!(REFUSED, "field" => self.field).set(if is_told { 1.0 } else { 0.0 });
+        if let Some(expires) = self.files.expires {
+            gauge!(EXPIRES, "field" => self.field).set(expires.as_secs_f64());
         }
     }
 

@@ -1,9 +1,7 @@
 //! Certificates that are replaced under a running gateway.
 
-use std::time::Duration;
-
-use onetake_core::{Clock, SystemClock};
-use onetake_sim::client::Client;
+use onetake_sim::client::{Call, Client};
+use onetake_sim::servers::until;
 use onetake_sim::upstream::Upstream;
 
 use crate::binary::Process;
@@ -44,7 +42,7 @@ async fn new_connections_use_new_certificates_and_old_ones_go_on() {
     let metrics = Client::new(gateway.admin).post("/metrics").method("GET").body("");
     let refused =
         |is_refused| format!("onetake_tls_refused{{field=\"gateway.tls\"}} {is_refused}\n");
-    let seen_by_others = metrics.clone().send().await.unwrap().text();
+    let seen_by_others = text(&metrics).await;
     assert!(seen_by_others.contains(&refused(0)), "{seen_by_others}");
     // The first second of the year 4096, which is when certificates of tests expire.
     let expires = "onetake_tls_expires_seconds{field=\"gateway.tls\"} 67090118400\n";
@@ -53,9 +51,7 @@ async fn new_connections_use_new_certificates_and_old_ones_go_on() {
     // Half of it, and for good: the old pair stays, which is told once.
     replace(files.path(), "cert.pem", &third.certificate[..100]);
     told(&gateway, NOT_USED, 1).await;
-    while !metrics.clone().send().await.unwrap().text().contains(&refused(1)) {
-        SystemClock.sleep(Duration::from_millis(20)).await;
-    }
+    until("others see it", async || text(&metrics).await.contains(&refused(1))).await;
     let peer = Peer::connect(address, &authority, &["h2"]).await.unwrap();
     assert_eq!(peer.certificate, certificate(&second.certificate));
     // The key is missing still.
@@ -65,9 +61,7 @@ async fn new_connections_use_new_certificates_and_old_ones_go_on() {
     assert_eq!(peer.certificate, certificate(&second.certificate));
     replace(files.path(), "key.pem", &third.key);
     let _newest = seen(&gateway, &authority, &third.certificate).await;
-    while !metrics.clone().send().await.unwrap().text().contains(&refused(0)) {
-        SystemClock.sleep(Duration::from_millis(20)).await;
-    }
+    until("others see it", async || text(&metrics).await.contains(&refused(0))).await;
 
     // By another authority, and back again: every state of the files is found.
     let fourth = successor.issue("localhost");
@@ -89,19 +83,24 @@ async fn new_connections_use_new_certificates_and_old_ones_go_on() {
     }
 }
 
+async fn text(call: &Call) -> String {
+    call.clone().send().await.unwrap().text()
+}
+
 /// Connects until the gateway shows this certificate.
 async fn seen(gateway: &Process, authority: &Authority, expected: &str) -> Peer {
-    loop {
-        match Peer::connect(gateway.address, authority, &["h2"]).await {
-            Ok(peer) if peer.certificate == certificate(expected) => return peer,
-            _ => SystemClock.sleep(Duration::from_millis(50)).await,
-        }
-    }
+    let mut found = None;
+    until("the certificate is in use", async || {
+        let peer = Peer::connect(gateway.address, authority, &["h2"]).await.ok();
+        found = peer.filter(|peer| peer.certificate == certificate(expected));
+        found.is_some()
+    })
+    .await;
+    found.unwrap()
 }
 
 /// Waits until the gateway has logged something so many times.
 async fn told(gateway: &Process, what: &str, times: usize) {
-    while gateway.logs.lock().unwrap().matches(what).count() < times {
-        SystemClock.sleep(Duration::from_millis(20)).await;
-    }
+    let count = || gateway.logs.lock().unwrap().matches(what).count();
+    until("it is logged", async || count() >= times).await;
 }

@@ -147,7 +147,9 @@ fn stamps(paths: &[PathBuf]) -> Vec<Stamp> {
 
 #[cfg(test)]
 mod tests {
+    use std::io;
     use std::path::Path;
+    use std::sync::Mutex;
 
     use super::*;
 
@@ -159,6 +161,40 @@ mod tests {
             text => Ok(text.to_vec()),
         };
         Watcher::start("a", vec![file.to_owned()], Box::new(make)).unwrap()
+    }
+
+    #[derive(Clone, Default)]
+    struct Log(Arc<Mutex<Vec<u8>>>);
+
+    impl io::Write for Log {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            self.0.lock().unwrap().extend_from_slice(bytes);
+            Ok(bytes.len())
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn a_fault_that_stays_is_told_once() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("file");
+        std::fs::write(&file, "one").unwrap();
+        let (mut watcher, _current) = watcher(&file);
+        let log = Log::default();
+        let writer = log.clone();
+        let subscriber = tracing_subscriber::fmt().with_writer(move || writer.clone()).finish();
+        tracing::subscriber::with_default(subscriber, || {
+            for content in ["broken", "two", "broken"] {
+                std::fs::write(&file, content).unwrap();
+                (0..5).for_each(|_| watcher.look());
+            }
+        });
+        let log = String::from_utf8(log.0.lock().unwrap().clone()).unwrap();
+        assert_eq!(log.matches("not used").count(), 2, "{log}");
+        assert_eq!(log.matches("are in use").count(), 1, "{log}");
     }
 
     fn is_told(watcher: &Watcher<Vec<u8>>) -> Option<bool> {

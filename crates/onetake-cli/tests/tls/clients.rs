@@ -9,8 +9,9 @@ use rustls::version::{TLS12, TLS13};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-use crate::certificates::{Authority, certificate};
-use crate::peer::Peer;
+use crate::certificates::{Authority, certificate, replace};
+use crate::front::{Front, Rules};
+use crate::peer::{Peer, open};
 use crate::{gateway, tls_of};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -89,4 +90,32 @@ async fn whoever_does_not_speak_tls_does_no_harm() {
     let mut peer = Peer::connect(address, &authority, &["h2"]).await.unwrap();
     assert_eq!(peer.post("/any/charge", "and-it-still-serves-1").await.unwrap().status(), 201);
     assert!(silent.iter().all(Result::is_ok));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_websocket_goes_through_both_sides() {
+    let (folder, authority) = (tempfile::tempdir().unwrap(), Authority::new());
+    let pair = authority.issue("localhost");
+    pair.write(folder.path());
+    replace(folder.path(), "ca.pem", &authority.certificate);
+    let upstream = Upstream::start().await.unwrap();
+    let front = Front::start(upstream.address(), &pair, Rules::default()).await;
+    let roots = format!("upstream_tls = {{ roots = \"{}/ca.pem\" }}", folder.path().display());
+    let lines = format!("{}\n{roots}\n{}", front.upstream("localhost"), tls_of(folder.path()));
+    let gateway = gateway(&lines).await;
+    let versions = rustls::ALL_VERSIONS;
+    let stream = open(gateway.address(), &authority, &["http/1.1"], versions).await;
+    let mut stream = stream.unwrap();
+    let head = "GET /any/ws HTTP/1.1\r\nHost: localhost\r\nConnection: upgrade\r\n\
+                Upgrade: websocket\r\nSec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n";
+    stream.write_all(head.as_bytes()).await.unwrap();
+    let mut answer = Vec::new();
+    while !answer.ends_with(b"\r\n\r\n") {
+        answer.push(stream.read_u8().await.unwrap());
+    }
+    assert!(answer.starts_with(b"HTTP/1.1 101"), "{}", String::from_utf8_lossy(&answer));
+    stream.write_all(b"an echo, please").await.unwrap();
+    let mut echo = [0; 15];
+    stream.read_exact(&mut echo).await.unwrap();
+    assert_eq!(&echo, b"an echo, please");
 }

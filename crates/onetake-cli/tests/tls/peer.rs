@@ -15,6 +15,7 @@ use rustls::pki_types::{CertificateDer, ServerName};
 use rustls::{ClientConfig, ProtocolVersion, SupportedProtocolVersion};
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
+use tokio_rustls::client::TlsStream;
 
 use crate::certificates::{Authority, provider};
 
@@ -28,6 +29,24 @@ pub(crate) struct Peer {
 enum Sender {
     One(http1::SendRequest<Full<Bytes>>),
     Two(http2::SendRequest<Full<Bytes>>),
+}
+
+/// A connection to `localhost`.
+pub(crate) async fn open(
+    address: SocketAddr,
+    authority: &Authority,
+    alpn: &[&str],
+    versions: &[&'static SupportedProtocolVersion],
+) -> io::Result<TlsStream<TcpStream>> {
+    let mut config = ClientConfig::builder_with_provider(provider())
+        .with_protocol_versions(versions)
+        .unwrap()
+        .with_root_certificates(authority.roots())
+        .with_no_client_auth();
+    config.alpn_protocols = alpn.iter().map(|name| name.as_bytes().to_vec()).collect();
+    let stream = TcpStream::connect(address).await?;
+    let name = ServerName::try_from("localhost").unwrap();
+    TlsConnector::from(Arc::new(config)).connect(name, stream).await
 }
 
 impl Peer {
@@ -47,15 +66,7 @@ impl Peer {
         alpn: &[&str],
         versions: &[&'static SupportedProtocolVersion],
     ) -> io::Result<Self> {
-        let mut config = ClientConfig::builder_with_provider(provider())
-            .with_protocol_versions(versions)
-            .unwrap()
-            .with_root_certificates(authority.roots())
-            .with_no_client_auth();
-        config.alpn_protocols = alpn.iter().map(|name| name.as_bytes().to_vec()).collect();
-        let stream = TcpStream::connect(address).await?;
-        let name = ServerName::try_from("localhost").unwrap();
-        let stream = TlsConnector::from(Arc::new(config)).connect(name, stream).await?;
+        let stream = open(address, authority, alpn, versions).await?;
         let session = stream.get_ref().1;
         let certificate = session.peer_certificates().unwrap()[0].clone().into_owned();
         let version = session.protocol_version().unwrap();

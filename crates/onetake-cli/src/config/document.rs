@@ -13,6 +13,7 @@ use super::pattern::{Methods, PathPattern, parse_match};
 use super::reader::{Section, Value};
 use super::secrets::{self, Env, SecretsConfig};
 use super::store_url::StoreUrl;
+use super::tls::{self, Identity, UpstreamTls};
 use super::tree::Node;
 use super::units;
 use super::url::parse_listen;
@@ -27,6 +28,8 @@ pub(super) struct Draft {
     pub(super) listen: Option<SocketAddr>,
     pub(super) upstream: Option<Located<Uri>>,
     pub(super) trusted_proxies: Option<Vec<Cidr>>,
+    pub(super) tls: Option<Identity>,
+    pub(super) upstream_tls: UpstreamTls,
     pub(super) admin_listen: Option<Located<SocketAddr>>,
     pub(super) store: Option<Located<StoreUrl>>,
     pub(super) filter: Option<Located<StoreUrl>>,
@@ -97,6 +100,11 @@ fn read_gateway(value: &Value<'_>, draft: &mut Draft, problems: &mut Problems<'_
             .filter_map(|element| element.parse("\"127.0.0.0/8\"", problems, Cidr::parse));
         draft.trusted_proxies = Some(blocks.collect());
     }
+    draft.tls = table.get("tls").and_then(|value| tls::read_identity(&value, problems));
+    draft.upstream_tls = table
+        .get("upstream_tls")
+        .map(|value| tls::read_upstream(&value, problems))
+        .unwrap_or_default();
 }
 
 fn read_admin(value: &Value<'_>, draft: &mut Draft, problems: &mut Problems<'_>) {

@@ -46,7 +46,24 @@ pub(super) const ROOT: Fields = Fields {
 /// `[gateway]`
 pub(super) const GATEWAY: Fields = Fields {
     label: "[gateway]",
-    list: &[Field("listen", Here), Field("upstream", Here), Field("trusted_proxies", Here)],
+    list: &[
+        Field("listen", Here),
+        Field("upstream", Here),
+        Field("trusted_proxies", Here),
+        Field("tls", Here),
+        Field("upstream_tls", Here),
+    ],
+    shared: &[],
+};
+
+/// `tls = { … }`
+pub(super) const TLS: Fields =
+    Fields { label: "tls", list: &[Field("certificate", Here), Field("key", Here)], shared: &[] };
+
+/// `upstream_tls = { … }`
+pub(super) const UPSTREAM_TLS: Fields = Fields {
+    label: "upstream_tls",
+    list: &[Field("roots", Here), Field("certificate", Here), Field("key", Here)],
     shared: &[],
 };
 

@@ -22,6 +22,7 @@ mod status;
 mod store_url;
 #[cfg(test)]
 mod tests;
+mod tls;
 mod tree;
 mod units;
 mod url;
@@ -40,6 +41,7 @@ pub use pattern::{Methods, PathPattern, plain};
 pub use schema::schema;
 pub use secrets::{Secret, SecretsConfig};
 pub use store_url::{ServerUrl, StoreUrl};
+pub use tls::{Identity, UpstreamTls};
 
 use error::Problems;
 
@@ -135,6 +137,10 @@ impl Config {
     #[must_use]
     pub fn warnings(&self) -> Vec<String> {
         let mut warnings = Vec::new();
+        if self.gateway.upstream_tls != UpstreamTls::default() && !self.has_https_upstream() {
+            warnings
+                .push("gateway.upstream_tls is without effect: no upstream is https://".to_owned());
+        }
         for (index, route) in self.routes.iter().enumerate() {
             let Some(preset) = route.preset.filter(|preset| preset.is_dear()) else { continue };
             let name =
@@ -152,6 +158,14 @@ impl Config {
         }
         warnings
     }
+
+    /// Whether TLS is spoken with any upstream.
+    #[must_use]
+    pub fn has_https_upstream(&self) -> bool {
+        let routes = self.routes.iter().map(|route| &route.upstream);
+        let mut upstreams = routes.chain(self.gateway.upstream.as_ref());
+        upstreams.any(|upstream| upstream.scheme() == Some(&http::uri::Scheme::HTTPS))
+    }
 }
 
 /// `[gateway]`
@@ -165,6 +179,10 @@ pub struct Gateway {
     pub upstream: Option<Uri>,
     /// Peers whose forwarding and tenant headers count; 127.0.0.0/8 and ::1 by default.
     pub trusted_proxies: Vec<Cidr>,
+    /// Whom clients meet over TLS; without it they come in plain.
+    pub tls: Option<Identity>,
+    /// How upstreams with `https://` are met.
+    pub upstream_tls: UpstreamTls,
 }
 
 /// `[admin]`

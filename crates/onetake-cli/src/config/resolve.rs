@@ -50,7 +50,13 @@ pub(super) fn resolve(draft: Draft, problems: &mut Problems<'_>) -> Config {
     });
     Config {
         defaults: policy(&[defaults]),
-        gateway: Gateway { listen, upstream, trusted_proxies },
+        gateway: Gateway {
+            listen,
+            upstream,
+            trusted_proxies,
+            tls: draft.tls,
+            upstream_tls: draft.upstream_tls,
+        },
         admin: Admin { listen: draft.admin_listen.map_or(ADMIN_LISTEN, |listen| listen.value) },
         store,
         secrets: draft.secrets,

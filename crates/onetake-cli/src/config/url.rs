@@ -3,6 +3,7 @@
 use std::net::SocketAddr;
 
 use http::Uri;
+use rustls::pki_types::ServerName;
 
 use super::error::Fault;
 
@@ -22,7 +23,7 @@ pub(super) fn parse_listen(text: &str) -> Result<SocketAddr, Fault> {
     })
 }
 
-/// Reads where requests go: `http://host:port` and nothing else.
+/// Reads where requests go: `http://host:port` or `https://host:port`, and nothing else.
 pub(super) fn parse_upstream(text: &str) -> Result<Uri, Fault> {
     const FIX: &str = "write for example \"http://127.0.0.1:3000\"";
     let bad = |what: &str, fix: &str| Fault::new(what, fix).hiding_value(text.contains('@'));
@@ -30,16 +31,11 @@ pub(super) fn parse_upstream(text: &str) -> Result<Uri, Fault> {
         let fix = format!("did you mean \"http://{text}\"?");
         return Err(match format!("http://{text}").parse::<Uri>() {
             Ok(_) if !text.contains(['/', '@']) => bad("the URL has no scheme", &fix),
-            _ => bad("not an http:// URL", FIX),
+            _ => bad("not an http:// or https:// URL", FIX),
         });
     };
-    match scheme {
-        "http" => {}
-        "https" => {
-            let what = "this version does not support https:// to the upstream yet";
-            return Err(bad(what, "use http://, on the same machine or a network that you trust"));
-        }
-        _ => return Err(bad("not an http:// URL", FIX)),
+    if !matches!(scheme, "http" | "https") {
+        return Err(bad("not an http:// or https:// URL", FIX));
     }
     if rest.contains(['?', '#']) {
         return Err(bad("an upstream has no query and no fragment", FIX));
@@ -60,8 +56,13 @@ pub(super) fn parse_upstream(text: &str) -> Result<Uri, Fault> {
         return Err(bad("not a valid port", FIX));
     }
     if !matches!(uri.path(), "" | "/") {
-        let fix = format!("write \"http://{authority}\": requests keep their own paths");
+        let fix = format!("write \"{scheme}://{authority}\": requests keep their own paths");
         return Err(bad("an upstream has no path", &fix));
+    }
+    let host = authority.host().trim_matches(['[', ']']);
+    if scheme == "https" && ServerName::try_from(host).is_err() {
+        let fix = "write the name or the address that the upstream's certificate is for";
+        return Err(bad("no certificate can be for this host", fix));
     }
     Ok(uri)
 }
@@ -72,17 +73,24 @@ mod tests {
 
     #[test]
     fn upstreams() {
-        for text in
-            ["http://127.0.0.1:3000", "http://api/", "http://[::1]:80", "http://api.internal:8080"]
-        {
+        for text in [
+            "http://127.0.0.1:3000",
+            "http://api/",
+            "http://[::1]:80",
+            "http://api.internal:8080",
+            "https://api",
+            "https://127.0.0.1:3000/",
+            "https://[::1]",
+        ] {
             assert!(parse_upstream(text).is_ok(), "{text}");
         }
         for (text, hint) in [
-            ("", "not an http:// URL"),
+            ("", "not an http:// or https:// URL"),
             ("localhost:3000", "did you mean \"http://localhost:3000\"?"),
             ("127.0.0.1:3000", "did you mean \"http://127.0.0.1:3000\"?"),
-            ("ftp://api", "not an http:// URL"),
-            ("https://api", "does not support https://"),
+            ("ftp://api", "not an http:// or https:// URL"),
+            ("https://api/v1", "write \"https://api\""),
+            ("https://a..b", "no certificate"),
             ("http://", "not a valid URL"),
             ("http://:3000", "host is missing"),
             ("http://api:0", "not a valid port"),

@@ -120,7 +120,7 @@ fn admit(plans: &Plans, peer: IpAddr, parts: &mut Parts) -> Result<Arc<Plan>, Pr
             parts.headers.remove(name);
         }
     }
-    forwarding(parts, peer, trusted, host);
+    forwarding(parts, peer, trusted, host, plans.proto);
     Ok(Arc::clone(plans.find(&parts.method, parts.uri.path())))
 }
 
@@ -218,7 +218,13 @@ fn transfer_encoding(parts: &Parts) -> Result<(), Problem> {
 }
 
 /// A trusted proxy's word is kept and added to; anybody else's is replaced.
-fn forwarding(parts: &mut Parts, peer: IpAddr, trusted: bool, host: HeaderValue) {
+fn forwarding(
+    parts: &mut Parts,
+    peer: IpAddr,
+    trusted: bool,
+    host: HeaderValue,
+    proto: &'static str,
+) {
     let headers = &mut parts.headers;
     if !trusted {
         let claimed = [
@@ -240,9 +246,9 @@ fn forwarding(parts: &mut Parts, peer: IpAddr, trusted: bool, host: HeaderValue)
         IpAddr::V6(address) => format!("for=\"[{address}]\""),
     };
     let quoted = host.to_str().unwrap_or_default().to_owned();
-    append(headers, FORWARDED, &format!("{node};host=\"{quoted}\";proto=http"));
+    append(headers, FORWARDED, &format!("{node};host=\"{quoted}\";proto={proto}"));
     headers.entry(X_FORWARDED_HOST).or_insert(host);
-    headers.entry(X_FORWARDED_PROTO).or_insert(HeaderValue::from_static("http"));
+    headers.entry(X_FORWARDED_PROTO).or_insert(HeaderValue::from_static(proto));
 }
 
 /// Adds to a list that may have come in several lines.

@@ -13,6 +13,7 @@ mod proxy;
 mod readiness;
 mod secrets;
 mod server;
+mod tls;
 
 use std::io;
 use std::net::SocketAddr;
@@ -27,7 +28,7 @@ use tokio_util::sync::CancellationToken;
 use tower::Layer;
 
 use onetake_core::engine::Housekeeping;
-use onetake_core::{Engine, StoreError, SystemClock, SystemRng};
+use onetake_core::{Clock, Engine, StoreError, SystemClock, SystemRng};
 use onetake_http::{HttpLimits, OnetakeLayer, Policy, Resolve, Tenant};
 
 use crate::config::Config;
@@ -37,6 +38,8 @@ use plan::{Plan, Plans};
 use proxy::Proxy;
 use readiness::Readiness;
 use server::Server;
+pub use tls::TlsFailed;
+use tls::{Acceptor, Connector};
 
 /// Why the gateway could not start.
 #[derive(Debug, thiserror::Error)]
@@ -45,6 +48,9 @@ pub enum StartError {
     /// The store could not be opened.
     #[error(transparent)]
     Store(#[from] StoreFailed),
+    /// A certificate, a key or a root is not there, or of no use.
+    #[error(transparent)]
+    Tls(#[from] TlsFailed),
     /// A port could not be listened on.
     #[error(
         "cannot listen on {address} ({field}): {source}. Stop what listens there, or choose another with {flag}"
@@ -83,6 +89,11 @@ impl Gateway {
         for warning in config.warnings() {
             tracing::warn!("{warning}");
         }
+        let clock: Arc<dyn Clock> = Arc::new(SystemClock);
+        let tls = config.gateway.tls.clone();
+        let tls = tls.map(|identity| Acceptor::new(identity, Arc::clone(&clock))).transpose()?;
+        let upstream_tls = config.has_https_upstream().then(|| config.gateway.upstream_tls.clone());
+        let connector = Connector::new(upstream_tls, Arc::clone(&clock))?;
         let admin = listen(config.admin.listen, "admin.listen", "--admin-listen").await?;
         let admin_address = local(&admin, config.admin.listen);
         let listener = listen(config.gateway.listen, "gateway.listen", "--listen").await?;
@@ -93,7 +104,6 @@ impl Gateway {
         let secrets = secrets::secrets(&config, &*store).await;
         let secrets = secrets.map_err(stores::failed("read secrets of", &config.store.url))?;
         let shared_velocity = stores::open_velocity(&config).await?;
-        let clock = Arc::new(SystemClock);
         let engine = Engine::with(store, clock, Arc::new(SystemRng), limits);
         engine.count_unknown(interrupted);
         engine.keep_house(Housekeeping {
@@ -115,8 +125,9 @@ impl Gateway {
         if let Some(place) = shared_velocity {
             layer = layer.velocity_shared(place);
         }
-        let service = Edge::new(layer.layer(Proxy::new()), plans, Arc::clone(engine.clock()));
-        let server = Server::start(listener, service, Arc::clone(engine.clock()));
+        let service =
+            Edge::new(layer.layer(Proxy::new(connector)), plans, Arc::clone(engine.clock()));
+        let server = Server::start(listener, tls, service, Arc::clone(engine.clock()));
         Ok(Self { address, admin_address, engine, server, draining, stop_admin })
     }
 

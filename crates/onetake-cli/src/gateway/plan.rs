@@ -43,6 +43,8 @@ pub(super) struct Plans {
     /// In which words the gateway speaks where it does not come to a plan.
     pub(super) answers: layer::Answers,
     trusted: Vec<Cidr>,
+    /// How clients come in: `http` or `https`.
+    pub(super) proto: &'static str,
     /// Headers that name tenants: removed from everybody who is not a trusted proxy.
     pub(super) tenant_headers: Vec<HeaderName>,
 }
@@ -71,6 +73,7 @@ impl Plans {
             untouched: Arc::new(fallback(None)),
             answers: config.defaults.answers,
             trusted: config.gateway.trusted_proxies.clone(),
+            proto: if config.gateway.tls.is_some() { "https" } else { "http" },
             tenant_headers,
         }
     }

@@ -15,7 +15,7 @@ use http_body_util::{BodyExt, Full};
 use hyper::body::Incoming;
 use hyper::upgrade::OnUpgrade;
 use hyper_util::client::legacy::Client;
-use hyper_util::client::legacy::connect::{HttpConnector, capture_connection};
+use hyper_util::client::legacy::connect::{CaptureConnection, capture_connection};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use tower_service::Service;
 
@@ -25,12 +25,11 @@ use onetake_http::{Answers, BoxError, Code, Disposition, Problem, RequestBody, T
 
 use super::edge::Place;
 use super::plan::Plan;
+use super::tls::{Connector, was_refused};
 
 /// Many servers close idle connections after five seconds; one that is closed while a request is
 /// on its way makes an unknown outcome, so ours are closed before.
 const UPSTREAM_IDLE: Duration = Duration::from_secs(4);
-/// How long a connection may take to be made.
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long before the client's deadline an upstream is given up, or a quarter of what is left if that is less.
 const BEFORE_DEADLINE: Duration = Duration::from_millis(50);
 /// Idle connections that are kept to one upstream.
@@ -41,15 +40,12 @@ type Body = BoxBody<Bytes, BoxError>;
 /// Forwards requests.
 #[derive(Clone)]
 pub(super) struct Proxy {
-    client: Client<HttpConnector, RequestBody<Incoming>>,
+    client: Client<Connector, RequestBody<Incoming>>,
     clock: Arc<dyn Clock>,
 }
 
 impl Proxy {
-    pub(super) fn new() -> Self {
-        let mut connector = HttpConnector::new();
-        connector.set_nodelay(true);
-        connector.set_connect_timeout(Some(CONNECT_TIMEOUT));
+    pub(super) fn new(connector: Connector) -> Self {
         let client = Client::builder(TokioExecutor::new())
             .pool_idle_timeout(UPSTREAM_IDLE)
             .pool_max_idle_per_host(IDLE_MAX)
@@ -105,15 +101,15 @@ impl Proxy {
             biased;
             answered = self.client.request(request) => answered,
             () = self.clock.sleep(timeout) => {
-                // Without a connection nothing can have been sent.
-                let was_sent = connected.connection_metadata().is_some();
-                return if was_sent { asked.timed_out() } else { asked.unreachable() };
+                let may_be_sent = may_be_sent(&connected);
+                return if may_be_sent { asked.timed_out() } else { asked.unreachable() };
             }
         };
         match answered {
             Ok(response) => received(response, upgrade, place, asked),
             Err(error) if error.is_connect() => asked.unreachable(),
-            Err(_) => asked.interrupted(),
+            Err(_) if may_be_sent(&connected) => asked.interrupted(),
+            Err(_) => asked.unreachable(),
         }
     }
 }
@@ -122,6 +118,14 @@ impl Proxy {
 /// deadline: it knows whether anything was sent.
 fn patience(timeout: Duration, left: Option<TimeLeft>) -> Duration {
     left.map_or(timeout, |TimeLeft(left)| timeout.min(left - BEFORE_DEADLINE.min(left / 4)))
+}
+
+/// Whether the upstream may have got anything of a request.
+///
+/// Not without a connection for it: that is known before its first byte is written. And not if the
+/// upstream gave up the connection's handshake.
+fn may_be_sent(connected: &CaptureConnection) -> bool {
+    connected.connection_metadata().as_ref().is_some_and(|connected| !was_refused(connected))
 }
 
 /// The client's side of a connection that it wants to use for a WebSocket. No other protocol is

@@ -12,6 +12,7 @@ use hyper::body::Incoming;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto::Builder;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
@@ -21,6 +22,7 @@ use onetake_core::Clock;
 use onetake_core::clock::micros;
 
 use super::edge::{Edge, Place};
+use super::tls::Acceptor;
 
 /// Connections at once; further ones wait in the operating system's queue.
 const CONNECTIONS_MAX: usize = 16_384;
@@ -47,13 +49,19 @@ pub(super) struct Server {
 }
 
 impl Server {
-    pub(super) fn start(listener: TcpListener, edge: Edge, clock: Arc<dyn Clock>) -> Self {
+    /// Serves whoever connects, over TLS if there is an acceptor.
+    pub(super) fn start(
+        listener: TcpListener,
+        tls: Option<Acceptor>,
+        edge: Edge,
+        clock: Arc<dyn Clock>,
+    ) -> Self {
         let stop = CancellationToken::new();
         let connections = TaskTracker::new();
         let server = Self { stop, connections, clock };
         let (stop, connections, clock) =
             (server.stop.clone(), server.connections.clone(), Arc::clone(&server.clock));
-        tokio::spawn(accept(listener, edge, stop, connections, clock));
+        tokio::spawn(accept(listener, tls, edge, stop, connections, clock));
         server
     }
 
@@ -70,6 +78,7 @@ impl Server {
 
 async fn accept(
     listener: TcpListener,
+    tls: Option<Acceptor>,
     edge: Edge,
     stop: CancellationToken,
     connections: TaskTracker,
@@ -91,7 +100,7 @@ async fn accept(
                     clock: Arc::clone(&clock),
                     place: Arc::new(place),
                 };
-                connections.spawn(connection.serve(stream));
+                connections.spawn(connection.open(stream, tls.clone()));
             }
             (_, Err(error)) => {
                 // Out of file descriptors, or the peer is gone already: neither ends the gateway.
@@ -120,8 +129,23 @@ struct Activity {
 }
 
 impl Connection {
-    async fn serve(self, stream: TcpStream) {
+    async fn open(self, stream: TcpStream, tls: Option<Acceptor>) {
         let _best_effort = stream.set_nodelay(true);
+        let Some(tls) = tls else {
+            return self.serve(stream).await;
+        };
+        let opened = tokio::select! {
+            opened = tls.accept(stream) => opened,
+            () = self.stop.cancelled() => return,
+        };
+        match opened {
+            Ok(stream) => self.serve(stream).await,
+            // Scanners, probes and clients that do not trust us: none of them is an error of ours.
+            Err(error) => tracing::debug!(%error, "a TLS handshake failed"),
+        }
+    }
+
+    async fn serve(self, stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static) {
         let activity = Arc::new(Activity::default());
         activity.last.store(micros(self.clock.monotonic()), Ordering::Relaxed);
         let service = service_fn(|request: Request<Incoming>| {

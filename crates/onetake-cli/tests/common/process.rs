@@ -21,6 +21,16 @@ pub(crate) struct Process {
 
 impl Process {
     pub(crate) async fn start(folder: &Path, routes: &str, upstream: &str) -> Self {
+        Self::start_with(folder, routes, upstream, &[]).await
+    }
+
+    /// As [`Self::start`], with variables of its own.
+    pub(crate) async fn start_with(
+        folder: &Path,
+        routes: &str,
+        upstream: &str,
+        variables: &[(&str, &str)],
+    ) -> Self {
         // Zero lets the system pick: the log says what it picked.
         let file = folder.join("onetake.toml");
         let text = format!(
@@ -31,6 +41,7 @@ impl Process {
         let mut command = Command::new(env!("CARGO_BIN_EXE_onetake"));
         command.arg("serve").arg("--config").arg(&file).args(["--log-format", "json"]);
         command.env("ONETAKE_LOG", "trace").stderr(Stdio::piped());
+        command.envs(variables.iter().copied());
         let mut child = tokio::process::Command::from(command).kill_on_drop(true).spawn().unwrap();
         let logs = Arc::new(Mutex::new(String::new()));
         let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();

@@ -50,7 +50,8 @@ pub(super) fn not_connected(server: &str, error: &RedisError) -> StoreError {
         }
         _ if said.contains("certificate") => (
             StoreErrorKind::Invalid,
-            "its certificate must be signed by one that this system trusts, for this host name",
+            "its certificate must be signed by one that this system trusts, or by one of sslrootcert=FILE \
+             in the URL, for this host name",
         ),
         _ if error.is_connection_refusal() => {
             (StoreErrorKind::Unavailable, "is it started, and are host and port right?")

@@ -102,8 +102,9 @@ pub struct RedisStore {
 
 impl RedisStore {
     /// Connects to `redis://[user:password@]host[:port][/db]`, `rediss://…` (TLS, by the roots that
-    /// the system trusts), `redis-cluster://host[:port],host[:port]` or `rediss-cluster://…`.
-    /// Options in the URL win over those given here.
+    /// the system trusts, or by those of `?sslrootcert=FILE` alone),
+    /// `redis-cluster://host[:port],host[:port]` or `rediss-cluster://…`. Options in the URL win over
+    /// those given here.
     ///
     /// # Errors
     /// If the URL is wrong, the password is refused, or nobody answers.

@@ -181,10 +181,12 @@ impl Nodes {
     /// The node at an address: the one that is known, or a new one.
     fn at(&self, host: String, port: u16) -> Option<Arc<Node>> {
         let like = self.address.seeds.first()?;
-        let address = if self.address.tls {
-            ConnectionAddr::TcpTls { host, port, insecure: false, tls_params: None }
-        } else {
-            ConnectionAddr::Tcp(host, port)
+        let address = match like.addr() {
+            ConnectionAddr::TcpTls { tls_params, .. } => {
+                let tls_params = tls_params.clone();
+                ConnectionAddr::TcpTls { host, port, insecure: false, tls_params }
+            }
+            _ => ConnectionAddr::Tcp(host, port),
         };
         let mut inner = self.write();
         let known = inner.known.entry(address.to_string());

@@ -3,7 +3,12 @@
 use std::time::Duration;
 
 use onetake_core::{StoreError, StoreErrorKind};
-use redis::{ConnectionInfo, IntoConnectionInfo};
+use redis::{Client, ConnectionInfo, IntoConnectionInfo, TlsCertificates};
+use rustls::pki_types::CertificateDer;
+use rustls::pki_types::pem::PemObject;
+
+/// The option that every URL may have: the file with the roots to check the server by.
+const ROOTS: &str = "sslrootcert";
 
 /// Where to connect, and as whom.
 #[derive(Clone, Debug)]
@@ -20,7 +25,7 @@ pub(crate) type Query = Vec<(String, String)>;
 impl Address {
     /// Reads `redis://[user:password@]host[:port][/db]`, `rediss://…` (TLS),
     /// `redis-cluster://host[:port],host[:port]` and `rediss-cluster://…`. Options that are not in
-    /// `known` are refused.
+    /// `known` are refused, but for `sslrootcert`, which belongs to TLS.
     ///
     /// # Errors
     /// If the URL says something else. The message never shows the user and password.
@@ -71,17 +76,41 @@ impl Address {
                 invalid(what)
             })
         };
-        let seeds = hosts.split(',').map(seed).collect::<Result<_, _>>()?;
-        Ok((Self { seeds, cluster, tls }, options(query, known)?))
+        let mut seeds = hosts.split(',').map(seed).collect::<Result<Vec<_>, _>>()?;
+        let mut query = options(query, known)?;
+        for (_, file) in query.extract_if(.., |(name, _)| name == ROOTS) {
+            if !tls {
+                let what = format!("{ROOTS} in the Redis URL needs TLS: write rediss:// before it");
+                return Err(invalid(what));
+            }
+            seeds = checked_by(seeds, &file)?;
+        }
+        Ok((Self { seeds, cluster, tls }, query))
     }
+}
+
+/// The same servers, which then have to prove their names by the roots of a file and no others.
+fn checked_by(seeds: Vec<ConnectionInfo>, file: &str) -> Result<Vec<ConnectionInfo>, StoreError> {
+    let bad = || invalid(format!("{ROOTS}: no certificates could be read from {file}"));
+    let found = CertificateDer::pem_file_iter(file).map_err(|error| bad().with_source(error))?;
+    if found.filter_map(Result::ok).next().is_none() {
+        return Err(bad());
+    }
+    let roots = std::fs::read(file).map_err(|error| bad().with_source(error))?;
+    let check = |seed| {
+        let roots = TlsCertificates { client_tls: None, root_cert: Some(roots.clone()) };
+        let client = Client::build_with_tls(seed, roots);
+        client.map(|client| client.get_connection_info().clone()).map_err(|e| bad().with_source(e))
+    };
+    seeds.into_iter().map(check).collect()
 }
 
 fn options(query: &str, known: &[&str]) -> Result<Query, StoreError> {
     let mut options = Query::new();
     for pair in query.split('&').filter(|pair| !pair.is_empty()) {
         let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
-        if !known.contains(&name) {
-            let known = if known.is_empty() { "none".to_owned() } else { known.join(", ") };
+        if !known.contains(&name) && name != ROOTS {
+            let known = known.iter().chain([&ROOTS]).copied().collect::<Vec<_>>().join(", ");
             let what = format!("the Redis URL has an unknown option `{name}` (known: {known})");
             return Err(invalid(what));
         }
@@ -153,7 +182,9 @@ mod tests {
             ("redis://u:sec@ret@a", "%40"),
             ("redis-cluster://u:secret@", "names no host"),
             ("redis-cluster://u:secret@a:1,,", "not a host and a port"),
-            ("redis://u:secret@a?waits=1", "unknown option `waits` (known: a)"),
+            ("redis://u:secret@a?sslrootcert=/ca.pem", "write rediss://"),
+            ("rediss://u:secret@a?sslrootcert=/nowhere.pem", "read from /nowhere.pem"),
+            ("redis://u:secret@a?waits=1", "unknown option `waits` (known: a, sslrootcert)"),
         ] {
             let error = Address::parse(url, &["a"]).unwrap_err();
             assert_eq!(error.kind(), StoreErrorKind::Invalid);

@@ -44,6 +44,14 @@ async fn a_certificate_that_the_system_trusts_is_trusted() {
     let said = String::from_utf8_lossy(&client.stdout);
     assert!(client.status.success() && said.contains("1 passed"), "{said}");
 
+    // By roots of its own, and by none of the system's.
+    let named = format!("{url}?sslrootcert={root}");
+    let store = RedisStore::open(&named, RedisOptions::default()).await.unwrap();
+    super::granted(&store, "b").await;
+    let other_name = named.replace("localhost", "127.0.0.1");
+    let error = RedisStore::open(&other_name, RedisOptions::default()).await.unwrap_err();
+    assert_eq!(error.kind(), StoreErrorKind::Invalid, "{error}");
+
     let error = RedisStore::open(&url, RedisOptions::default()).await.unwrap_err();
     assert_eq!(error.kind(), StoreErrorKind::Invalid, "{error}");
     assert!(error.to_string().contains("certificate must be signed by one"), "{error}");

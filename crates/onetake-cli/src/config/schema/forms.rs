@@ -6,6 +6,7 @@
 use serde_json::{Value, json};
 
 use super::super::units::BODY_BYTES_MAX;
+use super::with;
 
 pub(super) fn boolean() -> Value {
     json!({ "type": "boolean" })
@@ -29,6 +30,11 @@ pub(super) fn list(items: &Value) -> Value {
 /// A string with at least one character.
 pub(super) fn name() -> Value {
     json!({ "type": "string", "minLength": 1 })
+}
+
+/// A file's name.
+pub(super) fn file_name() -> Value {
+    with(name(), json!({ "not": { "pattern": "-----BEGIN" } }))
 }
 
 /// A string of this form from its first to its last character.
@@ -64,7 +70,7 @@ pub(super) fn address_block() -> Value {
 }
 
 pub(super) fn upstream() -> Value {
-    text(r"http://(\[[^/?#@\[\]\s]+\]|[^/?#@:\[\]\s]+)(:[0-9]+)?/?")
+    text(r"https?://(\[[^/?#@\[\]\s]+\]|[^/?#@:\[\]\s]+)(:[0-9]+)?/?")
 }
 
 pub(super) fn header_name() -> Value {

@@ -13,8 +13,8 @@ use super::document::SWEEP_BATCH_MAX;
 use super::secrets::{ID_LENGTH_MAX, SECRETS_MAX};
 use super::units;
 use forms::{
-    address_block, boolean, duration, integer, list, listen, listen_on_loopback, name, redis_url,
-    secret, store_url, text, upstream,
+    address_block, boolean, duration, file_name, integer, list, listen, listen_on_loopback, name,
+    redis_url, secret, store_url, text, upstream,
 };
 
 /// The JSON Schema (draft 2020-12) of the configuration file.
@@ -53,8 +53,31 @@ fn gateway() -> Value {
                 "Whose X-Forwarded-*, Forwarded and tenant headers count.",
                 or(json!(["127.0.0.0/8", "::1"]), list(&address_block())),
             ),
+            field("tls", "Whom clients meet over TLS; none: they come in plain.", tls()),
+            field("upstream_tls", "How upstreams with https:// are met.", upstream_tls()),
         ],
     )
+}
+
+fn tls() -> Value {
+    let fields = identity("The certificate in PEM, followed by those that signed it.");
+    with(table("gateway.tls", fields), json!({ "required": ["certificate", "key"] }))
+}
+
+fn upstream_tls() -> Value {
+    let roots = "The only roots, in PEM, to check upstreams by; none: those of the system.";
+    let own = "Who the gateway is to upstreams that ask, in PEM.";
+    let fields = [field("roots", roots, file_name())].into_iter().chain(identity(own));
+    let both = json!({ "certificate": ["key"], "key": ["certificate"] });
+    with(table("gateway.upstream_tls", fields), json!({ "dependentRequired": both }))
+}
+
+/// The fields of a certificate and its key.
+fn identity(certificate: &str) -> [Field; 2] {
+    [
+        field("certificate", certificate, file_name()),
+        field("key", "Its private key in PEM.", file_name()),
+    ]
 }
 
 fn admin() -> Value {

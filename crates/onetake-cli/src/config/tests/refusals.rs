@@ -6,7 +6,6 @@ use super::*;
 /// What the design names and this version does not have.
 pub(super) const NOT_YET: &[(&str, &str, &str)] = &[
     ("admin", "token = { env = \"T\" }", "admin.token"),
-    ("route", "upstream = \"https://api\"", "route[0].upstream"),
     ("route", "tenant = \"client-ip\"", "route[0].tenant"),
     ("route", "tenant = { jwt = { claim = \"sub\" } }", "route[0].tenant.jwt"),
     ("route", "tenant = { forward_auth = \"http://x\" }", "route[0].tenant.forward_auth"),

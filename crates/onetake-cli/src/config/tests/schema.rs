@@ -15,6 +15,8 @@ use crate::config::fields::{self as tables, Fields};
 const TABLES: &[(&Fields, &[&str])] = &[
     (&tables::ROOT, &[""]),
     (&tables::GATEWAY, &["/properties/gateway"]),
+    (&tables::TLS, &["/properties/gateway/properties/tls"]),
+    (&tables::UPSTREAM_TLS, &["/properties/gateway/properties/upstream_tls"]),
     (&tables::ADMIN, &["/properties/admin"]),
     (&tables::STORE, &["/properties/store"]),
     (
@@ -65,6 +67,7 @@ const CHECK_ONLY: &[&str] = &[
     "filter = \"redis://a\"",
     "url = \"redis://b\"\nfilter = \"redis://a\"",
     "preset = \"payment\"",
+    "upstream = \"https://a..b\"",
     "key = { from = \"json\", pointer = \"/id\" }",
     "key = { from = \"derive\", parts = [\"json:/a\"] }",
     "record = [\"404\"]\nunknown = [\"5xx\", \"404\"]",

@@ -1,0 +1,130 @@
+//! TLS with clients.
+
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use onetake_core::Clock;
+use rustls::ServerConfig;
+use rustls::sign::{CertifiedKey, SingleCertAndKey};
+use tokio::net::TcpStream;
+use tokio::sync::{Semaphore, watch};
+use tokio_rustls::TlsAcceptor;
+use tokio_rustls::server::TlsStream;
+
+use crate::config::Identity;
+
+use super::files::TlsFailed;
+use super::reload::reloaded;
+use super::{plain, provider};
+
+const FIELD: &str = "gateway.tls";
+/// How long a client may take until both sides know each other, its wait for a place included.
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
+/// Handshakes at once: they are the dearest thing that a stranger can ask for.
+const HANDSHAKES_MAX: usize = 1_024;
+
+/// Opens TLS on accepted connections.
+#[derive(Clone, Debug)]
+pub(in super::super) struct Acceptor {
+    config: watch::Receiver<Arc<ServerConfig>>,
+    places: Arc<Semaphore>,
+    clock: Arc<dyn Clock>,
+}
+
+impl Acceptor {
+    /// Reads the certificate and its key, and looks after them from then on.
+    ///
+    /// # Errors
+    /// If they are not there, or of no use.
+    pub(in super::super) fn new(
+        identity: Identity,
+        clock: Arc<dyn Clock>,
+    ) -> Result<Self, TlsFailed> {
+        let paths = vec![identity.certificate.clone(), identity.key.clone()];
+        let time = Arc::clone(&clock);
+        let config = reloaded(
+            FIELD,
+            paths,
+            move |files| server_config(files.identity(FIELD, &identity, &*time)?),
+            Arc::clone(&clock),
+        )?;
+        Ok(Self { config, places: Arc::new(Semaphore::new(HANDSHAKES_MAX)), clock })
+    }
+
+    /// Opens TLS with whoever is at the other end, with the certificate of this moment.
+    pub(in super::super) async fn accept(
+        &self,
+        stream: TcpStream,
+    ) -> io::Result<Box<TlsStream<TcpStream>>> {
+        let handshake = async {
+            let _place = self.places.acquire().await.map_err(io::Error::other)?;
+            let config = Arc::clone(&self.config.borrow());
+            TlsAcceptor::from(config).accept(stream).await
+        };
+        tokio::select! {
+            opened = handshake => opened.map(Box::new),
+            () = self.clock.sleep(HANDSHAKE_TIMEOUT) => Err(io::ErrorKind::TimedOut.into()),
+        }
+    }
+}
+
+fn server_config(identity: Arc<CertifiedKey>) -> Result<ServerConfig, TlsFailed> {
+    let builder = ServerConfig::builder_with_provider(provider())
+        .with_safe_default_protocol_versions()
+        .map_err(|error| TlsFailed::new(FIELD, None, plain(&error), "Remove it to do without"))?;
+    let certificate = Arc::new(SingleCertAndKey::from(identity));
+    let mut config = builder.with_no_client_auth().with_cert_resolver(certificate);
+    config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
+    Ok(config)
+}
+
+#[cfg(test)]
+mod tests {
+    use onetake_core::{ManualClock, Timestamp};
+    use tokio::net::TcpListener;
+
+    use super::*;
+
+    /// An acceptor with one place, its clock, and a listener for it.
+    async fn acceptor() -> (Acceptor, ManualClock, TcpListener) {
+        let folder = tempfile::tempdir().unwrap();
+        let made = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
+        let identity = Identity {
+            certificate: folder.path().join("cert.pem"),
+            key: folder.path().join("key.pem"),
+        };
+        std::fs::write(&identity.certificate, made.cert.pem()).unwrap();
+        std::fs::write(&identity.key, made.signing_key.serialize_pem()).unwrap();
+        let year_2020 = Timestamp::from_micros(1_577_836_800_000_000);
+        let clock = ManualClock::new(year_2020);
+        let acceptor = Acceptor::new(identity, Arc::new(clock.clone())).unwrap();
+        let acceptor = Acceptor { places: Arc::new(Semaphore::new(1)), ..acceptor };
+        (acceptor, clock, TcpListener::bind("127.0.0.1:0").await.unwrap())
+    }
+
+    #[tokio::test]
+    async fn whoever_says_nothing_is_not_waited_for_and_holds_its_place_no_longer() {
+        let (acceptor, clock, listener) = acceptor().await;
+        let address = listener.local_addr().unwrap();
+        let mut clients = Vec::new();
+        let mut handshakes = Vec::new();
+        for waiting in [false, true] {
+            clients.push(TcpStream::connect(address).await.unwrap());
+            let (stream, _) = listener.accept().await.unwrap();
+            let acceptor = acceptor.clone();
+            handshakes.push(tokio::spawn(async move { acceptor.accept(stream).await.map(drop) }));
+            for _ in 0..20 {
+                tokio::task::yield_now().await;
+            }
+            assert!(handshakes.iter().all(|handshake| !handshake.is_finished()), "{waiting}");
+        }
+        assert_eq!(acceptor.places.available_permits(), 0, "one at a time, the other waits");
+        clock.advance(HANDSHAKE_TIMEOUT);
+        for handshake in handshakes {
+            let error = handshake.await.unwrap().unwrap_err();
+            assert_eq!(error.kind(), io::ErrorKind::TimedOut);
+        }
+        assert_eq!(acceptor.places.available_permits(), 1);
+    }
+}

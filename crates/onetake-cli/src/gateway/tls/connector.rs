@@ -1,0 +1,171 @@
+//! TLS with upstreams.
+
+mod stream;
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use futures_util::future::BoxFuture;
+use http::Uri;
+use http::uri::Scheme;
+use hyper_util::client::legacy::connect::HttpConnector;
+use hyper_util::rt::TokioIo;
+use onetake_core::Clock;
+use onetake_core::clock::micros;
+use onetake_http::BoxError;
+use rustls::pki_types::ServerName;
+use rustls::sign::SingleCertAndKey;
+use rustls::{ClientConfig, RootCertStore};
+use tokio::net::TcpStream;
+use tokio::sync::watch;
+use tokio_rustls::TlsConnector;
+use tower_service::Service;
+
+use crate::config::UpstreamTls;
+
+use super::files::{Files, TlsFailed};
+use super::reload::reloaded;
+use super::{plain, provider};
+pub(in super::super) use stream::{Stream, was_refused};
+
+const FIELD: &str = "gateway.upstream_tls";
+const ROOTS: &str = "gateway.upstream_tls.roots";
+/// How long a connection may take to be made.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+/// And then, until both sides know each other.
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long to say nothing after a failed handshake was logged: behind a wrong certificate every
+/// request fails.
+const SILENCE: Duration = Duration::from_secs(10);
+
+/// Makes connections, encrypted where the upstream is `https://`.
+///
+/// Whatever fails in here fails before anything of a request was sent.
+#[derive(Clone, Debug)]
+pub(in super::super) struct Connector {
+    http: HttpConnector,
+    tls: Option<watch::Receiver<Arc<ClientConfig>>>,
+    clock: Arc<dyn Clock>,
+    /// When a failed handshake may be logged again, in microseconds of the monotonic clock.
+    speak_from: Arc<AtomicU64>,
+}
+
+impl Connector {
+    /// Reads roots and certificates, and looks after them from then on; `None`: no upstream is
+    /// `https://`.
+    ///
+    /// # Errors
+    /// If they are not there, or of no use.
+    pub(in super::super) fn new(
+        tls: Option<UpstreamTls>,
+        clock: Arc<dyn Clock>,
+    ) -> Result<Self, TlsFailed> {
+        let mut http = HttpConnector::new();
+        http.set_nodelay(true);
+        http.set_connect_timeout(Some(CONNECT_TIMEOUT));
+        http.enforce_http(false);
+        let tls = tls.map(|tls| {
+            let identity = tls.identity.iter();
+            let identity = identity.flat_map(|identity| [&identity.certificate, &identity.key]);
+            let paths = tls.roots.iter().chain(identity).cloned().collect();
+            let time = Arc::clone(&clock);
+            let make = move |files: &mut Files| client_config(&tls, files, &*time);
+            reloaded(FIELD, paths, make, Arc::clone(&clock))
+        });
+        Ok(Self { http, tls: tls.transpose()?, clock, speak_from: Arc::default() })
+    }
+
+    async fn encrypted(&self, host: &str, stream: TcpStream) -> Result<Stream, BoxError> {
+        let tls = self.tls.as_ref().ok_or("TLS is not set up for this upstream")?;
+        let config = Arc::clone(&tls.borrow());
+        let name = ServerName::try_from(host.trim_matches(['[', ']']))?.to_owned();
+        let opened = tokio::select! {
+            opened = TlsConnector::from(config).connect(name, stream) => opened,
+            () = self.clock.sleep(HANDSHAKE_TIMEOUT) => Err(io::ErrorKind::TimedOut.into()),
+        };
+        match opened {
+            Ok(stream) => Ok(Stream::encrypted(stream)),
+            Err(error) => {
+                self.tell(host, &error);
+                Err(error.into())
+            }
+        }
+    }
+
+    fn tell(&self, host: &str, error: &io::Error) {
+        let now = micros(self.clock.monotonic());
+        let next = now.saturating_add(micros(SILENCE));
+        let may_speak = |from: u64| (from <= now).then_some(next);
+        let (before, after) = (Ordering::Relaxed, Ordering::Relaxed);
+        if self.speak_from.fetch_update(before, after, may_speak).is_ok() {
+            tracing::warn!(host, %error, "no TLS with the upstream; nothing was sent");
+        }
+    }
+}
+
+impl Service<Uri> for Connector {
+    type Response = TokioIo<Stream>;
+    type Error = BoxError;
+    type Future = BoxFuture<'static, Result<Self::Response, BoxError>>;
+
+    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
+        self.http.poll_ready(context).map_err(Into::into)
+    }
+
+    fn call(&mut self, to: Uri) -> Self::Future {
+        let this = self.clone();
+        // The one that was ready goes with the call.
+        let mut http = std::mem::replace(&mut self.http, this.http.clone());
+        Box::pin(async move {
+            let stream = http.call(to.clone()).await?.into_inner();
+            let stream = match to.scheme() == Some(&Scheme::HTTPS) {
+                true => this.encrypted(to.host().unwrap_or_default(), stream).await?,
+                false => Stream::Plain(stream),
+            };
+            Ok(TokioIo::new(stream))
+        })
+    }
+}
+
+fn client_config(
+    tls: &UpstreamTls,
+    files: &mut Files,
+    clock: &dyn Clock,
+) -> Result<ClientConfig, TlsFailed> {
+    let roots = match &tls.roots {
+        Some(file) => files.roots(ROOTS, file)?,
+        None => system_roots()?,
+    };
+    let builder = ClientConfig::builder_with_provider(provider())
+        .with_safe_default_protocol_versions()
+        .map_err(|error| TlsFailed::new(FIELD, None, plain(&error), "Use http:// to do without"))?
+        .with_root_certificates(roots);
+    let mut config = match &tls.identity {
+        Some(identity) => {
+            let identity = files.identity(FIELD, identity, clock)?;
+            builder.with_client_cert_resolver(Arc::new(SingleCertAndKey::from(identity)))
+        }
+        None => builder.with_no_client_auth(),
+    };
+    // One request at a time on a connection: what was sent on it stays known.
+    config.alpn_protocols = vec![b"http/1.1".to_vec()];
+    Ok(config)
+}
+
+fn system_roots() -> Result<RootCertStore, TlsFailed> {
+    let mut roots = RootCertStore::empty();
+    let found = rustls_native_certs::load_native_certs();
+    let (_added, _ignored) = roots.add_parsable_certificates(found.certs);
+    match roots.is_empty() {
+        false => Ok(roots),
+        true => Err(TlsFailed::new(
+            ROOTS,
+            None,
+            "it is missing, and this system trusts no root certificate of its own",
+            "Name a file with those that upstreams are checked by, or install ca-certificates",
+        )),
+    }
+}

@@ -1,0 +1,226 @@
+//! A connection to an upstream, plain or encrypted.
+
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::task::{Context, Poll, ready};
+
+use http::Extensions;
+use hyper_util::client::legacy::connect::{Connected, Connection};
+use rustls::AlertDescription;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::TcpStream;
+use tokio_rustls::client::TlsStream;
+
+/// A connection to an upstream.
+pub(in super::super::super) enum Stream {
+    Plain(TcpStream),
+    Encrypted(Encrypted),
+}
+
+pub(in super::super::super) struct Encrypted {
+    stream: Box<TlsStream<TcpStream>>,
+    opening: Opening,
+}
+
+/// How the upstream began to speak on an encrypted connection.
+///
+/// With TLS 1.3 a client may send as soon as it knows the server, and the server may only then turn
+/// the client's certificate down. It has not looked at anything that was sent behind it, and it
+/// says so by an alert that only it can make. So what was sent was never received: a retry may run.
+#[derive(Clone, Debug, Default)]
+struct Opening(Arc<AtomicU8>);
+
+impl Opening {
+    const SILENT: u8 = 0;
+    const ANSWERED: u8 = 1;
+    const REFUSED: u8 = 2;
+
+    /// The first word counts, and nothing after it.
+    fn first(&self, word: u8) {
+        let (set, seen) = (Ordering::AcqRel, Ordering::Acquire);
+        let _not_the_first = self.0.compare_exchange(Self::SILENT, word, set, seen);
+    }
+}
+
+/// Whether the upstream turned our certificate down before anything else, and so took nothing.
+pub(in super::super::super) fn was_refused(connected: &Connected) -> bool {
+    let mut extras = Extensions::new();
+    connected.get_extras(&mut extras);
+    let opening = extras.get::<Opening>();
+    opening.is_some_and(|opening| opening.0.load(Ordering::Acquire) == Opening::REFUSED)
+}
+
+/// Alerts that say that a handshake failed because of the client's certificate, and that nobody has
+/// a reason to send afterwards.
+fn turns_certificate_down(error: &io::Error) -> bool {
+    let error = error.get_ref().and_then(|error| error.downcast_ref::<rustls::Error>());
+    matches!(
+        error,
+        Some(rustls::Error::AlertReceived(
+            AlertDescription::CertificateRequired
+                | AlertDescription::BadCertificate
+                | AlertDescription::UnsupportedCertificate
+                | AlertDescription::CertificateRevoked
+                | AlertDescription::CertificateExpired
+                | AlertDescription::CertificateUnknown
+                | AlertDescription::UnknownCA
+                | AlertDescription::AccessDenied
+                | AlertDescription::DecryptError
+        ))
+    )
+}
+
+impl Stream {
+    pub(super) fn encrypted(stream: TlsStream<TcpStream>) -> Self {
+        Self::Encrypted(Encrypted { stream: Box::new(stream), opening: Opening::default() })
+    }
+}
+
+impl Encrypted {
+    fn poll_read(
+        &mut self,
+        context: &mut Context<'_>,
+        into: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let before = into.filled().len();
+        let read = ready!(Pin::new(&mut self.stream).poll_read(context, into));
+        match &read {
+            Err(error) if turns_certificate_down(error) => self.opening.first(Opening::REFUSED),
+            Ok(()) if into.filled().len() == before => {}
+            _ => self.opening.first(Opening::ANSWERED),
+        }
+        Poll::Ready(read)
+    }
+
+    /// Nobody reads from a connection that can no longer be written to, so that is done here: what
+    /// the upstream said before it hung up may be why.
+    fn written<T>(
+        &mut self,
+        context: &mut Context<'_>,
+        written: Poll<io::Result<T>>,
+    ) -> Poll<io::Result<T>> {
+        if let Poll::Ready(Err(_)) = &written {
+            let mut scratch = [0; 64];
+            let _seen = self.poll_read(context, &mut ReadBuf::new(&mut scratch));
+        }
+        written
+    }
+}
+
+impl Connection for Stream {
+    fn connected(&self) -> Connected {
+        match self {
+            Self::Plain(stream) => stream.connected(),
+            Self::Encrypted(Encrypted { stream, opening }) => {
+                stream.get_ref().0.connected().extra(opening.clone())
+            }
+        }
+    }
+}
+
+impl AsyncRead for Stream {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        into: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        match self.get_mut() {
+            Self::Plain(stream) => Pin::new(stream).poll_read(context, into),
+            Self::Encrypted(inner) => inner.poll_read(context, into),
+        }
+    }
+}
+
+impl AsyncWrite for Stream {
+    fn poll_write(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        match self.get_mut() {
+            Self::Plain(stream) => Pin::new(stream).poll_write(context, bytes),
+            Self::Encrypted(inner) => {
+                let written = Pin::new(&mut inner.stream).poll_write(context, bytes);
+                inner.written(context, written)
+            }
+        }
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match self.get_mut() {
+            Self::Plain(stream) => Pin::new(stream).poll_flush(context),
+            Self::Encrypted(inner) => {
+                let written = Pin::new(&mut inner.stream).poll_flush(context);
+                inner.written(context, written)
+            }
+        }
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match self.get_mut() {
+            Self::Plain(stream) => Pin::new(stream).poll_shutdown(context),
+            Self::Encrypted(inner) => Pin::new(&mut inner.stream).poll_shutdown(context),
+        }
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        match self {
+            Self::Plain(stream) => stream.is_write_vectored(),
+            Self::Encrypted(inner) => inner.stream.is_write_vectored(),
+        }
+    }
+
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        slices: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        match self.get_mut() {
+            Self::Plain(stream) => Pin::new(stream).poll_write_vectored(context, slices),
+            Self::Encrypted(inner) => {
+                let written = Pin::new(&mut inner.stream).poll_write_vectored(context, slices);
+                inner.written(context, written)
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_first_word_of_an_upstream_can_be_a_refusal() {
+        let refused = |words: &[u8]| {
+            let opening = Opening::default();
+            words.iter().for_each(|word| opening.first(*word));
+            was_refused(&Connected::new().extra(opening))
+        };
+        assert!(refused(&[Opening::REFUSED]));
+        assert!(refused(&[Opening::REFUSED, Opening::ANSWERED]));
+        assert!(!refused(&[Opening::ANSWERED, Opening::REFUSED]));
+        assert!(!refused(&[]));
+        assert!(!was_refused(&Connected::new()), "a plain connection has no handshake");
+    }
+
+    #[test]
+    fn only_alerts_about_certificates_are_refusals() {
+        let alert = |alert| {
+            let error = rustls::Error::AlertReceived(alert);
+            turns_certificate_down(&io::Error::new(io::ErrorKind::InvalidData, error))
+        };
+        assert!(alert(AlertDescription::CertificateRequired));
+        assert!(alert(AlertDescription::UnknownCA));
+        for other in [
+            AlertDescription::CloseNotify,
+            AlertDescription::InternalError,
+            AlertDescription::BadRecordMac,
+            AlertDescription::UserCanceled,
+        ] {
+            assert!(!alert(other), "{other:?}");
+        }
+        assert!(!turns_certificate_down(&io::ErrorKind::ConnectionReset.into()));
+    }
+}

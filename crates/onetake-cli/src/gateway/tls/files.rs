@@ -1,0 +1,193 @@
+//! Certificates and keys from PEM files. No message repeats what is in one: it may be a key.
+
+use std::fmt;
+use std::fs::File;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use onetake_core::Clock;
+use rustls::RootCertStore;
+use rustls::pki_types::pem::{self, PemObject};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::sign::CertifiedKey;
+use x509_cert::der::Decode;
+
+use crate::config::Identity;
+
+use super::{plain, provider};
+
+/// The largest file that is taken for certificates or a key.
+const FILE_BYTES_MAX: u64 = 1 << 20;
+
+/// Why TLS cannot be spoken.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TlsFailed {
+    field: String,
+    file: Option<PathBuf>,
+    what: String,
+    fix: &'static str,
+}
+
+impl TlsFailed {
+    pub(super) fn new(
+        field: impl Into<String>,
+        file: Option<&Path>,
+        what: impl Into<String>,
+        fix: &'static str,
+    ) -> Self {
+        Self { field: field.into(), file: file.map(Into::into), what: what.into(), fix }
+    }
+}
+
+impl fmt::Display for TlsFailed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.field)?;
+        if let Some(file) = &self.file {
+            write!(f, " = \"{}\"", file.display())?;
+        }
+        write!(f, ": {}. {}", self.what, self.fix)
+    }
+}
+
+impl std::error::Error for TlsFailed {}
+
+/// Reads files and remembers what was in them, so that a change of nothing is not taken for one.
+///
+/// Without `Debug`: there are keys among them.
+#[derive(Default, PartialEq, Eq)]
+pub(super) struct Files {
+    contents: Vec<Vec<u8>>,
+    /// When the certificate among them expires, since 1970.
+    pub(super) expires: Option<Duration>,
+}
+
+impl Files {
+    /// A certificate with its chain and its key, which belong together and are of today.
+    pub(super) fn identity(
+        &mut self,
+        table: &str,
+        identity: &Identity,
+        clock: &dyn Clock,
+    ) -> Result<Arc<CertifiedKey>, TlsFailed> {
+        let field = format!("{table}.certificate");
+        let chain = self.certificates(&field, &identity.certificate)?;
+        let key = self.key(&format!("{table}.key"), &identity.key)?;
+        if let Some(leaf) = chain.first() {
+            self.expires = check_validity(leaf, clock).map_err(|what| {
+                let fix = "Have a new one issued";
+                TlsFailed::new(&*field, Some(&identity.certificate), what, fix)
+            })?;
+        }
+        let made = CertifiedKey::from_der(chain, key, &provider());
+        made.map(Arc::new).map_err(|error| match error {
+            rustls::Error::InconsistentKeys(_) => TlsFailed::new(
+                format!("{table}.key"),
+                Some(&identity.key),
+                format!("it is not the key of {}", identity.certificate.display()),
+                "Name the key that the certificate was issued for, and have the certificate \
+                 itself come first in its file",
+            ),
+            rustls::Error::InvalidCertificate(_) => {
+                let fix = "Name a file with the certificate itself first, in PEM";
+                TlsFailed::new(&*field, Some(&identity.certificate), plain(&error), fix)
+            }
+            error => {
+                let fix = "Name a file with an RSA, ECDSA or Ed25519 key, in PEM";
+                TlsFailed::new(format!("{table}.key"), Some(&identity.key), plain(&error), fix)
+            }
+        })
+    }
+
+    /// Every certificate of a file as a root.
+    pub(super) fn roots(&mut self, field: &str, file: &Path) -> Result<RootCertStore, TlsFailed> {
+        let mut roots = RootCertStore::empty();
+        for certificate in self.certificates(field, file)? {
+            roots.add(certificate).map_err(|error| {
+                let fix = "Name a file with the certificates of authorities, in PEM";
+                TlsFailed::new(field, Some(file), plain(&error), fix)
+            })?;
+        }
+        Ok(roots)
+    }
+
+    /// At least one certificate.
+    fn certificates(
+        &mut self,
+        field: &str,
+        file: &Path,
+    ) -> Result<Vec<CertificateDer<'static>>, TlsFailed> {
+        let content = self.read(field, file)?;
+        let found: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(content).collect();
+        let what = match found {
+            Ok(found) if !found.is_empty() => return Ok(found),
+            Ok(_) | Err(pem::Error::NoItemsFound) => "there is no certificate in it",
+            Err(_) => "it is not whole, or not PEM",
+        };
+        let fix = "Name a file with -----BEGIN CERTIFICATE----- in it";
+        Err(TlsFailed::new(field, Some(file), what, fix))
+    }
+
+    fn key(&mut self, field: &str, file: &Path) -> Result<PrivateKeyDer<'static>, TlsFailed> {
+        const ENCRYPTED: &[u8] = b"BEGIN ENCRYPTED PRIVATE KEY";
+        let content = self.read(field, file)?;
+        let is_encrypted = content.windows(ENCRYPTED.len()).any(|part| part == ENCRYPTED);
+        let what = match PrivateKeyDer::from_pem_slice(content) {
+            Ok(key) => return Ok(key),
+            Err(pem::Error::NoItemsFound) if is_encrypted => {
+                let fix = "Name a file that holds it without a password (`openssl pkey`), and \
+                           that only this process may read";
+                return Err(TlsFailed::new(field, Some(file), "the key has a password", fix));
+            }
+            Err(pem::Error::NoItemsFound) => "there is no private key in it",
+            Err(_) => "it is not whole, or not PEM",
+        };
+        let fix = "Name a file with -----BEGIN PRIVATE KEY----- in it";
+        Err(TlsFailed::new(field, Some(file), what, fix))
+    }
+
+    pub(super) fn read(&mut self, field: &str, file: &Path) -> Result<&[u8], TlsFailed> {
+        let content = read(file).map_err(|what| {
+            TlsFailed::new(field, Some(file), what, "Name a file that this process may read")
+        })?;
+        self.contents.push(content);
+        Ok(self.contents.last().map(Vec::as_slice).unwrap_or_default())
+    }
+}
+
+fn read(file: &Path) -> Result<Vec<u8>, String> {
+    let cannot = |error: std::io::Error| format!("it cannot be read: {error}");
+    // Before it is opened: a pipe would be waited for.
+    if !std::fs::metadata(file).map_err(cannot)?.is_file() {
+        return Err("it is not a file".to_owned());
+    }
+    let mut content = Vec::new();
+    let file = File::open(file).map_err(cannot)?;
+    file.take(FILE_BYTES_MAX + 1).read_to_end(&mut content).map_err(cannot)?;
+    match u64::try_from(content.len()).is_ok_and(|length| length <= FILE_BYTES_MAX) {
+        true => Ok(content),
+        false => Err(format!("it is larger than {FILE_BYTES_MAX} bytes")),
+    }
+}
+
+/// When a certificate expires, or why it is of no use today. What cannot be understood here is left
+/// to those who have to understand it.
+fn check_validity(
+    certificate: &CertificateDer<'_>,
+    clock: &dyn Clock,
+) -> Result<Option<Duration>, String> {
+    let Ok(certificate) = x509_cert::Certificate::from_der(certificate) else {
+        return Ok(None);
+    };
+    let validity = certificate.tbs_certificate.validity;
+    let now = Duration::from_micros(clock.now().as_micros());
+    let expires = validity.not_after.to_unix_duration();
+    if now > expires {
+        return Err(format!("the certificate expired at {}", validity.not_after));
+    }
+    if now < validity.not_before.to_unix_duration() {
+        return Err(format!("the certificate is not valid before {}", validity.not_before));
+    }
+    Ok(Some(expires))
+}

@@ -1,0 +1,37 @@
+//! TLS with clients and with upstreams, and certificates that change under a running gateway.
+#![expect(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "tests may panic")]
+
+#[path = "../common/process.rs"]
+mod binary;
+mod certificates;
+mod clients;
+#[path = "../common/mod.rs"]
+mod common;
+mod dying;
+mod front;
+mod peer;
+mod replaced;
+mod start;
+mod upstreams;
+
+use std::path::Path;
+
+use common::InProcess;
+
+/// A gateway in this process, with these lines below `[gateway]`.
+async fn gateway(lines: &str) -> InProcess {
+    InProcess::start(configuration(lines)).await
+}
+
+fn configuration(lines: &str) -> String {
+    format!(
+        "[gateway]\nlisten = \"127.0.0.1:0\"\n{lines}\n\
+         [admin]\nlisten = \"127.0.0.1:0\"\n[store]\nurl = \"memory:\"\n"
+    )
+}
+
+/// `tls = { … }` with the files of a folder.
+fn tls_of(folder: &Path) -> String {
+    let file = |name| folder.join(name).display().to_string();
+    format!("tls = {{ certificate = \"{}\", key = \"{}\" }}", file("cert.pem"), file("key.pem"))
+}

@@ -25,6 +25,9 @@ use onetake_core::{Clock, SystemClock};
 
 type Body = BoxBody<Bytes, io::Error>;
 
+/// How long an operation is waited for.
+const RUNS_WITHIN: Duration = Duration::from_secs(60);
+
 /// A running upstream. It ends with its last clone.
 #[derive(Clone, Debug)]
 pub struct Upstream {
@@ -88,9 +91,11 @@ impl Upstream {
         self.state.runs.lock().unwrap_or_else(PoisonError::into_inner).values().sum()
     }
 
-    /// Waits until an operation ran `count` times.
+    /// Waits until an operation ran `count` times; panics if it does not in a minute.
     pub async fn ran(&self, case: &str, count: usize) {
+        let give_up = SystemClock.monotonic() + RUNS_WITHIN;
         while self.runs(case) < count {
+            assert!(SystemClock.monotonic() < give_up, "`{case}` does not run");
             SystemClock.sleep(Duration::from_millis(2)).await;
         }
     }

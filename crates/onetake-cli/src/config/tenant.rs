@@ -103,7 +103,7 @@ fn read_header(
 
 fn read_jwt(value: &Value<'_>, env: &Env, problems: &mut Problems<'_>) -> Option<Jwt> {
     let table = Section::open(value, &fields::JWT, JWT_EXAMPLE, problems)?;
-    let algorithms = table.get("algorithms").map(|value| read_algorithms(&value, problems));
+    let algorithms = table.get("algorithms").and_then(|value| read_algorithms(&value, problems));
     let keys = match table.get("key") {
         Some(value) => read_keys(&value, env, algorithms.as_deref(), problems),
         None => {
@@ -148,19 +148,16 @@ fn parse_text(text: &str) -> Result<String, Fault> {
     }
 }
 
-fn read_algorithms(value: &Value<'_>, problems: &mut Problems<'_>) -> Vec<Algorithm> {
-    let Some(elements) = value.list("[\"RS256\"]", problems) else {
-        return Algorithm::ALL.map(|(_, algorithm)| algorithm).into();
-    };
+/// `None`: its fault is reported, and says enough.
+fn read_algorithms(value: &Value<'_>, problems: &mut Problems<'_>) -> Option<Vec<Algorithm>> {
+    let elements = value.list("[\"RS256\"]", problems)?;
     if elements.is_empty() {
         let fix = "write for example [\"RS256\"], or leave it out: a key is for one algorithm only";
         value.refuse(Fault::new("names no algorithm", fix), problems);
-        return Algorithm::ALL.map(|(_, algorithm)| algorithm).into();
+        return None;
     }
-    elements
-        .iter()
-        .filter_map(|element| element.choice(&Algorithm::ALL, &["RS512", "PS256"], problems))
-        .collect()
+    let read = elements.iter().map(|element| element.choice(&Algorithm::ALL, &[], problems));
+    read.collect::<Vec<_>>().into_iter().collect()
 }
 
 /// One key, or a list of them.
@@ -202,19 +199,22 @@ fn read_key(
         }
     };
     let Found { text, at, path } = found;
-    let mut refuse = |what: String| {
-        let fix = "write a public key in PEM (RSA of 2048 bits or more, EC P-256, Ed25519), or a \
-                   secret of 32 bytes or more in base64";
-        problems.add(&at, &path, None, Fault::new(what, fix));
-        None
-    };
     let key = match JwtKey::parse(&text) {
         Ok(key) => key,
-        Err(error) => return refuse(error.to_string()),
+        Err(error) => {
+            let fix = "write a public key in PEM (RSA of 2048 bits or more, EC P-256, Ed25519), or a \
+                       secret of 32 bytes or more in base64";
+            problems.add(&at, &path, None, Fault::new(error.to_string(), fix));
+            return None;
+        }
     };
-    let name = key.algorithm().name();
     if algorithms.is_some_and(|listed| !listed.contains(&key.algorithm())) {
-        return refuse(format!("it is a key for {name}, which `algorithms` does not list"));
+        let name = key.algorithm().name();
+        let what = format!("it is a key for {name}, which `algorithms` does not list");
+        let fix =
+            format!("add \"{name}\" to `algorithms` if that is what you want, or name another key");
+        problems.add(&at, &path, None, Fault::new(what, fix));
+        return None;
     }
     Some(match kid {
         Some(kid) => key.kid(kid),

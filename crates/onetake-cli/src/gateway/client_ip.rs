@@ -46,10 +46,10 @@ mod tests {
     use crate::config::Cidr;
     use http::HeaderValue;
 
-    fn client(peer: &str, lines: &[&'static str]) -> Option<String> {
+    fn client(peer: &str, lines: &[&str]) -> Option<String> {
         let mut headers = HeaderMap::new();
         for line in lines {
-            headers.append(X_FORWARDED_FOR, HeaderValue::from_static(line));
+            headers.append(X_FORWARDED_FOR, HeaderValue::from_str(line).unwrap());
         }
         let trusted = ["10.0.0.0/8", "2001:db8::/32"].map(|text| {
             let (address, bits) = text.split_once('/').unwrap();

@@ -13,14 +13,14 @@ use crate::{KEY, World, assert_tells_nothing};
 
 /// A gateway that asks, and remembers an answer for this long.
 async fn world(cache: &str) -> (Auth, World) {
-    world_with(cache, "").await
+    world_with(cache, "1s", "").await
 }
 
-async fn world_with(cache: &str, lines: &str) -> (Auth, World) {
+async fn world_with(cache: &str, timeout: &str, lines: &str) -> (Auth, World) {
     let auth = Auth::start().await;
     let routes = format!(
         "[[route]]\nmatch = \"POST /pay/{{*rest}}\"\n{lines}\n\
-         tenant = {{ forward_auth = {{ url = \"http://{}/verify?realm=a\", cache = \"{cache}\", timeout = \"1s\" }} }}",
+         tenant = {{ forward_auth = {{ url = \"http://{}/verify?realm=a\", cache = \"{cache}\", timeout = \"{timeout}\" }} }}",
         auth.address
     );
     let world = World::start("", &routes).await;
@@ -190,7 +190,7 @@ async fn an_answer_counts_for_the_same_question_and_a_moment() {
 #[tokio::test]
 async fn handles_and_issued_keys_are_asked_about_too() {
     let lines = "in_flight = \"async\"\nwait_timeout = \"0s\"";
-    let (auth, world) = world_with("0s", lines).await;
+    let (auth, world) = world_with("0s", "1s", lines).await;
     auth.says("t", Says::Allow("alice"));
     auth.says("bobs", Says::Allow("bob"));
     let call = world.client.post("/pay/gate").without("authorization").key(KEY);
@@ -214,7 +214,7 @@ async fn handles_and_issued_keys_are_asked_about_too() {
         assert_tells_nothing(&refused);
     }
 
-    let (auth, world) = world_with("0s", "key = { from = \"issued\" }").await;
+    let (auth, world) = world_with("0s", "1s", "key = { from = \"issued\" }").await;
     auth.says("t", Says::Allow("alice"));
     let issue = async || {
         let call = world.client.post("/idempotency-tokens").without("authorization");
@@ -233,7 +233,7 @@ async fn handles_and_issued_keys_are_asked_about_too() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn questions_at_once_are_bounded() {
-    let (auth, world) = world("0s").await;
+    let (auth, world) = world_with("0s", "30s", "").await;
     auth.says("t", Says::Gate("alice"));
     let calls = (0..300).map(|number| {
         let call = world.pay(&format!("{KEY}-{number}")).header("authorization", "Bearer t");

@@ -94,6 +94,7 @@ const VARIABLES: &[(&str, &str)] = &[
     ("REDIS_URL", "redis://cache"),
     ("ONETAKE_FINGERPRINT_SECRET", "AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA="),
     ("ONETAKE_ISSUED_KEYS_SECRET", "AQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQE="),
+    ("ID_PUBLIC_KEY", include_str!("ed25519.pem")),
 ];
 
 fn validator() -> Validator {
@@ -253,7 +254,7 @@ fn the_examples_are_accepted_and_valid() {
         names.push(name);
     }
     names.sort();
-    assert_eq!(names, ["gateway.toml", "payments.toml", "webhooks.toml"]);
+    assert_eq!(names, ["gateway.toml", "payments.toml", "tenants.toml", "webhooks.toml"]);
 }
 
 #[test]

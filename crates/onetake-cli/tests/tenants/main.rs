@@ -1,5 +1,5 @@
 //! Whose key it is, through the gateway: who is believed, and who is asked.
-#![expect(clippy::unwrap_used, clippy::indexing_slicing, reason = "tests may panic")]
+#![expect(clippy::unwrap_used, clippy::panic, reason = "tests may panic")]
 
 mod auth;
 #[path = "../common/mod.rs"]

@@ -64,7 +64,7 @@ fn told_of(jwt: &Jwt, token: &str) -> Result<Vec<u8>, String> {
 
 #[track_caller]
 fn refused(jwt: &Jwt, token: &str, why: &str) {
-    let said = told_of(jwt, token).expect_err(why);
+    let said = told_of(jwt, token).unwrap_err();
     assert!(said.contains(why), "{why}: {said}");
 }
 

@@ -67,7 +67,7 @@ pub struct JwtKey {
 
 #[derive(Clone)]
 enum Verifier {
-    Secret(hmac::Key),
+    Secret(Arc<hmac::Key>),
     Public(Arc<ParsedPublicKey>),
 }
 
@@ -118,7 +118,7 @@ impl JwtKey {
         if secret.len() < SECRET_BYTES_MIN {
             return Err(JwtKeyError::ShortSecret);
         }
-        let verifier = Verifier::Secret(hmac::Key::new(hmac::HMAC_SHA256, &secret));
+        let verifier = Verifier::Secret(Arc::new(hmac::Key::new(hmac::HMAC_SHA256, &secret)));
         Ok(Self { kid: None, algorithm: Algorithm::Hs256, bytes: secret, verifier })
     }
 

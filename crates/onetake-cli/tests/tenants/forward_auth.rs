@@ -1,9 +1,7 @@
 //! `forward_auth`: asked first, for replays too; and what is not clearly allowed is not.
 
-use std::time::Duration;
-
 use futures_util::future::join_all;
-use onetake_core::{Clock, SystemClock};
+use onetake_sim::servers::until;
 use serde_json::Value;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
@@ -182,9 +180,7 @@ async fn an_answer_counts_for_the_same_question_and_a_moment() {
     auth.says("t", Says::Allow("alice"));
     assert_eq!(world.pay_as("t").await.status(), 201);
     auth.says("t", Says::Refuse);
-    while world.pay_as("t").await.status() != 401 {
-        SystemClock.sleep(Duration::from_millis(5)).await;
-    }
+    until("it is asked again", async || world.pay_as("t").await.status() == 401).await;
 }
 
 #[tokio::test]
@@ -204,9 +200,7 @@ async fn handles_and_issued_keys_are_asked_about_too() {
     assert_eq!(look("t").await.status(), 200);
     assert_eq!(look("bobs").await.code(), "operation_not_found");
     world.upstream.open_gate();
-    while look("t").await.status() != 201 {
-        SystemClock.sleep(Duration::from_millis(2)).await;
-    }
+    until("there is an outcome", async || look("t").await.status() == 201).await;
     for (says, status) in [(Says::Refuse, 401), (Says::Forbid, 403), (Says::Break, 503)] {
         auth.says("t", says);
         let refused = look("t").await;
@@ -240,9 +234,10 @@ async fn questions_at_once_are_bounded() {
         tokio::spawn(call.send())
     });
     let calls: Vec<_> = calls.collect();
-    while calls.iter().filter(|call| call.is_finished()).count() < 44 {
-        SystemClock.sleep(Duration::from_millis(2)).await;
-    }
+    until("surplus ones are refused", async || {
+        calls.iter().filter(|call| call.is_finished()).count() >= 44
+    })
+    .await;
     auth.open_gate();
     let answers = join_all(calls).await;
     let answers: Vec<_> = answers.into_iter().map(|answer| answer.unwrap().unwrap()).collect();

@@ -11,14 +11,14 @@ use onetake_core::engine::Operation;
 use onetake_core::{Clock, Fingerprint, Key, RecordId, Reference, Scope};
 
 use crate::admit::Refused;
-use crate::deadline::Deadline;
+use crate::deadline::{self, Deadline};
 use crate::issued::{self, Use};
 use crate::key::key;
 use crate::later::Later;
 use crate::layer::Shared;
 use crate::policy::{InFlight, KeySource, Policy};
 use crate::prefer::Prefer;
-use crate::tenant::Caller;
+use crate::tenant::{Caller, Tenant};
 
 /// The shortest lease that a deadline leads to: a shorter one would be nothing but heartbeats.
 const LEASE_MIN: Duration = Duration::from_millis(100);
@@ -74,8 +74,16 @@ impl Asked {
                 return Err((problem, caller.as_ref().and_then(refer)));
             }
         };
-        let caller =
-            policy.tenant.resolve(parts, clock).await.map_err(|problem| (problem, None))?;
+        let resolved = match (&policy.tenant, deadline) {
+            // Somebody else is asked, who may take longer than the client has.
+            (Tenant::Asked(_), Some(deadline)) => tokio::select! {
+                biased;
+                resolved = policy.tenant.resolve(parts, clock) => resolved,
+                () = clock.sleep(deadline.left(clock)) => Err(deadline::over()),
+            },
+            (tenant, _) => tenant.resolve(parts, clock).await,
+        };
+        let caller = resolved.map_err(|problem| (problem, None))?;
         let is_expired = match (&policy.key.source, &key) {
             (KeySource::Issued, Some(key)) => {
                 let (method, path) = (&parts.method, uri(parts).path());

@@ -2,6 +2,7 @@
 #![expect(clippy::unwrap_used, clippy::indexing_slicing, reason = "tests may panic")]
 
 mod apart;
+mod asked;
 mod jwt;
 mod modes;
 mod sign;

@@ -11,15 +11,15 @@ use onetake_core::clock::Timestamp;
 use onetake_core::engine::Operation;
 use onetake_core::{Clock, Fingerprint, Key, RecordId, Reference, Scope};
 
-use crate::deadline::Deadline;
+use crate::admit::Refused;
+use crate::deadline::{self, Deadline};
 use crate::issued::{self, Use};
 use crate::key::key;
 use crate::later::Later;
 use crate::layer::Shared;
 use crate::policy::{InFlight, KeySource, Policy};
 use crate::prefer::Prefer;
-use crate::problem::Problem;
-use crate::tenant::Caller;
+use crate::tenant::{Caller, Tenant};
 
 /// The shortest lease that a deadline leads to: a shorter one would be nothing but heartbeats.
 const LEASE_MIN: Duration = Duration::from_millis(100);
@@ -41,41 +41,60 @@ pub(crate) struct Asked {
 
 impl Asked {
     /// `None`: the request is not keyed, and passes through untouched.
-    pub(crate) fn of(
+    pub(crate) async fn of(
         shared: &Shared,
         parts: &Parts,
-    ) -> Result<Option<Self>, (Problem, Arc<Policy>)> {
+    ) -> Result<Option<Self>, (Refused, Arc<Policy>)> {
         let Some(policy) = shared.policies.resolve(parts) else {
             return Ok(None);
         };
         if !policy.methods.contains(&parts.method) || parts.method == Method::GET {
             return Ok(None);
         }
-        let asked = Self::under(&policy, parts, shared);
-        asked.map_err(|problem| (problem, policy))
+        let asked = Self::under(&policy, parts, shared).await;
+        asked.map_err(|refused| (refused, policy))
     }
 
-    fn under(
+    async fn under(
         policy: &Arc<Policy>,
         parts: &Parts,
         shared: &Shared,
-    ) -> Result<Option<Self>, Problem> {
+    ) -> Result<Option<Self>, Refused> {
         let key = match policy.key.source {
-            KeySource::Header | KeySource::Issued => match key(&parts.headers, &policy.key)? {
-                Some(key) => Some(key),
-                None => return Ok(None),
+            KeySource::Header | KeySource::Issued => match key(&parts.headers, &policy.key) {
+                Ok(Some(key)) => Some(key),
+                Ok(None) => return Ok(None),
+                Err(problem) => return Err((problem, None)),
             },
             KeySource::Json(_) | KeySource::Derive(_) => None,
         };
+        let refer =
+            |caller: &Caller| key.as_ref().map(|key| reference(&scope(policy, caller), key));
         let clock = &**shared.engine.clock();
-        let deadline = Deadline::of(&parts.headers, clock)?;
-        let caller = policy.tenant.resolve(parts)?;
+        let deadline = match Deadline::of(&parts.headers, clock) {
+            Ok(deadline) => deadline,
+            Err(problem) => {
+                // Nobody is asked about what is refused in any case.
+                let caller = policy.tenant.resolve_now(parts, clock).and_then(Result::ok);
+                return Err((problem, caller.as_ref().and_then(refer)));
+            }
+        };
+        let resolved = match (&policy.tenant, deadline) {
+            // Somebody else is asked, who may take longer than the client has.
+            (Tenant::Asked(_), Some(deadline)) => tokio::select! {
+                biased;
+                resolved = policy.tenant.resolve(parts, clock) => resolved,
+                () = clock.sleep(deadline.left(clock)) => Err(deadline::over()),
+            },
+            (tenant, _) => tenant.resolve(parts, clock).await,
+        };
+        let caller = resolved.map_err(|problem| (problem, None))?;
         let issued_until = match (&policy.key.source, &key) {
             (KeySource::Issued, Some(key)) => {
                 let (method, path) = (&parts.method, uri(parts).path());
                 let used = Use::of(policy, &caller.tenant, method, path);
                 let until = issued::verify(&shared.secrets.issued_keys, &used, key);
-                Some(until.ok_or_else(issued::invalid)?)
+                Some(until.ok_or_else(|| (issued::invalid(), refer(&caller)))?)
             }
             _ => None,
         };
@@ -172,14 +191,4 @@ pub(crate) fn uri(parts: &Parts) -> &Uri {
 /// What people call the operation.
 pub(crate) fn reference(scope: &Scope, key: &Key) -> Reference {
     RecordId::derive(scope, key).reference()
-}
-
-/// What a request refers to that is refused by its head, as far as that can be told without its body.
-pub(crate) fn named_by_head(policy: &Policy, parts: &Parts) -> Option<Reference> {
-    if !matches!(policy.key.source, KeySource::Header | KeySource::Issued) {
-        return None;
-    }
-    let key = key(&parts.headers, &policy.key).ok()??;
-    let caller = policy.tenant.resolve(parts).ok()?;
-    Some(reference(&scope(policy, &caller), &key))
 }

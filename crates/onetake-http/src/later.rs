@@ -25,6 +25,7 @@ use crate::prefer::{PREFERENCE_APPLIED, Prefer};
 use crate::problem::{Answers, Code, IDEMPOTENCY_REFERENCE, Problem, insert};
 use crate::recording::replay;
 use crate::said::{in_progress, overloaded, problem_of};
+use crate::tenant::Tenant;
 
 /// Where outcomes are fetched by their handles.
 pub const OPERATIONS: &str = "/.onetake/operations/";
@@ -170,10 +171,9 @@ pub(crate) async fn look<Res>(
     parts: &Parts,
     handle: &str,
 ) -> Response<ResponseBody<Res>> {
-    let tenants = shared.policies.handle_tenants();
-    let callers: Vec<_> = tenants.iter().filter_map(|tenant| tenant.resolve(parts).ok()).collect();
-    let Some(id) = shared.handles.read(handle, &callers) else {
-        return told(not_found(), None);
+    let id = match whose(shared, parts, handle).await {
+        Ok(id) => id,
+        Err(problem) => return told(problem, None),
     };
     match shared.engine.look(id).await {
         Ok(Some(record)) => found(shared, &record),
@@ -181,6 +181,31 @@ pub(crate) async fn look<Res>(
         Err(EngineError::Overloaded) => told(overloaded(), Some(id)),
         Err(_) => told(unavailable(), Some(id)),
     }
+}
+
+/// The record of a handle, if it is one of whoever asks.
+///
+/// A problem tells of the sender alone: it is the same for every handle that is not theirs.
+async fn whose(shared: &Shared, parts: &Parts, handle: &str) -> Result<RecordId, Problem> {
+    let clock = &**shared.engine.clock();
+    let (mut is_somebody, mut refusal) = (false, None);
+    let mut tenants = shared.policies.handle_tenants();
+    // Those that cost a question come last.
+    tenants.sort_by_key(|tenant| matches!(tenant, Tenant::Asked(_)));
+    for tenant in tenants {
+        match tenant.resolve(parts, clock).await {
+            Ok(caller) => {
+                is_somebody = true;
+                if let Some(id) = shared.handles.read(handle, &[caller]) {
+                    return Ok(id);
+                }
+            }
+            Err(problem) if problem.code().status().is_server_error() => return Err(problem),
+            Err(problem) if tenant.is_verified() => refusal = Some(problem),
+            Err(_) => {}
+        }
+    }
+    Err(refusal.filter(|_| !is_somebody).unwrap_or_else(not_found))
 }
 
 fn found<Res>(shared: &Shared, record: &std::sync::Arc<Record>) -> Response<ResponseBody<Res>> {

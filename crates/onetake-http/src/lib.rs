@@ -49,7 +49,9 @@ pub use problem::{Answers, Code, Dialect, Problem, ProblemStatuses};
 pub use secrets::Secrets;
 pub use service::{IDEMPOTENCY_DERIVED_KEY, IDEMPOTENCY_FENCE, Onetake};
 pub use status::{Disposition, StatusRules};
-pub use tenant::Tenant;
+#[cfg(feature = "jwt")]
+pub use tenant::jwt::{Jwt, JwtKey};
+pub use tenant::{Ask, ClientIp, Tenant};
 pub use typed::{Stored, Typed};
 pub use velocity::{By, Velocity};
 

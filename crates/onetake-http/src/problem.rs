@@ -53,6 +53,10 @@ codes! {
     IdempotencyKeyInvalid = 400 "idempotency_key_invalid" "Idempotency key invalid",
     /// It cannot be told whose key it is.
     TenantUnresolved = 401 "tenant_unresolved" "Tenant cannot be told",
+    /// Whoever is asked about the sender does not allow the request.
+    AuthRefused = 403 "auth_refused" "Not allowed",
+    /// Whoever is asked about the sender does not answer; nothing was run or replayed.
+    AuthUnavailable = 503 "auth_unavailable" "Authorization service unavailable",
     /// The credential changes with every request.
     TenantUnstable = 400 "tenant_unstable" "Credential changes with every request",
     /// The same key came with another payload before.

@@ -15,7 +15,7 @@ use onetake_core::{Key, Record, Reference, State};
 
 use crate::BoxError;
 use crate::admit::{Admitted, admit};
-use crate::asked::{self, Asked};
+use crate::asked::Asked;
 use crate::body::{RequestBody, ResponseBody};
 use crate::extract::Layered;
 use crate::issued::TOKENS;
@@ -91,10 +91,10 @@ where
             {
                 return Ok(later::look(&shared, &parts, handle).await);
             }
-            let keyed = match Asked::of(&shared, &parts) {
+            let keyed = match Asked::of(&shared, &parts).await {
                 Ok(keyed) => keyed,
-                Err((problem, policy)) => {
-                    return Ok(told(&policy, problem, asked::named_by_head(&policy, &parts)));
+                Err(((problem, reference), policy)) => {
+                    return Ok(told(&policy, problem, reference));
                 }
             };
             let Some(asked) = keyed else {

@@ -46,7 +46,7 @@ where
             "No route takes issued keys for this method and path (key = { from = \"issued\" }).";
         return Problem::new(Code::RequestBodyInvalid, detail).into_response(None);
     };
-    match policy.tenant.resolve(parts) {
+    match policy.tenant.resolve(parts, &**clock).await {
         Err(problem) => policy.answers.tell(problem, None),
         Ok(caller) => {
             let used = Use::of(&policy, &caller.tenant, &wanted.method, &wanted.path);

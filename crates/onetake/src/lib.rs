@@ -57,10 +57,14 @@ pub use onetake_http::json::{Pointer, Selection};
 pub use onetake_http::status::StatusPattern;
 #[cfg(feature = "http")]
 pub use onetake_http::{
-    Answers, By, Dialect, Disposition, FingerprintMode, FingerprintPolicy, HttpLimits, IssuingKey,
-    KeyFormat, KeyPolicy, KeySource, OnStoreDown, OnetakeLayer, Policy, Preset, ProblemStatuses,
-    Resolve, Secrets, StatusRules, Stored, Tenant, TimeLeft, Typed, Velocity,
+    Answers, Ask, By, ClientIp, Dialect, Disposition, FingerprintMode, FingerprintPolicy,
+    HttpLimits, IssuingKey, KeyFormat, KeyPolicy, KeySource, OnStoreDown, OnetakeLayer, Policy,
+    Preset, ProblemStatuses, Resolve, Secrets, StatusRules, Stored, Tenant, TimeLeft, Typed,
+    Velocity,
 };
+
+#[cfg(feature = "jwt")]
+pub use onetake_http::{Jwt, JwtKey};
 
 #[cfg(feature = "axum")]
 pub use onetake_http::extract::{DownstreamKey, IdempotencyKey, NotThere, RunningAttempt};

@@ -57,7 +57,7 @@ impl Cidr {
     }
 
     /// The block around an address; mapped IPv4 blocks become IPv4 ones.
-    pub(super) fn new(address: IpAddr, prefix: u8) -> Self {
+    pub(crate) fn new(address: IpAddr, prefix: u8) -> Self {
         match (address, address.to_canonical()) {
             (IpAddr::V6(_), IpAddr::V4(address)) if prefix >= 96 => {
                 let prefix = prefix - 96;

@@ -76,11 +76,11 @@ pub(super) fn read(tree: &Node, env: &Env, problems: &mut Problems<'_>) -> Draft
     }
     if let Some(value) = root.get("defaults") {
         let table = Section::open(&value, &fields::DEFAULTS, "[defaults]", problems);
-        draft.defaults = table.map(|table| layer::read(&table, problems)).unwrap_or_default();
+        draft.defaults = table.map(|table| layer::read(&table, env, problems)).unwrap_or_default();
     }
     let routes = root.get("route").and_then(|value| value.list("[[route]]", problems));
     for route in routes.unwrap_or_default() {
-        draft.routes.extend(read_route(&route, problems));
+        draft.routes.extend(read_route(&route, env, problems));
     }
     draft
 }
@@ -152,7 +152,7 @@ fn read_sweep(value: &Value<'_>, draft: &mut Draft, problems: &mut Problems<'_>)
         table.get("batch").and_then(|value| value.integer((1, SWEEP_BATCH_MAX), problems));
 }
 
-fn read_route(value: &Value<'_>, problems: &mut Problems<'_>) -> Option<RouteDraft> {
+fn read_route(value: &Value<'_>, env: &Env, problems: &mut Problems<'_>) -> Option<RouteDraft> {
     let table = Section::open(value, &fields::ROUTE, "{ match = \"POST /v1/charges\" }", problems)?;
     let matched = match table.get("match") {
         Some(value) => value.parse("\"POST /v1/charges\"", problems, parse_match),
@@ -169,7 +169,7 @@ fn read_route(value: &Value<'_>, problems: &mut Problems<'_>) -> Option<RouteDra
     };
     let preset = table.get("preset").and_then(|value| layer::read_preset(&value, problems));
     // Read even if the match is wrong, so that every fault is reported.
-    let layer = layer::read(&table, problems);
+    let layer = layer::read(&table, env, problems);
     let (methods, pattern) = matched?;
     Some(RouteDraft { methods, pattern, preset, layer, path: value.path.clone() })
 }

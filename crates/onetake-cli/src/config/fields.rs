@@ -158,10 +158,39 @@ pub(super) const KEY: Fields = Fields {
 /// `tenant = { … }`
 pub(super) const TENANT: Fields = Fields {
     label: "tenant",
+    list: &[Field("header", Here), Field("jwt", Here), Field("forward_auth", Here)],
+    shared: &[],
+};
+
+/// `jwt = { … }`
+pub(super) const JWT: Fields = Fields {
+    label: "jwt",
     list: &[
+        Field("claim", Here),
+        Field("issuer", Here),
+        Field("audience", Here),
+        Field("key", Here),
+        Field("algorithms", Here),
+        Field("leeway", Here),
+    ],
+    shared: &[],
+};
+
+/// `key = { … }` of `jwt`.
+pub(super) const JWT_KEY: Fields = Fields {
+    label: "a key of jwt",
+    list: &[Field("env", Here), Field("file", Here), Field("kid", Here)],
+    shared: &[],
+};
+
+/// `forward_auth = { … }`
+pub(super) const FORWARD_AUTH: Fields = Fields {
+    label: "forward_auth",
+    list: &[
+        Field("url", Here),
         Field("header", Here),
-        Field("jwt", NOT_YET_TENANT),
-        Field("forward_auth", NOT_YET_TENANT),
+        Field("timeout", Here),
+        Field("cache", Here),
     ],
     shared: &[],
 };
@@ -207,11 +236,8 @@ pub(super) const STATUSES: Fields = Fields {
     shared: &[],
 };
 
-const NOT_YET_TENANT: Standing =
-    NotYet("use tenant = \"credential\", \"public\" or { header = \"X-Account\" }");
-
 /// Every kind of table, to find where a misplaced field belongs.
-const ALL: [&Fields; 12] = [
+const ALL: [&Fields; 14] = [
     &ROOT,
     &GATEWAY,
     &ADMIN,
@@ -221,6 +247,8 @@ const ALL: [&Fields; 12] = [
     &DEFAULTS,
     &KEY,
     &TENANT,
+    &JWT,
+    &FORWARD_AUTH,
     &FINGERPRINT,
     &STATUSES,
     &SECRETS,

@@ -8,9 +8,10 @@ use super::error::{Fault, Origin, Problems};
 use super::fields;
 use super::fingerprint;
 use super::key::{self, KeyLayer};
-use super::reader::{Section, Value, unknown_word};
+use super::reader::{Section, Value};
+use super::secrets::Env;
 use super::status;
-use super::tree::Kind;
+use super::tenant;
 use super::units::{self, body_size, duration};
 use super::url::parse_upstream;
 use super::velocity;
@@ -35,8 +36,6 @@ pub(super) const ON_STORE_DOWN: [(&str, OnStoreDown); 2] =
 /// The words of `errors`.
 pub(super) const ERRORS: [(&str, Dialect); 2] =
     [("problem", Dialect::Problem), ("stripe", Dialect::Stripe)];
-/// The words of `tenant`.
-pub(super) const TENANTS: [&str; 2] = ["credential", "public"];
 
 /// What a preset says, between a route's own values and `[defaults]`.
 pub(super) fn preset_layer(preset: Preset) -> Layer {
@@ -85,7 +84,7 @@ pub(super) struct Layer {
 }
 
 /// Reads the fields that routes and `[defaults]` have in common.
-pub(super) fn read(table: &Section<'_>, problems: &mut Problems<'_>) -> Layer {
+pub(super) fn read(table: &Section<'_>, env: &Env, problems: &mut Problems<'_>) -> Layer {
     let mut layer = Layer::default();
     let get = |name| table.get(name);
     layer.namespace =
@@ -93,7 +92,7 @@ pub(super) fn read(table: &Section<'_>, problems: &mut Problems<'_>) -> Layer {
     if let Some(value) = get("key") {
         layer.key = key::read(&value, problems);
     }
-    layer.tenant = get("tenant").and_then(|value| read_tenant(&value, problems));
+    layer.tenant = get("tenant").and_then(|value| tenant::read(&value, env, problems));
     if let Some(value) = get("fingerprint") {
         (layer.fingerprint, layer.fingerprint_headers) = fingerprint::read(&value, problems);
     }
@@ -144,38 +143,6 @@ pub(super) fn read_upstream(
 ) -> Option<Located<Uri>> {
     let uri = value.parse("\"http://127.0.0.1:3000\"", problems, parse_upstream)?;
     Some(Located { value: uri, at: value.node.at.clone() })
-}
-
-fn read_tenant(value: &Value<'_>, problems: &mut Problems<'_>) -> Option<TenantConfig> {
-    if !matches!(value.node.kind, Kind::Table(_)) {
-        return match value.text("\"credential\"", problems)? {
-            "credential" => Some(TenantConfig::Credential),
-            "public" => Some(TenantConfig::Public),
-            word => {
-                let later = ["client-ip", "jwt", "forward_auth"];
-                let mut fault = unknown_word(word, &TENANTS, &later);
-                if !fault.fix.starts_with("did you") {
-                    fault.fix.push_str(", or { header = \"X-Account\" }");
-                }
-                value.refuse(fault, problems);
-                None
-            }
-        };
-    }
-    let example = "{ header = \"X-Account\" }";
-    let table = Section::open(value, &fields::TENANT, example, problems)?;
-    let Some(header) = table.get("header") else {
-        if !table.has_faults() {
-            let fix = format!("write tenant = \"credential\", \"public\" or {example}");
-            value.refuse(Fault::new("names no tenant", fix), problems);
-        }
-        return None;
-    };
-    header.parse("\"X-Account\"", problems, |text| {
-        let name = HeaderName::from_bytes(text.as_bytes());
-        let bad = |_| Fault::new("not the name of a header", "write for example \"X-Account\"");
-        name.map(TenantConfig::Header).map_err(bad)
-    })
 }
 
 fn parse_namespace(text: &str) -> Result<String, Fault> {

@@ -20,6 +20,7 @@ mod secrets;
 mod sources;
 mod status;
 mod store_url;
+mod tenant;
 #[cfg(test)]
 mod tests;
 mod tls;
@@ -32,7 +33,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use http::{HeaderName, Method, Uri};
-use onetake_http::{Answers, KeyFormat, KeySource, StatusRules, Velocity};
+use onetake_http::{Answers, Jwt, KeyFormat, KeySource, StatusRules, Velocity};
 
 pub use cidr::Cidr;
 pub use error::{ConfigError, Problem};
@@ -41,6 +42,7 @@ pub use pattern::{Methods, PathPattern, plain};
 pub use schema::schema;
 pub use secrets::{Secret, SecretsConfig};
 pub use store_url::{ServerUrl, StoreUrl};
+pub use tenant::ForwardAuth;
 pub use tls::{Identity, UpstreamTls};
 
 use error::Problems;
@@ -148,6 +150,11 @@ impl Config {
             if route.policy.on_store_down == OnStoreDown::FailOpen {
                 warnings.push(format!(
                     "{name} has on_store_down = \"fail-open\": while the store is away, every retry runs again"
+                ));
+            }
+            if route.policy.tenant == TenantConfig::ClientIp {
+                warnings.push(format!(
+                    "{name} has tenant = \"client-ip\": a client that changes its network is somebody else, and its retry runs again"
                 ));
             }
             if matches!(self.store.url, StoreUrl::Redis(_)) {
@@ -301,8 +308,14 @@ pub enum TenantConfig {
     Credential,
     /// One tenant for everybody.
     Public,
+    /// The client's address, as trusted proxies tell it.
+    ClientIp,
     /// The value of this header, believed from trusted proxies only.
     Header(HeaderName),
+    /// The issuer and a claim of a token that is verified here.
+    Jwt(Jwt),
+    /// Whom this service names.
+    ForwardAuth(ForwardAuth),
 }
 
 /// `fingerprint`: what of the body counts; method and path always do.

@@ -109,9 +109,12 @@ fn read_secret(value: &Value<'_>, env: &Env, problems: &mut Problems<'_>) -> Opt
 
 /// The key itself, or where it is.
 fn read_key(value: &Value<'_>, env: &Env, problems: &mut Problems<'_>) -> Option<[u8; 32]> {
-    let (text, at, path) = match &value.node.kind {
-        Kind::Text(text) => (text.clone(), value.node.at.clone(), value.path.clone()),
-        _ => elsewhere(value, env, problems)?,
+    let Found { text, at, path } = match &value.node.kind {
+        Kind::Text(text) => Found::here(text, value),
+        _ => {
+            let table = Section::open(value, &fields::SECRET_KEY, EXAMPLE, problems)?;
+            elsewhere(&table, value, env, problems)?
+        }
     };
     let decoded = [&STANDARD, &STANDARD_NO_PAD, &URL_SAFE, &URL_SAFE_NO_PAD]
         .into_iter()
@@ -126,14 +129,29 @@ fn read_key(value: &Value<'_>, env: &Env, problems: &mut Problems<'_>) -> Option
     None
 }
 
+const EXAMPLE: &str = "{ env = \"ONETAKE_SECRET\" }";
+
+/// What is a key, and where messages say that it is.
+pub(super) struct Found {
+    pub(super) text: String,
+    pub(super) at: Origin,
+    pub(super) path: String,
+}
+
+impl Found {
+    /// It stands in the file itself.
+    pub(super) fn here(text: &str, value: &Value<'_>) -> Self {
+        Self { text: text.to_owned(), at: value.node.at.clone(), path: value.path.clone() }
+    }
+}
+
 /// `{ env = "NAME" }` or `{ file = "…" }`.
-fn elsewhere(
+pub(super) fn elsewhere(
+    table: &Section<'_>,
     value: &Value<'_>,
     env: &Env,
     problems: &mut Problems<'_>,
-) -> Option<(String, Origin, String)> {
-    let example = "{ env = \"ONETAKE_SECRET\" }";
-    let table = Section::open(value, &fields::SECRET_KEY, example, problems)?;
+) -> Option<Found> {
     match (table.get("env"), table.get("file")) {
         (Some(variable), None) => {
             let name = variable.text("\"ONETAKE_SECRET\"", problems)?;
@@ -142,12 +160,12 @@ fn elsewhere(
                 let fix = "set it for this process, or name another";
                 variable.refuse(Fault::new("there is no such variable", fix), problems);
             }
-            found.map(|(_, text)| (text.clone(), variable.node.at.clone(), variable.path))
+            found.map(|(_, text)| Found::here(text, &variable))
         }
         (None, Some(file)) => {
             let name = file.text("\"/run/secrets/onetake\"", problems)?;
             match read_file(name) {
-                Ok(text) => Some((text, file.node.at.clone(), file.path)),
+                Ok(text) => Some(Found::here(&text, &file)),
                 Err(why) => {
                     let fix = "name a file that this process may read, with nothing but the key";
                     file.refuse(Fault::new(why, fix), problems);
@@ -157,7 +175,7 @@ fn elsewhere(
         }
         _ => {
             if !table.has_faults() {
-                let fix = format!("write the key in base64, {example} or {{ file = \"…\" }}");
+                let fix = format!("write the key itself, {EXAMPLE} or {{ file = \"…\" }}");
                 value.refuse(Fault::new("names no key, or two", fix), problems);
             }
             None

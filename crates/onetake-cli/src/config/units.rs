@@ -39,6 +39,15 @@ pub(super) const WAIT_TIMEOUT: Limits =
 /// `upstream_timeout`
 pub(super) const UPSTREAM_TIMEOUT: Limits =
     Limits { min: Duration::from_millis(1), max: HOUR, usual: "30s" };
+/// `leeway`: how far clocks may be apart.
+pub(super) const LEEWAY: Limits =
+    Limits { min: Duration::ZERO, max: Duration::from_secs(600), usual: "60s" };
+/// `forward_auth.timeout`: it comes before everything else, and the client waits.
+pub(super) const AUTH_TIMEOUT: Limits =
+    Limits { min: Duration::from_millis(10), max: Duration::from_secs(30), usual: "2s" };
+/// `forward_auth.cache`: for so long, a credential that was revoked still counts.
+pub(super) const AUTH_CACHE: Limits =
+    Limits { min: Duration::ZERO, max: Duration::from_secs(60), usual: "5s" };
 /// `sweep.interval`
 pub(super) const SWEEP_INTERVAL: Limits = Limits { min: SECOND, max: DAY, usual: "15m" };
 

@@ -67,6 +67,28 @@ pub(super) fn parse_upstream(text: &str) -> Result<Uri, Fault> {
     Ok(uri)
 }
 
+/// Reads where credentials are asked about: `http://host:port/path?query`.
+pub(super) fn parse_auth_url(text: &str) -> Result<Uri, Fault> {
+    const FIX: &str = "write for example \"http://127.0.0.1:4180/auth\"";
+    let bad = |what: &str| Fault::new(what, FIX).hiding_value(text.contains(['@', '?']));
+    let rest = match text.split_once("://") {
+        Some(("http", rest)) => rest,
+        Some(("https", _)) => return Err(bad("this version does not support https:// here yet")),
+        _ => return Err(bad("not an http:// URL")),
+    };
+    if rest.contains('#') {
+        return Err(bad("a fragment is never sent"));
+    }
+    let host = rest.split(['/', '?']).next().unwrap_or_default();
+    if host.contains('@') {
+        return Err(bad("a user and a password are not sent"));
+    }
+    if parse_upstream(&format!("http://{host}")).is_err() {
+        return Err(bad("not a valid host and port"));
+    }
+    text.parse().map_err(|_| bad("not a valid URL"))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -108,6 +130,29 @@ mod tests {
         let fault = parse_upstream("http://me:secret@api").unwrap_err();
         assert_eq!(fault.value_of(|| Some("the value".to_owned())), None);
         assert!(!format!("{fault:?}").contains("secret"), "{fault:?}");
+    }
+
+    #[test]
+    fn auth_urls() {
+        for text in ["http://auth", "http://127.0.0.1:4180/oauth2/auth", "http://[::1]:80/?realm=a"]
+        {
+            assert!(parse_auth_url(text).is_ok(), "{text}");
+        }
+        for (text, hint) in [
+            ("", "not an http:// URL"),
+            ("auth/verify", "not an http:// URL"),
+            ("https://auth", "does not support https://"),
+            ("http://", "host"),
+            ("http:///auth", "host"),
+            ("http://auth:0/x", "host and port"),
+            ("http://auth/#x", "fragment"),
+            ("http://auth/a b", "not a valid URL"),
+        ] {
+            let fault = parse_auth_url(text).unwrap_err();
+            assert!(fault.what.contains(hint), "{text}: {}", fault.what);
+        }
+        let fault = parse_auth_url("http://me:secret@auth").unwrap_err();
+        assert_eq!(fault.value_of(|| Some("the value".to_owned())), None);
     }
 
     #[test]

@@ -20,15 +20,18 @@ use tower_service::Service;
 
 use onetake_core::Clock;
 use onetake_http::problem::IDEMPOTENCY_REFERENCE;
-use onetake_http::{BoxError, Code, IDEMPOTENCY_DERIVED_KEY, IDEMPOTENCY_FENCE, Onetake, Problem};
+use onetake_http::{
+    BoxError, ClientIp, Code, IDEMPOTENCY_DERIVED_KEY, IDEMPOTENCY_FENCE, Onetake, Problem,
+};
 
+use super::client_ip::client_of;
 use super::plan::{Plan, Plans};
 use super::proxy::Proxy;
 use crate::config::plain;
 
-const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
-const X_FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
-const X_FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
+pub(super) const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
+pub(super) const X_FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
+pub(super) const X_FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
 const X_FORWARDED_PORT: HeaderName = HeaderName::from_static("x-forwarded-port");
 const X_REAL_IP: HeaderName = HeaderName::from_static("x-real-ip");
 
@@ -119,6 +122,11 @@ fn admit(plans: &Plans, peer: IpAddr, parts: &mut Parts) -> Result<Arc<Plan>, Pr
         for name in &plans.tenant_headers {
             parts.headers.remove(name);
         }
+    }
+    if plans.tells_addresses
+        && let Some(client) = client_of(peer, &parts.headers, |address| plans.trusts(address))
+    {
+        parts.extensions.insert(ClientIp(client));
     }
     forwarding(parts, peer, trusted, host, plans.proto);
     Ok(Arc::clone(plans.find(&parts.method, parts.uri.path())))
@@ -308,6 +316,21 @@ mod tests {
             assert_eq!(headers["x-forwarded-host"], "other");
             assert_eq!(headers["forwarded"], "for=1.2.3.4, for=10.1.2.3;host=\"h\";proto=http");
         }
+    }
+
+    #[test]
+    fn addresses_are_told_where_they_name_tenants() {
+        let told = |file: &str, peer: &str| {
+            let request = Request::post("/charges").header("host", "h");
+            let request = request.header("x-forwarded-for", "192.0.2.1");
+            let mut parts = request.body(()).unwrap().into_parts().0;
+            assert!(admit(&plans(file), peer.parse().unwrap(), &mut parts).is_ok());
+            parts.extensions.get::<ClientIp>().map(|client| client.0.to_string())
+        };
+        let file = FILE.replace("{ header = \"X-Account\" }", "\"client-ip\"");
+        assert_eq!(told(&file, "203.0.113.9").as_deref(), Some("203.0.113.9"));
+        assert_eq!(told(&file, "10.1.2.3").as_deref(), Some("192.0.2.1"));
+        assert_eq!(told(FILE, "10.1.2.3"), None, "nobody needs it");
     }
 
     #[test]

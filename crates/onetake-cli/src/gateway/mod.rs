@@ -7,12 +7,15 @@
 //! ```
 
 mod admin;
+mod client_ip;
 mod edge;
+mod forward_auth;
 mod plan;
 mod proxy;
 mod readiness;
 mod secrets;
 mod server;
+mod tenants;
 mod tls;
 
 use std::io;

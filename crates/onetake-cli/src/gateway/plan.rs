@@ -9,6 +9,7 @@ use onetake_core as core;
 use onetake_http as layer;
 use onetake_http::json::{Pointer, Selection};
 
+use super::tenants::{self, Tenants};
 use crate::config::{
     Cidr, Config, FingerprintConfig, InFlight, OnStoreDown, OnUnknown, Policy, Route, TenantConfig,
 };
@@ -47,14 +48,18 @@ pub(super) struct Plans {
     pub(super) proto: &'static str,
     /// Headers that name tenants: removed from everybody who is not a trusted proxy.
     pub(super) tenant_headers: Vec<HeaderName>,
+    /// Whether a client's address may name a tenant.
+    pub(super) tells_addresses: bool,
 }
 
 impl Plans {
     pub(super) fn new(config: &Config) -> Self {
+        let mut tenants = Tenants::default();
         let routes: Vec<_> =
-            config.routes.iter().map(|r| (r.clone(), Arc::new(plan_of(r)))).collect();
-        let policies = config.routes.iter().map(|route| &route.policy).chain([&config.defaults]);
-        let tenant_headers = policies
+            config.routes.iter().map(|r| (r.clone(), Arc::new(plan_of(r, &mut tenants)))).collect();
+        let policies = || config.routes.iter().map(|r| &r.policy).chain([&config.defaults]);
+        let tells_addresses = policies().any(|policy| policy.tenant == TenantConfig::ClientIp);
+        let tenant_headers = policies()
             .filter_map(|policy| match &policy.tenant {
                 TenantConfig::Header(name) => Some(name.clone()),
                 _ => None,
@@ -67,14 +72,16 @@ impl Plans {
             timeout: config.defaults.upstream_timeout,
             answers: config.defaults.answers,
         };
+        let defaults = policy_of(&config.defaults, NO_ROUTE, &mut tenants);
         Self {
             routes,
-            keyed: Arc::new(fallback(Some(Arc::new(policy_of(&config.defaults, NO_ROUTE))))),
+            keyed: Arc::new(fallback(Some(Arc::new(defaults)))),
             untouched: Arc::new(fallback(None)),
             answers: config.defaults.answers,
             trusted: config.gateway.trusted_proxies.clone(),
             proto: if config.gateway.tls.is_some() { "https" } else { "http" },
             tenant_headers,
+            tells_addresses,
         }
     }
 
@@ -94,7 +101,7 @@ impl Plans {
         let policies = plans.filter_map(|plan| plan.policy.as_deref());
         let answers_later =
             policies.filter(|policy| matches!(policy.in_flight, layer::InFlight::Async(_)));
-        answers_later.map(|policy| policy.tenant.clone()).collect()
+        tenants::distinct(answers_later.map(|policy| &policy.tenant))
     }
 
     pub(super) fn trusts(&self, peer: std::net::IpAddr) -> bool {
@@ -102,10 +109,10 @@ impl Plans {
     }
 }
 
-fn plan_of(route: &Route) -> Plan {
+fn plan_of(route: &Route, tenants: &mut Tenants) -> Plan {
     let label = format!("{} {}", route.methods, route.path);
     Plan {
-        policy: Some(Arc::new(policy_of(&route.policy, &label))),
+        policy: Some(Arc::new(policy_of(&route.policy, &label, tenants))),
         label,
         upstream: Some(route.upstream.clone()),
         timeout: route.policy.upstream_timeout,
@@ -113,7 +120,7 @@ fn plan_of(route: &Route) -> Plan {
     }
 }
 
-fn policy_of(policy: &Policy, label: &str) -> layer::Policy {
+fn policy_of(policy: &Policy, label: &str, tenants: &mut Tenants) -> layer::Policy {
     layer::Policy {
         label: label.to_owned(),
         // The plan was found by its method already.
@@ -124,12 +131,7 @@ fn policy_of(policy: &Policy, label: &str) -> layer::Policy {
             format: policy.key.format,
             length_min: policy.key.min_length,
         },
-        tenant: match &policy.tenant {
-            TenantConfig::CredentialOrPublic => layer::Tenant::CredentialOrPublic,
-            TenantConfig::Credential => layer::Tenant::Credential,
-            TenantConfig::Public => layer::Tenant::Public,
-            TenantConfig::Header(name) => layer::Tenant::Header(name.clone()),
-        },
+        tenant: tenants.of(&policy.tenant),
         namespace: policy.namespace.clone(),
         fingerprint: layer::FingerprintPolicy {
             mode: fingerprint_of(&policy.fingerprint),

@@ -48,6 +48,22 @@ impl Number {
         Some(text)
     }
 
+    /// The whole part of a number that is not negative, if 64 bits hold it.
+    #[cfg(feature = "jwt")]
+    pub(crate) fn whole(&self) -> Option<u64> {
+        if self.negative {
+            return None;
+        }
+        let digits = self.digits();
+        let fraction = usize::try_from(self.exponent.min(0).unsigned_abs()).ok()?;
+        let kept = digits.len().saturating_sub(fraction);
+        match std::str::from_utf8(digits.get(..kept)?).ok()? {
+            "" => Some(0),
+            _ if self.exponent > 0 => self.integer(20)?.parse().ok(),
+            text => text.parse().ok(),
+        }
+    }
+
     /// Appends the sign, the exponent and the digits, each of which tells where it ends.
     pub(super) fn encode(&self, out: &mut Vec<u8>) {
         out.push(if self.negative { b'-' } else { b'+' });

@@ -73,6 +73,11 @@ pub(super) fn upstream() -> Value {
     text(r"https?://(\[[^/?#@\[\]\s]+\]|[^/?#@:\[\]\s]+)(:[0-9]+)?/?")
 }
 
+/// Where credentials are asked about.
+pub(super) fn auth_url() -> Value {
+    text(r"http://(\[[^/?#@\[\]\s]+\]|[^/?#@:\[\]\s]+)(:[0-9]+)?([/?][^#\s]*)?")
+}
+
 pub(super) fn header_name() -> Value {
     text("[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 }

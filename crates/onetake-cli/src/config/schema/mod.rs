@@ -6,6 +6,7 @@
 
 mod forms;
 mod policy;
+mod tenant;
 
 use serde_json::{Map, Value, json};
 

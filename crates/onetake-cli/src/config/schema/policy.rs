@@ -5,7 +5,7 @@ use serde_json::{Map, Value, json};
 use super::super::fingerprint::MODES;
 use super::super::key::{FORMATS, LENGTH_MAX, PARTS_MAX, SOURCES};
 use super::super::layer::{
-    ERRORS, IN_FLIGHT, NAMESPACE_LENGTH_MAX, ON_STORE_DOWN, ON_UNKNOWN, PROBLEM_STATUSES, TENANTS,
+    ERRORS, IN_FLIGHT, NAMESPACE_LENGTH_MAX, ON_STORE_DOWN, ON_UNKNOWN, PROBLEM_STATUSES,
 };
 use super::super::units::{self, Limits};
 use super::super::velocity::{BY_MAX, LIMITS_MAX};
@@ -13,7 +13,7 @@ use super::forms::{
     body_size, boolean, by, duration, header_name, integer, list, part, pointer, rate, route_match,
     status, text, upstream, words,
 };
-use super::{Field, field, or, table, with};
+use super::{Field, field, or, table, tenant, with};
 use onetake_http::Preset;
 
 /// `[[route]]`
@@ -63,9 +63,10 @@ fn fields() -> Vec<Field> {
         field("key", "Where the key comes from, and what it looks like.", key()),
         field(
             "tenant",
-            "Whose key it is: the credential's, everybody's, or that of a header that your own \
-             proxy sets. Nothing said: the credential's where there is one, else everybody's.",
-            tenant(),
+            "Whose key it is: the credential's, everybody's, the client address's, that of a header that \
+             your own proxy sets, that of a token, or whom a service names. Nothing said: the \
+             credential's where there is one, else everybody's.",
+            tenant::tenant(),
         ),
         field("fingerprint", "What makes two requests the same.", fingerprint()),
         time("ttl", "How long an outcome is kept.", &units::TTL, Some("24h")),
@@ -166,12 +167,6 @@ fn key() -> Value {
         },
     ]);
     with(key, json!({ "oneOf": sources }))
-}
-
-fn tenant() -> Value {
-    let description = "The header that names it, believed from trusted proxies only.";
-    let header = table("tenant", [field("header", description, header_name())]);
-    json!({ "oneOf": [{ "enum": TENANTS }, with(header, json!({ "required": ["header"] }))] })
 }
 
 fn fingerprint() -> Value {

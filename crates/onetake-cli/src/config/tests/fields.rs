@@ -241,8 +241,85 @@ const POLICY: &[(Lines, Refused)] = &[
         ],
     ),
     (
-        &["tenant = \"credential\"", "tenant = \"public\"", "tenant = { header = \"X-A\" }"],
         &[
+            "tenant = \"credential\"",
+            "tenant = \"public\"",
+            "tenant = \"client-ip\"",
+            "tenant = { header = \"X-A\" }",
+            "tenant = { jwt = { key = \"AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA=\" } }",
+            "tenant = { jwt = { claim = \"sub\", issuer = \"https://id\", audience = \"api\", key = { env = \"TEST_SECRET\" }, algorithms = [\"HS256\"], leeway = \"0s\" } }",
+            concat!(
+                "tenant = { jwt = { key = [{ file = \"",
+                env!("CARGO_MANIFEST_DIR"),
+                "/src/config/tests/ed25519.pem\", kid = \"k1\" }, { env = \"TEST_SECRET\" }, \"AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA=\"], algorithms = [\"EdDSA\", \"HS256\"] } }"
+            ),
+            "tenant = { forward_auth = \"http://auth:4180/oauth2/auth?x=1\" }",
+            "tenant = { forward_auth = { url = \"http://auth\" } }",
+            "tenant = { forward_auth = { url = \"http://auth/\", header = \"Remote-User\", timeout = \"30s\", cache = \"0s\" } }",
+        ],
+        &[
+            ("tenant = { jwt = \"sub\" }", "tenant.jwt"),
+            ("tenant = { jwt = {} }", "tenant.jwt"),
+            ("tenant = { jwt = { keys = [] } }", "tenant.jwt.keys"),
+            ("tenant = { jwt = { key = \"AAAA\" } }", "tenant.jwt.key"),
+            ("tenant = { jwt = { key = [] } }", "tenant.jwt.key"),
+            ("tenant = { jwt = { key = [1] } }", "tenant.jwt.key[0]"),
+            ("tenant = { jwt = { key = {} } }", "tenant.jwt.key"),
+            ("tenant = { jwt = { key = { kid = \"k1\" } } }", "tenant.jwt.key"),
+            (
+                "tenant = { jwt = { key = { env = \"TEST_SECRET\", kid = 1 } } }",
+                "tenant.jwt.key.kid",
+            ),
+            (
+                "tenant = { jwt = { key = { env = \"ONETAKE_NOBODY_SETS_THIS\" } } }",
+                "tenant.jwt.key.env",
+            ),
+            ("tenant = { jwt = { key = { file = \"/nowhere/at/all\" } } }", "tenant.jwt.key.file"),
+            (
+                "tenant = { jwt = { key = { env = \"TEST_SECRET\" }, claim = \"\" } }",
+                "tenant.jwt.claim",
+            ),
+            (
+                "tenant = { jwt = { key = { env = \"TEST_SECRET\" }, issuer = \"\" } }",
+                "tenant.jwt.issuer",
+            ),
+            (
+                "tenant = { jwt = { key = { env = \"TEST_SECRET\" }, audience = [] } }",
+                "tenant.jwt.audience",
+            ),
+            (
+                "tenant = { jwt = { key = { env = \"TEST_SECRET\" }, leeway = \"11m\" } }",
+                "tenant.jwt.leeway",
+            ),
+            (
+                "tenant = { jwt = { key = { env = \"TEST_SECRET\" }, algorithms = [] } }",
+                "tenant.jwt.algorithms",
+            ),
+            (
+                "tenant = { jwt = { key = { env = \"TEST_SECRET\" }, algorithms = [\"none\"] } }",
+                "tenant.jwt.algorithms[0]",
+            ),
+            (
+                "tenant = { jwt = { key = \"AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA=\", algorithms = [\"RS256\"] } }",
+                "tenant.jwt.key",
+            ),
+            ("tenant = { forward_auth = 1 }", "tenant.forward_auth"),
+            ("tenant = { forward_auth = \"https://auth\" }", "tenant.forward_auth"),
+            ("tenant = { forward_auth = {} }", "tenant.forward_auth"),
+            ("tenant = { forward_auth = { url = \"auth\" } }", "tenant.forward_auth.url"),
+            (
+                "tenant = { forward_auth = { url = \"http://a\", header = \"a b\" } }",
+                "tenant.forward_auth.header",
+            ),
+            (
+                "tenant = { forward_auth = { url = \"http://a\", timeout = \"31s\" } }",
+                "tenant.forward_auth.timeout",
+            ),
+            (
+                "tenant = { forward_auth = { url = \"http://a\", cache = \"61s\" } }",
+                "tenant.forward_auth.cache",
+            ),
+            ("tenant = { forward_auth = \"http://a\", header = \"X-A\" }", "tenant"),
             ("tenant = \"credentials\"", "tenant"),
             ("tenant = 1", "tenant"),
             ("tenant = {}", "tenant"),

@@ -6,9 +6,7 @@ use super::*;
 /// What the design names and this version does not have.
 pub(super) const NOT_YET: &[(&str, &str, &str)] = &[
     ("admin", "token = { env = \"T\" }", "admin.token"),
-    ("route", "tenant = \"client-ip\"", "route[0].tenant"),
-    ("route", "tenant = { jwt = { claim = \"sub\" } }", "route[0].tenant.jwt"),
-    ("route", "tenant = { forward_auth = \"http://x\" }", "route[0].tenant.forward_auth"),
+    ("route", "tenant = { forward_auth = \"https://x\" }", "route[0].tenant.forward_auth"),
     ("route", "on_unknown = \"reconcile\"", "route[0].on_unknown"),
     ("route", "reconcile = \"GET http://x\"", "route[0].reconcile"),
     ("defaults", "reconcile = \"GET http://x\"", "defaults.reconcile"),

@@ -48,6 +48,15 @@ const TABLES: &[(&Fields, &[&str])] = &[
     (&tables::DEFAULTS, &["/properties/defaults"]),
     (&tables::KEY, &["/$defs/key"]),
     (&tables::TENANT, &["/$defs/tenant/oneOf/1"]),
+    (&tables::JWT, &["/$defs/tenant/oneOf/1/properties/jwt"]),
+    (
+        &tables::JWT_KEY,
+        &[
+            "/$defs/tenant/oneOf/1/properties/jwt/properties/key/oneOf/1",
+            "/$defs/tenant/oneOf/1/properties/jwt/properties/key/oneOf/2/items/oneOf/1",
+        ],
+    ),
+    (&tables::FORWARD_AUTH, &["/$defs/tenant/oneOf/1/properties/forward_auth/oneOf/1"]),
     (&tables::FINGERPRINT, &["/$defs/fingerprint"]),
     (&tables::VELOCITY, &["/$defs/velocity/items"]),
     (&tables::STATUSES, &["/$defs/statuses"]),
@@ -76,6 +85,12 @@ const CHECK_ONLY: &[&str] = &[
     "url = { env = \"ONETAKE_NOBODY_SETS_THIS\" }",
     "issued_keys = [{ id = \"a\", key = { env = \"ONETAKE_NOBODY_SETS_THIS\" } }]",
     "issued_keys = [{ id = \"a\", key = { file = \"/nowhere/at/all\" } }]",
+    "tenant = { jwt = { key = { env = \"ONETAKE_NOBODY_SETS_THIS\" } } }",
+    "tenant = { jwt = { key = { file = \"/nowhere/at/all\" } } }",
+    "tenant = { jwt = { key = { env = \"TEST_SECRET\" }, leeway = \"11m\" } }",
+    "tenant = { jwt = { key = \"AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA=\", algorithms = [\"RS256\"] } }",
+    "tenant = { forward_auth = { url = \"http://a\", timeout = \"31s\" } }",
+    "tenant = { forward_auth = { url = \"http://a\", cache = \"61s\" } }",
 ];
 
 /// What the files in `examples` find in the environment.
@@ -85,6 +100,7 @@ const VARIABLES: &[(&str, &str)] = &[
     ("ONETAKE_FINGERPRINT_SECRET", "AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA="),
     ("ONETAKE_ENCRYPTION_KEY", "AgICAgICAgICAgICAgICAgICAgICAgICAgICAgICAgI="),
     ("ONETAKE_ISSUED_KEYS_SECRET", "AQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQE="),
+    ("ID_PUBLIC_KEY", include_str!("ed25519.pem")),
 ];
 
 fn validator() -> Validator {
@@ -244,7 +260,7 @@ fn the_examples_are_accepted_and_valid() {
         names.push(name);
     }
     names.sort();
-    assert_eq!(names, ["gateway.toml", "payments.toml", "webhooks.toml"]);
+    assert_eq!(names, ["gateway.toml", "payments.toml", "tenants.toml", "webhooks.toml"]);
 }
 
 #[test]

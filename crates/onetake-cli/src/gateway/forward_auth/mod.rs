@@ -1,0 +1,176 @@
+//! `tenant = { forward_auth = "http://…" }`: a service that knows credentials is asked whose a request is.
+//!
+//! It is asked before anything is claimed or replayed, so that a credential that was revoked gets no
+//! recording. What it does not clearly allow is not allowed.
+
+mod allowed;
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::future::BoxFuture;
+use http::header::{AUTHORIZATION, COOKIE, HeaderName, HeaderValue, USER_AGENT, WWW_AUTHENTICATE};
+use http::request::Parts;
+use http::{HeaderMap, Request, Response, StatusCode};
+use http_body_util::Empty;
+use hyper_util::client::legacy::Client;
+use hyper_util::client::legacy::connect::HttpConnector;
+use hyper_util::rt::{TokioExecutor, TokioTimer};
+use tokio::sync::Semaphore;
+
+use onetake_core::{Clock, Rng};
+use onetake_http::{Ask, Code, Problem};
+
+use super::edge::{X_FORWARDED_FOR, X_FORWARDED_HOST, X_FORWARDED_PROTO};
+use crate::config;
+use allowed::Allowed;
+
+const X_API_KEY: HeaderName = HeaderName::from_static("x-api-key");
+const X_FORWARDED_METHOD: HeaderName = HeaderName::from_static("x-forwarded-method");
+const X_FORWARDED_URI: HeaderName = HeaderName::from_static("x-forwarded-uri");
+
+/// Questions at once; one more is refused as overloaded.
+const ASKED_MAX: usize = 256;
+/// The longest name of a principal, in bytes.
+const NAME_BYTES_MAX: usize = 1024;
+/// The largest head of an answer. The body is never read.
+const HEAD_BYTES_MAX: usize = 64 << 10;
+/// Idle connections are closed before the other side does it.
+const IDLE: Duration = Duration::from_secs(4);
+
+/// What of a request the service gets to see as it came. The edge has made these forwarding headers honest.
+const PASSED_ON: [HeaderName; 6] =
+    [AUTHORIZATION, COOKIE, X_API_KEY, X_FORWARDED_FOR, X_FORWARDED_HOST, X_FORWARDED_PROTO];
+
+/// A service that knows credentials, and what it said a moment ago.
+pub(super) struct ForwardAuth {
+    config: config::ForwardAuth,
+    client: Client<HttpConnector, Empty<Bytes>>,
+    places: Semaphore,
+    allowed: Allowed,
+    clock: Arc<dyn Clock>,
+}
+
+impl ForwardAuth {
+    pub(super) fn new(config: config::ForwardAuth, clock: Arc<dyn Clock>, rng: &dyn Rng) -> Self {
+        let mut connector = HttpConnector::new();
+        connector.set_nodelay(true);
+        connector.set_connect_timeout(Some(config.timeout));
+        // It follows no redirect.
+        let client = Client::builder(TokioExecutor::new())
+            .pool_idle_timeout(IDLE)
+            .pool_max_idle_per_host(ASKED_MAX)
+            .pool_timer(TokioTimer::new())
+            .timer(TokioTimer::new())
+            .http1_max_buf_size(HEAD_BYTES_MAX)
+            .build(connector);
+        let allowed = Allowed::new(config.cache, rng);
+        Self { config, client, places: Semaphore::new(ASKED_MAX), allowed, clock }
+    }
+
+    async fn principal(&self, parts: &Parts) -> Result<Vec<u8>, Problem> {
+        let mut request = Request::new(Empty::new());
+        *request.uri_mut() = self.config.url.clone();
+        *request.headers_mut() = question(parts);
+        let question = self.allowed.digest(request.headers());
+        let asked_at = self.clock.monotonic();
+        if let Some(name) = self.allowed.name(&question, asked_at) {
+            return Ok(name);
+        }
+        let Ok(_place) = self.places.try_acquire() else {
+            let detail = "Too many requests wait for the service that knows credentials. Nothing was run; retry with the same key.";
+            return Err(Problem::new(Code::Overloaded, detail).retry_after(1));
+        };
+        let answered = tokio::select! {
+            biased;
+            answered = self.client.request(request) => answered,
+            () = self.clock.sleep(self.config.timeout) => {
+                return Err(self.unavailable("it did not answer in time"));
+            }
+        };
+        match answered {
+            Ok(response) => {
+                let name = self.read(&response)?;
+                self.allowed.keep(question, name.clone(), asked_at);
+                Ok(name)
+            }
+            Err(error) if error.is_connect() => Err(self.unavailable("it cannot be connected to")),
+            Err(_) => Err(self.unavailable("it broke off, or answered what is no HTTP")),
+        }
+    }
+
+    fn read<B>(&self, response: &Response<B>) -> Result<Vec<u8>, Problem> {
+        match response.status() {
+            status if status.is_success() => {
+                let mut names = response.headers().get_all(&self.config.header).iter();
+                match (names.next(), names.next()) {
+                    (Some(name), None) if (1..=NAME_BYTES_MAX).contains(&name.len()) => {
+                        Ok(name.as_bytes().to_vec())
+                    }
+                    _ => {
+                        Err(self.unavailable("it allowed the request without naming one principal"))
+                    }
+                }
+            }
+            StatusCode::UNAUTHORIZED => {
+                let detail = "It cannot be told whose key this is: the service that knows credentials (forward_auth) refused this one. Nothing was run.";
+                let problem = Problem::new(Code::TenantUnresolved, detail);
+                let challenges = response.headers().get_all(WWW_AUTHENTICATE).iter();
+                Err(challenges.fold(problem, |problem, challenge| {
+                    problem.header(WWW_AUTHENTICATE, challenge.clone())
+                }))
+            }
+            StatusCode::FORBIDDEN => {
+                let detail = "The service that knows credentials (forward_auth) does not allow this request. Nothing was run.";
+                Err(Problem::new(Code::AuthRefused, detail))
+            }
+            status => Err(self.unavailable(&format!("it answered {}", status.as_u16()))),
+        }
+    }
+
+    /// Fail-closed. The client learns that it may try again, and the log why.
+    fn unavailable(&self, why: &str) -> Problem {
+        let server = self.config.url.authority().map(http::uri::Authority::as_str);
+        let header = self.config.header.as_str();
+        tracing::warn!(
+            server,
+            header,
+            why,
+            "forward_auth gives no answer, so keyed requests are refused"
+        );
+        let detail = "The service that knows credentials (forward_auth) gives no answer. Nothing was run, and nothing recorded is shown; retry with the same key.";
+        Problem::new(Code::AuthUnavailable, detail).retry_after(2)
+    }
+}
+
+impl Ask for ForwardAuth {
+    fn ask<'a>(&'a self, parts: &'a Parts) -> BoxFuture<'a, Result<Vec<u8>, Problem>> {
+        Box::pin(self.principal(parts))
+    }
+}
+
+impl fmt::Debug for ForwardAuth {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ForwardAuth").finish_non_exhaustive()
+    }
+}
+
+/// What is asked: may the sender of this do this?
+fn question(parts: &Parts) -> HeaderMap {
+    let mut headers = HeaderMap::new();
+    for name in PASSED_ON {
+        for value in parts.headers.get_all(&name) {
+            headers.append(name.clone(), value.clone());
+        }
+    }
+    let uri = parts.uri.path_and_query().map_or("/", |uri| uri.as_str());
+    for (name, value) in [(X_FORWARDED_METHOD, parts.method.as_str()), (X_FORWARDED_URI, uri)] {
+        if let Ok(value) = HeaderValue::from_str(value) {
+            headers.insert(name, value);
+        }
+    }
+    headers.insert(USER_AGENT, HeaderValue::from_static("onetake"));
+    headers
+}

@@ -1,0 +1,92 @@
+//! Tenants by their credential.
+
+use base64::Engine as _;
+use base64::engine::general_purpose::{STANDARD, STANDARD_NO_PAD};
+use http::header::{AUTHORIZATION, HeaderName};
+use http::request::Parts;
+
+use super::{Caller, header, tagged, unresolved};
+use crate::problem::{Code, Problem};
+
+const X_API_KEY: HeaderName = HeaderName::from_static("x-api-key");
+
+/// Schemes whose credential is the same on every request. Any other scheme may well sign each
+/// request anew (SigV4, Digest, OAuth 1, HMAC of all kinds), and then a retry would look like a
+/// stranger and run again: so they are refused, and not guessed at.
+const STABLE: [&str; 10] = [
+    "bearer",
+    "basic",
+    "token",
+    "apikey",
+    "api-key",
+    "api_key",
+    "key",
+    "jwt",
+    "dpop",
+    "privatetoken",
+];
+
+/// The caller's credentials, all of them: one that only adds to another still tells people apart.
+pub(super) fn credential(parts: &Parts) -> Result<Option<Caller>, Problem> {
+    let mut callers = [authorization(parts)?, api_key(parts)?].into_iter().flatten();
+    Ok(match (callers.next(), callers.next()) {
+        (Some(first), Some(second)) => {
+            let length = (first.tenant.len() as u64).to_be_bytes();
+            let both = [&length[..], &first.tenant, &second.tenant].concat();
+            Some(Caller { tenant: tagged(b"credentials", &both), proof: first.proof })
+        }
+        (caller, _) => caller,
+    })
+}
+
+fn authorization(parts: &Parts) -> Result<Option<Caller>, Problem> {
+    let mut values = parts.headers.get_all(AUTHORIZATION).iter();
+    let Some(value) = values.next() else {
+        return Ok(None);
+    };
+    if values.next().is_some() {
+        return Err(unresolved("the header authorization was sent twice"));
+    }
+    let value = value.as_bytes().trim_ascii();
+    let end = value.iter().position(|byte| *byte == b' ').unwrap_or(value.len());
+    let (scheme, rest) = value.split_at_checked(end).unwrap_or((value, b""));
+    let scheme = scheme.to_ascii_lowercase();
+    let rest = rest.trim_ascii();
+    if !STABLE.iter().any(|name| name.as_bytes() == scheme) {
+        return Err(Problem::new(
+            Code::TenantUnstable,
+            "This kind of credential may be made anew for every request, so that a retry would look like a stranger and run again. Configure another tenant for this route, such as tenant = { header = \"X-Account\" } or tenant = \"public\". Nothing was run.",
+        ));
+    }
+    if rest.is_empty() {
+        return Err(unresolved("the authorization header holds no credential"));
+    }
+    if scheme == b"basic" {
+        let (user, password) = basic(rest)
+            .ok_or_else(|| unresolved("the Basic credential is not base64 of user:password"))?;
+        return Ok(Some(Caller { tenant: credential_of(b"basic", &user), proof: password }));
+    }
+    Ok(Some(Caller { tenant: credential_of(&scheme, rest), proof: Vec::new() }))
+}
+
+/// A scheme is the client's own word: it stays inside the kind, or it could name another kind.
+fn credential_of(scheme: &[u8], value: &[u8]) -> Vec<u8> {
+    tagged(b"credential", &tagged(scheme, value))
+}
+
+fn api_key(parts: &Parts) -> Result<Option<Caller>, Problem> {
+    if !parts.headers.contains_key(X_API_KEY) {
+        return Ok(None);
+    }
+    let tenant = credential_of(b"x-api-key", &header(parts, &X_API_KEY)?);
+    Ok(Some(Caller { tenant, proof: Vec::new() }))
+}
+
+/// The user, who is the tenant, and the password, which is not: one that is changed makes a retry
+/// a mismatch, and not a second run.
+fn basic(encoded: &[u8]) -> Option<(Vec<u8>, Vec<u8>)> {
+    let decoded = STANDARD.decode(encoded).or_else(|_| STANDARD_NO_PAD.decode(encoded)).ok()?;
+    let end = decoded.iter().position(|byte| *byte == b':')?;
+    let (user, password) = decoded.split_at_checked(end)?;
+    Some((user.to_vec(), password.to_vec()))
+}

@@ -1,0 +1,228 @@
+//! Keys that verify tokens, and what each is for.
+
+use std::fmt;
+use std::sync::Arc;
+
+use aws_lc_rs::hmac;
+use aws_lc_rs::signature::{
+    ECDSA_P256_SHA256_FIXED, ED25519, ParsedPublicKey, RSA_PKCS1_2048_8192_SHA256,
+    VerificationAlgorithm,
+};
+use base64::Engine as _;
+use base64::engine::general_purpose::{STANDARD, STANDARD_NO_PAD, URL_SAFE, URL_SAFE_NO_PAD};
+
+/// The shortest secret: as long as what it makes (RFC 7518, section 3.2).
+const SECRET_BYTES_MIN: usize = 32;
+/// A public RSA key of 2048 bits has more bytes than this, and one of 1024 bits fewer.
+const RSA_BYTES_MIN: usize = 256;
+
+/// How a token is signed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Algorithm {
+    /// HMAC with SHA-256.
+    Hs256,
+    /// RSA (PKCS #1 v1.5) with SHA-256.
+    Rs256,
+    /// ECDSA on P-256 with SHA-256.
+    Es256,
+    /// Ed25519.
+    EdDsa,
+}
+
+impl Algorithm {
+    /// Every algorithm, and what tokens call it.
+    pub const ALL: [(&'static str, Self); 4] = [
+        ("HS256", Self::Hs256),
+        ("RS256", Self::Rs256),
+        ("ES256", Self::Es256),
+        ("EdDSA", Self::EdDsa),
+    ];
+
+    /// The algorithm that tokens call this.
+    #[must_use]
+    pub fn from_name(name: &str) -> Option<Self> {
+        Self::ALL.iter().find(|(known, _)| *known == name).map(|(_, algorithm)| *algorithm)
+    }
+
+    /// What tokens call it.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Hs256 => "HS256",
+            Self::Rs256 => "RS256",
+            Self::Es256 => "ES256",
+            Self::EdDsa => "EdDSA",
+        }
+    }
+}
+
+/// A key that verifies tokens. What it is decides which algorithm it is for.
+#[derive(Clone)]
+pub struct JwtKey {
+    kid: Option<String>,
+    algorithm: Algorithm,
+    bytes: Vec<u8>,
+    verifier: Verifier,
+}
+
+#[derive(Clone)]
+enum Verifier {
+    Secret(Arc<hmac::Key>),
+    Public(Arc<ParsedPublicKey>),
+}
+
+/// Why a text is no key. It never repeats a part of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum JwtKeyError {
+    /// Neither PEM nor base64.
+    #[error("it is neither a public key in PEM nor base64")]
+    Unknown,
+    /// More than one block of PEM.
+    #[error("it holds more than one key")]
+    Several,
+    /// A private key, which has no business here.
+    #[error("it is a private key, and tokens are verified with the public one")]
+    Private,
+    /// A certificate.
+    #[error("it is a certificate, not the key in it")]
+    Certificate,
+    /// A public key without its PEM lines would be a secret that everybody knows.
+    #[error("it is a public key without its BEGIN and END lines")]
+    PublicAsSecret,
+    /// A secret that could be guessed.
+    #[error("it is a secret of fewer than 32 bytes")]
+    ShortSecret,
+    /// An RSA key that could be factored.
+    #[error("it is an RSA key of fewer than 2048 bits")]
+    ShortRsa,
+    /// Another kind of key, or a damaged one.
+    #[error("it is damaged, or not an RSA, EC P-256 or Ed25519 key")]
+    Unsupported,
+}
+
+impl JwtKey {
+    /// Reads a public key in PEM (RSA, EC on P-256, Ed25519), or a secret in base64.
+    ///
+    /// # Errors
+    /// If it is neither.
+    pub fn parse(text: &str) -> Result<Self, JwtKeyError> {
+        let text = text.trim();
+        if text.contains("-----BEGIN") {
+            return public(text);
+        }
+        let secret = decode(text).ok_or(JwtKeyError::Unknown)?;
+        if is_public(&secret) {
+            return Err(JwtKeyError::PublicAsSecret);
+        }
+        if secret.len() < SECRET_BYTES_MIN {
+            return Err(JwtKeyError::ShortSecret);
+        }
+        let verifier = Verifier::Secret(Arc::new(hmac::Key::new(hmac::HMAC_SHA256, &secret)));
+        Ok(Self { kid: None, algorithm: Algorithm::Hs256, bytes: secret, verifier })
+    }
+
+    /// Gives it a name: tokens that name another one are not verified with it.
+    #[must_use]
+    pub fn kid(mut self, kid: impl Into<String>) -> Self {
+        self.kid = Some(kid.into());
+        self
+    }
+
+    /// The one algorithm that it is for.
+    #[must_use]
+    pub fn algorithm(&self) -> Algorithm {
+        self.algorithm
+    }
+
+    /// Whether a token that names this key, or none, may be meant for it.
+    pub(super) fn is_called(&self, kid: Option<&str>) -> bool {
+        kid.is_none() || self.kid.is_none() || self.kid.as_deref() == kid
+    }
+
+    pub(super) fn verifies(&self, signed: &[u8], signature: &[u8]) -> bool {
+        match &self.verifier {
+            Verifier::Secret(key) => hmac::verify(key, signed, signature).is_ok(),
+            Verifier::Public(key) => key.verify_sig(signed, signature).is_ok(),
+        }
+    }
+}
+
+impl PartialEq for JwtKey {
+    fn eq(&self, other: &Self) -> bool {
+        self.algorithm == other.algorithm && self.kid == other.kid && self.bytes == other.bytes
+    }
+}
+
+impl Eq for JwtKey {}
+
+impl fmt::Debug for JwtKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "JwtKey({}, {:?})", self.algorithm.name(), self.kid)
+    }
+}
+
+fn decode(text: &str) -> Option<Vec<u8>> {
+    let alphabets = [&STANDARD, &STANDARD_NO_PAD, &URL_SAFE, &URL_SAFE_NO_PAD];
+    alphabets.into_iter().find_map(|alphabet| alphabet.decode(text).ok())
+}
+
+/// Whether bytes are a public key that lacks its PEM lines, in any form that libraries write.
+fn is_public(bytes: &[u8]) -> bool {
+    let forms: [&'static dyn VerificationAlgorithm; 2] =
+        [&RSA_PKCS1_2048_8192_SHA256, &ECDSA_P256_SHA256_FIXED];
+    let mut forms = forms.into_iter();
+    algorithm_of(bytes).is_some() || forms.any(|form| ParsedPublicKey::new(form, bytes).is_ok())
+}
+
+/// Reads one block of PEM.
+fn public(text: &str) -> Result<JwtKey, JwtKeyError> {
+    if text.matches("-----BEGIN").count() > 1 {
+        return Err(JwtKeyError::Several);
+    }
+    let (_, rest) = text.split_once("-----BEGIN ").ok_or(JwtKeyError::Unknown)?;
+    let (label, rest) = rest.split_once("-----").ok_or(JwtKeyError::Unknown)?;
+    let end = format!("-----END {label}-----");
+    let (body, _) = rest.split_once(&end).ok_or(JwtKeyError::Unsupported)?;
+    let body: String = body.split_ascii_whitespace().collect();
+    let bytes = STANDARD.decode(body).map_err(|_| JwtKeyError::Unsupported);
+    let (algorithm, bytes) = match label {
+        "PUBLIC KEY" => {
+            let bytes = bytes?;
+            (algorithm_of(&bytes).ok_or(JwtKeyError::Unsupported)?, bytes)
+        }
+        "RSA PUBLIC KEY" => (Algorithm::Rs256, bytes?),
+        "CERTIFICATE" => return Err(JwtKeyError::Certificate),
+        _ if label.ends_with("PRIVATE KEY") => return Err(JwtKeyError::Private),
+        _ => return Err(JwtKeyError::Unsupported),
+    };
+    if algorithm == Algorithm::Rs256 && bytes.len() < RSA_BYTES_MIN {
+        return Err(JwtKeyError::ShortRsa);
+    }
+    let verification: &'static dyn VerificationAlgorithm = match algorithm {
+        Algorithm::Rs256 => &RSA_PKCS1_2048_8192_SHA256,
+        Algorithm::Es256 => &ECDSA_P256_SHA256_FIXED,
+        Algorithm::EdDsa => &ED25519,
+        Algorithm::Hs256 => return Err(JwtKeyError::Unsupported),
+    };
+    let parsed = ParsedPublicKey::new(verification, &bytes);
+    let parsed = Arc::new(parsed.map_err(|_| JwtKeyError::Unsupported)?);
+    Ok(JwtKey { kid: None, algorithm, bytes, verifier: Verifier::Public(parsed) })
+}
+
+/// What a public key (a SubjectPublicKeyInfo, RFC 5280) is for, by the identifier at its start.
+fn algorithm_of(der: &[u8]) -> Option<Algorithm> {
+    const RSA: &[u8] = b"\x30\x0d\x06\x09\x2a\x86\x48\x86\xf7\x0d\x01\x01\x01\x05\x00";
+    const P256: &[u8] =
+        b"\x30\x13\x06\x07\x2a\x86\x48\xce\x3d\x02\x01\x06\x08\x2a\x86\x48\xce\x3d\x03\x01\x07";
+    const ED: &[u8] = b"\x30\x05\x06\x03\x2b\x65\x70";
+    // A sequence, whose length has up to three bytes.
+    let [0x30, rest @ ..] = der else { return None };
+    let inside = match rest {
+        [0x82, _, _, inside @ ..] | [0x81, _, inside @ ..] => inside,
+        [_, inside @ ..] => inside,
+        [] => return None,
+    };
+    let known = [(RSA, Algorithm::Rs256), (P256, Algorithm::Es256), (ED, Algorithm::EdDsa)];
+    known.into_iter().find(|(prefix, _)| inside.starts_with(prefix)).map(|(_, what)| what)
+}

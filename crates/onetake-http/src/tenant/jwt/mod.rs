@@ -1,0 +1,226 @@
+//! Tenants by JSON Web Tokens (RFC 7519) that are verified here.
+//!
+//! A key is good for one algorithm, and the token's own word about it has to agree: `none` is no key's
+//! algorithm, and the bytes of a public key are never a secret. The tenant is the issuer and one claim,
+//! not the token, so that a token that was refreshed between two attempts is the same tenant.
+
+mod key;
+
+use std::time::Duration;
+
+use base64::Engine as _;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use http::header::{AUTHORIZATION, HeaderValue, WWW_AUTHENTICATE};
+use http::request::Parts;
+
+use onetake_core::Timestamp;
+
+use super::unresolved;
+use crate::json::{self, Limits, Members, Value};
+use crate::problem::Problem;
+
+pub use key::{Algorithm, JwtKey, JwtKeyError};
+
+/// The longest token that is looked at, in bytes.
+pub const TOKEN_BYTES_MAX: usize = 16 << 10;
+/// How deeply a token's JSON may nest.
+const DEPTH_MAX: usize = 32;
+/// The longest number that may name a tenant, in digits.
+const DIGITS_MAX: usize = 40;
+
+/// How tokens are verified, and what of them names the tenant.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Jwt {
+    keys: Vec<JwtKey>,
+    claim: String,
+    issuer: Option<String>,
+    audience: Option<String>,
+    leeway: Duration,
+}
+
+impl Jwt {
+    /// Tokens that one of these keys signed. Their `sub` names the tenant, and they may be a minute
+    /// late or early.
+    #[must_use]
+    pub fn new(keys: impl IntoIterator<Item = JwtKey>) -> Self {
+        Self {
+            keys: keys.into_iter().collect(),
+            claim: "sub".to_owned(),
+            issuer: None,
+            audience: None,
+            leeway: Duration::from_secs(60),
+        }
+    }
+
+    /// The claim that names the tenant: a string or an integer. It has to be one that stays the same
+    /// when a token is refreshed.
+    #[must_use]
+    pub fn claim(mut self, name: impl Into<String>) -> Self {
+        self.claim = name.into();
+        self
+    }
+
+    /// Accepts tokens of this issuer alone.
+    #[must_use]
+    pub fn issuer(mut self, issuer: impl Into<String>) -> Self {
+        self.issuer = Some(issuer.into());
+        self
+    }
+
+    /// Accepts tokens for this audience alone.
+    #[must_use]
+    pub fn audience(mut self, audience: impl Into<String>) -> Self {
+        self.audience = Some(audience.into());
+        self
+    }
+
+    /// How far clocks may be apart.
+    #[must_use]
+    pub fn leeway(mut self, leeway: Duration) -> Self {
+        self.leeway = leeway;
+        self
+    }
+
+    /// Who sent the request: the token's issuer and claim.
+    pub(super) fn principal(&self, parts: &Parts, now: Timestamp) -> Result<Vec<u8>, Problem> {
+        let Some(token) = bearer(parts) else {
+            let problem = unresolved("send one Authorization header, Bearer with a JSON Web Token");
+            return Err(problem.header(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer")));
+        };
+        self.verify(token, now).map_err(|why| {
+            let challenge = HeaderValue::from_static("Bearer error=\"invalid_token\"");
+            unresolved(why).header(WWW_AUTHENTICATE, challenge)
+        })
+    }
+
+    /// Nothing that the token says is believed before its signature is.
+    fn verify(&self, token: &[u8], now: Timestamp) -> Result<Vec<u8>, &'static str> {
+        const MALFORMED: &str = "the bearer token is no signed JSON Web Token";
+        if token.len() > TOKEN_BYTES_MAX {
+            return Err("the token is longer than 16 KiB");
+        }
+        let (signed, signature) = split_at_last_dot(token).ok_or(MALFORMED)?;
+        let (header, payload) = split_at_last_dot(signed).ok_or(MALFORMED)?;
+        let header = object(header).ok_or(MALFORMED)?;
+        let signature = URL_SAFE_NO_PAD.decode(signature).map_err(|_| MALFORMED)?;
+        self.check_signature(&header, signed, &signature)?;
+        let claims = object(payload).ok_or(MALFORMED)?;
+        self.check_time(&claims, now)?;
+        self.check_audience(&claims)?;
+        self.name(&claims)
+    }
+
+    fn check_signature(
+        &self,
+        header: &Members,
+        signed: &[u8],
+        signature: &[u8],
+    ) -> Result<(), &'static str> {
+        if header.get("crit").is_some() {
+            return Err("the token has extensions (crit) that nobody here knows");
+        }
+        let algorithm = header.get("alg").and_then(text).and_then(Algorithm::from_name);
+        let mut keys = self.keys.iter().filter(|key| Some(key.algorithm()) == algorithm).peekable();
+        if keys.peek().is_none() {
+            return Err("the token is signed in a way that this route has no key for");
+        }
+        let kid = match header.get("kid") {
+            Some(kid) => Some(text(kid).ok_or("the token's kid is no string")?),
+            None => None,
+        };
+        let mut keys = keys.filter(|key| key.is_called(kid)).peekable();
+        if keys.peek().is_none() {
+            return Err("the token names a key that this route does not know");
+        }
+        match keys.any(|key| key.verifies(signed, signature)) {
+            true => Ok(()),
+            false => Err("the token's signature is wrong"),
+        }
+    }
+
+    fn check_time(&self, claims: &Members, now: Timestamp) -> Result<(), &'static str> {
+        let (now, leeway) = (now.as_micros() / 1_000_000, self.leeway.as_secs());
+        let seconds = |value: &Value| match value {
+            Value::Number(number) => number.whole(),
+            _ => None,
+        };
+        let expires = claims.get("exp").ok_or("the token does not say when it expires (exp)")?;
+        let expires = seconds(expires).ok_or("the token's exp is no time")?;
+        if now >= expires.saturating_add(leeway) {
+            return Err("the token has expired");
+        }
+        if let Some(begins) = claims.get("nbf") {
+            let begins = seconds(begins).ok_or("the token's nbf is no time")?;
+            if begins > now.saturating_add(leeway) {
+                return Err("the token is not valid yet (nbf)");
+            }
+        }
+        Ok(())
+    }
+
+    fn check_audience(&self, claims: &Members) -> Result<(), &'static str> {
+        let Some(wanted) = self.audience.as_deref() else { return Ok(()) };
+        let is_for_us = match claims.get("aud") {
+            Some(Value::Array(all)) => all.iter().any(|one| text(one) == Some(wanted)),
+            Some(one) => text(one) == Some(wanted),
+            None => false,
+        };
+        if is_for_us { Ok(()) } else { Err("the token is for another audience (aud)") }
+    }
+
+    fn name(&self, claims: &Members) -> Result<Vec<u8>, &'static str> {
+        let issuer = match claims.get("iss") {
+            Some(issuer) => Some(text(issuer).ok_or("the token's iss is no string")?),
+            None => None,
+        };
+        if self.issuer.is_some() && issuer != self.issuer.as_deref() {
+            return Err("the token is of another issuer (iss)");
+        }
+        let (kind, value) = match claims.get(&self.claim) {
+            Some(Value::String(text)) if !text.is_empty() => (b's', text.clone()),
+            Some(Value::Number(number)) => {
+                (b'i', number.integer(DIGITS_MAX).ok_or("the token's claim is no integer")?)
+            }
+            _ => return Err("the token lacks the claim that names its owner"),
+        };
+        // No issuer is not an empty one, and "7" is not 7; the length keeps issuer and claim apart.
+        let mut name = vec![u8::from(issuer.is_some())];
+        let issuer = issuer.unwrap_or_default();
+        name.extend_from_slice(&(issuer.len() as u64).to_be_bytes());
+        name.extend_from_slice(issuer.as_bytes());
+        name.push(kind);
+        name.extend_from_slice(value.as_bytes());
+        Ok(name)
+    }
+}
+
+/// The bearer token, if there is exactly one credential and it is one.
+fn bearer(parts: &Parts) -> Option<&[u8]> {
+    let mut values = parts.headers.get_all(AUTHORIZATION).iter();
+    let (Some(value), None) = (values.next(), values.next()) else { return None };
+    let value = value.as_bytes().trim_ascii();
+    let (scheme, rest) = value.split_at_checked(value.iter().position(|byte| *byte == b' ')?)?;
+    let token = rest.trim_ascii();
+    (scheme.eq_ignore_ascii_case(b"bearer") && !token.is_empty()).then_some(token)
+}
+
+fn split_at_last_dot(text: &[u8]) -> Option<(&[u8], &[u8])> {
+    let (before, after) = text.split_at_checked(text.iter().rposition(|byte| *byte == b'.')?)?;
+    Some((before, after.get(1..)?))
+}
+
+/// A part of a token: base64 of a JSON object. Further dots are no base64.
+fn object(part: &[u8]) -> Option<Members> {
+    let bytes = URL_SAFE_NO_PAD.decode(part).ok()?;
+    match json::parse(&bytes, Limits::with_depth_max(DEPTH_MAX)).ok()? {
+        Value::Object(members) => Some(members),
+        _ => None,
+    }
+}
+
+fn text(value: &Value) -> Option<&str> {
+    match value {
+        Value::String(text) => Some(text),
+        _ => None,
+    }
+}

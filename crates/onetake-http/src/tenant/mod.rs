@@ -1,0 +1,197 @@
+//! Whose key it is.
+//!
+//! The tenant must stay the same across the retries of one operation, or the retry runs again: a
+//! client's address changes when it leaves the Wi-Fi, and a bearer token changes when it is
+//! refreshed.
+
+mod credential;
+#[cfg(feature = "jwt")]
+pub mod jwt;
+#[cfg(test)]
+mod tests;
+
+use std::fmt;
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use futures_util::future::BoxFuture;
+use http::header::{COOKIE, HeaderName};
+use http::request::Parts;
+
+use onetake_core::Clock;
+
+use crate::problem::{Code, Problem};
+use credential::credential;
+
+/// Tells the tenant of a request, if it can.
+pub type TellTenant = dyn Fn(&Parts) -> Option<Vec<u8>> + Send + Sync;
+
+/// Asks somebody else who sends a request, and whether they may.
+///
+/// It is asked before anything is claimed, and before anything is replayed: whoever is not allowed any
+/// more gets no recording.
+pub trait Ask: Send + Sync + 'static {
+    /// The name of whoever sends the request, which is never empty; or a problem for them.
+    fn ask<'a>(&'a self, parts: &'a Parts) -> BoxFuture<'a, Result<Vec<u8>, Problem>>;
+}
+
+/// The address of the client, in the extensions of a request: for [`Tenant::ClientIp`].
+///
+/// Whoever sets it decides which proxies are believed about it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ClientIp(pub IpAddr);
+
+/// How the tenant of a request is told.
+#[derive(Clone, Default)]
+pub enum Tenant {
+    /// By its credential where it has one; everybody without is one tenant. A request with cookies
+    /// and no other credential is refused: its sender is somebody, and this cannot tell who.
+    #[default]
+    CredentialOrPublic,
+    /// By its credential: the bearer token, the user of Basic, or `X-Api-Key`.
+    Credential,
+    /// Everybody is one tenant. Keys must be unguessable then.
+    Public,
+    /// By the [`ClientIp`] that somebody in front of this layer has set. A client that changes its
+    /// network is another tenant, and its retry runs again.
+    ClientIp,
+    /// By a header that a trusted proxy sets. Whoever puts this layer somewhere must see to it that
+    /// nobody else can set it; the gateway removes it from everybody but trusted proxies.
+    Header(HeaderName),
+    /// By the issuer and a claim of a JSON Web Token that is verified here. The token itself does
+    /// not count, so one that was refreshed is the same tenant.
+    #[cfg(feature = "jwt")]
+    Jwt(Arc<jwt::Jwt>),
+    /// By your own function; `None` is refused with 401.
+    Custom(Arc<TellTenant>),
+    /// By asking somebody else, for every keyed request, handle and issued key.
+    Asked(Arc<dyn Ask>),
+}
+
+/// Who asks.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Caller {
+    /// The tenant, as bytes of which its kind is part.
+    pub tenant: Vec<u8>,
+    /// What must be the same for a replay although it does not name the tenant: the password of
+    /// Basic. Nobody behind the layer checks it on a replay, so a wrong one must not get one.
+    pub proof: Vec<u8>,
+}
+
+impl Caller {
+    fn new(tenant: Vec<u8>) -> Self {
+        Self { tenant, proof: Vec::new() }
+    }
+}
+
+impl Tenant {
+    /// Tells who asks. Nothing is waited for unless the tenant is [`Tenant::Asked`].
+    ///
+    /// # Errors
+    /// A problem for the client.
+    pub async fn resolve(&self, parts: &Parts, clock: &dyn Clock) -> Result<Caller, Problem> {
+        if let Self::Asked(ask) = self {
+            return ask.ask(parts).await.map(|name| Caller::new(tagged(b"asked", &name)));
+        }
+        self.resolve_now(parts, clock).unwrap_or_else(|| Err(unresolved("nobody was asked")))
+    }
+
+    /// Tells who asks; `None` if somebody else would have to be asked.
+    pub(crate) fn resolve_now(
+        &self,
+        parts: &Parts,
+        #[cfg_attr(not(feature = "jwt"), expect(unused_variables, reason = "tokens expire"))]
+        clock: &dyn Clock,
+    ) -> Option<Result<Caller, Problem>> {
+        Some(match self {
+            Self::CredentialOrPublic => match credential(parts) {
+                Ok(Some(caller)) => Ok(caller),
+                Ok(None) if parts.headers.contains_key(COOKIE) => Err(unresolved(
+                    "it comes with cookies and no other credential. Configure the tenant of this route, such as tenant = { header = \"X-Account\" }, or tenant = \"public\" if keys cannot be guessed",
+                )),
+                Ok(None) => Ok(public()),
+                Err(problem) => Err(problem),
+            },
+            Self::Credential => credential(parts).and_then(|caller| {
+                caller.ok_or_else(|| {
+                    unresolved("send an Authorization header (Bearer or Basic) or X-Api-Key")
+                })
+            }),
+            Self::Public => Ok(public()),
+            Self::ClientIp => client_ip(parts),
+            Self::Header(name) => header(parts, name).map(Caller::new),
+            #[cfg(feature = "jwt")]
+            Self::Jwt(jwt) => {
+                jwt.principal(parts, clock.now()).map(|name| Caller::new(tagged(b"jwt", &name)))
+            }
+            Self::Custom(resolve) => resolve(parts)
+                .map(|tenant| Caller::new(tagged(b"custom", &tenant)))
+                .ok_or_else(|| unresolved("the service could not tell who is asking")),
+            Self::Asked(_) => return None,
+        })
+    }
+
+    /// Whether a refusal says something about the sender that the sender should hear of.
+    pub(crate) fn is_verified(&self) -> bool {
+        match self {
+            #[cfg(feature = "jwt")]
+            Self::Jwt(_) => true,
+            Self::Asked(_) => true,
+            _ => false,
+        }
+    }
+}
+
+impl fmt::Debug for Tenant {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::CredentialOrPublic => f.write_str("CredentialOrPublic"),
+            Self::Credential => f.write_str("Credential"),
+            Self::Public => f.write_str("Public"),
+            Self::ClientIp => f.write_str("ClientIp"),
+            Self::Header(name) => write!(f, "Header({name})"),
+            #[cfg(feature = "jwt")]
+            Self::Jwt(_) => f.write_str("Jwt"),
+            Self::Custom(_) => f.write_str("Custom"),
+            Self::Asked(_) => f.write_str("Asked"),
+        }
+    }
+}
+
+fn unresolved(fix: &str) -> Problem {
+    Problem::new(
+        Code::TenantUnresolved,
+        format!("It cannot be told whose key this is: {fix}. Nothing was run."),
+    )
+}
+
+fn public() -> Caller {
+    Caller::new(b"public".to_vec())
+}
+
+/// The kind goes in front, ended by a byte that no kind contains, so that kinds never meet.
+fn tagged(kind: &[u8], value: &[u8]) -> Vec<u8> {
+    [kind, b"\0", value].concat()
+}
+
+/// An IPv4 address that came in as an IPv6 one is the same address.
+fn client_ip(parts: &Parts) -> Result<Caller, Problem> {
+    match parts.extensions.get::<ClientIp>() {
+        Some(ClientIp(address)) => {
+            let address = address.to_canonical().to_string();
+            Ok(Caller::new(tagged(b"client-ip", address.as_bytes())))
+        }
+        None => Err(unresolved(
+            "the client's address is not known, because a trusted proxy sent an X-Forwarded-For that is no list of addresses",
+        )),
+    }
+}
+
+fn header(parts: &Parts, name: &HeaderName) -> Result<Vec<u8>, Problem> {
+    let mut values = parts.headers.get_all(name).iter();
+    match (values.next(), values.next()) {
+        (Some(value), None) if !value.is_empty() => Ok(tagged(b"header", value.as_bytes())),
+        (None, _) => Err(unresolved(&format!("the header {name} is missing"))),
+        _ => Err(unresolved(&format!("the header {name} must be there once, and not empty"))),
+    }
+}

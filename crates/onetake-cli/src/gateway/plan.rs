@@ -215,4 +215,93 @@ pub(super) mod tests {
             assert_eq!(*plan.upstream.as_ref().unwrap(), upstream, "{method} {path}");
         }
     }
+
+    /// The policy of a route with these lines, as the layer gets it.
+    fn written(lines: &str) -> layer::Policy {
+        let file =
+            format!("[gateway]\nupstream = \"http://a\"\n[[route]]\nmatch = \"POST /\"\n{lines}");
+        let plans = plans(&file);
+        let policy = plans.find(&Method::POST, "/").policy.clone().unwrap();
+        let mut policy = (*policy).clone();
+        // What only a gateway has to say, and says by itself.
+        policy.label = layer::Policy::new().label;
+        policy.methods = layer::Policy::new().methods;
+        policy.run_max -= PROXY_FIRST;
+        policy
+    }
+
+    #[test]
+    fn the_words_of_the_file_are_those_of_the_builder() {
+        use layer::{By, Dialect, InFlight, KeyFormat, KeySource, OnStoreDown, Preset, Tenant};
+        let secs = Duration::from_secs;
+        let pointer = |text| Pointer::parse(text).unwrap();
+        let pattern = |text: &str| text.parse().unwrap();
+        let new = layer::Policy::new;
+        let preset = |preset| layer::Policy::preset(preset);
+        let rate = core::Rate::new(5.try_into().unwrap(), secs(60)).unwrap();
+        let statuses = layer::ProblemStatuses {
+            mismatch: Some(http::StatusCode::CONFLICT),
+            ..layer::ProblemStatuses::default()
+        };
+        let all: Vec<(&str, layer::Policy)> = vec![
+            ("", new()),
+            ("preset = \"payment\"\ntenant = \"credential\"", preset(Preset::Payment)),
+            ("preset = \"signup\"", preset(Preset::Signup)),
+            ("preset = \"webhook\"", preset(Preset::Webhook)),
+            ("preset = \"job\"", preset(Preset::Job)),
+            ("preset = \"high-consequence\"", preset(Preset::HighConsequence)),
+            ("preset = \"job\"\nttl = \"1h\"", preset(Preset::Job).ttl(secs(3600))),
+            ("namespace = \"pay\"", new().namespace("pay")),
+            ("key = { required = true }", new().key_required()),
+            ("key = { from = \"issued\" }", new().key_from(KeySource::Issued)),
+            ("key = { format = \"uuid\" }", new().key_format(KeyFormat::Uuid)),
+            ("key = { min_length = 20 }", new().key_min_length(20)),
+            (
+                "key = { from = \"json\", pointer = \"/id\" }\ntenant = \"public\"",
+                new().key_from(KeySource::Json(pointer("/id"))).tenant(Tenant::Public),
+            ),
+            (
+                "key = { from = \"derive\", parts = [\"json:/a\"] }\ntenant = { header = \"X-A\" }",
+                new()
+                    .key_from(KeySource::Derive(vec![pointer("/a")]))
+                    .tenant(Tenant::Header(HeaderName::from_static("x-a"))),
+            ),
+            (
+                "fingerprint = { mode = \"json\", exclude = [\"/at\"], headers = [\"X-B\"] }",
+                new()
+                    .fingerprint(layer::FingerprintMode::Json(Selection::Exclude(vec![pointer(
+                        "/at",
+                    )])))
+                    .fingerprint_headers([HeaderName::from_static("x-b")]),
+            ),
+            ("lease = \"10s\"", new().lease(secs(10))),
+            ("grace = \"20s\"", new().grace(secs(20))),
+            (
+                "in_flight = \"wait\"\nwait_timeout = \"3s\"",
+                new().in_flight(InFlight::Wait(secs(3))),
+            ),
+            (
+                "in_flight = \"async\"\nwait_timeout = \"3s\"",
+                new().in_flight(InFlight::Async(secs(3))),
+            ),
+            ("on_unknown = \"retry\"", new().on_unknown(core::OnUnknown::Retry)),
+            ("on_store_down = \"fail-open\"", new().on_store_down(OnStoreDown::FailOpen)),
+            (
+                "velocity = [{ by = [\"tenant\", \"json:/card\"], limit = \"5/min\" }]",
+                new().velocity([By::Tenant, By::Json(pointer("/card"))], rate),
+            ),
+            ("upstream_timeout = \"9s\"", new().upstream_timeout(secs(9))),
+            (
+                "record = [\"503\"]\nrelease = [\"5xx\"]\nunknown = [\"404\"]",
+                new().record([pattern("503")]).release([pattern("5xx")]).unknown([pattern("404")]),
+            ),
+            ("statuses = { mismatch = 409 }", new().statuses(statuses)),
+            ("errors = \"stripe\"", new().errors(Dialect::Stripe)),
+            ("max_request_body = \"2KiB\"", new().max_request_body(2048)),
+            ("max_response_body = \"2KiB\"", new().max_response_body(2048)),
+        ];
+        for (lines, built) in all {
+            assert_eq!(format!("{:#?}", written(lines)), format!("{built:#?}"), "{lines}");
+        }
+    }
 }

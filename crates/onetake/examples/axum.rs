@@ -1,7 +1,7 @@
 //! The smallest API that is safe to retry.
 //!
 //! `cargo run -p onetake --example axum`, then twice
-//! `curl -i localhost:3000/charges -H 'Idempotency-Key: 6f1c8d6a-3a09-4b6e-9c8f-2d1f5e7b8a90' -d 10`:
+//! `curl -i localhost:3000/charges -H 'Idempotency-Key: 9b2d7c1e-0f64-4f5b-9a57-1c9f6b1f2d02' -d 10`:
 //! one charge, two answers.
 
 use std::sync::Arc;
@@ -26,7 +26,7 @@ pub(crate) fn app(engine: Engine) -> Router {
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let engine = Engine::new(Arc::new(EmbeddedStore::open("./onetake-data")?));
+    let engine = Engine::new(Arc::new(EmbeddedStore::open("./onetake-data/axum")?));
     let listener = tokio::net::TcpListener::bind("127.0.0.1:3000").await?;
     axum::serve(listener, app(engine)).await?;
     Ok(())

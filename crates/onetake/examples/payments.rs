@@ -2,8 +2,8 @@
 //! value, and a key for the call that the operation makes itself.
 //!
 //! `cargo run -p onetake --example payments --features axum`, then
-//! `curl -i localhost:3000/charges -H 'Authorization: Bearer alice' -d '{"cents": 1999}'
-//! -H 'Idempotency-Key: 6f1c8d6a-3a09-4b6e-9c8f-2d1f5e7b8a90'`, as often as you like.
+//! `curl -i localhost:3000/charges -H 'Authorization: Bearer alice' -H 'Content-Type: application/json'
+//! -H 'Idempotency-Key: 3f0a6a52-51a4-4c0e-8a53-7d0f3a3f9c01' -d '{"cents": 1999}'`, as often as you like.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -86,7 +86,7 @@ pub(crate) fn app(engine: Engine) -> Router {
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let engine = Engine::new(Arc::new(EmbeddedStore::open("./onetake-data")?));
+    let engine = Engine::new(Arc::new(EmbeddedStore::open("./onetake-data/payments")?));
     let listener = tokio::net::TcpListener::bind("127.0.0.1:3000").await?;
     axum::serve(listener, app(engine)).await?;
     Ok(())

@@ -2,7 +2,7 @@
 //! cancelled: once, however often the trip is retried and wherever an attempt dies in between.
 //!
 //! `cargo run -p onetake --example saga --features axum`, then twice
-//! `curl -i localhost:3000/trips -X POST -H 'Idempotency-Key: 6f1c8d6a-3a09-4b6e-9c8f-2d1f5e7b8a90'`.
+//! `curl -i localhost:3000/trips -X POST -H 'Idempotency-Key: 5e8c4f0b-7a21-4d3c-b6f8-2a7e9d4c1e03'`.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -101,7 +101,7 @@ pub(crate) fn app(engine: Engine, world: World) -> Router {
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let engine = Engine::new(Arc::new(EmbeddedStore::open("./onetake-data")?));
+    let engine = Engine::new(Arc::new(EmbeddedStore::open("./onetake-data/saga")?));
     let world = World::new(&engine);
     let listener = tokio::net::TcpListener::bind("127.0.0.1:3000").await?;
     axum::serve(listener, app(engine, world)).await?;

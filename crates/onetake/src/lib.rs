@@ -2,8 +2,11 @@
 //!
 //! - For HTTP services, wrap them in the [`OnetakeLayer`] (feature `http`).
 //! - For jobs and consumers, call [`Engine::run`], or [`Engine::begin`] and settle the [`Lease`].
+//! - With the feature `axum`, handlers can ask for the key, the attempt and a key for their own calls, and return
+//!   values that are kept ([`Typed`]); with `jwt`, tenants are told by verified tokens.
 //! - Records are kept in an [`EmbeddedStore`] (feature `embedded`), in a store that several nodes share
-//!   (features `postgres`, `redis`, `filtered`, `dynamodb`), in SQLite (`sqlite`), or in any other [`Store`].
+//!   (features `postgres`, `redis`, `filtered`, `dynamodb`), in SQLite (`sqlite`), or in any other [`Store`];
+//!   a `SealedStore` (`sealed`) around it compresses and encrypts them.
 //!
 //! ```
 //! use std::sync::Arc;
@@ -79,6 +82,8 @@ pub use onetake_stores::SqliteStore;
 pub use onetake_stores::{DynamoOptions, DynamoStore};
 #[cfg(feature = "embedded")]
 pub use onetake_stores::{EmbeddedStore, OpenError};
+#[cfg(feature = "sealed")]
+pub use onetake_stores::{EncryptionKey, SealedStore};
 #[cfg(feature = "filtered")]
 pub use onetake_stores::{FilterOptions, FilteredStore};
 #[cfg(feature = "postgres")]

@@ -1,6 +1,8 @@
 //! What somebody tries who means no good, or has bad luck with time.
 #![expect(clippy::unwrap_used, clippy::indexing_slicing, reason = "tests may panic")]
 
+mod common;
+
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -11,6 +13,7 @@ use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use axum::routing::post;
 use bytes::Bytes;
+use common::{key, send};
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use http::{HeaderMap, Request, StatusCode};
@@ -181,30 +184,6 @@ fn request(path: &str, key: &str) -> Request<Body> {
 fn with(mut request: Request<Body>, name: &'static str, value: &'static str) -> Request<Body> {
     request.headers_mut().insert(name, value.parse().unwrap());
     request
-}
-
-/// A key of the length that is asked for.
-fn key(number: usize) -> String {
-    format!("key-{number:020}")
-}
-
-#[derive(Debug)]
-struct Answered {
-    status: u16,
-    headers: HeaderMap,
-    body: Bytes,
-}
-
-impl Answered {
-    fn is_replay(&self) -> bool {
-        self.headers.contains_key("idempotent-replayed")
-    }
-}
-
-async fn send(router: &Router, request: Request<Body>) -> Answered {
-    let (parts, body) = router.clone().oneshot(request).await.unwrap().into_parts();
-    let body = body.collect().await.unwrap().to_bytes();
-    Answered { status: parts.status.as_u16(), headers: parts.headers, body }
 }
 
 async fn issue(router: &Router) -> String {

@@ -1,6 +1,8 @@
 //! Limits on new operations, and on nothing else.
 #![expect(clippy::unwrap_used, clippy::indexing_slicing, reason = "tests may panic")]
 
+mod common;
+
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -9,11 +11,10 @@ use std::time::Duration;
 use axum::Router;
 use axum::extract::State;
 use axum::routing::post;
-use bytes::Bytes;
+use common::{Answered, key, send};
 use futures_util::FutureExt;
 use futures_util::future::{BoxFuture, join_all};
-use http::{HeaderMap, Request, StatusCode};
-use http_body_util::BodyExt;
+use http::{Request, StatusCode};
 use onetake_core::conformance::{Fault, Faulty};
 use onetake_core::delegate_store;
 use onetake_core::store::Answers;
@@ -25,7 +26,6 @@ use onetake_http::json::{Pointer, Selection};
 use onetake_http::velocity::{Decision, Rate, SharedVelocity};
 use onetake_http::{By, Dialect, FingerprintMode, OnStoreDown, OnetakeLayer, Policy, Tenant};
 use tokio::sync::Notify;
-use tower::ServiceExt;
 
 /// A small API on a clock that stands still.
 #[derive(Clone)]
@@ -131,39 +131,6 @@ fn request(path: &str, tenant: &str, key: &str, body: &str) -> Request<axum::bod
         .header("x-account", tenant)
         .body(body.to_owned().into())
         .unwrap()
-}
-
-/// A key of the length that is asked for.
-fn key(number: usize) -> String {
-    format!("key-{number:020}")
-}
-
-#[derive(Debug)]
-struct Answered {
-    status: u16,
-    headers: HeaderMap,
-    body: Bytes,
-}
-
-impl Answered {
-    fn code(&self) -> String {
-        let problem: serde_json::Value = serde_json::from_slice(&self.body).unwrap();
-        problem["code"].as_str().unwrap().to_owned()
-    }
-
-    fn header(&self, name: &str) -> &str {
-        self.headers.get(name).map_or("", |value| value.to_str().unwrap())
-    }
-
-    fn is_replay(&self) -> bool {
-        self.headers.contains_key("idempotent-replayed")
-    }
-}
-
-async fn send(router: &Router, request: Request<axum::body::Body>) -> Answered {
-    let (parts, body) = router.clone().oneshot(request).await.unwrap().into_parts();
-    let body = body.collect().await.unwrap().to_bytes();
-    Answered { status: parts.status.as_u16(), headers: parts.headers, body }
 }
 
 async fn pay(router: &Router, tenant: &str, number: usize, card: &str) -> Answered {

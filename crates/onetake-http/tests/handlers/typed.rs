@@ -289,3 +289,33 @@ async fn a_value_is_fetched_by_its_handle() {
     };
     assert_eq!((found.status, &*found.body), (201, r#"{"charge":1}"#));
 }
+
+/// A change to a response, on its way from the handler to the layer.
+type Change = fn(&mut axum::response::Response);
+
+#[tokio::test]
+async fn a_response_that_was_changed_on_its_way_is_replayed_as_it_was_shown() {
+    let changes: [(&str, Change); 3] = [
+        ("status", |response| *response.status_mut() = StatusCode::ACCEPTED),
+        ("header", |response| {
+            response.headers_mut().insert("x-added", HeaderValue::from_static("1"));
+        }),
+        ("body", |response| *response.body_mut() = axum::body::Body::from("{\"charge\":9}")),
+    ];
+    for (what, change) in changes {
+        let store = MemoryStore::new();
+        let handler = move || async move {
+            let shown = Stored(Sized { kept: "k".to_owned(), shown: 12 });
+            let mut response = axum::response::IntoResponse::into_response(shown);
+            change(&mut response);
+            response
+        };
+        let onetake = layer(&store).typed::<Sized>();
+        let router = Router::new().route("/", post(handler)).layer(onetake);
+        let first = send(&router, post_of("alice", "/", KEY)).await;
+        let again = send(&router, post_of("alice", "/", KEY)).await;
+        assert!(again.is_replay(), "{what}");
+        assert_eq!((again.status, &again.body), (first.status, &first.body), "{what}");
+        assert_eq!(again.headers.get("x-added"), first.headers.get("x-added"), "{what}");
+    }
+}

@@ -17,7 +17,6 @@ use common::{key, send};
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use http::{HeaderMap, Request, StatusCode};
-use http_body_util::BodyExt;
 use onetake_core::delegate_store;
 use onetake_core::store::{Answers, Claim, Claimed};
 use onetake_core::{

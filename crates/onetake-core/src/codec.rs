@@ -9,11 +9,12 @@ use bytes::{BufMut, Bytes, BytesMut};
 
 use crate::clock::{Timestamp, micros};
 use crate::fingerprint::Fingerprint;
+use crate::origin::{History, Origin};
 use crate::record::{AttemptId, Cause, Failure, Fence, OnUnknown, Record, Recording, State, Terms};
 use crate::scope::RecordId;
 
-/// The version that is written.
-const VERSION: u8 = 1;
+/// The version that is written. Version 1 had no origin, time of claim or history, and is still read.
+const VERSION: u8 = 2;
 
 /// The bytes are not a record (of a version that is known here).
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -31,7 +32,10 @@ impl DecodeError {
 /// The record's bytes, without its id, which is the store's key.
 #[must_use]
 pub fn encode(record: &Record) -> Bytes {
-    let mut out = BytesMut::with_capacity(160 + body_bytes(&record.state));
+    let history = record.history.as_text().len();
+    let mut out = BytesMut::with_capacity(
+        240 + history + record.origin.route.len() + body_bytes(&record.state),
+    );
     out.put_u8(VERSION);
     out.put_slice(record.attempt.as_bytes());
     out.put_u64(record.fence.get());
@@ -46,6 +50,9 @@ pub fn encode(record: &Record) -> Bytes {
         OnUnknown::Retry => 2,
     });
     out.put_u64(record.created_at.as_micros());
+    put_slice(&mut out, &record.origin.to_bytes());
+    out.put_u64(record.claimed_at.as_micros());
+    put_slice(&mut out, record.history.as_text().as_bytes());
     encode_state(&mut out, &record.state);
     out.freeze()
 }
@@ -109,7 +116,8 @@ pub fn put_slice(out: &mut BytesMut, bytes: &[u8]) {
 /// If the bytes are cut, have something behind them, or are of another version.
 pub fn decode(id: RecordId, bytes: Bytes) -> Result<Record, DecodeError> {
     let mut from = Reader(bytes);
-    if from.u8("version")? != VERSION {
+    let version = from.u8("version")?;
+    if version != VERSION && version != 1 {
         return Err(DecodeError("another version"));
     }
     let attempt = AttemptId::from_bytes(from.array("attempt")?);
@@ -128,9 +136,27 @@ pub fn decode(id: RecordId, bytes: Bytes) -> Result<Record, DecodeError> {
         },
     };
     let created_at = from.timestamp("created_at")?;
+    let (mut origin, mut claimed_at, mut history) =
+        (Origin::default(), created_at, History::default());
+    if version > 1 {
+        origin = Origin::from_bytes(&from.slice("origin")?).ok_or(DecodeError("origin"))?;
+        claimed_at = from.timestamp("claimed_at")?;
+        history = History::from_text(from.text("history")?);
+    }
     let state = decode_state(&mut from)?;
     from.end()?;
-    Ok(Record { id, attempt, fence, fingerprint, terms, created_at, state })
+    Ok(Record {
+        id,
+        attempt,
+        fence,
+        fingerprint,
+        terms,
+        origin,
+        created_at,
+        claimed_at,
+        history,
+        state,
+    })
 }
 
 fn decode_state(from: &mut Reader) -> Result<State, DecodeError> {
@@ -229,7 +255,11 @@ impl Reader {
         self.take(usize::try_from(length).unwrap_or(usize::MAX), what)
     }
 
-    fn text(&mut self, what: &'static str) -> Result<String, DecodeError> {
+    /// What [`put_slice`] wrote of a text.
+    ///
+    /// # Errors
+    /// If it is cut, or not UTF-8.
+    pub fn text(&mut self, what: &'static str) -> Result<String, DecodeError> {
         String::from_utf8(self.slice(what)?.to_vec()).map_err(|_| DecodeError(what))
     }
 
@@ -245,6 +275,7 @@ impl Reader {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
+    use crate::origin::TenantDigest;
     use proptest::prelude::*;
 
     pub(crate) fn any_record() -> impl Strategy<Value = Record> {
@@ -277,9 +308,33 @@ pub(crate) mod tests {
                 fence: Fence::new(fence),
                 fingerprint: Fingerprint::from_parts(1, digest),
                 terms,
+                origin: Origin::new(TenantDigest::from_bytes(attempt), "POST /pay"),
                 created_at,
+                claimed_at: created_at,
+                history: History::from_text("1 2 3 released\n".to_owned()),
                 state,
             })
+    }
+
+    #[test]
+    fn the_first_version_is_still_read() {
+        let record = Record {
+            id: RecordId::from_bytes([1; 16]),
+            attempt: AttemptId::from_bytes([2; 16]),
+            fence: Fence::new(3),
+            fingerprint: Fingerprint::from_parts(1, [4; 32]),
+            terms: Terms::default(),
+            origin: Origin::default(),
+            created_at: Timestamp::from_micros(5),
+            claimed_at: Timestamp::from_micros(5),
+            history: History::default(),
+            state: State::Released { at: Timestamp::from_micros(6) },
+        };
+        let mut bytes = encode(&record).to_vec();
+        // Without the two empty slices and the time between them, which stand before the state.
+        bytes.drain(bytes.len() - 25..bytes.len() - 9);
+        bytes[0] = 1;
+        assert_eq!(decode(record.id, bytes.into()), Ok(record));
     }
 
     proptest! {

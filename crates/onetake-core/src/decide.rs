@@ -3,10 +3,13 @@
 //! Every store applies these inside one atomic step of its own (or restates them in its own
 //! language, and is held to it by the conformance suite). Nothing here looks at a clock.
 
+use std::time::Duration;
+
 use crate::clock::Timestamp;
 use crate::fingerprint::Fingerprint;
+use crate::origin::{History, PastAttempt};
 use crate::planted::{Bug, planted};
-use crate::record::{Cause, Fence, OnUnknown, Record, State};
+use crate::record::{Cause, Fence, OnUnknown, Record, State, Terms};
 use crate::store::{Claim, Settlement, Verb};
 
 /// What a record means to somebody who asks with a fingerprint, at a moment.
@@ -81,18 +84,35 @@ fn granted(found: Option<&Record>, claim: &Claim, now: Timestamp, floor: Fence) 
     } else {
         previous.next(now)
     };
-    // A key that runs again within its life keeps the time it was first claimed.
-    let created_at =
-        found.filter(|record| !record.is_expired(now)).map_or(now, |record| record.created_at);
+    // A key that runs again within its life keeps the time it was first claimed, and its attempts.
+    let earlier = found.filter(|record| !record.is_expired(now));
+    let created_at = earlier.map_or(now, |record| record.created_at);
+    let history = earlier.map_or_else(History::default, |record| past(record, now));
     Record {
         id: claim.id,
         attempt: claim.attempt,
         fence,
         fingerprint: claim.fingerprint,
         terms: claim.terms,
+        origin: claim.origin.clone(),
         created_at,
+        claimed_at: now,
+        history,
         state: State::Running { lease_until: now.plus(claim.terms.lease) },
     }
+}
+
+/// The history of a record whose latest attempt is followed by another one now.
+fn past(record: &Record, now: Timestamp) -> History {
+    let ended_at = match record.state {
+        State::Running { .. } => now,
+        State::Completed { at, .. }
+        | State::Failed { at, .. }
+        | State::Released { at }
+        | State::Unknown { at, .. } => at,
+    };
+    let (fence, claimed_at, stood) = (record.fence, record.claimed_at, record.state.name());
+    record.history.with(&PastAttempt { fence, claimed_at, ended_at, stood })
 }
 
 /// What a settlement does to the store.
@@ -117,6 +137,12 @@ pub fn settle(found: Option<&Record>, settlement: &Settlement, now: Timestamp) -
     };
     if record.attempt != settlement.attempt && !planted(Bug::SettleWithoutAttemptCheck) {
         return SettleEffect::Stale;
+    }
+    if settlement.verb == Verb::Forget {
+        return match record.state {
+            State::Running { .. } => SettleEffect::Stale,
+            _ => SettleEffect::Write(forgotten(record, now)),
+        };
     }
     let open = matches!(record.state, State::Running { .. } | State::Unknown { .. });
     let state = match (&record.state, &settlement.verb) {
@@ -157,6 +183,15 @@ pub fn settle(found: Option<&Record>, settlement: &Settlement, now: Timestamp) -
     SettleEffect::Write(record.with_state(state))
 }
 
+/// A record without its outcome that is expired from now on. It is left for the sweep, so that fences rise
+/// above its own as they do for any other that expired.
+fn forgotten(record: &Record, now: Timestamp) -> Record {
+    let terms = Terms { ttl: Duration::ZERO, ..record.terms };
+    // Also where the clock was set back since.
+    let created_at = record.created_at.min(now);
+    Record { terms, created_at, state: State::Released { at: now }, ..record.clone() }
+}
+
 /// Whether a sweep may delete what it finds now, whatever its index said before (S13).
 #[must_use]
 pub fn may_sweep(found: &Record, now: Timestamp) -> bool {
@@ -169,7 +204,6 @@ mod tests {
     use crate::codec::tests::any_record;
     use crate::record::{AttemptId, Failure, Recording};
     use proptest::prelude::*;
-    use std::time::Duration;
 
     fn claim_of(record: &Record) -> Claim {
         Claim {
@@ -177,6 +211,7 @@ mod tests {
             attempt: AttemptId::from_bytes([9; 16]),
             fingerprint: record.fingerprint,
             terms: record.terms,
+            origin: record.origin.clone(),
         }
     }
 
@@ -192,6 +227,7 @@ mod tests {
             Just(Verb::Unknown(Cause::TimedOut)),
             Just(Verb::Complete(Recording::new("new"))),
             Just(Verb::Fail(Failure { code: "c".into(), detail: "d".into() })),
+            Just(Verb::Forget),
         ]
     }
 
@@ -245,6 +281,22 @@ mod tests {
         fn a_final_record_never_changes(record in any_record(), verb in any_verb(), now in any_time()) {
             let own = Settlement { id: record.id, attempt: record.attempt, verb };
             let effect = settle(Some(&record), &own, now);
+            if own.verb == Verb::Forget {
+                // It is gone at once, or nothing happens.
+                match effect {
+                    SettleEffect::Write(gone) => {
+                        prop_assert!(gone.is_expired(now) && record.abandoned_at().is_none());
+                        prop_assert_eq!(&gone.state, &State::Released { at: now });
+                        prop_assert_eq!(gone.fence, record.fence);
+                    }
+                    effect => {
+                        let runs = matches!(record.state, State::Running { .. });
+                        prop_assert!(runs || record.is_expired(now));
+                        prop_assert_eq!(effect, SettleEffect::Stale);
+                    }
+                }
+                return Ok(());
+            }
             match record.state {
                 State::Completed { .. } | State::Failed { .. } | State::Released { .. } => {
                     let unchanged = matches!(effect, SettleEffect::Already | SettleEffect::Stale);
@@ -270,7 +322,10 @@ mod tests {
             fence: Fence::new(1),
             fingerprint: Fingerprint::of(b""),
             terms: crate::Terms::default(),
+            origin: crate::Origin::default(),
             created_at: now,
+            claimed_at: now,
+            history: History::default(),
             state: State::Completed { at: now, recording: Recording::new("by an operator") },
         };
         let own = |verb| Settlement { id: record.id, attempt: record.attempt, verb };
@@ -287,7 +342,10 @@ mod tests {
             fence: Fence::new(1),
             fingerprint: Fingerprint::of(b""),
             terms: crate::Terms::default(),
+            origin: crate::Origin::default(),
             created_at: now,
+            claimed_at: now,
+            history: History::default(),
             state: State::Running { lease_until: now.plus(Duration::from_secs(30)) },
         };
         let abandon = Settlement { id: record.id, attempt: record.attempt, verb: Verb::Abandon };

@@ -7,7 +7,8 @@
 //! | module | what it holds |
 //! | --- | --- |
 //! | [`key`], [`scope`], [`fingerprint`] | how an operation is named, and how two requests are told apart |
-//! | [`record`] | what a store keeps, and when it expires |
+//! | [`record`], [`origin`] | what a store keeps, and when it expires; where it came from |
+//! | [`note`] | the audit: what people did to keys |
 //! | [`decide`] | the state machine, as pure functions that every store applies atomically |
 //! | [`store`] | the contract that a store owes |
 //! | [`memory`] | the reference store |
@@ -24,8 +25,11 @@ pub mod decide;
 pub mod derived;
 pub mod engine;
 pub mod fingerprint;
+pub mod hex;
 pub mod key;
 pub mod memory;
+pub mod note;
+pub mod origin;
 #[doc(hidden)]
 pub mod planted;
 pub mod record;
@@ -42,6 +46,7 @@ pub use engine::{
 pub use fingerprint::{Fingerprint, FingerprintKey, Fingerprinter};
 pub use key::{Key, KeyError};
 pub use memory::MemoryStore;
+pub use origin::{Origin, TenantDigest};
 pub use record::{AttemptId, Cause, Failure, Fence, OnUnknown, Record, Recording, State, Terms};
 pub use scope::{RecordId, Reference, Scope};
 pub use store::{Claim, Claimed, Settled, Settlement, Store, StoreError, StoreErrorKind, Verb};

@@ -13,10 +13,12 @@ use futures_util::future::BoxFuture;
 
 use crate::clock::{Clock, SystemClock, Timestamp};
 use crate::decide::{self, ClaimEffect, SettleEffect};
+use crate::note::{NOTES_KEPT, Note, NotePlace, Notes};
 use crate::record::{Fence, Record, State};
-use crate::scope::RecordId;
+use crate::scope::{RecordId, Reference};
 use crate::store::{
-    Abandoned, Answers, Claim, Claimed, Cursor, Page, Settled, Settlement, Store, StoreError, Swept,
+    Abandoned, Answers, Claim, Claimed, Cursor, FOUND_MAX, Page, Settled, Settlement, Store,
+    StoreError, Swept,
 };
 
 /// Records in memory.
@@ -36,6 +38,7 @@ struct Inner {
     /// The highest fence that was ever granted, for any record: what a swept record leaves behind.
     highest: Fence,
     secrets: Secrets,
+    notes: BTreeMap<NotePlace, Note>,
 }
 
 /// Secrets by their names, of which nothing is printed.
@@ -128,6 +131,7 @@ impl Inner {
 
     fn sweep(&mut self, limit: usize, now: Timestamp) -> Swept {
         let mut swept = Swept::default();
+        self.notes.retain(|place, _| place.at().plus(NOTES_KEPT) > now);
         while swept.removed < limit {
             let Some(entry) = self.expiries.first().copied().filter(|(at, _)| *at <= now) else {
                 return swept;
@@ -197,6 +201,33 @@ impl Store for MemoryStore {
             Page::in_order(ids.map(|(id, _)| *id).collect(), limit)
         });
         std::future::ready(page).boxed()
+    }
+
+    fn find(&self, reference: Reference) -> BoxFuture<'_, Result<Vec<RecordId>, StoreError>> {
+        let inner = self.lock();
+        let found = inner.records.range(reference.ids()).take(FOUND_MAX);
+        std::future::ready(Ok(found.map(|(id, _)| *id).collect())).boxed()
+    }
+
+    fn note(&self, note: Note) -> BoxFuture<'_, Result<(), StoreError>> {
+        self.lock().notes.insert(note.place, note);
+        std::future::ready(Ok(())).boxed()
+    }
+
+    fn notes(
+        &self,
+        of: Option<RecordId>,
+        from: Option<Cursor>,
+        limit: usize,
+    ) -> BoxFuture<'_, Result<Notes, StoreError>> {
+        let notes = from.map(|cursor| NotePlace::of(&cursor)).transpose().map(|from| {
+            let end = from.map_or(Bound::Unbounded, Bound::Excluded);
+            let inner = self.lock();
+            let older = inner.notes.range((Bound::Unbounded, end)).rev().map(|(_, note)| note);
+            let of_it = older.filter(|note| of.is_none_or(|id| id == note.id));
+            Notes::in_order(of_it.take(limit).cloned().collect(), limit)
+        });
+        std::future::ready(notes).boxed()
     }
 
     fn secret(

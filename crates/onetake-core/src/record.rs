@@ -7,6 +7,7 @@ use bytes::Bytes;
 
 use crate::clock::{Rng, Timestamp};
 use crate::fingerprint::Fingerprint;
+use crate::origin::{History, Origin};
 use crate::scope::RecordId;
 
 /// A settled record is kept at least this long after it was settled (or its ttl, if that is
@@ -266,8 +267,14 @@ pub struct Record {
     pub fingerprint: Fingerprint,
     /// What it was claimed under.
     pub terms: Terms,
+    /// Who asked for it, and where.
+    pub origin: Origin,
     /// When the key was first claimed in this life of it.
     pub created_at: Timestamp,
+    /// When the latest attempt claimed it.
+    pub claimed_at: Timestamp,
+    /// The attempts before the latest.
+    pub history: History,
     /// Where it stands.
     pub state: State,
 }
@@ -336,7 +343,10 @@ mod tests {
             fence: Fence::new(7),
             fingerprint: Fingerprint::of(b"x"),
             terms: Terms { ttl: Duration::from_secs(ttl), ..Terms::default() },
+            origin: Origin::default(),
             created_at: at(1_000),
+            claimed_at: at(1_000),
+            history: History::default(),
             state,
         }
     }

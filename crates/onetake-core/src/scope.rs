@@ -1,6 +1,7 @@
 //! Whose key it is, and the id under which its record is kept.
 
 use std::fmt;
+use std::ops::RangeInclusive;
 use std::str::FromStr;
 
 use sha2::{Digest, Sha256};
@@ -121,6 +122,13 @@ pub struct Reference(u64);
 const ALPHABET: &[u8; 32] = b"23456789ABCDEFGHJKLMNPQRSTUVWXYZ";
 
 impl Reference {
+    /// The ids that have this reference, from the first to the last.
+    #[must_use]
+    pub fn ids(self) -> RangeInclusive<RecordId> {
+        let id = |rest: u128| RecordId((u128::from(self.0) << 68 | rest).to_be_bytes());
+        id(0)..=id((1 << 68) - 1)
+    }
+
     /// The sixty bits, in the lower end.
     #[must_use]
     pub const fn bits(self) -> u64 {
@@ -202,6 +210,10 @@ mod tests {
         let text = reference.to_string();
         assert_eq!(text.parse(), Ok(reference));
         assert_eq!(text.to_lowercase().replace('-', "").parse(), Ok(reference));
+        let id = id("t", "", "k");
+        assert!(reference.ids().contains(&id));
+        assert_eq!(reference.ids().start().reference(), reference);
+        assert_eq!(reference.ids().end().reference(), reference);
         assert!("ABCD-EFGH".parse::<Reference>().is_err());
         assert!("0BCD-EFGH-JKLM".parse::<Reference>().is_err());
     }

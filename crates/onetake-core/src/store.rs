@@ -18,6 +18,8 @@
 //! 7. **Secrets stay.** All who share a store are told the same secret under the same name. Once it
 //!    was told to anybody it never changes, and it is durable before it is told. It is no record:
 //!    it does not expire, and nothing that is done with records sees it.
+//! 8. **Notes stay** for [`NOTES_KEPT`](crate::note::NOTES_KEPT), whatever becomes of the records that they
+//!    are about, and are durable when `note` answers.
 //!
 //! `conformance::run` (feature `conformance`) checks all of this.
 
@@ -29,8 +31,10 @@ use futures_util::future::BoxFuture;
 
 use crate::clock::Timestamp;
 use crate::fingerprint::Fingerprint;
+use crate::note::{Note, Notes};
+use crate::origin::Origin;
 use crate::record::{AttemptId, Cause, Failure, Fence, Record, Recording, Terms};
-use crate::scope::RecordId;
+use crate::scope::{RecordId, Reference};
 
 /// Asks for the right to run.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -43,6 +47,8 @@ pub struct Claim {
     pub fingerprint: Fingerprint,
     /// What it would run under.
     pub terms: Terms,
+    /// Who asks, and where: kept for operators.
+    pub origin: Origin,
 }
 
 /// The answer to a claim.
@@ -88,6 +94,9 @@ pub enum Verb {
     Unknown(Cause),
     /// Nobody heard of it: unknown, if its lease and grace are over when the store looks.
     Abandon,
+    /// An operator wants it gone, whatever came of it, unless it runs: what was recorded is gone at once,
+    /// and the record is expired from then on.
+    Forget,
 }
 
 /// The answer to a settlement. Being stale is a value, not an error.
@@ -261,6 +270,10 @@ impl Page {
     }
 }
 
+/// How many records with one reference are told at most: with a billion records, two have the same one
+/// now and then.
+pub const FOUND_MAX: usize = 16;
+
 /// Keeps records. See the module's documentation for what is owed.
 pub trait Store: Send + Sync + fmt::Debug + 'static {
     /// A short word for logs and metrics, such as `embedded`.
@@ -287,6 +300,22 @@ pub trait Store: Send + Sync + fmt::Debug + 'static {
     /// the last is told at least once; one that expired, comes or goes meanwhile may be. A page takes no
     /// longer where there are more records, and may be empty without being the last.
     fn page(&self, from: Option<Cursor>, limit: usize) -> BoxFuture<'_, Result<Page, StoreError>>;
+
+    /// The records whose reference it is, by an index: hardly ever more than one, and
+    /// [`FOUND_MAX`] at most. One that expired may be among them.
+    fn find(&self, reference: Reference) -> BoxFuture<'_, Result<Vec<RecordId>, StoreError>>;
+
+    /// Writes an entry of the audit, over one of the same place and record.
+    fn note(&self, note: Note) -> BoxFuture<'_, Result<(), StoreError>>;
+
+    /// Reads up to `limit` entries of the audit, the newest first: of one record or of all, by an index.
+    /// A sweep deletes those that were kept for long enough.
+    fn notes(
+        &self,
+        of: Option<RecordId>,
+        from: Option<Cursor>,
+        limit: usize,
+    ) -> BoxFuture<'_, Result<Notes, StoreError>>;
 
     /// A secret of this name, the same for all who share the store: `fresh` if there was none. Once
     /// it was told to anybody it never changes, and it is durable before it is told. Names are short

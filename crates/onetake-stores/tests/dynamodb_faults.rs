@@ -23,6 +23,7 @@ fn claim(key: &str, attempt: u8) -> Claim {
         attempt: AttemptId::from_bytes([attempt; 16]),
         fingerprint: Fingerprint::of(b"pay"),
         terms: Terms::default(),
+        origin: onetake_core::Origin::default(),
     }
 }
 

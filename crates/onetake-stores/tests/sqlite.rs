@@ -40,6 +40,7 @@ fn claim(key: &str, attempt: u64) -> Claim {
         attempt: AttemptId::from_bytes(u128::from(attempt).to_be_bytes()),
         fingerprint: Fingerprint::of(b"pay"),
         terms: Terms::default(),
+        origin: onetake_core::Origin::default(),
     }
 }
 

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use crate::clock::Clock;
 use crate::fingerprint::Fingerprint;
+use crate::origin::{Origin, TenantDigest};
 use crate::record::{AttemptId, Cause, Failure, Fence, OnUnknown, Record, Recording, State, Terms};
 use crate::scope::RecordId;
 use crate::store::{Claim, Claimed, Settled, Settlement, Store, Verb};
@@ -95,6 +96,7 @@ impl Bench {
             attempt: self.attempt(),
             fingerprint: Fingerprint::of(payload.as_bytes()),
             terms: self.terms(OnUnknown::Fail),
+            origin: Origin::new(TenantDigest::of(&[1; 32], b"acme"), "POST /pay"),
         }
     }
 

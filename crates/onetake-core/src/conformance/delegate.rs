@@ -4,6 +4,10 @@
 /// `delegate_store!(self => self.inner; sweep, ready, close);`.
 #[macro_export]
 macro_rules! delegate_store {
+    // What a test that is about operations seldom minds.
+    (@inspect $this:ident, $inner:expr) => {
+        $crate::delegate_store!($this => $inner; page, find, note, notes);
+    };
     ($this:ident => $inner:expr; $($method:ident),+ $(,)?) => {
         $($crate::delegate_store!(@$method $this, $inner);)+
     };
@@ -41,6 +45,21 @@ macro_rules! delegate_store {
         $crate::delegate_store!(@method $this, $inner, page(
             from: Option<$crate::store::Cursor>, limit: usize
         ) -> Result<$crate::store::Page, $crate::store::StoreError>);
+    };
+    (@find $this:ident, $inner:expr) => {
+        $crate::delegate_store!(@method $this, $inner, find(
+            reference: $crate::scope::Reference
+        ) -> Result<Vec<$crate::scope::RecordId>, $crate::store::StoreError>);
+    };
+    (@note $this:ident, $inner:expr) => {
+        $crate::delegate_store!(@method $this, $inner, note(
+            note: $crate::note::Note
+        ) -> Result<(), $crate::store::StoreError>);
+    };
+    (@notes $this:ident, $inner:expr) => {
+        $crate::delegate_store!(@method $this, $inner, notes(
+            of: Option<$crate::scope::RecordId>, from: Option<$crate::store::Cursor>, limit: usize
+        ) -> Result<$crate::note::Notes, $crate::store::StoreError>);
     };
     (@secret $this:ident, $inner:expr) => {
         $crate::delegate_store!(@method $this, $inner, secret(

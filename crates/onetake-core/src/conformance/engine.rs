@@ -38,6 +38,7 @@ impl Bench {
             fingerprint: Fingerprint::of(payload.as_bytes()),
             earlier: Vec::new(),
             terms: self.terms(OnUnknown::Fail),
+            origin: crate::Origin::default(),
             in_flight: InFlight::Reject,
             run_max: self.can.tick * 100,
         }
@@ -399,5 +400,5 @@ impl Store for Gate {
         .boxed()
     }
 
-    crate::delegate_store!(self => self.inner; load, abandoned, sweep, page, secret, ready, close);
+    crate::delegate_store!(self => self.inner; load, abandoned, sweep, inspect, secret, ready, close);
 }

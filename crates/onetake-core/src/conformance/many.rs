@@ -139,6 +139,7 @@ fn claim(key: u64, random: &mut Seeded) -> Claim {
         attempt: AttemptId::from_bytes(attempt),
         fingerprint: Fingerprint::of(b"pay"),
         terms: Terms { on_unknown: OnUnknown::Retry, ..Terms::default() },
+        origin: crate::Origin::default(),
     }
 }
 
@@ -216,6 +217,7 @@ fn operation(name: &str, terms: Terms) -> Operation {
         fingerprint: Fingerprint::of(name.as_bytes()),
         earlier: Vec::new(),
         terms,
+        origin: crate::Origin::default(),
         in_flight: InFlight::Wait(Duration::from_millis(300)),
         run_max: Duration::from_secs(30),
     }

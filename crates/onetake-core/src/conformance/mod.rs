@@ -18,6 +18,7 @@ mod expiry;
 mod faults;
 mod faulty;
 pub mod many;
+mod operators;
 mod pages;
 mod quiet;
 mod races;
@@ -120,6 +121,10 @@ const STORE_CASES: &[(&str, Case)] = cases! {
         a_sweep_is_bounded, fences_rise_across_expiry_and_sweep;
     pages: every_record_is_on_a_page, what_is_there_all_the_while_is_on_a_page,
         a_cursor_of_nobody_is_refused_or_leads_nowhere;
+    operators: who_asked_and_every_attempt_are_kept, a_long_history_keeps_its_end,
+        a_reference_leads_to_its_record, the_forgotten_is_gone_at_once,
+        a_stale_or_running_attempt_is_not_forgotten, notes_are_told_the_newest_first,
+        a_note_is_written_over_by_its_end, notes_outlive_their_records_and_end_in_time;
     secrets: the_first_is_kept, many_at_once_are_told_the_same;
     races: one_of_many_claims_wins, claims_and_settlements_of_many_tasks,
         a_sweep_beside_traffic_loses_nothing, takeovers_have_rising_fences;

@@ -114,7 +114,10 @@ mod tests {
             fence: Fence::new(1),
             fingerprint: Fingerprint::of(b""),
             terms: Terms { ttl: Duration::from_secs(ttl), ..Terms::default() },
+            origin: crate::Origin::default(),
             created_at: NOW,
+            claimed_at: NOW,
+            history: crate::origin::History::default(),
             state: State::Completed { at: NOW, recording: Recording::new(vec![0; bytes]) },
         })
     }

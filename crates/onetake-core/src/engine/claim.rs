@@ -79,6 +79,7 @@ async fn try_claim(
         attempt,
         fingerprint: operation.fingerprint,
         terms: operation.terms,
+        origin: operation.origin.clone(),
     };
     let asked_at = engine.clock.monotonic();
     let answer = match engine.claims.submit(claim).await {

@@ -209,7 +209,10 @@ impl Lease {
             fence: self.fence,
             fingerprint: crate::Fingerprint::of(b""),
             terms: self.pulse.terms,
+            origin: crate::Origin::default(),
             created_at: self.engine.inner.clock.now(),
+            claimed_at: self.engine.inner.clock.now(),
+            history: crate::origin::History::default(),
             state: crate::State::Released { at: self.engine.inner.clock.now() },
         })
     }

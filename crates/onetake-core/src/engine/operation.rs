@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use crate::fingerprint::Fingerprint;
 use crate::key::Key;
+use crate::origin::Origin;
 use crate::planted::{Bug, planted};
 use crate::record::{AttemptId, Cause, Failure, Fence, Record, Recording, State, Terms};
 use crate::scope::{RecordId, Scope};
@@ -76,6 +77,8 @@ pub struct Operation {
     pub earlier: Vec<Fingerprint>,
     /// What it would be claimed under.
     pub terms: Terms,
+    /// Who asks for it, and where: kept for operators, and compared with nothing.
+    pub origin: Origin,
     /// What to do if it runs already.
     pub in_flight: InFlight,
     /// For how long it may run: its lease is renewed no longer than that.
@@ -99,6 +102,7 @@ impl Operation {
             fingerprint,
             earlier: Vec::new(),
             terms: Terms::default(),
+            origin: Origin::default(),
             in_flight: InFlight::default(),
             run_max: Duration::from_secs(30),
         }
@@ -129,6 +133,13 @@ impl Operation {
     #[must_use]
     pub fn terms(mut self, terms: Terms) -> Self {
         self.terms = terms;
+        self
+    }
+
+    /// Sets who asks for it, and where.
+    #[must_use]
+    pub fn origin(mut self, origin: Origin) -> Self {
+        self.origin = origin;
         self
     }
 

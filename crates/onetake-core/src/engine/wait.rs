@@ -174,7 +174,10 @@ mod tests {
             fence: crate::Fence::new(1),
             fingerprint: operation.fingerprint,
             terms: operation.terms,
+            origin: crate::Origin::default(),
             created_at: Timestamp::default(),
+            claimed_at: Timestamp::default(),
+            history: crate::origin::History::default(),
             state: State::Running { lease_until: Timestamp::default() },
         });
         let long_after = Timestamp::from_micros(u64::MAX);

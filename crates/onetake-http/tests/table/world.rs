@@ -212,7 +212,8 @@ impl World {
         let attempt = AttemptId::random(&SystemRng);
         let (fingerprint, mut terms) = (released.fingerprint, released.terms);
         terms.ttl = ttl;
-        let claim = Claim { id, attempt, fingerprint, terms };
+        let claim =
+            Claim { id, attempt, fingerprint, terms, origin: onetake_core::Origin::default() };
         let claimed = self.store.claim(vec![claim]).await.remove(0).unwrap();
         assert!(matches!(claimed, Claimed::Granted { .. }), "{case:?}");
         if let Some(verb) = verb {

@@ -4,6 +4,7 @@
 use std::sync::Arc;
 
 use onetake_core::decide::{self, ClaimEffect, Reading, SettleEffect};
+use onetake_core::origin::History;
 use onetake_core::record::KEPT_AFTER_SETTLING;
 use onetake_core::{AttemptId, Claim, OnUnknown, Record, Settlement, Timestamp, Verb};
 
@@ -34,6 +35,7 @@ impl Model {
             attempt: idle.map_or(PASSER_BY, |who| who.id(key)),
             fingerprint: asked.fingerprint(),
             terms: self.terms(key),
+            origin: onetake_core::Origin::default(),
         };
         match (decide::claim(found.as_deref(), &claim, now, floor), idle) {
             (ClaimEffect::Grant(record), Some(who)) => {
@@ -192,7 +194,10 @@ impl Model {
 
 /// Writes a record as a store does: with an entry in the index if it can expire, and without
 /// cleaning up the entry before it.
-fn put(key_state: &mut KeyState, record: Record) {
+fn put(key_state: &mut KeyState, mut record: Record) {
+    // Nothing is decided by these, and they would tell states apart that are one.
+    record.claimed_at = record.created_at;
+    record.history = History::default();
     if let Some(at) = record.expires_at() {
         key_state.index = match key_state.index {
             Index::Empty => Index::Due(at),
@@ -208,7 +213,7 @@ fn stage(verb: &Verb) -> Stage {
     match verb {
         Verb::Renew => Stage::Running,
         Verb::Complete(_) | Verb::Fail(_) => Stage::Final,
-        Verb::Release => Stage::Released,
+        Verb::Release | Verb::Forget => Stage::Released,
         Verb::Unknown(_) | Verb::Abandon => Stage::Unknown,
     }
 }

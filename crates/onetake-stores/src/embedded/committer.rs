@@ -7,10 +7,11 @@ use std::time::Duration;
 
 use tokio::sync::oneshot;
 
+use onetake_core::note::{Note, NotePlace};
 use onetake_core::store::{Abandoned, Answers, Swept};
 use onetake_core::{
-    Cause, Claim, Claimed, Clock, Fence, Record, RecordId, Settled, Settlement, State, StoreError,
-    Timestamp,
+    Cause, Claim, Claimed, Clock, Fence, Record, RecordId, Reference, Settled, Settlement, State,
+    StoreError, Timestamp,
 };
 
 use super::folder::{Folder, OpenError};
@@ -36,9 +37,17 @@ pub(super) enum Job {
     Settle(Vec<Settlement>, oneshot::Sender<Answers<Settled>>),
     Load(Vec<RecordId>, oneshot::Sender<Answers<Option<Arc<Record>>>>),
     Ids(Option<RecordId>, usize, oneshot::Sender<Result<Vec<RecordId>, StoreError>>),
+    Find(Reference, oneshot::Sender<Result<Vec<RecordId>, StoreError>>),
     Abandoned(usize, oneshot::Sender<Result<Vec<Abandoned>, StoreError>>),
     Sweep(usize, oneshot::Sender<Result<Swept, StoreError>>),
     Secret(&'static str, [u8; 32], oneshot::Sender<Result<[u8; 32], StoreError>>),
+    Note(Note, oneshot::Sender<Result<(), StoreError>>),
+    Notes(
+        Option<RecordId>,
+        Option<NotePlace>,
+        usize,
+        oneshot::Sender<Result<Vec<Note>, StoreError>>,
+    ),
     Ready(oneshot::Sender<Result<(), StoreError>>),
     Close(oneshot::Sender<Result<(), StoreError>>),
 }
@@ -186,12 +195,18 @@ impl Committer {
                     answer_each(ids.iter().map(one).collect(), to)
                 }
                 Job::Ids(from, limit, to) => answer(memory.ids(tables, from, limit), to),
+                Job::Find(reference, to) => answer(memory.with_reference(tables, reference), to),
                 Job::Abandoned(limit, to) => answer(Ok(memory.abandoned(now, limit)), to),
                 Job::Sweep(left, to) => {
                     self.sweeps.push_back(Sweeping { left, swept: Swept::default(), to });
                     continue;
                 }
                 Job::Secret(name, fresh, to) => answer(group.secret(name, fresh), to),
+                Job::Note(note, to) => {
+                    group.note(&note);
+                    answer(Ok(()), to)
+                }
+                Job::Notes(of, from, limit, to) => answer(tables.notes(of, from, limit), to),
                 Job::Ready(to) => answer(Ok(()), to),
                 Job::Close(_) => continue,
             };
@@ -293,6 +308,7 @@ impl Sweeping {
     ) -> Step {
         let asked = self.left.min(SWEEP_STEP);
         let due = tables.due(now, asked).and_then(|due| {
+            group.remove_old_notes(now, SWEEP_STEP)?;
             memory.sweep(tables, group, now, &due, &mut self.swept).map(|()| due.len())
         });
         match due {
@@ -335,10 +351,11 @@ fn refuse(job: Job, error: &StoreError) {
         Job::Claim(batch, to) => drop(to.send(vec![Err(error); batch.len()])),
         Job::Settle(batch, to) => drop(to.send(vec![Err(error); batch.len()])),
         Job::Load(ids, to) => drop(to.send(vec![Err(error); ids.len()])),
-        Job::Ids(_, _, to) => drop(to.send(Err(error))),
+        Job::Ids(_, _, to) | Job::Find(_, to) => drop(to.send(Err(error))),
+        Job::Notes(_, _, _, to) => drop(to.send(Err(error))),
         Job::Abandoned(_, to) => drop(to.send(Err(error))),
         Job::Sweep(_, to) => drop(to.send(Err(error))),
         Job::Secret(_, _, to) => drop(to.send(Err(error))),
-        Job::Ready(to) | Job::Close(to) => drop(to.send(Err(error))),
+        Job::Note(_, to) | Job::Ready(to) | Job::Close(to) => drop(to.send(Err(error))),
     }
 }

@@ -4,9 +4,9 @@ use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
 use onetake_core::decide::{self, ClaimEffect, SettleEffect};
-use onetake_core::store::{Abandoned, Swept};
+use onetake_core::store::{Abandoned, FOUND_MAX, Swept};
 use onetake_core::{
-    Claim, Claimed, Fence, Record, RecordId, Settled, Settlement, State, StoreError,
+    Claim, Claimed, Fence, Record, RecordId, Reference, Settled, Settlement, State, StoreError,
     StoreErrorKind, Timestamp, Verb,
 };
 
@@ -65,6 +65,21 @@ impl Memory {
         let mut ids: BTreeSet<RecordId> = settled.into_iter().collect();
         ids.extend(known);
         Ok(ids.into_iter().take(limit).collect())
+    }
+
+    /// The ids that have this reference.
+    pub(super) fn with_reference(
+        &self,
+        tables: &Tables,
+        reference: Reference,
+    ) -> Result<Vec<RecordId>, StoreError> {
+        let range = reference.ids();
+        let mut ids = tables.settled_within(range.clone(), FOUND_MAX)?;
+        ids.extend(self.running.keys().filter(|id| range.contains(id)));
+        ids.sort_unstable();
+        ids.dedup();
+        ids.truncate(FOUND_MAX);
+        Ok(ids)
     }
 
     pub(super) fn claim(

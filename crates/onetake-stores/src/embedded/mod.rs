@@ -12,6 +12,7 @@ mod committer;
 mod folder;
 mod journal;
 mod memory;
+mod notes;
 mod tables;
 mod witness;
 
@@ -24,9 +25,10 @@ use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use tokio::sync::oneshot;
 
+use onetake_core::note::{Note, NotePlace, Notes};
 use onetake_core::store::{Abandoned, Answers, Cursor, Page, Swept};
 use onetake_core::{
-    Claim, Claimed, Clock, Record, RecordId, Settled, Settlement, Store, StoreError,
+    Claim, Claimed, Clock, Record, RecordId, Reference, Settled, Settlement, Store, StoreError,
     StoreErrorKind, SystemClock,
 };
 
@@ -141,6 +143,28 @@ impl Store for EmbeddedStore {
             let from = from.map(|cursor| cursor.id()).transpose()?;
             let ids = self.ask(|reply| Job::Ids(from, limit, reply)).await??;
             Ok(Page::in_order(ids, limit))
+        }
+        .boxed()
+    }
+
+    fn find(&self, reference: Reference) -> BoxFuture<'_, Result<Vec<RecordId>, StoreError>> {
+        async move { self.ask(|reply| Job::Find(reference, reply)).await? }.boxed()
+    }
+
+    fn note(&self, note: Note) -> BoxFuture<'_, Result<(), StoreError>> {
+        async move { self.ask(|reply| Job::Note(note, reply)).await? }.boxed()
+    }
+
+    fn notes(
+        &self,
+        of: Option<RecordId>,
+        from: Option<Cursor>,
+        limit: usize,
+    ) -> BoxFuture<'_, Result<Notes, StoreError>> {
+        async move {
+            let from = from.map(|cursor| NotePlace::of(&cursor)).transpose()?;
+            let notes = self.ask(|reply| Job::Notes(of, from, limit, reply)).await??;
+            Ok(Notes::in_order(notes, limit))
         }
         .boxed()
     }

@@ -5,23 +5,25 @@
 //! | `running` | id | the record, while an attempt runs: small, and read whole when the folder is opened |
 //! | `settled` | id | the record, once it is settled |
 //! | `expiry` | moment of expiry, id | nothing: what the sweep goes by; an entry may be out of date |
-//! | `meta` | name | what the store remembers of itself, and its secrets |
+//! | `meta` | name | what the store remembers of itself, its secrets, and the audit |
 //!
 //! A record that runs again leaves its older self in `settled` until it is settled anew; `running`
 //! counts first.
 
 use std::collections::HashMap;
-use std::ops::Bound;
+use std::ops::{Bound, RangeInclusive};
 
 use bytes::Bytes;
 use fjall::{Database, Keyspace, KeyspaceCreateOptions, PersistMode};
 
+use onetake_core::note::{Note, NotePlace};
 use onetake_core::{
     Fence, Record, RecordId, Rng, State, StoreError, StoreErrorKind, SystemRng, Timestamp, codec,
 };
 
 use super::folder::{Folder, OpenError};
 use super::journal;
+use super::notes;
 use super::witness::{Mark, Witness};
 
 /// Bytes of journal that may wait for their tables to be written: what has to be read again when
@@ -120,6 +122,17 @@ impl Tables {
         entries.map(|entry| entry.key().map_err(broken).and_then(|key| record_id(&key))).collect()
     }
 
+    /// The ids of settled records in this range, in their order.
+    pub(super) fn settled_within(
+        &self,
+        range: RangeInclusive<RecordId>,
+        limit: usize,
+    ) -> Result<Vec<RecordId>, StoreError> {
+        let (first, last) = (*range.start().as_bytes(), *range.end().as_bytes());
+        let entries = self.settled.range(first..=last).take(limit);
+        entries.map(|entry| entry.key().map_err(broken).and_then(|key| record_id(&key))).collect()
+    }
+
     /// Everything that runs.
     pub(super) fn all_running(&self) -> Result<Vec<Record>, StoreError> {
         self.running
@@ -158,6 +171,16 @@ impl Tables {
         let found = self.meta.get(secret_key(name)).map_err(broken)?;
         let read = |value: fjall::Slice| value.as_ref().try_into();
         found.map(read).transpose().map_err(|_| StoreError::damaged_secret(name))
+    }
+
+    /// Entries of the audit in front of this place, the newest first.
+    pub(super) fn notes(
+        &self,
+        of: Option<RecordId>,
+        from: Option<NotePlace>,
+        limit: usize,
+    ) -> Result<Vec<Note>, StoreError> {
+        notes::read(&self.meta, of, from, limit)
     }
 
     /// How many settled records there are, roughly.
@@ -301,6 +324,26 @@ impl Group<'_> {
         Ok(fresh)
     }
 
+    pub(super) fn note(&mut self, note: &Note) {
+        let [place, of] = notes::keys(&note.place, note.id);
+        self.batch.insert(&self.tables.meta, place, &*note.encode());
+        self.batch.insert(&self.tables.meta, of, []);
+    }
+
+    /// Deletes a few entries of the audit that were kept for long enough.
+    pub(super) fn remove_old_notes(
+        &mut self,
+        now: Timestamp,
+        limit: usize,
+    ) -> Result<(), StoreError> {
+        for (place, id) in notes::old(&self.tables.meta, now, limit)? {
+            for key in notes::keys(&place, id) {
+                self.batch.remove(&self.tables.meta, key);
+            }
+        }
+        Ok(())
+    }
+
     pub(super) fn remove_settled(&mut self, id: RecordId) {
         self.batch.remove(&self.tables.settled, id.as_bytes());
     }
@@ -360,7 +403,7 @@ fn unreadable(id: RecordId) -> StoreError {
     StoreError::new(StoreErrorKind::Invalid, message)
 }
 
-fn broken(error: fjall::Error) -> StoreError {
+pub(super) fn broken(error: fjall::Error) -> StoreError {
     StoreError::new(StoreErrorKind::Corrupt, format!("the store's folder failed: {error}"))
         .with_source(error)
 }

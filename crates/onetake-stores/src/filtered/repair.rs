@@ -181,6 +181,7 @@ impl Repairer {
             attempt: entry.attempt,
             fingerprint: entry.fingerprint,
             terms: Terms { ttl, ..entry.terms },
+            origin: entry.origin.clone(),
         };
         let answer = self.shared.authority.claim(vec![claim]).await.pop();
         match answer.unwrap_or_else(|| Err(super::no_answer()))? {

@@ -17,10 +17,11 @@ use std::sync::Arc;
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 
+use onetake_core::note::{Note, Notes};
 use onetake_core::store::{Abandoned, Answers, Cursor, Page, Swept};
 use onetake_core::{
-    Claim, Claimed, Record, RecordId, Recording, Settled, Settlement, State, Store, StoreError,
-    StoreErrorKind, Verb,
+    Claim, Claimed, Record, RecordId, Recording, Reference, Settled, Settlement, State, Store,
+    StoreError, StoreErrorKind, Verb,
 };
 
 pub use census::{KeysInUse, keys_in_use};
@@ -170,6 +171,23 @@ impl Store for SealedStore {
 
     fn page(&self, from: Option<Cursor>, limit: usize) -> BoxFuture<'_, Result<Page, StoreError>> {
         self.inner.page(from, limit)
+    }
+
+    fn find(&self, reference: Reference) -> BoxFuture<'_, Result<Vec<RecordId>, StoreError>> {
+        self.inner.find(reference)
+    }
+
+    fn note(&self, note: Note) -> BoxFuture<'_, Result<(), StoreError>> {
+        self.inner.note(note)
+    }
+
+    fn notes(
+        &self,
+        of: Option<RecordId>,
+        from: Option<Cursor>,
+        limit: usize,
+    ) -> BoxFuture<'_, Result<Notes, StoreError>> {
+        self.inner.notes(of, from, limit)
     }
 
     fn secret(

@@ -58,6 +58,7 @@ fn claim_of(key: &str, payload: &str) -> Claim {
         attempt: AttemptId::random(&SystemRng),
         fingerprint: Fingerprint::of(payload.as_bytes()),
         terms: Terms::default(),
+        origin: onetake_core::Origin::default(),
     }
 }
 

@@ -27,6 +27,7 @@ pub(super) fn claim(number: u64) -> Claim {
         attempt: AttemptId::from_bytes(u128::from(number + 1).to_be_bytes()),
         fingerprint: Fingerprint::of(b"pay"),
         terms: Terms::default(),
+        origin: onetake_core::Origin::default(),
     }
 }
 

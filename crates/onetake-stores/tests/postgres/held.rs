@@ -17,6 +17,7 @@ fn claim(number: u8) -> Claim {
         attempt: AttemptId::from_bytes([number; 16]),
         fingerprint: Fingerprint::of(b"pay"),
         terms: Terms::default(),
+        origin: onetake_core::Origin::default(),
     }
 }
 

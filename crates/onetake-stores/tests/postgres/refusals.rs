@@ -96,6 +96,7 @@ async fn a_full_disk_loses_nothing() {
         attempt: AttemptId::from_bytes([1; 16]),
         fingerprint: Fingerprint::of(b"pay"),
         terms: Terms::default(),
+        origin: onetake_core::Origin::default(),
     };
     let before = store.claim(vec![claim("before")]).await.remove(0);
     assert!(matches!(before, Ok(Claimed::Granted { .. })));

@@ -69,6 +69,7 @@ async fn completing_touches_no_index_and_people_can_read_it() {
             attempt: AttemptId::from_bytes([number; 16]),
             fingerprint: Fingerprint::of(b"pay"),
             terms: Terms::default(),
+            origin: onetake_core::Origin::default(),
         })
         .collect();
     for batch in claims.chunks(10) {

@@ -44,6 +44,7 @@ fn claim_of(key: &str) -> Claim {
         attempt: AttemptId::random(&SystemRng),
         fingerprint: Fingerprint::of(b"pay 10"),
         terms: Terms::default(),
+        origin: onetake_core::Origin::default(),
     }
 }
 

@@ -1,0 +1,38 @@
+//! Bytes as hexadecimal digits.
+
+use std::fmt::Write as _;
+
+/// The digits, two a byte.
+#[must_use]
+pub fn encode(bytes: &[u8]) -> String {
+    let mut text = String::with_capacity(2 * bytes.len());
+    for byte in bytes {
+        let _infallible = write!(text, "{byte:02x}");
+    }
+    text
+}
+
+/// The bytes; `None` if it is not `N` bytes in digits.
+#[must_use]
+pub fn decode<const N: usize>(text: &str) -> Option<[u8; N]> {
+    if text.len() != 2 * N || !text.bytes().all(|byte| byte.is_ascii_hexdigit()) {
+        return None;
+    }
+    let mut bytes = [0; N];
+    for (at, byte) in bytes.iter_mut().enumerate() {
+        *byte = u8::from_str_radix(text.get(2 * at..2 * at + 2)?, 16).ok()?;
+    }
+    Some(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn digits_there_and_back() {
+        assert_eq!(super::encode(&[0, 0xab, 0xff]), "00abff");
+        assert_eq!(super::decode("00ABff"), Some([0, 0xab, 0xff]));
+        for wrong in ["00abf", "00abfff0", "+0abff", "00abfg", "äbff"] {
+            assert_eq!(super::decode::<3>(wrong), None, "{wrong}");
+        }
+    }
+}

@@ -9,7 +9,7 @@ use http::{Method, Uri};
 use onetake_core::InFlight as Engaged;
 use onetake_core::clock::Timestamp;
 use onetake_core::engine::Operation;
-use onetake_core::{Clock, Fingerprint, Key, RecordId, Reference, Scope};
+use onetake_core::{Clock, Fingerprint, Key, Origin, RecordId, Reference, Scope};
 
 use crate::admit::Refused;
 use crate::deadline::{self, Deadline};
@@ -133,9 +133,12 @@ impl Asked {
             InFlight::Wait(wait) | InFlight::Async(wait) => Engaged::Wait(self.within(wait, clock)),
             InFlight::Reject => Engaged::Reject,
         };
+        let tenant = shared.secrets.tenant(&self.caller.tenant);
+        let origin = Origin::new(tenant, &policy.label);
         Operation::new(&self.scope(), key, current)
             .earlier(earlier)
             .terms(terms)
+            .origin(origin)
             .in_flight(in_flight)
             .run_max(self.run_max(clock))
     }

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use onetake_core::{DerivingSecret, Fingerprint, FingerprintKey, Rng};
+use onetake_core::{DerivingSecret, Fingerprint, FingerprintKey, Rng, TenantDigest};
 
 use crate::handle::Handles;
 use crate::issued::IssuingKey;
@@ -14,6 +14,7 @@ pub struct Secrets {
     pub(crate) issued_keys: Vec<IssuingKey>,
     handles: Option<[u8; 32]>,
     pub(crate) derived_keys: Option<DerivingSecret>,
+    tenants: Option<[u8; 32]>,
 }
 
 impl Secrets {
@@ -48,6 +49,19 @@ impl Secrets {
     pub fn derived_keys(mut self, secret: DerivingSecret) -> Self {
         self.derived_keys = Some(secret);
         self
+    }
+
+    /// Makes the digests by which operators find the keys of one tenant. Without it, records do not tell
+    /// whose they are.
+    #[must_use]
+    pub fn tenants(mut self, secret: [u8; 32]) -> Self {
+        self.tenants = Some(secret);
+        self
+    }
+
+    /// Whose a record is, as it is kept.
+    pub(crate) fn tenant(&self, tenant: &[u8]) -> TenantDigest {
+        self.tenants.map_or_else(TenantDigest::default, |secret| TenantDigest::of(&secret, tenant))
     }
 
     pub(crate) fn make_handles(&self, rng: &dyn Rng) -> Handles {

@@ -8,6 +8,9 @@ use crate::config::{Config, InFlight, Policy, Secret};
 /// How the secret that is kept in the store is called where names matter.
 const IN_STORE: &str = "in the store";
 
+/// What the digests of tenants are made with.
+pub(super) const TENANTS: &str = "tenants";
+
 pub(super) async fn secrets(config: &Config, store: &dyn Store) -> Result<Secrets, StoreError> {
     let configured = &config.secrets;
     let seal = |secret: &Secret| FingerprintKey::new(&secret.id, &secret.key);
@@ -15,7 +18,9 @@ pub(super) async fn secrets(config: &Config, store: &dyn Store) -> Result<Secret
     let in_store = FingerprintKey::new(IN_STORE, &kept(store, "fingerprint").await?);
     let sealing = configured.fingerprint.iter().map(seal).chain([in_store]);
     let deriving = DerivingSecret::new(&kept(store, "derived_keys").await?);
-    let mut secrets = Secrets::default().fingerprint(sealing).derived_keys(deriving);
+    let tenants = kept(store, TENANTS).await?;
+    let mut secrets =
+        Secrets::default().fingerprint(sealing).derived_keys(deriving).tenants(tenants);
     if policies(config).any(|policy| policy.key.source == KeySource::Issued) {
         let sign = |secret: &Secret| IssuingKey::new(&secret.key);
         let in_store = IssuingKey::new(&kept(store, "issued_keys").await?);

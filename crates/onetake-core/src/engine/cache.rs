@@ -65,6 +65,14 @@ impl Cache {
         inner.evict(self.bytes_max, asked_at);
     }
 
+    /// Forgets a record before its time.
+    pub(crate) fn remove(&self, id: &RecordId) {
+        let mut inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(gone) = inner.entries.remove(id) {
+            inner.bytes -= cost(&gone.record);
+        }
+    }
+
     pub(crate) fn get(&self, id: &RecordId, monotonic: Duration) -> Option<Arc<Record>> {
         let inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
         let entry = inner.entries.get(id).filter(|entry| entry.fresh_until > monotonic)?;

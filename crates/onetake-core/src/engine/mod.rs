@@ -14,7 +14,9 @@ mod lease;
 mod look;
 mod metrics;
 mod operation;
+mod operators;
 mod remote;
+mod replays;
 mod wait;
 
 use std::future::Future;
@@ -49,6 +51,8 @@ pub use look::Promise;
 pub use operation::{
     Answer, Attempt, Begin, EngineError, InFlight, Limits, Operation, Outcome, Verdict,
 };
+pub use operators::{Deed, Intervened, Intervention};
+pub use replays::Replays;
 
 /// How long the store may take to close.
 const CLOSE_PATIENCE: Duration = Duration::from_secs(10);
@@ -79,6 +83,7 @@ pub(crate) struct Inner {
     running: Arc<Semaphore>,
     waiting: Semaphore,
     metrics: Arc<Metrics>,
+    replays: replays::Counts,
     closing: AtomicBool,
     /// Cancelled when nothing may go on.
     stopped: CancellationToken,
@@ -129,6 +134,7 @@ impl Engine {
             running: Arc::new(Semaphore::new(limits.running_max)),
             waiting: Semaphore::new(limits.waiting_max),
             metrics,
+            replays: replays::Counts::default(),
             closing: AtomicBool::new(false),
             stopped: CancellationToken::new(),
             fatal: watch::Sender::new(None),
@@ -327,7 +333,10 @@ impl Engine {
     fn told(&self, answer: Answer) -> Answer {
         let metrics = &self.inner.metrics;
         match &answer {
-            Answer::Replay(_) | Answer::Failed(_) => metrics.replayed.increment(1),
+            Answer::Replay(record) | Answer::Failed(record) => {
+                metrics.replayed.increment(1);
+                self.inner.replays.count(record.id, self.inner.clock.now());
+            }
             Answer::InFlight => metrics.in_flight.increment(1),
             Answer::WaitTimeout => metrics.wait_timeouts.increment(1),
             Answer::Mismatch => metrics.mismatches.increment(1),

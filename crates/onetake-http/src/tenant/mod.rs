@@ -7,6 +7,7 @@
 mod credential;
 #[cfg(feature = "jwt")]
 pub mod jwt;
+mod named;
 #[cfg(test)]
 mod tests;
 
@@ -22,6 +23,7 @@ use onetake_core::Clock;
 
 use crate::problem::{Code, Problem};
 use credential::credential;
+pub use named::{TENANT_FORMS, tenant_named};
 
 /// Tells the tenant of a request, if it can.
 pub type TellTenant = dyn Fn(&Parts) -> Option<Vec<u8>> + Send + Sync;

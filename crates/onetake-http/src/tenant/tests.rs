@@ -117,3 +117,26 @@ fn an_address_is_one_address_however_it_came_in() {
     let unknown = now(&Tenant::ClientIp, &parts(&[("x-forwarded-for", "10.1.2.3")]));
     assert_eq!(unknown.err().unwrap().code(), Code::TenantUnresolved);
 }
+
+/// Whoever looks for a client's key by name finds what the layer makes of that client.
+#[tokio::test]
+async fn a_tenant_by_name_is_the_one_of_the_request() {
+    let of = async |tenant: Tenant, name: &str, value: &str| {
+        let mut parts = Request::post("/").header(name, value).body(()).unwrap().into_parts().0;
+        parts.extensions.insert(ClientIp("::ffff:192.0.2.7".parse().unwrap()));
+        tenant.resolve(&parts, &onetake_core::SystemClock).await.unwrap().tenant
+    };
+    let named = |text: &str| tenant_named(text).unwrap();
+    assert_eq!(named("public"), of(Tenant::Public, "x", "y").await);
+    let bearer = of(Tenant::Credential, "authorization", "Bearer to:ken").await;
+    assert_eq!(named("bearer:to:ken"), bearer);
+    let basic = of(Tenant::Credential, "authorization", "Basic dXNlcjpwYXNz").await;
+    assert_eq!(named("basic:user"), basic);
+    assert_eq!(named("x-api-key:k1"), of(Tenant::Credential, "x-api-key", "k1").await);
+    let account = Tenant::Header(http::HeaderName::from_static("x-account"));
+    assert_eq!(named("header:acme"), of(account, "x-account", "acme").await);
+    assert_eq!(named("client-ip:192.0.2.7"), of(Tenant::ClientIp, "x", "y").await);
+    for wrong in ["", "nobody", "header:", "client-ip:x", "Bearer:x", "custom:x"] {
+        assert_eq!(tenant_named(wrong), None, "{wrong}");
+    }
+}

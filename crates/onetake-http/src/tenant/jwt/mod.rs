@@ -183,15 +183,19 @@ impl Jwt {
             }
             _ => return Err("the token lacks the claim that names its owner"),
         };
-        // No issuer is not an empty one, and "7" is not 7; the length keeps issuer and claim apart.
-        let mut name = vec![u8::from(issuer.is_some())];
-        let issuer = issuer.unwrap_or_default();
-        name.extend_from_slice(&(issuer.len() as u64).to_be_bytes());
-        name.extend_from_slice(issuer.as_bytes());
-        name.push(kind);
-        name.extend_from_slice(value.as_bytes());
-        Ok(name)
+        Ok(name_of(issuer, kind, &value))
     }
+}
+
+/// No issuer is not an empty one, and "7" is not 7; the length keeps issuer and claim apart.
+pub(super) fn name_of(issuer: Option<&str>, kind: u8, value: &str) -> Vec<u8> {
+    let mut name = vec![u8::from(issuer.is_some())];
+    let issuer = issuer.unwrap_or_default();
+    name.extend_from_slice(&(issuer.len() as u64).to_be_bytes());
+    name.extend_from_slice(issuer.as_bytes());
+    name.push(kind);
+    name.extend_from_slice(value.as_bytes());
+    name
 }
 
 /// The bearer token, if there is exactly one credential and it is one.

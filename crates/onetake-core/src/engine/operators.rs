@@ -1,0 +1,331 @@
+//! For operators: find keys, see what became of them, and mend them (S20).
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::future::BoxFuture;
+
+use crate::note::{Action, Ended, Note, NotePlace, Notes};
+use crate::record::{AttemptId, Failure, Record, Recording, State};
+use crate::scope::{RecordId, Reference};
+use crate::store::{Answers, Cursor, Page, Settled, Settlement, StoreError, StoreErrorKind, Verb};
+
+use super::replays::Replays;
+use super::{Engine, Inner};
+
+/// How long the store may take for one answer to an operator.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// What an operator wants done to a key.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Intervention {
+    /// The record.
+    pub id: RecordId,
+    /// The attempt that the operator saw: if it is another one by now, nothing is done.
+    pub attempt: AttemptId,
+    /// What to do.
+    pub deed: Deed,
+    /// Who wants it: for the audit.
+    pub by: String,
+    /// Why: for the audit. It must hold nothing secret.
+    pub reason: String,
+}
+
+/// What is done to a key whose outcome is unknown; or, to forget it, to any key that does not run.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Deed {
+    /// The attempt is known to have had no effect: another may run.
+    Release,
+    /// The attempt failed for good.
+    Fail(Failure),
+    /// This was its outcome.
+    Resolve(Recording),
+    /// The key is to be as if it had never been used. It can run again.
+    Forget,
+}
+
+impl Deed {
+    /// What the audit calls it.
+    #[must_use]
+    pub const fn action(&self) -> Action {
+        match self {
+            Self::Release => Action::Release,
+            Self::Fail(_) => Action::Fail,
+            Self::Resolve(_) => Action::Resolve,
+            Self::Forget => Action::Forget,
+        }
+    }
+}
+
+impl From<Deed> for Verb {
+    fn from(deed: Deed) -> Self {
+        match deed {
+            Deed::Release => Self::Release,
+            Deed::Fail(failure) => Self::Fail(failure),
+            Deed::Resolve(recording) => Self::Complete(recording),
+            Deed::Forget => Self::Forget,
+        }
+    }
+}
+
+/// What came of it.
+#[derive(Clone, Debug)]
+pub enum Intervened {
+    /// It is so, durably: the record as it stands now.
+    Done(Arc<Record>),
+    /// An attempt may still be running: nothing was done.
+    Running(Arc<Record>),
+    /// Another attempt has the key by now, or it is settled already: nothing was done.
+    Stale(Arc<Record>),
+    /// There is no such key: nothing was done.
+    Absent,
+}
+
+impl Engine {
+    /// The records whose reference it is; there is hardly ever more than one.
+    ///
+    /// # Errors
+    /// If the store does not answer in time.
+    pub async fn find(&self, reference: Reference) -> Result<Vec<RecordId>, StoreError> {
+        self.inner.patiently(self.inner.store.find(reference)).await
+    }
+
+    /// Reads records as the store has them: nothing that this process remembers counts.
+    ///
+    /// # Errors
+    /// If the store does not answer in time.
+    pub async fn inspect(
+        &self,
+        ids: Vec<RecordId>,
+    ) -> Result<Answers<Option<Arc<Record>>>, StoreError> {
+        let load = self.inner.store.load(ids);
+        self.inner.patiently(Box::pin(async move { Ok(load.await) })).await
+    }
+
+    /// Goes through all records, some at a time.
+    ///
+    /// # Errors
+    /// If the store does not answer in time, or the cursor is none of its own.
+    pub async fn page(&self, from: Option<Cursor>, limit: usize) -> Result<Page, StoreError> {
+        self.inner.patiently(self.inner.store.page(from, limit)).await
+    }
+
+    /// The audit, the newest first: of one record, or of all.
+    ///
+    /// # Errors
+    /// If the store does not answer in time, or the cursor is none of its own.
+    pub async fn notes(
+        &self,
+        of: Option<RecordId>,
+        from: Option<Cursor>,
+        limit: usize,
+    ) -> Result<Notes, StoreError> {
+        self.inner.patiently(self.inner.store.notes(of, from, limit)).await
+    }
+
+    /// How often this process has replayed a record lately, as far as it remembers.
+    #[must_use]
+    pub fn replays(&self, id: RecordId) -> Replays {
+        self.inner.replays.of(&id)
+    }
+
+    /// Does what an operator wants, if the key is still as the operator saw it. An attempt that may be
+    /// running is never interfered with. It is noted in the audit before it is done, and how it ended
+    /// after that.
+    ///
+    /// Other nodes may go on replaying a forgotten outcome for as long as they remember it, which is a
+    /// minute at most.
+    ///
+    /// # Errors
+    /// If the store does not answer in time: the audit says then that it was asked for, and perhaps it
+    /// was done.
+    pub async fn intervene(&self, wanted: Intervention) -> Result<Intervened, StoreError> {
+        // Whoever asked may go away; what was begun is finished, and noted.
+        let engine = self.clone();
+        let task = self
+            .inner
+            .tracker
+            .spawn_on(async move { engine.inner.intervene(wanted).await }, &self.inner.runtime);
+        task.await.unwrap_or_else(|_| Err(Inner::not_in_time()))
+    }
+}
+
+impl Inner {
+    async fn intervene(&self, wanted: Intervention) -> Result<Intervened, StoreError> {
+        let Intervention { id, attempt, deed, by, reason } = wanted;
+        let Some(record) = self.read_from_store(id).await? else {
+            return Ok(Intervened::Absent);
+        };
+        let is_open = matches!(record.state, State::Unknown { .. });
+        // Of one attempt nothing but running becomes unknown, and nothing becomes running again: what is
+        // decided here stays right until the store decides once more by the attempt.
+        match record.state {
+            _ if record.attempt != attempt => return Ok(Intervened::Stale(record)),
+            State::Running { .. } => return Ok(Intervened::Running(record)),
+            _ if !is_open && deed != Deed::Forget => return Ok(Intervened::Stale(record)),
+            _ => {}
+        }
+        let mut note = Note {
+            place: NotePlace::new(self.clock.now(), &*self.rng),
+            id,
+            attempt,
+            action: deed.action(),
+            ended: Ended::Asked,
+            before: record.state.name().to_owned(),
+            by,
+            reason,
+        };
+        self.patiently(self.store.note(note.clone())).await?;
+        let forget = deed == Deed::Forget;
+        let settlement = Settlement { id, attempt, verb: deed.into() };
+        let settled = self.patiently(Box::pin(self.settles.submit(settlement))).await;
+        if forget {
+            self.cache.remove(&id);
+        }
+        note.ended = match &settled {
+            Ok(Settled::Done { .. }) => Ended::Done,
+            Ok(Settled::Stale { .. }) => Ended::Stale,
+            Err(_) => Ended::Failed,
+        };
+        tracing::warn!(
+            reference = %id.reference(),
+            action = note.action.name(),
+            ended = note.ended.name(),
+            "an operator intervened"
+        );
+        let noted = self.patiently(self.store.note(note)).await;
+        let settled = settled?;
+        if let Err(error) = noted {
+            // It is done, and the audit says that it was asked for.
+            tracing::warn!(%error, "how an intervention ended could not be noted");
+        }
+        Ok(match settled {
+            Settled::Done { record, .. } => Intervened::Done(record),
+            Settled::Stale { current: Some(record) } => Intervened::Stale(record),
+            Settled::Stale { current: None } => Intervened::Absent,
+        })
+    }
+
+    async fn read_from_store(&self, id: RecordId) -> Result<Option<Arc<Record>>, StoreError> {
+        let load = self.store.load(vec![id]);
+        let load = async move { load.await.pop().unwrap_or_else(|| Err(Self::not_in_time())) };
+        self.patiently(Box::pin(load)).await
+    }
+
+    /// Waits for the store, but not for ever.
+    async fn patiently<T>(
+        &self,
+        answer: BoxFuture<'_, Result<T, StoreError>>,
+    ) -> Result<T, StoreError> {
+        let answer = tokio::select! {
+            biased;
+            answer = answer => answer,
+            () = self.clock.sleep(PATIENCE) => Err(Self::not_in_time()),
+        };
+        answer.inspect_err(|error| self.failed(error))
+    }
+
+    fn not_in_time() -> StoreError {
+        StoreError::new(StoreErrorKind::Indeterminate, "the store does not answer in time")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        Answer, Begin, Cause, Fingerprint, Key, MemoryStore, Operation, Outcome, Scope, Verdict,
+    };
+
+    fn operation(key: &str) -> Operation {
+        Operation::new(&Scope::new("ops"), &Key::new(key).unwrap(), Fingerprint::of(b"pay"))
+    }
+
+    fn engine() -> Engine {
+        Engine::new(Arc::new(MemoryStore::new()))
+    }
+
+    async fn settled(engine: &Engine, key: &str, verdict: Verdict) -> Arc<Record> {
+        let ran = engine.run(operation(key), async move |_| verdict).await.unwrap();
+        assert!(matches!(ran, Outcome::Ran(_)));
+        engine.inner.read_from_store(operation(key).id).await.unwrap().unwrap()
+    }
+
+    fn want(record: &Record, deed: Deed) -> Intervention {
+        let (by, reason) = ("somebody".to_owned(), "the bank says so".to_owned());
+        Intervention { id: record.id, attempt: record.attempt, deed, by, reason }
+    }
+
+    fn deeds() -> [Deed; 4] {
+        let failure = Failure { code: "declined".into(), detail: "by the bank".into() };
+        [
+            Deed::Release,
+            Deed::Fail(failure),
+            Deed::Resolve(Recording::new("paid after all")),
+            Deed::Forget,
+        ]
+    }
+
+    #[tokio::test]
+    async fn the_unknown_is_settled_and_noted() {
+        let engine = engine();
+        for (number, deed) in deeds().into_iter().enumerate() {
+            let key = format!("unknown {number}");
+            let unknown = settled(&engine, &key, Verdict::Unknown(Cause::TimedOut)).await;
+            let done = engine.intervene(want(&unknown, deed.clone())).await.unwrap();
+            let Intervened::Done(record) = done else { panic!("{done:?}") };
+            let now = engine.begin(&operation(&key)).await.unwrap();
+            match deed {
+                Deed::Release | Deed::Forget => assert!(matches!(now, Begin::Run(_))),
+                Deed::Fail(_) => assert!(matches!(now, Begin::Answer(Answer::Failed(_)))),
+                Deed::Resolve(_) => assert!(matches!(now, Begin::Answer(Answer::Replay(_)))),
+            }
+            let notes = engine.notes(Some(record.id), None, 10).await.unwrap().notes;
+            assert_eq!(notes.len(), 1);
+            assert_eq!((notes[0].action, notes[0].ended), (deed.action(), Ended::Done));
+            assert_eq!((&*notes[0].before, &*notes[0].reason), ("unknown", "the bank says so"));
+        }
+    }
+
+    #[tokio::test]
+    async fn what_runs_or_changed_is_left_alone() {
+        let engine = engine();
+        let Begin::Run(lease) = engine.begin(&operation("runs")).await.unwrap() else { panic!() };
+        let running = engine.inner.read_from_store(operation("runs").id).await.unwrap().unwrap();
+        let completed =
+            settled(&engine, "completed", Verdict::Complete(Recording::new("paid"))).await;
+        for deed in deeds() {
+            let answer = engine.intervene(want(&running, deed.clone())).await.unwrap();
+            assert!(matches!(answer, Intervened::Running(_)), "{answer:?}");
+            let mut stale = want(&completed, deed.clone());
+            stale.attempt = running.attempt;
+            let answer = engine.intervene(stale).await.unwrap();
+            assert!(matches!(answer, Intervened::Stale(_)), "{answer:?}");
+            let mut absent = want(&completed, deed.clone());
+            absent.id = operation("absent").id;
+            let answer = engine.intervene(absent).await.unwrap();
+            assert!(matches!(answer, Intervened::Absent), "{answer:?}");
+            // What is recorded never changes (S4); it can only be forgotten.
+            if deed != Deed::Forget {
+                let answer = engine.intervene(want(&completed, deed)).await.unwrap();
+                assert!(matches!(answer, Intervened::Stale(_)), "{answer:?}");
+            }
+        }
+        assert_eq!(engine.notes(None, None, 10).await.unwrap().notes, []);
+        drop(lease);
+    }
+
+    #[tokio::test]
+    async fn the_forgotten_is_not_remembered_here_either() {
+        let engine = engine();
+        let completed = settled(&engine, "a", Verdict::Complete(Recording::new("paid"))).await;
+        assert!(matches!(
+            engine.begin(&operation("a")).await.unwrap(),
+            Begin::Answer(Answer::Replay(_))
+        ));
+        assert_eq!(engine.replays(completed.id).count, 1);
+        let done = engine.intervene(want(&completed, Deed::Forget)).await.unwrap();
+        assert!(matches!(done, Intervened::Done(_)));
+        assert!(matches!(engine.begin(&operation("a")).await.unwrap(), Begin::Run(_)));
+    }
+}

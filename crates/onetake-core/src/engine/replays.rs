@@ -1,0 +1,67 @@
+//! How often records were replayed: in this process, lately, in bounded memory. Nothing is written for a
+//! replay (S17), so nobody else knows.
+
+use std::collections::HashMap;
+use std::sync::{Mutex, PoisonError};
+
+use crate::clock::Timestamp;
+use crate::scope::RecordId;
+
+/// How many records are remembered at least; twice as many at most.
+const RECORDS_MIN: usize = 32_768;
+
+/// How often a record was replayed, as far as this process remembers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Replays {
+    /// How often.
+    pub count: u64,
+    /// When it was replayed last.
+    pub last_at: Option<Timestamp>,
+}
+
+/// Two generations: when the newer one is full, the older one is dropped.
+#[derive(Debug, Default)]
+pub(crate) struct Counts(Mutex<[HashMap<RecordId, Replays>; 2]>);
+
+impl Counts {
+    pub(crate) fn count(&self, id: RecordId, now: Timestamp) {
+        let mut generations = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let [newer, older] = &mut *generations;
+        let known = newer.get(&id).or_else(|| older.get(&id)).copied().unwrap_or_default();
+        newer.insert(id, Replays { count: known.count + 1, last_at: Some(now) });
+        if newer.len() >= RECORDS_MIN {
+            *older = std::mem::take(newer);
+        }
+    }
+
+    pub(crate) fn of(&self, id: &RecordId) -> Replays {
+        let generations = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let [newer, older] = &*generations;
+        newer.get(id).or_else(|| older.get(id)).copied().unwrap_or_default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn id(number: usize) -> RecordId {
+        RecordId::from_bytes((number as u128).to_be_bytes())
+    }
+
+    #[test]
+    fn the_latest_are_remembered_in_bounded_memory() {
+        let counts = Counts::default();
+        let at = Timestamp::from_micros;
+        for number in 0..5 * RECORDS_MIN {
+            counts.count(id(number), at(number as u64));
+            counts.count(id(0), at(number as u64));
+            let [newer, older] = &*counts.0.lock().unwrap();
+            assert!(newer.len() + older.len() <= 2 * RECORDS_MIN);
+        }
+        let last = 5 * RECORDS_MIN - 1;
+        assert_eq!(counts.of(&id(last)), Replays { count: 1, last_at: Some(at(last as u64)) });
+        assert_eq!(counts.of(&id(0)).count, 5 * RECORDS_MIN as u64 + 1);
+        assert_eq!(counts.of(&id(1)), Replays::default(), "forgotten");
+    }
+}

@@ -1,0 +1,39 @@
+//! Tenants by name: for operators, who look for somebody's key without being that somebody.
+
+use std::net::IpAddr;
+
+use super::{credential, public, tagged};
+
+/// What can be written for a tenant.
+pub const TENANT_FORMS: &str = "public, bearer:TOKEN, basic:USER, x-api-key:KEY, header:VALUE, \
+    client-ip:ADDRESS, jwt:CLAIM, jwt:ISSUER CLAIM, or forward-auth:NAME";
+
+/// The tenant that a layer makes of such a client, as [`Caller::tenant`](super::Caller::tenant) has it;
+/// `None` if the text is none of [`TENANT_FORMS`].
+#[must_use]
+pub fn tenant_named(text: &str) -> Option<Vec<u8>> {
+    if text == "public" {
+        return Some(public().tenant);
+    }
+    let (kind, value) = text.split_once(':').filter(|(_, value)| !value.is_empty())?;
+    let bytes = value.as_bytes();
+    Some(match kind {
+        "bearer" | "basic" => credential::credential_of(kind.as_bytes(), bytes),
+        "x-api-key" => credential::api_key_of(bytes),
+        "header" => tagged(b"header", bytes),
+        "client-ip" => {
+            let address: IpAddr = value.parse().ok()?;
+            tagged(b"client-ip", address.to_canonical().to_string().as_bytes())
+        }
+        #[cfg(feature = "jwt")]
+        "jwt" => {
+            let (issuer, claim) = match value.rsplit_once(' ') {
+                Some((issuer, claim)) => (Some(issuer), claim),
+                None => (None, value),
+            };
+            tagged(b"jwt", &super::jwt::name_of(issuer, b's', claim))
+        }
+        "forward-auth" => tagged(b"asked", bytes),
+        _ => return None,
+    })
+}

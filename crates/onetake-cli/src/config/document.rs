@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use http::Uri;
 
+use super::admin::{self, Token};
 use super::cidr::Cidr;
 use super::error::{Fault, Problems};
 use super::fields;
@@ -31,6 +32,9 @@ pub(super) struct Draft {
     pub(super) tls: Option<Identity>,
     pub(super) upstream_tls: UpstreamTls,
     pub(super) admin_listen: Option<Located<SocketAddr>>,
+    pub(super) admin_token: Option<Token>,
+    /// Whether there is to be one, be it that it is wrong.
+    pub(super) admin_token_named: bool,
     pub(super) store: Option<Located<StoreUrl>>,
     pub(super) filter: Option<Located<StoreUrl>>,
     pub(super) allow_lossy: Option<bool>,
@@ -63,7 +67,7 @@ pub(super) fn read(tree: &Node, env: &Env, problems: &mut Problems<'_>) -> Draft
         read_gateway(&value, &mut draft, problems);
     }
     if let Some(value) = root.get("admin") {
-        read_admin(&value, &mut draft, problems);
+        admin::read(&value, env, &mut draft, problems);
     }
     if let Some(value) = root.get("store") {
         read_store(&value, &mut draft, problems);
@@ -105,26 +109,6 @@ fn read_gateway(value: &Value<'_>, draft: &mut Draft, problems: &mut Problems<'_
         .get("upstream_tls")
         .map(|value| tls::read_upstream(&value, problems))
         .unwrap_or_default();
-}
-
-fn read_admin(value: &Value<'_>, draft: &mut Draft, problems: &mut Problems<'_>) {
-    let Some(table) = Section::open(value, &fields::ADMIN, "[admin]", problems) else {
-        return;
-    };
-    let Some(value) = table.get("listen") else {
-        return;
-    };
-    let listen = value.parse("\"127.0.0.1:9091\"", problems, |text| {
-        let listen = parse_listen(text)?;
-        if listen.ip().to_canonical().is_loopback() {
-            return Ok(listen);
-        }
-        let fix = format!("write \"127.0.0.1:{}\" or \"[::1]:{0}\"", listen.port());
-        let what = "not on loopback; others would need `admin.token`, which this version does \
-                    not support yet";
-        Err(Fault::new(what, fix))
-    });
-    draft.admin_listen = listen.map(|listen| Located { value: listen, at: value.node.at.clone() });
 }
 
 fn read_store(value: &Value<'_>, draft: &mut Draft, problems: &mut Problems<'_>) {

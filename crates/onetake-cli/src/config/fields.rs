@@ -68,14 +68,8 @@ pub(super) const UPSTREAM_TLS: Fields = Fields {
 };
 
 /// `[admin]`
-pub(super) const ADMIN: Fields = Fields {
-    label: "[admin]",
-    list: &[
-        Field("listen", Here),
-        Field("token", NotYet("remove it: the admin listener stays on loopback and asks for none")),
-    ],
-    shared: &[],
-};
+pub(super) const ADMIN: Fields =
+    Fields { label: "[admin]", list: &[Field("listen", Here), Field("token", Here)], shared: &[] };
 
 /// `[store]`
 pub(super) const STORE: Fields = Fields {

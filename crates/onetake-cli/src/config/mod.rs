@@ -5,6 +5,7 @@
 //! read, every fault collected) → resolve (layers merged)`. What comes out is complete: nobody
 //! behind this module asks which preset a value came from.
 
+mod admin;
 mod cidr;
 mod document;
 mod error;
@@ -35,6 +36,7 @@ use std::time::Duration;
 use http::{HeaderName, Method, Uri};
 use onetake_http::{Answers, Jwt, KeyFormat, KeySource, StatusRules, Velocity};
 
+pub use admin::{Admin, Token};
 pub use cidr::Cidr;
 pub use error::{ConfigError, Problem};
 pub use onetake_http::Preset;
@@ -84,6 +86,22 @@ pub fn load_store(
     Ok(store)
 }
 
+/// As [`load`], for what needs nothing but the admin listener.
+///
+/// # Errors
+/// As [`load`].
+pub fn load_admin(
+    text: Option<&str>,
+    file_name: &str,
+    env: impl Iterator<Item = (String, String)>,
+) -> Result<Admin, ConfigError> {
+    let mut problems = Problems::new(text, file_name);
+    let mut draft = draft(text, env, Overrides::default(), &mut problems)?;
+    let admin = admin::resolve(&mut draft, &mut problems);
+    problems.check()?;
+    Ok(admin)
+}
+
 fn draft(
     text: Option<&str>,
     env: impl Iterator<Item = (String, String)>,
@@ -120,7 +138,7 @@ pub struct Overrides {
 pub struct Config {
     /// `[gateway]`: where clients come in and where their requests go.
     pub gateway: Gateway,
-    /// `[admin]`: the listener for probes and metrics.
+    /// `[admin]`: the listener for operators, probes and metrics.
     pub admin: Admin,
     /// `[store]`: where records are kept.
     pub store: StoreConfig,
@@ -190,13 +208,6 @@ pub struct Gateway {
     pub tls: Option<Identity>,
     /// How upstreams with `https://` are met.
     pub upstream_tls: UpstreamTls,
-}
-
-/// `[admin]`
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Admin {
-    /// Where probes and metrics are served; on loopback, 127.0.0.1:9091 by default.
-    pub listen: SocketAddr,
 }
 
 /// `[store]`

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use http::Uri;
 
+use super::admin;
 use super::cidr::Cidr;
 use super::document::{Draft, RouteDraft};
 use super::error::{Fault, Origin, Problems};
@@ -13,13 +14,13 @@ use super::key;
 use super::layer::{Layer, preset_layer};
 use super::store_url::StoreUrl;
 use super::{
-    Admin, Config, FingerprintConfig, Gateway, InFlight, KeyRules, OnStoreDown, OnUnknown, Policy,
-    Route, StoreConfig, Sweep, TenantConfig,
+    Config, FingerprintConfig, Gateway, InFlight, KeyRules, OnStoreDown, OnUnknown, Policy, Route,
+    StoreConfig, Sweep, TenantConfig,
 };
 use onetake_http::{Answers, KeySource, Preset, ProblemStatuses, StatusRules};
 
 const LISTEN: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 8080);
-const ADMIN_LISTEN: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 9091);
+pub(super) const ADMIN_LISTEN: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 9091);
 const STORE_FOLDER: &str = "./onetake-data";
 const SWEEP_INTERVAL: Duration = Duration::from_secs(15 * 60);
 const SWEEP_BATCH: usize = 5000;
@@ -32,10 +33,11 @@ const UPSTREAM_TIMEOUT: Duration = Duration::from_secs(30);
 const BODY_BYTES: usize = 1024 * 1024;
 
 /// Completes a draft that was read without a fault.
-pub(super) fn resolve(draft: Draft, problems: &mut Problems<'_>) -> Config {
+pub(super) fn resolve(mut draft: Draft, problems: &mut Problems<'_>) -> Config {
     let upstream = default_upstream(&draft, problems);
     let listen = draft.listen.unwrap_or(LISTEN);
     check_listeners(listen, &draft, problems);
+    let admin = admin::resolve(&mut draft, problems);
     let store = resolve_store(&draft, problems);
     check_lossy(&store, &draft.routes, problems);
     let defaults = &draft.defaults;
@@ -57,7 +59,7 @@ pub(super) fn resolve(draft: Draft, problems: &mut Problems<'_>) -> Config {
             tls: draft.tls,
             upstream_tls: draft.upstream_tls,
         },
-        admin: Admin { listen: draft.admin_listen.map_or(ADMIN_LISTEN, |listen| listen.value) },
+        admin,
         store,
         secrets: draft.secrets,
         sweep: Sweep {

@@ -105,7 +105,8 @@ impl Gateway {
             stores::open(&config.store).await?;
 
         let secrets = secrets::secrets(&config, &*store).await;
-        let secrets = secrets.map_err(stores::failed("read secrets of", &config.store.url))?;
+        let (secrets, tenants) =
+            secrets.map_err(stores::failed("read secrets of", &config.store.url))?;
         let shared_velocity = stores::open_velocity(&config).await?;
         let engine = Engine::with(store, clock, Arc::new(SystemRng), limits);
         engine.count_unknown(interrupted);
@@ -119,7 +120,9 @@ impl Gateway {
         let stop_admin = CancellationToken::new();
         let readiness = Readiness::new(engine.clone());
         let status = admin::Status { readiness, metrics, draining: draining.clone() };
-        tokio::spawn(admin::serve(admin, status, stop_admin.clone()));
+        let api = admin::Api::new(engine.clone(), tenants);
+        let token = config.admin.token.clone();
+        tokio::spawn(admin::serve(admin, (status, api, token), stop_admin.clone()));
 
         let plans = Arc::new(Plans::new(&config));
         let policies = Policies(Arc::clone(&plans));

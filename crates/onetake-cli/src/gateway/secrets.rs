@@ -8,17 +8,18 @@ use crate::config::{Config, InFlight, Policy, Secret};
 /// How the secret that is kept in the store is called where names matter.
 const IN_STORE: &str = "in the store";
 
-/// What the digests of tenants are made with.
-pub(super) const TENANTS: &str = "tenants";
-
-pub(super) async fn secrets(config: &Config, store: &dyn Store) -> Result<Secrets, StoreError> {
+/// The secrets of the layer, and of them the one that the digests of tenants are made with.
+pub(super) async fn secrets(
+    config: &Config,
+    store: &dyn Store,
+) -> Result<(Secrets, [u8; 32]), StoreError> {
     let configured = &config.secrets;
     let seal = |secret: &Secret| FingerprintKey::new(&secret.id, &secret.key);
     // Behind those that are configured: what was sealed before they were is still recognised.
     let in_store = FingerprintKey::new(IN_STORE, &kept(store, "fingerprint").await?);
     let sealing = configured.fingerprint.iter().map(seal).chain([in_store]);
     let deriving = DerivingSecret::new(&kept(store, "derived_keys").await?);
-    let tenants = kept(store, TENANTS).await?;
+    let tenants = kept(store, "tenants").await?;
     let mut secrets =
         Secrets::default().fingerprint(sealing).derived_keys(deriving).tenants(tenants);
     if policies(config).any(|policy| policy.key.source == KeySource::Issued) {
@@ -31,7 +32,7 @@ pub(super) async fn secrets(config: &Config, store: &dyn Store) -> Result<Secret
     if policies(config).any(later) {
         secrets = secrets.handles(kept(store, "handles").await?);
     }
-    Ok(secrets)
+    Ok((secrets, tenants))
 }
 
 fn policies(config: &Config) -> impl Iterator<Item = &Policy> {

@@ -59,10 +59,6 @@ pub(super) fn listen() -> Value {
     text(&format!(r"({IPV4}|\[{IPV6}(%[0-9]+)?\]):[0-9]+"))
 }
 
-pub(super) fn listen_on_loopback() -> Value {
-    text(&format!(r"(127(\.[0-9]{{1,3}}){{3}}|\[{IPV6}(%[0-9]+)?\]):[0-9]+"))
-}
-
 pub(super) fn address_block() -> Value {
     let bits4 = "0*([0-9]|[12][0-9]|3[0-2])";
     let bits6 = "0*([0-9]{1,2}|1[01][0-9]|12[0-8])";

@@ -14,8 +14,8 @@ use super::document::SWEEP_BATCH_MAX;
 use super::secrets::{ID_LENGTH_MAX, SECRETS_MAX};
 use super::units;
 use forms::{
-    address_block, boolean, duration, file_name, integer, list, listen, listen_on_loopback, name,
-    redis_url, secret, store_url, text, upstream,
+    address_block, boolean, duration, file_name, integer, list, listen, name, redis_url, secret,
+    store_url, text, upstream,
 };
 
 /// The JSON Schema (draft 2020-12) of the configuration file.
@@ -25,7 +25,7 @@ pub fn schema() -> Value {
         "",
         [
             field("gateway", "Where clients come in, and where their requests go.", gateway()),
-            field("admin", "The listener for probes and metrics.", admin()),
+            field("admin", "The listener for operators, probes and metrics.", admin()),
             field("store", "Where records are kept.", store()),
             field("sweep", "How expired records are cleaned up.", sweep()),
             field("secrets", "What only the operator knows; the first of each is used.", secrets()),
@@ -82,8 +82,20 @@ fn identity(certificate: &str) -> [Field; 2] {
 }
 
 fn admin() -> Value {
-    let listen = or("127.0.0.1:9091", listen_on_loopback());
-    table("admin", [field("listen", "Where probes and metrics are served; on loopback.", listen)])
+    let listen = or("127.0.0.1:9091", listen());
+    let token = json!({ "oneOf": [text(r"\s*[!-~]{16,512}\s*"), elsewhere("admin.token")] });
+    table(
+        "admin",
+        [
+            field("listen", "Where operators, probes and metrics are served.", listen),
+            field(
+                "token",
+                "What operators show, or where it is: { env } or { file }. Required where the \
+                 listener is not on loopback.",
+                token,
+            ),
+        ],
+    )
 }
 
 fn store() -> Value {
@@ -128,17 +140,22 @@ fn sweep() -> Value {
     )
 }
 
+/// Where a secret is that does not stand in the file itself.
+fn elsewhere(path: &str) -> Value {
+    let elsewhere = table(
+        path,
+        [
+            field("env", "The variable that holds it.", name()),
+            field("file", "The file that holds it and nothing else.", name()),
+        ],
+    );
+    with(elsewhere, json!({ "minProperties": 1, "maxProperties": 1 }))
+}
+
 fn secrets() -> Value {
     let kind = |path: &str| {
         let id = text(&format!("[A-Za-z0-9_.-]{{1,{ID_LENGTH_MAX}}}"));
-        let elsewhere = table(
-            &format!("{path}[].key"),
-            [
-                field("env", "The variable that holds it.", name()),
-                field("file", "The file that holds it and nothing else.", name()),
-            ],
-        );
-        let elsewhere = with(elsewhere, json!({ "minProperties": 1, "maxProperties": 1 }));
+        let elsewhere = elsewhere(&format!("{path}[].key"));
         let one = table(
             &format!("{path}[]"),
             [

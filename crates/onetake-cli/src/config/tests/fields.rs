@@ -82,8 +82,18 @@ const SECTIONS: &[Row] = &[
     ),
     (
         "admin",
-        &["listen = \"[::1]:1\"", "listen = \"127.0.0.2:0\""],
         &[
+            "listen = \"[::1]:1\"",
+            "listen = \"127.0.0.2:0\"",
+            "token = \"sixteen-letters!\"",
+            "listen = \"0.0.0.0:9091\"\ntoken = { env = \"TEST_SECRET\" }",
+        ],
+        &[
+            ("token = \"fifteen-letters\"", "admin.token"),
+            ("token = \"sixteen letters and blanks\"", "admin.token"),
+            ("token = 1", "admin.token"),
+            ("token = { file = \"/nowhere/at/all\" }", "admin.token.file"),
+            ("token = { env = \"ONETAKE_NOBODY_SETS_THIS\" }", "admin.token.env"),
             ("listen = \"0.0.0.0:9091\"", "admin.listen"),
             ("listen = \"127.0.0.1:8080\"", "admin.listen"),
             ("listen = true", "admin.listen"),

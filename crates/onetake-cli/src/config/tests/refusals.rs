@@ -5,7 +5,6 @@ use super::*;
 
 /// What the design names and this version does not have.
 pub(super) const NOT_YET: &[(&str, &str, &str)] = &[
-    ("admin", "token = { env = \"T\" }", "admin.token"),
     ("route", "tenant = { forward_auth = \"https://x\" }", "route[0].tenant.forward_auth"),
     ("route", "on_unknown = \"reconcile\"", "route[0].on_unknown"),
     ("route", "reconcile = \"GET http://x\"", "route[0].reconcile"),

@@ -39,6 +39,7 @@ const TABLES: &[(&Fields, &[&str])] = &[
     (
         &tables::SECRET_KEY,
         &[
+            "/properties/admin/properties/token/oneOf/1",
             "/properties/secrets/properties/encryption/items/properties/key/oneOf/1",
             "/properties/secrets/properties/fingerprint/items/properties/key/oneOf/1",
             "/properties/secrets/properties/issued_keys/items/properties/key/oneOf/1",
@@ -73,6 +74,9 @@ const CHECK_ONLY: &[&str] = &[
     "upstream_timeout = \"0s\"",
     "max_request_body = \"65MiB\"",
     "listen = \"127.0.0.1:8080\"",
+    "listen = \"0.0.0.0:9091\"",
+    "token = { file = \"/nowhere/at/all\" }",
+    "token = { env = \"ONETAKE_NOBODY_SETS_THIS\" }",
     "filter = \"redis://a\"",
     "url = \"redis://b\"\nfilter = \"redis://a\"",
     "preset = \"payment\"",

@@ -1,0 +1,176 @@
+//! What operators are told when something cannot be done: problems as RFC 9457 has them.
+
+use axum::Json;
+use axum::http::header::{CONTENT_TYPE, RETRY_AFTER, WWW_AUTHENTICATE};
+use axum::http::{HeaderValue, StatusCode};
+use axum::response::{IntoResponse, Response};
+use onetake_core::{StoreError, StoreErrorKind};
+use serde::Serialize;
+use utoipa::ToSchema;
+
+/// Why something could not be done.
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct Fault {
+    /// The HTTP status.
+    status: u16,
+    /// A word for machines.
+    #[schema(value_type = String)]
+    code: &'static str,
+    /// What is wrong, in a few words.
+    #[schema(value_type = String)]
+    title: &'static str,
+    /// What is wrong, and what to do.
+    detail: String,
+    /// The attempt that has the key now, where that is the matter.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    attempt: Option<String>,
+    /// Where the key stands now, where that is the matter.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<String>)]
+    state: Option<&'static str>,
+    /// The ids of all keys that a reference could mean.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[schema(required = false)]
+    ids: Vec<String>,
+    #[serde(skip)]
+    retry_after: Option<u64>,
+}
+
+pub(super) type Answer<T> = Result<Json<T>, Fault>;
+
+impl Fault {
+    fn new(
+        status: StatusCode,
+        code: &'static str,
+        title: &'static str,
+        detail: impl Into<String>,
+    ) -> Self {
+        Self {
+            status: status.as_u16(),
+            code,
+            title,
+            detail: detail.into(),
+            attempt: None,
+            state: None,
+            ids: Vec::new(),
+            retry_after: None,
+        }
+    }
+
+    /// A parameter or a body that cannot be used: which, and what to write instead.
+    pub(super) fn invalid(detail: impl Into<String>) -> Self {
+        Self::new(StatusCode::BAD_REQUEST, "request_invalid", "The request cannot be used", detail)
+    }
+
+    pub(super) fn media_type() -> Self {
+        let detail = "Send the body as JSON, with Content-Type: application/json.";
+        let status = StatusCode::UNSUPPORTED_MEDIA_TYPE;
+        Self::new(status, "media_type_unsupported", "The body is not JSON", detail)
+    }
+
+    pub(super) fn too_large() -> Self {
+        let detail = "The body is larger than 4 MiB.";
+        let status = StatusCode::PAYLOAD_TOO_LARGE;
+        Self::new(status, "request_body_too_large", "The body is too large", detail)
+    }
+
+    pub(super) fn unauthorized() -> Self {
+        let detail = "Send Authorization: Bearer with the token of `admin.token`.";
+        Self::new(StatusCode::UNAUTHORIZED, "unauthorized", "The token is missing or wrong", detail)
+    }
+
+    pub(super) fn cross_origin(detail: &'static str) -> Self {
+        let title = "Requests of web pages are refused";
+        Self::new(StatusCode::FORBIDDEN, "cross_origin_refused", title, detail)
+    }
+
+    pub(super) fn too_many(retry_after: u64) -> Self {
+        let detail = format!("Too many requests. Come back in {retry_after} s.");
+        let status = StatusCode::TOO_MANY_REQUESTS;
+        let fault = Self::new(status, "too_many_requests", "Too many requests", detail);
+        Self { retry_after: Some(retry_after), ..fault }
+    }
+
+    pub(super) fn no_page() -> Self {
+        let detail = "There is nothing at this path. /openapi.json tells what there is.";
+        Self::new(StatusCode::NOT_FOUND, "not_found", "There is no such page", detail)
+    }
+
+    pub(super) fn no_method() -> Self {
+        let detail = "This path is there, but not for this method. /openapi.json tells for which.";
+        let status = StatusCode::METHOD_NOT_ALLOWED;
+        Self::new(status, "method_not_allowed", "The method is not allowed", detail)
+    }
+
+    pub(super) fn no_key() -> Self {
+        let detail = "There is no such key, or it has expired or was forgotten.";
+        Self::new(StatusCode::NOT_FOUND, "key_not_found", "There is no such key", detail)
+    }
+
+    pub(super) fn ambiguous(ids: Vec<String>) -> Self {
+        let detail = "Several keys have this reference: use one of `ids` in its place.";
+        let status = StatusCode::CONFLICT;
+        let fault = Self::new(status, "reference_ambiguous", "Several keys are called so", detail);
+        Self { ids, ..fault }
+    }
+
+    /// A key that is there and cannot be read.
+    pub(super) fn unreadable(error: StoreError) -> Self {
+        if error.kind() != StoreErrorKind::Invalid {
+            return error.into();
+        }
+        let (status, title) = (StatusCode::CONFLICT, "The key cannot be read");
+        Self::new(
+            status,
+            "key_unreadable",
+            title,
+            format!("{error}. It is there, and never run again."),
+        )
+    }
+
+    /// Nothing was done, because of where the key stands now.
+    pub(super) fn standing(
+        code: &'static str,
+        title: &'static str,
+        detail: impl Into<String>,
+        record: &onetake_core::Record,
+    ) -> Self {
+        let fault = Self::new(StatusCode::CONFLICT, code, title, detail);
+        let attempt = Some(onetake_core::hex::encode(record.attempt.as_bytes()));
+        Self { attempt, state: Some(record.state.name()), ..fault }
+    }
+}
+
+impl From<StoreError> for Fault {
+    fn from(error: StoreError) -> Self {
+        if error.kind() == StoreErrorKind::Invalid {
+            return Self::invalid(format!("{error}."));
+        }
+        let detail = match error.kind() {
+            StoreErrorKind::Indeterminate => {
+                format!("{error}. It is not known whether anything was changed: look again.")
+            }
+            _ => format!("{error}. Nothing was changed."),
+        };
+        let status = StatusCode::SERVICE_UNAVAILABLE;
+        let fault = Self::new(status, "store_unavailable", "The store does not answer", detail);
+        Self { retry_after: Some(1), ..fault }
+    }
+}
+
+impl IntoResponse for Fault {
+    fn into_response(self) -> Response {
+        let status = StatusCode::from_u16(self.status).unwrap_or(StatusCode::BAD_REQUEST);
+        let retry_after = self.retry_after;
+        let mut response = (status, Json(self)).into_response();
+        let headers = response.headers_mut();
+        headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
+        if status == StatusCode::UNAUTHORIZED {
+            headers.insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+        }
+        if let Some(seconds) = retry_after {
+            headers.insert(RETRY_AFTER, HeaderValue::from(seconds));
+        }
+        response
+    }
+}

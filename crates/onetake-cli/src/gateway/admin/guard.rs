@@ -1,0 +1,234 @@
+//! Who may ask: the token, no web pages, and not too often.
+//!
+//! A browser that visits somebody's page may send requests to loopback too. Such requests are refused by
+//! what browsers say of them (`Origin`, `Sec-Fetch-Site`), by the media type, which a page cannot set
+//! without being asked first, and, where there is no token, by the host, which is a name where somebody
+//! points a name of theirs at loopback.
+
+use std::net::IpAddr;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use axum::extract::{Request, State};
+use axum::http::HeaderMap;
+use axum::http::header::{AUTHORIZATION, HOST, ORIGIN};
+use axum::middleware::Next;
+use axum::response::{IntoResponse, Response};
+use onetake_core::Clock;
+use sha2::{Digest, Sha256};
+use subtle::ConstantTimeEq;
+
+use super::fault::Fault;
+use crate::config::Token;
+
+/// Requests a second, and how many at once.
+const REQUESTS: (u32, u32) = (50, 100);
+/// Wrong tokens a second, and how many at once.
+const WRONG_TOKENS: (u32, u32) = (1, 10);
+
+/// Looks at every request but those of probes.
+#[derive(Clone)]
+pub(super) struct Guard(Arc<Inner>);
+
+struct Inner {
+    token: Option<[u8; 32]>,
+    requests: Bucket,
+    wrong_tokens: Bucket,
+}
+
+impl Guard {
+    pub(super) fn new(token: Option<&Token>, clock: &Arc<dyn Clock>) -> Self {
+        let token = token.map(|token| digest(token.as_str().as_bytes()));
+        let bucket = |(rate, at_once)| Bucket::new(rate, at_once, Arc::clone(clock));
+        let (requests, wrong_tokens) = (bucket(REQUESTS), bucket(WRONG_TOKENS));
+        Self(Arc::new(Inner { token, requests, wrong_tokens }))
+    }
+
+    fn check(&self, headers: &HeaderMap) -> Result<(), Fault> {
+        let Inner { token, requests, wrong_tokens } = &*self.0;
+        refuse_pages(headers, token.is_some())?;
+        if let Some(token) = token
+            && !shows(headers, token)
+        {
+            // Counted by themselves, so that nobody who guesses keeps an operator out.
+            wrong_tokens.take()?;
+            return Err(Fault::unauthorized());
+        }
+        requests.take()
+    }
+}
+
+/// The middleware.
+pub(super) async fn guard(State(guard): State<Guard>, request: Request, next: Next) -> Response {
+    match guard.check(request.headers()) {
+        Ok(()) => next.run(request).await,
+        Err(fault) => fault.into_response(),
+    }
+}
+
+/// Digests are of one length, and compared in constant time: how long it takes tells nothing.
+fn shows(headers: &HeaderMap, token: &[u8; 32]) -> bool {
+    let mut values = headers.get_all(AUTHORIZATION).iter();
+    let (Some(value), None) = (values.next(), values.next()) else { return false };
+    let Some((scheme, shown)) = value.as_bytes().split_at_checked(7) else { return false };
+    let shown = digest(shown.trim_ascii());
+    scheme.eq_ignore_ascii_case(b"bearer ") && bool::from(shown.ct_eq(token))
+}
+
+fn digest(bytes: &[u8]) -> [u8; 32] {
+    Sha256::digest(bytes).into()
+}
+
+fn refuse_pages(headers: &HeaderMap, has_token: bool) -> Result<(), Fault> {
+    let text = |name| headers.get(name).map(|value| value.to_str().unwrap_or_default());
+    let host = text(HOST);
+    if let Some(origin) = text(ORIGIN) {
+        let of_origin = origin.split_once("://").map(|(_, host)| host);
+        if of_origin.is_none() || of_origin != host {
+            return Err(Fault::cross_origin("A page of another origin sent this."));
+        }
+    }
+    if let Some(site) = headers.get("sec-fetch-site")
+        && ![&b"same-origin"[..], b"none"].contains(&site.as_bytes())
+    {
+        return Err(Fault::cross_origin("A page of another site sent this."));
+    }
+    if !has_token && !host.is_none_or(is_an_address) {
+        return Err(Fault::cross_origin(
+            "Without `admin.token` this listener answers to addresses and localhost, not to names: \
+             use http://127.0.0.1 and its port.",
+        ));
+    }
+    Ok(())
+}
+
+/// Whether a host is an address or `localhost`, with or without a port.
+fn is_an_address(host: &str) -> bool {
+    let is_port = |port: &str| port.parse::<u16>().is_ok();
+    let name = match host.rsplit_once(':') {
+        Some((name, port)) if is_port(port) && !name.ends_with(':') => name,
+        _ => host,
+    };
+    let bare = name.strip_prefix('[').and_then(|name| name.strip_suffix(']')).unwrap_or(name);
+    name.eq_ignore_ascii_case("localhost") || bare.parse::<IpAddr>().is_ok()
+}
+
+/// So many a second, and so many at once.
+struct Bucket {
+    interval: Duration,
+    at_once: u32,
+    clock: Arc<dyn Clock>,
+    /// When nothing is owed any more.
+    clear_at: Mutex<Duration>,
+}
+
+impl Bucket {
+    fn new(rate: u32, at_once: u32, clock: Arc<dyn Clock>) -> Self {
+        let interval = Duration::from_secs(1) / rate.max(1);
+        Self { interval, at_once, clock, clear_at: Mutex::default() }
+    }
+
+    fn take(&self) -> Result<(), Fault> {
+        let now = self.clock.monotonic();
+        let mut clear_at = self.clear_at.lock().unwrap_or_else(PoisonError::into_inner);
+        let owed = clear_at.saturating_sub(now);
+        let allowed = self.interval * self.at_once.saturating_sub(1);
+        if owed > allowed {
+            let wait = (owed - allowed).as_secs_f64().ceil();
+            return Err(Fault::too_many((wait as u64).max(1)));
+        }
+        *clear_at = now + owed + self.interval;
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use axum::http::HeaderName;
+    use onetake_core::ManualClock;
+
+    const TOKEN: &str = "a-token-of-the-operator";
+
+    fn asked(guard: &Guard, lines: &[(&str, &str)]) -> u16 {
+        let mut headers = HeaderMap::new();
+        for (name, value) in lines {
+            headers.append(name.parse::<HeaderName>().unwrap(), value.parse().unwrap());
+        }
+        match guard.check(&headers) {
+            Ok(()) => 200,
+            Err(fault) => fault.into_response().status().as_u16(),
+        }
+    }
+
+    fn guard(token: Option<&str>) -> (Guard, ManualClock) {
+        let clock = ManualClock::default();
+        let shared: Arc<dyn Clock> = Arc::new(clock.clone());
+        (Guard::new(token.and_then(Token::new).as_ref(), &shared), clock)
+    }
+
+    #[test]
+    fn nobody_comes_in_without_the_token() {
+        for wrong in [
+            &[][..],
+            &[("authorization", "Bearer")],
+            &[("authorization", "Bearer ")],
+            &[("authorization", "Bearer a-token-of-the-operato")],
+            &[("authorization", "Bearer a-token-of-the-operator2")],
+            &[("authorization", "Basic a-token-of-the-operator")],
+            &[("authorization", TOKEN)],
+            &[
+                ("authorization", "Bearer a-token-of-the-operator"),
+                ("authorization", "Bearer a-token-of-the-operator"),
+            ],
+        ] {
+            assert_eq!(asked(&guard(Some(TOKEN)).0, wrong), 401, "{wrong:?}");
+        }
+        let right = [("authorization", "bearer a-token-of-the-operator")];
+        assert_eq!(asked(&guard(Some(TOKEN)).0, &right), 200);
+    }
+
+    #[test]
+    fn pages_are_refused() {
+        let (open, _clock) = guard(None);
+        for (line, status) in [
+            ([("host", "127.0.0.1:9091"), ("origin", "https://evil.example")], 403),
+            ([("host", "127.0.0.1:9091"), ("origin", "null")], 403),
+            ([("host", "127.0.0.1:9091"), ("origin", "http://127.0.0.1:3000")], 403),
+            ([("host", "127.0.0.1:9091"), ("origin", "http://127.0.0.1:9091")], 200),
+            ([("host", "127.0.0.1:9091"), ("sec-fetch-site", "cross-site")], 403),
+            ([("host", "127.0.0.1:9091"), ("sec-fetch-site", "same-site")], 403),
+            ([("host", "127.0.0.1:9091"), ("sec-fetch-site", "none")], 200),
+            ([("host", "rebound.example:9091"), ("x", "y")], 403),
+            ([("host", "LOCALHOST:9091"), ("x", "y")], 200),
+            ([("host", "[::1]:9091"), ("x", "y")], 200),
+            ([("host", "[::1]"), ("x", "y")], 200),
+            ([("host", "127.0.0.1.evil.example"), ("x", "y")], 403),
+            ([("host", ""), ("x", "y")], 403),
+        ] {
+            assert_eq!(asked(&open, &line), status, "{line:?}");
+        }
+        let (closed, _clock) = guard(Some(TOKEN));
+        let page = [("host", "a"), ("origin", "https://b"), ("authorization", "Bearer x")];
+        assert_eq!(asked(&closed, &page), 403);
+        let named =
+            [("host", "admin.example"), ("authorization", "Bearer a-token-of-the-operator")];
+        assert_eq!(asked(&closed, &named), 200);
+    }
+
+    #[test]
+    fn not_too_often_and_guesses_keep_nobody_out() {
+        let (closed, clock) = guard(Some(TOKEN));
+        let right = [("authorization", "Bearer a-token-of-the-operator")];
+        let wrong = [("authorization", "Bearer of-somebody-who-guesses")];
+        let guesses: Vec<u16> = (0..12).map(|_| asked(&closed, &wrong)).collect();
+        assert_eq!(guesses.iter().filter(|status| **status == 401).count(), 10);
+        assert_eq!(guesses.last(), Some(&429));
+        let answers: Vec<u16> = (0..101).map(|_| asked(&closed, &right)).collect();
+        assert_eq!(answers.iter().filter(|status| **status == 200).count(), 100);
+        assert_eq!(answers.last(), Some(&429));
+        clock.advance(Duration::from_secs(1));
+        assert_eq!((0..60).filter(|_| asked(&closed, &right) == 200).count(), 50);
+        assert_eq!(asked(&closed, &wrong), 401);
+    }
+}

@@ -1,0 +1,99 @@
+//! What operators send: parameters, bodies and names, each refused with what to write instead.
+
+use axum::body::to_bytes;
+use axum::extract::{FromRequest, FromRequestParts, Query, Request};
+use axum::http::header::CONTENT_TYPE;
+use axum::http::request::Parts;
+use onetake_core::{AttemptId, RecordId, Reference, TenantDigest, hex};
+use onetake_http::tenant::{TENANT_FORMS, tenant_named};
+use serde::de::DeserializeOwned;
+
+use super::Api;
+use super::fault::Fault;
+
+/// The largest body: a recording in base64, and room.
+const BODY_BYTES_MAX: usize = 4 << 20;
+
+/// The parameters of a request.
+pub(super) struct Params<T>(pub(super) T);
+
+impl<T: DeserializeOwned> FromRequestParts<Api> for Params<T> {
+    type Rejection = Fault;
+
+    async fn from_request_parts(parts: &mut Parts, _: &Api) -> Result<Self, Fault> {
+        Query::try_from_uri(&parts.uri).map(|Query(params)| Self(params)).map_err(|error| {
+            Fault::invalid(format!("The parameters cannot be used: {}.", error.body_text()))
+        })
+    }
+}
+
+/// The body of a request: JSON, and said to be JSON, which a web page cannot do unasked.
+pub(super) struct Body<T>(pub(super) T);
+
+impl<T: DeserializeOwned> FromRequest<Api> for Body<T> {
+    type Rejection = Fault;
+
+    async fn from_request(request: Request, _: &Api) -> Result<Self, Fault> {
+        let said = request.headers().get(CONTENT_TYPE).and_then(|value| value.to_str().ok());
+        let essence = said.and_then(|said| said.split(';').next()).map(str::trim);
+        if !essence.is_some_and(|essence| essence.eq_ignore_ascii_case("application/json")) {
+            return Err(Fault::media_type());
+        }
+        let body = to_bytes(request.into_body(), BODY_BYTES_MAX).await;
+        let body = body.map_err(|_| Fault::too_large())?;
+        serde_json::from_slice(&body)
+            .map(Self)
+            .map_err(|error| Fault::invalid(format!("The body cannot be used: {error}.")))
+    }
+}
+
+/// A key by its reference, or by its whole id.
+pub(super) enum Named {
+    Reference(Reference),
+    Id(RecordId),
+}
+
+pub(super) fn named(text: &str) -> Result<Named, Fault> {
+    if let Some(id) = hex::decode(text) {
+        return Ok(Named::Id(RecordId::from_bytes(id)));
+    }
+    text.parse().map(Named::Reference).map_err(|_| {
+        Fault::invalid(
+            "The key's name is no reference: write twelve of 2-9 and A-Z (without I and O), as in \
+             ABCD-EFGH-JKLM, or the whole id of 32 hexadecimal digits.",
+        )
+    })
+}
+
+pub(super) fn attempt(text: &str) -> Result<AttemptId, Fault> {
+    hex::decode(text).map(AttemptId::from_bytes).ok_or_else(|| {
+        Fault::invalid(
+            "`attempt` is no attempt: write the 32 hexadecimal digits that the key shows now, so \
+             that nothing is done to a later one.",
+        )
+    })
+}
+
+/// A tenant by its digest, or by name, of which the digest is made.
+pub(super) fn tenant(text: &str, secret: &[u8; 32]) -> Result<TenantDigest, Fault> {
+    if let Ok(digest) = text.parse() {
+        return Ok(digest);
+    }
+    tenant_bytes(text).map(|tenant| TenantDigest::of(secret, &tenant))
+}
+
+pub(super) fn tenant_bytes(text: &str) -> Result<Vec<u8>, Fault> {
+    tenant_named(text)
+        .ok_or_else(|| Fault::invalid(format!("`tenant` is none: write {TENANT_FORMS}.")))
+}
+
+/// A text of some length, without control characters.
+pub(super) fn sentence(name: &str, text: &str, max: usize) -> Result<String, Fault> {
+    let text = text.trim();
+    if text.is_empty() || text.len() > max || text.chars().any(char::is_control) {
+        return Err(Fault::invalid(format!(
+            "`{name}` is empty, longer than {max} bytes, or has control characters."
+        )));
+    }
+    Ok(text.to_owned())
+}

@@ -1,0 +1,211 @@
+//! The admin listener: keys and the audit for operators, probes, and metrics.
+//!
+//! Probes are for everybody who can connect. Everything else is behind the [`guard`]: the token, if one is
+//! configured, no web pages, and not too often.
+
+mod acts;
+mod fault;
+mod guard;
+mod input;
+mod keys;
+mod scan;
+mod views;
+
+use std::sync::Arc;
+
+use axum::extract::State;
+use axum::http::StatusCode;
+use axum::response::IntoResponse;
+use axum::routing::get;
+use axum::{Json, Router, middleware};
+use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
+use onetake_core::Engine;
+use tokio::net::TcpListener;
+use tokio::sync::Semaphore;
+use tokio_util::sync::CancellationToken;
+use utoipa::openapi::security::{HttpAuthScheme, HttpBuilder, SecurityScheme};
+use utoipa::openapi::{Components, InfoBuilder, OpenApi, SecurityRequirement};
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+
+use super::readiness::Readiness;
+use fault::Fault;
+use guard::Guard;
+
+use crate::config::Token;
+
+/// Seconds that a store's write may take.
+const SECONDS: [f64; 12] =
+    [0.000_1, 0.000_25, 0.000_5, 0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5, 2.0];
+/// Items in a batch.
+const ITEMS: [f64; 10] = [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0];
+/// Requests that may go through many keys at once.
+const SCANS_MAX: usize = 4;
+
+/// What the listener tells of.
+#[derive(Clone)]
+pub(super) struct Status {
+    pub(super) readiness: Readiness,
+    pub(super) metrics: Option<PrometheusHandle>,
+    /// Cancelled as soon as nothing new should be sent here.
+    pub(super) draining: CancellationToken,
+}
+
+/// What operators work with.
+#[derive(Clone)]
+pub(super) struct Api {
+    engine: Engine,
+    /// What the digests of tenants are made with.
+    tenants: [u8; 32],
+    scans: Arc<Semaphore>,
+}
+
+impl Api {
+    pub(super) fn new(engine: Engine, tenants: [u8; 32]) -> Self {
+        Self { engine, tenants, scans: Arc::new(Semaphore::new(SCANS_MAX)) }
+    }
+}
+
+/// What every request may be told instead.
+#[derive(utoipa::IntoResponses)]
+#[expect(dead_code, reason = "it stands for the schema")]
+enum Refused {
+    /// The request cannot be used.
+    #[response(status = 400, content_type = "application/problem+json")]
+    Invalid(#[to_schema] Fault),
+    /// The token is missing or wrong.
+    #[response(status = 401, content_type = "application/problem+json")]
+    Unauthorized(#[to_schema] Fault),
+    /// A web page sent it.
+    #[response(status = 403, content_type = "application/problem+json")]
+    CrossOrigin(#[to_schema] Fault),
+    /// There were too many.
+    #[response(status = 429, content_type = "application/problem+json")]
+    TooMany(#[to_schema] Fault),
+    /// The store does not answer.
+    #[response(status = 503, content_type = "application/problem+json")]
+    Unavailable(#[to_schema] Fault),
+}
+
+/// What requests for one key may be told beside that.
+#[derive(utoipa::IntoResponses)]
+#[expect(dead_code, reason = "it stands for the schema")]
+enum Missed {
+    /// The request cannot be used.
+    #[response(status = 400, content_type = "application/problem+json")]
+    Invalid(#[to_schema] Fault),
+    /// The token is missing or wrong.
+    #[response(status = 401, content_type = "application/problem+json")]
+    Unauthorized(#[to_schema] Fault),
+    /// A web page sent it.
+    #[response(status = 403, content_type = "application/problem+json")]
+    CrossOrigin(#[to_schema] Fault),
+    /// There is no such key.
+    #[response(status = 404, content_type = "application/problem+json")]
+    NoKey(#[to_schema] Fault),
+    /// The key is not as it would have to be.
+    #[response(status = 409, content_type = "application/problem+json")]
+    Conflict(#[to_schema] Fault),
+    /// There were too many.
+    #[response(status = 429, content_type = "application/problem+json")]
+    TooMany(#[to_schema] Fault),
+    /// The store does not answer.
+    #[response(status = 503, content_type = "application/problem+json")]
+    Unavailable(#[to_schema] Fault),
+}
+
+/// What requests with a body may be told beside that.
+#[derive(utoipa::IntoResponses)]
+#[expect(dead_code, reason = "it stands for the schema")]
+enum BadBody {
+    /// The body is too large.
+    #[response(status = 413, content_type = "application/problem+json")]
+    TooLarge(#[to_schema] Fault),
+    /// The body is not JSON.
+    #[response(status = 415, content_type = "application/problem+json")]
+    MediaType(#[to_schema] Fault),
+}
+
+/// Serves until it is stopped.
+pub(super) async fn serve(
+    listener: TcpListener,
+    (status, api, token): (Status, Api, Option<Token>),
+    stop: CancellationToken,
+) {
+    let guard = Guard::new(token.as_ref(), api.engine.clock());
+    let served = axum::serve(listener, router(status, api, guard));
+    if let Err(error) = served.with_graceful_shutdown(stop.cancelled_owned()).await {
+        tracing::error!(%error, "the admin listener ended");
+    }
+}
+
+fn router(status: Status, api: Api, guard: Guard) -> Router {
+    let (keys, mut description) = OpenApiRouter::with_openapi(description())
+        .routes(routes!(keys::list))
+        .routes(routes!(keys::lookup))
+        .routes(routes!(keys::get))
+        .routes(routes!(keys::count))
+        .routes(routes!(keys::audit))
+        .routes(routes!(acts::release))
+        .routes(routes!(acts::fail))
+        .routes(routes!(acts::resolve))
+        .routes(routes!(acts::forget))
+        .split_for_parts();
+    let bearer = HttpBuilder::new().scheme(HttpAuthScheme::Bearer).build();
+    let components = description.components.get_or_insert_with(Components::new);
+    components.add_security_scheme("token", SecurityScheme::Http(bearer));
+    let description = Arc::new(description);
+    let guarded = keys
+        .with_state(api)
+        .route("/openapi.json", get(move || async move { Json((*description).clone()) }))
+        .route("/metrics", get(render).with_state(status.clone()))
+        .method_not_allowed_fallback(async || Fault::no_method())
+        .fallback(async || Fault::no_page())
+        .layer(middleware::from_fn_with_state(guard, guard::guard));
+    Router::new()
+        .route("/livez", get(|| async { "ok\n" }))
+        .route("/readyz", get(ready).with_state(status))
+        .fallback_service(guarded)
+}
+
+fn description() -> OpenApi {
+    let info = InfoBuilder::new()
+        .title("onetake admin API")
+        .version(env!("CARGO_PKG_VERSION"))
+        .description(Some("Find, explain and mend keys."))
+        .build();
+    let mut description = OpenApi::new(info, utoipa::openapi::Paths::new());
+    description.security = Some(vec![SecurityRequirement::new("token", [""; 0])]);
+    description
+}
+
+async fn ready(State(status): State<Status>) -> impl IntoResponse {
+    if status.draining.is_cancelled() {
+        return (StatusCode::SERVICE_UNAVAILABLE, "draining\n".to_owned());
+    }
+    match status.readiness.check().await {
+        Ok(()) => (StatusCode::OK, "ok\n".to_owned()),
+        Err(why) => (StatusCode::SERVICE_UNAVAILABLE, format!("{why}\n")),
+    }
+}
+
+async fn render(State(status): State<Status>) -> impl IntoResponse {
+    match status.metrics {
+        Some(metrics) => {
+            metrics.run_upkeep();
+            let text = [("content-type", "text/plain; version=0.0.4")];
+            (StatusCode::OK, text, metrics.render()).into_response()
+        }
+        None => (StatusCode::NOT_FOUND, "another recorder is installed\n").into_response(),
+    }
+}
+
+/// Makes this process record its metrics; `None` if something else does already.
+pub(super) fn install_recorder() -> Option<PrometheusHandle> {
+    let builder = PrometheusBuilder::new()
+        .set_buckets_for_metric(Matcher::Full("onetake_store_seconds".to_owned()), &SECONDS)
+        .and_then(|builder| {
+            builder.set_buckets_for_metric(Matcher::Full("onetake_batch_size".to_owned()), &ITEMS)
+        });
+    builder.ok()?.install_recorder().ok()
+}

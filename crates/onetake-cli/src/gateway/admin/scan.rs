@@ -1,0 +1,229 @@
+//! Going through all keys, a bounded number for each request: so a page takes as long among a million keys
+//! as among ten. What a filter leaves out is looked at all the same, and a page may be empty without being
+//! the last.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use base64::Engine as _;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use bytes::{BufMut, BytesMut};
+use onetake_core::codec::{Reader, put_slice};
+use onetake_core::store::Cursor;
+use onetake_core::{Engine, Record, RecordId, TenantDigest, Timestamp};
+
+use super::fault::Fault;
+use super::views::{StateName, age};
+
+/// Keys that are read at once, and so held in memory with their bodies.
+const READ_AT_ONCE: usize = 64;
+/// How long one request may go on.
+const TIME_MAX: Duration = Duration::from_secs(2);
+/// The longest cursor that is read.
+const CURSOR_BYTES_MAX: usize = 1024;
+
+/// Which keys.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Filter {
+    pub(super) state: Option<StateName>,
+    pub(super) tenant: Option<TenantDigest>,
+    pub(super) route: Option<String>,
+    pub(super) min_age: Option<Duration>,
+    pub(super) max_age: Option<Duration>,
+}
+
+impl Filter {
+    fn takes(&self, record: &Record, now: Timestamp) -> bool {
+        self.state.is_none_or(|state| state == StateName::from(&record.state))
+            && self.tenant.is_none_or(|tenant| tenant == record.origin.tenant)
+            && self.route.as_ref().is_none_or(|route| **route == *record.origin.route)
+            && self.min_age.is_none_or(|min| age(record, now) >= min)
+            && self.max_age.is_none_or(|max| age(record, now) <= max)
+    }
+}
+
+/// Where a page of ours goes on: with a page of the store's, behind one of its ids if it was not told to its
+/// end. Where that id is not on it any more, all of it is told: twice is better than never.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Place {
+    page: Option<Cursor>,
+    behind: Option<RecordId>,
+}
+
+impl Place {
+    pub(super) fn read(text: &str) -> Result<Self, Fault> {
+        let foreign = || Fault::invalid("`cursor` is none of this API: begin anew without one.");
+        if text.len() > CURSOR_BYTES_MAX {
+            return Err(foreign());
+        }
+        let bytes = URL_SAFE_NO_PAD.decode(text).map_err(|_| foreign())?;
+        Self::decode(bytes.into()).ok_or_else(foreign)
+    }
+
+    fn decode(bytes: bytes::Bytes) -> Option<Self> {
+        let mut from = Reader(bytes);
+        let mut part = || match from.u8("flag").ok()? {
+            0 => Some(None),
+            1 => from.slice("part").ok().map(Some),
+            _ => None,
+        };
+        let (page, behind) = (part()?, part()?);
+        from.end().ok()?;
+        let behind = match behind {
+            Some(id) => Some(RecordId::from_bytes(id.as_ref().try_into().ok()?)),
+            None => None,
+        };
+        Some(Self { page: page.map(Cursor::from_bytes), behind })
+    }
+
+    /// The beginning of a page of the store's own.
+    pub(super) fn of_page(page: Cursor) -> Self {
+        Self { page: Some(page), behind: None }
+    }
+
+    pub(super) fn into_page(self) -> Option<Cursor> {
+        self.page
+    }
+
+    pub(super) fn write(&self) -> String {
+        let mut out = BytesMut::new();
+        let page = self.page.as_ref().map(|page| page.as_bytes().as_ref());
+        for part in [page, self.behind.as_ref().map(|id| id.as_bytes().as_slice())] {
+            out.put_u8(u8::from(part.is_some()));
+            if let Some(part) = part {
+                put_slice(&mut out, part);
+            }
+        }
+        URL_SAFE_NO_PAD.encode(out)
+    }
+}
+
+/// How far to go.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Bounds {
+    /// So many keys are enough.
+    pub(super) wanted: usize,
+    /// So many are looked at, or a few more.
+    pub(super) look_at: usize,
+}
+
+/// How far it went.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct Looked {
+    /// How many keys were looked at.
+    pub(super) at: usize,
+    /// Of them, how many could not be read.
+    pub(super) unreadable: usize,
+    /// Where it goes on; `None` at the end.
+    pub(super) next: Option<Place>,
+}
+
+/// Tells `found` of the keys that the filter takes.
+pub(super) async fn scan(
+    engine: &Engine,
+    filter: &Filter,
+    from: Place,
+    bounds: Bounds,
+    mut found: impl FnMut(Arc<Record>),
+) -> Result<Looked, Fault> {
+    let clock = engine.clock();
+    let until = clock.monotonic().saturating_add(TIME_MAX);
+    let mut looked = Looked::default();
+    let mut left = bounds.wanted;
+    let mut place = from;
+    loop {
+        let page = engine.page(place.page.clone(), READ_AT_ONCE).await?;
+        let told = place.behind.and_then(|id| page.ids.iter().position(|other| *other == id));
+        let ids = page.ids.iter().skip(told.map_or(0, |at| at + 1));
+        let ids: Vec<RecordId> = ids.copied().collect();
+        let records = engine.inspect(ids.clone()).await?;
+        let now = clock.now();
+        for (id, record) in ids.into_iter().zip(records) {
+            looked.at += 1;
+            match record {
+                Ok(Some(record)) if filter.takes(&record, now) => {
+                    found(record);
+                    left -= 1;
+                    if left == 0 {
+                        looked.next = Some(Place { behind: Some(id), ..place });
+                        return Ok(looked);
+                    }
+                }
+                Ok(_) => {}
+                Err(_) => looked.unreadable += 1,
+            }
+        }
+        let Some(next) = page.next else { return Ok(looked) };
+        place = Place { page: Some(next), behind: None };
+        if looked.at >= bounds.look_at || clock.monotonic() >= until {
+            looked.next = Some(place);
+            return Ok(looked);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use onetake_core::{Fingerprint, Key, MemoryStore, Operation, Recording, Scope, Verdict};
+
+    async fn engine(keys: usize) -> Engine {
+        let engine = Engine::new(Arc::new(MemoryStore::new()));
+        for number in 0..keys {
+            let key = Key::new(format!("key {number}")).unwrap();
+            let tenant = TenantDigest::of(&[0; 32], &[u8::from(number % 10 == 0)]);
+            let operation = Operation::new(&Scope::new("t"), &key, Fingerprint::of(b""))
+                .origin(onetake_core::Origin::new(tenant, "POST /pay"));
+            let done = async |_| Verdict::Complete(Recording::new("done"));
+            engine.run(operation, done).await.unwrap();
+        }
+        engine
+    }
+
+    async fn all(engine: &Engine, filter: &Filter, bounds: Bounds) -> (Vec<RecordId>, usize) {
+        let (mut ids, mut pages) = (Vec::new(), 0);
+        let mut place = Place::default();
+        loop {
+            let before = ids.len();
+            let looked = scan(engine, filter, place, bounds, |record| ids.push(record.id)).await;
+            let looked = looked.unwrap_or_else(|fault| panic!("{fault:?}"));
+            assert!(ids.len() - before <= bounds.wanted);
+            assert!(looked.at <= bounds.look_at + READ_AT_ONCE, "{looked:?}");
+            pages += 1;
+            match looked.next {
+                // As a client would come back with it.
+                Some(next) => place = Place::read(&next.write()).unwrap(),
+                None => return (ids, pages),
+            }
+        }
+    }
+
+    #[tokio::test]
+    async fn every_key_is_told_once_whatever_the_bounds() {
+        let engine = engine(300).await;
+        for (wanted, look_at) in [(1, 1), (7, 1_000), (63, 1_000), (64, 64), (65, 64), (1_000, 1)] {
+            let bounds = Bounds { wanted, look_at };
+            let (mut ids, pages) = all(&engine, &Filter::default(), bounds).await;
+            assert_eq!(ids.len(), 300, "{bounds:?}");
+            assert!(pages >= 300_usize.div_ceil(wanted));
+            ids.sort_unstable();
+            ids.dedup();
+            assert_eq!(ids.len(), 300, "{bounds:?}");
+            let tenant = Some(TenantDigest::of(&[0; 32], &[1]));
+            let (ids, _) = all(&engine, &Filter { tenant, ..Filter::default() }, bounds).await;
+            assert_eq!(ids.len(), 30, "{bounds:?}");
+        }
+    }
+
+    #[test]
+    fn cursors_of_others_are_refused() {
+        for wrong in ["", "x", "AAA", "AQ", &"A".repeat(2_000), "AgA", "AAEAAAABAA"] {
+            assert!(Place::read(wrong).is_err(), "{wrong}");
+        }
+        let place = Place {
+            page: Some(Cursor::from_bytes("x")),
+            behind: Some(RecordId::from_bytes([7; 16])),
+        };
+        assert_eq!(Place::read(&place.write()).unwrap(), place);
+    }
+}

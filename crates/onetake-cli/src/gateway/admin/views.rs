@@ -1,0 +1,327 @@
+//! Keys, outcomes and the audit as operators see them. Headers and bodies are shown only to those who ask
+//! for them; keys, tenants and what was asked are not in the store, so nobody can show them.
+
+use std::time::Duration;
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use onetake_core::engine::Replays;
+use onetake_core::hex;
+use onetake_core::note::Note;
+use onetake_core::{OnUnknown, Record, Recording, State, Timestamp};
+use onetake_http::recording::{Recorded, recorded};
+use serde::{Deserialize, Serialize};
+use time::OffsetDateTime;
+use time::format_description::well_known::Rfc3339;
+use utoipa::ToSchema;
+
+/// Where a key stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum StateName {
+    Running,
+    Completed,
+    Failed,
+    Released,
+    Unknown,
+}
+
+impl From<&State> for StateName {
+    fn from(state: &State) -> Self {
+        match state {
+            State::Running { .. } => Self::Running,
+            State::Completed { .. } => Self::Completed,
+            State::Failed { .. } => Self::Failed,
+            State::Released { .. } => Self::Released,
+            State::Unknown { .. } => Self::Unknown,
+        }
+    }
+}
+
+/// A key. Times are RFC 3339, by the store's clock.
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct Key {
+    /// What clients are told in `Idempotency-Reference`.
+    #[schema(example = "9B5H-6U57-LCAG")]
+    reference: String,
+    /// The whole id, where a reference is not enough.
+    id: String,
+    /// Where it stands.
+    state: StateName,
+    /// The latest attempt: what every change has to name.
+    attempt: String,
+    /// The latest attempt's fence.
+    fence: u64,
+    /// How many attempts there were in this life of the key, as far as is still known.
+    attempts: usize,
+    /// A digest of the tenant: equal for all keys of one; empty where nobody told.
+    tenant: String,
+    /// The route, as the configuration names it; empty where nobody told.
+    route: String,
+    /// What a retry gets if the outcome is unknown.
+    #[schema(value_type = String)]
+    on_unknown: &'static str,
+    /// When the key was first claimed.
+    created_at: String,
+    /// When the latest attempt claimed it.
+    claimed_at: String,
+    /// Running: when the lease ends.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    lease_until: Option<String>,
+    /// Otherwise: since when it is so.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    settled_at: Option<String>,
+    /// When it may be used anew; a running key never expires.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    expires_at: Option<String>,
+    /// Completed: the outcome.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    outcome: Option<Outcome>,
+    /// Failed: what clients are told.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    failure: Option<Failure>,
+    /// Unknown: why.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    cause: Option<String>,
+}
+
+/// A recorded outcome.
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct Outcome {
+    /// The HTTP status; absent where it was not recorded from HTTP, or as a typed result.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    status: Option<u16>,
+    /// How large the body is; absent if it was not kept.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    body_bytes: Option<usize>,
+    /// Whether retries get it: its body was kept.
+    replayable: bool,
+    /// The headers, if they were asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    headers: Option<Vec<Header>>,
+    /// The body, if it was asked for and is text.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    body: Option<String>,
+    /// The body, if it was asked for and is no text.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    body_base64: Option<String>,
+}
+
+/// A header's line.
+#[derive(Debug, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Header {
+    /// Its name.
+    #[schema(min_length = 1, pattern = "^[A-Za-z0-9-]+$")]
+    pub(super) name: String,
+    /// Its value.
+    pub(super) value: String,
+}
+
+/// A recorded failure.
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct Failure {
+    /// A word for machines.
+    code: String,
+    /// A sentence for people.
+    detail: String,
+}
+
+/// A key and its life.
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct Life {
+    /// The key as it stands.
+    key: Key,
+    /// The attempts before the latest, the earliest first.
+    earlier_attempts: Vec<Attempt>,
+    /// How often it was replayed.
+    replays: ReplayCount,
+    /// What was done to it, the newest first; at most a hundred.
+    audit: Vec<AuditEntry>,
+}
+
+/// An attempt that was followed by another one.
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct Attempt {
+    /// Its fence.
+    fence: u64,
+    /// When it claimed the key.
+    claimed_at: String,
+    /// When it was settled, or passed over.
+    ended_at: String,
+    /// Where it stood by then: `running` if nobody ever heard of it.
+    state: StateName,
+}
+
+/// Replays are counted in memory: by this node, since it started, for the latest tens of thousands of keys.
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct ReplayCount {
+    /// How often this node replayed it.
+    by_this_node: u64,
+    /// When it did so last.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    last_at: Option<String>,
+}
+
+/// An entry of the audit.
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct AuditEntry {
+    /// When.
+    at: String,
+    /// Which key.
+    reference: String,
+    /// Its whole id.
+    id: String,
+    /// The attempt that it was done to.
+    attempt: String,
+    /// `release`, `fail`, `resolve` or `forget`.
+    #[schema(value_type = String)]
+    action: &'static str,
+    /// `done`; `stale`: the key had changed, and nothing was done; `failed`: the store did not answer, look
+    /// at the key; `asked`: nobody wrote how it ended, look at the key.
+    #[schema(value_type = String)]
+    ended: &'static str,
+    /// The state before.
+    before: String,
+    /// Who did it, in their own words.
+    by: String,
+    /// Why.
+    reason: String,
+}
+
+/// A moment, for people and machines.
+pub(super) fn moment(at: Timestamp) -> String {
+    let micros = i128::from(at.as_micros());
+    let date = OffsetDateTime::from_unix_timestamp_nanos(micros.saturating_mul(1_000)).ok();
+    // What is behind the year 9999 has no form.
+    date.and_then(|date| date.format(&Rfc3339).ok()).unwrap_or_else(|| "never".to_owned())
+}
+
+impl Key {
+    pub(super) fn of(record: &Record, with_body: bool) -> Self {
+        let mut key = Self {
+            reference: record.id.reference().to_string(),
+            id: hex::encode(record.id.as_bytes()),
+            state: StateName::from(&record.state),
+            attempt: hex::encode(record.attempt.as_bytes()),
+            fence: record.fence.get(),
+            attempts: record.history.attempts().count() + 1,
+            tenant: tenant(record),
+            route: record.origin.route.to_string(),
+            on_unknown: match record.terms.on_unknown {
+                OnUnknown::Fail => "fail",
+                OnUnknown::Reconcile => "reconcile",
+                OnUnknown::Retry => "retry",
+            },
+            created_at: moment(record.created_at),
+            claimed_at: moment(record.claimed_at),
+            lease_until: None,
+            settled_at: None,
+            expires_at: record.expires_at().map(moment),
+            outcome: None,
+            failure: None,
+            cause: None,
+        };
+        match &record.state {
+            State::Running { lease_until } => key.lease_until = Some(moment(*lease_until)),
+            State::Completed { at, recording } => {
+                key.settled_at = Some(moment(*at));
+                key.outcome = Some(Outcome::of(recording, with_body));
+            }
+            State::Failed { at, failure } => {
+                key.settled_at = Some(moment(*at));
+                let (code, detail) = (failure.code.clone(), failure.detail.clone());
+                key.failure = Some(Failure { code, detail });
+            }
+            State::Released { at } => key.settled_at = Some(moment(*at)),
+            State::Unknown { at, cause } => {
+                key.settled_at = Some(moment(*at));
+                key.cause = Some(cause.to_string());
+            }
+        }
+        key
+    }
+}
+
+fn tenant(record: &Record) -> String {
+    let tenant = record.origin.tenant;
+    if tenant == onetake_core::TenantDigest::default() { String::new() } else { tenant.to_string() }
+}
+
+impl Outcome {
+    fn of(recording: &Recording, with_body: bool) -> Self {
+        let read = recorded(recording).ok();
+        let mut outcome = Self {
+            status: read.as_ref().map(|recorded| recorded.status.as_u16()),
+            body_bytes: recording.body.as_ref().map(bytes::Bytes::len),
+            replayable: recording.body.is_some(),
+            headers: None,
+            body: None,
+            body_base64: None,
+        };
+        if with_body {
+            outcome.headers = read.as_ref().map(header_lines);
+            match recording.body.as_ref().map(|body| std::str::from_utf8(body)) {
+                Some(Ok(text)) => outcome.body = Some(text.to_owned()),
+                Some(Err(_)) => {
+                    outcome.body_base64 = recording.body.as_ref().map(|b| STANDARD.encode(b))
+                }
+                None => {}
+            }
+        }
+        outcome
+    }
+}
+
+fn header_lines(recorded: &Recorded) -> Vec<Header> {
+    let line = |(name, value): (&http::HeaderName, &http::HeaderValue)| Header {
+        name: name.to_string(),
+        value: String::from_utf8_lossy(value.as_bytes()).into_owned(),
+    };
+    recorded.headers.iter().map(line).collect()
+}
+
+impl Life {
+    pub(super) fn of(record: &Record, with_body: bool, replays: Replays, notes: &[Note]) -> Self {
+        let attempt = |past: onetake_core::origin::PastAttempt| Attempt {
+            fence: past.fence.get(),
+            claimed_at: moment(past.claimed_at),
+            ended_at: moment(past.ended_at),
+            state: match past.stood {
+                "released" => StateName::Released,
+                "unknown" => StateName::Unknown,
+                _ => StateName::Running,
+            },
+        };
+        Self {
+            key: Key::of(record, with_body),
+            earlier_attempts: record.history.attempts().map(attempt).collect(),
+            replays: ReplayCount {
+                by_this_node: replays.count,
+                last_at: replays.last_at.map(moment),
+            },
+            audit: notes.iter().map(AuditEntry::of).collect(),
+        }
+    }
+}
+
+impl AuditEntry {
+    pub(super) fn of(note: &Note) -> Self {
+        Self {
+            at: moment(note.place.at()),
+            reference: note.id.reference().to_string(),
+            id: hex::encode(note.id.as_bytes()),
+            attempt: hex::encode(note.attempt.as_bytes()),
+            action: note.action.name(),
+            ended: note.ended.name(),
+            before: note.before.clone(),
+            by: note.by.clone(),
+            reason: note.reason.clone(),
+        }
+    }
+}
+
+/// How long ago, by a node's clock.
+pub(super) fn age(record: &Record, now: Timestamp) -> Duration {
+    now.since(record.created_at)
+}

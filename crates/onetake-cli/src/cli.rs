@@ -1,7 +1,8 @@
 //! What `onetake` does when it is called.
 //!
 //! Exit codes: 0 done; 1 something failed while it ran, or the doctor found what breaks the promise; 2
-//! wrong usage or configuration; 3 the store or a listener could not be opened.
+//! wrong usage or configuration; 3 the store or a listener could not be opened, or the admin API not be asked; 4
+//! the key is not there, or not as it would have to be.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -19,6 +20,7 @@ use crate::config::{self, Config, Overrides, StoreConfig};
 use crate::demo::{self, DemoError, Screen};
 use crate::doctor::{self, Format};
 use crate::gateway::{Gateway, StartError};
+use crate::keys::Keys;
 use crate::logs::{self, LogFormat};
 use crate::stores;
 
@@ -50,6 +52,8 @@ enum Command {
     Schema,
     /// Create or update what the store needs: tables, indexes.
     Migrate(Stored),
+    /// Look at keys and change them, over the admin API of a running gateway.
+    Keys(Keys),
     /// Look at the store, and name what breaks the promise.
     Doctor {
         #[command(flatten)]
@@ -125,12 +129,13 @@ pub fn main() -> ExitCode {
         Command::Serve(serve) => serve.run(),
         Command::Demo(demo) => demo.run(),
         Command::Migrate(store) => store.migrate(),
+        Command::Keys(keys) => run_keys(keys),
         Command::Doctor { store, format } => store.doctor(format),
     }
 }
 
 /// Something to tell the user, and how to end.
-struct Failed(String, u8);
+pub(crate) struct Failed(pub(crate) String, pub(crate) u8);
 
 impl From<Failed> for ExitCode {
     fn from(Failed(message, code): Failed) -> Self {
@@ -159,7 +164,7 @@ fn load(path: Option<&Path>, overrides: Overrides) -> Result<Config, Failed> {
 }
 
 /// The file's text, if there is a file, and its name.
-fn read(path: Option<&Path>) -> Result<(Option<String>, String), Failed> {
+pub(crate) fn read(path: Option<&Path>) -> Result<(Option<String>, String), Failed> {
     let Some(path) = path else {
         return Ok((None, "configuration".to_owned()));
     };
@@ -168,6 +173,11 @@ fn read(path: Option<&Path>) -> Result<(Option<String>, String), Failed> {
         Ok(text) => Ok((Some(text), name)),
         Err(error) => Err(Failed(format!("cannot read the configuration file {name}: {error}"), 2)),
     }
+}
+
+fn run_keys(keys: Keys) -> ExitCode {
+    let ran = runtime().and_then(|runtime| runtime.block_on(keys.run()));
+    ran.unwrap_or_else(ExitCode::from)
 }
 
 fn runtime() -> Result<Runtime, Failed> {

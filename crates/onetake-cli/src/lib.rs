@@ -8,5 +8,6 @@ pub mod config;
 pub mod demo;
 pub mod doctor;
 pub mod gateway;
+mod keys;
 pub mod logs;
 pub mod stores;

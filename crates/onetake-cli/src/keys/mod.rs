@@ -1,0 +1,376 @@
+//! `onetake keys`: find, explain and mend keys, over the admin API of a running gateway.
+
+mod client;
+mod show;
+mod time;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::{Args, Subcommand};
+use serde_json::{Map, Value, json};
+
+use crate::cli::Failed;
+use crate::config;
+use client::{Client, Refusal};
+
+/// Keys on a page of the API at most.
+const PAGE_MAX: usize = 500;
+
+/// Look at keys and change them, over the admin API of a running gateway.
+#[derive(Debug, Args)]
+pub(crate) struct Keys {
+    #[command(subcommand)]
+    command: Command,
+    /// The admin API (default: where the configuration says, else http://127.0.0.1:9091).
+    #[arg(long, value_name = "URL", global = true)]
+    admin: Option<String>,
+    /// The configuration file that names the admin listener and its token. Without one, the token is the
+    /// variable ONETAKE_ADMIN_TOKEN.
+    #[arg(long, value_name = "FILE", global = true)]
+    config: Option<PathBuf>,
+    /// Print JSON, for scripts.
+    #[arg(long, global = true)]
+    json: bool,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Show a key and its life: by its reference, or by what the client sent.
+    Get(Get),
+    /// List keys, in no order that means anything.
+    List {
+        #[command(flatten)]
+        which: Which,
+        /// How many at most.
+        #[arg(long, default_value_t = 50)]
+        limit: usize,
+        /// Where to go on: what the list before printed.
+        #[arg(long)]
+        cursor: Option<String>,
+    },
+    /// Count keys by their state. It looks at all of them.
+    Count {
+        #[command(flatten)]
+        which: Which,
+    },
+    /// Say that an unknown attempt had no effect: the next retry runs.
+    Release(Change),
+    /// Say that an unknown attempt failed for good: retries are told so.
+    Fail {
+        #[command(flatten)]
+        change: Change,
+        /// A word for machines (default: failed_by_operator).
+        #[arg(long)]
+        code: Option<String>,
+        /// What retries are told.
+        #[arg(long)]
+        detail: Option<String>,
+    },
+    /// Tell the outcome of an unknown attempt: retries get it from now on.
+    Resolve(Resolve),
+    /// Make a key as if it had never been used, unless it runs: the next request runs.
+    Forget(Change),
+    /// List what operators did, the newest first.
+    Audit {
+        /// Only what was done to this key: its reference, or its id where it is gone.
+        key: Option<String>,
+        /// How many at most.
+        #[arg(long, default_value_t = 50)]
+        limit: usize,
+    },
+}
+
+#[derive(Debug, Args)]
+struct Get {
+    /// Its reference, such as 9B5H-6U57-LCAG, or its id.
+    #[arg(required_unless_present = "key", conflicts_with = "key")]
+    name: Option<String>,
+    /// The key, as the client sent it.
+    #[arg(long, requires = "tenant")]
+    key: Option<String>,
+    /// Whose key it is: public, bearer:TOKEN, basic:USER, x-api-key:KEY, header:VALUE,
+    /// client-ip:ADDRESS, jwt:CLAIM, "jwt:ISSUER CLAIM" or forward-auth:NAME.
+    #[arg(long, requires = "key")]
+    tenant: Option<String>,
+    /// The namespace of its route, if it has one.
+    #[arg(long, requires = "key")]
+    namespace: Option<String>,
+    /// Show the headers and the body of its outcome too.
+    #[arg(long)]
+    body: bool,
+}
+
+#[derive(Debug, Args)]
+struct Which {
+    /// Only those that stand so: running, completed, failed, released or unknown.
+    #[arg(long)]
+    state: Option<String>,
+    /// Only those of this tenant: its digest, as `get` shows it, or its name as for `get`.
+    #[arg(long)]
+    tenant: Option<String>,
+    /// Only those of this route, as the configuration names it, such as "POST /v1/charges".
+    #[arg(long)]
+    route: Option<String>,
+    /// Only those that were first claimed at least so long ago, such as 90s, 15m, 6h or 2d.
+    #[arg(long, value_name = "AGE", value_parser = time::seconds)]
+    older_than: Option<u64>,
+    /// Only those that were first claimed at most so long ago.
+    #[arg(long, value_name = "AGE", value_parser = time::seconds)]
+    newer_than: Option<u64>,
+}
+
+#[derive(Debug, Args)]
+struct Change {
+    /// Its reference, or its id.
+    name: String,
+    /// The attempt that `onetake keys get` shows: nothing is done to a later one.
+    #[arg(long)]
+    attempt: String,
+    /// Why: for the audit.
+    #[arg(long)]
+    reason: String,
+    /// Who you are: for the audit (default: the user of this system).
+    #[arg(long)]
+    by: Option<String>,
+}
+
+#[derive(Debug, Args)]
+struct Resolve {
+    #[command(flatten)]
+    change: Change,
+    /// The HTTP status of the outcome.
+    #[arg(long)]
+    status: u16,
+    /// A header of the outcome, such as "Content-Type: application/json". May be repeated.
+    #[arg(long = "header", value_name = "NAME: VALUE", value_parser = header)]
+    headers: Vec<(String, String)>,
+    /// The body of the outcome.
+    #[arg(long, conflicts_with = "body_file")]
+    body: Option<String>,
+    /// The file that holds the body of the outcome.
+    #[arg(long, value_name = "FILE")]
+    body_file: Option<PathBuf>,
+}
+
+fn header(text: &str) -> Result<(String, String), String> {
+    let parts = text.split_once(':').filter(|(name, _)| !name.is_empty());
+    let (name, value) = parts.ok_or("write a name, a colon and a value")?;
+    Ok((name.to_owned(), value.trim().to_owned()))
+}
+
+impl From<Refusal> for Failed {
+    fn from(refusal: Refusal) -> Self {
+        let code = match refusal.status {
+            None => 3,
+            Some(404 | 409) => 4,
+            Some(400 | 413 | 415) => 2,
+            Some(_) => 1,
+        };
+        Self(refusal.what, code)
+    }
+}
+
+impl Keys {
+    /// Does it.
+    pub(crate) async fn run(self) -> Result<ExitCode, Failed> {
+        let client = self.client()?;
+        let json = self.json;
+        let print = |value: &Value, text: fn(&Value) -> String| match json {
+            true => println!("{value:#}"),
+            false => print!("{}", text(value)),
+        };
+        match self.command {
+            Command::Get(get) => print(&get.ask(&client).await?, show::life),
+            Command::List { which, limit, cursor } => {
+                print(&list(&client, &which, limit, cursor).await?, show::list);
+            }
+            Command::Count { which } => print(&count(&client, &which).await?, show::counts),
+            Command::Release(change) => {
+                print(&change.send(&client, "release", Map::new()).await?, show::changed);
+            }
+            Command::Fail { change, code, detail } => {
+                let mut more = Map::new();
+                more.extend(code.map(|code| ("code".to_owned(), code.into())));
+                more.extend(detail.map(|detail| ("detail".to_owned(), detail.into())));
+                print(&change.send(&client, "fail", more).await?, show::changed);
+            }
+            Command::Resolve(resolve) => print(&resolve.send(&client).await?, show::changed),
+            Command::Forget(change) => {
+                print(&change.send(&client, "forget", Map::new()).await?, show::changed);
+            }
+            Command::Audit { key, limit } => {
+                print(&audit(&client, key, limit).await?, show::audit);
+            }
+        }
+        Ok(ExitCode::SUCCESS)
+    }
+
+    fn client(&self) -> Result<Client, Failed> {
+        let (text, name) = crate::cli::read(self.config.as_deref())?;
+        let mut admin = config::load_admin(text.as_deref(), &name, std::env::vars())
+            .map_err(|error| Failed(error.to_string(), 2))?;
+        if admin.token.is_none()
+            && let Ok(token) = std::env::var("ONETAKE_ADMIN_TOKEN")
+        {
+            admin.token = config::Token::new(token.trim());
+        }
+        Client::new(self.admin.as_deref(), admin).map_err(|what| Failed(what, 2))
+    }
+}
+
+impl Get {
+    async fn ask(self, client: &Client) -> Result<Value, Failed> {
+        Ok(match (self.key, self.name) {
+            (Some(key), _) => {
+                let mut asked = json!({ "key": key, "tenant": self.tenant, "body": self.body });
+                if let (Some(namespace), Some(asked)) = (self.namespace, asked.as_object_mut()) {
+                    asked.insert("namespace".to_owned(), namespace.into());
+                }
+                client.post("/v1/keys/lookup", &asked).await?
+            }
+            (None, name) => {
+                let path = key_path(&name.unwrap_or_default(), "");
+                client.get(&path, &[("body", self.body.to_string())]).await?
+            }
+        })
+    }
+}
+
+/// The path of a key: whatever stands in its name stays in its segment.
+fn key_path(name: &str, action: &str) -> String {
+    format!("/v1/keys/{}{action}", client::segment(name))
+}
+
+impl Which {
+    fn params(&self) -> Vec<(&'static str, String)> {
+        let number = |number: Option<u64>| number.map(|number| number.to_string());
+        let all = [
+            ("state", self.state.clone()),
+            ("tenant", self.tenant.clone()),
+            ("route", self.route.clone()),
+            ("min_age_seconds", number(self.older_than)),
+            ("max_age_seconds", number(self.newer_than)),
+        ];
+        all.into_iter().filter_map(|(name, value)| Some((name, value?))).collect()
+    }
+}
+
+/// Goes on until there are enough, or no more.
+async fn list(
+    client: &Client,
+    which: &Which,
+    limit: usize,
+    mut cursor: Option<String>,
+) -> Result<Value, Failed> {
+    let (mut keys, mut looked_at, mut unreadable) = (Vec::new(), 0, 0);
+    loop {
+        let left = limit.saturating_sub(keys.len()).clamp(1, PAGE_MAX);
+        let mut params = which.params();
+        params.push(("limit", left.to_string()));
+        params.extend(cursor.map(|cursor| ("cursor", cursor)));
+        let mut page = client.get("/v1/keys", &params).await?;
+        if let Some(Value::Array(found)) = page.get_mut("keys").map(Value::take) {
+            keys.extend(found);
+        }
+        looked_at += number(&page, "looked_at");
+        unreadable += number(&page, "unreadable");
+        cursor = page.get("cursor").and_then(Value::as_str).map(str::to_owned);
+        client.progress(looked_at);
+        if cursor.is_none() || keys.len() >= limit {
+            break;
+        }
+    }
+    client.progress_over();
+    Ok(json!({ "keys": keys, "looked_at": looked_at, "unreadable": unreadable, "cursor": cursor }))
+}
+
+async fn count(client: &Client, which: &Which) -> Result<Value, Failed> {
+    let mut sums = Map::new();
+    let mut cursor: Option<String> = None;
+    loop {
+        let mut params = which.params();
+        params.extend(cursor.map(|cursor| ("cursor", cursor)));
+        let page = client.get("/v1/counts", &params).await?;
+        for (name, value) in page.as_object().into_iter().flatten() {
+            if let Some(more) = value.as_u64() {
+                let sum = sums.get(name).and_then(Value::as_u64).unwrap_or_default();
+                sums.insert(name.clone(), (sum + more).into());
+            }
+        }
+        client.progress(sums.get("looked_at").and_then(Value::as_u64).unwrap_or_default());
+        cursor = page.get("cursor").and_then(Value::as_str).map(str::to_owned);
+        if cursor.is_none() {
+            client.progress_over();
+            return Ok(Value::Object(sums));
+        }
+    }
+}
+
+async fn audit(client: &Client, key: Option<String>, limit: usize) -> Result<Value, Failed> {
+    let mut entries = Vec::new();
+    let mut cursor: Option<String> = None;
+    loop {
+        let left = limit.saturating_sub(entries.len()).clamp(1, PAGE_MAX);
+        let mut params = vec![("limit", left.to_string())];
+        params.extend(key.clone().map(|key| ("key", key)));
+        params.extend(cursor.map(|cursor| ("cursor", cursor)));
+        let mut page = client.get("/v1/audit", &params).await?;
+        if let Some(Value::Array(found)) = page.get_mut("entries").map(Value::take) {
+            entries.extend(found);
+        }
+        cursor = page.get("cursor").and_then(Value::as_str).map(str::to_owned);
+        if cursor.is_none() || entries.len() >= limit {
+            return Ok(json!({ "entries": entries }));
+        }
+    }
+}
+
+fn number(value: &Value, name: &str) -> u64 {
+    value.get(name).and_then(Value::as_u64).unwrap_or_default()
+}
+
+impl Change {
+    async fn send(
+        self,
+        client: &Client,
+        action: &str,
+        mut more: Map<String, Value>,
+    ) -> Result<Value, Failed> {
+        let by = self.by.or_else(|| std::env::var("USER").ok()).filter(|by| !by.is_empty());
+        more.insert("attempt".to_owned(), self.attempt.into());
+        more.insert("reason".to_owned(), self.reason.into());
+        more.extend(by.map(|by| ("by".to_owned(), by.into())));
+        let path = key_path(&self.name, &format!("/{action}"));
+        Ok(client.post(&path, &Value::Object(more)).await?)
+    }
+}
+
+impl Resolve {
+    async fn send(self, client: &Client) -> Result<Value, Failed> {
+        use base64::Engine as _;
+        let headers: Vec<Value> = self
+            .headers
+            .iter()
+            .map(|(name, value)| json!({ "name": name, "value": value }))
+            .collect();
+        let mut outcome = json!({ "status": self.status, "headers": headers });
+        let body = match (self.body, self.body_file) {
+            (Some(text), _) => Some(("body", text)),
+            (None, Some(file)) => {
+                let read = std::fs::read(&file);
+                let bytes = read.map_err(|error| {
+                    Failed(format!("cannot read {}: {error}", file.display()), 2)
+                })?;
+                let encoded = base64::engine::general_purpose::STANDARD.encode(bytes);
+                Some(("body_base64", encoded))
+            }
+            (None, None) => None,
+        };
+        if let (Some((name, body)), Some(outcome)) = (body, outcome.as_object_mut()) {
+            outcome.insert(name.to_owned(), body.into());
+        }
+        let more = Map::from_iter([("outcome".to_owned(), outcome)]);
+        self.change.send(client, "resolve", more).await
+    }
+}

@@ -1,0 +1,283 @@
+//! Keys as people read them.
+
+use std::fmt::Write as _;
+
+use serde_json::Value;
+
+fn text<'a>(value: &'a Value, name: &str) -> &'a str {
+    value.get(name).and_then(Value::as_str).unwrap_or_default()
+}
+
+fn number(value: &Value, name: &str) -> u64 {
+    value.get(name).and_then(Value::as_u64).unwrap_or_default()
+}
+
+fn each<'a>(value: &'a Value, name: &str) -> impl Iterator<Item = &'a Value> {
+    value.get(name).and_then(Value::as_array).into_iter().flatten()
+}
+
+/// Columns, each as wide as its widest cell.
+fn table(head: &[&str], rows: &[Vec<String>]) -> String {
+    let mut widths: Vec<usize> = head.iter().map(|cell| cell.chars().count()).collect();
+    for row in rows {
+        for (width, cell) in widths.iter_mut().zip(row) {
+            *width = (*width).max(cell.chars().count());
+        }
+    }
+    let line = |cells: Vec<&str>| {
+        let padded: Vec<String> = cells
+            .iter()
+            .zip(&widths)
+            .map(|(cell, width)| format!("{cell}{}", " ".repeat(width - cell.chars().count())))
+            .collect();
+        format!("{}\n", padded.join("  ").trim_end())
+    };
+    let mut out = line(head.to_vec());
+    for row in rows {
+        out.push_str(&line(row.iter().map(String::as_str).collect()));
+    }
+    out
+}
+
+/// A moment without what nobody reads: to the second.
+fn moment(value: &Value, name: &str) -> String {
+    let at = text(value, name);
+    match (at.get(..19), at.ends_with('Z')) {
+        (Some(seconds), true) => format!("{seconds}Z"),
+        _ => at.to_owned(),
+    }
+}
+
+pub(super) fn list(page: &Value) -> String {
+    let row = |key: &Value| {
+        let tenant = text(key, "tenant");
+        let since = match text(key, "state") {
+            "running" => format!("lease until {}", moment(key, "lease_until")),
+            _ => moment(key, "settled_at"),
+        };
+        vec![
+            text(key, "reference").to_owned(),
+            text(key, "state").to_owned(),
+            number(key, "attempts").to_string(),
+            text(key, "route").to_owned(),
+            tenant.get(..8).unwrap_or(tenant).to_owned(),
+            moment(key, "created_at"),
+            since,
+        ]
+    };
+    let rows: Vec<Vec<String>> = each(page, "keys").map(row).collect();
+    let head = ["REFERENCE", "STATE", "ATTEMPTS", "ROUTE", "TENANT", "CREATED", "SINCE"];
+    let mut out = if rows.is_empty() { "no keys\n".to_owned() } else { table(&head, &rows) };
+    if number(page, "unreadable") > 0 {
+        let _infallible = writeln!(
+            out,
+            "{} keys could not be read: `onetake doctor` says why",
+            number(page, "unreadable")
+        );
+    }
+    if !text(page, "cursor").is_empty() {
+        let _infallible = writeln!(out, "there are more: --cursor {}", text(page, "cursor"));
+    }
+    out
+}
+
+pub(super) fn counts(sums: &Value) -> String {
+    let states = ["running", "completed", "failed", "released", "unknown"];
+    let rows: Vec<Vec<String>> = states
+        .iter()
+        .map(|state| vec![(*state).to_owned(), number(sums, state).to_string()])
+        .collect();
+    let mut out = table(&["STATE", "KEYS"], &rows);
+    let _infallible = writeln!(out, "{} keys looked at", number(sums, "looked_at"));
+    if number(sums, "unreadable") > 0 {
+        let _infallible = writeln!(out, "{} could not be read", number(sums, "unreadable"));
+    }
+    out
+}
+
+pub(super) fn audit(entries: &Value) -> String {
+    let row = |entry: &Value| {
+        vec![
+            moment(entry, "at"),
+            text(entry, "reference").to_owned(),
+            text(entry, "action").to_owned(),
+            text(entry, "ended").to_owned(),
+            text(entry, "before").to_owned(),
+            text(entry, "by").to_owned(),
+            text(entry, "reason").to_owned(),
+        ]
+    };
+    let rows: Vec<Vec<String>> = each(entries, "entries").map(row).collect();
+    if rows.is_empty() {
+        return "nothing was done by hand\n".to_owned();
+    }
+    table(&["AT", "REFERENCE", "ACTION", "ENDED", "BEFORE", "BY", "REASON"], &rows)
+}
+
+pub(super) fn changed(key: &Value) -> String {
+    format!("{} is {} now\n", text(key, "reference"), text(key, "state"))
+}
+
+/// Where a key stands, and what happened to it, the earliest first.
+pub(super) fn life(life: &Value) -> String {
+    let none = Value::Null;
+    let key = life.get("key").unwrap_or(&none);
+    let mut facts = vec![
+        ("reference", text(key, "reference").to_owned()),
+        ("id", text(key, "id").to_owned()),
+        ("state", standing(key)),
+        ("attempt", text(key, "attempt").to_owned()),
+        ("fence", number(key, "fence").to_string()),
+        ("route", text(key, "route").to_owned()),
+        ("tenant", text(key, "tenant").to_owned()),
+        ("on unknown", text(key, "on_unknown").to_owned()),
+        ("expires", moment(key, "expires_at")),
+    ];
+    facts.retain(|(_, fact)| !fact.is_empty());
+    let mut out = String::new();
+    for (name, fact) in facts {
+        let _infallible = writeln!(out, "{name:<11} {fact}");
+    }
+    let mut events = events(life, key);
+    events.sort_by(|one, other| one.0.cmp(&other.0));
+    out.push('\n');
+    for (at, what) in events {
+        let seconds = at.get(..23).map_or(at.clone(), |millis| format!("{millis}Z"));
+        let _infallible = writeln!(out, "{seconds:<24}  {what}");
+    }
+    let replays = life.get("replays").unwrap_or(&none);
+    let _infallible = match number(replays, "by_this_node") {
+        0 => writeln!(out, "{:<24}  not replayed by this node, as far as it remembers", ""),
+        count => writeln!(
+            out,
+            "{:<24}  replayed {count} times by this node, the last time at {}",
+            "",
+            moment(replays, "last_at")
+        ),
+    };
+    if let Some(outcome) = key.get("outcome") {
+        out.push_str(&recording(outcome));
+    }
+    out
+}
+
+fn standing(key: &Value) -> String {
+    let state = text(key, "state");
+    match state {
+        "running" => format!("running, lease until {}", moment(key, "lease_until")),
+        "unknown" => format!("unknown: {}", text(key, "cause")),
+        "failed" => {
+            let failure = key.get("failure").unwrap_or(&Value::Null);
+            format!("failed: {} ({})", text(failure, "detail"), text(failure, "code"))
+        }
+        "completed" => {
+            let outcome = key.get("outcome").unwrap_or(&Value::Null);
+            let status = outcome.get("status").and_then(Value::as_u64);
+            let status = status.map_or("recorded".to_owned(), |status| status.to_string());
+            match outcome.get("body_bytes").and_then(Value::as_u64) {
+                Some(bytes) => format!("completed: {status}, a body of {bytes} bytes"),
+                None => format!("completed: {status}, its body was not kept"),
+            }
+        }
+        state => state.to_owned(),
+    }
+}
+
+/// Everything that has a time.
+fn events(life: &Value, key: &Value) -> Vec<(String, String)> {
+    let mut events = Vec::new();
+    let mut attempts = 0;
+    for attempt in each(life, "earlier_attempts") {
+        attempts += 1;
+        let fence = number(attempt, "fence");
+        let claimed = format!("attempt {attempts} began (fence {fence})");
+        events.push((text(attempt, "claimed_at").to_owned(), claimed));
+        let ended = match text(attempt, "state") {
+            "running" => format!("attempt {attempts} was passed over: nobody heard of it"),
+            state => format!("attempt {attempts} was {state}"),
+        };
+        events.push((text(attempt, "ended_at").to_owned(), ended));
+    }
+    attempts += 1;
+    let fence = number(key, "fence");
+    let claimed = format!("attempt {attempts} began (fence {fence})");
+    events.push((text(key, "claimed_at").to_owned(), claimed));
+    if !text(key, "settled_at").is_empty() {
+        let settled = format!("attempt {attempts} is {}", standing(key));
+        events.push((text(key, "settled_at").to_owned(), settled));
+    }
+    for entry in each(life, "audit") {
+        let (action, by, reason) =
+            (text(entry, "action"), text(entry, "by"), text(entry, "reason"));
+        let what = format!("{action} by {by}: {} ({reason})", text(entry, "ended"));
+        events.push((text(entry, "at").to_owned(), what));
+    }
+    events
+}
+
+fn recording(outcome: &Value) -> String {
+    let mut out = String::new();
+    if outcome.get("headers").is_some() {
+        out.push('\n');
+    }
+    for header in each(outcome, "headers") {
+        let _infallible = writeln!(out, "{}: {}", text(header, "name"), text(header, "value"));
+    }
+    let body = [text(outcome, "body"), text(outcome, "body_base64")].concat();
+    if !body.is_empty() {
+        // Whatever a body holds must not move the reader's terminal.
+        let plain = |sign: char| if sign.is_control() && sign != '\n' { '\u{fffd}' } else { sign };
+        let _infallible = writeln!(out, "\n{}", body.chars().map(plain).collect::<String>());
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn a_life_is_told_in_order() {
+        let told = life(&json!({
+            "key": { "reference": "ABCD-EFGH-JKLM", "state": "completed", "attempt": "aa", "fence": 9,
+                "claimed_at": "2026-01-01T00:00:05.000000Z", "settled_at": "2026-01-01T00:00:06Z",
+                "outcome": { "status": 201, "body_bytes": 3, "body": "a\u{1b}[2Jb" } },
+            "earlier_attempts": [{ "fence": 5, "state": "running",
+                "claimed_at": "2026-01-01T00:00:01Z", "ended_at": "2026-01-01T00:00:05Z" }],
+            "replays": { "by_this_node": 2, "last_at": "2026-01-01T00:00:07.5Z" },
+            "audit": [{ "at": "2026-01-01T00:00:05.5Z", "action": "resolve", "by": "me",
+                "ended": "done", "reason": "why" }],
+        }));
+        let order = [
+            "attempt 1 began",
+            "passed over",
+            "attempt 2 began",
+            "resolve by me",
+            "201",
+            "replayed 2 times",
+        ];
+        let mut rest = told.split_once("\n\n").unwrap().1;
+        for what in order {
+            rest = rest.split_once(what).unwrap_or_else(|| panic!("{what} in\n{told}")).1;
+        }
+        assert!(!told.contains('\u{1b}'));
+    }
+
+    #[test]
+    fn tables_are_aligned() {
+        let key = |route: &str| {
+            json!({ "reference": "ABCD-EFGH-JKLM", "state": "unknown",
+            "attempts": 1, "route": route, "tenant": "0123456789abcdef", "created_at":
+            "2026-01-01T00:00:00.123456Z", "settled_at": "2026-01-01T00:00:01Z" })
+        };
+        let told = list(&json!({ "keys": [key("POST /größe"), key("-")], "cursor": "next" }));
+        let lines: Vec<&str> = told.lines().collect();
+        let column = |line: &str| line.chars().collect::<String>().find("0123").unwrap_or_default();
+        assert_eq!(lines.len(), 4);
+        assert!(lines[0].starts_with("REFERENCE") && lines[3].contains("--cursor next"));
+        assert_eq!(lines[1].chars().count(), lines[2].chars().count());
+        assert!(column(lines[1]) > 0);
+        assert_eq!(list(&json!({ "keys": [] })), "no keys\n");
+    }
+}

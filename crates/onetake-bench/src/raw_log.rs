@@ -13,9 +13,10 @@ use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use tokio::sync::oneshot;
 
+use onetake_core::note::{Note, Notes};
 use onetake_core::store::{Abandoned, Answers, Cursor, Page, Swept};
 use onetake_core::{
-    Claim, Claimed, MemoryStore, Record, RecordId, Settled, Settlement, Store, StoreError,
+    Claim, Claimed, MemoryStore, Record, RecordId, Reference, Settled, Settlement, Store, StoreError,
     StoreErrorKind, codec,
 };
 
@@ -122,6 +123,23 @@ impl Store for RawLog {
 
     fn page(&self, from: Option<Cursor>, limit: usize) -> BoxFuture<'_, Result<Page, StoreError>> {
         self.memory.page(from, limit)
+    }
+
+    fn find(&self, reference: Reference) -> BoxFuture<'_, Result<Vec<RecordId>, StoreError>> {
+        self.memory.find(reference)
+    }
+
+    fn note(&self, note: Note) -> BoxFuture<'_, Result<(), StoreError>> {
+        self.memory.note(note)
+    }
+
+    fn notes(
+        &self,
+        of: Option<RecordId>,
+        from: Option<Cursor>,
+        limit: usize,
+    ) -> BoxFuture<'_, Result<Notes, StoreError>> {
+        self.memory.notes(of, from, limit)
     }
 
     fn secret(

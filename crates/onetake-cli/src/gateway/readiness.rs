@@ -85,10 +85,9 @@ mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering};
 
     use futures_util::future::join_all;
-    use onetake_core::store::{Abandoned, Answers, Cursor, Page, Swept};
     use onetake_core::{
-        Claim, Claimed, Limits, ManualClock, Record, RecordId, Settled, Settlement, Store,
-        StoreError, StoreErrorKind, SystemRng,
+        Limits, ManualClock, MemoryStore, Store, StoreError, StoreErrorKind, SystemRng,
+        delegate_store,
     };
     use tokio::sync::Semaphore;
 
@@ -97,6 +96,7 @@ mod tests {
     /// A store that can be away, or deaf, and that counts who asks whether it is ready.
     #[derive(Debug)]
     struct Probed {
+        inner: MemoryStore,
         looks: AtomicUsize,
         /// A look waits for one of these.
         answers: Semaphore,
@@ -104,34 +104,8 @@ mod tests {
     }
 
     impl Store for Probed {
-        fn name(&self) -> &'static str {
-            "probed"
-        }
-        fn claim(&self, _: Vec<Claim>) -> BoxFuture<'_, Answers<Claimed>> {
-            std::future::pending().boxed()
-        }
-        fn settle(&self, _: Vec<Settlement>) -> BoxFuture<'_, Answers<Settled>> {
-            std::future::pending().boxed()
-        }
-        fn load(&self, _: Vec<RecordId>) -> BoxFuture<'_, Answers<Option<Arc<Record>>>> {
-            std::future::pending().boxed()
-        }
-        fn abandoned(&self, _: usize) -> BoxFuture<'_, Result<Vec<Abandoned>, StoreError>> {
-            std::future::pending().boxed()
-        }
-        fn sweep(&self, _: usize) -> BoxFuture<'_, Result<Swept, StoreError>> {
-            std::future::pending().boxed()
-        }
-        fn page(&self, _: Option<Cursor>, _: usize) -> BoxFuture<'_, Result<Page, StoreError>> {
-            std::future::pending().boxed()
-        }
-        fn secret(
-            &self,
-            _: &'static str,
-            _: [u8; 32],
-        ) -> BoxFuture<'_, Result<[u8; 32], StoreError>> {
-            std::future::pending().boxed()
-        }
+        delegate_store!(self => self.inner; name, claim, settle, load, abandoned, sweep, inspect, secret, close);
+
         fn ready(&self) -> BoxFuture<'_, Result<(), StoreError>> {
             async {
                 self.looks.fetch_add(1, Ordering::SeqCst);
@@ -143,13 +117,11 @@ mod tests {
             }
             .boxed()
         }
-        fn close(&self) -> BoxFuture<'_, Result<(), StoreError>> {
-            async { Ok(()) }.boxed()
-        }
     }
 
     fn probed() -> (Arc<Probed>, ManualClock, Readiness) {
         let store = Arc::new(Probed {
+            inner: MemoryStore::new(),
             looks: AtomicUsize::new(0),
             answers: Semaphore::new(0),
             is_away: std::sync::atomic::AtomicBool::new(false),

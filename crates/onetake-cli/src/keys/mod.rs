@@ -197,7 +197,7 @@ impl Keys {
             }
             Command::Resolve(resolve) => print(&resolve.send(&client).await?, show::changed),
             Command::Forget(change) => {
-                print(&change.send(&client, "forget", Map::new()).await?, show::changed);
+                print(&change.send(&client, "forget", Map::new()).await?, show::forgotten);
             }
             Command::Audit { key, limit } => {
                 print(&audit(&client, key, limit).await?, show::audit);

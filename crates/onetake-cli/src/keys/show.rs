@@ -118,6 +118,10 @@ pub(super) fn changed(key: &Value) -> String {
     format!("{} is {} now\n", text(key, "reference"), text(key, "state"))
 }
 
+pub(super) fn forgotten(key: &Value) -> String {
+    format!("{} is forgotten: the next request with it runs\n", text(key, "reference"))
+}
+
 /// Where a key stands, and what happened to it, the earliest first.
 pub(super) fn life(life: &Value) -> String {
     let none = Value::Null;

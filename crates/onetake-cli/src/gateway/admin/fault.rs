@@ -4,7 +4,7 @@ use axum::Json;
 use axum::http::header::{CONTENT_TYPE, RETRY_AFTER, WWW_AUTHENTICATE};
 use axum::http::{HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
-use onetake_core::{StoreError, StoreErrorKind};
+use onetake_core::{Record, RecordId, StoreError, StoreErrorKind, hex};
 use serde::Serialize;
 use utoipa::ToSchema;
 
@@ -107,7 +107,8 @@ impl Fault {
         Self::new(StatusCode::NOT_FOUND, "key_not_found", "There is no such key", detail)
     }
 
-    pub(super) fn ambiguous(ids: Vec<String>) -> Self {
+    pub(super) fn ambiguous(ids: &[RecordId]) -> Self {
+        let ids = ids.iter().map(|id| hex::encode(id.as_bytes())).collect();
         let detail = "Several keys have this reference: use one of `ids` in its place.";
         let status = StatusCode::CONFLICT;
         let fault = Self::new(status, "reference_ambiguous", "Several keys are called so", detail);
@@ -133,10 +134,10 @@ impl Fault {
         code: &'static str,
         title: &'static str,
         detail: impl Into<String>,
-        record: &onetake_core::Record,
+        record: &Record,
     ) -> Self {
         let fault = Self::new(StatusCode::CONFLICT, code, title, detail);
-        let attempt = Some(onetake_core::hex::encode(record.attempt.as_bytes()));
+        let attempt = Some(hex::encode(record.attempt.as_bytes()));
         Self { attempt, state: Some(record.state.name()), ..fault }
     }
 }

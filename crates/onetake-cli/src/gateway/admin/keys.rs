@@ -218,9 +218,8 @@ pub(super) async fn find(api: &Api, name: &str) -> Result<Arc<Record>, Fault> {
         (None, _) => Err(Fault::no_key()),
         (Some(record), []) => Ok(record),
         (Some(last), others) => {
-            let all = others.iter().chain([&last]);
-            let ids = all.map(|record| onetake_core::hex::encode(record.id.as_bytes()));
-            Err(Fault::ambiguous(ids.collect()))
+            let all = others.iter().chain([&last]).map(|record| record.id);
+            Err(Fault::ambiguous(&all.collect::<Vec<_>>()))
         }
     }
 }
@@ -270,9 +269,12 @@ pub(super) async fn audit(
     };
     let of = match which.key.as_deref().map(named).transpose()? {
         Some(Named::Id(id)) => Some(id),
-        Some(Named::Reference(_)) => {
-            Some(find(&api, which.key.as_deref().unwrap_or_default()).await?.id)
-        }
+        // Not by the key itself, which may be forgotten.
+        Some(Named::Reference(reference)) => match *api.engine.find(reference).await? {
+            [id] => Some(id),
+            [] => return Err(Fault::no_key()),
+            ref ids => return Err(Fault::ambiguous(ids)),
+        },
         None => None,
     };
     let from = which.cursor.as_deref().map(Place::read).transpose()?;

@@ -275,6 +275,6 @@ fn unsigned(column: i64) -> u64 {
 /// One row that nobody here wrote. The others are fine, so it is not the end of the process.
 fn odd(what: &str) -> StoreError {
     let said =
-        format!("a row of onetake_records holds an odd {what}: it was not written by onetake");
+        format!("a row of onetake's tables holds an odd {what}: it was not written by onetake");
     StoreError::new(StoreErrorKind::Invalid, said)
 }

@@ -78,3 +78,47 @@ pub(super) fn sweep(connection: &Connection, now: Timestamp, limit: usize) -> ru
     let swept = named_params! { ":kept_since": kept_since.as_bytes(), ":limit": limit };
     statement.execute(swept).map(drop)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use onetake_core::note::{Action, Ended};
+    use onetake_core::{AttemptId, SystemRng};
+
+    #[test]
+    fn one_that_cannot_be_read_hides_no_other() {
+        let folder = tempfile::tempdir().unwrap();
+        let (_, connection) = super::super::schema::open(&folder.path().join("db")).unwrap();
+        let made: Vec<Note> = (0..6)
+            .map(|second| Note {
+                place: NotePlace::new(Timestamp::from_micros(second * 1_000_000), &SystemRng),
+                id: RecordId::from_bytes([1; 16]),
+                attempt: AttemptId::from_bytes([2; 16]),
+                action: Action::Fail,
+                ended: Ended::Done,
+                before: "unknown".to_owned(),
+                by: "ops".to_owned(),
+                reason: String::new(),
+            })
+            .collect();
+        for note in &made {
+            write(&connection, note).unwrap();
+        }
+        let damaged = made[3].place;
+        let damage = "UPDATE notes SET said = x'09' WHERE place = ?1";
+        connection.execute(damage, [damaged.as_bytes()]).unwrap();
+        let mut expected: Vec<Note> = made;
+        expected.retain(|note| note.place != damaged);
+        expected.reverse();
+        for of in [None, Some(RecordId::from_bytes([1; 16]))] {
+            let (mut all, mut from) = (Vec::new(), None);
+            loop {
+                let page = read(&connection, of, from, 2).unwrap();
+                all.extend(page.notes);
+                let Some(next) = page.next else { break };
+                from = Some(NotePlace::of(&next).unwrap());
+            }
+            assert_eq!(all, expected);
+        }
+    }
+}

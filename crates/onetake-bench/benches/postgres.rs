@@ -221,9 +221,9 @@ async fn sweeping(server: &Postgres, round: Duration, expired: u64) {
         &database,
         &format!(
             "INSERT INTO onetake_records (id, attempt, fence, fingerprint, ttl, lease, grace, created_at,
-                 claimed_at, state_at, sweep_at, expires_at, state, on_unknown, head, body)
+                 claimed_at, state_at, sweep_at, expires_at, state, on_unknown, origin, head, body)
              SELECT substring(sha256(n::text::bytea) FROM 1 FOR 16), substring(sha256(n::text::bytea) FROM 17 FOR 16),
-                    n, '\\x01'::bytea || sha256(n::text::bytea), 1000000, 30000000, 30000000, n, n, n, n, n, 1, 0, '', repeat('x', {BODY_BYTES})::bytea
+                    n, '\\x01'::bytea || sha256(n::text::bytea), 1000000, 30000000, 30000000, n, n, n, n, n, 1, 0, '', '', repeat('x', {BODY_BYTES})::bytea
                FROM generate_series(1, {expired}) AS n"
         ),
     );

@@ -254,10 +254,9 @@ async fn a_newer_schema_is_refused_and_an_older_one_migrated() {
     other.execute_batch("PRAGMA user_version = 7").unwrap();
     let (kind, said) = refused(&file);
     assert_eq!(kind, StoreErrorKind::Invalid);
-    assert!(said.contains("schema version 7") && said.contains("up to 2"), "{said}");
+    assert!(said.contains("schema version 7") && said.contains("up to 3"), "{said}");
     // The oldest that there can be: ours, and empty.
-    let nothing =
-        "DROP TABLE records; DROP TABLE meta; DROP TABLE secrets; PRAGMA user_version = 0";
+    let nothing = "DROP TABLE records; DROP TABLE meta; DROP TABLE secrets; DROP TABLE notes; PRAGMA user_version = 0";
     other.execute_batch(nothing).unwrap();
     let store = SqliteStore::open(&file).unwrap();
     granted(&store, &claim("a", 1)).await;
@@ -271,16 +270,16 @@ async fn a_file_without_secrets_gets_some_and_keeps_its_records() {
     granted(&store, &first).await;
     complete(&store, &first, b"paid".to_vec()).await.unwrap();
     store.close().await.unwrap();
-    // Version 1 had no secrets, and was the same otherwise.
+    // Version 1 had no secrets and no audit, and was the same otherwise.
     let other = rusqlite::Connection::open(&file).unwrap();
-    other.execute_batch("DROP TABLE secrets; PRAGMA user_version = 1").unwrap();
+    other.execute_batch("DROP TABLE secrets; DROP TABLE notes; PRAGMA user_version = 1").unwrap();
     // Two processes of the new version at once: one of them migrates.
     let stores = [(); 2].map(|()| SqliteStore::open(&file).unwrap());
     assert_eq!(body(&load(&stores[0], &first).await.unwrap()), b"paid");
     assert_eq!(stores[0].secret("one", secret).await.unwrap(), secret);
     assert_eq!(stores[1].secret("one", [8; 32]).await.unwrap(), secret, "one for all processes");
     let version: i64 = other.pragma_query_value(None, "user_version", |row| row.get(0)).unwrap();
-    assert_eq!(version, 2);
+    assert_eq!(version, 3);
     other.execute_batch("UPDATE secrets SET value = x'00'").unwrap();
     let error = stores[0].secret("one", [9; 32]).await.unwrap_err();
     assert_eq!(error.kind(), StoreErrorKind::Invalid);
@@ -298,6 +297,43 @@ async fn the_doctor_finds_it_durable() {
     assert!(diagnosis.server.starts_with("SQLite 3."), "{}", diagnosis.server);
     assert_eq!(diagnosis.worst(), Weight::Fine, "{:?}", diagnosis.findings);
     assert!(diagnosis.findings.iter().any(|finding| finding.what.contains("synchronous=FULL")));
+}
+
+#[tokio::test]
+async fn what_is_forgotten_is_not_in_its_row() {
+    let (_folder, file) = place();
+    let store = SqliteStore::open(&file).unwrap();
+    let done = claim("a", 1);
+    granted(&store, &done).await;
+    complete(&store, &done, b"a secret".to_vec()).await.unwrap();
+    let reader = rusqlite::Connection::open(&file).unwrap();
+    let row = || -> (Vec<u8>, String) {
+        let asked = "SELECT record, state FROM records";
+        reader.query_row(asked, [], |row| Ok((row.get(0)?, row.get(1)?))).unwrap()
+    };
+    let holds = |record: &[u8]| record.windows(8).any(|part| part == b"a secret");
+    assert!(holds(&row().0));
+    let forget = Settlement { id: done.id, attempt: done.attempt, verb: Verb::Forget };
+    let answer = store.settle(vec![forget]).await.remove(0).unwrap();
+    assert!(matches!(answer, Settled::Done { .. }), "{answer:?}");
+    let (record, state) = row();
+    assert!(!holds(&record), "before any sweep");
+    assert_eq!(state, "released");
+}
+
+#[tokio::test]
+async fn a_reference_has_ids_from_its_first_to_its_last() {
+    let (_folder, file) = place();
+    let store = SqliteStore::open(&file).unwrap();
+    let reference = claim("a", 1).id.reference();
+    let (first, last) = reference.ids().into_inner();
+    let number = |id: RecordId| u128::from_be_bytes(*id.as_bytes());
+    let ids = [number(first) - 1, number(first), number(last), number(last) + 1]
+        .map(|number| RecordId::from_bytes(number.to_be_bytes()));
+    for id in ids {
+        granted(&store, &Claim { id, ..claim("a", 1) }).await;
+    }
+    assert_eq!(store.find(reference).await.unwrap(), [first, last]);
 }
 
 /// Where a part of a test that runs in a process of its own finds its file.

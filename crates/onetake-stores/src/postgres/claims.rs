@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use bytes::Bytes;
 use onetake_core::{Claim, Claimed, OnUnknown, RecordId, StoreError};
 use tokio_postgres::types::Type;
 
@@ -46,6 +47,8 @@ impl Batched for Claim {
                 OnUnknown::Retry => 2,
             })
             .collect();
+        let origins: Vec<Bytes> = items.iter().map(|claim| claim.origin.to_bytes()).collect();
+        let origins: Vec<&[u8]> = origins.iter().map(AsRef::as_ref).collect();
         let in_touch = store.in_touch();
         let manner_column: i16 = match manner {
             Manner::Quick => 0,
@@ -68,6 +71,7 @@ impl Batched for Claim {
                     (&leases, Type::INT8_ARRAY),
                     (&graces, Type::INT8_ARRAY),
                     (&on_unknown, Type::INT2_ARRAY),
+                    (&origins, Type::BYTEA_ARRAY),
                 ],
                 Effect::Writes,
             )

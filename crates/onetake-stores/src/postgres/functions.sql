@@ -42,7 +42,7 @@ $$;
 CREATE FUNCTION onetake_claim_1 (
     shift bigint, lock_wait text, in_touch bigint, counts_until bigint, manner smallint,
     ids bytea[], attempts bytea[], fingerprints bytea[], ttls bigint[], leases bigint[], graces bigint[],
-    on_unknowns smallint[]
+    on_unknowns smallint[], origins bytea[]
 ) RETURNS TABLE (
     r_kind smallint, r_now bigint, r_number bigint, r_id bytea, r_numbers bigint[], r_texts bytea[],
     r_head bytea, r_body bytea
@@ -71,22 +71,22 @@ BEGIN
     -- ON CONFLICT every key is looked up, locked and confirmed once more, which the usual case is spared.
     IF manner = 0 THEN
         INSERT INTO onetake_records
-            (id, state, attempt, fence, fingerprint, ttl, lease, grace, on_unknown, created_at, claimed_at,
+            (id, state, attempt, fence, fingerprint, ttl, lease, grace, on_unknown, origin, created_at, claimed_at,
              state_at, sweep_at)
         SELECT asked.id, 0, asked.attempt, v_fence, asked.fingerprint, asked.ttl, asked.lease,
-               asked.grace, asked.on_unknown, v_now, v_now, v_now + asked.lease, v_now + asked.ttl
-          FROM unnest(ids, attempts, fingerprints, ttls, leases, graces, on_unknowns)
-               AS asked (id, attempt, fingerprint, ttl, lease, grace, on_unknown)
+               asked.grace, asked.on_unknown, asked.origin, v_now, v_now, v_now + asked.lease, v_now + asked.ttl
+          FROM unnest(ids, attempts, fingerprints, ttls, leases, graces, on_unknowns, origins)
+               AS asked (id, attempt, fingerprint, ttl, lease, grace, on_unknown, origin)
          WHERE NOT EXISTS (SELECT FROM onetake_records AS record WHERE record.id BETWEEN asked.id AND asked.id)
          ORDER BY asked.id;
     ELSE
         INSERT INTO onetake_records
-            (id, state, attempt, fence, fingerprint, ttl, lease, grace, on_unknown, created_at, claimed_at,
+            (id, state, attempt, fence, fingerprint, ttl, lease, grace, on_unknown, origin, created_at, claimed_at,
              state_at, sweep_at)
         SELECT asked.id, 0, asked.attempt, v_fence, asked.fingerprint, asked.ttl, asked.lease,
-               asked.grace, asked.on_unknown, v_now, v_now, v_now + asked.lease, v_now + asked.ttl
-          FROM unnest(ids, attempts, fingerprints, ttls, leases, graces, on_unknowns)
-               AS asked (id, attempt, fingerprint, ttl, lease, grace, on_unknown)
+               asked.grace, asked.on_unknown, asked.origin, v_now, v_now, v_now + asked.lease, v_now + asked.ttl
+          FROM unnest(ids, attempts, fingerprints, ttls, leases, graces, on_unknowns, origins)
+               AS asked (id, attempt, fingerprint, ttl, lease, grace, on_unknown, origin)
          WHERE NOT EXISTS (SELECT FROM onetake_records AS record WHERE record.id BETWEEN asked.id AND asked.id)
          ORDER BY asked.id
         ON CONFLICT (id) DO NOTHING;
@@ -130,13 +130,19 @@ BEGIN
         UPDATE onetake_records AS record
            SET state = 0, attempt = asked.attempt, fence = greatest(greatest(record.fence, v_lowest) + 1, v_now),
                fingerprint = asked.fingerprint, ttl = asked.ttl, lease = asked.lease, grace = asked.grace,
-               on_unknown = asked.on_unknown,
+               on_unknown = asked.on_unknown, origin = asked.origin,
+               -- A key that runs again within its life keeps its attempts, the latest of them (a NULL is no text).
+               history = CASE WHEN record.expires_at <= v_now THEN NULL ELSE right(concat(
+                   record.history, record.fence, ' ', record.claimed_at, ' ',
+                   CASE WHEN record.state = 0 THEN v_now ELSE record.state_at END, ' ',
+                   CASE record.state WHEN 0 THEN 'running' WHEN 3 THEN 'released' ELSE 'unknown' END, chr(10)),
+                   1024) END,
                created_at = CASE WHEN record.expires_at <= v_now THEN v_now ELSE record.created_at END,
                claimed_at = v_now, state_at = v_now + asked.lease, expires_at = NULL,
                sweep_at = CASE WHEN record.expires_at <= v_now THEN v_now ELSE record.created_at END + asked.ttl,
                watch_at = NULL, head = NULL, body = NULL, code = NULL, detail = NULL
-          FROM unnest(ids, attempts, fingerprints, ttls, leases, graces, on_unknowns)
-               AS asked (id, attempt, fingerprint, ttl, lease, grace, on_unknown)
+          FROM unnest(ids, attempts, fingerprints, ttls, leases, graces, on_unknowns, origins)
+               AS asked (id, attempt, fingerprint, ttl, lease, grace, on_unknown, origin)
          WHERE record.id BETWEEN asked.id AND asked.id AND record.id = ANY (v_mine)
            AND onetake_free_1(record.fingerprint, record.state, record.state_at, record.grace,
                    record.on_unknown, record.expires_at, asked.fingerprint, v_now, in_touch);
@@ -147,8 +153,9 @@ BEGIN
     SELECT CASE WHEN record.attempt = asked.attempt AND record.claimed_at = v_now THEN 0 ELSE 1 END::smallint,
            v_now, record.fence, record.id,
            ARRAY[record.state, record.fence, record.ttl, record.lease, record.grace, record.on_unknown,
-                 record.created_at, record.state_at],
-           ARRAY[record.attempt, record.fingerprint, record.code, record.detail], record.head, record.body
+                 record.created_at, record.state_at, record.claimed_at],
+           ARRAY[record.attempt, record.fingerprint, record.origin, convert_to(record.history, 'UTF8'),
+                 record.code, record.detail], record.head, record.body
       FROM unnest(ids, attempts, fingerprints) AS asked (id, attempt, fingerprint)
       JOIN onetake_records AS record ON record.id BETWEEN asked.id AND asked.id
      WHERE (record.attempt = asked.attempt AND record.claimed_at = v_now)
@@ -157,7 +164,7 @@ BEGIN
 END $$;
 
 -- Settles attempts, each key at most once in a call and in the order of their ids. Verbs: 0 renew, 1
--- complete, 2 fail, 3 release, 4 unknown, 5 abandon. A row of kind 0 says that it was done; those of
+-- complete, 2 fail, 3 release, 4 unknown, 5 abandon, 6 forget. A row of kind 0 says that it was done; those of
 -- kind 1, if there are any, show all records of the call as they stand, with when they expire, for the
 -- caller to tell why the others were not. They are locked, so that this commit waits for whatever standby
 -- theirs did not wait for: one that was settled before, by a statement whose answer got lost, is then as
@@ -188,14 +195,20 @@ BEGIN
     -- it, so it is hardly ever held, and then waited for, a little.
     RETURN QUERY
     UPDATE onetake_records AS record
-       SET state = CASE asked.verb WHEN 5 THEN 4 ELSE asked.verb END,
+       SET state = CASE asked.verb WHEN 5 THEN 4 WHEN 6 THEN 3 ELSE asked.verb END,
            state_at = CASE asked.verb WHEN 0 THEN v_now + record.lease ELSE v_now END,
            expires_at = CASE WHEN asked.verb = 0 THEN NULL
                              WHEN asked.verb IN (4, 5) THEN v_now + record.ttl
+                             WHEN asked.verb = 6 THEN v_now
                              ELSE greatest(record.created_at + record.ttl, v_now + least(record.ttl, 3600000000)) END,
            watch_at = CASE WHEN asked.verb = 0 AND record.watch_at IS NOT NULL
                            THEN v_now + record.lease + record.grace END,
-           head = asked.head, body = asked.body, code = asked.code, detail = asked.detail
+           head = asked.head, body = asked.body, code = asked.code, detail = asked.detail,
+           -- What is forgotten is expired from now on, and the next sweep's. For all others nothing changes
+           -- here, so that no index is touched.
+           ttl = CASE asked.verb WHEN 6 THEN 0 ELSE record.ttl END,
+           created_at = CASE asked.verb WHEN 6 THEN least(record.created_at, v_now) ELSE record.created_at END,
+           sweep_at = CASE asked.verb WHEN 6 THEN v_now ELSE record.sweep_at END
       FROM unnest(ids, attempts, verbs, heads, bodies, codes, details)
            AS asked (id, attempt, verb, head, body, code, detail)
      WHERE record.id BETWEEN asked.id AND asked.id AND record.attempt = asked.attempt
@@ -204,11 +217,13 @@ BEGIN
              WHEN 0 THEN record.state = 0
              WHEN 4 THEN record.state = 0
              WHEN 5 THEN onetake_over_1(record.state, record.state_at, record.grace, v_now, in_touch)
+             WHEN 6 THEN record.state <> 0
              ELSE record.state IN (0, 4) END
     RETURNING 0::smallint, v_now, NULL::bigint, record.id,
               ARRAY[record.state, record.fence, record.ttl, record.lease, record.grace, record.on_unknown,
-                    record.created_at, record.state_at],
-              ARRAY[record.attempt, record.fingerprint], NULL::bytea, NULL::bytea;
+                    record.created_at, record.state_at, record.claimed_at],
+              ARRAY[record.attempt, record.fingerprint, record.origin, convert_to(record.history, 'UTF8')],
+              NULL::bytea, NULL::bytea;
     GET DIAGNOSTICS v_count = ROW_COUNT;
     IF v_count = cardinality(ids) THEN
         RETURN;
@@ -216,8 +231,9 @@ BEGIN
     RETURN QUERY
     SELECT 1::smallint, v_now, record.expires_at, record.id,
            ARRAY[record.state, record.fence, record.ttl, record.lease, record.grace, record.on_unknown,
-                 record.created_at, record.state_at],
-           ARRAY[record.attempt, record.fingerprint, record.code, record.detail], record.head, record.body
+                 record.created_at, record.state_at, record.claimed_at],
+           ARRAY[record.attempt, record.fingerprint, record.origin, convert_to(record.history, 'UTF8'),
+                 record.code, record.detail], record.head, record.body
       FROM unnest(ids) AS asked (id)
       JOIN onetake_records AS record ON record.id BETWEEN asked.id AND asked.id
      FOR NO KEY UPDATE OF record;
@@ -226,9 +242,10 @@ END $$;
 -- Deletes up to `at_most` records that expired, each looked at again under its lock, beginning with
 -- those that a sweep should look at since `since`. What the index named too early (a late outcome,
 -- something that runs past its ttl) is put back for later, and what runs is watched from then on,
--- whatever the watch may have missed. Deleting again after a crash does no harm, so nobody waits for
--- this on disk.
-CREATE FUNCTION onetake_sweep_1 (shift bigint, lock_wait text, since bigint, at_most integer)
+-- whatever the watch may have missed. The first step of a sweep also deletes some entries of the audit
+-- that were kept for `notes_kept`. Deleting again after a crash does no harm, so nobody waits for this on
+-- disk.
+CREATE FUNCTION onetake_sweep_1 (shift bigint, lock_wait text, since bigint, at_most integer, notes_kept bigint)
 RETURNS TABLE (r_removed bigint, r_unknown bigint, r_more boolean, r_last bigint)
 LANGUAGE plpgsql
 SET enable_seqscan = off SET jit = off SET plan_cache_mode = force_generic_plan
@@ -261,6 +278,13 @@ BEGIN
          WHERE record.ctid = ANY (v_due);
     END IF;
     UPDATE onetake_floor SET fence = v_highest WHERE v_highest > fence;
+    IF since = 0 THEN
+        -- A place begins with its time, the highest byte first.
+        DELETE FROM onetake_notes AS note WHERE note.place = ANY (ARRAY(
+            SELECT old.place FROM onetake_notes AS old
+             WHERE old.place < int8send(greatest(v_now - notes_kept, 0))
+             ORDER BY old.place LIMIT 1000 FOR UPDATE SKIP LOCKED));
+    END IF;
     r_more := coalesce(cardinality(v_due), 0) >= at_most;
     RETURN NEXT;
 END $$;

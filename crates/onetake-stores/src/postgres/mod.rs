@@ -13,6 +13,7 @@ mod batch;
 mod claims;
 mod doctor;
 mod fault;
+mod notes;
 mod pool;
 mod rows;
 mod schema;
@@ -29,17 +30,18 @@ use std::time::Duration;
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use onetake_core::clock::micros;
-use onetake_core::store::{Abandoned, Answers, Cursor, Page, Swept};
+use onetake_core::note::{Note, Notes};
+use onetake_core::store::{Abandoned, Answers, Cursor, FOUND_MAX, Page, Swept};
 use onetake_core::{
-    Claim, Claimed, Clock, Record, RecordId, Rng, Settled, Settlement, Shift, Store, StoreError,
-    StoreErrorKind, SystemClock, SystemRng, Timestamp,
+    Claim, Claimed, Clock, Record, RecordId, Reference, Rng, Settled, Settlement, Shift, Store,
+    StoreError, StoreErrorKind, SystemClock, SystemRng, Timestamp,
 };
 use tokio_postgres::types::Type;
 
 use crate::diagnosis::Diagnosis;
 use batch::Held;
 use fault::{Effect, Fault};
-use pool::{Demands, Pool};
+use pool::{Demands, Parameters, Pool};
 use rows::Answer;
 
 pub use schema::Migrated;
@@ -197,13 +199,29 @@ impl PostgresStore {
         // Every id is behind nothing at all.
         let from = from.as_ref().map_or(&[][..], |id| id.as_bytes());
         let count = i64::try_from(limit).unwrap_or(i64::MAX);
-        let parameters: [(&(dyn tokio_postgres::types::ToSql + Sync), Type); 2] =
-            [(&from, Type::BYTEA), (&count, Type::INT8)];
-        let rows = self.pool.query(sql::IDS, &parameters, Effect::Reads).await;
+        let ids = self.ids(sql::IDS, &[(&from, Type::BYTEA), (&count, Type::INT8)]).await?;
+        Ok(Page::in_order(ids, limit))
+    }
+
+    async fn with_reference(&self, reference: Reference) -> Result<Vec<RecordId>, StoreError> {
+        let (first, last) = reference.ids().into_inner();
+        let (first, last): (&[u8], &[u8]) = (first.as_bytes(), last.as_bytes());
+        let count = i64::try_from(FOUND_MAX).unwrap_or(i64::MAX);
+        self.ids(
+            sql::WITH_REFERENCE,
+            &[(&first, Type::BYTEA), (&last, Type::BYTEA), (&count, Type::INT8)],
+        )
+        .await
+    }
+
+    async fn ids(
+        &self,
+        sql: &str,
+        parameters: &Parameters<'_>,
+    ) -> Result<Vec<RecordId>, StoreError> {
+        let rows = self.pool.query(sql, parameters, Effect::Reads).await;
         let rows = rows.map_err(Fault::for_one)?;
-        let ids: Result<_, _> =
-            rows.iter().map(|row| rows::array(row, 0).map(RecordId::from_bytes)).collect();
-        Ok(Page::in_order(ids?, limit))
+        rows.iter().map(|row| rows::array(row, 0).map(RecordId::from_bytes)).collect()
     }
 
     async fn load_all(&self, ids: &[RecordId]) -> Answers<Option<Arc<Record>>> {
@@ -267,6 +285,23 @@ impl Store for PostgresStore {
 
     fn page(&self, from: Option<Cursor>, limit: usize) -> BoxFuture<'_, Result<Page, StoreError>> {
         self.page_from(from, limit).boxed()
+    }
+
+    fn find(&self, reference: Reference) -> BoxFuture<'_, Result<Vec<RecordId>, StoreError>> {
+        self.with_reference(reference).boxed()
+    }
+
+    fn note(&self, note: Note) -> BoxFuture<'_, Result<(), StoreError>> {
+        notes::write(self, note).boxed()
+    }
+
+    fn notes(
+        &self,
+        of: Option<RecordId>,
+        from: Option<Cursor>,
+        limit: usize,
+    ) -> BoxFuture<'_, Result<Notes, StoreError>> {
+        notes::read(self, of, from, limit).boxed()
     }
 
     fn secret(

@@ -4,9 +4,10 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use onetake_core::clock::{Timestamp, micros};
+use onetake_core::origin::History;
 use onetake_core::{
-    AttemptId, Cause, Failure, Fence, Fingerprint, OnUnknown, Record, RecordId, Recording, State,
-    StoreError, StoreErrorKind, Terms,
+    AttemptId, Cause, Failure, Fence, Fingerprint, OnUnknown, Origin, Record, RecordId, Recording,
+    State, StoreError, StoreErrorKind, Terms,
 };
 use tokio_postgres::Row;
 use tokio_postgres::types::FromSql;
@@ -58,6 +59,17 @@ struct Numbers {
     on_unknown: i64,
     created_at: i64,
     state_at: i64,
+    claimed_at: i64,
+}
+
+/// The texts of a record, in the order of the column. The state's are there where the whole record is told.
+struct Texts<'a> {
+    attempt: &'a [u8],
+    fingerprint: &'a [u8],
+    origin: &'a [u8],
+    history: Option<&'a [u8]>,
+    code: Option<&'a [u8]>,
+    detail: Option<&'a [u8]>,
 }
 
 impl Answer {
@@ -106,28 +118,47 @@ impl Answer {
 
     fn numbers(&self) -> Result<Numbers, StoreError> {
         let numbers: Vec<i64> = get(&self.row, NUMBERS)?;
-        let [state, fence, ttl, lease, grace, on_unknown, created_at, state_at] = *numbers else {
+        let [state, fence, ttl, lease, grace, on_unknown, created_at, state_at, claimed_at] =
+            *numbers
+        else {
             return Err(odd("number"));
         };
-        Ok(Numbers { state, fence, ttl, lease, grace, on_unknown, created_at, state_at })
+        Ok(Numbers {
+            state,
+            fence,
+            ttl,
+            lease,
+            grace,
+            on_unknown,
+            created_at,
+            state_at,
+            claimed_at,
+        })
     }
 
-    /// Attempt, fingerprint, code and detail.
-    fn texts(&self) -> Result<Vec<Option<&[u8]>>, StoreError> {
-        get(&self.row, TEXTS)
+    fn texts(&self) -> Result<Texts<'_>, StoreError> {
+        let texts: Vec<Option<&[u8]>> = get(&self.row, TEXTS)?;
+        let [Some(attempt), Some(fingerprint), Some(origin), history, ref of_state @ ..] = *texts
+        else {
+            return Err(odd("attempt, fingerprint or origin"));
+        };
+        let (code, detail) = match *of_state {
+            [] => (None, None),
+            [code, detail] => (code, detail),
+            _ => return Err(odd("text")),
+        };
+        Ok(Texts { attempt, fingerprint, origin, history, code, detail })
     }
 
     fn assemble(
         &self,
         numbers: &Numbers,
-        texts: &[Option<&[u8]>],
+        texts: &Texts<'_>,
         state: State,
     ) -> Result<Record, StoreError> {
-        let [Some(attempt), Some(fingerprint), ..] = texts else {
-            return Err(odd("attempt or fingerprint"));
-        };
-        let attempt = <[u8; 16]>::try_from(*attempt).map_err(|_| odd("attempt"))?;
-        let fingerprint = fingerprint
+        let attempt = <[u8; 16]>::try_from(texts.attempt).map_err(|_| odd("attempt"))?;
+        let fingerprint = texts
+            .fingerprint
             .split_first()
             .and_then(|(scheme, digest)| {
                 Some(Fingerprint::from_parts(*scheme, digest.try_into().ok()?))
@@ -149,14 +180,17 @@ impl Answer {
                     _ => return Err(odd("on_unknown")),
                 },
             },
+            origin: Origin::from_bytes(texts.origin).ok_or_else(|| odd("origin"))?,
             created_at: timestamp(numbers.created_at),
+            claimed_at: timestamp(numbers.claimed_at),
+            history: History::from_text(text(texts.history)?),
             state,
         })
     }
 
-    fn state(&self, numbers: &Numbers, texts: &[Option<&[u8]>]) -> Result<State, StoreError> {
+    fn state(&self, numbers: &Numbers, texts: &Texts<'_>) -> Result<State, StoreError> {
         let at = timestamp(numbers.state_at);
-        let [_, _, code, detail] = *texts else { return Err(odd("text")) };
+        let Texts { code, detail, .. } = *texts;
         Ok(match numbers.state {
             0 => State::Running { lease_until: at },
             1 => State::Completed {
@@ -241,6 +275,6 @@ fn unsigned(column: i64) -> u64 {
 /// One row that nobody here wrote. The others are fine, so it is not the end of the process.
 fn odd(what: &str) -> StoreError {
     let said =
-        format!("a row of onetake_records holds an odd {what}: it was not written by onetake");
+        format!("a row of onetake's tables holds an odd {what}: it was not written by onetake");
     StoreError::new(StoreErrorKind::Invalid, said)
 }

@@ -35,7 +35,11 @@ pub(super) async fn check(client: &Client, allow_lossy: bool) -> Result<(), Stor
         .query_typed(
             "SELECT current_setting('fsync'), current_setting('full_page_writes'),
                     current_setting('synchronous_commit'), pg_is_in_recovery(),
-                    to_regclass('onetake_schema') IS NOT NULL",
+                    to_regclass('onetake_schema') IS NOT NULL,
+                    to_regclass('onetake_notes') IS NOT NULL AND 2 = (
+                      SELECT count(*) FROM pg_attribute
+                       WHERE attrelid = to_regclass('onetake_records') AND NOT attisdropped
+                         AND attname IN ('origin', 'history'))",
             &[],
         )
         .await
@@ -66,7 +70,16 @@ pub(super) async fn check(client: &Client, allow_lossy: bool) -> Result<(), Stor
         return Err(invalid(missing("there is no onetake_schema")));
     }
     let found = version(client).await?;
-    compatible(found)
+    compatible(found)?;
+    if !flag(5) {
+        return Err(invalid(
+            "onetake's tables are not whole: onetake_notes, or a column of onetake_records, is missing. \
+             Restore them from a backup; or, if nothing in them is needed, drop all that is called \
+             onetake_… and run `onetake migrate --store URL`"
+                .to_owned(),
+        ));
+    }
+    Ok(())
 }
 
 /// A version that was found, and the oldest program that works on it.

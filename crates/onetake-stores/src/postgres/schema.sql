@@ -12,6 +12,7 @@ CREATE TABLE onetake_records (
     attempt     bytea    NOT NULL,    -- 16 bytes: the attempt that ran last
     fence       bigint   NOT NULL,    -- rises with every attempt
     fingerprint bytea    NOT NULL,    -- one byte for the scheme, then the digest of what was asked
+    origin      bytea    NOT NULL,    -- 16 bytes: a digest of the tenant; then the route; empty if nobody said
     ttl         bigint   NOT NULL,
     lease       bigint   NOT NULL,
     grace       bigint   NOT NULL,
@@ -26,7 +27,8 @@ CREATE TABLE onetake_records (
     head        bytea,                -- completed: status and headers
     body        bytea,                -- completed: the body; NULL if it was not kept
     code        bytea,                -- failed: the code; unknown: why
-    detail      bytea                 -- failed and unknown: a sentence
+    detail      bytea,                -- failed and unknown: a sentence
+    history     text                  -- earlier attempts, a line each: fence, claimed, ended, state; NULL: none
 ) WITH (fillfactor = 25);
 
 -- No column of these changes when a short operation completes: its row is updated in its page, and
@@ -46,9 +48,19 @@ INSERT INTO onetake_watch (seen_until) VALUES (0);
 -- Secrets that were made at first use, the same for all nodes.
 CREATE TABLE onetake_secrets (name text PRIMARY KEY, value bytea NOT NULL);
 
+-- The audit: what people, and the reaper on their behalf, did to keys.
+CREATE TABLE onetake_notes (
+    place bytea PRIMARY KEY,          -- 8 bytes: when it was done; then 16 by chance
+    id    bytea NOT NULL,             -- the record's, which may be gone
+    said  bytea NOT NULL              -- who, what, why, and how it ended, as onetake reads it
+);
+CREATE INDEX onetake_notes_id ON onetake_notes (id, place);
+
 CREATE VIEW onetake_keys AS
 SELECT encode(id, 'hex')                                               AS id,
        (ARRAY['running', 'completed', 'failed', 'released', 'unknown'])[state + 1] AS state,
+       nullif(encode(substring(origin FROM 1 FOR 16), 'hex'), '')      AS tenant,
+       nullif(encode(substring(origin FROM 17), 'escape'), '')         AS route,
        fence,
        to_timestamp(created_at / 1000000.0)                            AS created_at,
        to_timestamp(claimed_at / 1000000.0)                            AS claimed_at,

@@ -44,6 +44,7 @@ impl<'a> Columns<'a> {
             Verb::Abandon => {
                 Self { code: Some(b"lease_ended".to_vec()), detail: Some(Vec::new()), ..plain(5) }
             }
+            Verb::Forget => plain(6),
         }
     }
 }
@@ -121,7 +122,7 @@ fn done(item: &Settlement, answer: &Answer) -> Result<Settled, StoreError> {
         Verb::Renew => State::Running { lease_until: at },
         Verb::Complete(recording) => State::Completed { at, recording: recording.clone() },
         Verb::Fail(failure) => State::Failed { at, failure: failure.clipped() },
-        Verb::Release => State::Released { at },
+        Verb::Release | Verb::Forget => State::Released { at },
         Verb::Unknown(cause) => State::Unknown { at, cause: cause.clipped() },
         Verb::Abandon => State::Unknown { at, cause: onetake_core::Cause::LeaseEnded },
     };

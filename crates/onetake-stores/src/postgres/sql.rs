@@ -56,9 +56,13 @@ pub(super) use over;
 /// Goes through all keys.
 pub(super) const IDS: &str = "SELECT id FROM onetake_records WHERE id > $1 ORDER BY id LIMIT $2";
 
+/// The keys whose reference it is.
+pub(super) const WITH_REFERENCE: &str =
+    "SELECT id FROM onetake_records WHERE id BETWEEN $1 AND $2 ORDER BY id LIMIT $3";
+
 /// Claims many keys.
 pub(super) const CLAIM: &str =
-    "SELECT * FROM onetake_claim_1($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12)";
+    "SELECT * FROM onetake_claim_1($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13)";
 
 /// Settles many attempts.
 pub(super) const SETTLE: &str =
@@ -70,8 +74,9 @@ pub(super) const LOAD: &str = concat!(
     clock!(),
     " SELECT 1::smallint, clock.now, NULL::bigint, record.id,
              ARRAY[record.state, record.fence, record.ttl, record.lease, record.grace, record.on_unknown,
-                   record.created_at, record.state_at],
-             ARRAY[record.attempt, record.fingerprint, record.code, record.detail], record.head, record.body
+                   record.created_at, record.state_at, record.claimed_at],
+             ARRAY[record.attempt, record.fingerprint, record.origin, convert_to(record.history, 'UTF8'),
+                   record.code, record.detail], record.head, record.body
         FROM clock, onetake_records AS record
      WHERE record.id = ANY ($3::bytea[]) AND (record.expires_at IS NULL OR record.expires_at > clock.now)"
 );

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use onetake_core::note::NOTES_KEPT;
 use onetake_core::store::{Abandoned, Swept};
 use onetake_core::{AttemptId, RecordId, StoreError};
 use tokio_postgres::types::Type;
@@ -9,7 +10,7 @@ use tokio_postgres::types::Type;
 use super::PostgresStore;
 use super::batch::LOCK_TIMEOUT;
 use super::fault::{Effect, Fault};
-use super::rows::{array, get, timestamp};
+use super::rows::{array, column, get, timestamp};
 use super::sql::{clock, clock_in_touch, over};
 
 /// An operation that runs for longer than this is watched by an index.
@@ -78,8 +79,8 @@ const ABANDONED: &str = concat!(
     " ORDER BY record.watch_at LIMIT $5::bigint"
 );
 
-/// Deletes what expired.
-const SWEEP: &str = "SELECT * FROM onetake_sweep_1($1, $2, $3, $4)";
+/// Deletes what expired, and what the audit kept for long enough.
+const SWEEP: &str = "SELECT * FROM onetake_sweep_1($1, $2, $3, $4, $5)";
 
 pub(super) async fn abandoned(
     store: &PostgresStore,
@@ -175,6 +176,7 @@ async fn sweep_part(
                 (&LOCK_TIMEOUT, Type::TEXT),
                 (&since, Type::INT8),
                 (&rows, Type::INT4),
+                (&column(NOTES_KEPT), Type::INT8),
             ],
             Effect::Writes,
         )

@@ -7,16 +7,17 @@ use std::time::Duration;
 use rusqlite::{Connection, TransactionBehavior};
 use tokio::sync::oneshot;
 
-use onetake_core::store::{Abandoned, Answers, Swept};
-use onetake_core::{Clock, Record, RecordId, StoreError, StoreErrorKind, Timestamp};
+use onetake_core::note::{NotePlace, Notes};
+use onetake_core::store::{Abandoned, Answers, FOUND_MAX, Swept};
+use onetake_core::{Clock, Record, RecordId, Reference, StoreError, StoreErrorKind, Timestamp};
 
 use super::error::{During, refused};
 use super::ledger::{self, Moment, Write};
-use super::table;
+use super::{notes, table};
 
 /// Jobs that are written as one group at most.
 const GROUP_JOBS_MAX: usize = 64;
-/// Records that a sweep deletes between two groups of traffic.
+/// Records, and entries of the audit, that a sweep deletes between two groups of traffic.
 const SWEEP_STEP: usize = 250;
 
 /// What the thread is asked for.
@@ -24,6 +25,8 @@ pub(super) enum Job {
     Write(Box<dyn Write>),
     Load(Vec<RecordId>, oneshot::Sender<Answers<Option<Arc<Record>>>>),
     Ids(Option<RecordId>, usize, oneshot::Sender<Result<Vec<RecordId>, StoreError>>),
+    Find(Reference, oneshot::Sender<Result<Vec<RecordId>, StoreError>>),
+    Notes(Option<RecordId>, Option<NotePlace>, usize, oneshot::Sender<Result<Notes, StoreError>>),
     Abandoned(usize, oneshot::Sender<Result<Vec<Abandoned>, StoreError>>),
     Sweep(usize, oneshot::Sender<Result<Swept, StoreError>>),
     Settings(oneshot::Sender<Result<Settings, StoreError>>),
@@ -142,6 +145,16 @@ impl Committer {
                 let ids = poisoned.and_then(|()| ids().map_err(|e| refused(e, During::Work)));
                 let _gone = to.send(ids);
             }
+            Job::Find(reference, to) => {
+                let ids = || table::with_reference(&self.connection, reference, FOUND_MAX);
+                let ids = poisoned.and_then(|()| ids().map_err(|e| refused(e, During::Work)));
+                let _gone = to.send(ids);
+            }
+            Job::Notes(of, from, limit, to) => {
+                let notes = || notes::read(&self.connection, of, from, limit);
+                let notes = poisoned.and_then(|()| notes().map_err(|e| refused(e, During::Work)));
+                let _gone = to.send(notes);
+            }
             Job::Abandoned(limit, to) => {
                 let _gone = to.send(poisoned.and_then(|()| self.abandoned(limit)));
             }
@@ -208,6 +221,7 @@ impl Committer {
             }
             if let Some(sweeping) = sweeps.front_mut() {
                 let swept = table::sweep(&transaction, moment.now, sweeping.left.min(SWEEP_STEP))?;
+                notes::sweep(&transaction, moment.now, SWEEP_STEP)?;
                 sweeping.left -= swept.removed;
                 sweeping.swept.removed += swept.removed;
                 sweeping.swept.unknown += swept.unknown;

@@ -1,4 +1,4 @@
-//! Decides claims, settlements and secrets against the rows, inside a transaction.
+//! Decides claims, settlements, secrets and notes against the rows, inside a transaction.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,6 +8,7 @@ use tokio::sync::oneshot;
 
 use onetake_core::codec::DecodeError;
 use onetake_core::decide::{self, ClaimEffect, SettleEffect};
+use onetake_core::note::Note;
 use onetake_core::store::Answers;
 use onetake_core::{
     Claim, Claimed, Fence, Record, RecordId, Settled, Settlement, State, StoreError,
@@ -15,7 +16,7 @@ use onetake_core::{
 };
 
 use super::error::is_too_big;
-use super::table;
+use super::{notes, table};
 
 /// When a group is decided.
 #[derive(Clone, Copy, Debug)]
@@ -64,6 +65,12 @@ pub(super) fn secret(
     to: oneshot::Sender<Answers<[u8; 32]>>,
 ) -> Box<dyn Write> {
     Box::new(Batch { items: vec![(name, fresh)], decide: keep_secret, answers: Vec::new(), to })
+}
+
+/// One entry of the audit.
+pub(super) fn note(note: Note, to: oneshot::Sender<Answers<()>>) -> Box<dyn Write> {
+    let decide = |connection: &_, note: &_, _| notes::write(connection, note).map(Ok);
+    Box::new(Batch { items: vec![note], decide, answers: Vec::new(), to })
 }
 
 impl<T: Send, R: Send> Write for Batch<T, R> {

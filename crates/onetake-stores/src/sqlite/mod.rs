@@ -30,12 +30,14 @@
 //! | `record` | the whole record as onetake reads it; the other columns are written from it |
 //!
 //! `meta` holds `swept_fence`: the highest fence of any record that was swept, so that fences rise
-//! across that too (S2). `secrets` holds those that were made at first use.
+//! across that too (S2). `secrets` holds those that were made at first use, and `notes` the audit: `place`
+//! (8 bytes: when it was done; then 16 by chance), `id` (the record's), and `said` as onetake reads it.
 
 mod committer;
 mod doctor;
 mod error;
 mod ledger;
+mod notes;
 mod schema;
 mod table;
 
@@ -48,9 +50,10 @@ use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use tokio::sync::oneshot;
 
+use onetake_core::note::{Note, NotePlace, Notes};
 use onetake_core::store::{Abandoned, Answers, Cursor, Page, Swept};
 use onetake_core::{
-    Claim, Claimed, Clock, Record, RecordId, Settled, Settlement, Store, StoreError,
+    Claim, Claimed, Clock, Record, RecordId, Reference, Settled, Settlement, Store, StoreError,
     StoreErrorKind, SystemClock,
 };
 
@@ -114,6 +117,11 @@ impl SqliteStore {
         answer.await.map_err(|_| self.gone())
     }
 
+    /// The answer to a batch of one.
+    fn only<T>(&self, answers: Answers<T>) -> Result<T, StoreError> {
+        answers.into_iter().next().unwrap_or_else(|| Err(self.gone()))
+    }
+
     /// The error for a thread that is not there: closed on purpose, or died in the middle of
     /// something.
     fn gone(&self) -> StoreError {
@@ -168,14 +176,35 @@ impl Store for SqliteStore {
         .boxed()
     }
 
+    fn find(&self, reference: Reference) -> BoxFuture<'_, Result<Vec<RecordId>, StoreError>> {
+        async move { self.ask(|reply| Job::Find(reference, reply)).await? }.boxed()
+    }
+
+    fn note(&self, note: Note) -> BoxFuture<'_, Result<(), StoreError>> {
+        async move { self.only(self.ask(|reply| Job::Write(ledger::note(note, reply))).await?) }
+            .boxed()
+    }
+
+    fn notes(
+        &self,
+        of: Option<RecordId>,
+        from: Option<Cursor>,
+        limit: usize,
+    ) -> BoxFuture<'_, Result<Notes, StoreError>> {
+        async move {
+            let from = from.map(|cursor| NotePlace::of(&cursor)).transpose()?;
+            self.ask(|reply| Job::Notes(of, from, limit, reply)).await?
+        }
+        .boxed()
+    }
+
     fn secret(
         &self,
         name: &'static str,
         fresh: [u8; 32],
     ) -> BoxFuture<'_, Result<[u8; 32], StoreError>> {
         async move {
-            let answers = self.ask(|reply| Job::Write(ledger::secret(name, fresh, reply))).await?;
-            answers.into_iter().next().unwrap_or_else(|| Err(self.gone()))
+            self.only(self.ask(|reply| Job::Write(ledger::secret(name, fresh, reply))).await?)
         }
         .boxed()
     }

@@ -40,6 +40,14 @@ const MIGRATIONS: &[&str] = &[
     CREATE TABLE meta (name TEXT PRIMARY KEY NOT NULL, value INTEGER NOT NULL) STRICT;
     ",
     "CREATE TABLE secrets (name TEXT PRIMARY KEY NOT NULL, value BLOB NOT NULL) STRICT;",
+    "
+    CREATE TABLE notes (
+        place BLOB PRIMARY KEY NOT NULL,
+        id    BLOB NOT NULL,
+        said  BLOB NOT NULL
+    ) STRICT;
+    CREATE INDEX notes_id ON notes (id, place);
+    ",
 ];
 
 /// The version of the schema that is written.

@@ -42,8 +42,8 @@ async fn an_uncommitted_insert_holds_up_its_key_alone() {
     let held = claim(7);
     stranger.batch_execute("BEGIN").await.unwrap();
     let insert = "INSERT INTO onetake_records (id, attempt, fence, fingerprint, ttl, lease, grace, created_at,
-         claimed_at, state_at, sweep_at, state, on_unknown)
-         VALUES ($1, $2, 1, $2, 1, 1, 1, 1, 1, 1, 1, 0, 0)";
+         claimed_at, state_at, sweep_at, state, on_unknown, origin)
+         VALUES ($1, $2, 1, $2, 1, 1, 1, 1, 1, 1, 1, 0, 0, '')";
     let (id, other): (&[u8], &[u8]) = (held.id.as_bytes(), &[1; 33]);
     stranger.execute(insert, &[&id, &other]).await.unwrap();
     // While the stranger holds the key, and for as long as it likes.

@@ -76,7 +76,7 @@ async fn a_key_that_somebody_is_claiming_is_not_leave_to_run_it() {
         .batch_execute(&format!(
             "BEGIN; SELECT * FROM onetake_claim_1(0, '50ms', 0, 0, 0::smallint, ARRAY['\\x{hex}'::bytea],
                ARRAY['\\x000102030405060708090a0b0c0d0e0f'::bytea], ARRAY['\\x00'::bytea], ARRAY[86400000000],
-               ARRAY[30000000], ARRAY[30000000], ARRAY[0::smallint])"
+               ARRAY[30000000], ARRAY[30000000], ARRAY[0::smallint], ARRAY[''::bytea])"
         ))
         .await
         .unwrap();
@@ -151,9 +151,9 @@ async fn a_plan_from_when_there_were_few_records_reads_few_of_many() {
         &database,
         &format!(
             "INSERT INTO onetake_records (id, attempt, fence, fingerprint, ttl, lease, grace, created_at, claimed_at,
-                 state_at, sweep_at, expires_at, state, on_unknown)
+                 state_at, sweep_at, expires_at, state, on_unknown, origin)
              SELECT substring(sha256(n::text::bytea) FROM 1 FOR 16), '\\x00', n, '\\x01', 1, 1, 1, 1, 1, 1, 1,
-                    9000000000000000, 3, 0 FROM generate_series(1, {MANY}) AS n"
+                    9000000000000000, 3, 0, '' FROM generate_series(1, {MANY}) AS n"
         ),
     );
     let read = || -> (u64, u64) {

@@ -4,6 +4,7 @@
 mod attacks;
 mod held;
 mod later_attacks;
+mod operators;
 mod outages;
 mod refusals;
 mod schema;

@@ -2,11 +2,11 @@
 
 use futures_util::future::join_all;
 use onetake_core::{
-    AttemptId, Claim, Fingerprint, Key, RecordId, Recording, Scope, Settlement, Store,
-    StoreErrorKind, Terms, Verb,
+    AttemptId, Claim, Fingerprint, Key, Origin, RecordId, Recording, Scope, Settlement, Store,
+    StoreErrorKind, TenantDigest, Terms, Verb,
 };
 use onetake_sim::servers::Postgres;
-use onetake_stores::{Migrated, PostgresOptions, PostgresStore};
+use onetake_stores::{Migrated, PostgresOptions, PostgresStore, Weight};
 
 use super::store_on;
 
@@ -69,7 +69,7 @@ async fn completing_touches_no_index_and_people_can_read_it() {
             attempt: AttemptId::from_bytes([number; 16]),
             fingerprint: Fingerprint::of(b"pay"),
             terms: Terms::default(),
-            origin: onetake_core::Origin::default(),
+            origin: Origin::new(TenantDigest::from_bytes([0xa5; 16]), "POST /pay"),
         })
         .collect();
     for batch in claims.chunks(10) {
@@ -89,4 +89,37 @@ async fn completing_touches_no_index_and_people_can_read_it() {
     .await;
     let shown = "SELECT state, replayable, bytes, expires_at - created_at FROM onetake_keys GROUP BY 1, 2, 3, 4";
     assert_eq!(server.sql(database, shown), "completed|t|300|1 day");
+    let who = "SELECT tenant, route FROM onetake_keys GROUP BY 1, 2";
+    assert_eq!(server.sql(database, who), format!("{}|POST /pay", "a5".repeat(16)));
+    // Nobody has to say who asks, and a route may be called anything.
+    let silent = Claim { origin: Origin::default(), ..claims[0].clone() };
+    let odd = Origin::new(TenantDigest::default(), "\0 größe");
+    let odd = Claim { origin: odd, ..claims[1].clone() };
+    server.sql(database, "DELETE FROM onetake_records");
+    store.claim(vec![silent, odd]).await;
+    let who = "SELECT tenant IS NULL, route FROM onetake_keys ORDER BY tenant NULLS FIRST";
+    assert_eq!(server.sql(database, who), "t|\nf|\\000 gr\\303\\266\\303\\237e");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn tables_that_are_not_whole_are_refused_and_the_doctor_says_so() {
+    let server = Postgres::start().await;
+    for damage in [
+        "DROP TABLE onetake_notes",
+        "ALTER TABLE onetake_records DROP COLUMN origin CASCADE",
+        "ALTER TABLE onetake_records DROP COLUMN history",
+    ] {
+        let url = server.database();
+        drop(store_on(&url).await);
+        server.sql(url.rsplit_once('/').unwrap().1, damage);
+        let error = PostgresStore::open(&url, PostgresOptions::default()).await.unwrap_err();
+        assert_eq!(error.kind(), StoreErrorKind::Invalid);
+        let said = error.to_string();
+        assert!(said.contains("not whole") && said.contains("onetake migrate"), "{said}");
+        let found = PostgresStore::diagnose(&url, PostgresOptions::default()).await.unwrap();
+        let broken = |finding: &onetake_stores::Finding| {
+            finding.weight == Weight::Broken && finding.what.contains("not whole")
+        };
+        assert!(found.findings.iter().any(broken), "{:?}", found.findings);
+    }
 }

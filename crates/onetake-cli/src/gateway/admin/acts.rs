@@ -99,7 +99,8 @@ pub(crate) struct Told {
 
 /// Says that the attempt had no effect: the next retry runs.
 #[utoipa::path(post, path = "/v1/keys/{name}/release", tag = "changes", request_body = Change,
-    params(("name" = String, Path, description = "Its reference, or its id")),
+    params(("name" = String, Path, description = "Its reference, or its id",
+        pattern = "^([0-9a-fA-F]{32}|([2-9A-HJ-NP-Za-hj-np-z]{4}-?){2}[2-9A-HJ-NP-Za-hj-np-z]{4})$")),
     responses((status = 200, body = Key), super::Missed, super::BadBody))]
 pub(super) async fn release(
     State(api): State<Api>,
@@ -111,7 +112,8 @@ pub(super) async fn release(
 
 /// Says that the attempt failed for good: retries are told so.
 #[utoipa::path(post, path = "/v1/keys/{name}/fail", tag = "changes", request_body = FailChange,
-    params(("name" = String, Path, description = "Its reference, or its id")),
+    params(("name" = String, Path, description = "Its reference, or its id",
+        pattern = "^([0-9a-fA-F]{32}|([2-9A-HJ-NP-Za-hj-np-z]{4}-?){2}[2-9A-HJ-NP-Za-hj-np-z]{4})$")),
     responses((status = 200, body = Key), super::Missed, super::BadBody))]
 pub(super) async fn fail(
     State(api): State<Api>,
@@ -129,7 +131,8 @@ pub(super) async fn fail(
 
 /// Tells the outcome: retries get it from now on.
 #[utoipa::path(post, path = "/v1/keys/{name}/resolve", tag = "changes", request_body = ResolveChange,
-    params(("name" = String, Path, description = "Its reference, or its id")),
+    params(("name" = String, Path, description = "Its reference, or its id",
+        pattern = "^([0-9a-fA-F]{32}|([2-9A-HJ-NP-Za-hj-np-z]{4}-?){2}[2-9A-HJ-NP-Za-hj-np-z]{4})$")),
     responses((status = 200, body = Key), super::Missed, super::BadBody))]
 pub(super) async fn resolve(
     State(api): State<Api>,
@@ -142,7 +145,8 @@ pub(super) async fn resolve(
 
 /// Makes the key as if it had never been used, whatever came of it, unless it runs. The next request runs.
 #[utoipa::path(post, path = "/v1/keys/{name}/forget", tag = "changes", request_body = Change,
-    params(("name" = String, Path, description = "Its reference, or its id")),
+    params(("name" = String, Path, description = "Its reference, or its id",
+        pattern = "^([0-9a-fA-F]{32}|([2-9A-HJ-NP-Za-hj-np-z]{4}-?){2}[2-9A-HJ-NP-Za-hj-np-z]{4})$")),
     responses((status = 200, body = Key), super::Missed, super::BadBody))]
 pub(super) async fn forget(
     State(api): State<Api>,

@@ -24,7 +24,7 @@ use crate::config::Token;
 /// Requests a second, and how many at once.
 const REQUESTS: (u32, u32) = (50, 100);
 /// Wrong tokens a second, and how many at once.
-const WRONG_TOKENS: (u32, u32) = (1, 10);
+const WRONG_TOKENS: (u32, u32) = (5, 50);
 
 /// Looks at every request but those of probes.
 #[derive(Clone)]
@@ -221,8 +221,8 @@ mod tests {
         let (closed, clock) = guard(Some(TOKEN));
         let right = [("authorization", "Bearer a-token-of-the-operator")];
         let wrong = [("authorization", "Bearer of-somebody-who-guesses")];
-        let guesses: Vec<u16> = (0..12).map(|_| asked(&closed, &wrong)).collect();
-        assert_eq!(guesses.iter().filter(|status| **status == 401).count(), 10);
+        let guesses: Vec<u16> = (0..60).map(|_| asked(&closed, &wrong)).collect();
+        assert_eq!(guesses.iter().filter(|status| **status == 401).count(), 50);
         assert_eq!(guesses.last(), Some(&429));
         let answers: Vec<u16> = (0..101).map(|_| asked(&closed, &right)).collect();
         assert_eq!(answers.iter().filter(|status| **status == 200).count(), 100);

@@ -23,6 +23,8 @@ const PAGE_KEYS_MAX: usize = 500;
 const LIST_LOOK_AT: usize = 2_000;
 /// Keys that one request for counts looks at.
 const COUNT_LOOK_AT: usize = 10_000;
+/// The greatest age that is asked for: three hundred years.
+const AGE_SECONDS_MAX: u64 = 10_000_000_000;
 /// Entries of the audit on a page, unless asked otherwise, and with a key.
 const AUDIT_ENTRIES: usize = 100;
 
@@ -38,8 +40,10 @@ pub(crate) struct Which {
     /// Only those of this route, as the configuration names it: `POST /v1/charges`.
     route: Option<String>,
     /// Only those that were first claimed at least so many seconds ago.
+    #[param(maximum = 10_000_000_000_u64)]
     min_age_seconds: Option<u64>,
     /// Only those that were first claimed at most so many seconds ago.
+    #[param(maximum = 10_000_000_000_u64)]
     max_age_seconds: Option<u64>,
     /// How many at most, from 1 to 500; 50 by default. (Counts have no use for it.)
     #[param(minimum = 1, maximum = 500)]
@@ -55,8 +59,8 @@ impl Which {
             state: self.state,
             tenant: self.tenant.as_ref().map(digest).transpose()?,
             route: self.route.clone(),
-            min_age: self.min_age_seconds.map(Duration::from_secs),
-            max_age: self.max_age_seconds.map(Duration::from_secs),
+            min_age: age("min_age_seconds", self.min_age_seconds)?,
+            max_age: age("max_age_seconds", self.max_age_seconds)?,
         })
     }
 
@@ -69,6 +73,15 @@ impl Which {
 
     fn place(&self) -> Result<Place, Fault> {
         self.cursor.as_deref().map_or(Ok(Place::default()), Place::read)
+    }
+}
+
+fn age(name: &str, seconds: Option<u64>) -> Result<Option<Duration>, Fault> {
+    match seconds {
+        Some(seconds) if seconds > AGE_SECONDS_MAX => {
+            Err(Fault::invalid(format!("`{name}` must be at most {AGE_SECONDS_MAX}.")))
+        }
+        seconds => Ok(seconds.map(Duration::from_secs)),
     }
 }
 
@@ -156,7 +169,8 @@ pub(crate) struct HowMuch {
 
 /// Shows a key and its life.
 #[utoipa::path(get, path = "/v1/keys/{name}", tag = "keys",
-    params(("name" = String, Path, description = "Its reference, or its id"), HowMuch),
+    params(("name" = String, Path, description = "Its reference, or its id",
+        pattern = "^([0-9a-fA-F]{32}|([2-9A-HJ-NP-Za-hj-np-z]{4}-?){2}[2-9A-HJ-NP-Za-hj-np-z]{4})$"), HowMuch),
     responses((status = 200, body = Life), super::Missed))]
 pub(super) async fn get(
     State(api): State<Api>,
@@ -176,7 +190,10 @@ pub(crate) struct Lookup {
     key: String,
     /// Whose key it is: `public`, `bearer:TOKEN`, `basic:USER`, `x-api-key:KEY`, `header:VALUE`,
     /// `client-ip:ADDRESS`, `jwt:CLAIM`, `jwt:ISSUER CLAIM`, or `forward-auth:NAME`.
-    #[schema(example = "header:acct_1")]
+    #[schema(
+        example = "header:acct_1",
+        pattern = "^(public|(bearer|basic|x-api-key|header|jwt|forward-auth):[!-~]+|client-ip:[0-9a-fA-F.:]+)$"
+    )]
     tenant: String,
     /// The namespace of its route; empty by default.
     #[serde(default)]

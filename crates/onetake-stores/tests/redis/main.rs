@@ -185,6 +185,7 @@ impl Race {
 /// The keys of records on a server.
 fn records(server: &Redis) -> Vec<String> {
     let keys = server.cli(&["KEYS", "*"]);
-    let is_record = |key: &&str| !key.ends_with(":leases") && !key.ends_with(":fence");
+    let is_record =
+        |key: &&str| ![":leases", ":fence", ":ref:"].iter().any(|other| key.contains(other));
     keys.lines().filter(is_record).map(str::to_owned).collect()
 }

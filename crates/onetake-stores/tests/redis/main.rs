@@ -5,6 +5,7 @@
 mod cluster;
 mod doctor;
 mod one_server;
+mod operators;
 mod outages;
 mod replicas;
 mod suite;

@@ -139,7 +139,13 @@ mod tests {
             fence: Fence::new(u64::MAX),
             fingerprint: Fingerprint::of(b"x"),
             terms: Terms::default(),
+            origin: onetake_core::Origin::new(
+                onetake_core::TenantDigest::from_bytes([5; 16]),
+                "POST /pay",
+            ),
             created_at: Timestamp::from_micros(1_893_456_000_000_001),
+            claimed_at: Timestamp::from_micros(1_893_456_000_000_001),
+            history: onetake_core::origin::History::from_text("1 2 3 released\n".to_owned()),
             state,
         };
         Seen { record, version: u64::MAX }

@@ -64,6 +64,11 @@ fn judge(found: &TableDescription, ttl: &TimeToLiveDescription) -> Vec<Finding> 
         let fix = "run `onetake migrate`, which switches TTL on";
         Finding::weak("nobody deletes what expired: the table grows without end", fix)
     });
+    if schema::lacks_index(found) {
+        let what =
+            "it has no index `found`: no reference leads to its record, and no audit is read";
+        findings.push(Finding::broken(what, "run `onetake migrate`, which adds it"));
+    }
     let billing = found.billing_mode_summary().and_then(BillingModeSummary::billing_mode);
     findings.push(if billing == Some(&BillingMode::PayPerRequest) {
         Finding::fine("capacity grows by itself (PAY_PER_REQUEST)")

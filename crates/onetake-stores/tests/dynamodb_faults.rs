@@ -187,6 +187,10 @@ async fn a_write_that_landed_and_is_sent_again_is_its_own_success() {
     left.store(1, Ordering::SeqCst);
     let completed = complete(&store, &key).await.unwrap();
     assert!(matches!(completed, Settled::Done { .. }), "{completed:?}");
+    left.store(1, Ordering::SeqCst);
+    let forget = Settlement { id: key.id, attempt: key.attempt, verb: Verb::Forget };
+    let forgotten = store.settle(vec![forget]).await.remove(0).unwrap();
+    assert!(matches!(forgotten, Settled::Done { .. }), "{forgotten:?}");
     assert_eq!(left.load(Ordering::SeqCst), 0);
 
     // Lost each time: it may have landed, and did.

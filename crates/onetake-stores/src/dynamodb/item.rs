@@ -157,10 +157,7 @@ mod tests {
             fence: Fence::new(u64::MAX),
             fingerprint: Fingerprint::of(b"x"),
             terms: Terms::default(),
-            origin: onetake_core::Origin::new(
-                onetake_core::TenantDigest::from_bytes([5; 16]),
-                "POST /pay",
-            ),
+            origin: Origin::new(TenantDigest::from_bytes([5; 16]), &"r".repeat(ROUTE_BYTES_MAX)),
             created_at: Timestamp::from_micros(1_893_456_000_000_001),
             claimed_at: Timestamp::from_micros(1_893_456_000_000_001),
             history: History::from_text("h".repeat(HISTORY_BYTES_MAX)),

@@ -10,8 +10,8 @@ use aws_sdk_dynamodb::Client;
 use aws_sdk_dynamodb::config::{BehaviorVersion, Credentials, Region};
 use aws_sdk_dynamodb::primitives::Blob;
 use aws_sdk_dynamodb::types::{
-    AttributeDefinition, AttributeValue, BillingMode, KeySchemaElement, KeyType,
-    ScalarAttributeType,
+    AttributeDefinition, AttributeValue, BillingMode, DeleteGlobalSecondaryIndexAction,
+    GlobalSecondaryIndexUpdate, KeySchemaElement, KeyType, ScalarAttributeType,
 };
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
@@ -23,7 +23,7 @@ use onetake_core::{
     StoreErrorKind, Terms, Timestamp, Verb,
 };
 use onetake_sim::servers::Dynamo;
-use onetake_stores::dynamodb::RECORDING_BYTES_MAX;
+use onetake_stores::dynamodb::{RECORDING_BYTES_MAX, TableChange};
 use onetake_stores::{DynamoOptions, DynamoStore, Weight};
 
 const START: Timestamp = Timestamp::from_micros(1_893_456_000_000_000);
@@ -72,9 +72,13 @@ fn on(clock: &ManualClock) -> DynamoOptions {
     }
 }
 
+async fn migrate(url: &str) -> TableChange {
+    DynamoStore::migrate(url, DynamoOptions::default()).await.unwrap()
+}
+
 async fn fresh(server: &Dynamo) -> Watched {
     let (url, clock) = (server.table(), ManualClock::default());
-    assert!(DynamoStore::migrate(&url, DynamoOptions::default()).await.unwrap());
+    assert_eq!(migrate(&url).await, TableChange::Created);
     let store = Arc::new(DynamoStore::open(&url, on(&clock)).await.unwrap());
     Watched { clock, store, url }
 }
@@ -99,7 +103,7 @@ async fn engine_on_dynamodb_store() {
 async fn overlapping_batches_from_four_nodes() {
     let server = Dynamo::start().await;
     let url = server.table();
-    DynamoStore::migrate(&url, DynamoOptions::default()).await.unwrap();
+    migrate(&url).await;
     let mut nodes: Vec<Arc<dyn Store>> = Vec::new();
     for _ in 0..4 {
         let store = DynamoStore::open(&url, DynamoOptions::default()).await.unwrap();
@@ -179,7 +183,7 @@ fn seconds(count: u64) -> Duration {
 /// A table, and the nodes on it, each with a clock that shows so much.
 async fn nodes(server: &Dynamo, offsets: &[Duration], margin: Duration) -> Vec<Watched> {
     let url = server.table();
-    DynamoStore::migrate(&url, DynamoOptions::default()).await.unwrap();
+    migrate(&url).await;
     let mut nodes = Vec::new();
     for offset in offsets {
         let clock = later(*offset);
@@ -281,7 +285,7 @@ async fn an_owner_that_renews_is_never_preempted() {
 async fn a_node_that_just_started_watches_first() {
     let server = Dynamo::start().await;
     let (url, clock) = (server.table(), ManualClock::default());
-    DynamoStore::migrate(&url, DynamoOptions::default()).await.unwrap();
+    migrate(&url).await;
     let owner = DynamoStore::open(&url, on(&clock)).await.unwrap();
     let runs = claim("a", 1);
     granted(&owner, &runs).await;
@@ -397,7 +401,7 @@ async fn a_recording_that_does_not_fit_is_kept_as_not_replayable() {
 async fn an_item_that_cannot_be_read_is_its_own_keys_trouble_alone() {
     let server = Dynamo::start().await;
     let url = server.table();
-    DynamoStore::migrate(&url, DynamoOptions::default()).await.unwrap();
+    migrate(&url).await;
     let clock = ManualClock::default();
     let store = DynamoStore::open(&url, on(&clock)).await.unwrap();
     let (good, bad) = (claim("good", 1), claim("bad", 2));
@@ -468,19 +472,69 @@ async fn a_missing_table_names_the_fix_and_migrate_makes_it_once() {
     let error = DynamoStore::open(&url, DynamoOptions::default()).await.unwrap_err();
     assert_eq!(error.kind(), StoreErrorKind::Invalid);
     assert!(error.to_string().contains("run `onetake migrate`"), "{error}");
-    assert!(DynamoStore::migrate(&url, DynamoOptions::default()).await.unwrap());
-    assert!(!DynamoStore::migrate(&url, DynamoOptions::default()).await.unwrap());
+    assert_eq!(migrate(&url).await, TableChange::Created);
+    assert_eq!(migrate(&url).await, TableChange::Nothing);
     let store = DynamoStore::open(&url, DynamoOptions::default()).await.unwrap();
     granted(&store, &claim("a", 1)).await;
-    assert!(!DynamoStore::migrate(&url, DynamoOptions::default()).await.unwrap());
+    assert_eq!(migrate(&url).await, TableChange::Nothing);
     assert!(load(&store, &claim("a", 1)).await.is_some(), "nothing is lost");
+}
+
+#[tokio::test]
+async fn an_index_that_an_earlier_version_did_without_is_added() {
+    let server = Dynamo::start().await;
+    let url = server.table();
+    migrate(&url).await;
+    let store = DynamoStore::open(&url, DynamoOptions::default()).await.unwrap();
+    granted(&store, &claim("a", 1)).await;
+    let delete = DeleteGlobalSecondaryIndexAction::builder().index_name("found").build().unwrap();
+    let update = GlobalSecondaryIndexUpdate::builder().delete(delete).build();
+    let table = client(&server).update_table().table_name("onetake_0");
+    table.global_secondary_index_updates(update).send().await.unwrap();
+
+    let error = DynamoStore::open(&url, DynamoOptions::default()).await.unwrap_err();
+    assert_eq!(error.kind(), StoreErrorKind::Invalid);
+    let what = error.to_string();
+    assert!(what.contains("no index `found`") && what.contains("run `onetake migrate`"), "{what}");
+    let diagnosis = store.diagnose().await.unwrap();
+    assert_eq!(diagnosis.worst(), Weight::Broken, "{diagnosis:?}");
+    assert!(diagnosis.findings.iter().any(|found| found.fix.contains("onetake migrate")));
+    granted(&store, &claim("b", 1)).await;
+
+    assert_eq!(migrate(&url).await, TableChange::IndexAdded);
+    assert_eq!(migrate(&url).await, TableChange::Nothing);
+    let store = DynamoStore::open(&url, DynamoOptions::default()).await.unwrap();
+    for key in ["a", "b"] {
+        let id = claim(key, 1).id;
+        assert_eq!(store.find(id.reference()).await.unwrap(), [id], "{key} is in it");
+    }
+}
+
+#[tokio::test]
+async fn what_is_forgotten_is_gone_at_once_by_any_clock() {
+    let server = Dynamo::start().await;
+    // The second node is behind, and both respect a key for an hour after it expired.
+    let nodes = nodes(&server, &[seconds(60), seconds(0)], seconds(3_600)).await;
+    let [ahead, behind] = nodes.as_slice() else { panic!("two nodes") };
+    let this = claim("a", 1);
+    let fence = granted(&ahead.store, &this).await;
+    let verb = Verb::Complete(Recording::new("a secret"));
+    done(&ahead.store, &this, verb).await;
+    done(&ahead.store, &this, Verb::Forget).await;
+    for node in [ahead, behind] {
+        assert!(load(&node.store, &this).await.is_none());
+        let again = settle(&node.store, &this, Verb::Forget).await.unwrap();
+        assert!(matches!(again, Settled::Stale { .. }), "{again:?}");
+    }
+    let other = Claim { fingerprint: Fingerprint::of(b"something else"), ..claim("a", 2) };
+    assert!(granted(&behind.store, &other).await > fence);
 }
 
 #[tokio::test]
 async fn the_doctor_looks_at_table_ttl_and_clock() {
     let server = Dynamo::start().await;
     let url = server.table();
-    DynamoStore::migrate(&url, DynamoOptions::default()).await.unwrap();
+    migrate(&url).await;
     let store = DynamoStore::open(&url, DynamoOptions::default()).await.unwrap();
     store.ready().await.unwrap();
     let diagnosis = store.diagnose().await.unwrap();

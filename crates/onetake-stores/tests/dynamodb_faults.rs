@@ -198,6 +198,29 @@ async fn a_write_that_landed_and_is_sent_again_is_its_own_success() {
 }
 
 #[tokio::test]
+async fn a_forgetting_that_landed_and_is_sent_again_is_its_own_success() {
+    let server = server().await;
+    let left = Arc::new(AtomicUsize::new(0));
+    let swallowed = Arc::clone(&left);
+    // What was read before is answered; that it was written is not.
+    let address = proxy(server.address(), move |answer| {
+        let read = String::from_utf8_lossy(answer).contains("\"Item\"");
+        read || swallowed.swap(0, Ordering::SeqCst) == 0
+    });
+    let url = through(&server, address.await);
+    let store = DynamoStore::open(&url, DynamoOptions::default()).await.unwrap();
+    let key = claim("a", 1);
+    ask(&store, &key).await.unwrap();
+    complete(&store, &key).await.unwrap();
+    left.store(1, Ordering::SeqCst);
+    let forget = Settlement { id: key.id, attempt: key.attempt, verb: Verb::Forget };
+    let forgotten = store.settle(vec![forget]).await.remove(0).unwrap();
+    assert_eq!(left.load(Ordering::SeqCst), 0, "an answer was lost");
+    assert!(matches!(forgotten, Settled::Done { .. }), "{forgotten:?}");
+    assert_eq!(state(&store, &key).await, None);
+}
+
+#[tokio::test]
 async fn a_server_that_is_not_there_has_written_nothing() {
     let nobody = SocketAddr::from((Ipv4Addr::LOCALHOST, free_port()));
     let url = format!("dynamodb://eu-central-1/onetake?endpoint=http://{nobody}");

@@ -17,7 +17,7 @@ use onetake_core::{Rng, SystemRng};
 use onetake_stores::SqliteStore;
 use onetake_stores::{Diagnosis, EmbeddedStore, EncryptionKey, Finding, SealedStore};
 #[cfg(feature = "dynamodb")]
-use onetake_stores::{DynamoOptions, DynamoStore};
+use onetake_stores::{DynamoOptions, DynamoStore, dynamodb::TableChange};
 #[cfg(feature = "filtered")]
 use onetake_stores::{FilterOptions, FilteredStore};
 #[cfg(feature = "postgres")]
@@ -220,11 +220,13 @@ pub async fn migrate(config: &StoreConfig) -> Result<String, StoreFailed> {
         }
         #[cfg(feature = "dynamodb")]
         StoreUrl::DynamoDb(url) => {
-            let created = DynamoStore::migrate(url.expose(), DynamoOptions::default()).await;
-            Ok(match created.map_err(failed(MIGRATE, url))? {
-                true => "the table was created".to_owned(),
-                false => "the table is there already".to_owned(),
-            })
+            let change = DynamoStore::migrate(url.expose(), DynamoOptions::default()).await;
+            let said = match change.map_err(failed(MIGRATE, url))? {
+                TableChange::Created => "the table was created",
+                TableChange::IndexAdded => "the table was given the index that it lacked",
+                TableChange::Nothing => "the table is there already",
+            };
+            Ok(said.to_owned())
         }
         StoreUrl::Memory | StoreUrl::Embedded(_) | StoreUrl::Sqlite(_) | StoreUrl::Redis(_) => {
             Ok("nothing to do: this store makes what it needs when it is opened".to_owned())

@@ -71,6 +71,8 @@ pub struct Capabilities {
     /// Whether expired records lie around until a sweep takes them. Where the server deletes them
     /// by itself, a sweep finds nothing to do.
     pub sweeps: bool,
+    /// Whether a key can be forgotten at any time. A filter that cannot be reached refuses.
+    pub forgets: bool,
     /// Tasks in the races.
     pub tasks: usize,
     /// Rounds in the races.
@@ -83,6 +85,7 @@ impl Default for Capabilities {
             tick: Duration::from_secs(10),
             body_bytes_max: 1 << 20,
             sweeps: true,
+            forgets: true,
             tasks: 32,
             rounds: 20,
         }

@@ -64,6 +64,11 @@ fn judge(found: &TableDescription, ttl: &TimeToLiveDescription) -> Vec<Finding> 
         let fix = "run `onetake migrate`, which switches TTL on";
         Finding::weak("nobody deletes what expired: the table grows without end", fix)
     });
+    if schema::lacks_index(found) {
+        let what =
+            "it has no index `found`: no reference leads to its record, and no audit is read";
+        findings.push(Finding::broken(what, "run `onetake migrate`, which adds it"));
+    }
     let billing = found.billing_mode_summary().and_then(BillingModeSummary::billing_mode);
     findings.push(if billing == Some(&BillingMode::PayPerRequest) {
         Finding::fine("capacity grows by itself (PAY_PER_REQUEST)")
@@ -144,7 +149,9 @@ impl Intercept for Dates {
 mod tests {
     use super::*;
     use crate::Weight;
-    use aws_sdk_dynamodb::types::{ReplicaDescription, TableStatus, TimeToLiveStatus};
+    use aws_sdk_dynamodb::types::{
+        GlobalSecondaryIndexDescription, ReplicaDescription, TableStatus, TimeToLiveStatus,
+    };
 
     fn worst(found: &TableDescription, ttl: Option<TimeToLiveStatus>) -> Option<Weight> {
         let ttl = TimeToLiveDescription::builder().set_time_to_live_status(ttl).build();
@@ -155,14 +162,16 @@ mod tests {
     fn what_breaks_the_promise_is_named() {
         let billing =
             BillingModeSummary::builder().billing_mode(BillingMode::PayPerRequest).build();
-        let alone = TableDescription::builder()
-            .table_status(TableStatus::Active)
-            .billing_mode_summary(billing);
+        let index = GlobalSecondaryIndexDescription::builder().index_name("found").build();
+        let active = TableDescription::builder().table_status(TableStatus::Active);
+        let bare = active.clone().billing_mode_summary(billing);
+        let alone = bare.clone().global_secondary_indexes(index.clone());
         let on = Some(TimeToLiveStatus::Enabled);
         assert_eq!(worst(&alone.clone().build(), on.clone()), Some(Weight::Fine));
         assert_eq!(worst(&alone.clone().build(), None), Some(Weight::Weak));
-        let fixed = TableDescription::builder().table_status(TableStatus::Active).build();
+        let fixed = active.global_secondary_indexes(index).build();
         assert_eq!(worst(&fixed, on.clone()), Some(Weight::Weak));
+        assert_eq!(worst(&bare.build(), on.clone()), Some(Weight::Broken), "no index");
         let replica = ReplicaDescription::builder().region_name("us-east-1").build();
         let global = alone.replicas(replica);
         assert_eq!(worst(&global.clone().build(), on.clone()), Some(Weight::Broken));

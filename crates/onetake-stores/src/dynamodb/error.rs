@@ -82,8 +82,9 @@ fn judge_answer(code: &str, message: &str, status: u16, table: &str) -> (Fate, S
             Fate::Invalid,
             format!(
                 "the credentials may not use the table {table}: allow PutItem, GetItem, \
-                 BatchGetItem, Query, DescribeTable and DescribeTimeToLive on it and its indexes \
-                 ({said})"
+                 BatchGetItem, Query, Scan, DescribeTable and DescribeTimeToLive on it and its \
+                 indexes, and for `onetake migrate` CreateTable, UpdateTable and \
+                 UpdateTimeToLive ({said})"
             ),
         ),
         // The same code stands for a wrong secret and for a clock that is off.

@@ -8,12 +8,14 @@ use aws_sdk_dynamodb::primitives::Blob;
 use aws_sdk_dynamodb::types::AttributeValue;
 
 use onetake_core::clock::micros;
-use onetake_core::{Record, RecordId, Settlement, State, StoreError, StoreErrorKind, Verb, codec};
+use onetake_core::{
+    Record, RecordId, Reference, Settlement, State, StoreError, StoreErrorKind, Verb, codec,
+};
 
 /// What DynamoDB takes as one item, names and values together.
 const ITEM_BYTES_MAX: usize = 400 * 1024;
 /// What an item needs beside its recording; less than half of this in truth.
-const OVERHEAD_BYTES: usize = 1024;
+const OVERHEAD_BYTES: usize = 4096;
 
 /// The largest recording, head and body together, that is kept whole.
 pub const RECORDING_BYTES_MAX: usize = ITEM_BYTES_MAX - OVERHEAD_BYTES;
@@ -57,6 +59,8 @@ impl Seen {
             ("f".to_owned(), number(record.fence.get())),
             ("p".to_owned(), bytes(record.fingerprint.digest())),
             ("c".to_owned(), number(record.created_at.as_micros())),
+            ("h".to_owned(), reference(record.id.reference())),
+            ("o".to_owned(), bytes(record.id.as_bytes())),
             ("r".to_owned(), bytes(&codec::encode(record))),
         ]);
         match record.expires_at() {
@@ -78,6 +82,12 @@ impl Seen {
 pub(super) fn id(item: &Item) -> Option<RecordId> {
     let bytes = item.get("id")?.as_b().ok()?.as_ref().try_into().ok()?;
     Some(RecordId::from_bytes(bytes))
+}
+
+/// What all records of a reference have as `h`: the eight bytes that their ids begin with, without the
+/// last four bits, which are none of the reference's.
+pub(super) fn reference(reference: Reference) -> AttributeValue {
+    bytes(&(reference.bits() << 4).to_be_bytes())
 }
 
 /// The key of a record.
@@ -113,6 +123,12 @@ pub(super) fn fitting(mut settlement: Settlement) -> Settlement {
     settlement
 }
 
+/// Whether an operator made it be forgotten ([`decide::settle`](onetake_core::decide::settle)): released
+/// and without a life, it is expired by everybody's clock, without a margin.
+pub(super) fn is_forgotten(record: &Record) -> bool {
+    record.terms.ttl.is_zero() && matches!(record.state, State::Released { .. })
+}
+
 /// Whether it runs.
 pub(super) fn runs(record: &Record) -> bool {
     matches!(record.state, State::Running { .. })
@@ -128,8 +144,10 @@ fn unreadable(whose: impl Display, what: impl Display) -> StoreError {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use onetake_core::origin::{HISTORY_BYTES_MAX, History, ROUTE_BYTES_MAX};
     use onetake_core::{
-        AttemptId, Cause, Failure, Fence, Fingerprint, Recording, Terms, Timestamp,
+        AttemptId, Cause, Failure, Fence, Fingerprint, Origin, Recording, TenantDigest, Terms,
+        Timestamp,
     };
 
     fn seen(state: State) -> Seen {
@@ -139,7 +157,10 @@ mod tests {
             fence: Fence::new(u64::MAX),
             fingerprint: Fingerprint::of(b"x"),
             terms: Terms::default(),
+            origin: Origin::new(TenantDigest::from_bytes([5; 16]), &"r".repeat(ROUTE_BYTES_MAX)),
             created_at: Timestamp::from_micros(1_893_456_000_000_001),
+            claimed_at: Timestamp::from_micros(1_893_456_000_000_001),
+            history: History::from_text("h".repeat(HISTORY_BYTES_MAX)),
             state,
         };
         Seen { record, version: u64::MAX }
@@ -177,6 +198,8 @@ mod tests {
                 runs(&seen.record),
                 "only what runs is in the index"
             );
+            let of_reference = [[0xff; 7].as_slice(), &[0xf0]].concat();
+            assert_eq!(item["h"], bytes(&of_reference), "what all of its reference have");
             assert_eq!(item.contains_key("ttl"), !runs(&seen.record), "what runs never expires");
         }
     }

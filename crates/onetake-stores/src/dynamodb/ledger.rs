@@ -85,6 +85,11 @@ impl DynamoStore {
                             self.remember(next);
                             return Ok(Settled::Done { record, now });
                         }
+                        // Our own write, although its answer got lost.
+                        Written::Other(Some(other)) if other == next => {
+                            self.remember(other);
+                            return Ok(Settled::Done { record: Arc::new(next.record), now });
+                        }
                         Written::Other(other) => (found, certain) = (other, true),
                     }
                 }
@@ -110,8 +115,8 @@ impl DynamoStore {
         let found: HashMap<RecordId, Result<Option<Arc<Record>>, StoreError>> = found
             .into_iter()
             .map(|(id, seen)| {
-                let live =
-                    |seen: Seen| (!seen.record.is_expired(now)).then(|| Arc::new(seen.record));
+                let absent = |record: &Record| item::is_forgotten(record) || record.is_expired(now);
+                let live = |Seen { record, .. }| (!absent(&record)).then(|| Arc::new(record));
                 (id, seen.map(live))
             })
             .collect();
@@ -150,6 +155,12 @@ impl DynamoStore {
                 let over = self.over_for(seen).is_some();
                 let lease_until = Timestamp::from_micros(if over { 0 } else { u64::MAX });
                 (now, Some(record.with_state(State::Running { lease_until })))
+            }
+            // By our clock too, whoever's clock it was forgotten by. Its fence still counts.
+            Some(_) if item::is_forgotten(record) => {
+                let (created_at, at) = (Timestamp::default(), Timestamp::default());
+                let record = Record { created_at, ..record.with_state(State::Released { at }) };
+                (now, Some(record))
             }
             Some(_) if record.is_expired(self.expiry_now()) => (now, Some(record.clone())),
             Some(end) => {

@@ -35,13 +35,20 @@
 //! | `e` | when it expires; not there while it runs |
 //! | `ttl` | from when on the server may delete it, in seconds; not there while it runs |
 //! | `w` | one of sixteen shards; there only while it runs |
+//! | `h` | what its reference is: the first sixty bits of the id, in eight bytes |
+//! | `o` | the id once more |
 //! | `r` | the whole record as onetake reads it; the others are written from it |
 //!
 //! A secret that was made at first use is an item of its own, with two attributes: `id`, which is
 //! `onetake's secret ` and its name, and `x`, the secret.
 //!
-//! The index `running` has the partition key `w`, and so holds what runs and nothing else. The server
-//! deletes what expired by the `ttl` attribute; a sweep has nothing to do.
+//! An entry of the audit is two items: `h` is `notes`, or `notes of ` and the id of its record; `o` is
+//! its place among all others, which begins with its time; `x` is the entry.
+//!
+//! The index `running` has the partition key `w`, and so holds what runs and nothing else. The index
+//! `found` has the partition key `h` and the sort key `o`: by it a reference leads to its record, and the
+//! audit is read. Like every index of DynamoDB it is a moment behind the table. The server deletes what
+//! expired by the `ttl` attribute; a sweep has nothing to do.
 //!
 //! # Sizes
 //!
@@ -54,6 +61,7 @@ mod doctor;
 mod error;
 mod item;
 mod ledger;
+mod notes;
 mod schema;
 mod secret;
 mod table;
@@ -67,10 +75,11 @@ use std::time::Duration;
 use futures_util::future::BoxFuture;
 use futures_util::{FutureExt, StreamExt};
 
+use onetake_core::note::{Note, Notes};
 use onetake_core::store::{Abandoned, Answers, Cursor, Page, Swept};
 use onetake_core::{
-    Claim, Claimed, Clock, Record, RecordId, Rng, Settled, Settlement, Store, StoreError,
-    SystemClock, SystemRng,
+    Claim, Claimed, Clock, Record, RecordId, Reference, Rng, Settled, Settlement, Store,
+    StoreError, SystemClock, SystemRng,
 };
 
 use crate::Diagnosis;
@@ -80,6 +89,7 @@ use url::Place;
 use watch::Watch;
 
 pub use item::RECORDING_BYTES_MAX;
+pub use schema::TableChange;
 
 /// Items of one batch that are under way at once.
 const AT_ONCE_MAX: usize = 32;
@@ -144,11 +154,11 @@ impl DynamoStore {
         Ok(Self { table, options, watch: Watch::default(), own: Mutex::default() })
     }
 
-    /// Creates the table, if it is not there; says whether it was created.
+    /// Creates the table if it is not there, or an index that a table of an earlier version lacks.
     ///
     /// # Errors
     /// As [`open`](Self::open); a table of another shape is left as it is.
-    pub async fn migrate(url: &str, options: DynamoOptions) -> Result<bool, StoreError> {
+    pub async fn migrate(url: &str, options: DynamoOptions) -> Result<TableChange, StoreError> {
         let place = Place::parse(url)?;
         let client = client::connect(&place, &options).await?;
         schema::migrate(&Table::new(client, place, &options)).await
@@ -215,6 +225,23 @@ impl Store for DynamoStore {
 
     fn page(&self, from: Option<Cursor>, limit: usize) -> BoxFuture<'_, Result<Page, StoreError>> {
         self.table.page(from, limit).boxed()
+    }
+
+    fn find(&self, reference: Reference) -> BoxFuture<'_, Result<Vec<RecordId>, StoreError>> {
+        self.table.find(reference).boxed()
+    }
+
+    fn note(&self, note: Note) -> BoxFuture<'_, Result<(), StoreError>> {
+        async move { notes::write(&self.table, &note).await }.boxed()
+    }
+
+    fn notes(
+        &self,
+        of: Option<RecordId>,
+        from: Option<Cursor>,
+        limit: usize,
+    ) -> BoxFuture<'_, Result<Notes, StoreError>> {
+        notes::read(&self.table, of, from, limit).boxed()
     }
 
     fn secret(

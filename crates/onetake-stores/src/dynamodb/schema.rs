@@ -5,29 +5,67 @@ use std::time::Duration;
 use aws_sdk_dynamodb::error::BuildError;
 use aws_sdk_dynamodb::operation::create_table::CreateTableError;
 use aws_sdk_dynamodb::types::{
-    AttributeDefinition, BillingMode, GlobalSecondaryIndex, GlobalSecondaryIndexDescription,
-    IndexStatus, KeySchemaElement, KeyType, Projection, ProjectionType, ScalarAttributeType,
-    TableDescription, TableStatus, TimeToLiveDescription, TimeToLiveSpecification,
-    TimeToLiveStatus,
+    AttributeDefinition, BillingMode, CreateGlobalSecondaryIndexAction, GlobalSecondaryIndex,
+    GlobalSecondaryIndexDescription, GlobalSecondaryIndexUpdate, IndexStatus, KeySchemaElement,
+    KeyType, Projection, ProjectionType, ScalarAttributeType, TableDescription, TableStatus,
+    TimeToLiveDescription, TimeToLiveSpecification, TimeToLiveStatus,
 };
 
 use onetake_core::{StoreError, StoreErrorKind};
 
-use super::table::{INDEX, Intent, No, Table, unbuilt};
+use super::table::{FOUND, Intent, No, RUNNING, Table, unbuilt};
 
 /// The attribute by which the server deletes what expired.
 const TTL: &str = "ttl";
-/// What the index has to hold of each item, beside its key.
-const PROJECTED: [&str; 2] = ["v", "r"];
+/// The indexes. A table of an earlier version may lack the second.
+const INDEXES: [Index; 2] = [
+    Index { name: RUNNING, hash: "w", range: None, key: "w (N)", holds: &["v", "r"] },
+    Index {
+        name: FOUND,
+        hash: "h",
+        range: Some("o"),
+        key: "h (B) and o (B, sorted)",
+        holds: &["x"],
+    },
+];
 /// How long a table may take to be made.
 const CREATED_WITHIN: Duration = Duration::from_secs(120);
 /// How long to wait between two looks at it.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
 
+/// An index as it has to be.
+struct Index {
+    name: &'static str,
+    hash: &'static str,
+    range: Option<&'static str>,
+    /// Its key, as people write it.
+    key: &'static str,
+    /// What it has to hold of each item, beside its key.
+    holds: &'static [&'static str],
+}
+
+/// What `onetake migrate` did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TableChange {
+    /// The table was created.
+    Created,
+    /// The table was there, and got an index that it lacked.
+    IndexAdded,
+    /// Everything was there already.
+    Nothing,
+}
+
 /// Refuses a table that is missing or of another shape.
 pub(super) async fn check(table: &Table) -> Result<(), StoreError> {
     let found = describe(table).await?;
-    fits(&found, &table.place.table)?;
+    if fits(&found, &table.place.table)? == Fit::LacksIndex {
+        let what = format!(
+            "the table {} has no index `{FOUND}`, which earlier versions did without: run `onetake \
+             migrate`, which adds it while the table is used",
+            table.place.table
+        );
+        return Err(StoreError::new(StoreErrorKind::Invalid, what));
+    }
     if !is_usable(&found) {
         let what = format!("the table {} is not ready: {}", table.place.table, state(&found));
         return Err(StoreError::new(StoreErrorKind::Unavailable, what));
@@ -35,15 +73,21 @@ pub(super) async fn check(table: &Table) -> Result<(), StoreError> {
     Ok(())
 }
 
-/// Creates the table if it is not there; says whether it was created.
-pub(super) async fn migrate(table: &Table) -> Result<bool, StoreError> {
+/// Creates the table, or an index that it lacks, and waits until it can be used.
+pub(super) async fn migrate(table: &Table) -> Result<TableChange, StoreError> {
     let created = create(table).await?;
+    let mut change = if created { TableChange::Created } else { TableChange::Nothing };
     let give_up = table.clock.monotonic().saturating_add(CREATED_WITHIN);
     loop {
         match describe(table).await {
             Ok(found) => {
-                fits(&found, &table.place.table)?;
-                if is_usable(&found) {
+                let lacks_index = fits(&found, &table.place.table)? == Fit::LacksIndex;
+                // A table that is being changed takes no other change.
+                let active = found.table_status() == Some(&TableStatus::Active);
+                if lacks_index && active && change == TableChange::Nothing {
+                    add_index(table).await?;
+                    change = TableChange::IndexAdded;
+                } else if !lacks_index && is_usable(&found) {
                     break;
                 }
             }
@@ -53,7 +97,7 @@ pub(super) async fn migrate(table: &Table) -> Result<bool, StoreError> {
         }
         if table.clock.monotonic() >= give_up {
             let what = format!(
-                "the table {} is not ready after {} s; run `onetake migrate` again",
+                "the table {} is not ready after {} s; run `onetake migrate` again, until it is",
                 table.place.table,
                 CREATED_WITHIN.as_secs()
             );
@@ -62,7 +106,7 @@ pub(super) async fn migrate(table: &Table) -> Result<bool, StoreError> {
         table.clock.sleep(LOOK_EVERY).await;
     }
     switch_on_ttl(table).await?;
-    Ok(created)
+    Ok(change)
 }
 
 pub(super) async fn describe(table: &Table) -> Result<TableDescription, StoreError> {
@@ -89,8 +133,22 @@ pub(super) fn deletes(ttl: &TimeToLiveDescription) -> bool {
     matches!(ttl.time_to_live_status(), Some(Enabled | Enabling))
 }
 
-/// What keeps a table from being ours, if anything.
-fn fits(found: &TableDescription, name: &str) -> Result<(), StoreError> {
+/// Whether it lacks the index that earlier versions did without.
+pub(super) fn lacks_index(found: &TableDescription) -> bool {
+    index(found, FOUND).is_none()
+}
+
+/// Whether a table that is ours is complete.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Fit {
+    Whole,
+    /// It was made by an earlier version.
+    LacksIndex,
+}
+
+/// Whether a table is ours; the error says what keeps it from being so.
+fn fits(found: &TableDescription, name: &str) -> Result<Fit, StoreError> {
+    let mut fit = Fit::Whole;
     let other = |what: String| {
         let what = format!(
             "the table {name} is of another shape: {what}; give onetake a table of its own, and let \
@@ -102,20 +160,26 @@ fn fits(found: &TableDescription, name: &str) -> Result<(), StoreError> {
     if keys != "id (B)" {
         return other(format!("its key is {keys} instead of id (B)"));
     }
-    let Some(index) = index(found) else {
-        return other(format!("it has no index `{INDEX}`"));
-    };
-    let keys = keys_of(index.key_schema(), found);
-    if keys != "w (N)" {
-        return other(format!("the key of its index `{INDEX}` is {keys} instead of w (N)"));
+    for Index { name, key, holds, .. } in &INDEXES {
+        let Some(index) = index(found, name) else {
+            if *name == FOUND {
+                fit = Fit::LacksIndex;
+                continue;
+            }
+            return other(format!("it has no index `{name}`"));
+        };
+        let keys = keys_of(index.key_schema(), found);
+        if keys != *key {
+            return other(format!("the key of its index `{name}` is {keys} instead of {key}"));
+        }
+        let projection = index.projection();
+        let all = projection.and_then(Projection::projection_type) == Some(&ProjectionType::All);
+        let held = projection.map(Projection::non_key_attributes).unwrap_or_default();
+        if !all && !holds.iter().all(|name| held.iter().any(|held| held == name)) {
+            return other(format!("its index `{name}` does not hold {}", holds.join(" and ")));
+        }
     }
-    let projection = index.projection();
-    let all = projection.and_then(Projection::projection_type) == Some(&ProjectionType::All);
-    let held = projection.map(Projection::non_key_attributes).unwrap_or_default();
-    if !all && !PROJECTED.iter().all(|name| held.iter().any(|held| held == name)) {
-        return other(format!("its index `{INDEX}` does not hold {}", PROJECTED.join(" and ")));
-    }
-    Ok(())
+    Ok(fit)
 }
 
 /// Names and types of a key, as people write them.
@@ -130,30 +194,41 @@ fn keys_of(keys: &[KeySchemaElement], found: &TableDescription) -> String {
     keys.iter().map(one).collect::<Vec<_>>().join(" and ")
 }
 
-fn index(found: &TableDescription) -> Option<&GlobalSecondaryIndexDescription> {
-    found.global_secondary_indexes().iter().find(|index| index.index_name() == Some(INDEX))
+fn index<'a>(
+    found: &'a TableDescription,
+    name: &str,
+) -> Option<&'a GlobalSecondaryIndexDescription> {
+    found.global_secondary_indexes().iter().find(|index| index.index_name() == Some(name))
 }
 
 fn is_usable(found: &TableDescription) -> bool {
     use TableStatus::{Active, Updating};
-    let index = index(found).and_then(GlobalSecondaryIndexDescription::index_status);
-    matches!(found.table_status(), Some(Active | Updating))
-        && matches!(index, None | Some(IndexStatus::Active | IndexStatus::Updating))
+    let usable =
+        |index: &Index| matches!(status(found, index), IndexStatus::Active | IndexStatus::Updating);
+    matches!(found.table_status(), Some(Active | Updating)) && INDEXES.iter().all(usable)
+}
+
+/// Where nothing is said, as by some servers that are not AWS's, it is there.
+fn status(found: &TableDescription, index: &Index) -> IndexStatus {
+    let found = self::index(found, index.name);
+    let said = found.and_then(GlobalSecondaryIndexDescription::index_status);
+    said.cloned().unwrap_or(IndexStatus::Active)
 }
 
 pub(super) fn state(found: &TableDescription) -> String {
     let table = found.table_status().map_or("of no state", TableStatus::as_str);
-    let index = index(found).and_then(GlobalSecondaryIndexDescription::index_status);
-    format!("the table is {table}, its index {}", index.map_or("ACTIVE", IndexStatus::as_str))
+    let index =
+        |index: &Index| format!(", its index `{}` {}", index.name, status(found, index).as_str());
+    let indexes: String = INDEXES.iter().map(index).collect();
+    format!("the table is {table}{indexes}")
 }
 
 async fn create(table: &Table) -> Result<bool, StoreError> {
-    let (definitions, key, index) = shape().map_err(unbuilt)?;
     let create = table.client.create_table().table_name(&table.place.table);
     let create = create
-        .set_attribute_definitions(Some(definitions))
-        .key_schema(key)
-        .global_secondary_indexes(index)
+        .set_attribute_definitions(Some(attributes().map_err(unbuilt)?))
+        .key_schema(key("id", KeyType::Hash).map_err(unbuilt)?)
+        .set_global_secondary_indexes(Some(indexes().map_err(unbuilt)?))
         .billing_mode(BillingMode::PayPerRequest);
     let expected = ["ResourceInUseException"];
     match table.ask(Intent::Write, &expected, || create.clone().send()).await {
@@ -163,27 +238,60 @@ async fn create(table: &Table) -> Result<bool, StoreError> {
     }
 }
 
-type Shape = (Vec<AttributeDefinition>, KeySchemaElement, GlobalSecondaryIndex);
+/// Adds the index that a table of an earlier version lacks. The table can be used meanwhile.
+async fn add_index(table: &Table) -> Result<(), StoreError> {
+    let update = added_index().map_err(unbuilt)?;
+    let add = table.client.update_table().table_name(&table.place.table);
+    let add = add
+        .set_attribute_definitions(Some(attributes().map_err(unbuilt)?))
+        .global_secondary_index_updates(update);
+    // Somebody else is at it.
+    let expected = ["ResourceInUseException", "LimitExceededException"];
+    match table.ask(Intent::Write, &expected, || add.clone().send()).await {
+        Ok(_) | Err(No::Answer(_)) => Ok(()),
+        Err(other) => Err(other.into_error()),
+    }
+}
 
-fn shape() -> Result<Shape, BuildError> {
-    let attribute = |name, kind| {
+fn added_index() -> Result<GlobalSecondaryIndexUpdate, BuildError> {
+    let mut create = CreateGlobalSecondaryIndexAction::builder();
+    if let Some(index) = indexes()?.into_iter().find(|index| index.index_name == FOUND) {
+        create = create
+            .index_name(index.index_name)
+            .set_key_schema(Some(index.key_schema))
+            .set_projection(index.projection);
+    }
+    Ok(GlobalSecondaryIndexUpdate::builder().create(create.build()?).build())
+}
+
+/// All attributes that are part of a key.
+fn attributes() -> Result<Vec<AttributeDefinition>, BuildError> {
+    use ScalarAttributeType::{B, N};
+    let attribute = |(name, kind)| {
         AttributeDefinition::builder().attribute_name(name).attribute_type(kind).build()
     };
-    let key =
-        |name| KeySchemaElement::builder().attribute_name(name).key_type(KeyType::Hash).build();
-    let projected = PROJECTED.iter().map(ToString::to_string).collect();
-    let projection = Projection::builder()
-        .projection_type(ProjectionType::Include)
-        .set_non_key_attributes(Some(projected))
-        .build();
-    let index = GlobalSecondaryIndex::builder()
-        .index_name(INDEX)
-        .key_schema(key("w")?)
-        .projection(projection)
-        .build()?;
-    let definitions =
-        vec![attribute("id", ScalarAttributeType::B)?, attribute("w", ScalarAttributeType::N)?];
-    Ok((definitions, key("id")?, index))
+    [("id", B), ("w", N), ("h", B), ("o", B)].map(attribute).into_iter().collect()
+}
+
+fn key(name: &str, kind: KeyType) -> Result<KeySchemaElement, BuildError> {
+    KeySchemaElement::builder().attribute_name(name).key_type(kind).build()
+}
+
+fn indexes() -> Result<Vec<GlobalSecondaryIndex>, BuildError> {
+    let index = |Index { name, hash, range, holds, .. }: &Index| {
+        let range = range.map(|name| key(name, KeyType::Range)).transpose()?;
+        let keys = [Some(key(hash, KeyType::Hash)?), range].into_iter().flatten().collect();
+        let projection = Projection::builder()
+            .projection_type(ProjectionType::Include)
+            .set_non_key_attributes(Some(holds.iter().map(ToString::to_string).collect()))
+            .build();
+        GlobalSecondaryIndex::builder()
+            .index_name(*name)
+            .set_key_schema(Some(keys))
+            .projection(projection)
+            .build()
+    };
+    INDEXES.iter().map(index).collect()
 }
 
 async fn switch_on_ttl(table: &Table) -> Result<(), StoreError> {

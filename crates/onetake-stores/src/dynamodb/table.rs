@@ -11,8 +11,8 @@ use aws_sdk_dynamodb::error::{ProvideErrorMetadata, SdkError};
 use aws_sdk_dynamodb::operation::put_item::PutItemError;
 use aws_sdk_dynamodb::types::{KeysAndAttributes, ReturnValuesOnConditionCheckFailure};
 
-use onetake_core::store::{Cursor, Page};
-use onetake_core::{Clock, RecordId, Rng, StoreError, StoreErrorKind};
+use onetake_core::store::{Cursor, FOUND_MAX, Page};
+use onetake_core::{Clock, RecordId, Reference, Rng, StoreError, StoreErrorKind};
 
 use super::DynamoOptions;
 use super::error::{judge, refused};
@@ -32,7 +32,9 @@ const LEFT_OUT_MAX: u32 = 20;
 const PAGES_MAX: usize = 50;
 
 /// The name of the index of what runs.
-pub(super) const INDEX: &str = "running";
+pub(super) const RUNNING: &str = "running";
+/// The name of the index by which records are found by their references, and notes by their time.
+pub(super) const FOUND: &str = "found";
 
 /// What a request does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -157,11 +159,23 @@ impl Table {
         }
         let answer =
             self.ask(Intent::Read, &[], || scan.clone().send()).await.map_err(No::into_error)?;
-        // Secrets stand among them, under ids of another length.
+        // Secrets and notes stand among them, under ids of another length.
         let ids = answer.items().iter().filter_map(item::id).collect();
         let last = answer.last_evaluated_key().and_then(|key| key.get("id")?.as_b().ok());
         let next = last.map(|id| Cursor::from_bytes(id.as_ref().to_vec()));
         Ok(Page { ids, next })
+    }
+
+    /// The ids that have a reference, by the index.
+    pub(super) async fn find(&self, reference: Reference) -> Result<Vec<RecordId>, StoreError> {
+        let query = self.client.query().table_name(&self.place.table).index_name(FOUND);
+        let query = query
+            .key_condition_expression("h = :h")
+            .expression_attribute_values(":h", item::reference(reference))
+            .limit(i32::try_from(FOUND_MAX).unwrap_or(i32::MAX));
+        let answer = self.ask(Intent::Read, &[], || query.clone().send()).await;
+        let answer = answer.map_err(No::into_error)?;
+        Ok(answer.items().iter().filter_map(item::id).collect())
     }
 
     /// Writes an item over what was found, on the condition that it is still there as it was.
@@ -253,7 +267,7 @@ impl Table {
     pub(super) async fn running(&self, shard: u8) -> Result<Vec<Item>, StoreError> {
         let (mut items, mut after) = (Vec::new(), None);
         for _ in 0..PAGES_MAX {
-            let query = self.client.query().table_name(&self.place.table).index_name(INDEX);
+            let query = self.client.query().table_name(&self.place.table).index_name(RUNNING);
             let query = query
                 .key_condition_expression("w = :w")
                 .expression_attribute_values(":w", item::number(u64::from(shard)))

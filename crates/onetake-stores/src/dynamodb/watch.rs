@@ -82,7 +82,10 @@ mod tests {
             fence: Fence::new(1),
             fingerprint: Fingerprint::of(b""),
             terms: Terms::default(),
+            origin: onetake_core::Origin::default(),
             created_at: Timestamp::default(),
+            claimed_at: Timestamp::default(),
+            history: onetake_core::origin::History::default(),
             state: State::Running { lease_until: Timestamp::default() },
         };
         Seen { record, version }

@@ -134,7 +134,13 @@ mod tests {
             fence: Fence::new(77),
             fingerprint: Fingerprint::of(b"pay"),
             terms: Terms { on_unknown: OnUnknown::Fail, ..Terms::default() },
+            origin: onetake_core::Origin::new(
+                onetake_core::TenantDigest::from_bytes([5; 16]),
+                "POST /pay",
+            ),
             created_at: at(1_000),
+            claimed_at: at(1_000),
+            history: onetake_core::origin::History::from_text("1 2 3 released\n".to_owned()),
             state,
         }
     }

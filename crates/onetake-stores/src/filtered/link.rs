@@ -5,7 +5,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use redis::Value;
 
-use onetake_core::{RecordId, StoreError, StoreErrorKind};
+use onetake_core::{RecordId, StoreError, StoreErrorKind, hex};
 
 use super::FilterOptions;
 use crate::redis::command::Command;
@@ -72,10 +72,17 @@ impl Link {
         self.connection.run(&commands, None).await.into_iter().map(read).collect()
     }
 
-    /// Writes each value for its time, or deletes what is there (`None`). What went wrong.
-    pub(super) async fn put_many(&self, puts: &[(RecordId, Option<Put>)]) -> Vec<StoreError> {
+    /// Writes each value for its time, or deletes what is there (`None`). What went wrong, and where.
+    pub(super) async fn put_many(
+        &self,
+        puts: &[(RecordId, Option<Put>)],
+    ) -> Vec<(RecordId, StoreError)> {
         let commands: Vec<Command> = puts.iter().map(|(id, put)| write(id, put.as_ref())).collect();
-        self.connection.run(&commands, None).await.into_iter().filter_map(Result::err).collect()
+        let answers = self.connection.run(&commands, None).await;
+        let failed = |((id, _), answer): (&(RecordId, _), Result<Value, StoreError>)| {
+            answer.err().map(|error| (*id, error))
+        };
+        puts.iter().zip(answers).filter_map(failed).collect()
     }
 }
 
@@ -88,7 +95,6 @@ fn write(id: &RecordId, put: Option<&Put>) -> Command {
 
 /// A command on the entry of an id.
 fn on(id: &RecordId, name: &'static str) -> Command {
-    let hex: String = id.as_bytes().iter().map(|byte| format!("{byte:02x}")).collect();
-    let key = format!("onetake:f:{hex}");
+    let key = format!("onetake:f:{}", hex::encode(id.as_bytes()));
     Command::on(key.as_bytes(), name).arg(key)
 }

@@ -16,20 +16,21 @@
 //! what the authority last said, and stays [`CLOCK_MARGIN`] away from an entry's end.
 //!
 //! **What is left.** An operator may make the authority forget a key before it expires:
-//! [`FilteredStore::forget`] takes it from both. A Redis that is rolled back to before that replays
+//! [`Verb::Forget`](onetake_core::Verb::Forget) and [`FilteredStore::forget`] take it from both, and from neither while the filter
+//! cannot be reached. A Redis that is rolled back to before that replays
 //! it, for no longer than `entry_age_max`, and may give it back to the authority: flush a Redis that
 //! was restored from a backup, which is always safe.
 
 mod counters;
 mod diagnose;
 mod entry;
+mod forget;
 mod link;
 mod look;
 mod repair;
 mod time;
 mod writer;
 
-use std::future::Future;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -38,10 +39,11 @@ use futures_util::future::BoxFuture;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
+use onetake_core::note::{Note, Notes};
 use onetake_core::store::{Abandoned, Answers, Cursor, Page, Swept};
 use onetake_core::{
-    Claim, Claimed, Clock, Record, RecordId, Rng, Settled, Settlement, Store, StoreError,
-    StoreErrorKind, SystemClock, SystemRng,
+    Claim, Claimed, Clock, Record, RecordId, Reference, Rng, Settled, Settlement, Store,
+    StoreError, StoreErrorKind, SystemClock, SystemRng,
 };
 
 use counters::Counters;
@@ -51,8 +53,6 @@ use look::{Look, Looked};
 use repair::Sample;
 use time::AuthorityTime;
 use writer::Writer;
-
-use crate::redis::errors::wrote_nothing;
 
 /// An entry is not used this close to its end: two clocks may differ by as much.
 pub const CLOCK_MARGIN: Duration = Duration::from_secs(10);
@@ -164,29 +164,6 @@ impl FilteredStore {
         &self.shared.authority
     }
 
-    /// Makes both forget these keys. `by_authority` is how the authority does its part; it is
-    /// polled once the filter has let go of them, and for a while nobody who read them before can
-    /// put them back.
-    ///
-    /// # Errors
-    /// If the filter does not answer: nothing was forgotten then, unless it is `Indeterminate`, which
-    /// means that the authority forgot and the filter may still replay, for no longer than
-    /// `entry_age_max`. Or what the authority says.
-    pub async fn forget<T>(
-        &self,
-        ids: Vec<RecordId>,
-        by_authority: impl Future<Output = Result<T, StoreError>>,
-    ) -> Result<T, StoreError> {
-        self.writer.forget(ids.clone()).await.map_err(wrote_nothing)?;
-        let answer = by_authority.await?;
-        // Once more, for whoever read the authority in between.
-        self.writer.forget(ids).await.map_err(|error| {
-            let what = "forgotten, but the filter may still replay it; forget it again";
-            StoreError::new(StoreErrorKind::Indeterminate, what).with_source(error)
-        })?;
-        Ok(answer)
-    }
-
     async fn look(&self, ids: impl Iterator<Item = RecordId>) -> Looked {
         let looked = self.shared.look(ids).await;
         for answer in looked.answers.values() {
@@ -195,6 +172,22 @@ impl FilteredStore {
             }
         }
         looked
+    }
+
+    async fn settle_by_authority(&self, batch: Vec<Settlement>) -> Answers<Settled> {
+        let asked_at = self.shared.clock.monotonic();
+        let answers = self.shared.authority.settle(batch).await;
+        for answer in answers.iter().flatten() {
+            match answer {
+                Settled::Done { record, now } => {
+                    self.shared.time.hear(*now, asked_at);
+                    self.keep(record, None);
+                }
+                Settled::Stale { current: Some(record) } => self.keep(record, None),
+                Settled::Stale { current: None } => {}
+            }
+        }
+        answers
     }
 
     /// The authority said that this is so, durably: the next retry may hear it from the filter.
@@ -245,22 +238,10 @@ impl Store for FilteredStore {
     }
 
     fn settle(&self, batch: Vec<Settlement>) -> BoxFuture<'_, Answers<Settled>> {
-        async move {
-            let asked_at = self.shared.clock.monotonic();
-            let answers = self.shared.authority.settle(batch).await;
-            for answer in answers.iter().flatten() {
-                match answer {
-                    Settled::Done { record, now } => {
-                        self.shared.time.hear(*now, asked_at);
-                        self.keep(record, None);
-                    }
-                    Settled::Stale { current: Some(record) } => self.keep(record, None),
-                    Settled::Stale { current: None } => {}
-                }
-            }
-            answers
+        if batch.iter().any(forget::forgets) {
+            return self.settle_and_forget(batch).boxed();
         }
-        .boxed()
+        self.settle_by_authority(batch).boxed()
     }
 
     fn load(&self, ids: Vec<RecordId>) -> BoxFuture<'_, Answers<Option<Arc<Record>>>> {
@@ -298,6 +279,23 @@ impl Store for FilteredStore {
 
     fn page(&self, from: Option<Cursor>, limit: usize) -> BoxFuture<'_, Result<Page, StoreError>> {
         self.shared.authority.page(from, limit)
+    }
+
+    fn find(&self, reference: Reference) -> BoxFuture<'_, Result<Vec<RecordId>, StoreError>> {
+        self.shared.authority.find(reference)
+    }
+
+    fn note(&self, note: Note) -> BoxFuture<'_, Result<(), StoreError>> {
+        self.shared.authority.note(note)
+    }
+
+    fn notes(
+        &self,
+        of: Option<RecordId>,
+        from: Option<Cursor>,
+        limit: usize,
+    ) -> BoxFuture<'_, Result<Notes, StoreError>> {
+        self.shared.authority.notes(of, from, limit)
     }
 
     fn secret(

@@ -25,8 +25,8 @@ const QUEUE_BYTES_MAX: usize = 16 << 20;
 const BATCH_MAX: usize = 64;
 /// Bytes that are sent together: reads on the same connection wait behind them.
 const BATCH_BYTES_MAX: usize = 256 << 10;
-/// About what a record has beside its recording.
-const RECORD_BYTES: usize = 160;
+/// About what a record has beside its recording, its route and its history.
+const RECORD_BYTES: usize = 240;
 /// For how long a forgotten key cannot get an entry by somebody who read it just before.
 const FORGOTTEN_FOR: Duration = Duration::from_secs(60);
 /// What stands in the place of a forgotten entry: never an entry, and not worth a mention.
@@ -100,7 +100,8 @@ fn cost(record: &Record) -> usize {
         State::Failed { failure, .. } => failure.code.len() + failure.detail.len(),
         _ => 0,
     };
-    HEAD_BYTES + RECORD_BYTES + recording
+    let told = record.origin.route.len() + record.history.as_text().len();
+    HEAD_BYTES + RECORD_BYTES + told + recording
 }
 
 async fn drain(shared: Arc<Shared>, mut queue: mpsc::Receiver<Write>, bytes: Arc<AtomicUsize>) {
@@ -125,28 +126,34 @@ async fn drain(shared: Arc<Shared>, mut queue: mpsc::Receiver<Write>, bytes: Arc
                     last.insert(id, None);
                 }
                 Write::Forget(ids, reply) => {
-                    last.extend(ids.into_iter().map(|id| (id, Some(forgotten()))));
-                    replies.push(reply);
+                    last.extend(ids.iter().map(|id| (*id, Some(forgotten()))));
+                    replies.push((ids, reply));
                 }
             }
         }
-        let result = write(&shared, last).await;
-        for reply in replies {
-            let _gone = reply.send(result.clone());
+        let failed = write(&shared, last).await;
+        for (ids, reply) in replies {
+            // Another key's trouble is not theirs (S21).
+            let error = ids.iter().find_map(|id| failed.get(id)).cloned();
+            let _gone = reply.send(error.map_or(Ok(()), Err));
         }
     }
 }
 
-async fn write(shared: &Shared, last: HashMap<RecordId, Option<Put>>) -> Result<(), StoreError> {
-    let mut errors = Vec::new();
+/// What went wrong, and where.
+async fn write(
+    shared: &Shared,
+    last: HashMap<RecordId, Option<Put>>,
+) -> HashMap<RecordId, StoreError> {
+    let mut failed = HashMap::new();
     for portion in in_portions(last) {
-        errors.extend(shared.link.put_many(&portion).await);
+        failed.extend(shared.link.put_many(&portion).await);
     }
-    let failed = errors.len();
-    let Some(error) = errors.pop() else { return Ok(()) };
-    shared.counters.dropped.increment(failed as u64);
-    tracing::debug!(%error, failed, "entries were not written to the filter");
-    Err(error)
+    if let Some(error) = failed.values().next() {
+        shared.counters.dropped.increment(failed.len() as u64);
+        tracing::debug!(%error, failed = failed.len(), "entries were not written to the filter");
+    }
+    failed
 }
 
 fn in_portions(puts: HashMap<RecordId, Option<Put>>) -> Vec<Vec<(RecordId, Option<Put>)>> {

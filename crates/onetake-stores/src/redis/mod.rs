@@ -16,6 +16,7 @@ pub(crate) mod diagnose;
 pub(crate) mod errors;
 mod node;
 mod nodes;
+mod notes;
 mod pages;
 mod record;
 mod scripts;
@@ -30,10 +31,11 @@ use bytes::Bytes;
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use onetake_core::codec::DecodeError;
-use onetake_core::store::{Abandoned, Answers, Cursor, Page, Swept};
+use onetake_core::note::{Note, Notes};
+use onetake_core::store::{Abandoned, Answers, Cursor, FOUND_MAX, Page, Swept};
 use onetake_core::{
-    AttemptId, Claim, Claimed, Clock, Fence, Record, RecordId, Rng, Settled, Settlement, Shift,
-    Store, StoreError, StoreErrorKind, SystemClock, SystemRng,
+    AttemptId, Claim, Claimed, Clock, Fence, Record, RecordId, Reference, Rng, Settled, Settlement,
+    Shift, Store, StoreError, StoreErrorKind, SystemClock, SystemRng,
 };
 use redis::Value;
 
@@ -276,10 +278,11 @@ impl Store for RedisStore {
     fn sweep(&self, limit: usize) -> BoxFuture<'_, Result<Swept, StoreError>> {
         async move {
             // The server deletes what expired. What is left to do is to forget leases of records
-            // that somebody else deleted.
+            // that somebody else deleted, and notes that were kept for long enough.
             let due = self.due(limit.min(TRIM_MAX)).await?;
             let (_, stale) = self.look(due).await;
             self.trim(&stale).await;
+            notes::delete_old(&self.connection, &self.scripts, limit).await?;
             Ok(Swept::default())
         }
         .boxed()
@@ -287,6 +290,32 @@ impl Store for RedisStore {
 
     fn page(&self, from: Option<Cursor>, limit: usize) -> BoxFuture<'_, Result<Page, StoreError>> {
         pages::page(&self.connection, &self.scripts, from, limit).boxed()
+    }
+
+    fn find(&self, reference: Reference) -> BoxFuture<'_, Result<Vec<RecordId>, StoreError>> {
+        async move {
+            let find = [self.scripts.find(reference)];
+            let answer = self.connection.run(&find, None).await.pop().transpose();
+            Ok(read_found(answer.map_err(wrote_nothing)?))
+        }
+        .boxed()
+    }
+
+    fn note(&self, note: Note) -> BoxFuture<'_, Result<(), StoreError>> {
+        async move {
+            let write = [notes::write(&self.scripts, &note)];
+            self.connection.run(&write, self.replicas).await.pop().transpose().map(drop)
+        }
+        .boxed()
+    }
+
+    fn notes(
+        &self,
+        of: Option<RecordId>,
+        from: Option<Cursor>,
+        limit: usize,
+    ) -> BoxFuture<'_, Result<Notes, StoreError>> {
+        notes::read(&self.connection, &self.scripts, of, from, limit).boxed()
     }
 
     fn secret(
@@ -345,6 +374,13 @@ fn read_loaded(id: RecordId, answer: Value) -> Result<Option<Arc<Record>>, Decod
     }
     let (_, record) = answer.record(id, &Bytes::new())?;
     Ok(Some(Arc::new(record)))
+}
+
+/// Each with the digits of its end; `record.lua` writes them.
+fn read_found(answer: Option<Value>) -> Vec<RecordId> {
+    let Some(Value::BulkString(found)) = answer else { return Vec::new() };
+    let id = |entry: &[u8]| entry.first_chunk().copied().map(RecordId::from_bytes);
+    found.chunks(32).filter_map(id).take(FOUND_MAX).collect()
 }
 
 /// Members and scores in turn; the scores in microseconds.

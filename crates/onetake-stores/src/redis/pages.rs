@@ -54,7 +54,8 @@ pub(super) async fn page(
     };
     let here = place.as_ref().filter(|place| place.server == server.name);
     let number = here.map_or(0, |place| place.number);
-    let (number, count) = (number.to_string(), limit.to_string());
+    // It counts all keys, and beside each record stands that of its reference.
+    let (number, count) = (number.to_string(), limit.saturating_mul(2).to_string());
     let pattern = scripts.any_record();
     let scan = ["SCAN", &number, "MATCH", &pattern, "COUNT", &count];
     let within = connection.options().command_timeout;

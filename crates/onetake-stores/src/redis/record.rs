@@ -7,9 +7,10 @@ use std::time::Duration;
 
 use bytes::{BufMut, Bytes, BytesMut};
 use onetake_core::codec::{DecodeError, Reader, put_slice};
+use onetake_core::origin::History;
 use onetake_core::{
-    AttemptId, Cause, Failure, Fence, Fingerprint, OnUnknown, Record, RecordId, Recording, State,
-    Terms, Timestamp,
+    AttemptId, Cause, Failure, Fence, Fingerprint, OnUnknown, Origin, Record, RecordId, Recording,
+    State, Terms, Timestamp,
 };
 use redis::Value;
 
@@ -76,12 +77,29 @@ impl Answer {
             },
         };
         let created_at = self.number("created").map(Timestamp::from_micros)?;
+        let origin =
+            Origin::from_bytes(&self.bytes("origin")?).ok_or(DecodeError::new("origin"))?;
+        let claimed_at = self.number("claimed").map(Timestamp::from_micros)?;
+        let history = String::from_utf8(self.bytes("history")?.to_vec());
+        let history = History::from_text(history.map_err(|_| DecodeError::new("history"))?);
         let word = self.bytes("state")?;
         let at = self.number("at").map(Timestamp::from_micros)?;
         let outcome = bytes(self.fields.next()).unwrap_or_else(|| sent.clone());
         let state = state(&word, at, outcome)?;
         let fingerprint = Fingerprint::from_parts(scheme, digest);
-        Ok((now, Record { id, attempt, fence, fingerprint, terms, created_at, state }))
+        let record = Record {
+            id,
+            attempt,
+            fence,
+            fingerprint,
+            terms,
+            origin,
+            created_at,
+            claimed_at,
+            history,
+            state,
+        };
+        Ok((now, record))
     }
 }
 

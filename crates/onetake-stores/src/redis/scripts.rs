@@ -8,14 +8,17 @@
 //! | `onetake:{xx}:<id>` | a hash: the record |
 //! | `onetake:{xx}:leases` | a sorted set: the ids of what runs, by when lease and grace end |
 //! | `onetake:{xx}:fence` | the highest fence that was ever given in this shard |
+//! | `onetake:{xx}:ref:<15 digits>` | the ids that begin with these digits, which are a reference |
 //! | `onetake:secret:<name>` | a secret that was made at first use; it belongs to no shard |
+//! | `onetake:{notes}:…` | the audit: see `notes.rs` |
 //!
 //! The second key is there so that nobody has to read all records to find the abandoned ones, the
-//! third so that fences rise even after a record expired and the server's clock was set back.
+//! third so that fences rise even after a record expired and the server's clock was set back, the
+//! fourth so that a reference leads to its record; `record.lua` says for how long it stays.
 
 use bytes::Bytes;
 use onetake_core::clock::micros;
-use onetake_core::{Claim, RecordId, Settlement, Shift, Verb};
+use onetake_core::{Claim, RecordId, Reference, Settlement, Shift, Verb, hex};
 
 use super::command::Command;
 use super::record;
@@ -35,25 +38,29 @@ const SHARDS: u16 = 256;
 /// Makes commands.
 #[derive(Debug)]
 pub(super) struct Scripts {
-    prefix: String,
-    shift: Shift,
+    pub(super) prefix: String,
+    pub(super) shift: Shift,
     claim: redis::Script,
     settle: redis::Script,
     load: redis::Script,
     due: redis::Script,
     trim: redis::Script,
     secret: redis::Script,
+    pub(super) note: redis::Script,
+    pub(super) notes: redis::Script,
+    pub(super) old_notes: redis::Script,
 }
 
 impl Scripts {
     /// Commands on keys that begin with `prefix`.
     pub(super) fn new(prefix: String, shift: Shift) -> Self {
-        let [claim, settle, load, due, trim, secret] = Self::texts().map(redis::Script::new);
-        Self { prefix, shift, claim, settle, load, due, trim, secret }
+        let [claim, settle, load, due, trim, secret, note, notes, old_notes] =
+            Self::texts().map(redis::Script::new);
+        Self { prefix, shift, claim, settle, load, due, trim, secret, note, notes, old_notes }
     }
 
     /// What a server has to know.
-    pub(super) fn texts() -> [&'static str; 6] {
+    pub(super) fn texts() -> [&'static str; 9] {
         [
             script!("claim"),
             script!("settle"),
@@ -61,11 +68,15 @@ impl Scripts {
             script!("due"),
             script!("trim"),
             script!("secret"),
+            script!("note"),
+            script!("notes"),
+            script!("old_notes"),
         ]
     }
 
     pub(super) fn claim(&self, claim: &Claim) -> Command {
-        let keys = [self.record(claim.id), self.leases(shard(claim.id)), self.fence(claim.id)];
+        let [record, leases, reference] = self.keys(claim.id);
+        let keys = [record, leases, reference, self.fence(claim.id)];
         let terms = &claim.terms;
         self.run(&self.claim, &keys)
             .arg(claim.id.as_bytes().to_vec())
@@ -76,15 +87,17 @@ impl Scripts {
             .arg(number(micros(terms.lease)))
             .arg(number(micros(terms.grace)))
             .arg(record::on_unknown(terms.on_unknown))
+            .arg(claim.origin.to_bytes())
             .with_contact()
     }
 
     /// Settles; the second is the outcome that it sends.
     pub(super) fn settle(&self, settlement: &Settlement) -> (Command, Bytes) {
-        let keys = [self.record(settlement.id), self.leases(shard(settlement.id))];
+        let keys = self.keys(settlement.id);
         let (verb, outcome) = match &settlement.verb {
             Verb::Renew => ("renew", Bytes::new()),
             Verb::Abandon => ("abandon", Bytes::new()),
+            Verb::Forget => ("forget", Bytes::new()),
             Verb::Release => ("released", Bytes::new()),
             Verb::Complete(recording) => ("completed", record::recording(recording)),
             Verb::Fail(failure) => ("failed", record::failure(&failure.clipped())),
@@ -103,6 +116,12 @@ impl Scripts {
 
     pub(super) fn load(&self, id: RecordId) -> Command {
         self.run(&self.load, &[self.record(id)]).arg(number(self.shift.as_micros()))
+    }
+
+    /// Reads the ids that have a reference.
+    pub(super) fn find(&self, reference: Reference) -> Command {
+        let key = self.reference(*reference.ids().start());
+        Command::on(key.as_bytes(), "GET").arg(key)
     }
 
     /// For each shard: up to `limit` records whose lease and grace are over.
@@ -133,29 +152,34 @@ impl Scripts {
 
     /// A record's key.
     pub(super) fn record(&self, id: RecordId) -> String {
-        let hex: String = id.as_bytes().iter().map(|byte| format!("{byte:02x}")).collect();
-        format!("{}:{{{:02x}}}:{hex}", self.prefix, shard(id))
+        format!("{}:{{{:02x}}}:{}", self.prefix, shard(id), hex::encode(id.as_bytes()))
     }
 
-    /// What the keys of all records look like, and some others.
+    /// What the keys of all records look like.
     pub(super) fn any_record(&self) -> String {
         // What may stand in a prefix and means something in a pattern is escaped.
         let special =
             |sign: char| if "*?[]^-\\".contains(sign) { format!("\\{sign}") } else { sign.into() };
         let prefix: String = self.prefix.chars().map(special).collect();
-        format!("{prefix}:{{??}}:*")
+        format!("{prefix}:{{??}}:{}", "?".repeat(2 * RecordId::BYTES))
     }
 
     /// The record whose key it is, if it is one's.
     pub(super) fn id_of(&self, key: &[u8]) -> Option<RecordId> {
-        let hex = std::str::from_utf8(key).ok()?.rsplit(':').next()?;
-        let digits = |at: usize| u8::from_str_radix(hex.get(2 * at..2 * at + 2)?, 16).ok();
-        let mut id = [0; RecordId::BYTES];
-        for (at, byte) in id.iter_mut().enumerate() {
-            *byte = digits(at)?;
-        }
-        let id = RecordId::from_bytes(id);
+        let digits = std::str::from_utf8(key).ok()?.rsplit(':').next()?;
+        let id = RecordId::from_bytes(hex::decode(digits)?);
         (self.record(id).as_bytes() == key).then_some(id)
+    }
+
+    /// What a settlement touches.
+    fn keys(&self, id: RecordId) -> [String; 3] {
+        [self.record(id), self.leases(shard(id)), self.reference(id)]
+    }
+
+    fn reference(&self, id: RecordId) -> String {
+        // Sixty bits, of which the shard is the first eight.
+        let digits = id.reference().bits();
+        format!("{}:{{{:02x}}}:ref:{digits:015x}", self.prefix, shard(id))
     }
 
     fn leases(&self, shard: u16) -> String {
@@ -166,7 +190,7 @@ impl Scripts {
         format!("{}:{{{:02x}}}:fence", self.prefix, shard(id))
     }
 
-    fn run(&self, script: &redis::Script, keys: &[String]) -> Command {
+    pub(super) fn run(&self, script: &redis::Script, keys: &[String]) -> Command {
         let slot = keys.first().map(String::as_bytes).unwrap_or_default();
         let command = Command::on(slot, "EVALSHA")
             .arg(script.get_hash().to_owned())

@@ -5,7 +5,9 @@
 mod answers;
 mod conformance;
 mod faults;
+mod forget;
 mod lying;
+#[cfg(feature = "postgres")]
 mod postgres;
 mod repair;
 mod watched;

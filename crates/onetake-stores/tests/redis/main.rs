@@ -5,6 +5,7 @@
 mod cluster;
 mod doctor;
 mod one_server;
+mod operators;
 mod outages;
 mod replicas;
 mod suite;
@@ -185,6 +186,7 @@ impl Race {
 /// The keys of records on a server.
 fn records(server: &Redis) -> Vec<String> {
     let keys = server.cli(&["KEYS", "*"]);
-    let is_record = |key: &&str| !key.ends_with(":leases") && !key.ends_with(":fence");
+    let is_record =
+        |key: &&str| ![":leases", ":fence", ":ref:"].iter().any(|other| key.contains(other));
     keys.lines().filter(is_record).map(str::to_owned).collect()
 }

@@ -11,6 +11,7 @@ const CAPABILITIES: Capabilities = Capabilities {
     body_bytes_max: 1 << 20,
     // The server deletes what expired.
     sweeps: false,
+    forgets: true,
     tasks: 32,
     rounds: 20,
 };

@@ -1,8 +1,8 @@
--- KEYS: record, leases, fence
--- ARGV: id, shift, attempt, fingerprint, ttl, lease, grace, on_unknown, back_for, counts_until
+-- KEYS: record, leases, reference, fence
+-- ARGV: id, shift, attempt, fingerprint, ttl, lease, grace, on_unknown, origin, back_for, counts_until
 local id, shift, attempt, fingerprint = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 local ttl, lease, grace, on_unknown = ARGV[5], ARGV[6], ARGV[7], ARGV[8]
-local back_for, counts_until = ARGV[9], ARGV[10]
+local origin, back_for, counts_until = ARGV[9], ARGV[10], ARGV[11]
 
 local now = clock(shift)
 local record = find(KEYS[1])
@@ -30,22 +30,29 @@ end
 
 -- Above every fence that was ever given in this shard: also after the record is gone, and if the
 -- server's clock was set back.
-local previous = tonumber(redis.call('GET', KEYS[3]) or '0')
+local previous = tonumber(redis.call('GET', KEYS[4]) or '0')
 if record then
   previous = math.max(previous, tonumber(record.fence))
 end
 local fence = math.max(previous + 1, now)
 if fence > MAX then
-  error('there is no higher fence left: the server\'s clock, or the key ' .. KEYS[3] .. ', is wrong')
+  error('there is no higher fence left: the server\'s clock, or the key ' .. KEYS[4] .. ', is wrong')
 end
--- A key that runs again within its life keeps the time it was first claimed.
-local created = here and record.created or text(now)
+-- A key that runs again within its life keeps the time it was first claimed, and its attempts.
+local created, history = text(now), ''
+if here then
+  local ended = record.state == 'running' and text(now) or record.at
+  local past = table.concat({record.fence, record.claimed, ended, record.state}, ' ') .. '\n'
+  created, history = record.created, string.sub(record.history .. past, -HISTORY_BYTES_MAX)
+end
 local lease_until = plus(now, lease)
 -- ZADD stands first: where memory is full it is refused, and then nothing was written.
 redis.call('ZADD', KEYS[2], text(plus(lease_until, grace)), id)
-redis.call('SET', KEYS[3], text(fence))
+redis.call('SET', KEYS[4], text(fence))
 redis.call('HSET', KEYS[1], 'v', '1', 'attempt', attempt, 'fence', text(fence),
   'fingerprint', fingerprint, 'ttl', ttl, 'lease', lease, 'grace', grace, 'on_unknown', on_unknown,
-  'created', created, 'state', 'running', 'at', text(lease_until), 'outcome', '')
+  'created', created, 'origin', origin, 'claimed', text(now), 'history', history,
+  'state', 'running', 'at', text(lease_until), 'outcome', '')
 redis.call('PERSIST', KEYS[1])
+refer(KEYS[3], id, MAX, now, shift)
 return {'granted', text(fence)}

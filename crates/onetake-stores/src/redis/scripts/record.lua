@@ -6,8 +6,10 @@
 local MAX = 9007199254740991
 local KEPT_AFTER_SETTLING = 3600000000
 local LEASE_ENDED = '\0'
+local HISTORY_BYTES_MAX = 1024
+local FOUND_MAX = 16
 local FIELDS = {'v', 'attempt', 'fence', 'fingerprint', 'ttl', 'lease', 'grace', 'on_unknown',
-  'created', 'state', 'at', 'outcome'}
+  'created', 'origin', 'claimed', 'history', 'state', 'at', 'outcome'}
 
 local function text(number)
   return string.format('%.0f', number)
@@ -66,18 +68,57 @@ local function abandoned(record, now, back_for, counts_until)
     and now <= tonumber(counts_until)
 end
 
+-- The server's own expiry knows nothing of the shift, and comes never too early.
+local function server_time(moment, shift)
+  return text(math.ceil((moment - tonumber(shift)) / 1000))
+end
+
+-- Keeps the record among those of its reference until `ends`: MAX while it runs, now if it is
+-- forgotten. All of one reference are in one value, each as its 16 bytes and the 16 digits of its
+-- end, and the value stays until the last of them ends. Every grant and every settlement writes its
+-- own end, so the value is never gone before a record that it names. Whatever else is found there is
+-- written over: nothing that is decided depends on it.
+local function refer(key, id, ends, now, shift)
+  local value, latest = '', 0
+  local function keep(other, other_ends)
+    if other_ends > now and #value < 32 * FOUND_MAX then
+      value = value .. other .. string.format('%016.0f', other_ends)
+      latest = math.max(latest, other_ends)
+    end
+  end
+  keep(id, ends)
+  local known = redis.pcall('GET', key)
+  if type(known) == 'string' then
+    for at = 1, #known, 32 do
+      local other = string.sub(known, at, at + 15)
+      if other ~= id then
+        keep(other, tonumber(string.sub(known, at + 16, at + 31)) or 0)
+      end
+    end
+  end
+  if value == '' then
+    redis.call('DEL', key)
+  elseif latest < MAX then
+    redis.call('SET', key, value, 'PXAT', server_time(latest, shift))
+  else
+    redis.call('SET', key, value)
+  end
+end
+
 -- Ends the attempt. ZREM stands first: it is allowed when memory is full, and then so is the rest,
--- so that a full server still records outcomes. The server's own expiry knows nothing of the shift,
--- and comes never too early.
+-- so that a full server still records outcomes.
 local function finish(record, state, now, outcome, shift)
   record.state, record.at, record.outcome = state, text(now), outcome
   redis.call('ZREM', KEYS[2], ARGV[1])
   redis.call('HSET', KEYS[1], 'state', state, 'at', record.at, 'outcome', outcome)
-  redis.call('PEXPIREAT', KEYS[1], text(math.ceil((expires_at(record) - tonumber(shift)) / 1000)))
+  local ends = expires_at(record)
+  redis.call('PEXPIREAT', KEYS[1], server_time(ends, shift))
+  refer(KEYS[3], ARGV[1], ends, now, shift)
 end
 
 local function told(answer, now, record, outcome)
   return {answer, text(now), record.attempt, record.fence, record.fingerprint, record.ttl,
-    record.lease, record.grace, record.on_unknown, record.created, record.state, record.at, outcome}
+    record.lease, record.grace, record.on_unknown, record.created, record.origin, record.claimed,
+    record.history, record.state, record.at, outcome}
 end
 

@@ -1,6 +1,6 @@
--- KEYS: record, leases
+-- KEYS: record, leases, reference
 -- ARGV: id, shift, attempt, verb, outcome, back_for, counts_until
--- The verbs renew and abandon are themselves; any other is the state that it leads to.
+-- The verbs renew, abandon and forget are themselves; any other is the state that it leads to.
 local id, shift, attempt = ARGV[1], ARGV[2], ARGV[3]
 local verb, outcome, back_for, counts_until = ARGV[4], ARGV[5], ARGV[6], ARGV[7]
 
@@ -40,6 +40,18 @@ if verb == 'abandon' then
     return stale()
   end
   finish(record, 'unknown', now, LEASE_ENDED, shift)
+  return done()
+end
+if verb == 'forget' then
+  if running then
+    return stale()
+  end
+  -- The fence of the shard stays, so that fences still rise above its own. DEL stands first, for a
+  -- server whose memory is full.
+  redis.call('DEL', KEYS[1])
+  refer(KEYS[3], id, now, now, shift)
+  record.ttl, record.created = '0', text(math.min(tonumber(record.created), now))
+  record.state, record.at, record.outcome = 'released', text(now), ''
   return done()
 end
 if running or (unknown and verb ~= 'unknown') then

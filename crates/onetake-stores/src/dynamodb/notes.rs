@@ -1,0 +1,124 @@
+//! The audit, as items beside the records: each entry once for all of them, and once for its record.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use aws_sdk_dynamodb::types::AttributeValue;
+use futures_util::future::try_join_all;
+
+use onetake_core::clock::micros;
+use onetake_core::note::{NOTES_KEPT, Note, NotePlace, Notes};
+use onetake_core::store::Cursor;
+use onetake_core::{RecordId, StoreError};
+
+use super::item::{self, Item};
+use super::table::{FOUND, Intent, No, Table};
+
+/// What stands before `h` and `o` in the key of an entry: with them more bytes than the id of a record
+/// has, and other ones than the key of a secret, so that none is ever taken for the other.
+const PREFIX: &[u8] = b"onetake's note ";
+/// The most that are read at once.
+const NOTES_MAX: usize = 1_000;
+
+/// Writes both items. Each is written over by itself, so that half a note is mended by another try.
+pub(super) async fn write(table: &Table, note: &Note) -> Result<(), StoreError> {
+    let puts = [None, Some(note.id)].map(|of| async move {
+        let put = table.client.put_item().table_name(&table.place.table);
+        let put = put.set_item(Some(encode(note, of)));
+        table.ask(Intent::Write, &[], || put.clone().send()).await.map_err(No::into_error)
+    });
+    try_join_all(puts).await.map(drop)
+}
+
+/// Reads entries in front of a cursor, the newest first: of one record, or of all.
+pub(super) async fn read(
+    table: &Table,
+    of: Option<RecordId>,
+    from: Option<Cursor>,
+    limit: usize,
+) -> Result<Notes, StoreError> {
+    let query = table.client.query().table_name(&table.place.table).index_name(FOUND);
+    let mut query = query
+        .key_condition_expression("h = :h")
+        .expression_attribute_values(":h", item::bytes(&group(of)))
+        .scan_index_forward(false)
+        .limit(i32::try_from(limit.clamp(1, NOTES_MAX)).unwrap_or(i32::MAX));
+    if let Some(from) = &from {
+        query = query
+            .key_condition_expression("h = :h AND o < :o")
+            .expression_attribute_values(":o", item::bytes(NotePlace::of(from)?.as_bytes()));
+    }
+    let answer =
+        table.ask(Intent::Read, &[], || query.clone().send()).await.map_err(No::into_error)?;
+    let next = answer.last_evaluated_key().and_then(place).map(|place| place.cursor());
+    Ok(Notes { notes: answer.items().iter().filter_map(decode).collect(), next })
+}
+
+/// Without `w` it runs nowhere; `ttl` is when the server may delete it.
+fn encode(note: &Note, of: Option<RecordId>) -> Item {
+    let (group, place) = (group(of), note.place.as_bytes());
+    let until = note.place.at().plus(NOTES_KEPT).as_micros();
+    let until = until.div_ceil(micros(Duration::from_secs(1)));
+    HashMap::from([
+        ("id".to_owned(), item::bytes(&[PREFIX, &group, place].concat())),
+        ("h".to_owned(), item::bytes(&group)),
+        ("o".to_owned(), item::bytes(place)),
+        ("x".to_owned(), item::bytes(&note.encode())),
+        ("ttl".to_owned(), item::number(until)),
+    ])
+}
+
+/// One that cannot be read hides no other.
+fn decode(item: &Item) -> Option<Note> {
+    let bytes = item.get("x")?.as_b().ok()?.clone().into_inner();
+    match Note::decode(place(item)?, bytes.into()) {
+        Ok(note) => Some(note),
+        Err(error) => {
+            tracing::warn!(%error, "an entry of the audit cannot be read");
+            None
+        }
+    }
+}
+
+fn place(item: &HashMap<String, AttributeValue>) -> Option<NotePlace> {
+    let bytes = item.get("o")?.as_b().ok()?.as_ref().try_into().ok()?;
+    Some(NotePlace::from_bytes(bytes))
+}
+
+/// What the entries that are read together have as `h`: never the eight bytes of a reference.
+fn group(of: Option<RecordId>) -> Vec<u8> {
+    of.map_or_else(|| b"notes".to_vec(), |id| [b"notes of ", id.as_bytes().as_slice()].concat())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use onetake_core::note::{Action, Ended};
+    use onetake_core::{AttemptId, SystemRng, Timestamp};
+
+    #[test]
+    fn no_note_looks_like_a_record_and_each_ends_in_time() {
+        let at = Timestamp::from_micros(1_893_456_000_000_001);
+        let note = Note {
+            place: NotePlace::new(at, &SystemRng),
+            id: RecordId::from_bytes([1; 16]),
+            attempt: AttemptId::from_bytes([2; 16]),
+            action: Action::Forget,
+            ended: Ended::Done,
+            before: "completed".to_owned(),
+            by: "ops".to_owned(),
+            reason: "asked for".to_owned(),
+        };
+        for of in [None, Some(note.id)] {
+            let item = encode(&note, of);
+            assert_eq!(item::id(&item), None);
+            assert!(item::Seen::decode(&item).is_err());
+            assert!(!item.contains_key("w"));
+            assert_eq!(decode(&item).as_ref(), Some(&note));
+            let ttl: u64 = item["ttl"].as_n().unwrap().parse().unwrap();
+            let due = at.plus(NOTES_KEPT).as_micros();
+            assert!(ttl * 1_000_000 >= due && ttl * 1_000_000 < due + 1_000_000);
+        }
+        assert_ne!(encode(&note, None)["id"], encode(&note, Some(note.id))["id"]);
+    }
+}

@@ -1,0 +1,117 @@
+//! The audit in Redis: few entries, in one slot.
+//!
+//! | key | what it holds |
+//! | --- | --- |
+//! | `onetake:{notes}:notes` | a hash: the notes by their names |
+//! | `onetake:{notes}:all` | a sorted set: the names of all notes, by nothing but themselves |
+//! | `onetake:{notes}:of:<id>` | a sorted set: the names of the notes about one record |
+//!
+//! A name is the note's place and its record, so that it sorts by time. Nothing here expires by
+//! itself: a sweep deletes what was kept for long enough, by the server's clock.
+
+use bytes::Bytes;
+use onetake_core::clock::micros;
+use onetake_core::note::{NOTES_KEPT, Note, NotePlace, Notes};
+use onetake_core::store::Cursor;
+use onetake_core::{RecordId, StoreError, hex};
+use redis::Value;
+
+use super::command::Command;
+use super::connection::Connection;
+use super::errors::wrote_nothing;
+use super::scripts::Scripts;
+
+/// The most that are read, or deleted, at once.
+const NOTES_MAX: usize = 1_000;
+
+/// Writes a note.
+pub(super) fn write(scripts: &Scripts, note: &Note) -> Command {
+    let keys = [all_notes(scripts), all_names(scripts), names_of(scripts, note.id)];
+    let name = [note.place.as_bytes().as_slice(), note.id.as_bytes()].concat();
+    scripts.run(&scripts.note, &keys).arg(name).arg(note.encode())
+}
+
+/// Reads notes in front of a cursor, the newest first: of one record, or of all.
+pub(super) async fn read(
+    connection: &Connection,
+    scripts: &Scripts,
+    of: Option<RecordId>,
+    from: Option<Cursor>,
+    limit: usize,
+) -> Result<Notes, StoreError> {
+    let limit = limit.min(NOTES_MAX);
+    let from = match &from {
+        Some(cursor) => [b"(", NotePlace::of(cursor)?.as_bytes().as_slice()].concat(),
+        None => b"+".to_vec(),
+    };
+    let names = of.map_or_else(|| all_names(scripts), |id| names_of(scripts, id));
+    let read = scripts.run(&scripts.notes, &[all_notes(scripts), names]);
+    let read = [read.arg(from).arg(limit.to_string())];
+    let answer = connection.run(&read, None).await.pop().transpose().map_err(wrote_nothing)?;
+    let told = strings(answer);
+    let told: Vec<_> = told.chunks(2).filter_map(<[Bytes]>::first_chunk).collect();
+    let last = told.last().filter(|_| told.len() >= limit);
+    let next = last.and_then(|[name, _]| place(name)).map(|place| place.cursor());
+    // One that cannot be read hides no other.
+    let note = |[name, bytes]: &[Bytes; 2]| match Note::decode(place(name)?, bytes.clone()) {
+        Ok(note) => Some(note),
+        Err(error) => {
+            tracing::warn!(%error, "an entry of the audit cannot be read");
+            None
+        }
+    };
+    Ok(Notes { notes: told.into_iter().filter_map(note).collect(), next })
+}
+
+/// Deletes notes that were kept for long enough.
+pub(super) async fn delete_old(
+    connection: &Connection,
+    scripts: &Scripts,
+    limit: usize,
+) -> Result<(), StoreError> {
+    let old = scripts.run(&scripts.old_notes, &[all_names(scripts)]);
+    let old = old
+        .arg(scripts.shift.as_micros().to_string())
+        .arg(micros(NOTES_KEPT).to_string())
+        .arg(limit.min(NOTES_MAX).to_string());
+    let answer = connection.run(&[old], None).await.pop().transpose().map_err(wrote_nothing)?;
+    let deletions: Vec<_> = strings(answer).iter().flat_map(|name| delete(scripts, name)).collect();
+    for error in connection.run(&deletions, None).await.into_iter().filter_map(Result::err) {
+        tracing::debug!(%error, "an old entry of the audit could not be deleted; it is tried again");
+    }
+    Ok(())
+}
+
+/// The name that it is found by goes last: whoever is interrupted comes back to it.
+fn delete(scripts: &Scripts, name: &Bytes) -> Vec<Command> {
+    let on = |key: String, verb| Command::on(key.as_bytes(), verb).arg(key).arg(name.clone());
+    let id = name.last_chunk().copied().map(RecordId::from_bytes);
+    let of = id.map(|id| on(names_of(scripts, id), "ZREM"));
+    let rest = [on(all_notes(scripts), "HDEL"), on(all_names(scripts), "ZREM")];
+    of.into_iter().chain(rest).collect()
+}
+
+fn all_notes(scripts: &Scripts) -> String {
+    format!("{}:{{notes}}:notes", scripts.prefix)
+}
+
+fn all_names(scripts: &Scripts) -> String {
+    format!("{}:{{notes}}:all", scripts.prefix)
+}
+
+fn names_of(scripts: &Scripts, id: RecordId) -> String {
+    format!("{}:{{notes}}:of:{}", scripts.prefix, hex::encode(id.as_bytes()))
+}
+
+fn place(name: &[u8]) -> Option<NotePlace> {
+    name.first_chunk().copied().map(NotePlace::from_bytes)
+}
+
+fn strings(answer: Option<Value>) -> Vec<Bytes> {
+    let Some(Value::Array(values)) = answer else { return Vec::new() };
+    let string = |value| match value {
+        Value::BulkString(bytes) => Bytes::from(bytes),
+        _ => Bytes::new(),
+    };
+    values.into_iter().map(string).collect()
+}

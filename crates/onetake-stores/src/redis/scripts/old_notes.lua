@@ -1,0 +1,6 @@
+-- The names of entries that were kept for long enough, the oldest first.
+-- KEYS: all names
+-- ARGV: shift, kept for, limit
+local since = clock(ARGV[1]) - tonumber(ARGV[2])
+return redis.call('ZRANGEBYLEX', KEYS[1], '-', '(' .. struct.pack('>I8', math.max(since, 0)),
+  'LIMIT', 0, ARGV[3])

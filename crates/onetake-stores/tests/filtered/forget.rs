@@ -1,0 +1,183 @@
+//! What an operator forgets is forgotten by both, or by neither.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::FutureExt;
+use futures_util::future::BoxFuture;
+use onetake_core::store::Answers;
+use onetake_core::{
+    Claim, Claimed, MemoryStore, Recording, Settled, Settlement, Store, StoreErrorKind, Verb,
+    delegate_store,
+};
+use onetake_sim::fault_proxy::{FaultProxy, Weather};
+use onetake_stores::FilterOptions;
+
+use crate::watched::Watched;
+use crate::{
+    body, claim, claim_of, completed, filtered, found, id, patient, place, redis, settled, written,
+};
+
+fn item(claim: &Claim, verb: Verb) -> Settlement {
+    Settlement { id: claim.id, attempt: claim.attempt, verb }
+}
+
+fn complete(body: &'static str) -> Verb {
+    Verb::Complete(Recording::new(body))
+}
+
+async fn running(store: &dyn Store, key: &str) -> Claim {
+    let asked = claim_of(key, "pay");
+    assert!(matches!(claim(store, &asked).await, Claimed::Granted { .. }));
+    asked
+}
+
+fn names(answers: &Answers<Settled>) -> Vec<&'static str> {
+    let name = |answer: &Result<Settled, _>| match answer {
+        Ok(Settled::Done { record, .. }) => record.state.name(),
+        Ok(Settled::Stale { .. }) => "stale",
+        Err(_) => "error",
+    };
+    answers.iter().map(name).collect()
+}
+
+#[tokio::test]
+async fn a_forgotten_key_is_not_replayed_by_the_filter() {
+    let redis = redis().await;
+    let authority = Watched::new();
+    let store = filtered(&redis.url(), authority.clone(), patient()).await;
+    let other = filtered(&redis.url(), authority.clone(), patient()).await;
+    let asked = completed(&store, "a", "paid").await;
+    written(&redis, "a").await;
+    assert_eq!(body(&*found(&other, &claim_of("a", "pay")).await), b"paid");
+    assert_eq!(authority.asked(), 1, "it was the filter that answered");
+    assert_eq!(settled(&store, &asked, Verb::Forget).await.state.name(), "released");
+    assert!(other.load(vec![id("a")]).await.remove(0).unwrap().is_none());
+    // It is as if it had never been: another payload runs, and is replayed then.
+    let again = claim_of("a", "something else");
+    assert!(matches!(claim(&other, &again).await, Claimed::Granted { .. }));
+    settled(&other, &again, complete("other")).await;
+    let record = found(&store, &claim_of("a", "something else")).await;
+    assert_eq!(body(&record), b"other");
+}
+
+#[tokio::test]
+async fn what_is_not_forgotten_is_replayed_as_before() {
+    let redis = redis().await;
+    let store = filtered(&redis.url(), Watched::new(), patient()).await;
+    let asked = completed(&store, "a", "paid").await;
+    written(&redis, "a").await;
+    let stranger = claim_of("a", "pay");
+    let answers = store.settle(vec![item(&stranger, Verb::Forget)]).await;
+    assert_eq!(names(&answers), ["stale"]);
+    assert_eq!(body(&*found(&store, &claim_of("a", "pay")).await), b"paid");
+    assert_eq!(settled(&store, &asked, Verb::Forget).await.state.name(), "released");
+}
+
+#[tokio::test]
+async fn a_batch_that_forgets_is_answered_in_its_order() {
+    let redis = redis().await;
+    let store = filtered(&redis.url(), Watched::new(), patient()).await;
+    let (a, b) = (completed(&store, "a", "paid").await, running(&store, "b").await);
+    let (c, d) = (running(&store, "c").await, completed(&store, "d", "paid").await);
+    let answers = store
+        .settle(vec![
+            item(&b, complete("b")),
+            item(&a, Verb::Forget),
+            // These come one after the other: it is settled, forgotten, and then not there.
+            item(&c, complete("c")),
+            item(&c, Verb::Forget),
+            item(&c, complete("c")),
+            item(&b, Verb::Release),
+            item(&d, Verb::Forget),
+        ])
+        .await;
+    let expected = ["completed", "released", "completed", "released", "stale", "stale", "released"];
+    assert_eq!(names(&answers), expected);
+    written(&redis, "b").await;
+    for key in ["a", "c", "d"] {
+        assert_eq!(redis.cli(&["GET", &place(key)]), "-", "{key} is not put back");
+        assert!(store.load(vec![id(key)]).await.remove(0).unwrap().is_none());
+    }
+}
+
+#[tokio::test]
+async fn without_the_filter_nothing_is_forgotten_and_the_rest_is_done() {
+    let redis = redis().await;
+    let proxy = FaultProxy::start(redis.address()).await.unwrap();
+    let authority = Watched::new();
+    let url = format!("redis://{}", proxy.address());
+    let options = FilterOptions { check_every: 0, ..FilterOptions::default() };
+    let store = filtered(&url, authority.clone(), options).await;
+    let a = completed(&store, "a", "paid").await;
+    written(&redis, "a").await;
+    let (b, c) = (running(&store, "b").await, running(&store, "c").await);
+    proxy.set(Weather::Dead);
+    let answers = store
+        .settle(vec![
+            item(&b, complete("b")),
+            item(&a, Verb::Forget),
+            item(&c, complete("c")),
+            item(&c, Verb::Forget),
+        ])
+        .await;
+    assert_eq!(names(&answers), ["completed", "error", "completed", "error"]);
+    for at in [1, 3] {
+        let error = answers[at].as_ref().unwrap_err();
+        assert_eq!(error.kind(), StoreErrorKind::Unavailable);
+        assert!(error.to_string().starts_with("nothing was forgotten"), "{error}");
+    }
+    for key in ["a", "b", "c"] {
+        let kept = authority.inner().load(vec![id(key)]).await.remove(0).unwrap();
+        assert_eq!(kept.unwrap().state.name(), "completed", "{key}");
+    }
+    proxy.set(Weather::Fair);
+    onetake_sim::servers::until("the filter is back", async || {
+        let answers = store.settle(vec![item(&a, Verb::Forget)]).await;
+        names(&answers) == ["released"]
+    })
+    .await;
+    assert!(matches!(claim(&store, &claim_of("a", "pay")).await, Claimed::Granted { .. }));
+}
+
+/// An authority whose filter is lost while it forgets.
+#[derive(Debug)]
+struct Cutting {
+    inner: MemoryStore,
+    proxy: Arc<FaultProxy>,
+}
+
+impl Store for Cutting {
+    fn name(&self) -> &'static str {
+        "cutting"
+    }
+
+    fn settle(&self, batch: Vec<Settlement>) -> BoxFuture<'_, Answers<Settled>> {
+        if batch.iter().any(|item| item.verb == Verb::Forget) {
+            self.proxy.set(Weather::Dead);
+        }
+        self.inner.settle(batch).boxed()
+    }
+
+    delegate_store!(self => self.inner; claim, load, abandoned, sweep, inspect, secret, ready, close);
+}
+
+#[tokio::test]
+async fn a_filter_that_is_lost_in_the_middle_leaves_it_in_doubt() {
+    let redis = redis().await;
+    let proxy = Arc::new(FaultProxy::start(redis.address()).await.unwrap());
+    let authority = Arc::new(Cutting { inner: MemoryStore::new(), proxy: Arc::clone(&proxy) });
+    let url = format!("redis://{}", proxy.address());
+    let options =
+        FilterOptions { command_timeout: Duration::from_secs(20), ..FilterOptions::default() };
+    let store = filtered(&url, authority, options).await;
+    let asked = completed(&store, "a", "paid").await;
+    let other = running(&store, "b").await;
+    written(&redis, "a").await;
+    let batch = vec![item(&asked, Verb::Forget), item(&other, complete("b"))];
+    let answers = store.settle(batch).await;
+    assert_eq!(names(&answers), ["error", "completed"]);
+    let error = answers[0].as_ref().unwrap_err();
+    assert_eq!(error.kind(), StoreErrorKind::Indeterminate);
+    assert!(error.to_string().contains("forget it again"), "{error}");
+}

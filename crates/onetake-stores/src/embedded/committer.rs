@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use tokio::sync::oneshot;
 
-use onetake_core::note::{Note, NotePlace};
+use onetake_core::note::{Note, NotePlace, Notes};
 use onetake_core::store::{Abandoned, Answers, Swept};
 use onetake_core::{
     Cause, Claim, Claimed, Clock, Fence, Record, RecordId, Reference, Settled, Settlement, State,
@@ -42,12 +42,7 @@ pub(super) enum Job {
     Sweep(usize, oneshot::Sender<Result<Swept, StoreError>>),
     Secret(&'static str, [u8; 32], oneshot::Sender<Result<[u8; 32], StoreError>>),
     Note(Note, oneshot::Sender<Result<(), StoreError>>),
-    Notes(
-        Option<RecordId>,
-        Option<NotePlace>,
-        usize,
-        oneshot::Sender<Result<Vec<Note>, StoreError>>,
-    ),
+    Notes(Option<RecordId>, Option<NotePlace>, usize, oneshot::Sender<Result<Notes, StoreError>>),
     Ready(oneshot::Sender<Result<(), StoreError>>),
     Close(oneshot::Sender<Result<(), StoreError>>),
 }

@@ -163,8 +163,7 @@ impl Store for EmbeddedStore {
     ) -> BoxFuture<'_, Result<Notes, StoreError>> {
         async move {
             let from = from.map(|cursor| NotePlace::of(&cursor)).transpose()?;
-            let notes = self.ask(|reply| Job::Notes(of, from, limit, reply)).await??;
-            Ok(Notes::in_order(notes, limit))
+            self.ask(|reply| Job::Notes(of, from, limit, reply)).await?
         }
         .boxed()
     }

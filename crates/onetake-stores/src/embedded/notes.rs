@@ -10,7 +10,7 @@ use std::ops::Bound;
 use bytes::Bytes;
 use fjall::Keyspace;
 
-use onetake_core::note::{NOTES_KEPT, Note, NotePlace};
+use onetake_core::note::{NOTES_KEPT, Note, NotePlace, Notes};
 use onetake_core::{RecordId, StoreError, StoreErrorKind, Timestamp, clock::micros};
 
 use super::tables::broken;
@@ -33,18 +33,23 @@ pub(super) fn read(
     of: Option<RecordId>,
     from: Option<NotePlace>,
     limit: usize,
-) -> Result<Vec<Note>, StoreError> {
+) -> Result<Notes, StoreError> {
     let prefix = of.map_or_else(|| ALL.to_vec(), |id| [OF, id.as_bytes()].concat());
     // Behind every place there is: times are far from it.
     let end = from.map_or([0xff; NotePlace::BYTES], |place| *place.as_bytes());
     let end = [prefix.as_slice(), &end].concat();
     let range = (Bound::Included(prefix), Bound::Excluded(end));
-    let mut notes = Vec::new();
+    let mut places = Vec::new();
     for entry in table.range(range).rev().take(limit) {
-        let place = place(&entry.key().map_err(broken)?)?;
-        notes.extend(load(table, place)?);
+        places.push(place(&entry.key().map_err(broken)?)?);
     }
-    Ok(notes)
+    let mut notes = Vec::new();
+    for place in &places {
+        notes.extend(load(table, *place)?);
+    }
+    // By what was found, of which some may not have been read.
+    let next = places.last().filter(|_| places.len() >= limit).map(NotePlace::cursor);
+    Ok(Notes { notes, next })
 }
 
 /// Notes that were kept for long enough, the oldest first: their places, and the records.

@@ -16,7 +16,7 @@ use std::ops::{Bound, RangeInclusive};
 use bytes::Bytes;
 use fjall::{Database, Keyspace, KeyspaceCreateOptions, PersistMode};
 
-use onetake_core::note::{Note, NotePlace};
+use onetake_core::note::{Note, NotePlace, Notes};
 use onetake_core::{
     Fence, Record, RecordId, Rng, State, StoreError, StoreErrorKind, SystemRng, Timestamp, codec,
 };
@@ -179,7 +179,7 @@ impl Tables {
         of: Option<RecordId>,
         from: Option<NotePlace>,
         limit: usize,
-    ) -> Result<Vec<Note>, StoreError> {
+    ) -> Result<Notes, StoreError> {
         notes::read(&self.meta, of, from, limit)
     }
 

@@ -18,9 +18,10 @@ const WRITE: &str = "INSERT INTO onetake_notes (place, id, said) VALUES ($1, $2,
 const READ: &str =
     "SELECT place, said FROM onetake_notes WHERE place < $1 ORDER BY place DESC LIMIT $2";
 
-/// The same of one record.
-const READ_OF: &str = "SELECT place, said FROM onetake_notes WHERE place < $1 AND id = $3
-    ORDER BY place DESC LIMIT $2";
+/// The same of one record. By an equality, a plan could go through the notes of all records: whoever counted
+/// when there were only those of one expects to find them anywhere.
+const READ_OF: &str = "SELECT place, said FROM onetake_notes
+    WHERE (id, place) < ($3, $1) AND id >= $3 ORDER BY id DESC, place DESC LIMIT $2";
 
 pub(super) async fn write(store: &PostgresStore, note: Note) -> Result<(), StoreError> {
     let (place, id): (&[u8], &[u8]) = (note.place.as_bytes(), note.id.as_bytes());

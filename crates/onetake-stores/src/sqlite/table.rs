@@ -218,6 +218,9 @@ mod tests {
                 let detail: String = row.get("detail").unwrap();
                 let scans = detail.starts_with("SCAN") && detail != "SCAN CONSTANT ROW";
                 assert!(!scans, "{statement}: {detail}");
+                // By its other index it would go through the notes of all records.
+                let of_one = statement != notes::READ_OF || detail.contains("notes_id");
+                assert!(of_one, "{statement}: {detail}");
                 assert!(!detail.contains("TEMP B-TREE FOR ORDER BY"), "{statement}: {detail}");
             }
         }

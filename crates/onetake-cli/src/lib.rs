@@ -10,3 +10,4 @@ pub mod doctor;
 pub mod gateway;
 pub mod logs;
 pub mod stores;
+mod traces;

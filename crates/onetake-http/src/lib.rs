@@ -35,6 +35,7 @@ mod service;
 pub mod status;
 pub mod tenant;
 mod tokens;
+mod trace;
 pub mod typed;
 pub mod velocity;
 

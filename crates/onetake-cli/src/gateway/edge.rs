@@ -28,6 +28,7 @@ use super::client_ip::client_of;
 use super::plan::{Plan, Plans};
 use super::proxy::Proxy;
 use crate::config::plain;
+use crate::traces::Parent;
 
 pub(super) const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 pub(super) const X_FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
@@ -71,7 +72,9 @@ impl Edge {
                 Ok(plan) => {
                     parts.extensions.insert(Arc::clone(&plan));
                     parts.extensions.insert(place);
-                    let answered = inner.call(Request::from_parts(parts, body)).await;
+                    let parent = Parent::take(&mut parts.headers);
+                    let request = Request::from_parts(parts, body);
+                    let answered = parent.around(|| inner.call(request)).await;
                     let response = answered.unwrap_or_else(|never| match never {});
                     log(&method, &plan, &response, clock.monotonic() - from);
                     response.map(BoxBody::new)

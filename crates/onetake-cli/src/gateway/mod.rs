@@ -41,8 +41,9 @@ use plan::{Plan, Plans};
 use proxy::Proxy;
 use readiness::Readiness;
 use server::Server;
+use tls::Acceptor;
+pub(crate) use tls::Connector;
 pub use tls::TlsFailed;
-use tls::{Acceptor, Connector};
 
 /// Why the gateway could not start.
 #[derive(Debug, thiserror::Error)]

@@ -28,6 +28,7 @@ use tokio::runtime::Handle;
 use tokio::sync::{Semaphore, oneshot, watch};
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tokio_util::task::TaskTracker;
+use tracing::Instrument;
 
 use crate::clock::{Clock, Rng, SystemClock, SystemRng, Timestamp};
 use crate::record::{Cause, Record};
@@ -49,6 +50,9 @@ pub use look::Promise;
 pub use operation::{
     Answer, Attempt, Begin, EngineError, InFlight, Limits, Operation, Outcome, Verdict,
 };
+
+/// The target of all spans of a trace, here and in the crates around: filters select them by it.
+pub const SPANS: &str = "onetake::trace";
 
 /// How long the store may take to close.
 const CLOSE_PATIENCE: Duration = Duration::from_secs(10);
@@ -342,7 +346,9 @@ impl Engine {
         flight: Arc<Flight>,
         lead: Lead,
     ) -> Result<Led, EngineError> {
-        let mut claiming = Box::pin(claim(self.clone(), operation.clone(), flight));
+        let span = tracing::debug_span!(target: SPANS, "claim");
+        let claiming = claim(self.clone(), operation.clone(), flight).instrument(span);
+        let mut claiming = Box::pin(claiming);
         let patience = self.inner.clock.sleep(self.inner.limits.claim_patience);
         match lead {
             Lead::Here => tokio::select! {

@@ -45,7 +45,7 @@ const SILENCE: Duration = Duration::from_secs(10);
 ///
 /// Whatever fails in here fails before anything of a request was sent.
 #[derive(Clone, Debug)]
-pub(in super::super) struct Connector {
+pub(crate) struct Connector {
     http: HttpConnector,
     tls: Option<watch::Receiver<Arc<ClientConfig>>>,
     clock: Arc<dyn Clock>,
@@ -59,10 +59,7 @@ impl Connector {
     ///
     /// # Errors
     /// If they are not there, or of no use.
-    pub(in super::super) fn new(
-        tls: Option<UpstreamTls>,
-        clock: Arc<dyn Clock>,
-    ) -> Result<Self, TlsFailed> {
+    pub(crate) fn new(tls: Option<UpstreamTls>, clock: Arc<dyn Clock>) -> Result<Self, TlsFailed> {
         let mut http = HttpConnector::new();
         http.set_nodelay(true);
         http.set_connect_timeout(Some(CONNECT_TIMEOUT));

@@ -18,7 +18,8 @@ use rustls::Error;
 use rustls::crypto::{CryptoProvider, aws_lc_rs};
 
 pub(super) use acceptor::Acceptor;
-pub(super) use connector::{Connector, was_refused};
+pub(crate) use connector::Connector;
+pub(super) use connector::was_refused;
 pub use files::TlsFailed;
 
 fn provider() -> Arc<CryptoProvider> {

@@ -14,12 +14,12 @@ use tokio::net::TcpStream;
 use tokio_rustls::client::TlsStream;
 
 /// A connection to an upstream.
-pub(in super::super::super) enum Stream {
+pub(crate) enum Stream {
     Plain(TcpStream),
     Encrypted(Encrypted),
 }
 
-pub(in super::super::super) struct Encrypted {
+pub(crate) struct Encrypted {
     stream: Box<TlsStream<TcpStream>>,
     opening: Opening,
 }

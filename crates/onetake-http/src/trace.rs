@@ -23,7 +23,6 @@ pub(crate) struct Trace {
 
 #[derive(Default)]
 struct Noted {
-    route: Option<String>,
     reference: Option<Reference>,
     fence: Option<Fence>,
     outcome: Option<&'static str>,
@@ -56,9 +55,13 @@ impl Trace {
         self.span.clone()
     }
 
-    /// The route as it is configured. It stands for the path, which may hold anything.
+    /// The route as it is configured. It stands for the path, which may hold anything. Said once, and before
+    /// anything else begins under this span: exporters fix its name then.
     pub(crate) fn route(&self, label: &str) {
-        self.note(|noted| noted.route = Some(label.to_owned()));
+        self.span.record("onetake.route", label);
+        if label.contains('/') {
+            self.span.record("otel.name", label);
+        }
     }
 
     /// What became of the request, in one word.
@@ -102,17 +105,13 @@ impl Drop for Trace {
     fn drop(&mut self) {
         let noted = self.noted.get_mut().unwrap_or_else(PoisonError::into_inner);
         let span = &self.span;
-        if let Some(route) = &noted.route {
-            span.record("onetake.route", route);
-            if route.contains('/') {
-                span.record("otel.name", route);
-            }
-        }
         noted.reference.map(|reference| span.record("onetake.reference", display(reference)));
-        noted.fence.map(|fence| span.record("onetake.fence", fence.get()));
+        // Signed, because exporters know no other numbers.
+        let fence = noted.fence.and_then(|fence| i64::try_from(fence.get()).ok());
+        fence.map(|fence| span.record("onetake.fence", fence));
         noted.outcome.map(|outcome| span.record("onetake.outcome", outcome));
         noted.problem.map(|problem| span.record("onetake.problem", problem.as_str()));
-        noted.status.map(|status| span.record("http.response.status_code", status));
+        noted.status.map(|status| span.record("http.response.status_code", i64::from(status)));
         if noted.has_failed {
             span.record("otel.status_code", "ERROR");
         }

@@ -104,7 +104,8 @@ impl Proxy {
         let sent = self.send(request, patience(plan.timeout, left)).instrument(span.clone());
         match sent.await {
             Ok(response) => {
-                span.record("http.response.status_code", response.status().as_u16());
+                let status = i64::from(response.status().as_u16());
+                span.record("http.response.status_code", status);
                 if response.status().is_server_error() {
                     span.record("otel.status_code", "ERROR");
                 }
@@ -152,7 +153,7 @@ fn span_to(upstream: &Uri) -> Span {
         otel.kind = "client",
         otel.status_code = Empty,
         server.address = upstream.host(),
-        server.port = upstream.port_u16(),
+        server.port = upstream.port_u16().map(i64::from),
         http.response.status_code = Empty,
         onetake.problem = Empty,
     )

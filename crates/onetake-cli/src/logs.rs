@@ -46,7 +46,8 @@ pub(crate) fn init_with(format: LogFormat, spans: Option<SpanLayer>) {
 }
 
 /// A level without a target is meant for onetake's own logs, which are known to hold no secret. What libraries
-/// write below `info` is not: some write parameters of statements, or whole keys. Who wants that names them.
+/// write below `info` is for them to decide: it may be the parameters of a statement, or the headers of a request.
+/// Who wants that names them.
 fn ours(text: &str) -> String {
     let is_detailed = |part: &&str| {
         part.trim().parse::<LevelFilter>().is_ok_and(|level| level > LevelFilter::INFO)

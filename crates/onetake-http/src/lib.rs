@@ -53,6 +53,7 @@ pub use status::{Disposition, StatusRules};
 #[cfg(feature = "jwt")]
 pub use tenant::jwt::{Jwt, JwtKey};
 pub use tenant::{Ask, ClientIp, Tenant};
+pub use trace::method_word;
 pub use typed::{Stored, Typed};
 pub use velocity::{By, Velocity};
 

@@ -118,8 +118,9 @@ impl Drop for Trace {
     }
 }
 
-/// A method as traces name it: one that nobody knows is the client's own text.
-fn method_word(method: &Method) -> &'static str {
+/// A method as logs and traces name it: one that nobody knows is the client's own text, and could be anything.
+#[must_use]
+pub fn method_word(method: &Method) -> &'static str {
     match *method {
         Method::GET => "GET",
         Method::HEAD => "HEAD",

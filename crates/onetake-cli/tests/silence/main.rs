@@ -46,7 +46,7 @@ impl Scene {
     }
 
     /// Ends the gateway, and looks through all that it ever said.
-    async fn is_silent_about(mut self, more: &[&str]) {
+    async fn said_nothing_of(mut self, more: &[&str]) {
         let admin = Client::new(self.gateway.admin);
         let metrics = admin.post("/metrics").method("GET").body("").send().await.unwrap();
         assert!(self.gateway.terminate().await.success());
@@ -90,7 +90,7 @@ async fn on_the_embedded_store_with_logs_for_machines() {
     let mut scene = Scene::start("json", &[]).await;
     let upstream = scene.upstream.clone();
     scene.sender.everything(&upstream).await;
-    scene.is_silent_about(&[]).await;
+    scene.said_nothing_of(&[]).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -116,7 +116,7 @@ async fn on_servers_that_go_away_with_logs_for_people() {
     let open = scene.sender.call("/open/charge", 91);
     scene.sender.send(open, 201, "").await;
     proxy.set(Weather::Fair);
-    scene.is_silent_about(&[&password]).await;
+    scene.said_nothing_of(&[&password]).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -199,7 +199,7 @@ async fn without_a_collector_trace_headers_pass_through() {
         let call = setting.head(&format!("a-key-of-a-trace-{number}0"));
         let call = call.header("traceparent", value).header("tracestate", "vendor=a-state");
         let answer = call.send().await.unwrap();
-        assert_eq!(got(&answer, "traceparent"), [value.clone()]);
+        assert_eq!(got(&answer, "traceparent"), [value.as_str()]);
         assert_eq!(got(&answer, "tracestate"), ["vendor=a-state"]);
     }
     assert!(setting.gateway.terminate().await.success());

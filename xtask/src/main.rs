@@ -10,6 +10,7 @@ const TEST: &[&[&str]] = &[
     // What users build: without the features that only tests turn on.
     &["check", "--workspace", "--exclude", "onetake-sim"],
     &["check", "--package", "onetake", "--no-default-features"],
+    &["check", "--package", "onetake-cli", "--no-default-features"],
 ];
 
 /// Formatting, clippy with warnings as errors, and documentation whose links lead somewhere.

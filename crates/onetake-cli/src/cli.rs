@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand};
-use onetake_core::SystemClock;
+use onetake_core::{Clock, SystemClock};
 use onetake_stores::Weight;
 use tokio::runtime::Runtime;
 use tokio_util::sync::CancellationToken;
@@ -23,6 +23,7 @@ use crate::gateway::{Gateway, StartError};
 use crate::keys::Keys;
 use crate::logs::{self, LogFormat};
 use crate::stores;
+use crate::traces::{self, Export};
 
 /// How long shutdown waits for what is running, unless told otherwise.
 const DRAIN_SECONDS: u64 = 60;
@@ -228,7 +229,8 @@ impl Stored {
 impl Serve {
     /// Configure, build, announce, wait, drain.
     fn run(self) -> ExitCode {
-        logs::init(self.log_format);
+        let (spans, mut export) = traces::from_environment();
+        logs::init_with(self.log_format, spans);
         let overrides = Overrides {
             listen: self.listen,
             upstream: self.upstream,
@@ -243,7 +245,17 @@ impl Serve {
             Ok(runtime) => runtime,
             Err(failed) => return failed.into(),
         };
-        match runtime.block_on(serve(config, Duration::from_secs(self.drain_seconds))) {
+        let served = runtime.block_on(async {
+            let clock: Arc<dyn Clock> = Arc::new(SystemClock);
+            export.start(&clock).map_err(|error| Failed(error, 2))?;
+            let served = serve(config, Duration::from_secs(self.drain_seconds), &export).await;
+            // What has failed, or was told to end at once, ends at once.
+            if served.is_ok() {
+                export.finish(&clock).await;
+            }
+            served
+        });
+        match served {
             Ok(()) => ExitCode::SUCCESS,
             Err(failed) => failed.into(),
         }
@@ -286,11 +298,12 @@ impl Demo {
     }
 }
 
-async fn serve(config: Config, patience: Duration) -> Result<(), Failed> {
+async fn serve(config: Config, patience: Duration, export: &Export) -> Result<(), Failed> {
     let upstream = config.gateway.upstream.as_ref().map_or("by route".into(), ToString::to_string);
     let store = config.store.url.to_string();
     let gateway =
         Gateway::start(config).await.map_err(|error: StartError| Failed(error.to_string(), 3))?;
+    export.register_metrics();
     tracing::info!(
         listen = %gateway.address(), admin = %gateway.admin_address(), upstream, store, "onetake is ready"
     );

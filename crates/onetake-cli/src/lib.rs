@@ -11,3 +11,4 @@ pub mod gateway;
 mod keys;
 pub mod logs;
 pub mod stores;
+mod traces;

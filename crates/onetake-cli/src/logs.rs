@@ -2,7 +2,12 @@
 
 use std::io::IsTerminal;
 
-use tracing_subscriber::EnvFilter;
+use tracing_subscriber::filter::LevelFilter;
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::util::SubscriberInitExt;
+use tracing_subscriber::{EnvFilter, Layer, fmt, registry};
+
+use crate::traces::SpanLayer;
 
 /// How lines are written.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
@@ -19,19 +24,65 @@ const DEFAULT: &str = "info,fjall=warn,lsm_tree=warn";
 
 /// Writes logs to standard error, at `info` unless `ONETAKE_LOG` says otherwise.
 pub fn init(format: LogFormat) {
+    init_with(format, None);
+}
+
+/// As [`init`], with a layer that takes the spans of requests.
+pub(crate) fn init_with(format: LogFormat, spans: Option<SpanLayer>) {
     let asked = std::env::var("ONETAKE_LOG").ok().filter(|text| !text.is_empty());
-    let filter = asked.map(|text| EnvFilter::try_new(&text));
+    let filter = asked.map(|text| EnvFilter::try_new(ours(&text)));
     let filter = filter.unwrap_or_else(|| Ok(EnvFilter::new(DEFAULT))).unwrap_or_else(|error| {
         eprintln!("onetake: ONETAKE_LOG is not a filter ({error}); it is ignored");
         EnvFilter::new(DEFAULT)
     });
-    let logs = tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_ansi(std::io::stderr().is_terminal())
-        .with_writer(std::io::stderr);
-    // A second call, as in tests, leaves the first one in place.
-    let _already = match format {
-        LogFormat::Text => logs.try_init(),
-        LogFormat::Json => logs.json().try_init(),
+    let logs = fmt::layer().with_ansi(std::io::stderr().is_terminal()).with_writer(std::io::stderr);
+    let logs = match format {
+        LogFormat::Text => logs.with_filter(filter).boxed(),
+        LogFormat::Json => logs.json().with_filter(filter).boxed(),
     };
+    let layers: Vec<SpanLayer> = spans.into_iter().chain([logs]).collect();
+    // A second call, as in tests, leaves the first one in place.
+    let _already = registry().with(layers).try_init();
+}
+
+/// A level without a target is meant for onetake's own logs, which are known to hold no secret. What libraries
+/// write below `info` is for them to decide: it may be the parameters of a statement, or the headers of a request.
+/// Who wants that names them.
+fn ours(text: &str) -> String {
+    let is_detailed = |part: &&str| {
+        part.trim().parse::<LevelFilter>().is_ok_and(|level| level > LevelFilter::INFO)
+    };
+    let parts: Vec<&str> = text.split(',').collect();
+    let mut all: Vec<String> = Vec::new();
+    if let Some(level) = parts.iter().copied().rfind(is_detailed) {
+        all.push(format!("info,onetake={}", level.trim()));
+    }
+    all.extend(parts.iter().filter(|part| !is_detailed(part)).map(|&part| part.to_owned()));
+    all.join(",")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_bare_level_is_meant_for_our_own_logs() {
+        for (asked, meant) in [
+            ("info", "info"),
+            ("warn,onetake::access=debug", "warn,onetake::access=debug"),
+            ("trace", "info,onetake=trace"),
+            (" DEBUG ", "info,onetake=DEBUG"),
+            ("5", "info,onetake=5"),
+            ("onetake=warn,trace", "info,onetake=trace,onetake=warn"),
+            ("debug,hyper=trace", "info,onetake=debug,hyper=trace"),
+            ("off", "off"),
+            ("hyper", "hyper"),
+        ] {
+            assert_eq!(ours(asked), meant);
+            assert!(EnvFilter::try_new(meant).is_ok(), "{meant}");
+        }
+        // Whoever names a target again is meant, wherever it stands.
+        let filter = EnvFilter::new(ours("onetake=warn,trace")).to_string();
+        assert!(filter.contains("onetake=warn") && !filter.contains("onetake=trace"), "{filter}");
+    }
 }

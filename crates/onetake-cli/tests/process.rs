@@ -1,5 +1,5 @@
 //! The binary itself: killed, told to stop, and what it writes.
-#![expect(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "tests may panic")]
+#![expect(clippy::unwrap_used, clippy::panic, reason = "tests may panic")]
 
 #[path = "common/process.rs"]
 mod binary;

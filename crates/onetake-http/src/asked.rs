@@ -20,6 +20,7 @@ use crate::layer::Shared;
 use crate::policy::{InFlight, KeySource, Policy};
 use crate::prefer::Prefer;
 use crate::tenant::{Caller, Tenant};
+use crate::trace::Trace;
 
 /// The shortest lease that a deadline leads to: a shorter one would be nothing but heartbeats.
 const LEASE_MIN: Duration = Duration::from_millis(100);
@@ -44,10 +45,12 @@ impl Asked {
     pub(crate) async fn of(
         shared: &Shared,
         parts: &Parts,
+        trace: &Trace,
     ) -> Result<Option<Self>, (Refused, Arc<Policy>)> {
         let Some(policy) = shared.policies.resolve(parts) else {
             return Ok(None);
         };
+        trace.route(&policy.label);
         if !policy.methods.contains(&parts.method) || parts.method == Method::GET {
             return Ok(None);
         }

@@ -35,6 +35,7 @@ mod service;
 pub mod status;
 pub mod tenant;
 mod tokens;
+mod trace;
 pub mod typed;
 pub mod velocity;
 
@@ -52,6 +53,7 @@ pub use status::{Disposition, StatusRules};
 #[cfg(feature = "jwt")]
 pub use tenant::jwt::{Jwt, JwtKey};
 pub use tenant::{Ask, ClientIp, Tenant};
+pub use trace::method_word;
 pub use typed::{Stored, Typed};
 pub use velocity::{By, Velocity};
 

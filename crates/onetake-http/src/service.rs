@@ -10,6 +10,7 @@ use http::{Method, Request, Response};
 use http_body::Body;
 use tokio::sync::oneshot;
 use tower_service::Service;
+use tracing::Instrument;
 
 use onetake_core::{Key, Record, Reference, State};
 
@@ -27,6 +28,7 @@ use crate::recording::{ONETAKE_OUTCOME, replay};
 use crate::run::Reply;
 use crate::said::in_progress;
 use crate::tokens::tokens;
+use crate::trace::Trace;
 
 /// Tells the inner service which attempt this is: a number that is higher for every later one.
 pub const IDEMPOTENCY_FENCE: HeaderName = HeaderName::from_static("idempotency-fence");
@@ -73,68 +75,107 @@ where
     fn call(&mut self, request: Request<Req>) -> Self::Future {
         // The one that was polled ready is the one that is called.
         let clone = self.inner.clone();
-        let mut inner = std::mem::replace(&mut self.inner, clone);
+        let inner = std::mem::replace(&mut self.inner, clone);
         let shared = Arc::clone(&self.shared);
-        Box::pin(async move {
-            let (mut parts, body) = request.into_parts();
-            parts.extensions.insert(Layered);
-            let is_inside = parts.extensions.get::<Key>().is_some();
-            if parts.method == Method::GET && parts.uri.path() == DOCUMENTATION {
-                return Ok(documentation());
+        // Begun here and not when it is first polled: whoever calls may have said under what.
+        let trace = Trace::begin(request.method());
+        let span = trace.span();
+        let answering = async move {
+            let answer = answer(inner, &shared, request, &trace).await;
+            trace.answered(&answer);
+            answer
+        };
+        Box::pin(answering.instrument(span))
+    }
+}
+
+async fn answer<S, Req, Res>(
+    mut inner: S,
+    shared: &Arc<Shared>,
+    request: Request<Req>,
+    trace: &Trace,
+) -> Result<Response<ResponseBody<Res>>, S::Error>
+where
+    S: Service<Request<RequestBody<Req>>, Response = Response<Res>> + Send + 'static,
+    S::Future: Send + 'static,
+    S::Error: Send + 'static,
+    Req: Body<Data = Bytes> + Send + 'static,
+    Req::Error: Send,
+    Res: Body<Data = Bytes> + Send + 'static,
+    Res::Error: Into<BoxError> + Send,
+{
+    let (mut parts, body) = request.into_parts();
+    parts.extensions.insert(Layered);
+    let is_inside = parts.extensions.get::<Key>().is_some();
+    if parts.method == Method::GET && parts.uri.path() == DOCUMENTATION {
+        trace.became("documentation");
+        return Ok(documentation());
+    }
+    if parts.method == Method::POST && parts.uri.path() == TOKENS && shared.issues_keys() {
+        trace.route("POST /idempotency-tokens");
+        trace.became("issued");
+        let response = tokens(shared, &parts, body).await;
+        return Ok(response.map(|body| ResponseBody::whole(body, None)));
+    }
+    if parts.method == Method::GET
+        && let Some(handle) = parts.uri.path().strip_prefix(OPERATIONS)
+    {
+        trace.route("GET /.onetake/operations/{handle}");
+        trace.became("looked_up");
+        return Ok(later::look(shared, &parts, handle).await);
+    }
+    let keyed = match Asked::of(shared, &parts, trace).await {
+        Ok(keyed) => keyed,
+        Err(((problem, reference), policy)) => {
+            return Ok(told(trace, &policy, problem, reference));
+        }
+    };
+    let Some(asked) = keyed else {
+        if !is_inside {
+            // There is no attempt, so nobody may name one.
+            parts.headers.remove(IDEMPOTENCY_FENCE);
+            parts.headers.remove(IDEMPOTENCY_DERIVED_KEY);
+        }
+        trace.became("passed_on");
+        let untouched = Request::from_parts(parts, RequestBody::untouched(body));
+        return Ok(passed_on(inner.call(untouched).await?, is_inside));
+    };
+    let policy = Arc::clone(&asked.policy);
+    match admit(shared, asked, parts, body).await {
+        Err((problem, reference)) => Ok(told(trace, &policy, problem, reference)),
+        Ok(Admitted::Passing(request, _place)) => {
+            trace.became("passed_on");
+            Ok(passed_on(inner.call(request).await?, is_inside))
+        }
+        Ok(Admitted::Replay(record)) => Ok(replayed(shared, trace, &policy, &record)),
+        Ok(Admitted::Later(later)) => {
+            trace.keyed("accepted", later.operation.id.reference(), None);
+            Ok(later.accepted())
+        }
+        Ok(Admitted::Run(run, later)) => {
+            let (clock, reference) = (Arc::clone(shared.engine.clock()), run.reference);
+            trace.keyed("executed", reference, Some(run.lease.fence()));
+            let types = Arc::clone(shared);
+            let work = async move { run.perform(inner, &*clock, &types.types).await };
+            let panicked = "It is not run again.";
+            let carried = carry_out(shared, trace, &policy, reference, panicked, work);
+            let Some(later) = later else { return carried.await };
+            tokio::select! {
+                biased;
+                carried = carried => carried,
+                () = later.is_due(&shared.engine) => {
+                    trace.keyed("accepted", reference, None);
+                    Ok(later.accepted())
+                }
             }
-            if parts.method == Method::POST && parts.uri.path() == TOKENS && shared.issues_keys() {
-                let response = tokens(&shared, &parts, body).await;
-                return Ok(response.map(|body| ResponseBody::whole(body, None)));
-            }
-            if parts.method == Method::GET
-                && let Some(handle) = parts.uri.path().strip_prefix(OPERATIONS)
-            {
-                return Ok(later::look(&shared, &parts, handle).await);
-            }
-            let keyed = match Asked::of(&shared, &parts).await {
-                Ok(keyed) => keyed,
-                Err(((problem, reference), policy)) => {
-                    return Ok(told(&policy, problem, reference));
-                }
-            };
-            let Some(asked) = keyed else {
-                if !is_inside {
-                    // There is no attempt, so nobody may name one.
-                    parts.headers.remove(IDEMPOTENCY_FENCE);
-                    parts.headers.remove(IDEMPOTENCY_DERIVED_KEY);
-                }
-                let untouched = Request::from_parts(parts, RequestBody::untouched(body));
-                return Ok(passed_on(inner.call(untouched).await?, is_inside));
-            };
-            let policy = Arc::clone(&asked.policy);
-            match admit(&shared, asked, parts, body).await {
-                Err((problem, reference)) => Ok(told(&policy, problem, reference)),
-                Ok(Admitted::Passing(request, _place)) => {
-                    Ok(passed_on(inner.call(request).await?, is_inside))
-                }
-                Ok(Admitted::Replay(record)) => Ok(replayed(&shared, &policy, &record)),
-                Ok(Admitted::Later(later)) => Ok(later.accepted()),
-                Ok(Admitted::Run(run, later)) => {
-                    let (clock, reference) = (Arc::clone(shared.engine.clock()), run.reference);
-                    let types = Arc::clone(&shared);
-                    let work = async move { run.perform(inner, &*clock, &types.types).await };
-                    let panicked = "It is not run again.";
-                    let carried = carry_out(&shared, &policy, reference, panicked, work);
-                    let Some(later) = later else { return carried.await };
-                    tokio::select! {
-                        biased;
-                        carried = carried => carried,
-                        () = later.is_due(&shared.engine) => Ok(later.accepted()),
-                    }
-                }
-                Ok(Admitted::Bypass(bypass)) => {
-                    let (clock, reference) = (Arc::clone(shared.engine.clock()), bypass.reference);
-                    let work = async move { bypass.perform(inner, &*clock).await };
-                    let panicked = "The store is away, so nothing was recorded.";
-                    carry_out(&shared, &policy, reference, panicked, work).await
-                }
-            }
-        })
+        }
+        Ok(Admitted::Bypass(bypass)) => {
+            let (clock, reference) = (Arc::clone(shared.engine.clock()), bypass.reference);
+            trace.keyed("bypassed", reference, None);
+            let work = async move { bypass.perform(inner, &*clock).await };
+            let panicked = "The store is away, so nothing was recorded.";
+            carry_out(shared, trace, &policy, reference, panicked, work).await
+        }
     }
 }
 
@@ -151,6 +192,7 @@ fn passed_on<Res>(mut response: Response<Res>, is_inside: bool) -> Response<Resp
 /// outcome.
 async fn carry_out<Res, E>(
     shared: &Shared,
+    trace: &Trace,
     policy: &Policy,
     reference: Reference,
     panicked: &str,
@@ -161,19 +203,21 @@ where
     E: Send + 'static,
 {
     let (tell, tells) = oneshot::channel();
-    shared.engine.spawn(async move {
+    let work = async move {
         let _gone = tell.send(work.await);
-    });
+    };
+    shared.engine.spawn(work.instrument(trace.span()));
     match tells.await {
         Ok(Reply::Response(response)) => Ok(response),
-        Ok(Reply::Problem(problem)) => Ok(told(policy, problem, Some(reference))),
+        Ok(Reply::Problem(problem)) => Ok(told(trace, policy, problem, Some(reference))),
         Ok(Reply::Record(record)) => Ok(match record.state {
-            State::Completed { .. } => replayed(shared, policy, &record),
-            _ => told(policy, in_progress(), Some(reference)),
+            State::Completed { .. } => replayed(shared, trace, policy, &record),
+            _ => told(trace, policy, in_progress(), Some(reference)),
         }),
         Ok(Reply::Error(error)) => Err(error),
         // The task panicked; its lease, if it had one, was dropped and is unknown.
         Err(_) => Ok(told(
+            trace,
             policy,
             Problem::new(
                 Code::PreviousAttemptFailed,
@@ -185,20 +229,28 @@ where
 }
 
 fn told<Res>(
+    trace: &Trace,
     policy: &Policy,
     problem: Problem,
     reference: Option<Reference>,
 ) -> Response<ResponseBody<Res>> {
+    trace.told(problem.code(), reference);
     policy.answers.tell(problem, reference).map(|body| ResponseBody::whole(body, None))
 }
 
-fn replayed<Res>(shared: &Shared, policy: &Policy, record: &Record) -> Response<ResponseBody<Res>> {
+fn replayed<Res>(
+    shared: &Shared,
+    trace: &Trace,
+    policy: &Policy,
+    record: &Record,
+) -> Response<ResponseBody<Res>> {
     let reference = record.id.reference();
     let State::Completed { recording, .. } = &record.state else {
-        return told(policy, in_progress(), Some(reference));
+        return told(trace, policy, in_progress(), Some(reference));
     };
+    trace.keyed("replayed", reference, Some(record.fence));
     replay(recording, reference, &shared.types)
-        .unwrap_or_else(|problem| told(policy, problem, Some(reference)))
+        .unwrap_or_else(|problem| told(trace, policy, problem, Some(reference)))
 }
 
 fn documentation<Res>() -> Response<ResponseBody<Res>> {

@@ -18,16 +18,18 @@ use hyper::body::Incoming;
 use tokio::sync::OwnedSemaphorePermit;
 use tower_service::Service;
 
-use onetake_core::Clock;
+use onetake_core::{Clock, Reference};
 use onetake_http::problem::IDEMPOTENCY_REFERENCE;
 use onetake_http::{
     BoxError, ClientIp, Code, IDEMPOTENCY_DERIVED_KEY, IDEMPOTENCY_FENCE, Onetake, Problem,
+    method_word,
 };
 
 use super::client_ip::client_of;
 use super::plan::{Plan, Plans};
 use super::proxy::Proxy;
 use crate::config::plain;
+use crate::traces::Parent;
 
 pub(super) const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 pub(super) const X_FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
@@ -71,7 +73,9 @@ impl Edge {
                 Ok(plan) => {
                     parts.extensions.insert(Arc::clone(&plan));
                     parts.extensions.insert(place);
-                    let answered = inner.call(Request::from_parts(parts, body)).await;
+                    let parent = Parent::take(&mut parts.headers);
+                    let request = Request::from_parts(parts, body);
+                    let answered = parent.around(|| inner.call(request)).await;
                     let response = answered.unwrap_or_else(|never| match never {});
                     log(&method, &plan, &response, clock.monotonic() - from);
                     response.map(BoxBody::new)
@@ -81,16 +85,20 @@ impl Edge {
     }
 }
 
-/// One line per request, without anything that the client sent but its method.
+/// One line per request, without anything that the client sent but a method that everybody knows.
 fn log<B>(method: &Method, plan: &Plan, response: &Response<B>, took: std::time::Duration) {
     let headers = response.headers();
-    let reference = headers.get(IDEMPOTENCY_REFERENCE).and_then(|value| value.to_str().ok());
+    // Where there is no key, an upstream may write there what it likes.
+    let reference = || {
+        let text = headers.get(IDEMPOTENCY_REFERENCE).and_then(|value| value.to_str().ok());
+        text.filter(|text| text.parse::<Reference>().is_ok())
+    };
     tracing::debug!(
         target: "onetake::access",
-        %method,
+        method = method_word(method),
         route = plan.label,
         status = response.status().as_u16(),
-        reference,
+        reference = reference(),
         replayed = headers.contains_key("idempotent-replayed"),
         micros = u64::try_from(took.as_micros()).unwrap_or(u64::MAX),
     );

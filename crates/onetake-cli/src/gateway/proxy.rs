@@ -18,7 +18,10 @@ use hyper_util::client::legacy::Client;
 use hyper_util::client::legacy::connect::{CaptureConnection, capture_connection};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use tower_service::Service;
+use tracing::field::Empty;
+use tracing::{Instrument, Span};
 
+use onetake_core::engine::SPANS;
 use onetake_core::{Attempt, Cause, Clock, Reference, SystemClock};
 use onetake_http::recording::strip_hop_by_hop;
 use onetake_http::{Answers, BoxError, Code, Disposition, Problem, RequestBody, TimeLeft};
@@ -26,6 +29,7 @@ use onetake_http::{Answers, BoxError, Code, Disposition, Problem, RequestBody, T
 use super::edge::Place;
 use super::plan::Plan;
 use super::tls::{Connector, was_refused};
+use crate::traces::pass_on;
 
 /// Many servers close idle connections after five seconds; one that is closed while a request is
 /// on its way makes an unknown outcome, so ours are closed before.
@@ -94,24 +98,65 @@ impl Proxy {
         if let Err(problem) = address(&mut request, &upstream, upgrade.is_some()) {
             return asked.told(problem, Disposition::Release, Cause::Interrupted);
         }
+        let span = span_to(&upstream);
+        pass_on(&span, request.headers_mut());
         let left = request.extensions().get::<TimeLeft>().copied();
-        let timeout = patience(plan.timeout, left);
+        let sent = self.send(request, patience(plan.timeout, left)).instrument(span.clone());
+        match sent.await {
+            Ok(response) => {
+                let status = i64::from(response.status().as_u16());
+                span.record("http.response.status_code", status);
+                if response.status().is_server_error() {
+                    span.record("otel.status_code", "ERROR");
+                }
+                received(response, upgrade, place, asked)
+            }
+            Err(code) => {
+                span.record("onetake.problem", code.as_str());
+                span.record("otel.status_code", "ERROR");
+                match code {
+                    Code::UpstreamTimeout => asked.timed_out(),
+                    Code::UpstreamInterrupted => asked.interrupted(),
+                    _ => asked.unreachable(),
+                }
+            }
+        }
+    }
+
+    /// The upstream's answer, or what to call it that there is none.
+    async fn send(
+        &self,
+        mut request: Request<RequestBody<Incoming>>,
+        timeout: Duration,
+    ) -> Result<Response<Incoming>, Code> {
         let connected = capture_connection(&mut request);
         let answered = tokio::select! {
             biased;
             answered = self.client.request(request) => answered,
             () = self.clock.sleep(timeout) => {
-                let may_be_sent = may_be_sent(&connected);
-                return if may_be_sent { asked.timed_out() } else { asked.unreachable() };
+                let sent = may_be_sent(&connected);
+                return Err(if sent { Code::UpstreamTimeout } else { Code::UpstreamUnreachable });
             }
         };
-        match answered {
-            Ok(response) => received(response, upgrade, place, asked),
-            Err(error) if error.is_connect() => asked.unreachable(),
-            Err(_) if may_be_sent(&connected) => asked.interrupted(),
-            Err(_) => asked.unreachable(),
-        }
+        answered.map_err(|error| match !error.is_connect() && may_be_sent(&connected) {
+            true => Code::UpstreamInterrupted,
+            false => Code::UpstreamUnreachable,
+        })
     }
+}
+
+/// The span of a call to the upstream.
+fn span_to(upstream: &Uri) -> Span {
+    tracing::debug_span!(
+        target: SPANS,
+        "upstream",
+        otel.kind = "client",
+        otel.status_code = Empty,
+        server.address = upstream.host(),
+        server.port = upstream.port_u16().map(i64::from),
+        http.response.status_code = Empty,
+        onetake.problem = Empty,
+    )
 }
 
 /// How long the upstream may take. The proxy gives up a moment before the layer does, which goes by the same

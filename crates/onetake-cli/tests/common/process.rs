@@ -31,6 +31,17 @@ impl Process {
         upstream: &str,
         variables: &[(&str, &str)],
     ) -> Self {
+        Self::start_logging("json", folder, routes, upstream, variables).await
+    }
+
+    /// As [`Self::start_with`], with logs in this format.
+    pub(crate) async fn start_logging(
+        format: &str,
+        folder: &Path,
+        routes: &str,
+        upstream: &str,
+        variables: &[(&str, &str)],
+    ) -> Self {
         // Zero lets the system pick: the log says what it picked.
         let file = folder.join("onetake.toml");
         let text = format!(
@@ -39,8 +50,8 @@ impl Process {
         );
         std::fs::write(&file, text).unwrap();
         let mut command = Command::new(env!("CARGO_BIN_EXE_onetake"));
-        command.arg("serve").arg("--config").arg(&file).args(["--log-format", "json"]);
-        command.env("ONETAKE_LOG", "trace").stderr(Stdio::piped());
+        command.arg("serve").arg("--config").arg(&file).args(["--log-format", format]);
+        command.env("ONETAKE_LOG", "trace").stdout(Stdio::piped()).stderr(Stdio::piped());
         command.envs(variables.iter().copied());
         let mut child = tokio::process::Command::from(command).kill_on_drop(true).spawn().unwrap();
         let logs = Arc::new(Mutex::new(String::new()));
@@ -50,18 +61,22 @@ impl Process {
             let line = lines.next_line().await.unwrap().unwrap_or_else(|| {
                 panic!("it ended before it was ready: {}", logs.lock().unwrap())
             });
-            let entry: serde_json::Value = serde_json::from_str(&line).unwrap_or_default();
-            let fields = &entry["fields"];
-            if fields["message"] == "onetake is ready" {
-                address = fields["listen"].as_str().unwrap().parse().ok();
-                admin = fields["admin"].as_str().unwrap().parse().ok();
+            if line.contains("onetake is ready") {
+                address = told(&line, "listen");
+                admin = told(&line, "admin");
             }
             logs.lock().unwrap().push_str(&(line + "\n"));
         }
-        let rest = Arc::clone(&logs);
+        let mut printed = BufReader::new(child.stdout.take().unwrap()).lines();
+        let (rest, out) = (Arc::clone(&logs), Arc::clone(&logs));
         tokio::spawn(async move {
             while let Ok(Some(line)) = lines.next_line().await {
                 rest.lock().unwrap().push_str(&(line + "\n"));
+            }
+        });
+        tokio::spawn(async move {
+            while let Ok(Some(line)) = printed.next_line().await {
+                out.lock().unwrap().push_str(&(line + "\n"));
             }
         });
         let (address, admin) = (address.unwrap(), admin.unwrap());
@@ -82,4 +97,11 @@ impl Process {
         self.signal();
         self.child.wait().await.unwrap()
     }
+}
+
+/// An address that a line says, as text (`listen=…`) or as JSON (`"listen":"…"`).
+fn told(line: &str, field: &str) -> Option<SocketAddr> {
+    let forms = [format!("{field}="), format!("\"{field}\":\"")];
+    let (_, rest) = forms.iter().find_map(|form| line.split_once(form))?;
+    rest.split([' ', '"']).next()?.parse().ok()
 }

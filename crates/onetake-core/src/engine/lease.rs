@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use tokio::sync::{OwnedSemaphorePermit, oneshot};
 use tokio_util::task::task_tracker::TaskTrackerToken;
+use tracing::Instrument;
 
 use crate::planted::{Bug, planted};
 use crate::record::{AttemptId, Cause, Failure, Fence, Record, Recording};
@@ -14,7 +15,7 @@ use crate::store::{Settled, Settlement, StoreError, StoreErrorKind, Verb};
 
 use super::flight::{Flight, Landing};
 use super::heart::Pulse;
-use super::{Engine, EngineError, Operation};
+use super::{Engine, EngineError, Operation, SPANS};
 
 /// The first pause before a settlement is tried again; it doubles up to [`RETRY_MAX`].
 const RETRY_MIN: Duration = Duration::from_millis(20);
@@ -184,11 +185,12 @@ impl Lease {
             Verb::Release if !flying.flight.release() => Verb::Fail(without_outcome()),
             verb => verb,
         };
+        let span = tracing::debug_span!(target: SPANS, "settle", onetake.verb = word(&verb));
         let settlement = Settlement { id: self.pulse.id, attempt: self.pulse.attempt, verb };
         let (tell, answer) = oneshot::channel();
         let started = self.started.load(Ordering::Acquire);
         let (engine, pulse) = (self.engine.clone(), Arc::clone(&self.pulse));
-        let task = settle(engine, pulse, settlement, flying, started);
+        let task = settle(engine, pulse, settlement, flying, started).instrument(span);
         let tell_early = planted(Bug::AnswerBeforeCommit).then(|| self.unrecorded());
         self.engine.spawn(async move {
             if let Some(record) = tell_early {
@@ -228,6 +230,18 @@ impl Drop for Lease {
             };
             let _nobody_waits = self.hand_over(verb);
         }
+    }
+}
+
+/// What a trace calls a verb.
+fn word(verb: &Verb) -> &'static str {
+    match verb {
+        Verb::Renew => "renew",
+        Verb::Complete(_) => "complete",
+        Verb::Fail(_) => "fail",
+        Verb::Release => "release",
+        Verb::Unknown(_) => "unknown",
+        Verb::Abandon => "abandon",
     }
 }
 

@@ -30,6 +30,7 @@ use tokio::runtime::Handle;
 use tokio::sync::{Semaphore, oneshot, watch};
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tokio_util::task::TaskTracker;
+use tracing::Instrument;
 
 use crate::clock::{Clock, Rng, SystemClock, SystemRng, Timestamp};
 use crate::record::{Cause, Record};
@@ -53,6 +54,9 @@ pub use operation::{
 };
 pub use operators::{Deed, Intervened, Intervention};
 pub use replays::Replays;
+
+/// The target of all spans of a trace, here and in the crates around: filters select them by it.
+pub const SPANS: &str = "onetake::trace";
 
 /// How long the store may take to close.
 const CLOSE_PATIENCE: Duration = Duration::from_secs(10);
@@ -351,7 +355,9 @@ impl Engine {
         flight: Arc<Flight>,
         lead: Lead,
     ) -> Result<Led, EngineError> {
-        let mut claiming = Box::pin(claim(self.clone(), operation.clone(), flight));
+        let span = tracing::debug_span!(target: SPANS, "claim");
+        let claiming = claim(self.clone(), operation.clone(), flight).instrument(span);
+        let mut claiming = Box::pin(claiming);
         let patience = self.inner.clock.sleep(self.inner.limits.claim_patience);
         match lead {
             Lead::Here => tokio::select! {

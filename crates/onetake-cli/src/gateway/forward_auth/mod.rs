@@ -19,7 +19,9 @@ use hyper_util::client::legacy::Client;
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::{TokioExecutor, TokioTimer};
 use tokio::sync::Semaphore;
+use tracing::Instrument;
 
+use onetake_core::engine::SPANS;
 use onetake_core::{Clock, Rng};
 use onetake_http::{Ask, Code, Problem};
 
@@ -147,7 +149,8 @@ impl ForwardAuth {
 
 impl Ask for ForwardAuth {
     fn ask<'a>(&'a self, parts: &'a Parts) -> BoxFuture<'a, Result<Vec<u8>, Problem>> {
-        Box::pin(self.principal(parts))
+        let span = tracing::debug_span!(target: SPANS, "forward_auth");
+        Box::pin(self.principal(parts).instrument(span))
     }
 }
 

@@ -1,0 +1,54 @@
+//! A build without the feature `otlp`: nothing is exported, and trace headers pass through.
+
+use std::sync::Arc;
+
+use http::HeaderMap;
+use onetake_core::Clock;
+use tracing::Span;
+
+use super::{SpanLayer, endpoint};
+
+/// Nothing to export with.
+pub(crate) struct Export(Option<&'static str>);
+
+/// Notes whether somebody expects traces.
+pub(crate) fn from_environment() -> (Option<SpanLayer>, Export) {
+    (None, Export(endpoint()))
+}
+
+impl Export {
+    /// Tells whoever expects traces that there are none.
+    pub(crate) fn start(&mut self, _: &Arc<dyn Clock>) -> Result<(), String> {
+        if let Some(variable) = self.0 {
+            tracing::warn!(
+                variable,
+                "no traces are exported: this onetake was built without them; build it with `--features otlp`, or unset the variable"
+            );
+        }
+        Ok(())
+    }
+
+    /// Does nothing.
+    pub(crate) fn register_metrics(&self) {}
+
+    /// Does nothing.
+    pub(crate) async fn finish(self, _: &Arc<dyn Clock>) {}
+}
+
+/// The trace that a request comes with: passed through.
+pub(crate) struct Parent;
+
+impl Parent {
+    /// Leaves the headers alone.
+    pub(crate) fn take(_: &mut HeaderMap) -> Self {
+        Self
+    }
+
+    /// Calls.
+    pub(crate) fn around<T>(self, call: impl FnOnce() -> T) -> T {
+        call()
+    }
+}
+
+/// Leaves the headers alone.
+pub(crate) fn pass_on(_: &Span, _: &mut HeaderMap) {}

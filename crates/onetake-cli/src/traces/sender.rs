@@ -1,0 +1,158 @@
+//! From a bounded queue to the collector, in batches. Whoever ends a span never waits: what does not fit is
+//! dropped and counted.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use onetake_core::Clock;
+use opentelemetry::Context;
+use opentelemetry_sdk::error::OTelSdkResult;
+use opentelemetry_sdk::trace::{Span, SpanData, SpanExporter, SpanProcessor};
+use tokio::sync::{Notify, mpsc};
+use tokio_util::sync::CancellationToken;
+
+/// Spans that wait to be sent.
+const QUEUE_MAX: usize = 4_096;
+/// Spans in one request to the collector.
+const BATCH_MAX: usize = 512;
+/// How long spans gather before they are sent, unless a batch is full sooner.
+const GATHER: Duration = Duration::from_secs(1);
+/// How long the collector may take.
+pub(super) const EXPORT_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long to say nothing after dropped spans were logged.
+const SILENCE: Duration = Duration::from_secs(60);
+
+pub(super) const EXPORTED: &str = "onetake_spans_exported_total";
+pub(super) const DROPPED: &str = "onetake_spans_dropped_total";
+
+/// Where spans go when they end.
+#[derive(Debug)]
+pub(super) struct Queue {
+    spans: mpsc::Sender<SpanData>,
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug, Default)]
+struct Shared {
+    is_full: Notify,
+    /// Dropped, and not counted yet: a span may end before there is anything that counts.
+    dropped: AtomicU64,
+}
+
+/// The other end of a [`Queue`].
+pub(super) struct Sender {
+    spans: mpsc::Receiver<SpanData>,
+    shared: Arc<Shared>,
+}
+
+pub(super) fn queue() -> (Queue, Sender) {
+    let (put, spans) = mpsc::channel(QUEUE_MAX);
+    let shared = Arc::new(Shared::default());
+    (Queue { spans: put, shared: Arc::clone(&shared) }, Sender { spans, shared })
+}
+
+impl SpanProcessor for Queue {
+    fn on_start(&self, _: &mut Span, _: &Context) {}
+
+    fn on_end(&self, span: SpanData) {
+        if !span.span_context.is_sampled() {
+            return;
+        }
+        if self.spans.try_send(span).is_err() {
+            self.shared.dropped.fetch_add(1, Ordering::Relaxed);
+        }
+        if self.spans.capacity() <= QUEUE_MAX - BATCH_MAX {
+            self.shared.is_full.notify_one();
+        }
+    }
+
+    fn force_flush(&self) -> OTelSdkResult {
+        Ok(())
+    }
+
+    fn shutdown_with_timeout(&self, _: Duration) -> OTelSdkResult {
+        Ok(())
+    }
+}
+
+impl Sender {
+    /// Sends until it is stopped, then what is left, as long as the collector takes it.
+    pub(super) async fn run(
+        mut self,
+        exporter: impl SpanExporter,
+        clock: Arc<dyn Clock>,
+        stop: CancellationToken,
+    ) {
+        let mut mood = Mood::default();
+        let mut batch = Vec::with_capacity(BATCH_MAX);
+        loop {
+            let is_stopping = tokio::select! {
+                biased;
+                () = stop.cancelled() => true,
+                _count = self.spans.recv_many(&mut batch, BATCH_MAX) => false,
+            };
+            if !is_stopping && batch.len() + self.spans.len() < BATCH_MAX {
+                tokio::select! {
+                    () = stop.cancelled() => {}
+                    () = self.shared.is_full.notified() => {}
+                    () = clock.sleep(GATHER) => {}
+                }
+            }
+            while batch.len() < BATCH_MAX
+                && let Ok(span) = self.spans.try_recv()
+            {
+                batch.push(span);
+            }
+            if batch.is_empty() {
+                return;
+            }
+            let count = batch.len() as u64;
+            let sent = tokio::select! {
+                biased;
+                sent = exporter.export(std::mem::take(&mut batch)) => sent.map_err(|error| error.to_string()),
+                () = clock.sleep(EXPORT_TIMEOUT) => Err("the collector does not answer".to_owned()),
+            };
+            let dropped = self.shared.dropped.swap(0, Ordering::Relaxed);
+            let has_failed = sent.is_err();
+            mood.tell(sent, count, dropped, clock.monotonic());
+            if has_failed && stop.is_cancelled() {
+                return;
+            }
+        }
+    }
+}
+
+/// What was said last: it is not said again and again.
+#[derive(Default)]
+struct Mood {
+    is_failing: bool,
+    silent_until: Duration,
+}
+
+impl Mood {
+    fn tell(&mut self, sent: Result<(), String>, count: u64, dropped: u64, now: Duration) {
+        let lost = if sent.is_ok() { dropped } else { dropped + count };
+        metrics::counter!(DROPPED).increment(lost);
+        match sent {
+            Ok(()) => {
+                metrics::counter!(EXPORTED).increment(count);
+                if std::mem::take(&mut self.is_failing) {
+                    tracing::info!("traces are sent again");
+                }
+            }
+            Err(error) => {
+                if !std::mem::replace(&mut self.is_failing, true) {
+                    tracing::warn!(
+                        error,
+                        "traces cannot be sent, and are dropped until they can (OTLP over HTTP is meant, usually on port 4318)"
+                    );
+                }
+            }
+        }
+        if dropped > 0 && !self.is_failing && now >= self.silent_until {
+            self.silent_until = now.saturating_add(SILENCE);
+            tracing::warn!(dropped, "spans end faster than the collector takes them");
+        }
+    }
+}

@@ -242,6 +242,7 @@ fn word(verb: &Verb) -> &'static str {
         Verb::Release => "release",
         Verb::Unknown(_) => "unknown",
         Verb::Abandon => "abandon",
+        Verb::Forget => "forget",
     }
 }
 

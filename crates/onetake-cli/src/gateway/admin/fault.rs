@@ -9,8 +9,12 @@ use serde::Serialize;
 use utoipa::ToSchema;
 
 /// Why something could not be done.
+#[derive(Debug)]
+pub(crate) struct Fault(Box<Problem>);
+
+/// The same, as it is told.
 #[derive(Debug, Serialize, ToSchema)]
-pub(crate) struct Fault {
+pub(crate) struct Problem {
     /// The HTTP status.
     status: u16,
     /// A word for machines.
@@ -45,7 +49,7 @@ impl Fault {
         title: &'static str,
         detail: impl Into<String>,
     ) -> Self {
-        Self {
+        Self(Box::new(Problem {
             status: status.as_u16(),
             code,
             title,
@@ -54,7 +58,12 @@ impl Fault {
             state: None,
             ids: Vec::new(),
             retry_after: None,
-        }
+        }))
+    }
+
+    fn with(mut self, change: impl FnOnce(&mut Problem)) -> Self {
+        change(&mut self.0);
+        self
     }
 
     /// A parameter or a body that cannot be used: which, and what to write instead.
@@ -88,7 +97,7 @@ impl Fault {
         let detail = format!("Too many requests. Come back in {retry_after} s.");
         let status = StatusCode::TOO_MANY_REQUESTS;
         let fault = Self::new(status, "too_many_requests", "Too many requests", detail);
-        Self { retry_after: Some(retry_after), ..fault }
+        fault.with(|problem| problem.retry_after = Some(retry_after))
     }
 
     pub(super) fn no_page() -> Self {
@@ -112,7 +121,7 @@ impl Fault {
         let detail = "Several keys have this reference: use one of `ids` in its place.";
         let status = StatusCode::CONFLICT;
         let fault = Self::new(status, "reference_ambiguous", "Several keys are called so", detail);
-        Self { ids, ..fault }
+        fault.with(|problem| problem.ids = ids)
     }
 
     /// A key that is there and cannot be read.
@@ -138,7 +147,10 @@ impl Fault {
     ) -> Self {
         let fault = Self::new(StatusCode::CONFLICT, code, title, detail);
         let attempt = Some(hex::encode(record.attempt.as_bytes()));
-        Self { attempt, state: Some(record.state.name()), ..fault }
+        fault.with(|problem| {
+            problem.attempt = attempt;
+            problem.state = Some(record.state.name());
+        })
     }
 }
 
@@ -155,15 +167,15 @@ impl From<StoreError> for Fault {
         };
         let status = StatusCode::SERVICE_UNAVAILABLE;
         let fault = Self::new(status, "store_unavailable", "The store does not answer", detail);
-        Self { retry_after: Some(1), ..fault }
+        fault.with(|problem| problem.retry_after = Some(1))
     }
 }
 
 impl IntoResponse for Fault {
     fn into_response(self) -> Response {
-        let status = StatusCode::from_u16(self.status).unwrap_or(StatusCode::BAD_REQUEST);
-        let retry_after = self.retry_after;
-        let mut response = (status, Json(self)).into_response();
+        let status = StatusCode::from_u16(self.0.status).unwrap_or(StatusCode::BAD_REQUEST);
+        let retry_after = self.0.retry_after;
+        let mut response = (status, Json(self.0)).into_response();
         let headers = response.headers_mut();
         headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
         if status == StatusCode::UNAUTHORIZED {

@@ -29,7 +29,7 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use super::readiness::Readiness;
-use fault::Fault;
+use fault::{Fault, Problem};
 use guard::Guard;
 
 use crate::config::Token;
@@ -72,19 +72,19 @@ impl Api {
 enum Refused {
     /// The request cannot be used.
     #[response(status = 400, content_type = "application/problem+json")]
-    Invalid(#[to_schema] Fault),
+    Invalid(#[to_schema] Problem),
     /// The token is missing or wrong.
     #[response(status = 401, content_type = "application/problem+json")]
-    Unauthorized(#[to_schema] Fault),
+    Unauthorized(#[to_schema] Problem),
     /// A web page sent it.
     #[response(status = 403, content_type = "application/problem+json")]
-    CrossOrigin(#[to_schema] Fault),
+    CrossOrigin(#[to_schema] Problem),
     /// There were too many.
     #[response(status = 429, content_type = "application/problem+json")]
-    TooMany(#[to_schema] Fault),
+    TooMany(#[to_schema] Problem),
     /// The store does not answer.
     #[response(status = 503, content_type = "application/problem+json")]
-    Unavailable(#[to_schema] Fault),
+    Unavailable(#[to_schema] Problem),
 }
 
 /// What requests for one key may be told beside that.
@@ -93,25 +93,25 @@ enum Refused {
 enum Missed {
     /// The request cannot be used.
     #[response(status = 400, content_type = "application/problem+json")]
-    Invalid(#[to_schema] Fault),
+    Invalid(#[to_schema] Problem),
     /// The token is missing or wrong.
     #[response(status = 401, content_type = "application/problem+json")]
-    Unauthorized(#[to_schema] Fault),
+    Unauthorized(#[to_schema] Problem),
     /// A web page sent it.
     #[response(status = 403, content_type = "application/problem+json")]
-    CrossOrigin(#[to_schema] Fault),
+    CrossOrigin(#[to_schema] Problem),
     /// There is no such key.
     #[response(status = 404, content_type = "application/problem+json")]
-    NoKey(#[to_schema] Fault),
+    NoKey(#[to_schema] Problem),
     /// The key is not as it would have to be.
     #[response(status = 409, content_type = "application/problem+json")]
-    Conflict(#[to_schema] Fault),
+    Conflict(#[to_schema] Problem),
     /// There were too many.
     #[response(status = 429, content_type = "application/problem+json")]
-    TooMany(#[to_schema] Fault),
+    TooMany(#[to_schema] Problem),
     /// The store does not answer.
     #[response(status = 503, content_type = "application/problem+json")]
-    Unavailable(#[to_schema] Fault),
+    Unavailable(#[to_schema] Problem),
 }
 
 /// What requests with a body may be told beside that.
@@ -120,10 +120,10 @@ enum Missed {
 enum BadBody {
     /// The body is too large.
     #[response(status = 413, content_type = "application/problem+json")]
-    TooLarge(#[to_schema] Fault),
+    TooLarge(#[to_schema] Problem),
     /// The body is not JSON.
     #[response(status = 415, content_type = "application/problem+json")]
-    MediaType(#[to_schema] Fault),
+    MediaType(#[to_schema] Problem),
 }
 
 /// Serves until it is stopped.

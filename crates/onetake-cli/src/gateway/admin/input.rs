@@ -1,5 +1,7 @@
 //! What operators send: parameters, bodies and names, each refused with what to write instead.
 
+use std::time::Duration;
+
 use axum::body::to_bytes;
 use axum::extract::{FromRequest, FromRequestParts, Query, Request};
 use axum::http::header::CONTENT_TYPE;
@@ -13,6 +15,9 @@ use super::fault::Fault;
 
 /// The largest body: a recording in base64, and room.
 const BODY_BYTES_MAX: usize = 4 << 20;
+
+/// How long a body may take to arrive.
+const BODY_PATIENCE: Duration = Duration::from_secs(10);
 
 /// The parameters of a request.
 pub(super) struct Params<T>(pub(super) T);
@@ -33,13 +38,18 @@ pub(super) struct Body<T>(pub(super) T);
 impl<T: DeserializeOwned> FromRequest<Api> for Body<T> {
     type Rejection = Fault;
 
-    async fn from_request(request: Request, _: &Api) -> Result<Self, Fault> {
+    async fn from_request(request: Request, api: &Api) -> Result<Self, Fault> {
         let said = request.headers().get(CONTENT_TYPE).and_then(|value| value.to_str().ok());
         let essence = said.and_then(|said| said.split(';').next()).map(str::trim);
         if !essence.is_some_and(|essence| essence.eq_ignore_ascii_case("application/json")) {
             return Err(Fault::media_type());
         }
-        let body = to_bytes(request.into_body(), BODY_BYTES_MAX).await;
+        let body = tokio::select! {
+            body = to_bytes(request.into_body(), BODY_BYTES_MAX) => body,
+            () = api.engine.clock().sleep(BODY_PATIENCE) => {
+                return Err(Fault::invalid("The body did not arrive within ten seconds."));
+            }
+        };
         let body = body.map_err(|_| Fault::too_large())?;
         serde_json::from_slice(&body)
             .map(Self)

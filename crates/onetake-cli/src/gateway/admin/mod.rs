@@ -8,6 +8,7 @@ mod fault;
 mod guard;
 mod input;
 mod keys;
+mod listener;
 mod scan;
 mod views;
 
@@ -132,11 +133,9 @@ pub(super) async fn serve(
     (status, api, token): (Status, Api, Option<Token>),
     stop: CancellationToken,
 ) {
-    let guard = Guard::new(token.as_ref(), api.engine.clock());
-    let served = axum::serve(listener, router(status, api, guard));
-    if let Err(error) = served.with_graceful_shutdown(stop.cancelled_owned()).await {
-        tracing::error!(%error, "the admin listener ended");
-    }
+    let clock = Arc::clone(api.engine.clock());
+    let guard = Guard::new(token.as_ref(), &clock);
+    listener::serve(listener, router(status, api, guard), clock, stop).await;
 }
 
 fn router(status: Status, api: Api, guard: Guard) -> Router {

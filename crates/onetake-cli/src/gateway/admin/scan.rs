@@ -15,8 +15,11 @@ use onetake_core::{Engine, Record, RecordId, TenantDigest, Timestamp};
 use super::fault::Fault;
 use super::views::{StateName, age};
 
-/// Keys that are read at once, and so held in memory with their bodies.
-const READ_AT_ONCE: usize = 64;
+/// Ids that are asked for at once.
+const IDS_AT_ONCE: usize = 64;
+/// Keys that are read at once, and so held in memory with their bodies. The embedded store does nothing else
+/// meanwhile.
+const READ_AT_ONCE: usize = 16;
 /// How long one request may go on.
 const TIME_MAX: Duration = Duration::from_secs(2);
 /// The longest cursor that is read.
@@ -132,25 +135,27 @@ pub(super) async fn scan(
     let mut left = bounds.wanted;
     let mut place = from;
     loop {
-        let page = engine.page(place.page.clone(), READ_AT_ONCE).await?;
+        let page = engine.page(place.page.clone(), IDS_AT_ONCE).await?;
         let told = place.behind.and_then(|id| page.ids.iter().position(|other| *other == id));
         let ids = page.ids.iter().skip(told.map_or(0, |at| at + 1));
         let ids: Vec<RecordId> = ids.copied().collect();
-        let records = engine.inspect(ids.clone()).await?;
-        let now = clock.now();
-        for (id, record) in ids.into_iter().zip(records) {
-            looked.at += 1;
-            match record {
-                Ok(Some(record)) if filter.takes(&record, now) => {
-                    found(record);
-                    left -= 1;
-                    if left == 0 {
-                        looked.next = Some(Place { behind: Some(id), ..place });
-                        return Ok(looked);
+        for ids in ids.chunks(READ_AT_ONCE) {
+            let records = engine.inspect(ids.to_vec()).await?;
+            let now = clock.now();
+            for (id, record) in ids.iter().zip(records) {
+                looked.at += 1;
+                match record {
+                    Ok(Some(record)) if filter.takes(&record, now) => {
+                        found(record);
+                        left -= 1;
+                        if left == 0 {
+                            looked.next = Some(Place { behind: Some(*id), ..place });
+                            return Ok(looked);
+                        }
                     }
+                    Ok(_) => {}
+                    Err(_) => looked.unreadable += 1,
                 }
-                Ok(_) => {}
-                Err(_) => looked.unreadable += 1,
             }
         }
         let Some(next) = page.next else { return Ok(looked) };
@@ -188,7 +193,7 @@ mod tests {
             let looked = scan(engine, filter, place, bounds, |record| ids.push(record.id)).await;
             let looked = looked.unwrap_or_else(|fault| panic!("{fault:?}"));
             assert!(ids.len() - before <= bounds.wanted);
-            assert!(looked.at <= bounds.look_at + READ_AT_ONCE, "{looked:?}");
+            assert!(looked.at <= bounds.look_at + IDS_AT_ONCE, "{looked:?}");
             pages += 1;
             match looked.next {
                 // As a client would come back with it.

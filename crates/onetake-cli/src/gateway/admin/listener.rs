@@ -1,0 +1,87 @@
+//! Connections of operators and probes: few, and none for ever.
+
+use std::convert::Infallible;
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::Body;
+use http::Request;
+use hyper::body::Incoming;
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use hyper_util::server::conn::auto::Builder;
+use onetake_core::Clock;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::Semaphore;
+use tokio_util::sync::CancellationToken;
+use tower::ServiceExt;
+
+/// Connections at once; further ones wait in the operating system's queue.
+const CONNECTIONS_MAX: usize = 256;
+/// How long the head of a request may take, the pause before it included.
+const HEADER_TIMEOUT: Duration = Duration::from_secs(15);
+/// How long a connection may live, whatever it does.
+const CONNECTION_MAX: Duration = Duration::from_secs(600);
+/// How long connections may finish what they are doing when everything stops.
+const DRAIN_MAX: Duration = Duration::from_secs(5);
+/// How long to wait after the operating system could not give a connection.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+
+/// Serves whoever connects, until it is stopped.
+pub(super) async fn serve(
+    listener: TcpListener,
+    router: Router,
+    clock: Arc<dyn Clock>,
+    stop: CancellationToken,
+) {
+    let places = Arc::new(Semaphore::new(CONNECTIONS_MAX));
+    loop {
+        let place = Arc::clone(&places).acquire_owned();
+        let (place, accepted) = tokio::select! {
+            () = stop.cancelled() => return,
+            accepted = async { (place.await, listener.accept().await) } => accepted,
+        };
+        match accepted {
+            Ok((stream, _)) => {
+                let (router, clock, stop) = (router.clone(), Arc::clone(&clock), stop.clone());
+                tokio::spawn(async move {
+                    connection(stream, router, clock, stop).await;
+                    drop(place);
+                });
+            }
+            Err(error) => {
+                tracing::warn!(%error, "a connection of the admin listener could not be accepted");
+                clock.sleep(ACCEPT_PAUSE).await;
+            }
+        }
+    }
+}
+
+async fn connection(
+    stream: TcpStream,
+    router: Router,
+    clock: Arc<dyn Clock>,
+    stop: CancellationToken,
+) {
+    let service = service_fn(move |request: Request<Incoming>| {
+        let answer = router.clone().oneshot(request.map(Body::new));
+        async move { Ok::<_, Infallible>(answer.await.unwrap_or_else(|never| match never {})) }
+    });
+    let mut builder = Builder::new(TokioExecutor::new());
+    builder.http1().timer(TokioTimer::new()).header_read_timeout(HEADER_TIMEOUT);
+    builder.http2().timer(TokioTimer::new()).keep_alive_interval(HEADER_TIMEOUT);
+    let mut connection = pin!(builder.serve_connection(TokioIo::new(stream), service));
+    // Clients that go away, and those that send nonsense: none of them is an error of ours.
+    tokio::select! {
+        _ended = connection.as_mut() => return,
+        () = stop.cancelled() => {}
+        () = clock.sleep(CONNECTION_MAX) => {}
+    }
+    connection.as_mut().graceful_shutdown();
+    tokio::select! {
+        _ended = connection => {}
+        () = clock.sleep(DRAIN_MAX) => {}
+    }
+}

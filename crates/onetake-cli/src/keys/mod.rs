@@ -167,7 +167,7 @@ impl From<Refusal> for Failed {
             Some(400 | 413 | 415) => 2,
             Some(_) => 1,
         };
-        Self(refusal.what, code)
+        Self(show::plain(&refusal.what), code)
     }
 }
 
@@ -178,7 +178,7 @@ impl Keys {
         let json = self.json;
         let print = |value: &Value, text: fn(&Value) -> String| match json {
             true => println!("{value:#}"),
-            false => print!("{}", text(value)),
+            false => print!("{}", show::plain(&text(value))),
         };
         match self.command {
             Command::Get(get) => print(&get.ask(&client).await?, show::life),

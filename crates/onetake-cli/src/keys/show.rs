@@ -249,12 +249,12 @@ mod tests {
     fn a_life_is_told_in_order() {
         let told = life(&json!({
             "key": { "reference": "ABCD-EFGH-JKLM", "state": "completed", "attempt": "aa", "fence": 9,
-                "claimed_at": "2026-01-01T00:00:05.000000Z", "settled_at": "2026-01-01T00:00:06Z",
+                "claimed_at": "2026-01-01T00:00:05.000000Z", "settled_at": "2026-01-01T00:00:06.000000Z",
                 "outcome": { "status": 201, "body_bytes": 3, "body": "a\u{1b}[2Jb" } },
             "earlier_attempts": [{ "fence": 5, "state": "running",
-                "claimed_at": "2026-01-01T00:00:01Z", "ended_at": "2026-01-01T00:00:05Z" }],
+                "claimed_at": "2026-01-01T00:00:01.000000Z", "ended_at": "2026-01-01T00:00:05.000000Z" }],
             "replays": { "by_this_node": 2, "last_at": "2026-01-01T00:00:07.5Z" },
-            "audit": [{ "at": "2026-01-01T00:00:05.5Z", "action": "resolve", "by": "me",
+            "audit": [{ "at": "2026-01-01T00:00:05.500000Z", "action": "resolve", "by": "me",
                 "ended": "done", "reason": "why" }],
         }));
         let order = [

@@ -59,7 +59,10 @@ impl Metrics {
     }
 }
 
-const COUNTERS: [(&str, &str); 15] = [
+/// What operators did by hand; it has a label for what.
+pub(crate) const INTERVENTIONS: &str = "onetake_interventions_total";
+
+const COUNTERS: [(&str, &str); 16] = [
     ("onetake_executed_total", "Operations that were started."),
     ("onetake_replayed_total", "Retries that were answered from a recording."),
     ("onetake_in_flight_refused_total", "Attempts that were told that another one runs."),
@@ -75,6 +78,7 @@ const COUNTERS: [(&str, &str); 15] = [
     ("onetake_bypassed_total", "Operations that ran unrecorded because the store was away."),
     ("onetake_outcomes_pending_total", "Outcomes that could not be made durable in time."),
     ("onetake_swept_total", "Expired records that were deleted."),
+    (INTERVENTIONS, "Changes that operators made by hand."),
 ];
 
 fn describe() {

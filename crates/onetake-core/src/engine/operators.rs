@@ -10,6 +10,7 @@ use crate::record::{AttemptId, Failure, Record, Recording, State};
 use crate::scope::{RecordId, Reference};
 use crate::store::{Answers, Cursor, Page, Settled, Settlement, StoreError, StoreErrorKind, Verb};
 
+use super::metrics::INTERVENTIONS;
 use super::replays::Replays;
 use super::{Engine, Inner};
 
@@ -187,6 +188,8 @@ impl Inner {
             Ok(Settled::Stale { .. }) => Ended::Stale,
             Err(_) => Ended::Failed,
         };
+        let labels = [("action", note.action.name()), ("ended", note.ended.name())];
+        metrics::counter!(INTERVENTIONS, &labels).increment(1);
         tracing::warn!(
             reference = %id.reference(),
             action = note.action.name(),

@@ -189,12 +189,15 @@ pub(crate) struct AuditEntry {
     reason: String,
 }
 
-/// A moment, for people and machines.
+/// A moment, for people and machines: always of one length, so that texts sort as moments do.
 pub(super) fn moment(at: Timestamp) -> String {
-    let micros = i128::from(at.as_micros());
-    let date = OffsetDateTime::from_unix_timestamp_nanos(micros.saturating_mul(1_000)).ok();
+    let (seconds, micros) = (at.as_micros() / 1_000_000, at.as_micros() % 1_000_000);
+    let seconds = i64::try_from(seconds).unwrap_or(i64::MAX);
+    let date = OffsetDateTime::from_unix_timestamp(seconds).ok();
+    let date = date.and_then(|date| date.format(&Rfc3339).ok());
+    let whole = date.as_deref().and_then(|date| date.strip_suffix('Z'));
     // What is behind the year 9999 has no form.
-    date.and_then(|date| date.format(&Rfc3339).ok()).unwrap_or_else(|| "never".to_owned())
+    whole.map_or_else(|| "never".to_owned(), |whole| format!("{whole}.{micros:06}Z"))
 }
 
 impl Key {
@@ -324,4 +327,19 @@ impl AuditEntry {
 /// How long ago, by a node's clock.
 pub(super) fn age(record: &Record, now: Timestamp) -> Duration {
     now.since(record.created_at)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn moments_sort_as_texts() {
+        let texts: Vec<String> = [0, 999_999, 1_000_000, 1_000_001, 1_794_777_603_500_000]
+            .map(|micros| moment(Timestamp::from_micros(micros)))
+            .into();
+        assert!(texts.is_sorted(), "{texts:?}");
+        assert_eq!(texts[4], "2026-11-15T21:20:03.500000Z");
+        assert_eq!(moment(Timestamp::from_micros(u64::MAX)), "never");
+    }
 }

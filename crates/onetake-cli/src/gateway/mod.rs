@@ -125,7 +125,7 @@ impl Gateway {
         let token = config.admin.token.clone();
         tokio::spawn(admin::serve(admin, (status, api, token), stop_admin.clone()));
 
-        let plans = Arc::new(Plans::new(&config));
+        let plans = Arc::new(Plans::new(&config, &connector));
         let policies = Policies(Arc::clone(&plans));
         let mut layer =
             OnetakeLayer::with(engine.clone(), policies, HttpLimits::default(), secrets);

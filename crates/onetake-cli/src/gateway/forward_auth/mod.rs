@@ -1,7 +1,8 @@
 //! `tenant = { forward_auth = "http://…" }`: a service that knows credentials is asked whose a request is.
 //!
 //! It is asked before anything is claimed or replayed, so that a credential that was revoked gets no
-//! recording. What it does not clearly allow is not allowed.
+//! recording. What it does not clearly allow is not allowed. With `https://` it is met as upstreams are: by the same
+//! roots, and with the same certificate.
 
 mod allowed;
 
@@ -16,7 +17,6 @@ use http::request::Parts;
 use http::{HeaderMap, Request, Response, StatusCode};
 use http_body_util::Empty;
 use hyper_util::client::legacy::Client;
-use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::{TokioExecutor, TokioTimer};
 use tokio::sync::Semaphore;
 use tracing::Instrument;
@@ -25,6 +25,7 @@ use onetake_core::engine::SPANS;
 use onetake_core::{Clock, Rng};
 use onetake_http::{Ask, Code, Problem};
 
+use super::Connector;
 use super::edge::{X_FORWARDED_FOR, X_FORWARDED_HOST, X_FORWARDED_PROTO};
 use crate::config;
 use allowed::Allowed;
@@ -49,17 +50,19 @@ const PASSED_ON: [HeaderName; 6] =
 /// A service that knows credentials, and what it said a moment ago.
 pub(super) struct ForwardAuth {
     config: config::ForwardAuth,
-    client: Client<HttpConnector, Empty<Bytes>>,
+    client: Client<Connector, Empty<Bytes>>,
     places: Semaphore,
     allowed: Allowed,
     clock: Arc<dyn Clock>,
 }
 
 impl ForwardAuth {
-    pub(super) fn new(config: config::ForwardAuth, clock: Arc<dyn Clock>, rng: &dyn Rng) -> Self {
-        let mut connector = HttpConnector::new();
-        connector.set_nodelay(true);
-        connector.set_connect_timeout(Some(config.timeout));
+    pub(super) fn new(
+        config: config::ForwardAuth,
+        connector: Connector,
+        clock: Arc<dyn Clock>,
+        rng: &dyn Rng,
+    ) -> Self {
         // It follows no redirect.
         let client = Client::builder(TokioExecutor::new())
             .pool_idle_timeout(IDLE)
@@ -98,7 +101,11 @@ impl ForwardAuth {
                 self.allowed.keep(question, name.clone(), asked_at);
                 Ok(name)
             }
-            Err(error) if error.is_connect() => Err(self.unavailable("it cannot be connected to")),
+            // The credential was not sent: who is not known for sure is told nothing.
+            Err(error) if error.is_connect() => {
+                let why = format!("it cannot be connected to: {}", cause(&error));
+                Err(self.unavailable(&why))
+            }
             Err(_) => Err(self.unavailable("it broke off, or answered what is no HTTP")),
         }
     }
@@ -158,6 +165,13 @@ impl fmt::Debug for ForwardAuth {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("ForwardAuth").finish_non_exhaustive()
     }
+}
+
+/// What went wrong underneath, such as a certificate that nobody here trusts.
+fn cause<'a>(
+    error: &'a (dyn std::error::Error + 'static),
+) -> &'a (dyn std::error::Error + 'static) {
+    std::iter::successors(Some(error), |error| error.source()).last().unwrap_or(error)
 }
 
 /// What is asked: may the sender of this do this?

@@ -3,9 +3,12 @@
 
 #[path = "../common/auth.rs"]
 mod auth;
+#[path = "../common/process.rs"]
+mod binary;
 #[path = "../common/mod.rs"]
 mod common;
 mod forward_auth;
+mod measured;
 mod trust;
 
 use onetake_sim::blackbox::Target;

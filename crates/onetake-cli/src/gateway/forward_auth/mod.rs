@@ -5,6 +5,7 @@
 //! roots, and with the same certificate.
 
 mod allowed;
+mod counters;
 
 use std::fmt;
 use std::sync::Arc;
@@ -29,6 +30,7 @@ use super::Connector;
 use super::edge::{X_FORWARDED_FOR, X_FORWARDED_HOST, X_FORWARDED_PROTO};
 use crate::config;
 use allowed::Allowed;
+use counters::Counters;
 
 const X_API_KEY: HeaderName = HeaderName::from_static("x-api-key");
 const X_FORWARDED_METHOD: HeaderName = HeaderName::from_static("x-forwarded-method");
@@ -53,6 +55,7 @@ pub(super) struct ForwardAuth {
     client: Client<Connector, Empty<Bytes>>,
     places: Semaphore,
     allowed: Allowed,
+    counters: Counters,
     clock: Arc<dyn Clock>,
 }
 
@@ -72,7 +75,8 @@ impl ForwardAuth {
             .http1_max_buf_size(HEAD_BYTES_MAX)
             .build(connector);
         let allowed = Allowed::new(config.cache, rng);
-        Self { config, client, places: Semaphore::new(ASKED_MAX), allowed, clock }
+        let (places, counters) = (Semaphore::new(ASKED_MAX), Counters::new());
+        Self { config, client, places, allowed, counters, clock }
     }
 
     async fn principal(&self, parts: &Parts) -> Result<Vec<u8>, Problem> {
@@ -82,12 +86,25 @@ impl ForwardAuth {
         let question = self.allowed.digest(request.headers());
         let asked_at = self.clock.monotonic();
         if let Some(name) = self.allowed.name(&question, asked_at) {
+            self.counters.cached.increment(1);
             return Ok(name);
         }
         let Ok(_place) = self.places.try_acquire() else {
+            self.counters.overloaded.increment(1);
             let detail = "Too many requests wait for the service that knows credentials. Nothing was run; retry with the same key.";
             return Err(Problem::new(Code::Overloaded, detail).retry_after(1));
         };
+        let asked = self.counters.ask(&*self.clock);
+        let answer = self.answer(request).await;
+        asked.answered(&answer);
+        if let Ok(name) = &answer {
+            self.allowed.keep(question, name.clone(), asked_at);
+        }
+        answer
+    }
+
+    /// Whom the service names.
+    async fn answer(&self, request: Request<Empty<Bytes>>) -> Result<Vec<u8>, Problem> {
         let answered = tokio::select! {
             biased;
             answered = self.client.request(request) => answered,
@@ -96,11 +113,7 @@ impl ForwardAuth {
             }
         };
         match answered {
-            Ok(response) => {
-                let name = self.read(&response)?;
-                self.allowed.keep(question, name.clone(), asked_at);
-                Ok(name)
-            }
+            Ok(response) => self.read(&response),
             // The credential was not sent: who is not known for sure is told nothing.
             Err(error) if error.is_connect() => {
                 let why = format!("it cannot be connected to: {}", cause(&error));

@@ -184,6 +184,12 @@ impl Config {
         warnings
     }
 
+    /// How upstreams are met over TLS, if any is.
+    #[must_use]
+    pub fn upstream_tls(&self) -> Option<&UpstreamTls> {
+        self.has_https_upstream().then_some(&self.gateway.upstream_tls)
+    }
+
     /// Whether TLS is spoken with any upstream, or with a service that is asked about credentials.
     #[must_use]
     pub fn has_https_upstream(&self) -> bool {

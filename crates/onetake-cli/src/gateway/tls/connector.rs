@@ -76,6 +76,11 @@ impl Connector {
         Ok(Self { http, tls: tls.transpose()?, clock, speak_from: Arc::default() })
     }
 
+    /// As [`Self::new`], and then nothing is done with them.
+    pub(super) fn check(tls: &UpstreamTls, clock: &dyn Clock) -> Result<(), TlsFailed> {
+        client_config(tls, &mut Files::default(), clock).map(drop)
+    }
+
     async fn encrypted(&self, host: &str, stream: TcpStream) -> Result<Stream, BoxError> {
         let tls = self.tls.as_ref().ok_or("TLS is not set up for this upstream")?;
         let config = Arc::clone(&tls.borrow());

@@ -19,7 +19,7 @@ use tokio_util::sync::CancellationToken;
 use crate::config::{self, Config, Overrides, StoreConfig};
 use crate::demo::{self, DemoError, Screen};
 use crate::doctor::{self, Format};
-use crate::gateway::{Gateway, StartError};
+use crate::gateway::{self, Gateway, StartError};
 use crate::keys::Keys;
 use crate::logs::{self, LogFormat};
 use crate::stores;
@@ -43,7 +43,7 @@ enum Command {
     /// Show in a few seconds what happens to payments over a bad connection, without onetake and
     /// with it.
     Demo(Demo),
-    /// Check a configuration file, and say what is wrong with it.
+    /// Check a configuration file and the certificates that it names, and say what is wrong with them.
     Check {
         /// The file.
         #[arg(long, value_name = "FILE")]
@@ -146,7 +146,12 @@ impl From<Failed> for ExitCode {
 }
 
 fn check(path: &Path) -> ExitCode {
-    match load(Some(path), Overrides::default()) {
+    let checked = load(Some(path), Overrides::default()).and_then(|config| {
+        let faults = gateway::check_files(&config);
+        let faults: Vec<_> = faults.iter().map(ToString::to_string).collect();
+        if faults.is_empty() { Ok(config) } else { Err(Failed(faults.join("\n\n"), 2)) }
+    });
+    match checked {
         Ok(config) => {
             for warning in config.warnings() {
                 println!("warning: {warning}");

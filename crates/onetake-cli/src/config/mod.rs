@@ -158,8 +158,8 @@ impl Config {
     pub fn warnings(&self) -> Vec<String> {
         let mut warnings = Vec::new();
         if self.gateway.upstream_tls != UpstreamTls::default() && !self.has_https_upstream() {
-            warnings
-                .push("gateway.upstream_tls is without effect: no upstream is https://".to_owned());
+            let what = "gateway.upstream_tls is without effect: no upstream and no forward_auth is https://";
+            warnings.push(what.to_owned());
         }
         for (index, route) in self.routes.iter().enumerate() {
             let Some(preset) = route.preset.filter(|preset| preset.is_dear()) else { continue };
@@ -184,12 +184,23 @@ impl Config {
         warnings
     }
 
-    /// Whether TLS is spoken with any upstream.
+    /// How upstreams are met over TLS, if any is.
+    #[must_use]
+    pub fn upstream_tls(&self) -> Option<&UpstreamTls> {
+        self.has_https_upstream().then_some(&self.gateway.upstream_tls)
+    }
+
+    /// Whether TLS is spoken with any upstream, or with a service that is asked about credentials.
     #[must_use]
     pub fn has_https_upstream(&self) -> bool {
-        let routes = self.routes.iter().map(|route| &route.upstream);
-        let mut upstreams = routes.chain(self.gateway.upstream.as_ref());
-        upstreams.any(|upstream| upstream.scheme() == Some(&http::uri::Scheme::HTTPS))
+        let upstreams = self.routes.iter().map(|route| &route.upstream);
+        let policies = self.routes.iter().map(|route| &route.policy).chain([&self.defaults]);
+        let asked = policies.filter_map(|policy| match &policy.tenant {
+            TenantConfig::ForwardAuth(auth) => Some(&auth.url),
+            _ => None,
+        });
+        let mut all = upstreams.chain(self.gateway.upstream.as_ref()).chain(asked);
+        all.any(|url| url.scheme() == Some(&http::uri::Scheme::HTTPS))
     }
 }
 
@@ -206,7 +217,7 @@ pub struct Gateway {
     pub trusted_proxies: Vec<Cidr>,
     /// Whom clients meet over TLS; without it they come in plain.
     pub tls: Option<Identity>,
-    /// How upstreams with `https://` are met.
+    /// How upstreams, and services that are asked about credentials, are met with `https://`.
     pub upstream_tls: UpstreamTls,
 }
 

@@ -67,14 +67,12 @@ pub(super) fn parse_upstream(text: &str) -> Result<Uri, Fault> {
     Ok(uri)
 }
 
-/// Reads where credentials are asked about: `http://host:port/path?query`.
+/// Reads where credentials are asked about: `http://host:port/path?query`, or `https://…`.
 pub(super) fn parse_auth_url(text: &str) -> Result<Uri, Fault> {
     const FIX: &str = "write for example \"http://127.0.0.1:4180/auth\"";
     let bad = |what: &str| Fault::new(what, FIX).hiding_value(text.contains(['@', '?']));
-    let rest = match text.split_once("://") {
-        Some(("http", rest)) => rest,
-        Some(("https", _)) => return Err(bad("this version does not support https:// here yet")),
-        _ => return Err(bad("not an http:// URL")),
+    let Some((scheme @ ("http" | "https"), rest)) = text.split_once("://") else {
+        return Err(bad("not an http:// or https:// URL"));
     };
     if rest.contains('#') {
         return Err(bad("a fragment is never sent"));
@@ -85,6 +83,9 @@ pub(super) fn parse_auth_url(text: &str) -> Result<Uri, Fault> {
     }
     if parse_upstream(&format!("http://{host}")).is_err() {
         return Err(bad("not a valid host and port"));
+    }
+    if parse_upstream(&format!("{scheme}://{host}")).is_err() {
+        return Err(bad("no certificate can be for this host"));
     }
     text.parse().map_err(|_| bad("not a valid URL"))
 }
@@ -134,14 +135,23 @@ mod tests {
 
     #[test]
     fn auth_urls() {
-        for text in ["http://auth", "http://127.0.0.1:4180/oauth2/auth", "http://[::1]:80/?realm=a"]
-        {
+        for text in [
+            "http://auth",
+            "http://127.0.0.1:4180/oauth2/auth",
+            "http://[::1]:80/?realm=a",
+            "https://auth",
+            "https://auth.internal:8443/verify?realm=a",
+            "https://[::1]/",
+        ] {
             assert!(parse_auth_url(text).is_ok(), "{text}");
         }
         for (text, hint) in [
-            ("", "not an http:// URL"),
-            ("auth/verify", "not an http:// URL"),
-            ("https://auth", "does not support https://"),
+            ("", "not an http:// or https:// URL"),
+            ("auth/verify", "not an http:// or https:// URL"),
+            ("ftp://auth", "not an http:// or https:// URL"),
+            ("https://", "host"),
+            ("https://a..b/auth", "no certificate"),
+            ("https://auth/#x", "fragment"),
             ("http://", "host"),
             ("http:///auth", "host"),
             ("http://auth:0/x", "host and port"),
@@ -151,8 +161,10 @@ mod tests {
             let fault = parse_auth_url(text).unwrap_err();
             assert!(fault.what.contains(hint), "{text}: {}", fault.what);
         }
-        let fault = parse_auth_url("http://me:secret@auth").unwrap_err();
-        assert_eq!(fault.value_of(|| Some("the value".to_owned())), None);
+        for text in ["http://me:secret@auth", "https://me:secret@auth"] {
+            let fault = parse_auth_url(text).unwrap_err();
+            assert_eq!(fault.value_of(|| Some("the value".to_owned())), None);
+        }
     }
 
     #[test]

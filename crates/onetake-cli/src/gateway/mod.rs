@@ -72,6 +72,12 @@ pub enum StartError {
     },
 }
 
+/// What is wrong with the files of `tls` and `upstream_tls`: for what [`Gateway::start`] would refuse to start.
+#[must_use]
+pub fn check_files(config: &Config) -> Vec<TlsFailed> {
+    tls::check(config, &SystemClock)
+}
+
 /// A running gateway.
 #[derive(Debug)]
 pub struct Gateway {
@@ -96,8 +102,7 @@ impl Gateway {
         let clock: Arc<dyn Clock> = Arc::new(SystemClock);
         let tls = config.gateway.tls.clone();
         let tls = tls.map(|identity| Acceptor::new(identity, Arc::clone(&clock))).transpose()?;
-        let upstream_tls = config.has_https_upstream().then(|| config.gateway.upstream_tls.clone());
-        let connector = Connector::new(upstream_tls, Arc::clone(&clock))?;
+        let connector = Connector::new(config.upstream_tls().cloned(), Arc::clone(&clock))?;
         let admin = listen(config.admin.listen, "admin.listen", "--admin-listen").await?;
         let admin_address = local(&admin, config.admin.listen);
         let listener = listen(config.gateway.listen, "gateway.listen", "--listen").await?;
@@ -125,7 +130,7 @@ impl Gateway {
         let token = config.admin.token.clone();
         tokio::spawn(admin::serve(admin, (status, api, token), stop_admin.clone()));
 
-        let plans = Arc::new(Plans::new(&config));
+        let plans = Arc::new(Plans::new(&config, &connector));
         let policies = Policies(Arc::clone(&plans));
         let mut layer =
             OnetakeLayer::with(engine.clone(), policies, HttpLimits::default(), secrets);

@@ -9,6 +9,7 @@ use onetake_core as core;
 use onetake_http as layer;
 use onetake_http::json::{Pointer, Selection};
 
+use super::Connector;
 use super::tenants::{self, Tenants};
 use crate::config::{
     Cidr, Config, FingerprintConfig, InFlight, OnStoreDown, OnUnknown, Policy, Route, TenantConfig,
@@ -53,8 +54,9 @@ pub(super) struct Plans {
 }
 
 impl Plans {
-    pub(super) fn new(config: &Config) -> Self {
-        let mut tenants = Tenants::default();
+    /// With the way to services that are asked about credentials.
+    pub(super) fn new(config: &Config, connector: &Connector) -> Self {
+        let mut tenants = Tenants::new(connector.clone());
         let routes: Vec<_> =
             config.routes.iter().map(|r| (r.clone(), Arc::new(plan_of(r, &mut tenants)))).collect();
         let policies = || config.routes.iter().map(|r| &r.policy).chain([&config.defaults]);
@@ -192,7 +194,8 @@ pub(super) mod tests {
 
     pub(crate) fn plans(file: &str) -> Plans {
         let config = load(Some(file), "test", std::iter::empty(), Overrides::default());
-        Plans::new(&config.unwrap())
+        let connector = Connector::new(None, Arc::new(core::SystemClock)).unwrap();
+        Plans::new(&config.unwrap(), &connector)
     }
 
     #[test]

@@ -5,17 +5,22 @@ use std::sync::Arc;
 use onetake_core::{SystemClock, SystemRng};
 use onetake_http::Tenant;
 
+use super::Connector;
 use super::forward_auth::ForwardAuth;
 use crate::config::{self, TenantConfig};
 
 /// Makes tenants. Routes that ask the same service in the same way share it: its connections, its bound
 /// and its answers.
-#[derive(Default)]
 pub(super) struct Tenants {
+    connector: Connector,
     asked: Vec<(config::ForwardAuth, Arc<ForwardAuth>)>,
 }
 
 impl Tenants {
+    pub(super) fn new(connector: Connector) -> Self {
+        Self { connector, asked: Vec::new() }
+    }
+
     pub(super) fn of(&mut self, config: &TenantConfig) -> Tenant {
         match config {
             TenantConfig::CredentialOrPublic => Tenant::CredentialOrPublic,
@@ -32,8 +37,9 @@ impl Tenants {
         if let Some((_, asked)) = self.asked.iter().find(|(known, _)| known == config) {
             return Arc::clone(asked);
         }
-        let asked = ForwardAuth::new(config.clone(), Arc::new(SystemClock), &SystemRng);
-        let asked = Arc::new(asked);
+        let connector = self.connector.clone();
+        let clock = Arc::new(SystemClock);
+        let asked = Arc::new(ForwardAuth::new(config.clone(), connector, clock, &SystemRng));
         self.asked.push((config.clone(), Arc::clone(&asked)));
         asked
     }

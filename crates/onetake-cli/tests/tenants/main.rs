@@ -1,16 +1,21 @@
 //! Whose key it is, through the gateway: who is believed, and who is asked.
 #![expect(clippy::unwrap_used, clippy::panic, reason = "tests may panic")]
 
+#[path = "../common/auth.rs"]
 mod auth;
+#[path = "../common/process.rs"]
+mod binary;
 #[path = "../common/mod.rs"]
 mod common;
 mod forward_auth;
+mod measured;
 mod trust;
 
 use onetake_sim::blackbox::Target;
 use onetake_sim::client::{Answer, Call, Client};
 use onetake_sim::upstream::Upstream;
 
+pub(crate) use auth::assert_tells_nothing;
 use common::InProcess;
 
 pub(crate) const KEY: &str = "6f1c8d6a-3a09-4b6e-9c8f-2d1f5e7b8a90";
@@ -49,14 +54,5 @@ impl World {
 
     pub(crate) fn runs(&self) -> usize {
         self.upstream.runs_in_all()
-    }
-}
-
-/// Nothing of what the upstream answered, or was recorded, is in an answer.
-#[track_caller]
-pub(crate) fn assert_tells_nothing(answer: &Answer) {
-    let told = format!("{:?} {}", answer.headers, answer.text());
-    for piece in ["charged", "fence", "/charges/1", "<a>", "replayed", "reference", "HIT"] {
-        assert!(!told.contains(piece), "{piece} in {told}");
     }
 }

@@ -1,6 +1,8 @@
 //! TLS with clients and with upstreams, and certificates that change under a running gateway.
 #![expect(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "tests may panic")]
 
+#[path = "../common/auth.rs"]
+mod auth;
 #[path = "../common/process.rs"]
 mod binary;
 mod certificates;
@@ -8,6 +10,7 @@ mod clients;
 #[path = "../common/mod.rs"]
 mod common;
 mod dying;
+mod forward_auth;
 mod front;
 mod peer;
 mod replaced;

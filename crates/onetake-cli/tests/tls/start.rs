@@ -1,6 +1,7 @@
 //! What is of no use is refused when the gateway starts, with the field, the file and the fix.
 
 use std::path::Path;
+use std::process::Command;
 
 use onetake_cli::config::{self, Overrides};
 use onetake_cli::gateway::{Gateway, StartError};
@@ -8,14 +9,27 @@ use onetake_cli::gateway::{Gateway, StartError};
 use crate::certificates::Authority;
 use crate::{configuration, tls_of};
 
+/// What `serve` says about it; and `check` says the same.
 async fn refused(lines: &str) -> String {
     let configuration = configuration(lines);
     let config =
         config::load(Some(&configuration), "test", std::iter::empty(), Overrides::default());
-    match Gateway::start(config.unwrap()).await {
+    let said = match Gateway::start(config.unwrap()).await {
         Err(StartError::Tls(error)) => error.to_string(),
         other => panic!("{lines}: {other:?}"),
-    }
+    };
+    assert_eq!(check(lines), (2, String::new(), format!("onetake: {said}\n")));
+    said
+}
+
+/// `onetake check`: its exit code, and what it wrote to standard output and standard error.
+fn check(lines: &str) -> (i32, String, String) {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(file.path(), configuration(lines)).unwrap();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_onetake"));
+    let output = command.arg("check").arg("--config").arg(file.path()).output().unwrap();
+    let text = |bytes| String::from_utf8(bytes).unwrap();
+    (output.status.code().unwrap(), text(output.stdout), text(output.stderr))
 }
 
 fn says(said: &str, parts: &[&str]) {
@@ -103,6 +117,32 @@ async fn roots_or_client_certificates_that_are_of_no_use() {
         says(&said, &parts);
         says(&said, &[&format!("{table}.{}", parts[0])]);
     }
+}
+
+#[test]
+fn check_reads_what_serve_would_read_and_tells_of_both_sides() {
+    let (folder, authority) = (tempfile::tempdir().unwrap(), Authority::new());
+    std::fs::write(folder.path().join("ca.pem"), &authority.certificate).unwrap();
+    let (clients, right) =
+        (tls_of(folder.path()), upstream_tls(folder.path(), &[("roots", "ca.pem")]));
+    let wrong = upstream_tls(folder.path(), &[("roots", "nowhere.pem")]);
+    let (code, said, errors) = check(&format!("{wrong}\n{clients}"));
+    assert_eq!((code, said.as_str()), (2, ""));
+    let told: Vec<_> = errors.split("\n\n").collect();
+    assert_eq!(told.len(), 2, "{errors}");
+    says(told[0], &["gateway.tls.certificate = ", "cert.pem", "No such file", "may read"]);
+    says(told[1], &["gateway.upstream_tls.roots = ", "nowhere.pem", "No such file", "may read"]);
+
+    authority.issue("localhost").write(folder.path());
+    let (code, said, errors) = check(&format!("{right}\n{clients}"));
+    assert!(code == 0 && said.contains("fine") && errors.is_empty(), "{said}{errors}");
+    // What nobody would read is not read; but it is told that nobody would.
+    let unread = wrong.replace("https://", "http://");
+    let (code, said, errors) = check(&unread);
+    assert!(code == 0 && said.contains("without effect"), "{said}{errors}");
+    let asked = "[defaults]\ntenant = { forward_auth = \"https://localhost\" }";
+    let (code, _, errors) = check(&format!("{unread}\n{asked}"));
+    assert!(code == 2 && errors.contains("nowhere.pem"), "{errors}");
 }
 
 /// An upstream over TLS, with these files of a folder.

@@ -7,6 +7,7 @@ use crate::clock::{SystemRng, Timestamp};
 use crate::note::{Action, Ended, NOTES_KEPT, Note, NotePlace};
 use crate::origin::{HISTORY_BYTES_MAX, Origin, TenantDigest};
 use crate::record::{AttemptId, OnUnknown};
+use crate::scope::RecordId;
 use crate::store::{Claim, Cursor, FOUND_MAX, Settled, StoreErrorKind, Verb};
 
 pub(super) async fn who_asked_and_every_attempt_are_kept(bench: &Bench) {
@@ -89,7 +90,7 @@ pub(super) async fn a_reference_leads_to_its_record(bench: &Bench) {
         // One that differs behind the reference has the same, and none that is there.
         let mut other = *id.as_bytes();
         other[0] ^= 1;
-        let other = crate::RecordId::from_bytes(other).reference();
+        let other = RecordId::from_bytes(other).reference();
         assert_eq!(bench.store.find(other).await.expect("the store answers"), []);
     }
     // Two that have one reference are both told, and there is an end to it.
@@ -98,13 +99,42 @@ pub(super) async fn a_reference_leads_to_its_record(bench: &Bench) {
     for last in 0..20_u8 {
         let mut twin = twin;
         twin[15] = last;
-        claim.id = crate::RecordId::from_bytes(twin);
+        claim.id = RecordId::from_bytes(twin);
         claim.attempt = bench.attempt();
         bench.granted(&claim).await;
         let found = bench.store.find(claim.id.reference()).await.expect("the store answers");
         assert_eq!(found.len(), usize::from(last + 1).min(FOUND_MAX));
         assert!(found.contains(&claim.id) || found.len() == FOUND_MAX);
     }
+    // The first and the last id of a reference are its own, and their neighbours are not.
+    let reference = id("at the edges").reference();
+    let (first, last) = reference.ids().into_inner();
+    let moved = |id: RecordId, by: i128| {
+        let number = u128::from_be_bytes(*id.as_bytes());
+        RecordId::from_bytes(number.wrapping_add_signed(by).to_be_bytes())
+    };
+    let (before, behind) = (moved(first, -1), moved(last, 1));
+    let claims = [before, first, last, behind]
+        .map(|id| Claim { id, ..bench.claim_of("at the edges", "pay") });
+    for claim in &claims {
+        bench.granted(claim).await;
+    }
+    let only_its_own = async |state: &str| {
+        for (reference, ids) in [
+            (reference, vec![first, last]),
+            (before.reference(), vec![before]),
+            (behind.reference(), vec![behind]),
+        ] {
+            let mut found = bench.store.find(reference).await.expect("the store answers");
+            found.sort_unstable();
+            assert_eq!(found, ids, "{state}");
+        }
+    };
+    only_its_own("running").await;
+    for claim in &claims {
+        bench.done(claim, outcome("paid")).await;
+    }
+    only_its_own("completed").await;
 }
 
 pub(super) async fn the_forgotten_is_gone_at_once(bench: &Bench) {

@@ -71,7 +71,7 @@ pub(super) fn upstream() -> Value {
 
 /// Where credentials are asked about.
 pub(super) fn auth_url() -> Value {
-    text(r"http://(\[[^/?#@\[\]\s]+\]|[^/?#@:\[\]\s]+)(:[0-9]+)?([/?][^#\s]*)?")
+    text(r"https?://(\[[^/?#@\[\]\s]+\]|[^/?#@:\[\]\s]+)(:[0-9]+)?([/?][^#\s]*)?")
 }
 
 pub(super) fn header_name() -> Value {

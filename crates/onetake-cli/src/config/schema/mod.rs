@@ -55,7 +55,11 @@ fn gateway() -> Value {
                 or(json!(["127.0.0.0/8", "::1"]), list(&address_block())),
             ),
             field("tls", "Whom clients meet over TLS; none: they come in plain.", tls()),
-            field("upstream_tls", "How upstreams with https:// are met.", upstream_tls()),
+            field(
+                "upstream_tls",
+                "How upstreams, and a forward_auth, with https:// are met.",
+                upstream_tls(),
+            ),
         ],
     )
 }

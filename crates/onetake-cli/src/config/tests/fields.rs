@@ -264,7 +264,9 @@ const POLICY: &[(Lines, Refused)] = &[
                 "/src/config/tests/ed25519.pem\", kid = \"k1\" }, { env = \"TEST_SECRET\" }, \"AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA=\"], algorithms = [\"EdDSA\", \"HS256\"] } }"
             ),
             "tenant = { forward_auth = \"http://auth:4180/oauth2/auth?x=1\" }",
+            "tenant = { forward_auth = \"https://auth\" }",
             "tenant = { forward_auth = { url = \"http://auth\" } }",
+            "tenant = { forward_auth = { url = \"https://[::1]:8443/auth\" } }",
             "tenant = { forward_auth = { url = \"http://auth/\", header = \"Remote-User\", timeout = \"30s\", cache = \"0s\" } }",
         ],
         &[
@@ -314,7 +316,8 @@ const POLICY: &[(Lines, Refused)] = &[
                 "tenant.jwt.key",
             ),
             ("tenant = { forward_auth = 1 }", "tenant.forward_auth"),
-            ("tenant = { forward_auth = \"https://auth\" }", "tenant.forward_auth"),
+            ("tenant = { forward_auth = \"https://a..b/auth\" }", "tenant.forward_auth"),
+            ("tenant = { forward_auth = \"https://me@auth\" }", "tenant.forward_auth"),
             ("tenant = { forward_auth = {} }", "tenant.forward_auth"),
             ("tenant = { forward_auth = { url = \"auth\" } }", "tenant.forward_auth.url"),
             (

@@ -5,7 +5,6 @@ use super::*;
 
 /// What the design names and this version does not have.
 pub(super) const NOT_YET: &[(&str, &str, &str)] = &[
-    ("route", "tenant = { forward_auth = \"https://x\" }", "route[0].tenant.forward_auth"),
     ("route", "on_unknown = \"reconcile\"", "route[0].on_unknown"),
     ("route", "reconcile = \"GET http://x\"", "route[0].reconcile"),
     ("defaults", "reconcile = \"GET http://x\"", "defaults.reconcile"),
@@ -50,5 +49,25 @@ fn a_form_of_keys_that_would_be_without_effect() {
         let error = read(&format!("{json}key = {{ {form} }}")).unwrap_err();
         assert_eq!(error.problems()[0].field, "route[0].key", "{error}");
         read(&format!("{json}key = {{ from = \"header\", {form} }}")).unwrap();
+    }
+}
+
+#[test]
+fn upstream_tls_is_of_use_to_whoever_is_https() {
+    let warnings = |upstream: &str, tenant: &str| {
+        let text = format!(
+            "[gateway]\nupstream = \"{upstream}\"\nupstream_tls = {{ roots = \"ca.pem\" }}\n{tenant}"
+        );
+        read(&text).unwrap().warnings().concat()
+    };
+    let auth = |place: &str, scheme: &str| {
+        format!("{place}\ntenant = {{ forward_auth = \"{scheme}://auth\" }}")
+    };
+    let route = "[[route]]\nmatch = \"POST /\"";
+    assert_eq!(warnings("https://a", ""), "");
+    assert_eq!(warnings("http://a", &auth("[defaults]", "https")), "");
+    assert_eq!(warnings("http://a", &auth(route, "https")), "");
+    for tenant in [String::new(), auth("[defaults]", "http"), auth(route, "http")] {
+        assert!(warnings("http://a", &tenant).contains("without effect"), "{tenant}");
     }
 }

@@ -93,6 +93,7 @@ const CHECK_ONLY: &[&str] = &[
     "tenant = { jwt = { key = { file = \"/nowhere/at/all\" } } }",
     "tenant = { jwt = { key = { env = \"TEST_SECRET\" }, leeway = \"11m\" } }",
     "tenant = { jwt = { key = \"AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA=\", algorithms = [\"RS256\"] } }",
+    "tenant = { forward_auth = \"https://a..b/auth\" }",
     "tenant = { forward_auth = { url = \"http://a\", timeout = \"31s\" } }",
     "tenant = { forward_auth = { url = \"http://a\", cache = \"61s\" } }",
 ];

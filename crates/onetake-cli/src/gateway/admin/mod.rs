@@ -38,6 +38,9 @@ use crate::config::Token;
 /// Seconds that a store's write may take.
 const SECONDS: [f64; 12] =
     [0.000_1, 0.000_25, 0.000_5, 0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5, 2.0];
+/// Seconds that a question to somebody else may take.
+const ASKED_SECONDS: [f64; 14] =
+    [0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0];
 /// Items in a batch.
 const ITEMS: [f64; 10] = [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0];
 /// Requests that may go through many keys at once.
@@ -201,10 +204,14 @@ async fn render(State(status): State<Status>) -> impl IntoResponse {
 
 /// Makes this process record its metrics; `None` if something else does already.
 pub(super) fn install_recorder() -> Option<PrometheusHandle> {
-    let builder = PrometheusBuilder::new()
-        .set_buckets_for_metric(Matcher::Full("onetake_store_seconds".to_owned()), &SECONDS)
-        .and_then(|builder| {
-            builder.set_buckets_for_metric(Matcher::Full("onetake_batch_size".to_owned()), &ITEMS)
-        });
-    builder.ok()?.install_recorder().ok()
+    let mut builder = PrometheusBuilder::new();
+    for (name, buckets) in [
+        ("onetake_store_seconds", &SECONDS[..]),
+        ("onetake_forward_auth_seconds", &ASKED_SECONDS),
+        ("onetake_batch_size", &ITEMS),
+    ] {
+        let name = Matcher::Full(name.to_owned());
+        builder = builder.set_buckets_for_metric(name, buckets).ok()?;
+    }
+    builder.install_recorder().ok()
 }

@@ -1,9 +1,11 @@
 //! `tenant = { forward_auth = "http://…" }`: a service that knows credentials is asked whose a request is.
 //!
 //! It is asked before anything is claimed or replayed, so that a credential that was revoked gets no
-//! recording. What it does not clearly allow is not allowed.
+//! recording. What it does not clearly allow is not allowed. With `https://` it is met as upstreams are: by the same
+//! roots, and with the same certificate.
 
 mod allowed;
+mod counters;
 
 use std::fmt;
 use std::sync::Arc;
@@ -16,7 +18,6 @@ use http::request::Parts;
 use http::{HeaderMap, Request, Response, StatusCode};
 use http_body_util::Empty;
 use hyper_util::client::legacy::Client;
-use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::{TokioExecutor, TokioTimer};
 use tokio::sync::Semaphore;
 use tracing::Instrument;
@@ -25,9 +26,11 @@ use onetake_core::engine::SPANS;
 use onetake_core::{Clock, Rng};
 use onetake_http::{Ask, Code, Problem};
 
+use super::Connector;
 use super::edge::{X_FORWARDED_FOR, X_FORWARDED_HOST, X_FORWARDED_PROTO};
 use crate::config;
 use allowed::Allowed;
+use counters::Counters;
 
 const X_API_KEY: HeaderName = HeaderName::from_static("x-api-key");
 const X_FORWARDED_METHOD: HeaderName = HeaderName::from_static("x-forwarded-method");
@@ -49,17 +52,20 @@ const PASSED_ON: [HeaderName; 6] =
 /// A service that knows credentials, and what it said a moment ago.
 pub(super) struct ForwardAuth {
     config: config::ForwardAuth,
-    client: Client<HttpConnector, Empty<Bytes>>,
+    client: Client<Connector, Empty<Bytes>>,
     places: Semaphore,
     allowed: Allowed,
+    counters: Counters,
     clock: Arc<dyn Clock>,
 }
 
 impl ForwardAuth {
-    pub(super) fn new(config: config::ForwardAuth, clock: Arc<dyn Clock>, rng: &dyn Rng) -> Self {
-        let mut connector = HttpConnector::new();
-        connector.set_nodelay(true);
-        connector.set_connect_timeout(Some(config.timeout));
+    pub(super) fn new(
+        config: config::ForwardAuth,
+        connector: Connector,
+        clock: Arc<dyn Clock>,
+        rng: &dyn Rng,
+    ) -> Self {
         // It follows no redirect.
         let client = Client::builder(TokioExecutor::new())
             .pool_idle_timeout(IDLE)
@@ -69,7 +75,8 @@ impl ForwardAuth {
             .http1_max_buf_size(HEAD_BYTES_MAX)
             .build(connector);
         let allowed = Allowed::new(config.cache, rng);
-        Self { config, client, places: Semaphore::new(ASKED_MAX), allowed, clock }
+        let (places, counters) = (Semaphore::new(ASKED_MAX), Counters::new());
+        Self { config, client, places, allowed, counters, clock }
     }
 
     async fn principal(&self, parts: &Parts) -> Result<Vec<u8>, Problem> {
@@ -79,12 +86,25 @@ impl ForwardAuth {
         let question = self.allowed.digest(request.headers());
         let asked_at = self.clock.monotonic();
         if let Some(name) = self.allowed.name(&question, asked_at) {
+            self.counters.cached.increment(1);
             return Ok(name);
         }
         let Ok(_place) = self.places.try_acquire() else {
+            self.counters.overloaded.increment(1);
             let detail = "Too many requests wait for the service that knows credentials. Nothing was run; retry with the same key.";
             return Err(Problem::new(Code::Overloaded, detail).retry_after(1));
         };
+        let asked = self.counters.ask(&*self.clock);
+        let answer = self.answer(request).await;
+        asked.answered(&answer);
+        if let Ok(name) = &answer {
+            self.allowed.keep(question, name.clone(), asked_at);
+        }
+        answer
+    }
+
+    /// Whom the service names.
+    async fn answer(&self, request: Request<Empty<Bytes>>) -> Result<Vec<u8>, Problem> {
         let answered = tokio::select! {
             biased;
             answered = self.client.request(request) => answered,
@@ -93,12 +113,12 @@ impl ForwardAuth {
             }
         };
         match answered {
-            Ok(response) => {
-                let name = self.read(&response)?;
-                self.allowed.keep(question, name.clone(), asked_at);
-                Ok(name)
+            Ok(response) => self.read(&response),
+            // The credential was not sent: who is not known for sure is told nothing.
+            Err(error) if error.is_connect() => {
+                let why = format!("it cannot be connected to: {}", cause(&error));
+                Err(self.unavailable(&why))
             }
-            Err(error) if error.is_connect() => Err(self.unavailable("it cannot be connected to")),
             Err(_) => Err(self.unavailable("it broke off, or answered what is no HTTP")),
         }
     }
@@ -158,6 +178,13 @@ impl fmt::Debug for ForwardAuth {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("ForwardAuth").finish_non_exhaustive()
     }
+}
+
+/// What went wrong underneath, such as a certificate that nobody here trusts.
+fn cause<'a>(
+    error: &'a (dyn std::error::Error + 'static),
+) -> &'a (dyn std::error::Error + 'static) {
+    std::iter::successors(Some(error), |error| error.source()).last().unwrap_or(error)
 }
 
 /// What is asked: may the sender of this do this?

@@ -14,7 +14,7 @@ use tokio_rustls::server::TlsStream;
 
 use crate::config::Identity;
 
-use super::files::TlsFailed;
+use super::files::{Files, TlsFailed};
 use super::reload::reloaded;
 use super::{plain, provider};
 
@@ -50,6 +50,11 @@ impl Acceptor {
             Arc::clone(&clock),
         )?;
         Ok(Self { config, places: Arc::new(Semaphore::new(HANDSHAKES_MAX)), clock })
+    }
+
+    /// As [`Self::new`], and then nothing is done with them.
+    pub(super) fn check(identity: &Identity, clock: &dyn Clock) -> Result<(), TlsFailed> {
+        server_config(Files::default().identity(FIELD, identity, clock)?).map(drop)
     }
 
     /// Opens TLS with whoever is at the other end, with the certificate of this moment.

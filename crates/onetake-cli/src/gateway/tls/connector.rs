@@ -1,4 +1,4 @@
-//! TLS with upstreams.
+//! TLS with upstreams, and with those who are asked about credentials.
 
 mod stream;
 
@@ -42,7 +42,7 @@ const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
 /// request fails.
 const SILENCE: Duration = Duration::from_secs(10);
 
-/// Makes connections, encrypted where the upstream is `https://`.
+/// Makes connections, encrypted where the other side is `https://`.
 ///
 /// Whatever fails in here fails before anything of a request was sent.
 #[derive(Clone, Debug)]
@@ -55,7 +55,7 @@ pub(crate) struct Connector {
 }
 
 impl Connector {
-    /// Reads roots and certificates, and looks after them from then on; `None`: no upstream is
+    /// Reads roots and certificates, and looks after them from then on; `None`: nobody is
     /// `https://`.
     ///
     /// # Errors
@@ -74,6 +74,11 @@ impl Connector {
             reloaded(FIELD, paths, make, Arc::clone(&clock))
         });
         Ok(Self { http, tls: tls.transpose()?, clock, speak_from: Arc::default() })
+    }
+
+    /// As [`Self::new`], and then nothing is done with them.
+    pub(super) fn check(tls: &UpstreamTls, clock: &dyn Clock) -> Result<(), TlsFailed> {
+        client_config(tls, &mut Files::default(), clock).map(drop)
     }
 
     async fn encrypted(&self, host: &str, stream: TcpStream) -> Result<Stream, BoxError> {
@@ -99,7 +104,7 @@ impl Connector {
         let may_speak = |from: u64| (from <= now).then_some(next);
         let (before, after) = (Ordering::Relaxed, Ordering::Relaxed);
         if self.speak_from.fetch_update(before, after, may_speak).is_ok() {
-            tracing::warn!(host, %error, "no TLS with the upstream; nothing was sent");
+            tracing::warn!(host, %error, "no TLS with this host; nothing was sent");
         }
     }
 }

@@ -14,13 +14,23 @@ mod reload;
 
 use std::sync::Arc;
 
+use onetake_core::Clock;
 use rustls::Error;
 use rustls::crypto::{CryptoProvider, aws_lc_rs};
+
+use crate::config::Config;
 
 pub(super) use acceptor::Acceptor;
 pub(crate) use connector::Connector;
 pub(super) use connector::was_refused;
 pub use files::TlsFailed;
+
+/// What is wrong with the files that a gateway with this configuration would read.
+pub(super) fn check(config: &Config, clock: &dyn Clock) -> Vec<TlsFailed> {
+    let clients = config.gateway.tls.iter().map(|identity| Acceptor::check(identity, clock));
+    let upstreams = config.upstream_tls().into_iter().map(|tls| Connector::check(tls, clock));
+    clients.chain(upstreams).filter_map(Result::err).collect()
+}
 
 fn provider() -> Arc<CryptoProvider> {
     Arc::new(aws_lc_rs::default_provider())

@@ -1,4 +1,5 @@
 //! A service that knows credentials, on loopback.
+#![allow(dead_code, clippy::allow_attributes, reason = "not every suite uses everything")]
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -9,6 +10,7 @@ use axum::body::Body;
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use http::{HeaderMap, Request, StatusCode};
+use onetake_sim::client::Answer;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 
@@ -102,5 +104,14 @@ async fn answer(State(known): State<Arc<Known>>, request: Request<Body>) -> Resp
             response.headers_mut().append("x-auth-request-user", "bob".parse().unwrap());
             response
         }
+    }
+}
+
+/// Nothing of what the upstream answered, or was recorded, is in an answer.
+#[track_caller]
+pub(crate) fn assert_tells_nothing(answer: &Answer) {
+    let told = format!("{:?} {}", answer.headers, answer.text());
+    for piece in ["charged", "fence", "/charges/1", "<a>", "replayed", "reference", "HIT"] {
+        assert!(!told.contains(piece), "{piece} in {told}");
     }
 }

@@ -3,6 +3,7 @@
 
 #[path = "../common/process.rs"]
 mod binary;
+mod attacks;
 mod guarded;
 mod schema;
 

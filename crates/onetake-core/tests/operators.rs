@@ -152,3 +152,19 @@ async fn a_forgotten_outcome_is_not_remembered_by_a_claim_that_was_under_way() {
     let replays = matches!(next, Begin::Answer(Answer::Replay(_)));
     assert!(!replays, "replayed by the node that forgot it, for up to a minute");
 }
+
+#[tokio::test]
+async fn replays_of_a_forgotten_life_are_not_counted_for_the_next() {
+    let store = Arc::new(MemoryStore::new());
+    let engine = Engine::new(store.clone());
+    for _ in 0..3 {
+        let done = async |_| Verdict::Complete(Recording::new("paid"));
+        engine.run(operation("a"), done).await.unwrap();
+    }
+    let completed = seen(&*store, "a").await;
+    assert_eq!(engine.replays(completed.id).count, 2);
+    engine.intervene(want(&completed, Deed::Forget)).await.unwrap();
+    let done = async |_| Verdict::Complete(Recording::new("paid again"));
+    engine.run(operation("a"), done).await.unwrap();
+    assert_eq!(engine.replays(completed.id).count, 0, "what is replayed here has never been");
+}

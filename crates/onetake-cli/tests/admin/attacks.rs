@@ -2,12 +2,13 @@
 
 use std::time::Duration;
 
-use onetake_sim::client::Client;
+use onetake_sim::upstream::Upstream;
 use serde_json::json;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-use super::{World, said, text};
+use super::World;
+use super::binary::Process;
 
 /// More than the data listener gives anybody for a head.
 const LONG_ENOUGH: Duration = Duration::from_secs(20);
@@ -60,5 +61,28 @@ async fn whatever_is_refused_is_a_problem() {
         let answer = world.ask(method, path, Some(json!({}))).await;
         assert_eq!(answer.header("content-type"), "application/problem+json", "{}", answer.text());
     }
-    let _unused = (Client::new(world.gateway.admin), said, text);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn without_a_token_names_are_refused_wherever_a_request_has_them() {
+    let folder = tempfile::tempdir().unwrap();
+    let upstream = Upstream::start().await.unwrap();
+    let gateway = Process::start(folder.path(), "", &upstream.url()).await;
+    let mut answered = Vec::new();
+    for head in [
+        "GET /v1/keys HTTP/1.1\r\nHost: rebound.example\r\n",
+        "GET http://rebound.example/v1/keys HTTP/1.1\r\nHost: 127.0.0.1\r\n",
+        "GET http://rebound.example/v1/keys HTTP/1.1\r\n",
+        "GET /v1/keys HTTP/1.1\r\nHost: 127.0.0.1\r\nHost: rebound.example\r\n",
+    ] {
+        let mut connection = TcpStream::connect(gateway.admin).await.unwrap();
+        let request = format!("{head}Connection: close\r\n\r\n");
+        connection.write_all(request.as_bytes()).await.unwrap();
+        let mut answer = Vec::new();
+        connection.read_to_end(&mut answer).await.unwrap();
+        if answer.starts_with(b"HTTP/1.1 200") {
+            answered.push(head);
+        }
+    }
+    assert_eq!(answered, [""; 0]);
 }

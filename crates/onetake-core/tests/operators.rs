@@ -10,8 +10,8 @@ use onetake_core::engine::{Deed, Intervened, Intervention};
 use onetake_core::note::Note;
 use onetake_core::store::{Answers, Claim, Claimed, Settlement, Verb};
 use onetake_core::{
-    Answer, Begin, Cause, Engine, Fingerprint, Key, MemoryStore, Operation, Record, Recording,
-    Scope, Store, StoreError, Verdict, delegate_store,
+    Answer, AttemptId, Begin, Cause, Engine, Fingerprint, Key, ManualClock, MemoryStore, Operation,
+    Record, Recording, Scope, Store, StoreError, SystemRng, Timestamp, Verdict, delegate_store,
 };
 use tokio::sync::Semaphore;
 
@@ -167,4 +167,29 @@ async fn replays_of_a_forgotten_life_are_not_counted_for_the_next() {
     let done = async |_| Verdict::Complete(Recording::new("paid again"));
     engine.run(operation("a"), done).await.unwrap();
     assert_eq!(engine.replays(completed.id).count, 0, "what is replayed here has never been");
+}
+
+#[tokio::test]
+async fn what_is_forgotten_stays_forgotten_when_the_clock_is_set_back() {
+    let start = Timestamp::from_micros(1_800_000_000_000_000);
+    let clock = ManualClock::new(start);
+    let store = MemoryStore::with_clock(Arc::new(clock.clone()));
+    let ours = operation("a");
+    let claim = |asked: &[u8]| Claim {
+        id: ours.id,
+        attempt: AttemptId::random(&SystemRng),
+        fingerprint: Fingerprint::of(asked),
+        terms: ours.terms,
+        origin: ours.origin.clone(),
+    };
+    let first = claim(b"pay 10");
+    store.claim(vec![first.clone()]).await.remove(0).unwrap();
+    for verb in [Verb::Complete(Recording::new("paid")), Verb::Forget] {
+        let settlement = Settlement { id: first.id, attempt: first.attempt, verb };
+        store.settle(vec![settlement]).await.remove(0).unwrap();
+    }
+    clock.set_wall(Timestamp::from_micros(start.as_micros() - 60_000_000));
+    assert!(store.load(vec![ours.id]).await.remove(0).unwrap().is_none(), "it is listed again");
+    let next = store.claim(vec![claim(b"pay 20")]).await.remove(0).unwrap();
+    assert!(matches!(next, Claimed::Granted { .. }), "as if it had never been used: {next:?}");
 }

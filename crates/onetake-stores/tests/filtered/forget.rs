@@ -259,3 +259,28 @@ async fn an_operator_who_looks_through_all_keys_does_not_fill_the_filter() {
     // Where `another` is forgotten, and nothing else.
     assert_eq!(redis.cli(&["DBSIZE"]), "1");
 }
+
+/// S4, S11: Redis was lost in the middle of forgetting, the key ran again, and Redis came back as it was.
+#[tokio::test]
+async fn a_key_that_ran_again_has_one_outcome_whoever_answers() {
+    let redis = redis().await;
+    let proxy = Arc::new(FaultProxy::start(redis.address()).await.unwrap());
+    let authority = Arc::new(Cutting { inner: MemoryStore::new(), proxy: Arc::clone(&proxy) });
+    let url = format!("redis://{}", proxy.address());
+    let options = FilterOptions { check_every: 0, ..FilterOptions::default() };
+    let store = filtered(&url, authority.clone(), options).await;
+    let asked = completed(&store, "a", "first").await;
+    written(&redis, "a").await;
+    // Between the two writes of the filter: the first is undone, as by a failover to a replica that had
+    // not heard of it.
+    redis.cli(&["COPY", &place("a"), "spare"]);
+    let answers = store.settle(vec![item(&asked, Verb::Forget)]).await;
+    assert_eq!(names(&answers), ["error"]);
+    redis.cli(&["COPY", "spare", &place("a"), "REPLACE"]);
+    let again = claim_of("a", "pay");
+    assert!(matches!(claim(&store, &again).await, Claimed::Granted { .. }));
+    settled(&store, &again, complete("second")).await;
+    let other = filtered(&redis.url(), authority, patient()).await;
+    let replayed = found(&other, &claim_of("a", "pay")).await;
+    assert_eq!(String::from_utf8_lossy(body(&replayed)), "second");
+}

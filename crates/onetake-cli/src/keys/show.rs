@@ -273,6 +273,39 @@ mod tests {
     }
 
     #[test]
+    fn nothing_that_is_told_moves_the_terminal() {
+        // CSI in seven and in eight bits, a bell, an operating system command, a line of its own, and text
+        // that runs backwards.
+        let evil = "a\u{1b}[2J\u{9b}2J\u{7}\u{1b}]0;x\u{7}\nforged\r\u{202e}b";
+        let key = json!({ "reference": "ABCD-EFGH-JKLM", "state": "unknown", "cause": evil, "route": evil,
+            "tenant": "0123456789abcdef", "attempts": 1, "created_at": "2026-01-01T00:00:00Z",
+            "claimed_at": "2026-01-01T00:00:00Z", "settled_at": "2026-01-01T00:00:01Z" });
+        let mut failed = key.clone();
+        failed["state"] = json!("failed");
+        failed["failure"] = json!({ "code": evil, "detail": evil });
+        let mut completed = key.clone();
+        completed["state"] = json!("completed");
+        completed["outcome"] = json!({ "status": 200, "body_bytes": 1, "body": "x\u{202e}y",
+            "headers": [{ "name": "x-a", "value": evil }] });
+        let entry = json!({ "at": "2026-01-01T00:00:00Z", "reference": "ABCD-EFGH-JKLM",
+            "action": "fail", "ended": "done", "before": "unknown", "by": evil, "reason": evil });
+        let mut wrong = Vec::new();
+        for (what, told) in [
+            ("list", list(&json!({ "keys": [key] }))),
+            ("audit", audit(&json!({ "entries": [entry] }))),
+            ("get unknown", life(&json!({ "key": key, "audit": [entry] }))),
+            ("get failed", life(&json!({ "key": failed }))),
+            ("get completed", life(&json!({ "key": completed }))),
+        ] {
+            let moves = |sign: char| (sign.is_control() && sign != '\n') || sign == '\u{202e}';
+            if told.chars().any(moves) || told.lines().any(|line| line.starts_with("forged")) {
+                wrong.push(what);
+            }
+        }
+        assert_eq!(wrong, [""; 0]);
+    }
+
+    #[test]
     fn tables_are_aligned() {
         let key = |route: &str| {
             json!({ "reference": "ABCD-EFGH-JKLM", "state": "unknown",

@@ -1,6 +1,7 @@
 //! Operators: the admin API and `onetake keys`, beside a gateway that runs.
 #![expect(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "tests may panic")]
 
+mod attacks;
 #[path = "../common/process.rs"]
 mod binary;
 mod guarded;

@@ -174,3 +174,25 @@ async fn a_damaged_note_hides_no_other() {
     }
     assert_eq!(told, [last, first]);
 }
+
+/// What the build before origins and histories wrote under the same version `v = 1`.
+#[tokio::test]
+async fn records_of_before_origins_and_histories_are_replayed_claimed_and_forgotten() {
+    let server = Redis::start().await;
+    let store = open(&server.url()).await;
+    let mut failed = Vec::new();
+    for (key, verb) in [("completed", outcome()), ("released", Verb::Release)] {
+        let first = granted(&store, key).await;
+        done(&store, &first, verb).await;
+        for record in records(&server) {
+            server.cli(&["HDEL", &record, "origin", "claimed", "history"]);
+        }
+        if let Err(error) = store.load(vec![first.id]).await.remove(0) {
+            failed.push(format!("load of what is {key}: {error}"));
+        }
+        if let Err(error) = claim(&store, &claim_of(key)).await {
+            failed.push(format!("claim of what is {key}: {error}"));
+        }
+    }
+    assert_eq!(failed, Vec::<String>::new());
+}

@@ -220,6 +220,54 @@ mod tests {
         }
     }
 
+    /// Tells the most bytes of recordings that were read at once.
+    #[derive(Debug, Default)]
+    struct Weighed {
+        inner: MemoryStore,
+        most: std::sync::atomic::AtomicUsize,
+    }
+
+    impl onetake_core::Store for Weighed {
+        onetake_core::delegate_store!(self => self.inner; name, claim, settle, abandoned, sweep, inspect, secret, ready, close);
+
+        fn load(
+            &self,
+            ids: Vec<RecordId>,
+        ) -> futures_util::future::BoxFuture<'_, onetake_core::store::Answers<Option<Arc<Record>>>>
+        {
+            Box::pin(async move {
+                let found = self.inner.load(ids).await;
+                let bytes = |record: &Arc<Record>| match &record.state {
+                    onetake_core::State::Completed { recording, .. } => recording.bytes(),
+                    _ => 0,
+                };
+                let all = found.iter().flatten().flatten().map(bytes).sum();
+                self.most.fetch_max(all, std::sync::atomic::Ordering::SeqCst);
+                found
+            })
+        }
+    }
+
+    #[tokio::test]
+    async fn a_list_without_bodies_does_not_hold_the_bodies_of_a_whole_page() {
+        const BODY_BYTES: usize = 4 << 20;
+        let store = Arc::new(Weighed::default());
+        let engine = Engine::new(Arc::<Weighed>::clone(&store));
+        // All of them share their bytes here; what comes from a store does not.
+        let body = bytes::Bytes::from(vec![0; BODY_BYTES]);
+        for number in 0..READ_AT_ONCE {
+            let key = Key::new(format!("key {number}")).unwrap();
+            let operation = Operation::new(&Scope::new("t"), &key, Fingerprint::of(b""));
+            let recording = Recording::new(body.clone());
+            engine.run(operation, async move |_| Verdict::Complete(recording)).await.unwrap();
+        }
+        let bounds = Bounds { wanted: 50, look_at: 2_000 };
+        scan(&engine, &Filter::default(), Place::default(), bounds, |_| {}).await.unwrap();
+        let most = store.most.load(std::sync::atomic::Ordering::SeqCst);
+        // A route's `max_response_body` may be 64 MiB, and four scans may go on at once.
+        assert!(most <= 64 << 20, "{} MiB were read for one page, to show none of it", most >> 20);
+    }
+
     #[test]
     fn cursors_of_others_are_refused() {
         for wrong in ["", "x", "AA", "AQ", &"A".repeat(2_000), "AgA", "AAEAAAABAA"] {

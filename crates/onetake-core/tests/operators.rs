@@ -1,0 +1,195 @@
+//! What operators do while others do something else at the same moment.
+#![expect(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "tests may panic")]
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use futures_util::FutureExt;
+use futures_util::future::BoxFuture;
+use onetake_core::engine::{Deed, Intervened, Intervention};
+use onetake_core::note::Note;
+use onetake_core::store::{Answers, Claim, Claimed, Settlement, Verb};
+use onetake_core::{
+    Answer, AttemptId, Begin, Cause, Engine, Fingerprint, Key, ManualClock, MemoryStore, Operation,
+    Record, Recording, Scope, Store, StoreError, SystemRng, Timestamp, Verdict, delegate_store,
+};
+use tokio::sync::Semaphore;
+
+fn operation(key: &str) -> Operation {
+    Operation::new(&Scope::new("ops"), &Key::new(key).unwrap(), Fingerprint::of(b"pay"))
+}
+
+fn want(record: &Record, deed: Deed) -> Intervention {
+    let (by, reason) = ("somebody".to_owned(), "the bank knows nothing of it".to_owned());
+    Intervention { id: record.id, attempt: record.attempt, deed, by, reason }
+}
+
+async fn seen(store: &dyn Store, key: &str) -> Arc<Record> {
+    store.load(vec![operation(key).id]).await.remove(0).unwrap().unwrap()
+}
+
+/// The owner of an unknown attempt comes back with its outcome in the very moment after the operator looked;
+/// and claims answer late, if they are told to.
+#[derive(Debug)]
+struct Unlucky {
+    memory: MemoryStore,
+    owner_comes_back: AtomicBool,
+    answers_late: AtomicBool,
+    answered: Semaphore,
+    gate: Semaphore,
+}
+
+impl Unlucky {
+    fn new() -> Arc<Self> {
+        Arc::new(Self {
+            memory: MemoryStore::new(),
+            owner_comes_back: AtomicBool::new(false),
+            answers_late: AtomicBool::new(false),
+            answered: Semaphore::new(0),
+            gate: Semaphore::new(0),
+        })
+    }
+}
+
+impl Store for Unlucky {
+    delegate_store!(self => self.memory; name, settle, load, abandoned, sweep, page, find, notes, secret, ready, close);
+
+    fn note(&self, note: Note) -> BoxFuture<'_, Result<(), StoreError>> {
+        async move {
+            let (id, attempt) = (note.id, note.attempt);
+            self.memory.note(note).await?;
+            if self.owner_comes_back.swap(false, Ordering::SeqCst) {
+                let verb = Verb::Complete(Recording::new("charged, and late"));
+                self.memory.settle(vec![Settlement { id, attempt, verb }]).await;
+            }
+            Ok(())
+        }
+        .boxed()
+    }
+
+    fn claim(&self, batch: Vec<Claim>) -> BoxFuture<'_, Answers<Claimed>> {
+        async move {
+            let answers = self.memory.claim(batch).await;
+            if self.answers_late.swap(false, Ordering::SeqCst) {
+                self.answered.add_permits(1);
+                self.gate.acquire().await.unwrap().forget();
+            }
+            answers
+        }
+        .boxed()
+    }
+}
+
+#[tokio::test]
+async fn what_the_audit_says_was_forgotten_is_what_was_forgotten() {
+    let store = Unlucky::new();
+    let engine = Engine::new(store.clone());
+    engine.run(operation("a"), async |_| Verdict::Unknown(Cause::TimedOut)).await.unwrap();
+    let unknown = seen(&*store, "a").await;
+    store.owner_comes_back.store(true, Ordering::SeqCst);
+    // Either it is refused, because it is not what the operator saw any more, or the audit tells that an
+    // outcome is gone.
+    let done = engine.intervene(want(&unknown, Deed::Forget)).await.unwrap();
+    let notes = engine.notes(Some(unknown.id), None, 10).await.unwrap().notes;
+    if matches!(done, Intervened::Done(_)) {
+        assert_eq!(notes[0].before, "completed", "the audit: {:?}", notes[0]);
+    }
+}
+
+#[tokio::test]
+async fn an_outcome_that_the_operator_never_saw_is_not_forgotten() {
+    let store = Arc::new(MemoryStore::new());
+    let engine = Engine::new(store.clone());
+    engine.run(operation("a"), async |_| Verdict::Unknown(Cause::TimedOut)).await.unwrap();
+    let unknown = seen(&*store, "a").await;
+    // The operator looks at it: unknown. Then the owner (or the reconciler) tells the outcome.
+    let (id, attempt) = (unknown.id, unknown.attempt);
+    let verb = Verb::Complete(Recording::new("charged, and late"));
+    store.settle(vec![Settlement { id, attempt, verb }]).await.remove(0).unwrap();
+    // What the operator sends names the attempt, which is the same: nothing tells that it is stale.
+    let done = engine.intervene(want(&unknown, Deed::Forget)).await.unwrap();
+    assert!(!matches!(done, Intervened::Done(_)), "it will be charged a second time: {done:?}");
+}
+
+#[tokio::test]
+async fn what_runs_in_this_very_process_is_left_alone_although_the_store_calls_it_unknown() {
+    let store = Arc::new(MemoryStore::new());
+    let engine = Engine::new(store.clone());
+    let Begin::Run(lease) = engine.begin(&operation("a")).await.unwrap() else { panic!() };
+    lease.start().unwrap();
+    // Its lease ended meanwhile (the store was away, or it runs for longer than `run_max`).
+    let verb = Verb::Unknown(Cause::LeaseEnded);
+    let (id, attempt) = (lease.id(), lease.attempt());
+    store.settle(vec![Settlement { id, attempt, verb }]).await.remove(0).unwrap();
+    let unknown = seen(&*store, "a").await;
+    assert!(engine.is_under_way(id));
+    let done = engine.intervene(want(&unknown, Deed::Release)).await.unwrap();
+    let other_node = Engine::new(store);
+    let overlaps = matches!(other_node.begin(&operation("a")).await.unwrap(), Begin::Run(_));
+    assert!(matches!(done, Intervened::Running(_)), "{done:?}; two run at once: {overlaps}");
+}
+
+#[tokio::test]
+async fn a_forgotten_outcome_is_not_remembered_by_a_claim_that_was_under_way() {
+    let store = Unlucky::new();
+    // It has run on another node, so that nothing is remembered here.
+    let other_node = Engine::new(store.clone());
+    let done = async |_| Verdict::Complete(Recording::new("paid"));
+    other_node.run(operation("a"), done).await.unwrap();
+    let engine = Engine::new(store.clone());
+    store.answers_late.store(true, Ordering::SeqCst);
+    let retry = tokio::spawn({
+        let engine = engine.clone();
+        async move { engine.begin(&operation("a")).await.map(|_| ()) }
+    });
+    store.answered.acquire().await.unwrap().forget();
+    let completed = seen(&*store, "a").await;
+    let done = engine.intervene(want(&completed, Deed::Forget)).await.unwrap();
+    assert!(matches!(done, Intervened::Done(_)));
+    store.gate.add_permits(1);
+    retry.await.unwrap().unwrap();
+    let next = engine.begin(&operation("a")).await.unwrap();
+    let replays = matches!(next, Begin::Answer(Answer::Replay(_)));
+    assert!(!replays, "replayed by the node that forgot it, for up to a minute");
+}
+
+#[tokio::test]
+async fn replays_of_a_forgotten_life_are_not_counted_for_the_next() {
+    let store = Arc::new(MemoryStore::new());
+    let engine = Engine::new(store.clone());
+    for _ in 0..3 {
+        let done = async |_| Verdict::Complete(Recording::new("paid"));
+        engine.run(operation("a"), done).await.unwrap();
+    }
+    let completed = seen(&*store, "a").await;
+    assert_eq!(engine.replays(completed.id).count, 2);
+    engine.intervene(want(&completed, Deed::Forget)).await.unwrap();
+    let done = async |_| Verdict::Complete(Recording::new("paid again"));
+    engine.run(operation("a"), done).await.unwrap();
+    assert_eq!(engine.replays(completed.id).count, 0, "what is replayed here has never been");
+}
+
+#[tokio::test]
+async fn what_is_forgotten_stays_forgotten_when_the_clock_is_set_back() {
+    let start = Timestamp::from_micros(1_800_000_000_000_000);
+    let clock = ManualClock::new(start);
+    let store = MemoryStore::with_clock(Arc::new(clock.clone()));
+    let ours = operation("a");
+    let claim = |asked: &[u8]| Claim {
+        id: ours.id,
+        attempt: AttemptId::random(&SystemRng),
+        fingerprint: Fingerprint::of(asked),
+        terms: ours.terms,
+        origin: ours.origin.clone(),
+    };
+    let first = claim(b"pay 10");
+    store.claim(vec![first.clone()]).await.remove(0).unwrap();
+    for verb in [Verb::Complete(Recording::new("paid")), Verb::Forget] {
+        let settlement = Settlement { id: first.id, attempt: first.attempt, verb };
+        store.settle(vec![settlement]).await.remove(0).unwrap();
+    }
+    clock.set_wall(Timestamp::from_micros(start.as_micros() - 60_000_000));
+    assert!(store.load(vec![ours.id]).await.remove(0).unwrap().is_none(), "it is listed again");
+    let next = store.claim(vec![claim(b"pay 20")]).await.remove(0).unwrap();
+    assert!(matches!(next, Claimed::Granted { .. }), "as if it had never been used: {next:?}");
+}

@@ -4,6 +4,7 @@
 //! wrong usage or configuration; 3 the store or a listener could not be opened, or the admin API not be asked; 4
 //! the key is not there, or not as it would have to be.
 
+use std::io::Write as _;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -87,7 +88,7 @@ struct Serve {
     /// Where clients connect (default 127.0.0.1:8080).
     #[arg(long, value_name = "ADDRESS", value_parser = address)]
     listen: Option<SocketAddr>,
-    /// Where probes and metrics are (default 127.0.0.1:9091).
+    /// Where operators, probes and metrics are (default 127.0.0.1:9091).
     #[arg(long, value_name = "ADDRESS", value_parser = address)]
     admin_listen: Option<SocketAddr>,
     /// Where keys are remembered (default embedded:./onetake-data).
@@ -124,7 +125,7 @@ pub fn main() -> ExitCode {
     match Cli::parse().command {
         Command::Check { config } => check(&config),
         Command::Schema => {
-            println!("{:#}", config::schema());
+            say(&format!("{:#}\n", config::schema()));
             ExitCode::SUCCESS
         }
         Command::Serve(serve) => serve.run(),
@@ -133,6 +134,11 @@ pub fn main() -> ExitCode {
         Command::Keys(keys) => run_keys(keys),
         Command::Doctor { store, format } => store.doctor(format),
     }
+}
+
+/// Writes to standard output. Whoever listened there may be gone, which is no reason to panic.
+pub(crate) fn say(text: &str) {
+    let _gone = std::io::stdout().write_all(text.as_bytes());
 }
 
 /// Something to tell the user, and how to end.
@@ -216,13 +222,13 @@ impl Stored {
             let config = self.load()?;
             let examined = runtime()?.block_on(stores::examine(&config));
             examined.map_err(|error| {
-                print!("{}", doctor::unreachable(&error.to_string(), format).unwrap_or_default());
+                say(&doctor::unreachable(&error.to_string(), format).unwrap_or_default());
                 Failed(error.to_string(), 3)
             })
         };
         match examine() {
             Ok(all) => {
-                print!("{}", doctor::report(&all, format));
+                say(&doctor::report(&all, format));
                 let is_broken = doctor::worst(&all) == Weight::Broken;
                 if is_broken { ExitCode::FAILURE } else { ExitCode::SUCCESS }
             }
@@ -306,6 +312,12 @@ impl Demo {
 async fn serve(config: Config, patience: Duration, export: &Export) -> Result<(), Failed> {
     let upstream = config.gateway.upstream.as_ref().map_or("by route".into(), ToString::to_string);
     let store = config.store.url.to_string();
+    if config.admin.token.is_none() && std::env::var_os("ONETAKE_ADMIN_TOKEN").is_some() {
+        tracing::warn!(
+            "ONETAKE_ADMIN_TOKEN is set, and no token is configured: the admin API asks for none. Write \
+             token = {{ env = \"ONETAKE_ADMIN_TOKEN\" }} below [admin]"
+        );
+    }
     let gateway =
         Gateway::start(config).await.map_err(|error: StartError| Failed(error.to_string(), 3))?;
     export.register_metrics();

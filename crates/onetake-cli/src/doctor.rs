@@ -114,7 +114,7 @@ fn conclusion(worst: Weight) -> &'static str {
     match worst {
         Weight::Fine => "Nothing stands against the promise.",
         Weight::Weak => "The promise holds; what is weak could be better.",
-        Weight::Broken => "The promise does not hold: acknowledged writes can be lost.",
+        Weight::Broken => "The promise does not hold: see what is broken above.",
     }
 }
 
@@ -151,7 +151,7 @@ mod tests {
              → set both by NTP\n\
              fine       fsync is on\n\
              \n\
-             The promise does not hold: acknowledged writes can be lost.\n"
+             The promise does not hold: see what is broken above.\n"
         );
     }
 

@@ -70,7 +70,8 @@ pub(super) fn read(value: &Value<'_>, env: &Env, draft: &mut Draft, problems: &m
 
 fn read_token(value: &Value<'_>, env: &Env, problems: &mut Problems<'_>) -> Option<Token> {
     let Found { text, at, path } = match &value.node.kind {
-        Kind::Text(text) => Found::here(text, value),
+        // Digits alone look like a number where a variable holds them.
+        Kind::Text(text) | Kind::Integer(text, _) => Found::here(text, value),
         _ => {
             let table = Section::open(value, &fields::SECRET_KEY, EXAMPLE, problems)?;
             elsewhere(&table, value, env, problems)?
@@ -95,7 +96,7 @@ pub(super) fn resolve(draft: &mut Draft, problems: &mut Problems<'_>) -> Admin {
         let what =
             "not on loopback, and there is no `admin.token`: anybody could see and change keys";
         let fix = format!(
-            "write token = {EXAMPLE} below [admin], or listen = \"127.0.0.1:{}\"",
+            "write token = {EXAMPLE} below [admin], set ONETAKE__ADMIN__TOKEN, or listen on 127.0.0.1:{}",
             listen.port()
         );
         problems.add(&at, "admin.listen", Some(format!("\"{listen}\"")), Fault::new(what, fix));

@@ -86,7 +86,7 @@ pub fn load_store(
     Ok(store)
 }
 
-/// As [`load`], for what needs nothing but the admin listener.
+/// As [`load`], for what needs nothing but the admin listener: nothing else of the file is read.
 ///
 /// # Errors
 /// As [`load`].
@@ -96,7 +96,14 @@ pub fn load_admin(
     env: impl Iterator<Item = (String, String)>,
 ) -> Result<Admin, ConfigError> {
     let mut problems = Problems::new(text, file_name);
-    let mut draft = draft(text, env, Overrides::default(), &mut problems)?;
+    let env = env
+        .filter(|(name, _)| !name.starts_with("ONETAKE__") || name.starts_with("ONETAKE__ADMIN__"));
+    let mut tree = tree::parse(text.unwrap_or_default(), &mut problems);
+    problems.check()?;
+    if let tree::Kind::Table(sections) = &mut tree.kind {
+        sections.retain(|section| section.name == "admin");
+    }
+    let mut draft = read(tree, env, Overrides::default(), &mut problems)?;
     let admin = admin::resolve(&mut draft, &mut problems);
     problems.check()?;
     Ok(admin)
@@ -108,9 +115,18 @@ fn draft(
     overrides: Overrides,
     problems: &mut Problems<'_>,
 ) -> Result<document::Draft, ConfigError> {
-    let mut tree = tree::parse(text.unwrap_or_default(), problems);
+    let tree = tree::parse(text.unwrap_or_default(), problems);
     // Behind a syntax error every other message would be a guess.
     problems.check()?;
+    read(tree, env, overrides, problems)
+}
+
+fn read(
+    mut tree: tree::Node,
+    env: impl Iterator<Item = (String, String)>,
+    overrides: Overrides,
+    problems: &mut Problems<'_>,
+) -> Result<document::Draft, ConfigError> {
     let env = env.collect::<Vec<_>>();
     sources::apply_env(&mut tree, &env, problems);
     sources::apply_flags(&mut tree, overrides);

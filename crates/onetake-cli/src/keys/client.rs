@@ -149,7 +149,11 @@ impl Client {
             str::to_owned,
         );
         if head.status.as_u16() == 401 {
-            what.push_str(" Name it with --config FILE, or set ONETAKE_ADMIN_TOKEN.");
+            what = match self.token {
+                Some(_) => "The token is not the gateway's: look at --config FILE, or at ONETAKE_ADMIN_TOKEN.",
+                None => "The gateway asks for a token: name it with --config FILE, or set ONETAKE_ADMIN_TOKEN.",
+            }
+            .to_owned();
         }
         for name in ["attempt", "state", "ids"] {
             if let Some(value) = read.as_ref().and_then(|problem| problem.get(name)) {

@@ -10,10 +10,12 @@ use std::process::ExitCode;
 use clap::{Args, Subcommand};
 use serde_json::{Map, Value, json};
 
-use crate::cli::Failed;
+use crate::cli::{Failed, say};
 use crate::config;
 use client::{Client, Refusal};
 
+/// Where a key can stand.
+const STATES: [&str; 5] = ["running", "completed", "failed", "released", "unknown"];
 /// Keys on a page of the API at most.
 const PAGE_MAX: usize = 500;
 
@@ -43,7 +45,7 @@ enum Command {
         #[command(flatten)]
         which: Which,
         /// How many at most.
-        #[arg(long, default_value_t = 50)]
+        #[arg(long, default_value_t = 50, value_parser = at_least_one)]
         limit: usize,
         /// Where to go on: what the list before printed.
         #[arg(long)]
@@ -70,7 +72,13 @@ enum Command {
     /// Tell the outcome of an unknown attempt: retries get it from now on.
     Resolve(Resolve),
     /// Make a key as if it had never been used, unless it runs: the next request runs.
-    Forget(Change),
+    Forget {
+        #[command(flatten)]
+        change: Change,
+        /// The state that `onetake keys get` shows: nothing is done if it is another by now.
+        #[arg(long, value_parser = STATES)]
+        state: String,
+    },
     /// List what operators did, the newest first.
     Audit {
         /// Only what was done to this key: its reference, or its id where it is gone.
@@ -103,8 +111,8 @@ struct Get {
 
 #[derive(Debug, Args)]
 struct Which {
-    /// Only those that stand so: running, completed, failed, released or unknown.
-    #[arg(long)]
+    /// Only those that stand so.
+    #[arg(long, ignore_case = true, value_parser = STATES)]
     state: Option<String>,
     /// Only those of this tenant: its digest, as `get` shows it, or its name as for `get`.
     #[arg(long)]
@@ -130,7 +138,7 @@ struct Change {
     /// Why: for the audit.
     #[arg(long)]
     reason: String,
-    /// Who you are: for the audit (default: the user of this system).
+    /// Who you are, in your own words: for the audit (default: $USER).
     #[arg(long)]
     by: Option<String>,
 }
@@ -153,6 +161,11 @@ struct Resolve {
     body_file: Option<PathBuf>,
 }
 
+fn at_least_one(text: &str) -> Result<usize, String> {
+    let number = text.parse().ok().filter(|number| *number > 0);
+    number.ok_or_else(|| "write a number from 1 on".to_owned())
+}
+
 fn header(text: &str) -> Result<(String, String), String> {
     let parts = text.split_once(':').filter(|(name, _)| !name.is_empty());
     let (name, value) = parts.ok_or("write a name, a colon and a value")?;
@@ -167,7 +180,7 @@ impl From<Refusal> for Failed {
             Some(400 | 413 | 415) => 2,
             Some(_) => 1,
         };
-        Self(show::plain(&refusal.what), code)
+        Self(show::lines(&refusal.what), code)
     }
 }
 
@@ -177,8 +190,8 @@ impl Keys {
         let client = self.client()?;
         let json = self.json;
         let print = |value: &Value, text: fn(&Value) -> String| match json {
-            true => println!("{value:#}"),
-            false => print!("{}", show::plain(&text(value))),
+            true => say(&format!("{value:#}\n")),
+            false => say(&text(value)),
         };
         match self.command {
             Command::Get(get) => print(&get.ask(&client).await?, show::life),
@@ -196,8 +209,9 @@ impl Keys {
                 print(&change.send(&client, "fail", more).await?, show::changed);
             }
             Command::Resolve(resolve) => print(&resolve.send(&client).await?, show::changed),
-            Command::Forget(change) => {
-                print(&change.send(&client, "forget", Map::new()).await?, show::forgotten);
+            Command::Forget { change, state } => {
+                let seen = Map::from_iter([("state".to_owned(), state.into())]);
+                print(&change.send(&client, "forget", seen).await?, show::forgotten);
             }
             Command::Audit { key, limit } => {
                 print(&audit(&client, key, limit).await?, show::audit);
@@ -246,7 +260,7 @@ impl Which {
     fn params(&self) -> Vec<(&'static str, String)> {
         let number = |number: Option<u64>| number.map(|number| number.to_string());
         let all = [
-            ("state", self.state.clone()),
+            ("state", self.state.as_deref().map(str::to_lowercase)),
             ("tenant", self.tenant.clone()),
             ("route", self.route.clone()),
             ("min_age_seconds", number(self.older_than)),

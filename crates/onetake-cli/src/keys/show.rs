@@ -4,14 +4,17 @@ use std::fmt::Write as _;
 
 use serde_json::Value;
 
-/// The same without what could move the reader's terminal, whoever wrote it.
-pub(super) fn plain(text: &str) -> String {
-    let plain = |sign: char| if sign.is_control() && sign != '\n' { '\u{fffd}' } else { sign };
-    text.chars().map(plain).collect()
+/// The same in lines as they were, without what else could move the reader's terminal, whoever wrote it.
+pub(super) fn lines(text: &str) -> String {
+    let directs = |sign: char| matches!(sign, '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
+    let is_odd = |sign: char| (sign.is_control() && sign != '\n') || directs(sign);
+    text.chars().map(|sign| if is_odd(sign) { '\u{fffd}' } else { sign }).collect()
 }
 
-fn text<'a>(value: &'a Value, name: &str) -> &'a str {
-    value.get(name).and_then(Value::as_str).unwrap_or_default()
+/// A text of the API, in one line and with nothing that moves a terminal.
+fn text(value: &Value, name: &str) -> String {
+    let raw = value.get(name).and_then(Value::as_str).unwrap_or_default();
+    lines(raw).replace('\n', "\u{fffd}")
 }
 
 fn number(value: &Value, name: &str) -> u64 {
@@ -57,16 +60,16 @@ fn moment(value: &Value, name: &str) -> String {
 pub(super) fn list(page: &Value) -> String {
     let row = |key: &Value| {
         let tenant = text(key, "tenant");
-        let since = match text(key, "state") {
+        let since = match text(key, "state").as_str() {
             "running" => format!("lease until {}", moment(key, "lease_until")),
             _ => moment(key, "settled_at"),
         };
         vec![
-            text(key, "reference").to_owned(),
-            text(key, "state").to_owned(),
+            text(key, "reference"),
+            text(key, "state"),
             number(key, "attempts").to_string(),
-            text(key, "route").to_owned(),
-            tenant.get(..8).unwrap_or(tenant).to_owned(),
+            text(key, "route"),
+            tenant.chars().take(8).collect(),
             moment(key, "created_at"),
             since,
         ]
@@ -77,7 +80,7 @@ pub(super) fn list(page: &Value) -> String {
     if number(page, "unreadable") > 0 {
         let _infallible = writeln!(
             out,
-            "{} keys could not be read: `onetake doctor` says why",
+            "{} keys could not be read: damaged, or encrypted with a key that is not configured",
             number(page, "unreadable")
         );
     }
@@ -105,12 +108,12 @@ pub(super) fn audit(entries: &Value) -> String {
     let row = |entry: &Value| {
         vec![
             moment(entry, "at"),
-            text(entry, "reference").to_owned(),
-            text(entry, "action").to_owned(),
-            text(entry, "ended").to_owned(),
-            text(entry, "before").to_owned(),
-            text(entry, "by").to_owned(),
-            text(entry, "reason").to_owned(),
+            text(entry, "reference"),
+            text(entry, "action"),
+            text(entry, "ended"),
+            text(entry, "before"),
+            text(entry, "by"),
+            text(entry, "reason"),
         ]
     };
     let rows: Vec<Vec<String>> = each(entries, "entries").map(row).collect();
@@ -133,14 +136,14 @@ pub(super) fn life(life: &Value) -> String {
     let none = Value::Null;
     let key = life.get("key").unwrap_or(&none);
     let mut facts = vec![
-        ("reference", text(key, "reference").to_owned()),
-        ("id", text(key, "id").to_owned()),
+        ("reference", text(key, "reference")),
+        ("id", text(key, "id")),
         ("state", standing(key)),
-        ("attempt", text(key, "attempt").to_owned()),
+        ("attempt", text(key, "attempt")),
         ("fence", number(key, "fence").to_string()),
-        ("route", text(key, "route").to_owned()),
-        ("tenant", text(key, "tenant").to_owned()),
-        ("on unknown", text(key, "on_unknown").to_owned()),
+        ("route", text(key, "route")),
+        ("tenant", text(key, "tenant")),
+        ("on unknown", text(key, "on_unknown")),
         ("expires", moment(key, "expires_at")),
     ];
     facts.retain(|(_, fact)| !fact.is_empty());
@@ -173,7 +176,7 @@ pub(super) fn life(life: &Value) -> String {
 
 fn standing(key: &Value) -> String {
     let state = text(key, "state");
-    match state {
+    match state.as_str() {
         "running" => format!("running, lease until {}", moment(key, "lease_until")),
         "unknown" => format!("unknown: {}", text(key, "cause")),
         "failed" => {
@@ -201,26 +204,26 @@ fn events(life: &Value, key: &Value) -> Vec<(String, String)> {
         attempts += 1;
         let fence = number(attempt, "fence");
         let claimed = format!("attempt {attempts} began (fence {fence})");
-        events.push((text(attempt, "claimed_at").to_owned(), claimed));
-        let ended = match text(attempt, "state") {
+        events.push((text(attempt, "claimed_at"), claimed));
+        let ended = match text(attempt, "state").as_str() {
             "running" => format!("attempt {attempts} was passed over: nobody heard of it"),
             state => format!("attempt {attempts} was {state}"),
         };
-        events.push((text(attempt, "ended_at").to_owned(), ended));
+        events.push((text(attempt, "ended_at"), ended));
     }
     attempts += 1;
     let fence = number(key, "fence");
     let claimed = format!("attempt {attempts} began (fence {fence})");
-    events.push((text(key, "claimed_at").to_owned(), claimed));
+    events.push((text(key, "claimed_at"), claimed));
     if !text(key, "settled_at").is_empty() {
         let settled = format!("attempt {attempts} is {}", standing(key));
-        events.push((text(key, "settled_at").to_owned(), settled));
+        events.push((text(key, "settled_at"), settled));
     }
     for entry in each(life, "audit") {
         let (action, by, reason) =
             (text(entry, "action"), text(entry, "by"), text(entry, "reason"));
         let what = format!("{action} by {by}: {} ({reason})", text(entry, "ended"));
-        events.push((text(entry, "at").to_owned(), what));
+        events.push((text(entry, "at"), what));
     }
     events
 }
@@ -233,7 +236,8 @@ fn recording(outcome: &Value) -> String {
     for header in each(outcome, "headers") {
         let _infallible = writeln!(out, "{}: {}", text(header, "name"), text(header, "value"));
     }
-    let body = [text(outcome, "body"), text(outcome, "body_base64")].concat();
+    let body = outcome.get("body").and_then(Value::as_str);
+    let body = body.map_or_else(|| text(outcome, "body_base64"), lines);
     if !body.is_empty() {
         let _infallible = writeln!(out, "\n{body}");
     }
@@ -269,7 +273,7 @@ mod tests {
         for what in order {
             rest = rest.split_once(what).unwrap_or_else(|| panic!("{what} in\n{told}")).1;
         }
-        assert!(plain(&told).contains("a\u{fffd}[2Jb\n"));
+        assert!(told.contains("a\u{fffd}[2Jb\n"), "{told}");
     }
 
     #[test]

@@ -25,7 +25,7 @@ const FREE_BYTES_MIN: u64 = 1 << 30;
 pub(super) fn diagnose(folder: &Path, clock: &dyn Clock) -> io::Result<Diagnosis> {
     let there = existing(folder)?;
     let mut findings = Vec::new();
-    if there != folder {
+    if there != std::path::absolute(folder)? {
         let what = format!("it is not there yet; it will be made below {}", there.display());
         findings.push(Finding::fine(what));
     }

@@ -64,7 +64,8 @@ async fn web_pages_are_refused() {
     let sent = world.send("/v1/500", "of-interest-to-a-page", "ada").await;
     let path = format!("/v1/keys/{}", sent.header("idempotency-reference"));
     let key = world.get(&path).await["key"].clone();
-    let change = json!({ "attempt": key["attempt"], "reason": "a page" }).to_string();
+    let change = json!({ "attempt": key["attempt"], "reason": "a page", "state": "unknown" });
+    let change = change.to_string();
     let admin = Client::new(world.gateway.admin);
     let call = |kind: &str| {
         let call = admin.post(&format!("{path}/forget")).without("content-type");

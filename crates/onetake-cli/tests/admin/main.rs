@@ -164,7 +164,7 @@ async fn an_unknown_key_is_found_explained_and_resolved() {
     assert_eq!(audit["entries"].as_array().unwrap().len(), 1, "what was refused did nothing");
     assert_eq!(
         (text(entry, "action"), text(entry, "ended"), text(entry, "by"), text(entry, "before")),
-        ("resolve", "done", "ada", "unknown")
+        ("resolve", "done", "ada", "unknown: the upstream answered 500")
     );
 }
 
@@ -179,7 +179,10 @@ async fn released_failed_and_forgotten_keys_do_as_they_are_told() {
         let reference = world.send("/v1/500", key, "ada").await;
         let reference = reference.header("idempotency-reference").to_owned();
         let before = world.get(&format!("/v1/keys/{reference}")).await["key"].clone();
-        let change = json!({ "attempt": before["attempt"], "reason": "why", "by": "me" });
+        let mut change = json!({ "attempt": before["attempt"], "reason": "why", "by": "me" });
+        if action == "forget" {
+            change["state"] = json!("unknown");
+        }
         let path = format!("/v1/keys/{reference}/{action}");
         let answer = world.ask("POST", &path, Some(change)).await;
         assert_eq!(answer.status(), 200, "{}", answer.text());
@@ -194,7 +197,9 @@ async fn released_failed_and_forgotten_keys_do_as_they_are_told() {
         }
         let after = world.get(&format!("/v1/keys/{reference}")).await;
         let audit = after["audit"].as_array().unwrap();
-        assert_eq!((audit.len(), text(&audit[0], "action")), (1, action));
+        // What is unknown is released before it is forgotten.
+        let entries = if action == "forget" { 2 } else { 1 };
+        assert_eq!((audit.len(), text(&audit[0], "action")), (entries, action));
         // A key that was forgotten has another life; its fences rise all the same.
         let attempts = if action == "release" { 2 } else { 1 };
         assert_eq!(after["key"]["attempts"], attempts, "{after}");
@@ -206,7 +211,11 @@ async fn released_failed_and_forgotten_keys_do_as_they_are_told() {
     let path = format!("/v1/keys/{}", outcome.header("idempotency-reference"));
     let key = world.get(&path).await["key"].clone();
     assert!(world.send("/v1/charge", "forgotten-outcome-001", "ada").await.is_replay());
-    let change = json!({ "attempt": key["attempt"], "reason": "the customer asked for it" });
+    let mut change = json!({ "attempt": key["attempt"], "reason": "the customer asked for it" });
+    change["state"] = json!("failed");
+    let seen_otherwise = world.ask("POST", &format!("{path}/forget"), Some(change.clone())).await;
+    assert_eq!((seen_otherwise.status(), seen_otherwise.code().as_str()), (409, "key_settled"));
+    change["state"] = json!("completed");
     let answer = world.ask("POST", &format!("{path}/forget"), Some(change)).await;
     assert_eq!(answer.status(), 200);
     assert_eq!(world.ask("GET", &path, None).await.code(), "key_not_found");
@@ -230,8 +239,10 @@ async fn what_runs_is_left_alone() {
     assert!(found["lease_until"].is_string() && found.get("expires_at").is_none());
     for action in ["release", "fail", "forget", "resolve"] {
         let mut change = json!({ "attempt": found["attempt"], "reason": "impatience" });
-        if action == "resolve" {
-            change["outcome"] = json!({ "status": 200 });
+        match action {
+            "resolve" => change["outcome"] = json!({ "status": 200 }),
+            "forget" => change["state"] = json!("unknown"),
+            _ => {}
         }
         let path = format!("/v1/keys/{reference}/{action}");
         let answer = world.ask("POST", &path, Some(change)).await;

@@ -8,11 +8,14 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use crate::clock::Timestamp;
-use crate::record::{Record, State};
+use crate::record::{AttemptId, Record, State};
 use crate::scope::RecordId;
 
 /// What an entry costs beside its recording.
 const ENTRY_BYTES: usize = 300;
+
+/// How many outcomes that were forgotten are remembered as such: more than operators forget in a minute.
+const FORGOTTEN_MAX: usize = 1_024;
 
 #[derive(Debug)]
 pub(crate) struct Cache {
@@ -27,6 +30,8 @@ struct Inner {
     order: VecDeque<(RecordId, u64)>,
     sequence: u64,
     bytes: usize,
+    /// Outcomes that an operator forgot, and until when somebody may still come with one that was read before.
+    forgotten: VecDeque<(RecordId, AttemptId, Duration)>,
 }
 
 #[derive(Debug)]
@@ -54,6 +59,9 @@ impl Cache {
         }
         let fresh_until = asked_at.saturating_add(left.min(self.age_max));
         let mut inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
+        if inner.is_forgotten(record, asked_at) {
+            return;
+        }
         inner.sequence += 1;
         let sequence = inner.sequence;
         let entry = Entry { record: Arc::clone(record), fresh_until, sequence };
@@ -65,11 +73,15 @@ impl Cache {
         inner.evict(self.bytes_max, asked_at);
     }
 
-    /// Forgets a record before its time.
-    pub(crate) fn remove(&self, id: &RecordId) {
+    /// Forgets a record before its time, and what was read of it before.
+    pub(crate) fn forget(&self, id: RecordId, attempt: AttemptId, monotonic: Duration) {
         let mut inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(gone) = inner.entries.remove(id) {
+        if let Some(gone) = inner.entries.remove(&id) {
             inner.bytes -= cost(&gone.record);
+        }
+        inner.forgotten.push_back((id, attempt, monotonic.saturating_add(self.age_max)));
+        if inner.forgotten.len() > FORGOTTEN_MAX {
+            inner.forgotten.pop_front();
         }
     }
 
@@ -89,6 +101,13 @@ fn cost(record: &Record) -> usize {
 }
 
 impl Inner {
+    fn is_forgotten(&mut self, record: &Record, monotonic: Duration) -> bool {
+        while self.forgotten.front().is_some_and(|(_, _, until)| *until <= monotonic) {
+            self.forgotten.pop_front();
+        }
+        self.forgotten.iter().any(|(id, attempt, _)| *id == record.id && *attempt == record.attempt)
+    }
+
     fn evict(&mut self, bytes_max: usize, monotonic: Duration) {
         while let Some((id, sequence)) = self.order.front().copied() {
             let current = self.entries.get(&id).filter(|entry| entry.sequence == sequence);
@@ -111,7 +130,7 @@ impl Inner {
 mod tests {
     use super::*;
     use crate::fingerprint::Fingerprint;
-    use crate::record::{AttemptId, Fence, Recording, Terms};
+    use crate::record::{Fence, Recording, Terms};
 
     const NOW: Timestamp = Timestamp::from_micros(1_000_000_000);
 

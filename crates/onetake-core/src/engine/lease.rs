@@ -8,6 +8,7 @@ use tokio::sync::{OwnedSemaphorePermit, oneshot};
 use tokio_util::task::task_tracker::TaskTrackerToken;
 use tracing::Instrument;
 
+use crate::fingerprint::Fingerprint;
 use crate::planted::{Bug, planted};
 use crate::record::{AttemptId, Cause, Failure, Fence, Record, Recording};
 use crate::scope::RecordId;
@@ -42,6 +43,8 @@ pub struct Lease {
 #[derive(Debug)]
 struct Flying {
     flight: Arc<Flight>,
+    /// What was asked.
+    fingerprint: Fingerprint,
     _permit: OwnedSemaphorePermit,
     /// Shutdown waits for every lease, whoever holds it.
     _tracked: TaskTrackerToken,
@@ -86,6 +89,7 @@ impl Lease {
         Self {
             flying: Some(Flying {
                 flight,
+                fingerprint: operation.fingerprint,
                 _permit: permit,
                 _tracked: engine.inner.tracker.token(),
             }),
@@ -282,7 +286,9 @@ async fn settle(
                     reference = %pulse.id.reference(),
                     "a late settlement changed nothing: another attempt owns the key, or it is settled"
                 );
-                break (Settling::Stale(current), Landing::Nothing);
+                // By now the key may be in another life, of something else that was asked (S9).
+                let is_ours = |record: &Arc<Record>| record.fingerprint == flying.fingerprint;
+                break (Settling::Stale(current.filter(is_ours)), Landing::Nothing);
             }
             Err(error) => {
                 engine.failed(&error);
@@ -305,7 +311,13 @@ async fn settle(
     engine.heart.remove(&pulse);
     engine.metrics.running.decrement(1);
     match (&settlement.verb, &settling) {
-        (Verb::Unknown(_), Settling::Recorded(_)) => engine.metrics.unknown.increment(1),
+        (Verb::Unknown(cause), Settling::Recorded(_)) => {
+            engine.metrics.unknown.increment(1);
+            tracing::warn!(
+                reference = %pulse.id.reference(), %cause,
+                "an operation's outcome is unknown: somebody should look at it"
+            );
+        }
         (Verb::Release, Settling::Recorded(_)) => engine.metrics.released.increment(1),
         _ => {}
     }

@@ -52,7 +52,7 @@ pub use look::Promise;
 pub use operation::{
     Answer, Attempt, Begin, EngineError, InFlight, Limits, Operation, Outcome, Verdict,
 };
-pub use operators::{Deed, Intervened, Intervention};
+pub use operators::{Deed, Intervened, Intervention, Standing};
 pub use replays::Replays;
 
 /// The target of all spans of a trace, here and in the crates around: filters select them by it.
@@ -339,7 +339,7 @@ impl Engine {
         match &answer {
             Answer::Replay(record) | Answer::Failed(record) => {
                 metrics.replayed.increment(1);
-                self.inner.replays.count(record.id, self.inner.clock.now());
+                self.inner.replays.count(record, self.inner.clock.now());
             }
             Answer::InFlight => metrics.in_flight.increment(1),
             Answer::WaitTimeout => metrics.wait_timeouts.increment(1),

@@ -41,8 +41,36 @@ pub enum Deed {
     Fail(Failure),
     /// This was its outcome.
     Resolve(Recording),
-    /// The key is to be as if it had never been used. It can run again.
-    Forget,
+    /// The key is to be as if it had never been used, whatever the operator saw came of it. It can run again.
+    Forget {
+        /// Where the key stood when the operator looked: if it stands elsewhere by now, nothing is done.
+        seen: Standing,
+    },
+}
+
+/// Where a key stands that does not run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Standing {
+    /// Its outcome is recorded.
+    Completed,
+    /// Its failure is recorded.
+    Failed,
+    /// Its attempt had no effect.
+    Released,
+    /// Nobody knows how its attempt ended.
+    Unknown,
+}
+
+impl Standing {
+    fn of(state: &State) -> Option<Self> {
+        match state {
+            State::Running { .. } => None,
+            State::Completed { .. } => Some(Self::Completed),
+            State::Failed { .. } => Some(Self::Failed),
+            State::Released { .. } => Some(Self::Released),
+            State::Unknown { .. } => Some(Self::Unknown),
+        }
+    }
 }
 
 impl Deed {
@@ -53,7 +81,7 @@ impl Deed {
             Self::Release => Action::Release,
             Self::Fail(_) => Action::Fail,
             Self::Resolve(_) => Action::Resolve,
-            Self::Forget => Action::Forget,
+            Self::Forget { .. } => Action::Forget,
         }
     }
 }
@@ -64,7 +92,7 @@ impl From<Deed> for Verb {
             Deed::Release => Self::Release,
             Deed::Fail(failure) => Self::Fail(failure),
             Deed::Resolve(recording) => Self::Complete(recording),
-            Deed::Forget => Self::Forget,
+            Deed::Forget { .. } => Self::Forget,
         }
     }
 }
@@ -126,8 +154,8 @@ impl Engine {
 
     /// How often this process has replayed a record lately, as far as it remembers.
     #[must_use]
-    pub fn replays(&self, id: RecordId) -> Replays {
-        self.inner.replays.of(&id)
+    pub fn replays(&self, record: &Record) -> Replays {
+        self.inner.replays.of(record)
     }
 
     /// Does what an operator wants, if the key is still as the operator saw it. An attempt that may be
@@ -153,35 +181,64 @@ impl Engine {
 
 impl Inner {
     async fn intervene(&self, wanted: Intervention) -> Result<Intervened, StoreError> {
-        let Intervention { id, attempt, deed, by, reason } = wanted;
-        let Some(record) = self.read_from_store(id).await? else {
+        let Some(record) = self.read_from_store(wanted.id).await? else {
             return Ok(Intervened::Absent);
         };
-        let is_open = matches!(record.state, State::Unknown { .. });
-        // Of one attempt nothing but running becomes unknown, and nothing becomes running again: what is
-        // decided here stays right until the store decides once more by the attempt.
-        match record.state {
-            _ if record.attempt != attempt => return Ok(Intervened::Stale(record)),
-            State::Running { .. } => return Ok(Intervened::Running(record)),
-            _ if !is_open && deed != Deed::Forget => return Ok(Intervened::Stale(record)),
-            _ => {}
+        if record.attempt != wanted.attempt {
+            return Ok(Intervened::Stale(record));
         }
+        // Whatever the store says: what is under way in this very process is not over.
+        let is_under_way =
+            matches!(record.state, State::Unknown { .. }) && self.flights.has(&record.id);
+        let Some(stands) = Standing::of(&record.state).filter(|_| !is_under_way) else {
+            return Ok(Intervened::Running(record));
+        };
+        let seen = match wanted.deed {
+            Deed::Forget { seen } => seen,
+            Deed::Release | Deed::Fail(_) | Deed::Resolve(_) => Standing::Unknown,
+        };
+        if stands != seen {
+            return Ok(Intervened::Stale(record));
+        }
+        // What is settled does not change any more under its attempt. What is unknown may be settled by its
+        // owner in the very moment, and an outcome that nobody saw must not be forgotten: so it is released
+        // first, which excludes the owner, and then forgotten.
+        if stands == Standing::Unknown && wanted.deed.action() == Action::Forget {
+            let release = Intervention { deed: Deed::Release, ..wanted.clone() };
+            match self.carry_out(release, &record).await? {
+                Intervened::Done(released) => return self.carry_out(wanted, &released).await,
+                otherwise => return Ok(otherwise),
+            }
+        }
+        self.carry_out(wanted, &record).await
+    }
+
+    /// Notes what is wanted, does it, and notes how that ended.
+    async fn carry_out(
+        &self,
+        wanted: Intervention,
+        record: &Record,
+    ) -> Result<Intervened, StoreError> {
+        let Intervention { id, attempt, deed, by, reason } = wanted;
         let mut note = Note {
             place: NotePlace::new(self.clock.now(), &*self.rng),
             id,
             attempt,
             action: deed.action(),
             ended: Ended::Asked,
-            before: record.state.name().to_owned(),
+            before: match &record.state {
+                State::Unknown { cause, .. } => format!("unknown: {cause}"),
+                state => state.name().to_owned(),
+            },
             by,
             reason,
         };
         self.patiently(self.store.note(note.clone())).await?;
-        let forget = deed == Deed::Forget;
+        let forgets = deed.action() == Action::Forget;
         let settlement = Settlement { id, attempt, verb: deed.into() };
         let settled = self.patiently(Box::pin(self.settles.submit(settlement))).await;
-        if forget {
-            self.cache.remove(&id);
+        if forgets {
+            self.cache.forget(id, attempt, self.clock.monotonic());
         }
         note.ended = match &settled {
             Ok(Settled::Done { .. }) => Ended::Done,
@@ -265,7 +322,7 @@ mod tests {
             Deed::Release,
             Deed::Fail(failure),
             Deed::Resolve(Recording::new("paid after all")),
-            Deed::Forget,
+            Deed::Forget { seen: Standing::Unknown },
         ]
     }
 
@@ -279,14 +336,19 @@ mod tests {
             let Intervened::Done(record) = done else { panic!("{done:?}") };
             let now = engine.begin(&operation(&key)).await.unwrap();
             match deed {
-                Deed::Release | Deed::Forget => assert!(matches!(now, Begin::Run(_))),
+                Deed::Release | Deed::Forget { .. } => assert!(matches!(now, Begin::Run(_))),
                 Deed::Fail(_) => assert!(matches!(now, Begin::Answer(Answer::Failed(_)))),
                 Deed::Resolve(_) => assert!(matches!(now, Begin::Answer(Answer::Replay(_)))),
             }
             let notes = engine.notes(Some(record.id), None, 10).await.unwrap().notes;
-            assert_eq!(notes.len(), 1);
+            // What is forgotten was released first.
+            assert_eq!(notes.len(), 1 + usize::from(deed.action() == Action::Forget));
             assert_eq!((notes[0].action, notes[0].ended), (deed.action(), Ended::Done));
-            assert_eq!((&*notes[0].before, &*notes[0].reason), ("unknown", "the bank says so"));
+            let first = notes.last().unwrap();
+            assert_eq!(
+                (&*first.before, &*first.reason),
+                ("unknown: it took longer than it was allowed to", "the bank says so")
+            );
         }
     }
 
@@ -308,11 +370,9 @@ mod tests {
             absent.id = operation("absent").id;
             let answer = engine.intervene(absent).await.unwrap();
             assert!(matches!(answer, Intervened::Absent), "{answer:?}");
-            // What is recorded never changes (S4); it can only be forgotten.
-            if deed != Deed::Forget {
-                let answer = engine.intervene(want(&completed, deed)).await.unwrap();
-                assert!(matches!(answer, Intervened::Stale(_)), "{answer:?}");
-            }
+            // What is recorded never changes (S4); it can only be forgotten, by those who saw it.
+            let answer = engine.intervene(want(&completed, deed)).await.unwrap();
+            assert!(matches!(answer, Intervened::Stale(_)), "{answer:?}");
         }
         assert_eq!(engine.notes(None, None, 10).await.unwrap().notes, []);
         drop(lease);
@@ -326,8 +386,11 @@ mod tests {
             engine.begin(&operation("a")).await.unwrap(),
             Begin::Answer(Answer::Replay(_))
         ));
-        assert_eq!(engine.replays(completed.id).count, 1);
-        let done = engine.intervene(want(&completed, Deed::Forget)).await.unwrap();
+        assert_eq!(engine.replays(&completed).count, 1);
+        let done = engine
+            .intervene(want(&completed, Deed::Forget { seen: Standing::Completed }))
+            .await
+            .unwrap();
         assert!(matches!(done, Intervened::Done(_)));
         assert!(matches!(engine.begin(&operation("a")).await.unwrap(), Begin::Run(_)));
     }

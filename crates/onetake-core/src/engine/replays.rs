@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
 
 use crate::clock::Timestamp;
+use crate::record::{AttemptId, Record};
 use crate::scope::RecordId;
 
 /// How many records are remembered at least; twice as many at most.
@@ -19,12 +20,16 @@ pub struct Replays {
     pub last_at: Option<Timestamp>,
 }
 
+/// What is replayed: the outcome of one attempt. Another life of a key begins anew.
+type Outcome = (RecordId, AttemptId);
+
 /// Two generations: when the newer one is full, the older one is dropped.
 #[derive(Debug, Default)]
-pub(crate) struct Counts(Mutex<[HashMap<RecordId, Replays>; 2]>);
+pub(crate) struct Counts(Mutex<[HashMap<Outcome, Replays>; 2]>);
 
 impl Counts {
-    pub(crate) fn count(&self, id: RecordId, now: Timestamp) {
+    pub(crate) fn count(&self, record: &Record, now: Timestamp) {
+        let id = (record.id, record.attempt);
         let mut generations = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let [newer, older] = &mut *generations;
         let known = newer.get(&id).or_else(|| older.get(&id)).copied().unwrap_or_default();
@@ -34,7 +39,8 @@ impl Counts {
         }
     }
 
-    pub(crate) fn of(&self, id: &RecordId) -> Replays {
+    pub(crate) fn of(&self, record: &Record) -> Replays {
+        let id = &(record.id, record.attempt);
         let generations = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let [newer, older] = &*generations;
         newer.get(id).or_else(|| older.get(id)).copied().unwrap_or_default()
@@ -45,8 +51,19 @@ impl Counts {
 mod tests {
     use super::*;
 
-    fn id(number: usize) -> RecordId {
-        RecordId::from_bytes((number as u128).to_be_bytes())
+    fn record(number: usize) -> Record {
+        Record {
+            id: RecordId::from_bytes((number as u128).to_be_bytes()),
+            attempt: AttemptId::from_bytes([0; 16]),
+            fence: crate::Fence::new(1),
+            fingerprint: crate::Fingerprint::of(b""),
+            terms: crate::Terms::default(),
+            origin: crate::Origin::default(),
+            created_at: Timestamp::default(),
+            claimed_at: Timestamp::default(),
+            history: crate::origin::History::default(),
+            state: crate::State::Released { at: Timestamp::default() },
+        }
     }
 
     #[test]
@@ -54,14 +71,14 @@ mod tests {
         let counts = Counts::default();
         let at = Timestamp::from_micros;
         for number in 0..5 * RECORDS_MIN {
-            counts.count(id(number), at(number as u64));
-            counts.count(id(0), at(number as u64));
+            counts.count(&record(number), at(number as u64));
+            counts.count(&record(0), at(number as u64));
             let [newer, older] = &*counts.0.lock().unwrap();
             assert!(newer.len() + older.len() <= 2 * RECORDS_MIN);
         }
         let last = 5 * RECORDS_MIN - 1;
-        assert_eq!(counts.of(&id(last)), Replays { count: 1, last_at: Some(at(last as u64)) });
-        assert_eq!(counts.of(&id(0)).count, 5 * RECORDS_MIN as u64 + 1);
-        assert_eq!(counts.of(&id(1)), Replays::default(), "forgotten");
+        assert_eq!(counts.of(&record(last)), Replays { count: 1, last_at: Some(at(last as u64)) });
+        assert_eq!(counts.of(&record(0)).count, 5 * RECORDS_MIN as u64 + 1);
+        assert_eq!(counts.of(&record(1)), Replays::default(), "forgotten");
     }
 }

@@ -13,7 +13,7 @@ const X_API_KEY: HeaderName = HeaderName::from_static("x-api-key");
 /// Schemes whose credential is the same on every request. Any other scheme may well sign each
 /// request anew (SigV4, Digest, OAuth 1, HMAC of all kinds), and then a retry would look like a
 /// stranger and run again: so they are refused, and not guessed at.
-const STABLE: [&str; 10] = [
+pub(super) const STABLE: [&str; 10] = [
     "bearer",
     "basic",
     "token",

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use super::{credential, public, tagged};
 
 /// What can be written for a tenant.
-pub const TENANT_FORMS: &str = "public, bearer:TOKEN, basic:USER, x-api-key:KEY, header:VALUE, \
+pub const TENANT_FORMS: &str = "public, bearer:TOKEN (or another scheme in its place), basic:USER, x-api-key:KEY, header:VALUE, \
     client-ip:ADDRESS, jwt:CLAIM, jwt:ISSUER CLAIM, or forward-auth:NAME";
 
 /// The tenant that a layer makes of such a client, as [`Caller::tenant`](super::Caller::tenant) has it;
@@ -18,7 +18,9 @@ pub fn tenant_named(text: &str) -> Option<Vec<u8>> {
     let (kind, value) = text.split_once(':').filter(|(_, value)| !value.is_empty())?;
     let bytes = value.as_bytes();
     Some(match kind {
-        "bearer" | "basic" => credential::credential_of(kind.as_bytes(), bytes),
+        kind if credential::STABLE.contains(&kind) => {
+            credential::credential_of(kind.as_bytes(), bytes)
+        }
         "x-api-key" => credential::api_key_of(bytes),
         "header" => tagged(b"header", bytes),
         "client-ip" => {

@@ -257,11 +257,9 @@ impl Store for FilteredStore {
             let answers = ids.iter().map(|id| match looked.hit(id) {
                 Some(record) => Ok(Some(record)),
                 None => {
-                    let answer = asked.next().unwrap_or_else(|| Err(no_answer()));
-                    if let Ok(Some(record)) = &answer {
-                        self.keep(record, Some(&looked));
-                    }
-                    answer
+                    // Nothing is kept of it: who reads is nobody who retries, and may be somebody who looks
+                    // through all there is.
+                    asked.next().unwrap_or_else(|| Err(no_answer()))
                 }
             });
             answers.collect()

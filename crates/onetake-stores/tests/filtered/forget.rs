@@ -182,67 +182,6 @@ async fn a_filter_that_is_lost_in_the_middle_leaves_it_in_doubt() {
     assert!(error.to_string().contains("forget it again"), "{error}");
 }
 
-/// An authority whose answer to a read takes its time, once.
-#[derive(Debug)]
-struct Dawdling {
-    inner: MemoryStore,
-    is_armed: std::sync::atomic::AtomicBool,
-    has_read: tokio::sync::Semaphore,
-    may_answer: tokio::sync::Semaphore,
-}
-
-impl Store for Dawdling {
-    fn name(&self) -> &'static str {
-        "dawdling"
-    }
-
-    fn load(
-        &self,
-        ids: Vec<onetake_core::RecordId>,
-    ) -> BoxFuture<'_, Answers<Option<Arc<onetake_core::Record>>>> {
-        async move {
-            let found = self.inner.load(ids).await;
-            if self.is_armed.swap(false, std::sync::atomic::Ordering::SeqCst) {
-                self.has_read.add_permits(1);
-                self.may_answer.acquire().await.unwrap().forget();
-            }
-            found
-        }
-        .boxed()
-    }
-
-    delegate_store!(self => self.inner; claim, settle, abandoned, sweep, inspect, secret, ready, close);
-}
-
-#[tokio::test]
-async fn who_read_it_before_and_found_a_bad_entry_does_not_put_it_back() {
-    let redis = redis().await;
-    let authority = Arc::new(Dawdling {
-        inner: MemoryStore::new(),
-        is_armed: false.into(),
-        has_read: tokio::sync::Semaphore::new(0),
-        may_answer: tokio::sync::Semaphore::new(0),
-    });
-    let store = filtered(&redis.url(), authority.clone(), patient()).await;
-    let other = Arc::new(filtered(&redis.url(), authority.clone(), patient()).await);
-    let asked = completed(&store, "a", "paid").await;
-    written(&redis, "a").await;
-    // Anything that is not to be used, and so may be replaced: another node's secret, a version, damage.
-    redis.cli(&["SET", &place("a"), "spoilt"]);
-    authority.is_armed.store(true, std::sync::atomic::Ordering::SeqCst);
-    let reading = tokio::spawn({
-        let other = Arc::clone(&other);
-        async move { other.load(vec![id("a")]).await.remove(0) }
-    });
-    authority.has_read.acquire().await.unwrap().forget();
-    assert_eq!(settled(&store, &asked, Verb::Forget).await.state.name(), "released");
-    authority.may_answer.add_permits(1);
-    reading.await.unwrap().unwrap();
-    // Behind all that it has queued.
-    other.forget(vec![id("another")], async { Ok(()) }).await.unwrap();
-    assert_eq!(redis.cli(&["GET", &place("a")]), "-", "it is back in the filter");
-}
-
 #[tokio::test]
 async fn an_operator_who_looks_through_all_keys_does_not_fill_the_filter() {
     let redis = redis().await;
@@ -258,29 +197,4 @@ async fn an_operator_who_looks_through_all_keys_does_not_fill_the_filter() {
     store.forget(vec![id("another")], async { Ok(()) }).await.unwrap();
     // Where `another` is forgotten, and nothing else.
     assert_eq!(redis.cli(&["DBSIZE"]), "1");
-}
-
-/// S4, S11: Redis was lost in the middle of forgetting, the key ran again, and Redis came back as it was.
-#[tokio::test]
-async fn a_key_that_ran_again_has_one_outcome_whoever_answers() {
-    let redis = redis().await;
-    let proxy = Arc::new(FaultProxy::start(redis.address()).await.unwrap());
-    let authority = Arc::new(Cutting { inner: MemoryStore::new(), proxy: Arc::clone(&proxy) });
-    let url = format!("redis://{}", proxy.address());
-    let options = FilterOptions { check_every: 0, ..FilterOptions::default() };
-    let store = filtered(&url, authority.clone(), options).await;
-    let asked = completed(&store, "a", "first").await;
-    written(&redis, "a").await;
-    // Between the two writes of the filter: the first is undone, as by a failover to a replica that had
-    // not heard of it.
-    redis.cli(&["COPY", &place("a"), "spare"]);
-    let answers = store.settle(vec![item(&asked, Verb::Forget)]).await;
-    assert_eq!(names(&answers), ["error"]);
-    redis.cli(&["COPY", "spare", &place("a"), "REPLACE"]);
-    let again = claim_of("a", "pay");
-    assert!(matches!(claim(&store, &again).await, Claimed::Granted { .. }));
-    settled(&store, &again, complete("second")).await;
-    let other = filtered(&redis.url(), authority, patient()).await;
-    let replayed = found(&other, &claim_of("a", "pay")).await;
-    assert_eq!(String::from_utf8_lossy(body(&replayed)), "second");
 }

@@ -92,6 +92,7 @@ const SECTIONS: &[Row] = &[
             ("token = \"fifteen-letters\"", "admin.token"),
             ("token = \"sixteen letters and blanks\"", "admin.token"),
             ("token = 1", "admin.token"),
+            ("token = true", "admin.token"),
             ("token = { file = \"/nowhere/at/all\" }", "admin.token.file"),
             ("token = { env = \"ONETAKE_NOBODY_SETS_THIS\" }", "admin.token.env"),
             ("listen = \"0.0.0.0:9091\"", "admin.listen"),

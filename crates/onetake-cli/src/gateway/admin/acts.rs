@@ -1,22 +1,22 @@
 //! Changing keys: each change names the attempt that the operator saw, and says why (S20).
 
 use axum::Json;
-use axum::extract::{Path, State};
+use axum::extract::State;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 use onetake_core::Recording;
-use onetake_core::engine::{Deed, Intervened, Intervention};
-use onetake_http::recording::record;
+use onetake_core::engine::{Deed, Intervened, Intervention, Standing};
+use onetake_http::recording::{record, recorded};
 use serde::Deserialize;
 use utoipa::ToSchema;
 
 use super::Api;
 use super::fault::{Answer, Fault};
-use super::input::{Body, attempt, sentence};
+use super::input::{Body, Name, attempt, sentence};
 use super::keys::find;
-use super::views::{Header, Key, moment};
+use super::views::{Header, Key, StateName, moment};
 
 /// The longest reason, and the longest detail of a failure, in bytes.
 const TEXT_BYTES_MAX: usize = 500;
@@ -24,6 +24,8 @@ const TEXT_BYTES_MAX: usize = 500;
 const WORD_BYTES_MAX: usize = 100;
 /// The largest body of an outcome, in bytes.
 const BODY_BYTES_MAX: usize = 1 << 20;
+/// The largest head of an outcome, in bytes: what any client can read.
+const HEAD_BYTES_MAX: usize = 32 << 10;
 /// Who it was, where nobody says.
 const SOMEBODY: &str = "somebody with access to the admin API";
 
@@ -61,6 +63,23 @@ pub(crate) struct FailChange {
     /// What retries are told.
     #[schema(min_length = 1, max_length = 500)]
     detail: Option<String>,
+}
+
+/// What is to be forgotten, and why.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct ForgetChange {
+    /// The attempt that the key shows now: if it is another one by then, nothing is done.
+    #[schema(pattern = "^[0-9a-fA-F]{32}$")]
+    attempt: String,
+    /// The state that the key shows now: if it is another one by then, nothing is done.
+    state: StateName,
+    /// Why: for the audit. It should hold nothing secret.
+    #[schema(min_length = 1, max_length = 500)]
+    reason: String,
+    /// Who you are: for the audit.
+    #[schema(min_length = 1, max_length = 100)]
+    by: Option<String>,
 }
 
 /// An outcome, and why.
@@ -104,7 +123,7 @@ pub(crate) struct Told {
     responses((status = 200, body = Key), super::Missed, super::BadBody))]
 pub(super) async fn release(
     State(api): State<Api>,
-    Path(name): Path<String>,
+    Name(name): Name,
     Body(change): Body<Change>,
 ) -> Answer<Key> {
     change_it(&api, &name, change, Deed::Release).await
@@ -117,7 +136,7 @@ pub(super) async fn release(
     responses((status = 200, body = Key), super::Missed, super::BadBody))]
 pub(super) async fn fail(
     State(api): State<Api>,
-    Path(name): Path<String>,
+    Name(name): Name,
     Body(FailChange { attempt, reason, by, code, detail }): Body<FailChange>,
 ) -> Answer<Key> {
     let code = code.unwrap_or_else(|| "failed_by_operator".to_owned());
@@ -136,7 +155,7 @@ pub(super) async fn fail(
     responses((status = 200, body = Key), super::Missed, super::BadBody))]
 pub(super) async fn resolve(
     State(api): State<Api>,
-    Path(name): Path<String>,
+    Name(name): Name,
     Body(ResolveChange { attempt, reason, by, outcome }): Body<ResolveChange>,
 ) -> Answer<Key> {
     let recording = outcome.recording()?;
@@ -144,16 +163,25 @@ pub(super) async fn resolve(
 }
 
 /// Makes the key as if it had never been used, whatever came of it, unless it runs. The next request runs.
-#[utoipa::path(post, path = "/v1/keys/{name}/forget", tag = "changes", request_body = Change,
+#[utoipa::path(post, path = "/v1/keys/{name}/forget", tag = "changes", request_body = ForgetChange,
     params(("name" = String, Path, description = "Its reference, or its id",
         pattern = "^([0-9a-fA-F]{32}|([2-9A-HJ-NP-Za-hj-np-z]{4}-?){2}[2-9A-HJ-NP-Za-hj-np-z]{4})$")),
     responses((status = 200, body = Key), super::Missed, super::BadBody))]
 pub(super) async fn forget(
     State(api): State<Api>,
-    Path(name): Path<String>,
-    Body(change): Body<Change>,
+    Name(name): Name,
+    Body(ForgetChange { attempt, state, reason, by }): Body<ForgetChange>,
 ) -> Answer<Key> {
-    change_it(&api, &name, change, Deed::Forget).await
+    let seen = match state {
+        StateName::Completed => Standing::Completed,
+        StateName::Failed => Standing::Failed,
+        StateName::Released => Standing::Released,
+        StateName::Unknown => Standing::Unknown,
+        StateName::Running => {
+            return Err(Fault::invalid("`state`: what runs cannot be forgotten."));
+        }
+    };
+    change_it(&api, &name, Change { attempt, reason, by }, Deed::Forget { seen }).await
 }
 
 async fn change_it(api: &Api, name: &str, change: Change, deed: Deed) -> Answer<Key> {
@@ -161,34 +189,32 @@ async fn change_it(api: &Api, name: &str, change: Change, deed: Deed) -> Answer<
     let reason = sentence("reason", &change.reason, TEXT_BYTES_MAX)?;
     let by = sentence("by", change.by.as_deref().unwrap_or(SOMEBODY), WORD_BYTES_MAX)?;
     let id = find(api, name).await?.id;
-    let forgets = deed == Deed::Forget;
     match api.engine.intervene(Intervention { id, attempt, deed, by, reason }).await? {
         Intervened::Done(record) => Ok(Json(Key::of(&record, false))),
         Intervened::Absent => Err(Fault::no_key()),
         Intervened::Running(record) => {
-            let end = record.abandoned_at().map(moment).unwrap_or_default();
+            let end = record.abandoned_at().map(moment);
+            let until = end.map(|end| {
+                format!("; if nobody hears of it, its outcome is unknown from {end} on")
+            });
             let detail = format!(
-                "An attempt may still be running, and will say what became of it; if nobody hears of \
-                 it, its outcome is unknown from {end} on. Nothing was changed."
+                "An attempt may still be running, and will say what became of it{}. Nothing was changed.",
+                until.unwrap_or_default()
             );
             Err(Fault::standing("key_running", "The key runs", detail, &record))
         }
         Intervened::Stale(record) if record.attempt != attempt => Err(Fault::standing(
             "attempt_stale",
             "Another attempt has the key",
-            "The key was given to another attempt since. Look at it again. Nothing was changed.",
+            "`attempt` is not the one that has the key now. Look at it again. Nothing was changed.",
             &record,
         )),
         Intervened::Stale(record) => {
             let name = record.state.name();
-            let detail = match forgets {
-                true => "It changed in the very moment. Look at it again. Nothing was changed."
-                    .to_owned(),
-                false => format!(
-                    "It is {name}, which does not change any more; only what is unknown is settled by \
-                     hand. Nothing was changed."
-                ),
-            };
+            let detail = format!(
+                "It is {name} by now, and what you want is not for that: only what is unknown is settled \
+                 by hand, and only what was seen is forgotten. Look at it again. Nothing was changed."
+            );
             Err(Fault::standing("key_settled", "The key is settled", detail, &record))
         }
     }
@@ -227,6 +253,20 @@ impl Told {
         if body.len() > BODY_BYTES_MAX {
             return Err(Fault::invalid("The body of `outcome` is larger than 1 MiB."));
         }
-        Ok(record(status, &headers, Some(body), None))
+        if [204, 205, 304].contains(&status.as_u16()) && !body.is_empty() {
+            return Err(Fault::invalid("An outcome of this `outcome.status` has no body."));
+        }
+        let recording = record(status, &headers, Some(body), None);
+        if recording.head.len() > HEAD_BYTES_MAX {
+            return Err(Fault::invalid("`outcome.headers` are larger than 32 KiB together."));
+        }
+        let kept = recorded(&recording).map(|kept| kept.headers.len()).unwrap_or_default();
+        if kept < headers.len() {
+            return Err(Fault::invalid(
+                "One of `outcome.headers` is not replayed (cookies, dates, limits, traces, what belongs to \
+                 one connection, a length that is not the body's): leave it out.",
+            ));
+        }
+        Ok(recording)
     }
 }

@@ -12,7 +12,7 @@ use utoipa::ToSchema;
 #[derive(Debug)]
 pub(crate) struct Fault(Box<Problem>);
 
-/// The same, as it is told.
+/// A problem, as RFC 9457 has them.
 #[derive(Debug, Serialize, ToSchema)]
 pub(crate) struct Problem {
     /// The HTTP status.
@@ -113,6 +113,13 @@ impl Fault {
 
     pub(super) fn no_key() -> Self {
         let detail = "There is no such key, or it has expired or was forgotten.";
+        Self::new(StatusCode::NOT_FOUND, "key_not_found", "There is no such key", detail)
+    }
+
+    /// The same for who asks by what a client sent.
+    pub(super) fn no_such_key() -> Self {
+        let detail = "There is no such key of this tenant in this namespace, or it has expired or was \
+                      forgotten.";
         Self::new(StatusCode::NOT_FOUND, "key_not_found", "There is no such key", detail)
     }
 

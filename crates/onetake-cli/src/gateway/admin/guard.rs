@@ -10,8 +10,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use axum::extract::{Request, State};
-use axum::http::HeaderMap;
 use axum::http::header::{AUTHORIZATION, HOST, ORIGIN};
+use axum::http::uri::Authority;
+use axum::http::{HeaderMap, Uri};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use onetake_core::Clock;
@@ -44,9 +45,9 @@ impl Guard {
         Self(Arc::new(Inner { token, requests, wrong_tokens }))
     }
 
-    fn check(&self, headers: &HeaderMap) -> Result<(), Fault> {
+    fn check(&self, uri: &Uri, headers: &HeaderMap) -> Result<(), Fault> {
         let Inner { token, requests, wrong_tokens } = &*self.0;
-        refuse_pages(headers, token.is_some())?;
+        refuse_pages(uri, headers, token.is_some())?;
         if let Some(token) = token
             && !shows(headers, token)
         {
@@ -60,7 +61,7 @@ impl Guard {
 
 /// The middleware.
 pub(super) async fn guard(State(guard): State<Guard>, request: Request, next: Next) -> Response {
-    match guard.check(request.headers()) {
+    match guard.check(request.uri(), request.headers()) {
         Ok(()) => next.run(request).await,
         Err(fault) => fault.into_response(),
     }
@@ -79,9 +80,9 @@ fn digest(bytes: &[u8]) -> [u8; 32] {
     Sha256::digest(bytes).into()
 }
 
-fn refuse_pages(headers: &HeaderMap, has_token: bool) -> Result<(), Fault> {
+fn refuse_pages(uri: &Uri, headers: &HeaderMap, has_token: bool) -> Result<(), Fault> {
     let text = |name| headers.get(name).map(|value| value.to_str().unwrap_or_default());
-    let host = text(HOST);
+    let host = text(HOST).or(uri.authority().map(Authority::as_str));
     if let Some(origin) = text(ORIGIN) {
         let of_origin = origin.split_once("://").map(|(_, host)| host);
         if of_origin.is_none() || of_origin != host {
@@ -93,7 +94,13 @@ fn refuse_pages(headers: &HeaderMap, has_token: bool) -> Result<(), Fault> {
     {
         return Err(Fault::cross_origin("A page of another site sent this."));
     }
-    if !has_token && !host.is_none_or(is_an_address) {
+    // Wherever a request may have one: HTTP/2 has none but in its URI.
+    let mut hosts = headers
+        .get_all(HOST)
+        .iter()
+        .map(|value| value.to_str().unwrap_or_default())
+        .chain(uri.authority().map(Authority::as_str));
+    if !has_token && !hosts.all(is_an_address) {
         return Err(Fault::cross_origin(
             "Without `admin.token` this listener answers to addresses and localhost, not to names: \
              use http://127.0.0.1 and its port.",
@@ -155,7 +162,7 @@ mod tests {
         for (name, value) in lines {
             headers.append(name.parse::<HeaderName>().unwrap(), value.parse().unwrap());
         }
-        match guard.check(&headers) {
+        match guard.check(&Uri::from_static("/v1/keys"), &headers) {
             Ok(()) => 200,
             Err(fault) => fault.into_response().status().as_u16(),
         }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use axum::body::to_bytes;
-use axum::extract::{FromRequest, FromRequestParts, Query, Request};
+use axum::extract::{FromRequest, FromRequestParts, Path, Query, Request};
 use axum::http::header::CONTENT_TYPE;
 use axum::http::request::Parts;
 use onetake_core::{AttemptId, RecordId, Reference, TenantDigest, hex};
@@ -29,6 +29,18 @@ impl<T: DeserializeOwned> FromRequestParts<Api> for Params<T> {
         Query::try_from_uri(&parts.uri).map(|Query(params)| Self(params)).map_err(|error| {
             Fault::invalid(format!("The parameters cannot be used: {}.", error.body_text()))
         })
+    }
+}
+
+/// The name of a key, in the path.
+pub(super) struct Name(pub(super) String);
+
+impl FromRequestParts<Api> for Name {
+    type Rejection = Fault;
+
+    async fn from_request_parts(parts: &mut Parts, api: &Api) -> Result<Self, Fault> {
+        let name = Path::<String>::from_request_parts(parts, api).await;
+        name.map(|Path(name)| Self(name)).map_err(|_| no_name())
     }
 }
 
@@ -67,12 +79,14 @@ pub(super) fn named(text: &str) -> Result<Named, Fault> {
     if let Some(id) = hex::decode(text) {
         return Ok(Named::Id(RecordId::from_bytes(id)));
     }
-    text.parse().map(Named::Reference).map_err(|_| {
-        Fault::invalid(
-            "The key's name is no reference: write twelve of 2-9 and A-Z (without I and O), as in \
-             ABCD-EFGH-JKLM, or the whole id of 32 hexadecimal digits.",
-        )
-    })
+    text.parse().map(Named::Reference).map_err(|_| no_name())
+}
+
+fn no_name() -> Fault {
+    Fault::invalid(
+        "The key's name is no reference: write twelve of 2-9 and A-Z (without I and O), as in \
+         ABCD-EFGH-JKLM, or the whole id of 32 hexadecimal digits.",
+    )
 }
 
 pub(super) fn attempt(text: &str) -> Result<AttemptId, Fault> {
@@ -93,8 +107,12 @@ pub(super) fn tenant(text: &str, secret: &[u8; 32]) -> Result<TenantDigest, Faul
 }
 
 pub(super) fn tenant_bytes(text: &str) -> Result<Vec<u8>, Fault> {
-    tenant_named(text)
-        .ok_or_else(|| Fault::invalid(format!("`tenant` is none: write {TENANT_FORMS}.")))
+    tenant_named(text).ok_or_else(|| {
+        Fault::invalid(format!(
+            "`tenant` is not a tenant: write {TENANT_FORMS}; or, for lists and counts, the whole \
+                 digest that a key shows."
+        ))
+    })
 }
 
 /// A text of some length, without control characters.

@@ -4,14 +4,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Json;
-use axum::extract::{Path, State};
+use axum::extract::State;
 use onetake_core::{Key as ClientKey, Record, RecordId, Scope};
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
 use super::Api;
 use super::fault::{Answer, Fault};
-use super::input::{Body, Named, Params, named, tenant, tenant_bytes};
+use super::input::{Body, Name, Named, Params, named, tenant, tenant_bytes};
 use super::scan::{Bounds, Filter, Place, scan};
 use super::views::{AuditEntry, Key, Life, StateName};
 
@@ -174,7 +174,7 @@ pub(crate) struct HowMuch {
     responses((status = 200, body = Life), super::Missed))]
 pub(super) async fn get(
     State(api): State<Api>,
-    Path(name): Path<String>,
+    Name(name): Name,
     Params(how_much): Params<HowMuch>,
 ) -> Answer<Life> {
     let record = find(&api, &name).await?;
@@ -192,7 +192,7 @@ pub(crate) struct Lookup {
     /// `client-ip:ADDRESS`, `jwt:CLAIM`, `jwt:ISSUER CLAIM`, or `forward-auth:NAME`.
     #[schema(
         example = "header:acct_1",
-        pattern = "^(public|(bearer|basic|x-api-key|header|jwt|forward-auth):[!-~]+|client-ip:[0-9a-fA-F.:]+)$"
+        pattern = "^(public|(bearer|basic|x-api-key|header|jwt|forward-auth):[ -~]+|client-ip:[0-9a-fA-F.:]+)$"
     )]
     tenant: String,
     /// The namespace of its route; empty by default.
@@ -208,16 +208,19 @@ pub(crate) struct Lookup {
 #[utoipa::path(post, path = "/v1/keys/lookup", tag = "keys", request_body = Lookup,
     responses((status = 200, body = Life), super::Missed, super::BadBody))]
 pub(super) async fn lookup(State(api): State<Api>, Body(asked): Body<Lookup>) -> Answer<Life> {
-    let key = ClientKey::new(asked.key)
+    // Quoted and bare form name the same key.
+    let bare = asked.key.strip_prefix('"').and_then(|key| key.strip_suffix('"'));
+    let key = ClientKey::new(bare.unwrap_or(&asked.key))
         .map_err(|error| Fault::invalid(format!("`key` is none: {error}.")))?;
     let scope = Scope::new(tenant_bytes(&asked.tenant)?).namespace(asked.namespace);
-    let record = load(&api, RecordId::derive(&scope, &key)).await?.ok_or_else(Fault::no_key)?;
+    let record = load(&api, RecordId::derive(&scope, &key)).await?;
+    let record = record.ok_or_else(Fault::no_such_key)?;
     life(&api, &record, asked.body).await
 }
 
 async fn life(api: &Api, record: &Record, with_body: bool) -> Answer<Life> {
     let notes = api.engine.notes(Some(record.id), None, AUDIT_ENTRIES).await?.notes;
-    let replays = api.engine.replays(record.id);
+    let replays = api.engine.replays(record);
     Ok(Json(Life::of(record, with_body, replays, &notes)))
 }
 

@@ -44,7 +44,7 @@ const ASKED_SECONDS: [f64; 14] =
 /// Items in a batch.
 const ITEMS: [f64; 10] = [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0];
 /// Requests that may go through many keys at once.
-const SCANS_MAX: usize = 4;
+const SCANS_MAX: usize = 2;
 
 /// What the listener tells of.
 #[derive(Clone)]

@@ -37,6 +37,10 @@ local function find(key)
   for at, field in ipairs(FIELDS) do
     record[field] = values[at]
   end
+  -- What was written before there were these fields.
+  record.origin = record.origin or ''
+  record.claimed = record.claimed or record.created
+  record.history = record.history or ''
   return record
 end
 

@@ -15,6 +15,7 @@ use binary::Process;
 use futures_util::future::join_all;
 use onetake_core::{Clock, SystemClock};
 use onetake_sim::client::Client;
+use onetake_sim::servers::until;
 use onetake_sim::upstream::Upstream;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
@@ -394,4 +395,36 @@ async fn a_folder_or_port_in_use_says_so() {
     assert_eq!(code, 3);
     assert!(text.contains("cannot listen on") && text.contains("gateway.listen"), "{text}");
     gateway.kill().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_encryption_key_that_was_removed_too_early_is_missed_in_the_log() {
+    let folder = tempfile::tempdir().unwrap();
+    let upstream = Upstream::start().await.unwrap();
+    let k1 = "{ id = \"k1\", key = \"AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA=\" }";
+    let k2 = "{ id = \"k2\", key = \"AQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQE=\" }";
+    let secrets = |keys: &[&str]| format!("[secrets]\nencryption = [{}]\n", keys.join(", "));
+    let mut gateway = Process::start(folder.path(), &secrets(&[k1]), &upstream.url()).await;
+    for number in 0..3 {
+        let key = format!("needs-its-key-for-{number}");
+        let paid = gateway.client.post("/charge").key(&key).send().await.unwrap();
+        assert_eq!(paid.status(), 201);
+    }
+    assert!(gateway.terminate().await.success());
+    let missing = |logs: &str| {
+        let is_it = |line: &&str| line.contains("recordings need an encryption key");
+        logs.lines().find(is_it).map(str::to_owned)
+    };
+    let mut gateway = Process::start(folder.path(), &secrets(&[k2, k1]), &upstream.url()).await;
+    let again = gateway.client.post("/charge").key("needs-its-key-for-0").send().await.unwrap();
+    assert!(again.is_replay());
+    assert!(gateway.terminate().await.success());
+    assert_eq!(missing(&gateway.logs.lock().unwrap()), None);
+    let gateway = Process::start(folder.path(), &secrets(&[k2]), &upstream.url()).await;
+    let logs = Arc::clone(&gateway.logs);
+    until("k1 is missed", async || missing(&logs.lock().unwrap()).is_some()).await;
+    let missed = missing(&logs.lock().unwrap()).unwrap();
+    assert!(missed.contains("\"key\":\"k1\"") && missed.contains("\"count\":3"), "{missed}");
+    let refused = gateway.client.post("/charge").key("needs-its-key-for-0").send().await.unwrap();
+    assert_eq!(refused.status(), 503);
 }

@@ -122,6 +122,8 @@ fn left_out(action: &'static str, url: &StoreUrl) -> StoreFailed {
 /// If it cannot be reached or used: the error names the store, the cause and the fix.
 pub async fn open(config: &StoreConfig) -> Result<OpenStore, StoreFailed> {
     let opened = open_bare(config).await?;
+    let configured = config.encryption.iter().map(|secret| secret.id.clone()).collect();
+    tokio::spawn(recordings::miss_keys(Arc::clone(&opened.store), configured));
     let keys = config.encryption.iter();
     let keys = keys.map(|secret| EncryptionKey::new(&secret.id, &secret.key)).collect();
     let store = Arc::new(SealedStore::around(opened.store, keys));

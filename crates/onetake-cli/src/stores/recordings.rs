@@ -1,5 +1,9 @@
-//! What `onetake doctor` says of encryption: which keys recordings still need.
+//! What `onetake doctor`, and the log of a gateway that starts, say of encryption: which keys recordings still
+//! need.
 
+use std::sync::Arc;
+
+use onetake_core::Store;
 use onetake_stores::Finding;
 use onetake_stores::sealed::{KeysInUse, keys_in_use};
 
@@ -29,6 +33,20 @@ pub(super) async fn examine(config: &StoreConfig) -> Vec<Finding> {
             let what = format!("it cannot be told which keys recordings need: {error}");
             vec![Finding::weak(what, "try again")]
         }
+    }
+}
+
+/// Says in the log which keys recordings need and nobody configured: whoever removed one too early should not
+/// have to ask for it.
+pub(super) async fn miss_keys(store: Arc<dyn Store>, configured: Vec<String>) {
+    // If the store does not answer, others say so.
+    let Ok(found) = keys_in_use(&*store, RECORDS_MAX).await else { return };
+    for (key, count) in found.by_key.iter().filter(|(key, _)| !configured.contains(key)) {
+        tracing::error!(
+            %key, count, all_counted = found.is_whole,
+            "recordings need an encryption key that is not in [secrets] encryption, so their retries are \
+             refused: put it back behind the key in use until they expire"
+        );
     }
 }
 

@@ -6,8 +6,8 @@ use onetake_core::{State, Store, StoreError};
 
 use super::seal::key_of;
 
-/// Records that are looked at in one step.
-const STEP: usize = 500;
+/// Records that are looked at in one step: all that is in memory at once, and what others may have to wait for.
+const STEP: usize = 16;
 
 /// What recordings were encrypted with.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -120,7 +120,7 @@ pub(crate) struct Told {
 #[utoipa::path(post, path = "/v1/keys/{name}/release", tag = "changes", request_body = Change,
     params(("name" = String, Path, description = "Its reference, or its id",
         pattern = "^([0-9a-fA-F]{32}|([2-9A-HJ-NP-Za-hj-np-z]{4}-?){2}[2-9A-HJ-NP-Za-hj-np-z]{4})$")),
-    responses((status = 200, body = Key), super::Missed, super::BadBody))]
+    responses((status = 200, body = Key), super::Refused, super::Missed, super::BadBody))]
 pub(super) async fn release(
     State(api): State<Api>,
     Name(name): Name,
@@ -133,7 +133,7 @@ pub(super) async fn release(
 #[utoipa::path(post, path = "/v1/keys/{name}/fail", tag = "changes", request_body = FailChange,
     params(("name" = String, Path, description = "Its reference, or its id",
         pattern = "^([0-9a-fA-F]{32}|([2-9A-HJ-NP-Za-hj-np-z]{4}-?){2}[2-9A-HJ-NP-Za-hj-np-z]{4})$")),
-    responses((status = 200, body = Key), super::Missed, super::BadBody))]
+    responses((status = 200, body = Key), super::Refused, super::Missed, super::BadBody))]
 pub(super) async fn fail(
     State(api): State<Api>,
     Name(name): Name,
@@ -152,7 +152,7 @@ pub(super) async fn fail(
 #[utoipa::path(post, path = "/v1/keys/{name}/resolve", tag = "changes", request_body = ResolveChange,
     params(("name" = String, Path, description = "Its reference, or its id",
         pattern = "^([0-9a-fA-F]{32}|([2-9A-HJ-NP-Za-hj-np-z]{4}-?){2}[2-9A-HJ-NP-Za-hj-np-z]{4})$")),
-    responses((status = 200, body = Key), super::Missed, super::BadBody))]
+    responses((status = 200, body = Key), super::Refused, super::Missed, super::BadBody))]
 pub(super) async fn resolve(
     State(api): State<Api>,
     Name(name): Name,
@@ -166,7 +166,7 @@ pub(super) async fn resolve(
 #[utoipa::path(post, path = "/v1/keys/{name}/forget", tag = "changes", request_body = ForgetChange,
     params(("name" = String, Path, description = "Its reference, or its id",
         pattern = "^([0-9a-fA-F]{32}|([2-9A-HJ-NP-Za-hj-np-z]{4}-?){2}[2-9A-HJ-NP-Za-hj-np-z]{4})$")),
-    responses((status = 200, body = Key), super::Missed, super::BadBody))]
+    responses((status = 200, body = Key), super::Refused, super::Missed, super::BadBody))]
 pub(super) async fn forget(
     State(api): State<Api>,
     Name(name): Name,

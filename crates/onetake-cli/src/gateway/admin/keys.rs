@@ -171,7 +171,7 @@ pub(crate) struct HowMuch {
 #[utoipa::path(get, path = "/v1/keys/{name}", tag = "keys",
     params(("name" = String, Path, description = "Its reference, or its id",
         pattern = "^([0-9a-fA-F]{32}|([2-9A-HJ-NP-Za-hj-np-z]{4}-?){2}[2-9A-HJ-NP-Za-hj-np-z]{4})$"), HowMuch),
-    responses((status = 200, body = Life), super::Missed))]
+    responses((status = 200, body = Life), super::Refused, super::Missed))]
 pub(super) async fn get(
     State(api): State<Api>,
     Name(name): Name,
@@ -206,7 +206,7 @@ pub(crate) struct Lookup {
 /// Shows a key that is known by what the client sent. It is a POST so that no key and no credential
 /// stands in a path.
 #[utoipa::path(post, path = "/v1/keys/lookup", tag = "keys", request_body = Lookup,
-    responses((status = 200, body = Life), super::Missed, super::BadBody))]
+    responses((status = 200, body = Life), super::Refused, super::Missed, super::BadBody))]
 pub(super) async fn lookup(State(api): State<Api>, Body(asked): Body<Lookup>) -> Answer<Life> {
     // Quoted and bare form name the same key.
     let bare = asked.key.strip_prefix('"').and_then(|key| key.strip_suffix('"'));
@@ -278,7 +278,7 @@ pub(crate) struct Entries {
 
 /// Lists what operators did.
 #[utoipa::path(get, path = "/v1/audit", tag = "audit", params(WhichEntries),
-    responses((status = 200, body = Entries), super::Missed))]
+    responses((status = 200, body = Entries), super::Refused, super::Missed))]
 pub(super) async fn audit(
     State(api): State<Api>,
     Params(which): Params<WhichEntries>,

@@ -95,27 +95,12 @@ enum Refused {
 #[derive(utoipa::IntoResponses)]
 #[expect(dead_code, reason = "it stands for the schema")]
 enum Missed {
-    /// The request cannot be used.
-    #[response(status = 400, content_type = "application/problem+json")]
-    Invalid(#[to_schema] Problem),
-    /// The token is missing or wrong.
-    #[response(status = 401, content_type = "application/problem+json")]
-    Unauthorized(#[to_schema] Problem),
-    /// A web page sent it.
-    #[response(status = 403, content_type = "application/problem+json")]
-    CrossOrigin(#[to_schema] Problem),
     /// There is no such key.
     #[response(status = 404, content_type = "application/problem+json")]
     NoKey(#[to_schema] Problem),
     /// The key is not as it would have to be.
     #[response(status = 409, content_type = "application/problem+json")]
     Conflict(#[to_schema] Problem),
-    /// There were too many.
-    #[response(status = 429, content_type = "application/problem+json")]
-    TooMany(#[to_schema] Problem),
-    /// The store does not answer.
-    #[response(status = 503, content_type = "application/problem+json")]
-    Unavailable(#[to_schema] Problem),
 }
 
 /// What requests with a body may be told beside that.

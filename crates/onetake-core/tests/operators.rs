@@ -11,7 +11,7 @@ use onetake_core::note::Note;
 use onetake_core::store::{Answers, Claim, Claimed, Settlement, Verb};
 use onetake_core::{
     Answer, Begin, Cause, Engine, Fingerprint, Key, MemoryStore, Operation, Record, Recording,
-    Scope, Store, StoreError, Verdict, delegate_store,
+    Scope, Store, StoreError, StoreErrorKind, Verdict, delegate_store,
 };
 use tokio::sync::Semaphore;
 
@@ -156,6 +156,32 @@ async fn a_forgotten_outcome_is_not_remembered_by_a_claim_that_was_under_way() {
     let next = engine.begin(&operation("a")).await.unwrap();
     let replays = matches!(next, Begin::Answer(Answer::Replay(_)));
     assert!(!replays, "replayed by the node that forgot it, for up to a minute");
+}
+
+/// A store whose audit cannot be written.
+#[derive(Debug)]
+struct Unnoted(MemoryStore);
+
+impl Store for Unnoted {
+    delegate_store!(self => self.0; name, claim, settle, load, abandoned, sweep, page, find, notes, secret, ready, close);
+
+    fn note(&self, _: Note) -> BoxFuture<'_, Result<(), StoreError>> {
+        let error = StoreError::new(StoreErrorKind::Unavailable, "the disk is full");
+        std::future::ready(Err(error)).boxed()
+    }
+}
+
+#[tokio::test]
+async fn nothing_is_done_that_cannot_be_noted() {
+    let store = Arc::new(Unnoted(MemoryStore::new()));
+    let engine = Engine::new(store.clone());
+    engine.run(operation("a"), async |_| Verdict::Unknown(Cause::TimedOut)).await.unwrap();
+    let unknown = seen(&*store, "a").await;
+    for deed in [Deed::Release, Deed::Forget { seen: Standing::Unknown }] {
+        let error = engine.intervene(want(&unknown, deed)).await.unwrap_err();
+        assert_eq!(error.kind(), StoreErrorKind::Unavailable);
+        assert_eq!(seen(&*store, "a").await, unknown);
+    }
 }
 
 #[tokio::test]

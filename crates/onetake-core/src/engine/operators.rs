@@ -374,6 +374,10 @@ mod tests {
             let answer = engine.intervene(want(&completed, deed)).await.unwrap();
             assert!(matches!(answer, Intervened::Stale(_)), "{answer:?}");
         }
+        let mut stale = want(&completed, Deed::Forget { seen: Standing::Completed });
+        stale.attempt = running.attempt;
+        let answer = engine.intervene(stale).await.unwrap();
+        assert!(matches!(answer, Intervened::Stale(_)), "{answer:?}");
         assert_eq!(engine.notes(None, None, 10).await.unwrap().notes, []);
         drop(lease);
     }

@@ -80,11 +80,7 @@ impl DerivedKey {
 
 impl fmt::Display for DerivedKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (at, byte) in self.0.iter().enumerate() {
-            let dash = if matches!(at, 4 | 6 | 8 | 10) { "-" } else { "" };
-            write!(f, "{dash}{byte:02x}")?;
-        }
-        Ok(())
+        crate::hex::write_uuid(f, &self.0)
     }
 }
 

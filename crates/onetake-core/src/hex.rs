@@ -25,6 +25,15 @@ pub fn decode<const N: usize>(text: &str) -> Option<[u8; N]> {
     Some(bytes)
 }
 
+/// Writes sixteen bytes as a UUID.
+pub(crate) fn write_uuid(f: &mut std::fmt::Formatter<'_>, bytes: &[u8; 16]) -> std::fmt::Result {
+    for (at, byte) in bytes.iter().enumerate() {
+        let dash = if matches!(at, 4 | 6 | 8 | 10) { "-" } else { "" };
+        write!(f, "{dash}{byte:02x}")?;
+    }
+    Ok(())
+}
+
 #[cfg(test)]
 mod tests {
     #[test]

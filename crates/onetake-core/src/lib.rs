@@ -14,6 +14,7 @@
 //! | [`memory`] | the reference store |
 //! | [`engine`] | claim, run, settle, replay; waiters, leases, draining |
 //! | [`derived`] | keys for the calls that an operation makes itself |
+//! | [`outbox`] | what an operation says to others, with its completion |
 //! | [`velocity`] | how many new operations there may be in a while |
 //! | [`clock`] | the one way in which time and randomness enter |
 
@@ -30,6 +31,7 @@ pub mod key;
 pub mod memory;
 pub mod note;
 pub mod origin;
+pub mod outbox;
 #[doc(hidden)]
 pub mod planted;
 pub mod record;
@@ -47,6 +49,7 @@ pub use fingerprint::{Fingerprint, FingerprintKey, Fingerprinter};
 pub use key::{Key, KeyError};
 pub use memory::MemoryStore;
 pub use origin::{Origin, TenantDigest};
+pub use outbox::{Message, MessageId, Outbox};
 pub use record::{AttemptId, Cause, Failure, Fence, OnUnknown, Record, Recording, State, Terms};
 pub use scope::{RecordId, Reference, Scope};
 pub use store::{Claim, Claimed, Settled, Settlement, Store, StoreError, StoreErrorKind, Verb};

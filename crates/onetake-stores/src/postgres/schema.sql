@@ -56,6 +56,36 @@ CREATE TABLE onetake_notes (
 );
 CREATE INDEX onetake_notes_id ON onetake_notes (id, place);
 
+-- The outbox: what operations say to others. A row is written by the transaction that completes its
+-- operation, or not at all. Messages of one ordering key are delivered in the order of their places.
+CREATE TABLE onetake_outbox (
+    place      bigint   GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    message    bytea    NOT NULL UNIQUE, -- 16 bytes: the message's id
+    lane       smallint NOT NULL,    -- 0 to 63, by the ordering key: what one relay takes at a time
+    ordering   text     NOT NULL,    -- the ordering key
+    topic      text     NOT NULL,
+    headers    bytea    NOT NULL,    -- names and values, as onetake reads them
+    payload    bytea    NOT NULL,
+    created_at bigint   NOT NULL,
+    state      smallint NOT NULL DEFAULT 0, -- 0 waiting, 1 delivered, 2 parked
+    state_at   bigint   NOT NULL,    -- waiting: not to be tried before; otherwise since when it is so
+    tries      integer  NOT NULL DEFAULT 0,
+    error      text                  -- why the latest try failed
+);
+CREATE INDEX onetake_outbox_waiting ON onetake_outbox (lane, place) WHERE state = 0;
+-- What was tried and failed holds those behind it back.
+CREATE INDEX onetake_outbox_failing ON onetake_outbox (lane, ordering, place) WHERE state = 0 AND tries > 0;
+CREATE INDEX onetake_outbox_delivered ON onetake_outbox (state_at) WHERE state = 1;
+CREATE INDEX onetake_outbox_parked ON onetake_outbox (place) WHERE state = 2;
+
+-- Which relay has which lane: nobody, once `taken_until` is over.
+CREATE TABLE onetake_lanes (
+    lane        smallint PRIMARY KEY,
+    turn        bigint   NOT NULL DEFAULT 0, -- rises whenever it is taken
+    taken_until bigint   NOT NULL DEFAULT 0
+);
+INSERT INTO onetake_lanes (lane) SELECT lane FROM generate_series(0, 63) AS lane;
+
 CREATE VIEW onetake_keys AS
 SELECT encode(id, 'hex')                                               AS id,
        (ARRAY['running', 'completed', 'failed', 'released', 'unknown'])[state + 1] AS state,

@@ -48,6 +48,7 @@ pub fn encode(record: &Record) -> Bytes {
         OnUnknown::Fail => 0,
         OnUnknown::Reconcile => 1,
         OnUnknown::Retry => 2,
+        OnUnknown::Rollback => 3,
     });
     out.put_u64(record.created_at.as_micros());
     put_slice(&mut out, &record.origin.to_bytes());
@@ -87,9 +88,10 @@ fn encode_state(out: &mut BytesMut, state: &State) {
             out.put_u8(3);
             out.put_u64(at.as_micros());
         }
-        State::Unknown { at, cause } => {
-            out.put_u8(4);
+        State::Unknown { at, cause, ask_at } => {
+            out.put_u8(5);
             out.put_u64(at.as_micros());
+            out.put_u64(ask_at.as_micros());
             match cause {
                 Cause::LeaseEnded => out.put_u8(0),
                 Cause::Restarted => out.put_u8(1),
@@ -132,6 +134,7 @@ pub fn decode(id: RecordId, bytes: Bytes) -> Result<Record, DecodeError> {
             0 => OnUnknown::Fail,
             1 => OnUnknown::Reconcile,
             2 => OnUnknown::Retry,
+            3 => OnUnknown::Rollback,
             _ => return Err(DecodeError("on_unknown")),
         },
     };
@@ -175,7 +178,9 @@ fn decode_state(from: &mut Reader) -> Result<State, DecodeError> {
             State::Failed { at, failure }
         }
         3 => State::Released { at },
-        4 => {
+        4 | 5 => {
+            // There was no such time in the form 4.
+            let ask_at = if tag == 5 { from.timestamp("ask_at")? } else { at };
             let cause = match from.u8("cause")? {
                 0 => Cause::LeaseEnded,
                 1 => Cause::Restarted,
@@ -184,7 +189,7 @@ fn decode_state(from: &mut Reader) -> Result<State, DecodeError> {
                 4 => Cause::Reported(from.text("cause")?),
                 _ => return Err(DecodeError("cause")),
             };
-            State::Unknown { at, cause }
+            State::Unknown { at, cause, ask_at }
         }
         _ => return Err(DecodeError("state")),
     })
@@ -290,14 +295,22 @@ pub(crate) mod tests {
                 },
                 4 => State::Failed { at, failure: Failure { code: text.clone(), detail: text } },
                 5 => State::Released { at },
-                6 => State::Unknown { at, cause: Cause::LeaseEnded },
-                7 => State::Unknown { at, cause: Cause::Restarted },
-                8 => State::Unknown { at, cause: Cause::TimedOut },
-                _ => State::Unknown { at, cause: Cause::Reported(text) },
+                6 => State::Unknown {
+                    at,
+                    cause: Cause::LeaseEnded,
+                    ask_at: at.plus(Duration::from_secs(9)),
+                },
+                7 => State::Unknown { at, cause: Cause::Restarted, ask_at: at },
+                8 => State::Unknown { at, cause: Cause::TimedOut, ask_at: at },
+                _ => State::Unknown { at, cause: Cause::Reported(text), ask_at: at },
             },
         );
-        let unknown =
-            prop_oneof![Just(OnUnknown::Fail), Just(OnUnknown::Reconcile), Just(OnUnknown::Retry)];
+        let unknown = prop_oneof![
+            Just(OnUnknown::Fail),
+            Just(OnUnknown::Reconcile),
+            Just(OnUnknown::Retry),
+            Just(OnUnknown::Rollback)
+        ];
         let seconds = (0..100_000_u64).prop_map(Duration::from_secs);
         let terms = (seconds.clone(), seconds.clone(), seconds, unknown)
             .prop_map(|(ttl, lease, grace, on_unknown)| Terms { ttl, lease, grace, on_unknown });

@@ -39,7 +39,7 @@ pub fn read(found: Option<&Record>, fingerprint: &Fingerprint, now: Timestamp) -
     if record.fingerprint != *fingerprint {
         return Reading::Mismatch;
     }
-    let again = record.terms.on_unknown == OnUnknown::Retry;
+    let again = record.terms.on_unknown.runs_again();
     match &record.state {
         State::Running { .. } => match record.abandoned_at() {
             Some(end) if end <= now && again => Reading::Free,
@@ -70,9 +70,9 @@ pub enum ClaimEffect {
 pub fn claim(found: Option<&Record>, claim: &Claim, now: Timestamp, floor: Fence) -> ClaimEffect {
     match (read(found, &claim.fingerprint, now), found) {
         (Reading::Free, found) => ClaimEffect::Grant(granted(found, claim, now, floor)),
-        (Reading::Abandoned, Some(record)) => ClaimEffect::BecomeUnknown(
-            record.with_state(State::Unknown { at: now, cause: Cause::LeaseEnded }),
-        ),
+        (Reading::Abandoned, Some(record)) => {
+            ClaimEffect::BecomeUnknown(record.with_state(record.lost(now, &Cause::LeaseEnded)))
+        }
         _ => ClaimEffect::Keep,
     }
 }
@@ -154,12 +154,22 @@ pub fn settle(found: Option<&Record>, settlement: &Settlement, now: Timestamp) -
             if record.abandoned_at().is_none_or(|end| end > now) {
                 return SettleEffect::Stale;
             }
-            State::Unknown { at: now, cause: Cause::LeaseEnded }
+            record.lost(now, &Cause::LeaseEnded)
         }
-        (State::Running { .. }, Verb::Unknown(cause)) => {
-            State::Unknown { at: now, cause: cause.clipped() }
-        }
+        (State::Running { .. }, Verb::Unknown(cause)) => record.lost(now, cause),
         (State::Unknown { .. }, Verb::Unknown(_)) => return SettleEffect::Already,
+        (State::Released { .. }, Verb::Unknown(_))
+            if record.terms.on_unknown == OnUnknown::Rollback =>
+        {
+            return SettleEffect::Already;
+        }
+        // Of several who would ask at once, one does.
+        (State::Unknown { at, cause, .. }, Verb::Defer(hold)) => {
+            if record.ask_at().is_none_or(|ask_at| ask_at > now) {
+                return SettleEffect::Stale;
+            }
+            State::Unknown { at: *at, cause: cause.clone(), ask_at: now.plus(*hold) }
+        }
         (_, Verb::Complete(recording)) if open => {
             State::Completed { at: now, recording: recording.clone() }
         }
@@ -228,6 +238,7 @@ mod tests {
             Just(Verb::Complete(Recording::new("new"))),
             Just(Verb::Fail(Failure { code: "c".into(), detail: "d".into() })),
             Just(Verb::Forget),
+            Just(Verb::Defer(Duration::from_secs(7))),
         ]
     }
 
@@ -265,7 +276,7 @@ mod tests {
                 prop_assert_eq!(effect, ClaimEffect::Keep);
             } else {
                 let granted = matches!(effect, ClaimEffect::Grant(_));
-                prop_assert_eq!(granted, record.terms.on_unknown == OnUnknown::Retry);
+                prop_assert_eq!(granted, record.terms.on_unknown.runs_again());
             }
         }
 

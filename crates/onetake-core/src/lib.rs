@@ -48,7 +48,7 @@ pub use engine::{
 pub use fingerprint::{Fingerprint, FingerprintKey, Fingerprinter};
 pub use key::{Key, KeyError};
 pub use memory::MemoryStore;
-pub use origin::{Origin, TenantDigest};
+pub use origin::{Memo, Origin, TenantDigest};
 pub use outbox::{Message, MessageId, Outbox};
 pub use record::{AttemptId, Cause, Failure, Fence, OnUnknown, Record, Recording, State, Terms};
 pub use scope::{RecordId, Reference, Scope};

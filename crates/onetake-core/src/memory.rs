@@ -33,6 +33,8 @@ struct Inner {
     records: BTreeMap<RecordId, Arc<Record>>,
     /// When leases and their grace end.
     leases: BTreeSet<(Timestamp, RecordId)>,
+    /// When to ask what became of what is unknown.
+    asks: BTreeSet<(Timestamp, RecordId)>,
     /// When finished records expire; an entry may be out of date.
     expiries: BTreeSet<(Timestamp, RecordId)>,
     /// The highest fence that was ever granted, for any record: what a swept record leaves behind.
@@ -96,11 +98,19 @@ impl Inner {
         if let Some(at) = record.expires_at() {
             self.expiries.insert((at, record.id));
         }
+        if let Some(at) = record.ask_at() {
+            self.asks.insert((at, record.id));
+        }
         let before = self.records.insert(record.id, Arc::clone(&record));
-        if let Some(end) = before.and_then(|before| before.abandoned_at())
+        if let Some(end) = before.as_ref().and_then(|before| before.abandoned_at())
             && record.abandoned_at() != Some(end)
         {
             self.leases.remove(&(end, record.id));
+        }
+        if let Some(at) = before.and_then(|before| before.ask_at())
+            && record.ask_at() != Some(at)
+        {
+            self.asks.remove(&(at, record.id));
         }
         record
     }
@@ -129,6 +139,20 @@ impl Inner {
         }
     }
 
+    fn due(
+        &self,
+        index: &BTreeSet<(Timestamp, RecordId)>,
+        now: Timestamp,
+        limit: usize,
+    ) -> Vec<Abandoned> {
+        let due = index.iter().take_while(|(at, _)| *at <= now);
+        due.filter_map(|(_, id)| self.records.get(id))
+            .filter(|record| !record.is_expired(now))
+            .take(limit)
+            .map(|record| Abandoned { id: record.id, attempt: record.attempt })
+            .collect()
+    }
+
     fn sweep(&mut self, limit: usize, now: Timestamp) -> Swept {
         let mut swept = Swept::default();
         self.notes.retain(|place, _| place.at().plus(NOTES_KEPT) > now);
@@ -141,6 +165,9 @@ impl Inner {
             if self.records.get(&id).is_some_and(|record| decide::may_sweep(record, now))
                 && let Some(gone) = self.records.remove(&id)
             {
+                if let Some(at) = gone.ask_at() {
+                    self.asks.remove(&(at, id));
+                }
                 swept.removed += 1;
                 swept.unknown += usize::from(matches!(gone.state, State::Unknown { .. }));
             }
@@ -177,13 +204,14 @@ impl Store for MemoryStore {
     }
 
     fn abandoned(&self, limit: usize) -> BoxFuture<'_, Result<Vec<Abandoned>, StoreError>> {
-        let now = self.clock.now();
         let inner = self.lock();
-        let due = inner.leases.iter().take_while(|(end, _)| *end <= now).take(limit);
-        let found = due
-            .filter_map(|(_, id)| inner.records.get(id))
-            .map(|record| Abandoned { id: record.id, attempt: record.attempt })
-            .collect();
+        let found = inner.due(&inner.leases, self.clock.now(), limit);
+        std::future::ready(Ok(found)).boxed()
+    }
+
+    fn unsettled(&self, limit: usize) -> BoxFuture<'_, Result<Vec<Abandoned>, StoreError>> {
+        let inner = self.lock();
+        let found = inner.due(&inner.asks, self.clock.now(), limit);
         std::future::ready(Ok(found)).boxed()
     }
 

@@ -15,6 +15,9 @@ use crate::record::Fence;
 /// The longest name of a route that is kept, in bytes; longer ones are cut.
 pub const ROUTE_BYTES_MAX: usize = 200;
 
+/// The longest memo that is kept, in bytes, before it is encrypted.
+pub const MEMO_BYTES_MAX: usize = 2048;
+
 /// The longest history that is kept, in bytes: about twenty attempts, the latest.
 pub const HISTORY_BYTES_MAX: usize = 1024;
 
@@ -80,6 +83,38 @@ impl FromStr for TenantDigest {
     }
 }
 
+/// What whoever reconciles an operation needs to know it by, in words of its own: a derived key, say. A store
+/// does not look into it, and a `SealedStore` encrypts it. Its `Debug` form hides it, as it may name a key.
+#[derive(Clone, Default, PartialEq, Eq, Hash)]
+pub struct Memo(Bytes);
+
+impl Memo {
+    /// A memo of these bytes; `None` if it is longer than [`MEMO_BYTES_MAX`].
+    #[must_use]
+    pub fn new(bytes: impl Into<Bytes>) -> Option<Self> {
+        let bytes = bytes.into();
+        (bytes.len() <= MEMO_BYTES_MAX).then_some(Self(bytes))
+    }
+
+    /// The bytes.
+    #[must_use]
+    pub const fn as_bytes(&self) -> &Bytes {
+        &self.0
+    }
+
+    /// Whether there is nothing to know.
+    #[must_use]
+    pub const fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+}
+
+impl fmt::Debug for Memo {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Memo({} bytes)", self.0.len())
+    }
+}
+
 /// Who asked for an operation, and where.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Origin {
@@ -87,6 +122,8 @@ pub struct Origin {
     pub tenant: TenantDigest,
     /// What its route is called; empty where nobody said.
     pub route: Arc<str>,
+    /// What its reconciler needs; empty where there is none.
+    pub memo: Memo,
 }
 
 impl Origin {
@@ -97,7 +134,15 @@ impl Origin {
         while !route.is_char_boundary(end) {
             end -= 1;
         }
-        Self { tenant, route: route.get(..end).unwrap_or_default().into() }
+        // A zero is where the memo begins.
+        let route = route.get(..end).unwrap_or_default().replace('\0', " ");
+        Self { tenant, route: route.into(), memo: Memo::default() }
+    }
+
+    /// The same, with what its reconciler needs.
+    #[must_use]
+    pub fn with_memo(self, memo: Memo) -> Self {
+        Self { memo, ..self }
     }
 
     /// The bytes to keep: none where nobody said anything.
@@ -106,9 +151,15 @@ impl Origin {
         if *self == Self::default() {
             return Bytes::new();
         }
-        let mut out = BytesMut::with_capacity(TenantDigest::BYTES + self.route.len());
+        let memo = self.memo.as_bytes();
+        let mut out =
+            BytesMut::with_capacity(TenantDigest::BYTES + self.route.len() + memo.len() + 1);
         out.put_slice(self.tenant.as_bytes());
         out.put_slice(self.route.as_bytes());
+        if !memo.is_empty() {
+            out.put_u8(0);
+            out.put_slice(memo);
+        }
         out.freeze()
     }
 
@@ -119,8 +170,10 @@ impl Origin {
             return Some(Self::default());
         }
         let (tenant, route) = bytes.split_first_chunk()?;
-        let route = std::str::from_utf8(route).ok()?;
-        Some(Self { tenant: TenantDigest(*tenant), route: route.into() })
+        let mut parts = route.splitn(2, |byte| *byte == 0);
+        let route = std::str::from_utf8(parts.next()?).ok()?;
+        let memo = Memo(Bytes::copy_from_slice(parts.next().unwrap_or_default()));
+        Some(Self { tenant: TenantDigest(*tenant), route: route.into(), memo })
     }
 }
 
@@ -206,6 +259,8 @@ mod tests {
             Origin::new(tenant, ""),
             Origin::new(TenantDigest::default(), "POST /v1/charges"),
             Origin::new(tenant, &"ä".repeat(300)),
+            Origin::new(tenant, "POST /a\0b").with_memo(Memo::new("\0with\0zeros").unwrap()),
+            Origin::new(TenantDigest::default(), "").with_memo(Memo::new("m").unwrap()),
         ] {
             assert!(origin.route.len() <= ROUTE_BYTES_MAX);
             assert_eq!(Origin::from_bytes(&origin.to_bytes()), Some(origin));

@@ -96,6 +96,18 @@ pub enum OnUnknown {
     Reconcile,
     /// Run it again: only for operations that deduplicate downstream or are harmless.
     Retry,
+    /// Run it again, and never call it unknown: only for operations whose every effect commits together with
+    /// the completion of their attempt, or not at all (mode T). Whatever an attempt that is passed over did
+    /// is rolled back with its stale completion.
+    Rollback,
+}
+
+impl OnUnknown {
+    /// Whether a key may run again whose last attempt was passed over.
+    #[must_use]
+    pub const fn runs_again(self) -> bool {
+        matches!(self, Self::Retry | Self::Rollback)
+    }
 }
 
 /// The terms that a key was claimed under. They travel with the record, so that a deployment in
@@ -237,6 +249,8 @@ pub enum State {
         at: Timestamp,
         /// Why.
         cause: Cause,
+        /// From when on somebody should ask what became of it: meant for `OnUnknown::Reconcile` alone.
+        ask_at: Timestamp,
     },
 }
 
@@ -308,6 +322,26 @@ impl Record {
         }
     }
 
+    /// From when on somebody should ask what became of it.
+    #[must_use]
+    pub fn ask_at(&self) -> Option<Timestamp> {
+        match self.state {
+            State::Unknown { ask_at, .. } if self.terms.on_unknown == OnUnknown::Reconcile => {
+                Some(ask_at)
+            }
+            _ => None,
+        }
+    }
+
+    /// Where the record stands once its attempt is passed over, or says that it knows nothing.
+    #[must_use]
+    pub fn lost(&self, now: Timestamp, cause: &Cause) -> State {
+        if self.terms.on_unknown == OnUnknown::Rollback {
+            return State::Released { at: now };
+        }
+        State::Unknown { at: now, cause: cause.clipped(), ask_at: now }
+    }
+
     /// The same record in another state.
     #[must_use]
     pub fn with_state(&self, state: State) -> Self {
@@ -364,7 +398,10 @@ mod tests {
         assert_eq!(late.expires_at(), Some(at(1_000 + day + 3_600)));
         let short = record(10, State::Released { at: at(1_009) });
         assert_eq!(short.expires_at(), Some(at(1_019)));
-        let unknown = record(day, State::Unknown { at: at(5_000), cause: Cause::TimedOut });
+        let unknown = record(
+            day,
+            State::Unknown { at: at(5_000), cause: Cause::TimedOut, ask_at: at(5_000) },
+        );
         assert_eq!(unknown.expires_at(), Some(at(5_000 + day)));
         assert!(!short.is_expired(at(1_018)));
         assert!(short.is_expired(at(1_019)));

@@ -25,6 +25,7 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
@@ -94,6 +95,8 @@ pub enum Verb {
     Unknown(Cause),
     /// Nobody heard of it: unknown, if its lease and grace are over when the store looks.
     Abandon,
+    /// It is unknown, to be reconciled, and due to be asked for: nobody else asks for so long.
+    Defer(Duration),
     /// An operator wants it gone, whatever came of it, unless it runs: what was recorded is gone at once,
     /// and the record is expired from then on.
     Forget,
@@ -192,7 +195,8 @@ impl std::error::Error for StoreError {
 /// One answer for each item of a batch, in its order.
 pub type Answers<T> = Vec<Result<T, StoreError>>;
 
-/// An attempt whose lease and grace were over when the store looked.
+/// An attempt that somebody should look after: its lease and grace were over when the store looked, or it is
+/// time to ask what became of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Abandoned {
     /// The record.
@@ -291,6 +295,10 @@ pub trait Store: Send + Sync + fmt::Debug + 'static {
     /// Up to `limit` attempts whose lease and grace are over, the longest over first. It must not
     /// read all keys to find them.
     fn abandoned(&self, limit: usize) -> BoxFuture<'_, Result<Vec<Abandoned>, StoreError>>;
+
+    /// Up to `limit` unknown attempts that somebody should ask for now ([`Record::ask_at`]), the longest due
+    /// first, and none that expired. It must not read all keys to find them.
+    fn unsettled(&self, limit: usize) -> BoxFuture<'_, Result<Vec<Abandoned>, StoreError>>;
 
     /// Deletes up to `limit` expired records, each looked at again by
     /// [`decide::may_sweep`](crate::decide::may_sweep) in the step that deletes it.

@@ -36,6 +36,11 @@ macro_rules! delegate_store {
             limit: usize
         ) -> Result<Vec<$crate::store::Abandoned>, $crate::store::StoreError>);
     };
+    (@unsettled $this:ident, $inner:expr) => {
+        $crate::delegate_store!(@method $this, $inner, unsettled(
+            limit: usize
+        ) -> Result<Vec<$crate::store::Abandoned>, $crate::store::StoreError>);
+    };
     (@sweep $this:ident, $inner:expr) => {
         $crate::delegate_store!(@method $this, $inner, sweep(
             limit: usize

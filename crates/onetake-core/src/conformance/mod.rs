@@ -17,6 +17,7 @@ mod engine;
 mod expiry;
 mod faults;
 mod faulty;
+mod lost;
 pub mod many;
 mod operators;
 mod pages;
@@ -118,6 +119,8 @@ const STORE_CASES: &[(&str, Case)] = cases! {
         a_settled_record_never_changes, renewing_moves_the_end_of_the_lease,
         renewing_does_not_revive_the_unknown, settling_the_absent_is_stale,
         the_abandoned_are_found_in_order, the_reaper_looks_again;
+    lost: the_unsettled_are_found_in_order, an_abandoned_one_is_asked_for, one_of_many_asks,
+        only_the_reconciled_are_asked_for, the_unsettled_expire, what_rolls_back_is_never_unknown;
     expiry: a_key_is_reusable_only_after_it_expires, running_never_expires,
         the_unknown_expires_a_full_ttl_later, a_late_outcome_is_kept_for_a_while,
         a_sweep_takes_what_expired_and_nothing_else, a_sweep_looks_again,

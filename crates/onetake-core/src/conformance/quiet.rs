@@ -78,6 +78,10 @@ impl Store for Quiet {
         self.count(self.inner.abandoned(limit))
     }
 
+    fn unsettled(&self, limit: usize) -> BoxFuture<'_, Result<Vec<Abandoned>, StoreError>> {
+        self.count(self.inner.unsettled(limit))
+    }
+
     fn sweep(&self, limit: usize) -> BoxFuture<'_, Result<Swept, StoreError>> {
         self.count(self.inner.sweep(limit))
     }

@@ -246,6 +246,7 @@ fn word(verb: &Verb) -> &'static str {
         Verb::Release => "release",
         Verb::Unknown(_) => "unknown",
         Verb::Abandon => "abandon",
+        Verb::Defer(_) => "defer",
         Verb::Forget => "forget",
     }
 }
@@ -311,14 +312,18 @@ async fn settle(
     engine.heart.remove(&pulse);
     engine.metrics.running.decrement(1);
     match (&settlement.verb, &settling) {
-        (Verb::Unknown(cause), Settling::Recorded(_)) => {
+        (Verb::Unknown(cause), Settling::Recorded(record))
+            if matches!(record.state, crate::State::Unknown { .. }) =>
+        {
             engine.metrics.unknown.increment(1);
             tracing::warn!(
                 reference = %pulse.id.reference(), %cause,
                 "an operation's outcome is unknown: somebody should look at it"
             );
         }
-        (Verb::Release, Settling::Recorded(_)) => engine.metrics.released.increment(1),
+        (Verb::Release | Verb::Unknown(_), Settling::Recorded(_)) => {
+            engine.metrics.released.increment(1)
+        }
         _ => {}
     }
     engine.flights.land(pulse.id, &flying.flight, landing);

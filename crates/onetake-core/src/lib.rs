@@ -42,8 +42,8 @@ pub mod velocity;
 pub use clock::{Clock, ManualClock, Rng, Shift, SystemClock, SystemRng, Timestamp};
 pub use derived::{DerivedKey, DerivingSecret};
 pub use engine::{
-    Answer, Attempt, Begin, Engine, EngineError, InFlight, Lease, Limits, Operation, Outcome,
-    Settling, Verdict,
+    Again, Answer, Asking, Attempt, Begin, Engine, EngineError, Found, InFlight, Inquiry, Journal,
+    Lease, Limits, OnRetry, Operation, Outcome, Reconcile, Settling, Verdict,
 };
 pub use fingerprint::{Fingerprint, FingerprintKey, Fingerprinter};
 pub use key::{Key, KeyError};

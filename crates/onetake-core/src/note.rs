@@ -100,6 +100,8 @@ pub enum Action {
     Resolve,
     /// It was forgotten.
     Forget,
+    /// Its attempt was passed over, because its lease and grace ended without a word from it.
+    Abandon,
 }
 
 impl Action {
@@ -111,6 +113,7 @@ impl Action {
             Self::Fail => "fail",
             Self::Resolve => "resolve",
             Self::Forget => "forget",
+            Self::Abandon => "abandon",
         }
     }
 }
@@ -176,6 +179,7 @@ impl Note {
             Action::Fail => 1,
             Action::Resolve => 2,
             Action::Forget => 3,
+            Action::Abandon => 4,
         });
         out.put_u8(match self.ended {
             Ended::Asked => 0,
@@ -207,6 +211,7 @@ impl Note {
                 1 => Action::Fail,
                 2 => Action::Resolve,
                 3 => Action::Forget,
+                4 => Action::Abandon,
                 _ => return Err(DecodeError::new("action")),
             },
             ended: match from.u8("ended")? {

@@ -41,6 +41,7 @@ impl Bench {
             origin: crate::Origin::default(),
             in_flight: InFlight::Reject,
             run_max: self.can.tick * 100,
+            on_retry: None,
         }
     }
 

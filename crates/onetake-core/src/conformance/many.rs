@@ -220,6 +220,7 @@ fn operation(name: &str, terms: Terms) -> Operation {
         origin: crate::Origin::default(),
         in_flight: InFlight::Wait(Duration::from_millis(300)),
         run_max: Duration::from_secs(30),
+        on_retry: None,
     }
 }
 

@@ -14,6 +14,7 @@ use crate::store::{Claim, Claimed, Settled, Settlement, StoreError, StoreErrorKi
 use super::flight::{Flight, Landing};
 use super::lease::{Granted, Lease};
 use super::operation::{EngineError, Operation};
+use super::retry::roll_back;
 use super::{Engine, Inner, Led};
 
 /// Asks the store for the right to run, and lands the flight if it is not given.
@@ -25,7 +26,13 @@ pub(super) async fn claim(
     let mut open = Open { inner: &engine.inner, id: operation.id, flight: Some(flight) };
     match try_claim(&engine.inner, &operation).await {
         Ok((Ok(granted), permit)) => match open.flight.take() {
-            Some(flight) => Ok(Led::Run(Lease::new(&engine, flight, permit, &operation, granted))),
+            Some(flight) => {
+                let lease = Lease::new(&engine, flight, permit, &operation, granted);
+                match &operation.on_retry {
+                    Some(hook) => roll_back(&engine, lease, hook, operation.run_max).await,
+                    None => Ok(Led::Run(lease)),
+                }
+            }
             None => Err(EngineError::Closing),
         },
         Ok((Err((record, now)), _permit)) => {

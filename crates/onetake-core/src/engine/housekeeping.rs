@@ -3,10 +3,17 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::StreamExt;
+
 use crate::clock::Clock;
+use crate::note::{Action, Ended, Note, NotePlace};
+use crate::record::{Record, State};
 use crate::store::{Settled, Settlement, Verb};
 
 use super::{Engine, Inner};
+
+/// How many entries of the audit are written at once.
+const NOTES_AT_ONCE: usize = 16;
 
 /// How often, and how much at a time.
 #[derive(Clone, Copy, Debug)]
@@ -43,7 +50,8 @@ impl Engine {
         inner.runtime.spawn(sweeper(Arc::clone(inner), plan));
     }
 
-    /// Makes up to `limit` abandoned attempts unknown; how many it were.
+    /// Passes over up to `limit` abandoned attempts: they become unknown, or are released if they roll back by
+    /// themselves. How many it were.
     pub async fn reap(&self, limit: usize) -> usize {
         reap(&self.inner, limit).await
     }
@@ -72,18 +80,46 @@ async fn reap(engine: &Inner, limit: usize) -> usize {
         engine.settles.submit(Settlement { id: lost.id, attempt: lost.attempt, verb })
     });
     let settled = futures_util::future::join_all(settlements).await;
-    let mut reaped = 0;
-    for answer in settled {
-        if let Ok(Settled::Done { record, .. }) = answer {
-            reaped += 1;
-            engine.metrics.unknown.increment(1);
-            tracing::warn!(
-                reference = %record.id.reference(),
-                "an operation's lease and grace ended without a word from it: its outcome is unknown"
-            );
-        }
+    let passed_over: Vec<Arc<Record>> = settled
+        .into_iter()
+        .filter_map(|answer| match answer {
+            Ok(Settled::Done { record, .. }) => Some(record),
+            _ => None,
+        })
+        .collect();
+    futures_util::stream::iter(&passed_over)
+        .for_each_concurrent(NOTES_AT_ONCE, |record| note(engine, record))
+        .await;
+    passed_over.len()
+}
+
+/// Says what the reaper did: in the log, and in the audit.
+async fn note(engine: &Inner, record: &Record) {
+    let reference = record.id.reference();
+    if matches!(record.state, State::Unknown { .. }) {
+        engine.metrics.unknown.increment(1);
+        tracing::warn!(
+            %reference,
+            "an operation's lease and grace ended without a word from it: its outcome is unknown"
+        );
+    } else {
+        engine.metrics.released.increment(1);
+        tracing::info!(%reference, "an operation's lease and grace ended, and it is rolled back");
     }
-    reaped
+    let note = Note {
+        place: NotePlace::new(engine.clock.now(), &*engine.rng),
+        id: record.id,
+        attempt: record.attempt,
+        action: Action::Abandon,
+        ended: Ended::Done,
+        before: "running".to_owned(),
+        by: "reaper".to_owned(),
+        reason: "its lease and grace ended without a word from it".to_owned(),
+    };
+    // It is done, and the record itself says why: the audit only gathers it.
+    if let Err(error) = engine.patiently(engine.store.note(note)).await {
+        tracing::warn!(%reference, %error, "what the reaper did could not be noted");
+    }
 }
 
 async fn sweeper(engine: Arc<Inner>, plan: Housekeeping) {
@@ -117,7 +153,7 @@ async fn sweeper(engine: Arc<Inner>, plan: Housekeeping) {
 }
 
 /// Waits, unless the engine stops.
-async fn rest(engine: &Inner, duration: Duration) -> bool {
+pub(super) async fn rest(engine: &Inner, duration: Duration) -> bool {
     let clock: &dyn Clock = &*engine.clock;
     tokio::select! {
         () = clock.sleep(duration) => true,

@@ -195,6 +195,7 @@ impl Lease {
         let started = self.started.load(Ordering::Acquire);
         let (engine, pulse) = (self.engine.clone(), Arc::clone(&self.pulse));
         let task = settle(engine, pulse, settlement, flying, started).instrument(span);
+        let task = self.engine.inner.settling.track_future(task);
         let tell_early = planted(Bug::AnswerBeforeCommit).then(|| self.unrecorded());
         self.engine.spawn(async move {
             if let Some(record) = tell_early {
@@ -270,7 +271,15 @@ async fn settle(
     let mut pause = RETRY_MIN;
     let (settling, landing) = loop {
         let asked_at = engine.clock.monotonic();
-        match engine.settles.submit(settlement.clone()).await {
+        let answer = tokio::select! {
+            biased;
+            answer = engine.settles.submit(settlement.clone()) => answer,
+            () = engine.stopped.cancelled() => {
+                let what = "the engine stopped before the store answered";
+                Err(StoreError::new(StoreErrorKind::Indeterminate, what))
+            }
+        };
+        match answer {
             Ok(Settled::Done { record, now }) => {
                 engine.cache.put(&record, now, asked_at);
                 // Whoever waited for an attempt that never started may try it themselves.
@@ -296,13 +305,18 @@ async fn settle(
                 // Whoever waited is not told that the store is away: they could take it for leave to
                 // run what has run.
                 if engine.stopped.is_cancelled() {
+                    engine.could_not_settle(settlement.clone());
                     break (Settling::Pending, Landing::Failed(EngineError::Closing));
                 }
                 if error.kind() == StoreErrorKind::Corrupt {
+                    engine.could_not_settle(settlement.clone());
                     break (Settling::Pending, Landing::Failed(error.into()));
                 }
                 report(&pulse, &error);
-                engine.clock.sleep(pause).await;
+                tokio::select! {
+                    () = engine.clock.sleep(pause) => {}
+                    () = engine.stopped.cancelled() => {}
+                }
                 pause = (pause * 2).min(RETRY_MAX);
             }
         }

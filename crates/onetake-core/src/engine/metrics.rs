@@ -59,10 +59,13 @@ impl Metrics {
     }
 }
 
+/// What asking for unknown outcomes came to; it has a label for what.
+pub(crate) const RECONCILED: &str = "onetake_reconciled_total";
+
 /// What operators did by hand; it has a label for what.
 pub(crate) const INTERVENTIONS: &str = "onetake_interventions_total";
 
-const COUNTERS: [(&str, &str); 16] = [
+const COUNTERS: [(&str, &str); 17] = [
     ("onetake_executed_total", "Operations that were started."),
     ("onetake_replayed_total", "Retries that were answered from a recording."),
     ("onetake_in_flight_refused_total", "Attempts that were told that another one runs."),
@@ -78,6 +81,7 @@ const COUNTERS: [(&str, &str); 16] = [
     ("onetake_bypassed_total", "Operations that ran unrecorded because the store was away."),
     ("onetake_outcomes_pending_total", "Outcomes that could not be made durable in time."),
     ("onetake_swept_total", "Expired records that were deleted."),
+    (RECONCILED, "Asks what became of an unknown attempt, by what was found."),
     (INTERVENTIONS, "Changes that operators made by hand."),
 ];
 

@@ -10,19 +10,22 @@ mod claim;
 mod flight;
 mod heart;
 mod housekeeping;
+mod journal;
 mod lease;
 mod look;
 mod metrics;
 mod operation;
 mod operators;
+mod reconcile;
 mod remote;
 mod replays;
+mod retry;
 mod wait;
 
 use std::future::Future;
 use std::panic::AssertUnwindSafe;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
 use futures_util::FutureExt;
@@ -47,13 +50,16 @@ use remote::Remote;
 use wait::{Next, Patience, elsewhere, interpret, join, settled};
 
 pub use housekeeping::Housekeeping;
+pub use journal::{Journal, Kept};
 pub use lease::{Lease, LeaseLost, Settling};
 pub use look::Promise;
 pub use operation::{
     Answer, Attempt, Begin, EngineError, InFlight, Limits, Operation, Outcome, Verdict,
 };
 pub use operators::{Deed, Intervened, Intervention, Standing};
+pub use reconcile::{Asking, Found, Inquiry, Reconcile};
 pub use replays::Replays;
+pub use retry::{Again, OnRetry};
 
 /// The target of all spans of a trace, here and in the crates around: filters select them by it.
 pub const SPANS: &str = "onetake::trace";
@@ -84,6 +90,11 @@ pub(crate) struct Inner {
     heart: Heart,
     remote: Arc<Remote>,
     tracker: TaskTracker,
+    /// The settlements that are under way.
+    settling: TaskTracker,
+    /// What could not be settled before everything stopped.
+    unwritten: Mutex<Vec<Settlement>>,
+    journal: OnceLock<Arc<dyn Journal>>,
     running: Arc<Semaphore>,
     waiting: Semaphore,
     metrics: Arc<Metrics>,
@@ -135,6 +146,9 @@ impl Engine {
                 runtime.clone(),
             ),
             tracker: TaskTracker::new(),
+            settling: TaskTracker::new(),
+            unwritten: Mutex::default(),
+            journal: OnceLock::new(),
             running: Arc::new(Semaphore::new(limits.running_max)),
             waiting: Semaphore::new(limits.waiting_max),
             metrics,
@@ -266,8 +280,8 @@ impl Engine {
         }
     }
 
-    /// Takes no new operations, waits for the running ones for at most `patience`, then stops and
-    /// closes the store. Says whether everything ended by itself.
+    /// Takes no new operations, waits for the running ones for at most `patience`, then stops, hands what could
+    /// not be settled to the journal, if there is [one](Self::use_journal), and closes the store. Says whether everything ended by itself.
     ///
     /// # Errors
     /// If the store could not be closed.
@@ -281,6 +295,7 @@ impl Engine {
             () = inner.clock.sleep(patience) => false,
         };
         inner.stopped.cancel();
+        inner.hand_over().await;
         tokio::select! {
             biased;
             closed = inner.store.close() => closed?,
@@ -316,6 +331,7 @@ impl Engine {
                 Entered::Leader(flight) => match self.lead(operation, flight, lead).await? {
                     Led::Run(lease) => return Ok(Begin::Run(lease)),
                     Led::Found(record, now) => interpret(&record, operation, now),
+                    Led::Answer(answer) => Next::Answer(answer),
                 },
                 Entered::Joiner(phase) => join(operation, phase, &mut patience).await?,
             };
@@ -421,6 +437,7 @@ enum Lead {
 enum Led {
     Run(Lease),
     Found(Arc<Record>, Timestamp),
+    Answer(Answer),
 }
 
 impl Inner {

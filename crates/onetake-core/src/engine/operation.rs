@@ -12,6 +12,7 @@ use crate::scope::{RecordId, Scope};
 use crate::store::{StoreError, StoreErrorKind, Verb};
 
 use super::lease::{Lease, Settling};
+use super::retry::OnRetry;
 
 /// Every bound of an engine.
 #[derive(Clone, Copy, Debug)]
@@ -83,6 +84,8 @@ pub struct Operation {
     pub in_flight: InFlight,
     /// For how long it may run: its lease is renewed no longer than that.
     pub run_max: Duration,
+    /// What is called before it runs again.
+    pub on_retry: Option<OnRetry>,
 }
 
 impl Operation {
@@ -105,6 +108,7 @@ impl Operation {
             origin: Origin::default(),
             in_flight: InFlight::default(),
             run_max: Duration::from_secs(30),
+            on_retry: None,
         }
     }
 
@@ -147,6 +151,13 @@ impl Operation {
     #[must_use]
     pub fn in_flight(mut self, in_flight: InFlight) -> Self {
         self.in_flight = in_flight;
+        self
+    }
+
+    /// Sets what rolls back what an earlier attempt left half done, before it runs again.
+    #[must_use]
+    pub fn on_retry(mut self, hook: OnRetry) -> Self {
+        self.on_retry = Some(hook);
         self
     }
 

@@ -205,16 +205,35 @@ impl Inner {
         // first, which excludes the owner, and then forgotten.
         if stands == Standing::Unknown && wanted.deed.action() == Action::Forget {
             let release = Intervention { deed: Deed::Release, ..wanted.clone() };
-            match self.carry_out(release, &record).await? {
-                Intervened::Done(released) => return self.carry_out(wanted, &released).await,
+            match self.intervened(release, &record).await? {
+                Intervened::Done(released) => return self.intervened(wanted, &released).await,
                 otherwise => return Ok(otherwise),
             }
         }
-        self.carry_out(wanted, &record).await
+        self.intervened(wanted, &record).await
+    }
+
+    /// Does what an operator wants, and counts it.
+    async fn intervened(
+        &self,
+        wanted: Intervention,
+        record: &Record,
+    ) -> Result<Intervened, StoreError> {
+        let (reference, action) = (wanted.id.reference(), wanted.deed.action().name());
+        let intervened = self.carry_out(wanted, record).await;
+        let ended = match &intervened {
+            Ok(Intervened::Done(_)) => Ended::Done,
+            Ok(_) => Ended::Stale,
+            Err(_) => Ended::Failed,
+        };
+        let labels = [("action", action), ("ended", ended.name())];
+        metrics::counter!(INTERVENTIONS, &labels).increment(1);
+        tracing::warn!(%reference, action, ended = ended.name(), "an operator intervened");
+        intervened
     }
 
     /// Notes what is wanted, does it, and notes how that ended.
-    async fn carry_out(
+    pub(super) async fn carry_out(
         &self,
         wanted: Intervention,
         record: &Record,
@@ -245,14 +264,6 @@ impl Inner {
             Ok(Settled::Stale { .. }) => Ended::Stale,
             Err(_) => Ended::Failed,
         };
-        let labels = [("action", note.action.name()), ("ended", note.ended.name())];
-        metrics::counter!(INTERVENTIONS, &labels).increment(1);
-        tracing::warn!(
-            reference = %id.reference(),
-            action = note.action.name(),
-            ended = note.ended.name(),
-            "an operator intervened"
-        );
         let noted = self.patiently(self.store.note(note)).await;
         let settled = settled?;
         if let Err(error) = noted {
@@ -266,14 +277,17 @@ impl Inner {
         })
     }
 
-    async fn read_from_store(&self, id: RecordId) -> Result<Option<Arc<Record>>, StoreError> {
+    pub(super) async fn read_from_store(
+        &self,
+        id: RecordId,
+    ) -> Result<Option<Arc<Record>>, StoreError> {
         let load = self.store.load(vec![id]);
         let load = async move { load.await.pop().unwrap_or_else(|| Err(Self::not_in_time())) };
         self.patiently(Box::pin(load)).await
     }
 
     /// Waits for the store, but not for ever.
-    async fn patiently<T>(
+    pub(super) async fn patiently<T>(
         &self,
         answer: BoxFuture<'_, Result<T, StoreError>>,
     ) -> Result<T, StoreError> {

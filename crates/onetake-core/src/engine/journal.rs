@@ -1,0 +1,155 @@
+//! What could not be settled before the end, handed to whoever starts next.
+//!
+//! A settlement is tried for as long as the process lives. If it has to end while the store is away, what it
+//! knows goes into a [`Journal`], and is settled at the next start. That is fenced like any settlement: if
+//! somebody settled the attempt meanwhile, theirs stands, and the difference is logged.
+
+use std::fmt;
+use std::sync::{Arc, PoisonError};
+use std::time::Duration;
+
+use futures_util::future::BoxFuture;
+
+use crate::record::{Record, State};
+use crate::store::{Settled, Settlement, StoreError, StoreErrorKind, Verb};
+
+use super::housekeeping::rest;
+use super::{Engine, Inner};
+
+/// How long settlements that are under way when everything stops may take to notice.
+const HAND_OVER_PATIENCE: Duration = Duration::from_secs(5);
+/// The pause before what was kept is tried again; it doubles up to [`PAUSE_MAX`].
+const PAUSE_MIN: Duration = Duration::from_millis(100);
+/// The longest pause.
+const PAUSE_MAX: Duration = Duration::from_secs(5);
+
+/// Some settlements that were kept together.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Kept {
+    /// What the journal calls them.
+    pub name: String,
+    /// The settlements.
+    pub settlements: Vec<Settlement>,
+}
+
+/// A place on this machine for settlements that the store did not take.
+pub trait Journal: fmt::Debug + Send + Sync + 'static {
+    /// Keeps them, durably.
+    fn keep(&self, settlements: Vec<Settlement>) -> BoxFuture<'_, Result<(), StoreError>>;
+
+    /// What was kept and not let go of. What cannot be read is left where it is, and logged.
+    fn kept(&self) -> BoxFuture<'_, Result<Vec<Kept>, StoreError>>;
+
+    /// Lets go of what was settled.
+    fn let_go(&self, name: String) -> BoxFuture<'_, Result<(), StoreError>>;
+}
+
+impl Engine {
+    /// Uses a journal: settles what it kept, in the background, and hands over at
+    /// [`shutdown`](Engine::shutdown) what could not be settled. Only the first call counts.
+    pub fn use_journal(&self, journal: Arc<dyn Journal>) {
+        if self.inner.journal.set(Arc::clone(&journal)).is_ok() {
+            self.inner.runtime.spawn(finish_all(Arc::clone(&self.inner), journal));
+        }
+    }
+}
+
+impl Inner {
+    /// Remembers a settlement that the store did not take before everything stopped.
+    pub(super) fn could_not_settle(&self, settlement: Settlement) {
+        self.unwritten.lock().unwrap_or_else(PoisonError::into_inner).push(settlement);
+    }
+
+    /// Waits for settlements that are under way to give up, and hands them over.
+    pub(super) async fn hand_over(&self) {
+        self.settling.close();
+        tokio::select! {
+            biased;
+            () = self.settling.wait() => {}
+            () = self.clock.sleep(HAND_OVER_PATIENCE) => {}
+        }
+        let unwritten =
+            std::mem::take(&mut *self.unwritten.lock().unwrap_or_else(PoisonError::into_inner));
+        if unwritten.is_empty() {
+            return;
+        }
+        let count = unwritten.len();
+        let Some(journal) = self.journal.get() else {
+            tracing::error!(count, "outcomes could not be written: they are unknown from now on");
+            return;
+        };
+        match journal.keep(unwritten).await {
+            Ok(()) => tracing::warn!(
+                count,
+                "outcomes could not be written; they wait in the journal for the next start"
+            ),
+            Err(error) => tracing::error!(
+                count, %error,
+                "outcomes could be written neither to the store nor to the journal: they are unknown from now on"
+            ),
+        }
+    }
+}
+
+/// Settles everything that was kept, for as long as it takes.
+async fn finish_all(engine: Arc<Inner>, journal: Arc<dyn Journal>) {
+    let mut pause = PAUSE_MIN;
+    loop {
+        match finish(&engine, &*journal).await {
+            Ok(()) => return,
+            Err(error) => {
+                tracing::warn!(%error, "what the journal kept could not be settled yet; it is tried again");
+            }
+        }
+        if !rest(&engine, pause).await {
+            return;
+        }
+        pause = (pause * 2).min(PAUSE_MAX);
+    }
+}
+
+async fn finish(engine: &Inner, journal: &dyn Journal) -> Result<(), StoreError> {
+    for kept in journal.kept().await? {
+        let count = kept.settlements.len();
+        let submitted =
+            kept.settlements.iter().map(|settlement| engine.settles.submit(settlement.clone()));
+        let answers = futures_util::future::join_all(submitted).await;
+        let mut failed = None;
+        for (settlement, answer) in kept.settlements.iter().zip(answers) {
+            match answer {
+                Ok(Settled::Done { .. }) => {}
+                Ok(Settled::Stale { current }) => report(settlement, current.as_deref()),
+                // It will never be taken: to try it for ever would hold up the others.
+                Err(error) if error.kind() == StoreErrorKind::Invalid => {
+                    tracing::error!(
+                        reference = %settlement.id.reference(), %error,
+                        "an outcome from the journal is refused by the store"
+                    );
+                    failed.get_or_insert(error);
+                }
+                Err(error) => {
+                    failed.get_or_insert(error);
+                }
+            }
+        }
+        if let Some(error) = failed {
+            return Err(error);
+        }
+        journal.let_go(kept.name).await?;
+        tracing::info!(count, "outcomes that an earlier process could not write are settled");
+    }
+    Ok(())
+}
+
+/// Somebody settled it meanwhile: theirs stands.
+fn report(settlement: &Settlement, current: Option<&Record>) {
+    let stands = current.map_or("forgotten", |record| record.state.name());
+    let differs = match (&settlement.verb, current.map(|record| &record.state)) {
+        (Verb::Complete(ours), Some(State::Completed { recording, .. })) => ours != recording,
+        _ => true,
+    };
+    tracing::error!(
+        reference = %settlement.id.reference(), stands, differs,
+        "an outcome from the journal changes nothing: the key was settled otherwise meanwhile"
+    );
+}

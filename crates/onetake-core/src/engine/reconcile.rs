@@ -1,0 +1,245 @@
+//! Asks what became of attempts that nobody heard of again, and settles them by the answer.
+//!
+//! Each ask is taken in the store first ([`Verb::Defer`]), so that of several nodes one asks. If that one dies,
+//! the ask is due again a while later. Whatever the answer, settling is fenced by the attempt: an owner that
+//! comes back first is believed, and this changes nothing.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::StreamExt;
+use futures_util::future::BoxFuture;
+
+use crate::clock::Timestamp;
+use crate::record::{Failure, Record, Recording, State};
+use crate::store::{Abandoned, Settled, Settlement, StoreError, Verb};
+
+use super::housekeeping::rest;
+use super::metrics::RECONCILED;
+use super::operators::{Deed, Intervened, Intervention};
+use super::{Engine, Inner};
+
+/// Whom the audit names for what is settled here.
+const BY: &str = "reconciler";
+
+/// For how long a key is left alone of which nobody here can tell anything.
+const NOBODY: Duration = Duration::from_secs(300);
+
+/// Knows, or can find out, what became of an operation.
+pub trait Reconcile: fmt::Debug + Send + Sync + 'static {
+    /// How to go about this one. `None` if nobody here can tell anything of it, because its route is gone,
+    /// say: then it stays unknown, and another node may know better.
+    fn inquiry(&self, record: &Record) -> Option<Inquiry>;
+
+    /// Asks. Dropped after [`Inquiry::timeout`], and asked again later, perhaps by another node.
+    fn ask(&self, record: Arc<Record>) -> BoxFuture<'_, Found>;
+}
+
+/// How patiently to ask.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Inquiry {
+    /// No sooner than this after the attempt was given its key: what it sent must have arrived by then, or
+    /// never will.
+    pub after: Duration,
+    /// How long one ask may take.
+    pub timeout: Duration,
+    /// The shortest pause between two asks; they grow with the time for which it has been unknown.
+    pub pause_min: Duration,
+    /// The longest pause between two asks.
+    pub pause_max: Duration,
+    /// For how long after it became unknown to go on; then it is recorded as failed.
+    pub limit: Duration,
+}
+
+impl Default for Inquiry {
+    fn default() -> Self {
+        Self {
+            after: Duration::from_secs(60),
+            timeout: Duration::from_secs(10),
+            pause_min: Duration::from_secs(1),
+            pause_max: Duration::from_secs(300),
+            limit: Duration::from_secs(3600),
+        }
+    }
+}
+
+/// What asking came to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Found {
+    /// This was its outcome.
+    Completed(Recording),
+    /// It failed for good.
+    Failed(Failure),
+    /// It is certain that it had no effect and never will: another attempt may run (S16).
+    NotExecuted,
+    /// Nobody can tell yet, and why not, for people. It must hold nothing secret.
+    Unclear(String),
+}
+
+/// How often to look for what is due to be asked for, and how much at a time.
+#[derive(Clone, Copy, Debug)]
+pub struct Asking {
+    /// How often to look.
+    pub interval: Duration,
+    /// How many to take at a time.
+    pub batch: usize,
+    /// How many to ask for at once.
+    pub at_once: usize,
+}
+
+impl Default for Asking {
+    fn default() -> Self {
+        Self { interval: Duration::from_secs(1), batch: 100, at_once: 16 }
+    }
+}
+
+impl Engine {
+    /// Asks `reconciler` for whatever is unknown under [`OnUnknown::Reconcile`](crate::OnUnknown::Reconcile), from
+    /// now on and until the engine ends.
+    pub fn reconcile_with(&self, reconciler: Arc<dyn Reconcile>, asking: Asking) {
+        let inner = Arc::clone(&self.inner);
+        self.inner.runtime.spawn(async move {
+            loop {
+                while reconcile(&inner, &*reconciler, asking).await >= asking.batch.max(1) {}
+                if !rest(&inner, asking.interval).await {
+                    return;
+                }
+            }
+        });
+    }
+
+    /// Asks for what is due, once; how many there were to ask for.
+    pub async fn reconcile(&self, reconciler: &dyn Reconcile, asking: Asking) -> usize {
+        reconcile(&self.inner, reconciler, asking).await
+    }
+}
+
+async fn reconcile(engine: &Inner, reconciler: &dyn Reconcile, asking: Asking) -> usize {
+    let due = match engine.store.unsettled(asking.batch.max(1)).await {
+        Ok(due) => due,
+        Err(error) => {
+            engine.failed(&error);
+            tracing::warn!(%error, "what is unknown could not be looked for; it is tried again");
+            return 0;
+        }
+    };
+    let count = due.len();
+    futures_util::stream::iter(due)
+        .for_each_concurrent(asking.at_once.max(1), |lost| async move {
+            if engine.stopped.is_cancelled() {
+                return;
+            }
+            if let Err(error) = one(engine, reconciler, lost).await {
+                tracing::warn!(
+                    reference = %lost.id.reference(), %error,
+                    "an unknown outcome could not be settled; it is tried again"
+                );
+            }
+        })
+        .await;
+    count
+}
+
+/// Asks for one, if nobody else does.
+async fn one(
+    engine: &Inner,
+    reconciler: &dyn Reconcile,
+    lost: Abandoned,
+) -> Result<(), StoreError> {
+    let Some(record) = engine.read_from_store(lost.id).await? else { return Ok(()) };
+    let State::Unknown { at, .. } = record.state else { return Ok(()) };
+    if record.attempt != lost.attempt {
+        return Ok(());
+    }
+    let inquiry = reconciler.inquiry(&record);
+    // By this node's clock, which may differ from the store's: only how long to wait goes by it.
+    let hold = hold(&record, at, inquiry, engine.clock.now());
+    // What is under way in this very process is not over, whatever the store says: its word is better.
+    let is_under_way = engine.flights.has(&record.id);
+    let defer = Settlement { id: lost.id, attempt: lost.attempt, verb: Verb::Defer(hold) };
+    let Settled::Done { record, now } =
+        engine.patiently(Box::pin(engine.settles.submit(defer))).await?
+    else {
+        return Ok(()); // Somebody else asks, or it is settled.
+    };
+    let Some(inquiry) = inquiry else {
+        tracing::warn!(
+            reference = %record.id.reference(), route = &*record.origin.route,
+            "nobody here can ask what became of an operation: its route has no reconciler any more"
+        );
+        return Ok(());
+    };
+    if is_under_way || now < record.claimed_at.plus(inquiry.after) {
+        return Ok(());
+    }
+    let found = ask(engine, reconciler, &record, inquiry, now, at).await;
+    settle(engine, &record, found).await
+}
+
+/// For how long nobody else asks: until it is time at all, or as long as asking takes and then some.
+fn hold(record: &Record, at: Timestamp, inquiry: Option<Inquiry>, now: Timestamp) -> Duration {
+    let Some(inquiry) = inquiry else { return NOBODY };
+    let too_early = record.claimed_at.plus(inquiry.after).since(now);
+    if !too_early.is_zero() {
+        return too_early;
+    }
+    let pause = now.since(at).max(inquiry.pause_min).min(inquiry.pause_max);
+    inquiry.timeout.saturating_add(pause)
+}
+
+async fn ask(
+    engine: &Inner,
+    reconciler: &dyn Reconcile,
+    record: &Arc<Record>,
+    inquiry: Inquiry,
+    now: Timestamp,
+    at: Timestamp,
+) -> Found {
+    let found = tokio::select! {
+        biased;
+        found = reconciler.ask(Arc::clone(record)) => found,
+        () = engine.clock.sleep(inquiry.timeout) => {
+            Found::Unclear(format!("there was no answer within {:?}", inquiry.timeout))
+        }
+    };
+    match found {
+        Found::Unclear(why) if at.plus(inquiry.limit) <= now => Found::Failed(Failure {
+            code: "not_reconciled".to_owned(),
+            detail: format!(
+                "nobody could tell what became of it within {:?}; the last answer: {why}",
+                inquiry.limit
+            ),
+        }),
+        found => found,
+    }
+}
+
+async fn settle(engine: &Inner, record: &Arc<Record>, found: Found) -> Result<(), StoreError> {
+    let reference = record.id.reference();
+    let (word, deed, reason) = match found {
+        Found::Unclear(why) => {
+            metrics::counter!(RECONCILED, "found" => "unclear").increment(1);
+            tracing::warn!(%reference, %why, "it is still unknown what became of an operation");
+            return Ok(());
+        }
+        Found::Completed(recording) => {
+            ("completed", Deed::Resolve(recording), "its outcome was found".to_owned())
+        }
+        Found::NotExecuted => ("released", Deed::Release, "it was not executed".to_owned()),
+        Found::Failed(failure) => {
+            let reason = failure.detail.clone();
+            ("failed", Deed::Fail(failure), reason)
+        }
+    };
+    let (id, attempt, by) = (record.id, record.attempt, BY.to_owned());
+    let wanted = Intervention { id, attempt, deed, by, reason };
+    match engine.carry_out(wanted, record).await? {
+        Intervened::Done(_) => {
+            metrics::counter!(RECONCILED, "found" => word).increment(1);
+            tracing::info!(%reference, found = word, "an unknown outcome was settled");
+        }
+        _ => tracing::info!(%reference, "an unknown outcome was settled by somebody else"),
+    }
+    Ok(())
+}

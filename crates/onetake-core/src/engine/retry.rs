@@ -1,0 +1,91 @@
+//! What is done before an operation runs again whose earlier attempt may have left work half done.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::future::BoxFuture;
+
+use crate::origin::PastAttempt;
+use crate::record::{Cause, Record};
+
+use super::lease::{Lease, Settling};
+use super::operation::{Answer, Attempt, EngineError};
+use super::{Engine, Led};
+
+/// An operation that is about to run again.
+#[derive(Clone, Debug)]
+pub struct Again {
+    /// The attempt that is about to run.
+    pub attempt: Attempt,
+    /// The attempts before it, the earliest first: those that are remembered.
+    pub earlier: Vec<PastAttempt>,
+}
+
+/// Rolls back what earlier attempts left half done, before the next one starts. It runs under the next one's
+/// lease. It may be called more than once for the same earlier attempt, and must be fine with that.
+#[derive(Clone)]
+pub struct OnRetry(Arc<Hook>);
+
+type Hook = dyn Fn(Again) -> BoxFuture<'static, Result<(), String>> + Send + Sync;
+
+impl OnRetry {
+    /// Calls `hook`. If it answers with an error (for people, and nothing secret), the operation does not run:
+    /// its outcome is unknown as before, and the hook is called again by the next attempt.
+    pub fn new<F, Fut>(hook: F) -> Self
+    where
+        F: Fn(Again) -> Fut + Send + Sync + 'static,
+        Fut: Future<Output = Result<(), String>> + Send + 'static,
+    {
+        Self(Arc::new(move |again| Box::pin(hook(again))))
+    }
+}
+
+impl fmt::Debug for OnRetry {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("OnRetry")
+    }
+}
+
+/// The attempts of a record that may have left something: all but those known to have had no effect.
+fn may_have_left_something(record: &Record) -> Option<Vec<PastAttempt>> {
+    let earlier: Vec<PastAttempt> = record.history.attempts().collect();
+    earlier.iter().any(|past| past.stood != "released").then_some(earlier)
+}
+
+/// Calls the hook of a claim that was granted, if there was an attempt before that may have left something.
+pub(super) async fn roll_back(
+    engine: &Engine,
+    lease: Lease,
+    hook: &OnRetry,
+    run_max: Duration,
+) -> Result<Led, EngineError> {
+    let record = match engine.inner.read_from_store(lease.id()).await {
+        Ok(record) => record,
+        Err(error) => {
+            // Nothing was started; what was before is still in the history.
+            drop(lease.release().await);
+            return Err(error.into());
+        }
+    };
+    let own = record.filter(|record| record.attempt == lease.attempt());
+    let Some(earlier) = own.as_deref().and_then(may_have_left_something) else {
+        return Ok(Led::Run(lease));
+    };
+    let attempt = Attempt { id: lease.id(), attempt: lease.attempt(), fence: lease.fence() };
+    let rolled_back = tokio::select! {
+        biased;
+        rolled_back = (hook.0)(Again { attempt, earlier }) => rolled_back,
+        () = engine.inner.clock.sleep(run_max) => Err(format!("it took longer than {run_max:?}")),
+    };
+    let Err(why) = rolled_back else { return Ok(Led::Run(lease)) };
+    tracing::error!(
+        reference = %lease.id().reference(), %why,
+        "what an earlier attempt left half done could not be rolled back: it does not run again yet"
+    );
+    let cause = Cause::Reported(format!("an earlier attempt could not be rolled back: {why}"));
+    Ok(match lease.unknown(cause).await {
+        Settling::Recorded(record) => Led::Answer(Answer::Unknown(record)),
+        Settling::Stale(_) | Settling::Pending => Led::Answer(Answer::InFlight),
+    })
+}

@@ -1,0 +1,364 @@
+//! What becomes of attempts that nobody heard of again: asked for, rolled back, or handed over at the end.
+#![expect(clippy::unwrap_used, reason = "tests may panic")]
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use futures_util::FutureExt;
+use futures_util::future::BoxFuture;
+use onetake_core::conformance::{Fault, Faulty};
+use onetake_core::engine::{Kept, Settling};
+use onetake_core::note::{Action, Ended};
+use onetake_core::{
+    Answer, Asking, Begin, Cause, Clock, Engine, Fingerprint, Found, Inquiry, Journal, Key, Limits,
+    ManualClock, MemoryStore, OnRetry, OnUnknown, Operation, Outcome, Reconcile, Record, Recording,
+    Scope, Settlement, State, Store, StoreError, SystemRng, Terms, Verdict,
+};
+
+const INQUIRY: Inquiry = Inquiry {
+    after: Duration::from_secs(60),
+    timeout: Duration::from_secs(5),
+    pause_min: Duration::from_secs(1),
+    pause_max: Duration::from_secs(30),
+    limit: Duration::from_secs(600),
+};
+
+/// Says what it was told to say, and counts.
+#[derive(Debug, Default)]
+struct Scripted {
+    answers: Mutex<VecDeque<Found>>,
+    asked: AtomicUsize,
+    hangs: bool,
+    knows_nothing: bool,
+}
+
+impl Scripted {
+    fn saying(answers: impl IntoIterator<Item = Found>) -> Arc<Self> {
+        Arc::new(Self { answers: Mutex::new(answers.into_iter().collect()), ..Self::default() })
+    }
+
+    fn asked(&self) -> usize {
+        self.asked.load(Ordering::SeqCst)
+    }
+}
+
+impl Reconcile for Scripted {
+    fn inquiry(&self, _record: &Record) -> Option<Inquiry> {
+        (!self.knows_nothing).then_some(INQUIRY)
+    }
+
+    fn ask(&self, _record: Arc<Record>) -> BoxFuture<'_, Found> {
+        self.asked.fetch_add(1, Ordering::SeqCst);
+        if self.hangs {
+            return std::future::pending().boxed();
+        }
+        let found = self.answers.lock().unwrap().pop_front();
+        std::future::ready(found.unwrap_or(Found::Unclear("not yet".into()))).boxed()
+    }
+}
+
+struct World {
+    clock: Arc<ManualClock>,
+    store: Arc<MemoryStore>,
+    engine: Engine,
+}
+
+impl World {
+    fn new() -> Self {
+        let clock = Arc::new(ManualClock::default());
+        let store = Arc::new(MemoryStore::with_clock(Arc::clone(&clock) as Arc<dyn Clock>));
+        let engine = Self::engine(&clock, Arc::clone(&store) as Arc<dyn Store>);
+        Self { clock, store, engine }
+    }
+
+    fn engine(clock: &Arc<ManualClock>, store: Arc<dyn Store>) -> Engine {
+        let clock = Arc::clone(clock) as Arc<dyn Clock>;
+        Engine::with(store, clock, Arc::new(SystemRng), Limits::default())
+    }
+
+    async fn tick(&self, reconciler: &dyn Reconcile) -> usize {
+        self.engine.reconcile(reconciler, Asking::default()).await
+    }
+
+    async fn unknown(&self, key: &str) {
+        let verdict = Verdict::Unknown(Cause::TimedOut);
+        self.engine.run(operation(key), async move |_| verdict).await.unwrap();
+    }
+
+    async fn state(&self, key: &str) -> State {
+        let mut found = self.store.load(vec![operation(key).id]).await;
+        found.pop().unwrap().unwrap().unwrap().state.clone()
+    }
+}
+
+fn operation(key: &str) -> Operation {
+    let key = Key::new(key).unwrap();
+    let terms = Terms { on_unknown: OnUnknown::Reconcile, ..Terms::default() };
+    Operation::new(&Scope::new("lost"), &key, Fingerprint::of(b"pay")).terms(terms)
+}
+
+const MINUTE: Duration = Duration::from_secs(60);
+
+#[tokio::test]
+async fn what_is_found_is_settled_and_noted() {
+    let failure = onetake_core::Failure { code: "declined".into(), detail: "by the bank".into() };
+    for (found, state, action) in [
+        (Found::Completed(Recording::new("paid")), "completed", Action::Resolve),
+        (Found::NotExecuted, "released", Action::Release),
+        (Found::Failed(failure), "failed", Action::Fail),
+    ] {
+        let world = World::new();
+        world.unknown("a").await;
+        let answer = world.engine.begin(&operation("a")).await.unwrap();
+        assert!(matches!(answer, Begin::Answer(Answer::Unknown(_))), "{answer:?}");
+        world.clock.advance(MINUTE);
+        let reconciler = Scripted::saying([found]);
+        assert_eq!(world.tick(&*reconciler).await, 1);
+        assert_eq!(world.state("a").await.name(), state);
+        let notes = world.engine.notes(None, None, 10).await.unwrap().notes;
+        assert_eq!(notes.len(), 1);
+        let note = &notes[0];
+        assert_eq!((note.action, note.ended, &*note.by), (action, Ended::Done, "reconciler"));
+        assert_eq!(world.tick(&*reconciler).await, 0, "it is settled");
+        assert_eq!(reconciler.asked(), 1);
+    }
+}
+
+#[tokio::test]
+async fn nobody_asks_too_early() {
+    let world = World::new();
+    world.unknown("a").await;
+    let reconciler = Scripted::saying([Found::NotExecuted]);
+    for _ in 0..59 {
+        world.tick(&*reconciler).await;
+        world.clock.advance(Duration::from_secs(1));
+    }
+    assert_eq!(reconciler.asked(), 0, "what was sent may still arrive");
+    world.clock.advance(Duration::from_secs(1));
+    assert_eq!(world.tick(&*reconciler).await, 1);
+    assert_eq!(world.state("a").await.name(), "released");
+}
+
+#[tokio::test]
+async fn it_is_asked_again_with_longer_pauses_until_the_limit() {
+    let world = World::new();
+    world.unknown("a").await;
+    let reconciler = Scripted::saying([]);
+    let (mut asks, mut seconds) = (Vec::new(), 0_u64);
+    while world.state("a").await.name() == "unknown" {
+        let before = reconciler.asked();
+        world.tick(&*reconciler).await;
+        if reconciler.asked() > before {
+            asks.push(seconds);
+        }
+        world.clock.advance(Duration::from_secs(1));
+        seconds += 1;
+        assert!(seconds < 1_000, "it is asked for ever");
+    }
+    let State::Failed { failure, .. } = world.state("a").await else { panic!("not failed") };
+    assert_eq!(failure.code, "not_reconciled");
+    assert!(failure.detail.ends_with("the last answer: not yet"), "{}", failure.detail);
+    assert_eq!(asks[0], 60);
+    assert!(*asks.last().unwrap() >= 600, "not before the limit: {asks:?}");
+    let pauses: Vec<u64> = asks.windows(2).map(|pair| pair[1] - pair[0]).collect();
+    assert!(pauses.iter().all(|pause| (6..=36).contains(pause)), "{pauses:?}");
+    let answer = world.engine.begin(&operation("a")).await.unwrap();
+    assert!(matches!(answer, Begin::Answer(Answer::Failed(_))), "{answer:?}");
+}
+
+#[tokio::test]
+async fn several_nodes_do_not_tread_on_each_other() {
+    let world = World::new();
+    for number in 0..50 {
+        world.unknown(&format!("key {number}")).await;
+    }
+    world.clock.advance(MINUTE);
+    let reconciler = Scripted::saying([]);
+    let nodes: Vec<Engine> = (0..4)
+        .map(|_| World::engine(&world.clock, Arc::clone(&world.store) as Arc<dyn Store>))
+        .collect();
+    let asking = nodes.iter().map(|node| node.reconcile(&*reconciler, Asking::default()));
+    futures_util::future::join_all(asking).await;
+    assert_eq!(reconciler.asked(), 50, "each is asked for once");
+}
+
+#[tokio::test]
+async fn one_that_hangs_is_left_alone_and_asked_again() {
+    let world = World::new();
+    world.unknown("a").await;
+    world.clock.advance(MINUTE);
+    let hangs = Scripted { hangs: true, ..Scripted::default() };
+    let tick = world.tick(&hangs);
+    tokio::pin!(tick);
+    while hangs.asked() == 0 {
+        assert!(futures_util::poll!(&mut tick).is_pending());
+        tokio::task::yield_now().await;
+    }
+    world.clock.advance(INQUIRY.timeout);
+    assert_eq!(tick.await, 1);
+    assert_eq!(world.state("a").await.name(), "unknown");
+    world.clock.advance(2 * MINUTE);
+    assert_eq!(world.tick(&*Scripted::saying([Found::NotExecuted])).await, 1);
+    assert_eq!(world.state("a").await.name(), "released");
+}
+
+#[tokio::test]
+async fn a_key_that_nobody_can_ask_for_stays_unknown() {
+    let world = World::new();
+    world.unknown("a").await;
+    world.clock.advance(MINUTE);
+    let ignorant = Scripted { knows_nothing: true, ..Scripted::default() };
+    assert_eq!(world.tick(&ignorant).await, 1);
+    assert_eq!(world.tick(&ignorant).await, 0, "nor is it looked at all the time");
+    assert_eq!((ignorant.asked(), world.state("a").await.name()), (0, "unknown"));
+}
+
+#[tokio::test]
+async fn the_owner_who_comes_back_first_is_believed() {
+    let world = World::new();
+    let Begin::Run(lease) = world.engine.begin(&operation("a")).await.unwrap() else { panic!() };
+    lease.start().unwrap();
+    // Its lease ends without a word, as if its process was stopped; another node takes note.
+    let other = World::engine(&world.clock, Arc::clone(&world.store) as Arc<dyn Store>);
+    world.clock.advance(3 * MINUTE);
+    let mut reaped = 0;
+    while reaped == 0 {
+        reaped = other.reap(10).await;
+        tokio::task::yield_now().await;
+    }
+    let noted = other.notes(None, None, 10).await.unwrap().notes;
+    assert_eq!((noted[0].action, &*noted[0].by), (Action::Abandon, "reaper"));
+    let reconciler = Scripted::saying([Found::NotExecuted]);
+    // In its own process nobody asks: it is under way.
+    assert_eq!(world.tick(&*reconciler).await, 1);
+    assert_eq!(reconciler.asked(), 0);
+    let settled = lease.complete(Recording::new("paid, and late")).await;
+    assert!(matches!(settled, Settling::Recorded(_)), "{settled:?}");
+    world.clock.advance(10 * MINUTE);
+    other.reconcile(&*reconciler, Asking::default()).await;
+    assert_eq!((reconciler.asked(), world.state("a").await.name()), (0, "completed"));
+}
+
+/// Counts calls, and fails as long as it is told to.
+fn hook(calls: &Arc<AtomicUsize>, fails: usize) -> OnRetry {
+    let calls = Arc::clone(calls);
+    OnRetry::new(move |again| {
+        let call = calls.fetch_add(1, Ordering::SeqCst);
+        async move {
+            assert!(!again.earlier.is_empty());
+            if call < fails { Err("the ledger is away".into()) } else { Ok(()) }
+        }
+    })
+}
+
+#[tokio::test]
+async fn partial_work_is_rolled_back_before_a_retry() {
+    let world = World::new();
+    let calls = Arc::new(AtomicUsize::new(0));
+    let terms = Terms { on_unknown: OnUnknown::Retry, ..Terms::default() };
+    let retried = || operation("a").terms(terms).on_retry(hook(&calls, 1));
+    let unknown = async move |_| Verdict::Unknown(Cause::Interrupted);
+    world.engine.run(retried(), unknown).await.unwrap();
+    assert_eq!(calls.load(Ordering::SeqCst), 0, "nothing was before the first attempt");
+    // It cannot be rolled back: it does not run.
+    let never = async move |_| -> Verdict { panic!("it ran although nothing was rolled back") };
+    let second = world.engine.run(retried(), never).await.unwrap();
+    assert!(matches!(second, Outcome::Answered(Answer::Unknown(_))), "{second:?}");
+    let paid = async move |_| Verdict::Complete(Recording::new("paid"));
+    let third = world.engine.run(retried(), paid).await.unwrap();
+    assert_eq!(third.recording(), Some(&Recording::new("paid")));
+    assert_eq!(calls.load(Ordering::SeqCst), 2);
+    let replay = world.engine.run(retried(), never).await.unwrap();
+    assert_eq!(replay.recording(), Some(&Recording::new("paid")));
+    assert_eq!(calls.load(Ordering::SeqCst), 2, "a replay rolls nothing back");
+}
+
+#[tokio::test]
+async fn what_had_no_effect_needs_no_rolling_back() {
+    let world = World::new();
+    let calls = Arc::new(AtomicUsize::new(0));
+    let released = async move |_| Verdict::Release;
+    for _ in 0..3 {
+        world.engine.run(operation("a").on_retry(hook(&calls, 0)), released).await.unwrap();
+    }
+    assert_eq!(calls.load(Ordering::SeqCst), 0);
+}
+
+/// A journal in memory.
+#[derive(Debug, Default)]
+struct Paper(Mutex<Vec<Kept>>);
+
+impl Journal for Paper {
+    fn keep(&self, settlements: Vec<Settlement>) -> BoxFuture<'_, Result<(), StoreError>> {
+        let mut pages = self.0.lock().unwrap();
+        let name = format!("page {}", pages.len());
+        pages.push(Kept { name, settlements });
+        std::future::ready(Ok(())).boxed()
+    }
+
+    fn kept(&self) -> BoxFuture<'_, Result<Vec<Kept>, StoreError>> {
+        std::future::ready(Ok(self.0.lock().unwrap().clone())).boxed()
+    }
+
+    fn let_go(&self, name: String) -> BoxFuture<'_, Result<(), StoreError>> {
+        self.0.lock().unwrap().retain(|kept| kept.name != name);
+        std::future::ready(Ok(())).boxed()
+    }
+}
+
+/// Runs to completion while the store takes no settlements, and ends the engine.
+async fn end_with_an_outcome_in_hand(world: &World, journal: &Arc<Paper>) {
+    let faulty = Faulty::around(Arc::clone(&world.store) as Arc<dyn Store>);
+    let engine = World::engine(&world.clock, Arc::clone(&faulty) as Arc<dyn Store>);
+    engine.use_journal(Arc::clone(journal) as Arc<dyn Journal>);
+    let Begin::Run(lease) = engine.begin(&operation("a")).await.unwrap() else { panic!() };
+    lease.start().unwrap();
+    faulty.fail_settlements(Fault::Unavailable);
+    let pending = tokio::spawn(lease.complete(Recording::new("paid")));
+    let shutdown = tokio::spawn(async move { engine.shutdown(Duration::ZERO).await.unwrap() });
+    while !shutdown.is_finished() || !pending.is_finished() {
+        world.clock.advance(Duration::from_millis(100));
+        tokio::task::yield_now().await;
+    }
+    assert!(!shutdown.await.unwrap(), "it did not end by itself");
+    assert!(matches!(pending.await.unwrap(), Settling::Pending), "it was shown");
+    assert_eq!(journal.0.lock().unwrap().len(), 1);
+}
+
+#[tokio::test]
+async fn an_outcome_in_hand_survives_the_end() {
+    let world = World::new();
+    let journal = Arc::new(Paper::default());
+    end_with_an_outcome_in_hand(&world, &journal).await;
+    assert_eq!(world.state("a").await.name(), "running");
+    let next = World::engine(&world.clock, Arc::clone(&world.store) as Arc<dyn Store>);
+    next.use_journal(Arc::clone(&journal) as Arc<dyn Journal>);
+    while !journal.0.lock().unwrap().is_empty() {
+        tokio::task::yield_now().await;
+    }
+    let answer = next.begin(&operation("a")).await.unwrap();
+    let Begin::Answer(Answer::Replay(record)) = answer else { panic!("{answer:?}") };
+    let State::Completed { recording, .. } = &record.state else { panic!() };
+    assert_eq!(*recording, Recording::new("paid"));
+}
+
+#[tokio::test]
+async fn what_was_settled_meanwhile_stands() {
+    let world = World::new();
+    let journal = Arc::new(Paper::default());
+    end_with_an_outcome_in_hand(&world, &journal).await;
+    // Somebody finds out otherwise before the next start.
+    world.clock.advance(10 * MINUTE);
+    let next = World::engine(&world.clock, Arc::clone(&world.store) as Arc<dyn Store>);
+    assert_eq!(next.reap(10).await, 1);
+    let found = Found::Completed(Recording::new("paid, as the bank says"));
+    next.reconcile(&*Scripted::saying([found]), Asking::default()).await;
+    next.use_journal(Arc::clone(&journal) as Arc<dyn Journal>);
+    while !journal.0.lock().unwrap().is_empty() {
+        tokio::task::yield_now().await;
+    }
+    let State::Completed { recording, .. } = world.state("a").await else { panic!() };
+    assert_eq!(recording, Recording::new("paid, as the bank says"), "theirs stands (S4)");
+}

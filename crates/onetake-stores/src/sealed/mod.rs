@@ -165,6 +165,10 @@ impl Store for SealedStore {
         self.inner.abandoned(limit)
     }
 
+    fn unsettled(&self, limit: usize) -> BoxFuture<'_, Result<Vec<Abandoned>, StoreError>> {
+        self.inner.unsettled(limit)
+    }
+
     fn sweep(&self, limit: usize) -> BoxFuture<'_, Result<Swept, StoreError>> {
         self.inner.sweep(limit)
     }

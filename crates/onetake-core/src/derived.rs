@@ -71,6 +71,12 @@ impl DerivedKey {
         made(keyed(&self.0), b"onetake compensation v1", &[])
     }
 
+    /// A key from the bytes of its UUID.
+    #[must_use]
+    pub const fn from_bytes(bytes: [u8; Self::BYTES]) -> Self {
+        Self(bytes)
+    }
+
     /// The bytes of the UUID.
     #[must_use]
     pub const fn as_bytes(&self) -> &[u8; Self::BYTES] {

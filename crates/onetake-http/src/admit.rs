@@ -79,7 +79,7 @@ where
     let refused = |problem| (problem, Some(reference));
     let print =
         fingerprint(&parts, &payload, &policy.fingerprint, &asked.caller.proof).map_err(refused)?;
-    let operation = asked.operation(&key, print, shared);
+    let mut operation = asked.operation(&key, print, shared);
     // A layer around this one runs it already: whoever waited for that here would wait for itself.
     if parts.extensions.get::<Attempt>().is_some_and(|attempt| attempt.id == operation.id) {
         let request = Request::from_parts(parts, RequestBody::read(payload.into_data()));
@@ -102,7 +102,7 @@ where
             Err(error) => return Err(refused(problem_of_error(&error, reference))),
         }
     }
-    let later = asked.later(&operation, &parts, shared);
+    let mut later = asked.later(&operation, &parts, shared);
     let pass = velocity::pass(shared, policy, &asked.scope(), &payload, &operation).await;
     let pass = pass.map_err(refused)?;
     let asking = pass.asking();
@@ -110,7 +110,13 @@ where
         Some(error) => Err(error),
         // What is run must be able to pass a key on, so that is known first.
         None => match shared.deriving().await {
-            Ok(_) => begin(shared, &operation, later.as_deref()).await,
+            Ok(deriving) => {
+                operation.origin.memo = asked.memo(&key, deriving);
+                if let Some(later) = &mut later {
+                    later.operation.origin.memo = operation.origin.memo.clone();
+                }
+                begin(shared, &operation, later.as_deref()).await
+            }
             Err(error) => Err(error),
         },
     };

@@ -9,7 +9,9 @@ use http::{Method, Uri};
 use onetake_core::InFlight as Engaged;
 use onetake_core::clock::Timestamp;
 use onetake_core::engine::Operation;
-use onetake_core::{Clock, Fingerprint, Key, Origin, RecordId, Reference, Scope};
+use onetake_core::{
+    Clock, DerivingSecret, Fingerprint, Key, Memo, Origin, RecordId, Reference, Scope,
+};
 
 use crate::admit::Refused;
 use crate::deadline::{self, Deadline};
@@ -19,6 +21,7 @@ use crate::later::Later;
 use crate::layer::Shared;
 use crate::policy::{InFlight, KeySource, Policy};
 use crate::prefer::Prefer;
+use crate::remember::memo;
 use crate::tenant::{Caller, Tenant};
 use crate::trace::Trace;
 
@@ -138,12 +141,24 @@ impl Asked {
         };
         let tenant = shared.secrets.tenant(&self.caller.tenant);
         let origin = Origin::new(tenant, &policy.label);
-        Operation::new(&self.scope(), key, current)
+        let operation = Operation::new(&self.scope(), key, current)
             .earlier(earlier)
             .terms(terms)
             .origin(origin)
             .in_flight(in_flight)
-            .run_max(self.run_max(clock))
+            .run_max(self.run_max(clock));
+        match &policy.on_retry {
+            Some(hook) => operation.on_retry(hook.clone()),
+            None => operation,
+        }
+    }
+
+    /// What the record is to keep for whoever reconciles it.
+    pub(crate) fn memo(&self, key: &Key, deriving: &DerivingSecret) -> Memo {
+        match &*self.policy.remember {
+            [] => Memo::default(),
+            wanted => memo(wanted, &self.scope(), key, deriving),
+        }
     }
 
     fn is_async(&self) -> bool {

@@ -121,7 +121,7 @@ const POLICY: &[Field] = &[
     Field("in_flight", Here),
     Field("wait_timeout", Here),
     Field("on_unknown", Here),
-    Field("reconcile", NotYet("remove it: use on_unknown = \"fail\" or \"retry\"")),
+    Field("reconcile", Here),
     Field("on_store_down", Here),
     Field("velocity", Here),
     Field("upstream", Here),
@@ -189,6 +189,19 @@ pub(super) const FORWARD_AUTH: Fields = Fields {
     shared: &[],
 };
 
+/// `reconcile = { … }`
+pub(super) const RECONCILE: Fields = Fields {
+    label: "reconcile",
+    list: &[
+        Field("request", Here),
+        Field("not_executed", Here),
+        Field("headers", Here),
+        Field("timeout", Here),
+        Field("limit", Here),
+    ],
+    shared: &[],
+};
+
 /// `fingerprint = { … }`
 pub(super) const FINGERPRINT: Fields = Fields {
     label: "fingerprint",
@@ -231,7 +244,7 @@ pub(super) const STATUSES: Fields = Fields {
 };
 
 /// Every kind of table, to find where a misplaced field belongs.
-const ALL: [&Fields; 14] = [
+const ALL: [&Fields; 15] = [
     &ROOT,
     &GATEWAY,
     &ADMIN,
@@ -243,6 +256,7 @@ const ALL: [&Fields; 14] = [
     &TENANT,
     &JWT,
     &FORWARD_AUTH,
+    &RECONCILE,
     &FINGERPRINT,
     &STATUSES,
     &SECRETS,

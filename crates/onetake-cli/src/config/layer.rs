@@ -9,6 +9,7 @@ use super::fields;
 use super::fingerprint;
 use super::key::{self, KeyLayer};
 use super::reader::{Section, Value};
+use super::reconcile::{self, Reconcile};
 use super::secrets::Env;
 use super::status;
 use super::tenant;
@@ -28,8 +29,11 @@ pub(super) const PROBLEM_STATUSES: (usize, usize) = (400, 599);
 pub(super) const IN_FLIGHT: [(&str, InFlight); 3] =
     [("reject", InFlight::Reject), ("wait", InFlight::Wait), ("async", InFlight::Async)];
 /// The words of `on_unknown`.
-pub(super) const ON_UNKNOWN: [(&str, OnUnknown); 2] =
-    [("fail", OnUnknown::Fail), ("retry", OnUnknown::Retry)];
+pub(super) const ON_UNKNOWN: [(&str, OnUnknown); 3] = [
+    ("fail", OnUnknown::Fail),
+    ("reconcile", OnUnknown::Reconcile),
+    ("retry", OnUnknown::Retry),
+];
 /// The words of `on_store_down`.
 pub(super) const ON_STORE_DOWN: [(&str, OnStoreDown); 2] =
     [("fail-closed", OnStoreDown::FailClosed), ("fail-open", OnStoreDown::FailOpen)];
@@ -69,7 +73,8 @@ pub(super) struct Layer {
     pub(super) grace: Option<Duration>,
     pub(super) in_flight: Option<InFlight>,
     pub(super) wait_timeout: Option<Duration>,
-    pub(super) on_unknown: Option<OnUnknown>,
+    pub(super) on_unknown: Option<Located<OnUnknown>>,
+    pub(super) reconcile: Option<Located<Reconcile>>,
     pub(super) on_store_down: Option<OnStoreDown>,
     pub(super) upstream: Option<Located<Uri>>,
     pub(super) upstream_timeout: Option<Duration>,
@@ -106,7 +111,14 @@ pub(super) fn read(table: &Section<'_>, env: &Env, problems: &mut Problems<'_>) 
         layer.in_flight = value.choice(&IN_FLIGHT, &[], problems);
     }
     if let Some(value) = get("on_unknown") {
-        layer.on_unknown = value.choice(&ON_UNKNOWN, &["reconcile"], problems);
+        let at = value.node.at.clone();
+        let word = value.choice(&ON_UNKNOWN, &[], problems);
+        layer.on_unknown = word.map(|value| Located { value, at });
+    }
+    if let Some(value) = get("reconcile") {
+        let at = value.node.at.clone();
+        let read = reconcile::read(&value, env, problems);
+        layer.reconcile = read.map(|value| Located { value, at });
     }
     if let Some(value) = get("on_store_down") {
         layer.on_store_down = value.choice(&ON_STORE_DOWN, &[], problems);

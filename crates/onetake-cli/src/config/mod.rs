@@ -15,6 +15,7 @@ mod key;
 mod layer;
 mod pattern;
 mod reader;
+mod reconcile;
 mod resolve;
 mod schema;
 mod secrets;
@@ -41,6 +42,7 @@ pub use cidr::Cidr;
 pub use error::{ConfigError, Problem};
 pub use onetake_http::Preset;
 pub use pattern::{Methods, PathPattern, plain};
+pub use reconcile::{Headers, Piece, Placeholder, Reconcile, Template};
 pub use schema::schema;
 pub use secrets::{Secret, SecretsConfig};
 pub use store_url::{ServerUrl, StoreUrl};
@@ -174,7 +176,7 @@ impl Config {
     pub fn warnings(&self) -> Vec<String> {
         let mut warnings = Vec::new();
         if self.gateway.upstream_tls != UpstreamTls::default() && !self.has_https_upstream() {
-            let what = "gateway.upstream_tls is without effect: no upstream and no forward_auth is https://";
+            let what = "gateway.upstream_tls is without effect: no upstream, forward_auth or reconcile is https://";
             warnings.push(what.to_owned());
         }
         for (index, route) in self.routes.iter().enumerate() {
@@ -206,7 +208,7 @@ impl Config {
         self.has_https_upstream().then_some(&self.gateway.upstream_tls)
     }
 
-    /// Whether TLS is spoken with any upstream, or with a service that is asked about credentials.
+    /// Whether TLS is spoken with any upstream, or with a service that is asked about credentials or outcomes.
     #[must_use]
     pub fn has_https_upstream(&self) -> bool {
         let upstreams = self.routes.iter().map(|route| &route.upstream);
@@ -215,6 +217,9 @@ impl Config {
             TenantConfig::ForwardAuth(auth) => Some(&auth.url),
             _ => None,
         });
+        let policies = self.routes.iter().map(|route| &route.policy).chain([&self.defaults]);
+        let reconcilers = policies.filter_map(|policy| policy.reconcile.as_ref());
+        let asked = asked.chain(reconcilers.map(|reconcile| &reconcile.target.server));
         let mut all = upstreams.chain(self.gateway.upstream.as_ref()).chain(asked);
         all.any(|url| url.scheme() == Some(&http::uri::Scheme::HTTPS))
     }
@@ -307,6 +312,8 @@ pub struct Policy {
     pub wait_timeout: Duration,
     /// What a retry gets where the outcome of the attempt before it is unknown.
     pub on_unknown: OnUnknown,
+    /// Who is asked what became of an attempt, where `on_unknown` is [`OnUnknown::Reconcile`].
+    pub reconcile: Option<Reconcile>,
     /// What a request gets while the store is away.
     pub on_store_down: OnStoreDown,
     /// How many new operations there may be in a while.
@@ -383,6 +390,8 @@ pub enum InFlight {
 pub enum OnUnknown {
     /// Say so, and do not run again.
     Fail,
+    /// Ask what became of it: `reconcile` says whom.
+    Reconcile,
     /// Run again: for operations that are harmless to repeat, or deduplicated downstream.
     Retry,
 }

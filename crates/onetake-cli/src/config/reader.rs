@@ -194,7 +194,7 @@ pub(super) fn unknown_word(word: &str, choices: &[&str], later: &[&str]) -> Faul
     }
 }
 
-fn join(path: &str, name: &str) -> String {
+pub(super) fn join(path: &str, name: &str) -> String {
     let bare = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == '-';
     let name = match !name.is_empty() && name.len() <= 60 && name.chars().all(bare) {
         true => name.to_owned(),

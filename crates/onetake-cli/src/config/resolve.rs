@@ -12,6 +12,7 @@ use super::document::{Draft, RouteDraft};
 use super::error::{Fault, Origin, Problems};
 use super::key;
 use super::layer::{Layer, preset_layer};
+use super::reconcile;
 use super::store_url::StoreUrl;
 use super::{
     Config, FingerprintConfig, Gateway, InFlight, KeyRules, OnStoreDown, OnUnknown, Policy, Route,
@@ -42,6 +43,7 @@ pub(super) fn resolve(mut draft: Draft, problems: &mut Problems<'_>) -> Config {
     check_lossy(&store, &draft.routes, problems);
     let defaults = &draft.defaults;
     check_guessable(&[defaults], "defaults", problems);
+    check_reconcile(&[defaults], "defaults", problems);
     let routes = draft.routes.iter();
     let routes =
         routes.filter_map(|route| resolve_route(route, defaults, upstream.as_ref(), problems));
@@ -172,6 +174,7 @@ fn resolve_route(
     }
     check_guessable(&[&draft.layer, &preset_layer, defaults], &draft.path, problems);
     check_form(&draft.layer, defaults, &draft.path, problems);
+    check_reconcile(&[&draft.layer, &preset_layer, defaults], &draft.path, problems);
     let own = draft.layer.upstream.as_ref().map(|upstream| &upstream.value);
     // Where there is none at all, that was reported once for all routes.
     let upstream = own.or(upstream)?;
@@ -213,6 +216,8 @@ fn check_form(route: &Layer, defaults: &Layer, path: &str, problems: &mut Proble
 /// Merges layers, the strongest first, and completes them with the built-in values.
 fn policy(layers: &[&Layer]) -> Policy {
     let lease = pick(layers, |layer| layer.lease).unwrap_or(LEASE);
+    let on_unknown = on_unknown(layers);
+    let reconcile = pick(layers, |layer| layer.reconcile.clone()).map(|reconcile| reconcile.value);
     let mut outcomes = StatusRules::new();
     for layer in layers.iter().rev() {
         if let Some(disposition) = layer.every_5xx {
@@ -236,7 +241,8 @@ fn policy(layers: &[&Layer]) -> Policy {
         grace: pick(layers, |layer| layer.grace).unwrap_or(lease),
         in_flight: pick(layers, |layer| layer.in_flight).unwrap_or(InFlight::Reject),
         wait_timeout: pick(layers, |layer| layer.wait_timeout).unwrap_or(WAIT_TIMEOUT),
-        on_unknown: pick(layers, |layer| layer.on_unknown).unwrap_or(OnUnknown::Fail),
+        on_unknown,
+        reconcile: reconcile.filter(|_| on_unknown == OnUnknown::Reconcile),
         on_store_down: pick(layers, |layer| layer.on_store_down).unwrap_or(OnStoreDown::FailClosed),
         velocity: pick(layers, |layer| layer.velocity.clone()).unwrap_or_default(),
         upstream_timeout: pick(layers, |layer| layer.upstream_timeout).unwrap_or(UPSTREAM_TIMEOUT),
@@ -251,6 +257,49 @@ fn policy(layers: &[&Layer]) -> Policy {
         },
         max_request_body: pick(layers, |layer| layer.max_request_body).unwrap_or(BODY_BYTES),
         max_response_body: pick(layers, |layer| layer.max_response_body).unwrap_or(BODY_BYTES),
+    }
+}
+
+fn on_unknown(layers: &[&Layer]) -> OnUnknown {
+    pick(layers, |layer| layer.on_unknown.as_ref().map(|it| it.value)).unwrap_or(OnUnknown::Fail)
+}
+
+/// Whoever reconciles must be able to ask, and about one operation only. The first of the layers is the one that
+/// `path` names.
+fn check_reconcile(layers: &[&Layer], path: &str, problems: &mut Problems<'_>) {
+    let first = layers.first();
+    let says_nothing = |layer: &Layer| {
+        layer.on_unknown.is_none() && layer.reconcile.is_none() && layer.tenant.is_none()
+    };
+    if layers.len() > 1 && first.is_some_and(|layer| says_nothing(layer)) {
+        return; // What is wrong with [defaults] is told once.
+    }
+    let own = first.and_then(|layer| layer.reconcile.as_ref());
+    let Some(reconcile) = pick(layers, |layer| layer.reconcile.clone()) else {
+        let named = pick(layers, |layer| layer.on_unknown.clone());
+        let named = named.filter(|named| named.value == OnUnknown::Reconcile);
+        if let Some(named) = named {
+            let fault = Fault::new(
+                "nobody is named who could be asked",
+                "write beside it for example reconcile = \"GET http://127.0.0.1:3000/charges/by-key/{derived_key}\"",
+            );
+            problems.add(&named.at, &format!("{path}.on_unknown"), Some("\"reconcile\"".into()), fault);
+        }
+        return;
+    };
+    let field = format!("{path}.reconcile");
+    if on_unknown(layers) != OnUnknown::Reconcile {
+        if let Some(own) = own {
+            let what = "nobody is asked unless on_unknown is \"reconcile\"";
+            let fix = "write on_unknown = \"reconcile\" beside it, or remove it";
+            problems.add(&own.at, &field, None, Fault::new(what, fix));
+        }
+        return;
+    }
+    let tenant = pick(layers, |layer| layer.tenant.clone());
+    let tenant = tenant.unwrap_or(TenantConfig::CredentialOrPublic);
+    if let Some(fault) = reconcile::check_tenant(&reconcile.value.target, &tenant) {
+        problems.add(&reconcile.at, &field, None, fault);
     }
 }
 

@@ -48,6 +48,12 @@ pub(super) const AUTH_TIMEOUT: Limits =
 /// `forward_auth.cache`: for so long, a credential that was revoked still counts.
 pub(super) const AUTH_CACHE: Limits =
     Limits { min: Duration::ZERO, max: Duration::from_secs(60), usual: "5s" };
+/// `reconcile.timeout`: nobody waits for it, but each answer that is awaited holds a place.
+pub(super) const RECONCILE_TIMEOUT: Limits =
+    Limits { min: Duration::from_millis(10), max: Duration::from_secs(60), usual: "5s" };
+/// `reconcile.limit`: until then, retries are told to come back.
+pub(super) const RECONCILE_LIMIT: Limits =
+    Limits { min: SECOND, max: DAY.saturating_mul(30), usual: "1h" };
 /// `sweep.interval`
 pub(super) const SWEEP_INTERVAL: Limits = Limits { min: SECOND, max: DAY, usual: "15m" };
 

@@ -69,8 +69,12 @@ pub(super) fn parse_upstream(text: &str) -> Result<Uri, Fault> {
 
 /// Reads where credentials are asked about: `http://host:port/path?query`, or `https://…`.
 pub(super) fn parse_auth_url(text: &str) -> Result<Uri, Fault> {
-    const FIX: &str = "write for example \"http://127.0.0.1:4180/auth\"";
-    let bad = |what: &str| Fault::new(what, FIX).hiding_value(text.contains(['@', '?']));
+    parse_asked_url(text, "write for example \"http://127.0.0.1:4180/auth\"")
+}
+
+/// Reads where something is asked; `fix` says what to write instead.
+pub(super) fn parse_asked_url(text: &str, fix: &str) -> Result<Uri, Fault> {
+    let bad = |what: &str| Fault::new(what, fix).hiding_value(text.contains(['@', '?']));
     let Some((scheme @ ("http" | "https"), rest)) = text.split_once("://") else {
         return Err(bad("not an http:// or https:// URL"));
     };

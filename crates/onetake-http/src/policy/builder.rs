@@ -4,11 +4,12 @@ use std::time::Duration;
 
 use http::{HeaderName, Method};
 
-use onetake_core::{OnUnknown, Rate, Terms};
+use onetake_core::{OnRetry, OnUnknown, Rate, Terms};
 
 use crate::fingerprint::FingerprintMode;
 use crate::policy::{InFlight, KeyFormat, KeySource, OnStoreDown, Policy, Preset};
 use crate::problem::{Dialect, ProblemStatuses};
+use crate::remember::Remembered;
 use crate::status::{Disposition, StatusPattern};
 use crate::tenant::Tenant;
 use crate::velocity::{By, Velocity};
@@ -146,6 +147,21 @@ impl Policy {
     #[must_use]
     pub fn on_unknown(mut self, on_unknown: OnUnknown) -> Self {
         self.terms.on_unknown = on_unknown;
+        self
+    }
+
+    /// Sets what is kept with the record, so that whoever reconciles can ask for the operation: see
+    /// [`Known`](crate::Known).
+    #[must_use]
+    pub fn remember(mut self, what: impl IntoIterator<Item = Remembered>) -> Self {
+        self.remember = what.into_iter().collect();
+        self
+    }
+
+    /// Sets what rolls back what an earlier attempt left half done, before the operation runs again.
+    #[must_use]
+    pub fn on_retry(mut self, hook: OnRetry) -> Self {
+        self.on_retry = Some(hook);
         self
     }
 

@@ -7,12 +7,13 @@ use std::time::Duration;
 
 use http::Method;
 
-use onetake_core::Terms;
+use onetake_core::{OnRetry, Terms};
 use onetake_core::key::KEY_LENGTH_MIN_DEFAULT;
 
 use crate::fingerprint::FingerprintPolicy;
 use crate::json::Pointer;
 use crate::problem::Answers;
+use crate::remember::Remembered;
 use crate::status::StatusRules;
 use crate::tenant::Tenant;
 use crate::velocity::Velocity;
@@ -39,6 +40,10 @@ pub struct Policy {
     pub fingerprint: FingerprintPolicy,
     /// Lease, grace, ttl, and what to do with an unknown outcome.
     pub terms: Terms,
+    /// What is kept with the record, for whoever is asked what became of an attempt; nothing by default.
+    pub remember: Vec<Remembered>,
+    /// What is called before an operation runs again whose earlier attempt may have left work half done.
+    pub on_retry: Option<OnRetry>,
     /// How many new operations there may be in a while. All limits hold, and known keys are never
     /// counted or refused.
     pub velocity: Vec<Velocity>,
@@ -160,6 +165,8 @@ impl Default for Policy {
             namespace: String::new(),
             fingerprint: FingerprintPolicy::default(),
             terms: Terms::default(),
+            remember: Vec::new(),
+            on_retry: None,
             velocity: Vec::new(),
             in_flight: InFlight::default(),
             on_store_down: OnStoreDown::default(),

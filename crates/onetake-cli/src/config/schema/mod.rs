@@ -6,6 +6,7 @@
 
 mod forms;
 mod policy;
+mod reconcile;
 mod tenant;
 
 use serde_json::{Map, Value, json};
@@ -57,7 +58,7 @@ fn gateway() -> Value {
             field("tls", "Whom clients meet over TLS; none: they come in plain.", tls()),
             field(
                 "upstream_tls",
-                "How upstreams, and a forward_auth, with https:// are met.",
+                "How upstreams, a forward_auth and a reconcile with https:// are met.",
                 upstream_tls(),
             ),
         ],

@@ -13,7 +13,7 @@ use super::forms::{
     body_size, boolean, by, duration, header_name, integer, list, part, pointer, rate, route_match,
     status, text, upstream, words,
 };
-use super::{Field, field, or, table, tenant, with};
+use super::{Field, field, or, reconcile, table, tenant, with};
 use onetake_http::Preset;
 
 /// `[[route]]`
@@ -85,8 +85,14 @@ fn fields() -> Vec<Field> {
         time("wait_timeout", "How long to wait.", &units::WAIT_TIMEOUT, Some("5s")),
         field(
             "on_unknown",
-            "Where an outcome is unknown: fail (say so, never run again) or retry (run again).",
+            "Where an outcome is unknown: fail (say so, never run again), reconcile (ask what became of \
+             it) or retry (run again).",
             or("fail", words(&ON_UNKNOWN)),
+        ),
+        field(
+            "reconcile",
+            "Who is asked what became of an attempt, for on_unknown = \"reconcile\": a 2xx is the outcome.",
+            reconcile::reconcile(),
         ),
         field(
             "on_store_down",

@@ -59,16 +59,15 @@ fn a_payment_without_a_tenant() {
 }
 
 #[test]
-fn what_is_not_supported_yet() {
-    let text = "[gateway]\nupstream = \"http://a\"\n\
-                [defaults]\non_unknown = \"reconcile\"\nreconcile = \"GET http://b\"\n";
+fn a_reconciler_that_would_be_told_a_credential() {
+    let text = "[gateway]\nupstream = \"http://a\"\n[[route]]\nmatch = \"POST /\"\ntenant = \"credential\"\n\
+                on_unknown = \"reconcile\"\nreconcile = \"GET http://b/{tenant}/{key}\"\n";
     assert_eq!(
         refused(text),
-        "the configuration has 2 errors:\n\n\
-         onetake.toml:4:14: defaults.on_unknown = \"reconcile\": this version does not support it yet\n    \
-         use \"fail\" or \"retry\"\n\n\
-         onetake.toml:5:1: defaults.reconcile: this version does not support it yet\n    \
-         remove it: use on_unknown = \"fail\" or \"retry\""
+        "the configuration has 1 error:\n\n\
+         onetake.toml:7:13: route[0].reconcile: the tenant is a credential, and {tenant} would put it into a URL, \
+         and so into logs\n    \
+         use {derived_key}: the operation is sent it as Idempotency-Derived-Key"
     );
 }
 

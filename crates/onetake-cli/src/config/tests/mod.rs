@@ -164,6 +164,7 @@ fn a_flag_alone_is_a_working_gateway() {
         in_flight: InFlight::Reject,
         wait_timeout: Duration::from_secs(5),
         on_unknown: OnUnknown::Fail,
+        reconcile: None,
         on_store_down: OnStoreDown::FailClosed,
         velocity: Vec::new(),
         upstream_timeout: Duration::from_secs(30),

@@ -1,26 +1,6 @@
-//! Fields that are not there: not yet, or never.
+//! What is not there, or without effect.
 
-use super::fields::file;
 use super::*;
-
-/// What the design names and this version does not have.
-pub(super) const NOT_YET: &[(&str, &str, &str)] = &[
-    ("route", "on_unknown = \"reconcile\"", "route[0].on_unknown"),
-    ("route", "reconcile = \"GET http://x\"", "route[0].reconcile"),
-    ("defaults", "reconcile = \"GET http://x\"", "defaults.reconcile"),
-];
-
-#[test]
-fn what_is_not_there_yet_says_so() {
-    for (section, line, field) in NOT_YET {
-        let text = file(section, line);
-        let error = read(&text).expect_err(&text);
-        let problem = error.problems().iter().find(|problem| problem.field == *field);
-        let problem = problem.unwrap_or_else(|| panic!("{text}\n{error}"));
-        assert!(problem.what.contains("this version does not support"), "{error}");
-        assert!(problem.what.contains("yet") && !problem.fix.is_empty(), "{error}");
-    }
-}
 
 #[test]
 fn sections_of_the_wrong_shape() {
@@ -70,4 +50,34 @@ fn upstream_tls_is_of_use_to_whoever_is_https() {
     for tenant in [String::new(), auth("[defaults]", "http"), auth(route, "http")] {
         assert!(warnings("http://a", &tenant).contains("without effect"), "{tenant}");
     }
+}
+
+#[test]
+fn a_reconcile_of_defaults_is_checked_where_it_is_used() {
+    let text = |route: &str| {
+        format!(
+            "[gateway]\nupstream = \"http://a\"\n[defaults]\ntenant = \"public\"\non_unknown = \"reconcile\"\n\
+             reconcile = \"GET http://a/{{key}}\"\n[[route]]\nmatch = \"POST /\"\n{route}"
+        )
+    };
+    let config = read(&text("")).unwrap();
+    assert_eq!(config.routes[0].policy.reconcile, config.defaults.reconcile);
+    let config = read(&text("on_unknown = \"fail\"\ntenant = \"credential\"")).unwrap();
+    assert_eq!(config.routes[0].policy.reconcile, None, "nobody is asked");
+    let error = read(&text("tenant = \"credential\"")).unwrap_err();
+    assert_eq!(error.problems()[0].field, "route[0].reconcile", "{error}");
+    assert!(error.to_string().contains("use {derived_key}"), "{error}");
+    let nobody = "[gateway]\nupstream = \"http://a\"\n[defaults]\non_unknown = \"reconcile\"\n[[route]]\nmatch = \"POST /\"";
+    assert_eq!(read(nobody).unwrap_err().problems().len(), 1, "it is told once");
+}
+
+#[test]
+fn what_reconcilers_are_sent_is_not_repeated() {
+    let line = "{ request = \"GET http://a/{derived_key}\", headers = { X-Key = \"hush\\n\", \"bad name\" = \"hush\" } }";
+    let text = format!("[gateway]\nupstream = \"http://a\"\n[defaults]\non_unknown = \"reconcile\"\nreconcile = {line}");
+    let said = refused(&text);
+    assert!(!said.contains("hush"), "{said}");
+    let good = text.replace("hush\\n", "hush").replace("\"bad name\"", "x-good");
+    let shown = format!("{:?}", read(&good).unwrap());
+    assert!(shown.contains("x-good") && !shown.contains("hush"), "{shown}");
 }

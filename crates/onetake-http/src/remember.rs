@@ -1,0 +1,169 @@
+//! What of an operation is kept with its record, for whoever is asked later what became of it.
+//!
+//! A record knows neither its key nor its tenant. Who implements [`Reconcile`](onetake_core::Reconcile) needs one
+//! of them, or the derived key, which the operation has sent on. A route names what ([`Policy::remember`]), it is
+//! kept in the record's [`Memo`], and [`Known`] reads it.
+//!
+//! [`Policy::remember`]: crate::Policy::remember
+
+use std::fmt;
+
+use bytes::{BufMut, Bytes, BytesMut};
+
+use onetake_core::origin::MEMO_BYTES_MAX;
+use onetake_core::{DerivedKey, DerivingSecret, Key, Memo, Scope};
+
+/// Something by which an operation can be asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Remembered {
+    /// The key that the operation has for its own calls: `Idempotency-Derived-Key`.
+    DerivedKey,
+    /// The key itself.
+    Key,
+    /// The tenant's name: the value of its header, its address, or whom a service named. Where the tenant is a
+    /// credential, this is a secret, and kept as one is only in a `SealedStore`.
+    Tenant,
+}
+
+impl Remembered {
+    const fn tag(self) -> u8 {
+        match self {
+            Self::DerivedKey => 1,
+            Self::Key => 2,
+            Self::Tenant => 3,
+        }
+    }
+}
+
+/// Keeps what was asked for, the shortest first; what does not fit is left out.
+pub(crate) fn memo(
+    wanted: &[Remembered],
+    scope: &Scope,
+    key: &Key,
+    deriving: &DerivingSecret,
+) -> Memo {
+    let mut wanted = wanted.to_vec();
+    wanted.sort_unstable();
+    wanted.dedup();
+    let mut out = BytesMut::new();
+    for what in wanted {
+        match what {
+            Remembered::DerivedKey => put(&mut out, what, deriving.derive(scope, key).as_bytes()),
+            Remembered::Key => put(&mut out, what, key.as_str().as_bytes()),
+            Remembered::Tenant => put(&mut out, what, name_of(scope.tenant())),
+        }
+    }
+    Memo::new(out.freeze()).unwrap_or_default()
+}
+
+fn put(out: &mut BytesMut, what: Remembered, value: &[u8]) {
+    let Ok(length) = u16::try_from(value.len()) else { return };
+    if out.len() + 3 + value.len() <= MEMO_BYTES_MAX {
+        out.put_u8(what.tag());
+        out.put_u16(length);
+        out.put_slice(value);
+    }
+}
+
+/// A tenant without its kind.
+fn name_of(tenant: &[u8]) -> &[u8] {
+    let mut parts = tenant.splitn(2, |byte| *byte == 0);
+    let (kind, name) = (parts.next(), parts.next());
+    name.or(kind).unwrap_or_default()
+}
+
+/// What is known of an operation by its record's [`Memo`]. Its `Debug` form hides the values.
+#[derive(Clone, Default, PartialEq, Eq)]
+pub struct Known {
+    /// See [`Remembered::DerivedKey`].
+    pub derived_key: Option<DerivedKey>,
+    /// See [`Remembered::Key`].
+    pub key: Option<Key>,
+    /// See [`Remembered::Tenant`].
+    pub tenant: Option<Bytes>,
+}
+
+impl Known {
+    /// Reads a memo: nothing is known by one that this layer did not make, and the rest of what is of an unknown
+    /// kind.
+    #[must_use]
+    pub fn of(memo: &Memo) -> Self {
+        let mut known = Self::default();
+        let mut rest = &memo.as_bytes()[..];
+        while let Some((tag, value, behind)) = entry(rest) {
+            rest = behind;
+            match tag {
+                1 => known.derived_key = value.try_into().ok().map(DerivedKey::from_bytes),
+                2 => {
+                    let text = std::str::from_utf8(value).ok();
+                    known.key = text.and_then(|text| Key::new(text).ok());
+                }
+                3 => known.tenant = Some(Bytes::copy_from_slice(value)),
+                _ => {}
+            }
+        }
+        known
+    }
+}
+
+impl fmt::Debug for Known {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Known")
+            .field("derived_key", &self.derived_key)
+            .field("key", &self.key)
+            .field("tenant", &self.tenant.as_ref().map(Bytes::len))
+            .finish()
+    }
+}
+
+/// The first entry, and what is behind it.
+fn entry(bytes: &[u8]) -> Option<(u8, &[u8], &[u8])> {
+    let (tag, rest) = bytes.split_first()?;
+    let (length, rest) = rest.split_first_chunk()?;
+    let (value, behind) = rest.split_at_checked(usize::from(u16::from_be_bytes(*length)))?;
+    Some((*tag, value, behind))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const ALL: [Remembered; 3] = [Remembered::Tenant, Remembered::Key, Remembered::DerivedKey];
+
+    #[test]
+    fn what_was_asked_for_is_kept_and_nothing_else() {
+        let deriving = DerivingSecret::new(&[7; 32]);
+        let (scope, key) = (Scope::new("header\0acme"), Key::new("order-4711").unwrap());
+        let known = |wanted: &[Remembered]| Known::of(&memo(wanted, &scope, &key, &deriving));
+        let all = known(&ALL);
+        assert_eq!(all.derived_key, Some(deriving.derive(&scope, &key)));
+        assert_eq!(all.key.as_ref(), Some(&key));
+        assert_eq!(all.tenant.as_deref(), Some(&b"acme"[..]), "without its kind");
+        assert_eq!(known(&[Remembered::Key]), Known { key: Some(key.clone()), ..Known::default() });
+        assert_eq!(known(&[]), Known::default());
+        assert!(memo(&[], &scope, &key, &deriving).is_empty());
+        let shown = format!("{all:?}");
+        assert!(!shown.contains("acme") && !shown.contains("4711"), "{shown}");
+        assert_eq!(name_of(b"public"), b"public");
+    }
+
+    #[test]
+    fn what_does_not_fit_is_left_out_and_the_rest_kept() {
+        let deriving = DerivingSecret::new(&[7; 32]);
+        let key = Key::new("k".repeat(255)).unwrap();
+        for (length, fits) in [(1700, true), (1800, false), (70_000, false)] {
+            let scope = Scope::new("t".repeat(length));
+            let known = Known::of(&memo(&ALL, &scope, &key, &deriving));
+            assert_eq!(known.tenant.is_some(), fits, "{length}");
+            assert!(known.key.is_some() && known.derived_key.is_some(), "{length}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn any_memo_is_read(bytes in proptest::collection::vec(any::<u8>(), 0..100)) {
+            let _known = Known::of(&Memo::new(bytes).unwrap());
+        }
+    }
+}

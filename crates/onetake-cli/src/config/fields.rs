@@ -20,13 +20,11 @@ struct Field(&'static str, Standing);
 enum Standing {
     /// It is read.
     Here,
-    /// A later version has it; the text says what there is instead.
-    NotYet(&'static str),
     /// It never belongs here; the text says why.
     Never(&'static str),
 }
 
-use Standing::{Here, Never, NotYet};
+use Standing::{Here, Never};
 
 /// The whole file.
 pub(super) const ROOT: Fields = Fields {
@@ -269,9 +267,6 @@ impl Fields {
     pub(super) fn check(&self, name: &str, rename: impl Fn(&str) -> String) -> Result<(), Fault> {
         match self.all().find(|field| field.0 == name) {
             Some(Field(_, Here)) => Ok(()),
-            Some(Field(_, NotYet(instead))) => {
-                Err(Fault::new("this version does not support it yet", *instead))
-            }
             Some(Field(_, Never(why))) => {
                 Err(Fault::new(format!("not a field of {}", self.label), *why))
             }

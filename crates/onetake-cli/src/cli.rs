@@ -328,6 +328,7 @@ async fn serve(config: Config, patience: Duration, export: &Export) -> Result<()
         signal = stop_signal() => signal,
         error = gateway.fatal() => {
             // What is on disk is not known any more: a restart reads it again, this process must not.
+            gateway.give_up().await;
             return Err(Failed(format!("the store failed and cannot be trusted any more: {error}"), 1));
         }
     };

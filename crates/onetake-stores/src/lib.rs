@@ -21,6 +21,7 @@ pub mod dynamodb;
 pub mod embedded;
 #[cfg(feature = "filtered")]
 pub mod filtered;
+mod journal;
 #[cfg(feature = "postgres")]
 pub mod postgres;
 #[cfg(feature = "redis")]
@@ -31,6 +32,7 @@ pub mod sealed;
 pub mod sqlite;
 
 pub use diagnosis::{Diagnosis, Finding, Weight};
+pub use journal::FileJournal;
 
 #[cfg(feature = "dynamodb")]
 pub use dynamodb::{DynamoOptions, DynamoStore};
@@ -43,6 +45,6 @@ pub use postgres::{Migrated, PostgresOptions, PostgresStore};
 #[cfg(feature = "redis")]
 pub use redis::{RedisOptions, RedisStore, RedisVelocity};
 #[cfg(feature = "sealed")]
-pub use sealed::{EncryptionKey, SealedStore};
+pub use sealed::{EncryptionKey, SealedJournal, SealedStore};
 #[cfg(feature = "sqlite")]
 pub use sqlite::SqliteStore;

@@ -1,6 +1,7 @@
 //! Reads every section of the tree into a draft, and collects every fault on the way.
 
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use http::Uri;
@@ -38,6 +39,7 @@ pub(super) struct Draft {
     pub(super) store: Option<Located<StoreUrl>>,
     pub(super) filter: Option<Located<StoreUrl>>,
     pub(super) allow_lossy: Option<bool>,
+    pub(super) journal: Option<PathBuf>,
     pub(super) sweep_interval: Option<Duration>,
     pub(super) sweep_batch: Option<usize>,
     pub(super) secrets: SecretsConfig,
@@ -123,6 +125,9 @@ fn read_store(value: &Value<'_>, draft: &mut Draft, problems: &mut Problems<'_>)
     draft.store = url("url", "\"embedded:./onetake-data\"");
     draft.filter = url("filter", "\"redis://127.0.0.1:6379\"");
     draft.allow_lossy = table.get("allow_lossy").and_then(|value| value.boolean(problems));
+    draft.journal = table
+        .get("journal")
+        .and_then(|value| tls::file(&value, "\"/var/lib/onetake/journal\"", problems));
 }
 
 fn read_sweep(value: &Value<'_>, draft: &mut Draft, problems: &mut Problems<'_>) {

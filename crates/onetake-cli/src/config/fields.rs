@@ -72,7 +72,12 @@ pub(super) const ADMIN: Fields =
 /// `[store]`
 pub(super) const STORE: Fields = Fields {
     label: "[store]",
-    list: &[Field("url", Here), Field("filter", Here), Field("allow_lossy", Here)],
+    list: &[
+        Field("url", Here),
+        Field("filter", Here),
+        Field("allow_lossy", Here),
+        Field("journal", Here),
+    ],
     shared: &[],
 };
 

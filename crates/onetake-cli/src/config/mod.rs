@@ -32,6 +32,7 @@ mod url;
 mod velocity;
 
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use http::{HeaderName, Method, Uri};
@@ -251,6 +252,10 @@ pub struct StoreConfig {
     pub filter: Option<ServerUrl>,
     /// Whether a store that can lose acknowledged writes is accepted for what must not be lost.
     pub allow_lossy: bool,
+    /// A folder of this machine for outcomes that the store did not take before the end: `journal` in the folder
+    /// of the embedded store, `onetake-journal` beside SQLite's file, `./onetake-journal` for a server. None for the
+    /// store in memory.
+    pub journal: Option<PathBuf>,
     /// `[secrets] encryption`: what recordings are encrypted with, the first, and opened with.
     pub encryption: Vec<Secret>,
 }

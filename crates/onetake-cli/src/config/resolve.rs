@@ -23,6 +23,8 @@ use onetake_http::{Answers, KeySource, Preset, ProblemStatuses, StatusRules};
 const LISTEN: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 8080);
 pub(super) const ADMIN_LISTEN: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 9091);
 const STORE_FOLDER: &str = "./onetake-data";
+/// Where outcomes wait that a server did not take, unless the file says otherwise.
+const JOURNAL_FOLDER: &str = "onetake-journal";
 const SWEEP_INTERVAL: Duration = Duration::from_secs(15 * 60);
 const SWEEP_BATCH: usize = 5000;
 
@@ -93,7 +95,21 @@ pub(super) fn resolve_store(draft: &Draft, problems: &mut Problems<'_>) -> Store
         None
     });
     let encryption = draft.secrets.encryption.clone();
-    StoreConfig { url, filter, allow_lossy: draft.allow_lossy.unwrap_or(false), encryption }
+    let journal = draft.journal.clone().or_else(|| journal_of(&url));
+    let allow_lossy = draft.allow_lossy.unwrap_or(false);
+    StoreConfig { url, filter, allow_lossy, journal, encryption }
+}
+
+/// Where outcomes wait that the store did not take before the end: with the data, or where the process runs.
+fn journal_of(url: &StoreUrl) -> Option<PathBuf> {
+    match url {
+        StoreUrl::Memory => None,
+        StoreUrl::Embedded(folder) => Some(folder.join("journal")),
+        StoreUrl::Sqlite(file) => Some(file.with_file_name(JOURNAL_FOLDER)),
+        StoreUrl::Postgres(_) | StoreUrl::Redis(_) | StoreUrl::DynamoDb(_) => {
+            Some(PathBuf::from(JOURNAL_FOLDER))
+        }
+    }
 }
 
 /// Redis alone is not where a claim on money should be kept, unless somebody says so.

@@ -69,7 +69,11 @@ fn identity(
     Some(Identity { certificate: certificate?, key: key? })
 }
 
-fn file(value: &Value<'_>, example: &str, problems: &mut Problems<'_>) -> Option<PathBuf> {
+pub(super) fn file(
+    value: &Value<'_>,
+    example: &str,
+    problems: &mut Problems<'_>,
+) -> Option<PathBuf> {
     value.parse(example, problems, |text| match text {
         "" => Err(Fault::new("names no file", format!("write for example {example}"))),
         // Somebody pasted it. It may be the key: nothing of it is repeated.

@@ -107,7 +107,7 @@ impl Gateway {
         let admin_address = local(&admin, config.admin.listen);
         let listener = listen(config.gateway.listen, "gateway.listen", "--listen").await?;
         let address = local(&listener, config.gateway.listen);
-        let OpenStore { store, interrupted, limits, reap_interval } =
+        let OpenStore { store, interrupted, limits, reap_interval, journal } =
             stores::open(&config.store).await?;
 
         let secrets = secrets::secrets(&config, &*store).await;
@@ -116,6 +116,9 @@ impl Gateway {
         let shared_velocity = stores::open_velocity(&config).await?;
         let engine = Engine::with(store, clock, Arc::new(SystemRng), limits);
         engine.count_unknown(interrupted);
+        if let Some(journal) = journal {
+            engine.use_journal(journal);
+        }
         engine.keep_house(Housekeeping {
             reap_interval,
             sweep_interval: config.sweep.interval,
@@ -158,6 +161,12 @@ impl Gateway {
     /// Resolves when the store must not be used any more: the process should end.
     pub async fn fatal(&self) -> StoreError {
         self.engine.fatal().await
+    }
+
+    /// Keeps what the failed store did not take for the next start, and touches it no more.
+    pub async fn give_up(self) {
+        self.draining.cancel();
+        self.engine.give_up().await;
     }
 
     /// Stops listening, lets connections and operations finish for at most `patience`, and closes

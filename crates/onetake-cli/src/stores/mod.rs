@@ -6,16 +6,19 @@ mod folder;
 mod recordings;
 
 use std::error::Error;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use onetake_core::engine::Housekeeping;
+use onetake_core::engine::{Housekeeping, Journal};
 use onetake_core::{Limits, MemoryStore, SharedVelocity, Store, SystemClock};
 #[cfg(feature = "filtered")]
 use onetake_core::{Rng, SystemRng};
 #[cfg(feature = "sqlite")]
 use onetake_stores::SqliteStore;
-use onetake_stores::{Diagnosis, EmbeddedStore, EncryptionKey, Finding, SealedStore};
+use onetake_stores::{
+    Diagnosis, EmbeddedStore, EncryptionKey, FileJournal, Finding, SealedJournal, SealedStore,
+};
 #[cfg(feature = "dynamodb")]
 use onetake_stores::{DynamoOptions, DynamoStore, dynamodb::TableChange};
 #[cfg(feature = "filtered")]
@@ -51,6 +54,8 @@ pub struct OpenStore {
     pub limits: Limits,
     /// How often to look for abandoned attempts.
     pub reap_interval: Duration,
+    /// Where outcomes wait that it does not take before the end.
+    pub journal: Option<Arc<dyn Journal>>,
 }
 
 impl OpenStore {
@@ -61,6 +66,7 @@ impl OpenStore {
             interrupted,
             limits: Limits::default(),
             reap_interval: Housekeeping::default().reap_interval,
+            journal: None,
         }
     }
 
@@ -72,6 +78,7 @@ impl OpenStore {
             interrupted: 0,
             limits: Limits { writers_max: SHARED_WRITERS, ..Limits::default() },
             reap_interval: SHARED_REAP_INTERVAL,
+            journal: None,
         }
     }
 }
@@ -125,9 +132,29 @@ pub async fn open(config: &StoreConfig) -> Result<OpenStore, StoreFailed> {
     let configured = config.encryption.iter().map(|secret| secret.id.clone()).collect();
     tokio::spawn(recordings::miss_keys(Arc::clone(&opened.store), configured));
     let keys = config.encryption.iter();
-    let keys = keys.map(|secret| EncryptionKey::new(&secret.id, &secret.key)).collect();
+    let keys: Vec<_> = keys.map(|secret| EncryptionKey::new(&secret.id, &secret.key)).collect();
+    let journal = open_journal(config.journal.clone(), keys.clone()).await;
     let store = Arc::new(SealedStore::around(opened.store, keys));
-    Ok(OpenStore { store, ..opened })
+    Ok(OpenStore { store, journal, ..opened })
+}
+
+/// The journal, sealed as the store is. Without one everything works, but for what is in hand at an end.
+async fn open_journal(
+    folder: Option<PathBuf>,
+    keys: Vec<EncryptionKey>,
+) -> Option<Arc<dyn Journal>> {
+    let folder = folder?;
+    let shown = folder.display().to_string();
+    match blocking(move || FileJournal::open(folder)).await {
+        Ok(journal) => Some(Arc::new(SealedJournal::around(Arc::new(journal), keys))),
+        Err(error) => {
+            tracing::warn!(
+                folder = shown, %error,
+                "there is no journal: outcomes that the store does not take before this process ends will be unknown. Name a folder that can be written to below [store]: journal = \"FOLDER\""
+            );
+            None
+        }
+    }
 }
 
 async fn open_bare(config: &StoreConfig) -> Result<OpenStore, StoreFailed> {

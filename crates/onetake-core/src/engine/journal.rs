@@ -5,6 +5,7 @@
 //! somebody settled the attempt meanwhile, theirs stands, and the difference is logged.
 
 use std::fmt;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
@@ -51,6 +52,14 @@ impl Engine {
         if self.inner.journal.set(Arc::clone(&journal)).is_ok() {
             self.inner.runtime.spawn(finish_all(Arc::clone(&self.inner), journal));
         }
+    }
+
+    /// Stops at once, because the store [must not be used any more](Engine::fatal): what could not be settled goes
+    /// to the journal, and the store is not touched again.
+    pub async fn give_up(&self) {
+        self.inner.closing.store(true, Ordering::Release);
+        self.inner.stopped.cancel();
+        self.inner.hand_over().await;
     }
 }
 

@@ -10,6 +10,7 @@
 //! What was recorded before there was a key stays readable.
 
 mod census;
+mod journal;
 mod seal;
 
 use std::sync::Arc;
@@ -25,6 +26,7 @@ use onetake_core::{
 };
 
 pub use census::{KeysInUse, keys_in_use};
+pub use journal::SealedJournal;
 pub use seal::{BODY_BYTES_MAX, EncryptionKey, KEY_ID_BYTES_MAX};
 use seal::{NotOpened, Of};
 
@@ -39,23 +41,6 @@ impl SealedStore {
     #[must_use]
     pub fn around(inner: Arc<dyn Store>, keys: Vec<EncryptionKey>) -> Self {
         Self { inner, keys }
-    }
-
-    fn seal(&self, settlement: Settlement) -> Result<Settlement, StoreError> {
-        let Settlement { id, attempt, verb } = settlement;
-        let verb = match verb {
-            Verb::Complete(recording) => {
-                let of = Of { id, attempt };
-                let sealed = seal::seal(&recording, of, self.keys.first());
-                Verb::Complete(sealed.ok_or_else(|| {
-                    let what =
-                        format!("a recording of {} bytes cannot be sealed", recording.bytes());
-                    StoreError::new(StoreErrorKind::Invalid, what)
-                })?)
-            }
-            verb => verb,
-        };
-        Ok(Settlement { id, attempt, verb })
     }
 
     fn open(&self, record: Arc<Record>) -> Result<Arc<Record>, NotOpened> {
@@ -98,6 +83,25 @@ impl SealedStore {
     }
 }
 
+/// Seals what a settlement recorded.
+fn seal_settlement(
+    settlement: Settlement,
+    key: Option<&EncryptionKey>,
+) -> Result<Settlement, StoreError> {
+    let Settlement { id, attempt, verb } = settlement;
+    let verb = match verb {
+        Verb::Complete(recording) => {
+            let sealed = seal::seal(&recording, Of { id, attempt }, key);
+            Verb::Complete(sealed.ok_or_else(|| {
+                let what = format!("a recording of {} bytes cannot be sealed", recording.bytes());
+                StoreError::new(StoreErrorKind::Invalid, what)
+            })?)
+        }
+        verb => verb,
+    };
+    Ok(Settlement { id, attempt, verb })
+}
+
 impl std::fmt::Debug for SealedStore {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("SealedStore").field("inner", &self.inner).field("keys", &self.keys).finish()
@@ -132,8 +136,10 @@ impl Store for SealedStore {
                     _ => None,
                 })
                 .collect();
-            let sealed: Vec<Result<Settlement, StoreError>> =
-                batch.into_iter().map(|settlement| self.seal(settlement)).collect();
+            let sealed: Vec<Result<Settlement, StoreError>> = batch
+                .into_iter()
+                .map(|settlement| seal_settlement(settlement, self.keys.first()))
+                .collect();
             let sent: Vec<Settlement> =
                 sealed.iter().filter_map(|it| it.as_ref().ok().cloned()).collect();
             let mut answers = self.inner.settle(sent).await.into_iter();

@@ -123,6 +123,11 @@ fn store() -> Value {
                 "Accepts stores that can lose acknowledged writes.",
                 or(false, boolean()),
             ),
+            field(
+                "journal",
+                "A folder of this machine for outcomes that the store did not take before the end.",
+                or("./onetake-journal", file_name()),
+            ),
         ],
     )
 }

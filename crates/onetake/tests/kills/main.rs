@@ -1,0 +1,192 @@
+//! The server is killed before and after every durable step of claim, run and settle, and the client retries.
+//!
+//! Nobody lists the moments: a run that nobody disturbs counts the steps, and then there is one run for each of
+//! them in which the process kills itself there (SIGKILL), is started again, and meets the client's retries.
+#![expect(clippy::unwrap_used, clippy::panic, reason = "tests may panic")]
+
+mod steps;
+mod victim;
+
+use std::os::unix::process::ExitStatusExt;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use onetake::{OnUnknown, PostgresOptions, PostgresStore};
+use onetake_sim::client::{Answer, Client};
+use onetake_sim::servers::Postgres;
+use tempfile::TempDir;
+
+use steps::Steps;
+use victim::Orders;
+
+const KEY: &str = "6f1c8d6a-3a09-4b6e-9c8f-2d1f5e7b8a90";
+
+/// How often something is looked at that will be so, a few milliseconds apart, before it is given up.
+const LOOKS: usize = 4_000;
+
+#[expect(clippy::disallowed_methods, reason = "processes live in real time")]
+async fn breathe() {
+    tokio::time::sleep(Duration::from_millis(5)).await;
+}
+
+/// A running server. It ends with its test.
+struct Server {
+    child: Child,
+    client: Client,
+}
+
+impl Server {
+    async fn start(orders: &Orders) -> Self {
+        let _first = std::fs::remove_file(&orders.port);
+        let child = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "victim::victim", "--nocapture"])
+            .envs(orders.variables())
+            .stdout(Stdio::null())
+            .spawn()
+            .unwrap();
+        for _ in 0..LOOKS {
+            if let Ok(port) = std::fs::read_to_string(&orders.port) {
+                let port: u16 = port.parse().unwrap();
+                return Self { child, client: Client::new(([127, 0, 0, 1], port).into()) };
+            }
+            breathe().await;
+        }
+        panic!("the server does not start");
+    }
+
+    /// One try; `None` if the server died in the middle.
+    async fn pay(&self) -> Option<Answer> {
+        self.client.post("/pay").key(KEY).body("10 EUR").send().await.ok()
+    }
+
+    /// Retries until there is an answer that retrying does not change.
+    async fn pay_until_answered(&self) -> Answer {
+        for _ in 0..LOOKS {
+            match self.pay().await {
+                Some(answer) if !matches!(answer.status(), 409 | 503) => return answer,
+                _ => breathe().await,
+            }
+        }
+        panic!("there is never an answer");
+    }
+
+    /// Waits for it to be killed by itself.
+    async fn died(mut self) {
+        for _ in 0..LOOKS {
+            if let Some(status) = self.child.try_wait().unwrap() {
+                assert_eq!(status.signal(), Some(9), "it ended otherwise: {status}");
+                return;
+            }
+            breathe().await;
+        }
+        panic!("it was not killed");
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _gone = self.child.kill();
+        let _gone = self.child.wait();
+    }
+}
+
+/// One case: a fresh store, and a place for effects.
+struct Case {
+    orders: Orders,
+    _folder: TempDir,
+}
+
+impl Case {
+    async fn new(place: &Place<'_>, on_unknown: OnUnknown, dies_at: usize) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let at = |name: &str| folder.path().join(name);
+        let store = match place {
+            Place::Embedded => format!("embedded:{}", at("data").display()),
+            Place::Sqlite => format!("sqlite:{}", at("data.db").display()),
+            Place::Postgres(server) => {
+                let url = server.url(&server.database());
+                PostgresStore::migrate(&url, PostgresOptions::default()).await.unwrap();
+                url
+            }
+        };
+        let (steps, effects, port) = (at("steps"), at("effects"), at("port"));
+        let orders = Orders { store, on_unknown, steps, dies_at, effects, port };
+        Self { orders, _folder: folder }
+    }
+
+    fn effects(&self) -> usize {
+        count(&self.orders.effects)
+    }
+}
+
+fn count(file: &Path) -> usize {
+    std::fs::read_to_string(file).unwrap_or_default().lines().count()
+}
+
+enum Place<'a> {
+    Embedded,
+    Sqlite,
+    Postgres(&'a Postgres),
+}
+
+/// The steps of an operation that nobody disturbs.
+async fn undisturbed(place: &Place<'_>, on_unknown: OnUnknown) -> Vec<String> {
+    let case = Case::new(place, on_unknown, 0).await;
+    let server = Server::start(&case.orders).await;
+    assert_eq!(server.pay().await.unwrap().status(), 200);
+    assert_eq!(case.effects(), 1);
+    Steps::read(&case.orders.steps)
+}
+
+/// Kills at each step in turn. `effects` says how many there may be in the end.
+async fn matrix(place: Place<'_>, on_unknown: OnUnknown, effects: std::ops::RangeInclusive<usize>) {
+    let steps = undisturbed(&place, on_unknown).await;
+    assert!(steps.len() >= 7, "too few steps to be true: {steps:?}");
+    for (number, step) in steps.iter().enumerate() {
+        let mut case = Case::new(&place, on_unknown, number + 1).await;
+        let server = Server::start(&case.orders).await;
+        let first = server.pay().await;
+        assert!(first.is_none(), "{step}: answered, although it was killed");
+        server.died().await;
+        assert_eq!(Steps::read(&case.orders.steps), steps[..=number], "killed elsewhere");
+
+        case.orders.dies_at = 0;
+        let server = Server::start(&case.orders).await;
+        let answer = server.pay_until_answered().await;
+        let found = case.effects();
+        assert!(effects.contains(&found), "{step}: {found} effects");
+        match answer.status() {
+            200 => assert!(found >= 1, "{step}: an outcome without an effect"),
+            500 if on_unknown == OnUnknown::Fail => {
+                assert_eq!(answer.code(), "previous_attempt_failed", "{step}");
+            }
+            status => panic!("{step}: {status} {}", answer.text()),
+        }
+        // What was acknowledged stays so, also across one more kill and start.
+        drop(server);
+        let server = Server::start(&case.orders).await;
+        let again = server.pay_until_answered().await;
+        assert_eq!((again.status(), &again.body), (answer.status(), &answer.body), "{step}");
+        assert_eq!(case.effects(), found, "{step}: a replay had an effect (S17)");
+    }
+}
+
+#[tokio::test]
+async fn plain_on_embedded() {
+    matrix(Place::Embedded, OnUnknown::Fail, 0..=1).await;
+    matrix(Place::Embedded, OnUnknown::Retry, 1..=2).await;
+}
+
+#[tokio::test]
+async fn plain_on_sqlite() {
+    matrix(Place::Sqlite, OnUnknown::Fail, 0..=1).await;
+    matrix(Place::Sqlite, OnUnknown::Retry, 1..=2).await;
+}
+
+#[tokio::test]
+async fn plain_on_postgres() {
+    let server = Postgres::start().await;
+    matrix(Place::Postgres(&server), OnUnknown::Fail, 0..=1).await;
+    matrix(Place::Postgres(&server), OnUnknown::Retry, 1..=2).await;
+}

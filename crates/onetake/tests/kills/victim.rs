@@ -1,0 +1,143 @@
+//! The server that is killed: an axum API behind the layer, in a process of its own.
+
+use std::fs::OpenOptions;
+use std::io::Write;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use axum::extract::State;
+use axum::routing::post;
+use onetake::engine::Housekeeping;
+use onetake::{
+    EmbeddedStore, Engine, Limits, OnUnknown, OnetakeLayer, Policy, PostgresOptions, PostgresStore,
+    SqliteStore, Store, SystemClock, SystemRng, Tenant, Terms,
+};
+
+use super::steps::{Stepping, Steps};
+
+/// Everything that a victim is told, as variables of its environment.
+#[derive(Clone, Debug)]
+pub(crate) struct Orders {
+    /// `embedded:…`, `sqlite:…` or `postgres://…`
+    pub(crate) store: String,
+    /// What the route says of the unknown.
+    pub(crate) on_unknown: OnUnknown,
+    /// Where steps are counted.
+    pub(crate) steps: PathBuf,
+    /// At which of them to die.
+    pub(crate) dies_at: usize,
+    /// Where the effects of plain operations are counted: another service, so to speak.
+    pub(crate) effects: PathBuf,
+    /// Where to say which port it listens on.
+    pub(crate) port: PathBuf,
+}
+
+const VARIABLES: [&str; 6] = [
+    "VICTIM_STORE",
+    "VICTIM_ON_UNKNOWN",
+    "VICTIM_STEPS",
+    "VICTIM_DIES_AT",
+    "VICTIM_EFFECTS",
+    "VICTIM_PORT",
+];
+
+impl Orders {
+    pub(crate) fn variables(&self) -> [(&'static str, String); 6] {
+        let path = |path: &Path| path.to_str().unwrap().to_owned();
+        let on_unknown = format!("{:?}", self.on_unknown);
+        let values = [
+            self.store.clone(),
+            on_unknown,
+            path(&self.steps),
+            self.dies_at.to_string(),
+            path(&self.effects),
+            path(&self.port),
+        ];
+        let mut values = values.into_iter();
+        VARIABLES.map(|name| (name, values.next().unwrap()))
+    }
+
+    /// What this process was told; `None` if it is no victim.
+    fn received() -> Option<Self> {
+        let [store, on_unknown, steps, dies_at, effects, port] =
+            VARIABLES.map(|name| std::env::var(name).ok());
+        Some(Self {
+            store: store?,
+            on_unknown: match on_unknown?.as_str() {
+                "Fail" => OnUnknown::Fail,
+                "Retry" => OnUnknown::Retry,
+                "Rollback" => OnUnknown::Rollback,
+                other => panic!("{other}"),
+            },
+            steps: steps?.into(),
+            dies_at: dies_at?.parse().unwrap(),
+            effects: effects?.into(),
+            port: port?.into(),
+        })
+    }
+}
+
+/// Short, so that a killed attempt is passed over soon.
+pub(crate) const LEASE: Duration = Duration::from_millis(250);
+
+/// Serves until it is killed. Does nothing in a process that is no victim.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn victim() {
+    let Some(orders) = Orders::received() else { return };
+    let steps = Steps::new(&orders.steps, orders.dies_at);
+    let inner = open(&orders.store).await;
+    let store = Arc::new(Stepping { inner: Arc::clone(&inner), steps: Arc::clone(&steps) });
+    let engine = Engine::with(store, Arc::new(SystemClock), Arc::new(SystemRng), Limits::default());
+    engine.keep_house(Housekeeping {
+        reap_interval: Duration::from_millis(20),
+        ..Housekeeping::default()
+    });
+    let terms =
+        Terms { lease: LEASE, grace: LEASE, on_unknown: orders.on_unknown, ..Terms::default() };
+    let policy = Policy::builder().tenant(Tenant::Public).terms(terms).build();
+    let place = Arc::new((orders, Arc::clone(&steps)));
+    let app = Router::new()
+        .route("/pay", post(pay))
+        .with_state(place)
+        .layer(OnetakeLayer::new(engine, policy))
+        .layer(axum::middleware::from_fn(move |request, next: axum::middleware::Next| {
+            let steps = Arc::clone(&steps);
+            async move {
+                let response = next.run(request).await;
+                steps.reach("before the answer");
+                response
+            }
+        }));
+    let address = SocketAddr::from(([127, 0, 0, 1], 0));
+    let listener = tokio::net::TcpListener::bind(address).await.unwrap();
+    let (orders, _) = (Orders::received().unwrap(), ());
+    let unfinished = orders.port.with_extension("unfinished");
+    std::fs::write(&unfinished, listener.local_addr().unwrap().port().to_string()).unwrap();
+    std::fs::rename(unfinished, orders.port).unwrap();
+    axum::serve(listener, app).await.unwrap();
+}
+
+async fn open(url: &str) -> Arc<dyn Store> {
+    if let Some(folder) = url.strip_prefix("embedded:") {
+        return Arc::new(EmbeddedStore::open(folder).unwrap());
+    }
+    if let Some(file) = url.strip_prefix("sqlite:") {
+        return Arc::new(SqliteStore::open(file).unwrap());
+    }
+    Arc::new(PostgresStore::open(url, PostgresOptions::default()).await.unwrap())
+}
+
+/// Pays: an effect outside, which nobody can take back.
+async fn pay(State(place): State<Arc<(Orders, Arc<Steps>)>>) -> String {
+    let (orders, steps) = &*place;
+    steps.reach("before the effect");
+    let mut effects = OpenOptions::new().create(true).append(true).open(&orders.effects).unwrap();
+    effects.write_all(b"paid\n").unwrap();
+    effects.sync_all().unwrap();
+    steps.reach("after the effect");
+    let number = std::fs::read_to_string(&orders.effects).unwrap().lines().count();
+    format!("payment {number}")
+}

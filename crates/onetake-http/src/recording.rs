@@ -6,11 +6,12 @@ use http::header::{
     SET_COOKIE, TE, TRAILER, TRANSFER_ENCODING, UPGRADE, WWW_AUTHENTICATE,
 };
 use http::{HeaderMap, Response, StatusCode};
+use http_body::Body;
 
 use onetake_core::codec::{DecodeError, Reader, put_slice};
 use onetake_core::{Recording, Reference};
 
-use crate::body::ResponseBody;
+use crate::body::{Read, ResponseBody, read};
 use crate::problem::{Code, IDEMPOTENCY_REFERENCE, Problem, insert};
 use crate::typed::Types;
 
@@ -95,6 +96,33 @@ pub fn record(
     });
     put_headers(&mut head, trailers.unwrap_or(&HeaderMap::new()), |name, _| is_kept(name));
     Recording { head: head.freeze(), body }
+}
+
+/// Reads a response and records it, as an attempt's is: for whoever finds out what became of one. If it has more than
+/// `body_max` bytes, it is recorded without them, and no more are read.
+///
+/// # Errors
+/// If the body breaks off.
+pub async fn record_response<B>(
+    response: Response<B>,
+    body_max: usize,
+) -> Result<Recording, B::Error>
+where
+    B: Body<Data = Bytes>,
+{
+    let (parts, body) = response.into_parts();
+    let (status, headers) = (parts.status, &parts.headers);
+    Ok(match read(body, body_max).await? {
+        Read::Whole { data, trailers } => {
+            let data = match status {
+                // Nobody can be sent a body with these.
+                StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED => Bytes::new(),
+                _ => Bytes::copy_from_slice(&data),
+            };
+            record(status, headers, Some(data), trailers.as_ref())
+        }
+        Read::TooLarge { .. } => record(status, headers, None, None),
+    })
 }
 
 fn put_headers(

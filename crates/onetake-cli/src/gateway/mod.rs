@@ -13,6 +13,7 @@ mod forward_auth;
 mod plan;
 mod proxy;
 mod readiness;
+mod reconcile;
 mod secrets;
 mod server;
 mod tenants;
@@ -31,7 +32,7 @@ use tokio_util::sync::CancellationToken;
 use tower::Layer;
 
 use onetake_core::engine::Housekeeping;
-use onetake_core::{Clock, Engine, StoreError, SystemClock, SystemRng};
+use onetake_core::{Asking, Clock, Engine, StoreError, SystemClock, SystemRng};
 use onetake_http::{HttpLimits, OnetakeLayer, Policy, Resolve, Tenant};
 
 use crate::config::Config;
@@ -40,6 +41,7 @@ use edge::Edge;
 use plan::{Plan, Plans};
 use proxy::Proxy;
 use readiness::Readiness;
+use reconcile::Reconciler;
 use server::Server;
 use tls::Acceptor;
 pub(crate) use tls::Connector;
@@ -133,6 +135,9 @@ impl Gateway {
         let token = config.admin.token.clone();
         tokio::spawn(admin::serve(admin, (status, api, token), stop_admin.clone()));
 
+        if let Some(reconciler) = Reconciler::new(&config, &connector) {
+            engine.reconcile_with(Arc::new(reconciler), Asking::default());
+        }
         let plans = Arc::new(Plans::new(&config, &connector));
         let policies = Policies(Arc::clone(&plans));
         let mut layer =

@@ -10,6 +10,7 @@ use onetake_http as layer;
 use onetake_http::json::{Pointer, Selection};
 
 use super::Connector;
+use super::reconcile::remembered_for;
 use super::tenants::{self, Tenants};
 use crate::config::{
     Cidr, Config, FingerprintConfig, InFlight, OnStoreDown, OnUnknown, Policy, Route, TenantConfig,
@@ -19,7 +20,7 @@ use crate::config::{
 const PROXY_FIRST: Duration = Duration::from_secs(1);
 
 /// What logs call the route of a request that none matches.
-const NO_ROUTE: &str = "-";
+pub(super) const NO_ROUTE: &str = "-";
 
 /// What applies to a request.
 #[derive(Debug)]
@@ -111,8 +112,13 @@ impl Plans {
     }
 }
 
+/// What logs and records call a route.
+pub(super) fn label_of(route: &Route) -> String {
+    format!("{} {}", route.methods, route.path)
+}
+
 fn plan_of(route: &Route, tenants: &mut Tenants) -> Plan {
-    let label = format!("{} {}", route.methods, route.path);
+    let label = label_of(route);
     Plan {
         policy: Some(Arc::new(policy_of(&route.policy, &label, tenants))),
         label,
@@ -145,9 +151,11 @@ fn policy_of(policy: &Policy, label: &str, tenants: &mut Tenants) -> layer::Poli
             grace: policy.grace,
             on_unknown: match policy.on_unknown {
                 OnUnknown::Fail => core::OnUnknown::Fail,
+                OnUnknown::Reconcile => core::OnUnknown::Reconcile,
                 OnUnknown::Retry => core::OnUnknown::Retry,
             },
         },
+        remember: policy.reconcile.iter().flat_map(remembered_for).collect(),
         in_flight: match policy.in_flight {
             InFlight::Reject => layer::InFlight::Reject,
             InFlight::Wait => layer::InFlight::Wait(policy.wait_timeout),

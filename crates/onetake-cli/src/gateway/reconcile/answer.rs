@@ -1,0 +1,135 @@
+//! What an answer means.
+
+use http::header::HeaderName;
+use http::{HeaderMap, StatusCode};
+use onetake_http::Disposition;
+use onetake_http::recording::ONETAKE_OUTCOME;
+use onetake_http::status::StatusPattern;
+
+/// The status that the operation's own answer had, if it is not that of the answer to the question.
+const ONETAKE_STATUS: HeaderName = HeaderName::from_static("onetake-status");
+
+/// What an answer means.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Means {
+    /// It is the operation's outcome, with this status.
+    Outcome(StatusCode),
+    /// The operation had no effect, and never will.
+    NotExecuted,
+    /// Nobody can tell, and why not.
+    Nothing(String),
+}
+
+/// Its own word counts first, then what the route says of its status. A 2xx is the outcome.
+pub(super) fn means(
+    status: StatusCode,
+    headers: &HeaderMap,
+    not_executed: &[StatusPattern],
+) -> Means {
+    match single(headers, &ONETAKE_OUTCOME).map(|word| word.and_then(|word| word.parse().ok())) {
+        Some(Some(Disposition::Record)) => outcome(status, headers),
+        Some(Some(Disposition::Release)) => Means::NotExecuted,
+        Some(Some(Disposition::Unknown)) => {
+            Means::Nothing("who is asked does not know either (Onetake-Outcome: unknown)".to_owned())
+        }
+        Some(None) => Means::Nothing(
+            "the answer has an Onetake-Outcome that is none: it is record, release or unknown"
+                .to_owned(),
+        ),
+        None if not_executed.iter().any(|pattern| covers(*pattern, status)) => Means::NotExecuted,
+        None if status.is_success() => outcome(status, headers),
+        None if status.is_redirection() => Means::Nothing(format!(
+            "who is asked answered {}, and redirects are not followed",
+            status.as_u16()
+        )),
+        None => Means::Nothing(format!("who is asked answered {}", status.as_u16())),
+    }
+}
+
+fn outcome(status: StatusCode, headers: &HeaderMap) -> Means {
+    let Some(said) = single(headers, &ONETAKE_STATUS) else { return Means::Outcome(status) };
+    // Anything below is not the end of an answer.
+    let digits = said.map(str::trim).filter(|text| text.len() == 3);
+    let said = digits.and_then(|text| text.parse().ok()).filter(|code| (200..=599).contains(code));
+    match said.and_then(|code: u16| StatusCode::from_u16(code).ok()) {
+        Some(said) => Means::Outcome(said),
+        None => Means::Nothing(
+            "the answer has an Onetake-Status that is none: it is a number from 200 to 599"
+                .to_owned(),
+        ),
+    }
+}
+
+/// Removes what was said to the gateway, and not to clients.
+pub(super) fn strip(headers: &mut HeaderMap) {
+    headers.remove(ONETAKE_OUTCOME);
+    headers.remove(ONETAKE_STATUS);
+}
+
+/// The value of a header, if it is there; within, `None` if it is no text, or there is more than one.
+fn single<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Option<Option<&'a str>> {
+    let mut values = headers.get_all(name).iter();
+    let first = values.next()?;
+    Some(first.to_str().ok().filter(|_| values.next().is_none()))
+}
+
+fn covers(pattern: StatusPattern, status: StatusCode) -> bool {
+    match pattern {
+        StatusPattern::Exact(exact) => exact == status,
+        StatusPattern::Class(class) => class == status.as_u16() / 100,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn told(status: u16, lines: &[(&str, &str)]) -> Means {
+        let mut headers = HeaderMap::new();
+        for (name, value) in lines {
+            headers.append(name.parse::<HeaderName>().unwrap(), value.parse().unwrap());
+        }
+        let not_executed = ["410".parse().unwrap(), "5xx".parse().unwrap()];
+        means(StatusCode::from_u16(status).unwrap(), &headers, &not_executed)
+    }
+
+    #[test]
+    fn what_is_clear_and_what_is_not() {
+        let outcome = |code| Means::Outcome(StatusCode::from_u16(code).unwrap());
+        for (status, lines, meant) in [
+            (200, &[][..], outcome(200)),
+            (204, &[], outcome(204)),
+            (200, &[("onetake-status", "201")], outcome(201)),
+            (200, &[("onetake-status", " 402 ")], outcome(402)),
+            (200, &[("onetake-outcome", "record")], outcome(200)),
+            (404, &[("onetake-outcome", "record")], outcome(404)),
+            (410, &[("onetake-outcome", "record"), ("onetake-status", "200")], outcome(200)),
+            (200, &[("onetake-outcome", "release")], Means::NotExecuted),
+            (404, &[("onetake-outcome", "release")], Means::NotExecuted),
+            (410, &[], Means::NotExecuted),
+            (503, &[], Means::NotExecuted),
+        ] {
+            assert_eq!(told(status, lines), meant, "{status} {lines:?}");
+        }
+        for (status, lines) in [
+            (200, &[("onetake-outcome", "unknown")][..]),
+            (410, &[("onetake-outcome", "unknown")]),
+            (200, &[("onetake-outcome", "maybe")]),
+            (200, &[("onetake-outcome", "record"), ("onetake-outcome", "release")]),
+            (200, &[("onetake-status", "99")]),
+            (200, &[("onetake-status", "100")]),
+            (200, &[("onetake-status", "600")]),
+            (200, &[("onetake-status", "+20")]),
+            (200, &[("onetake-status", "ok")]),
+            (200, &[("onetake-status", "200"), ("onetake-status", "201")]),
+            (404, &[("onetake-status", "200")]),
+            (404, &[]),
+            (301, &[]),
+            (401, &[]),
+            (100, &[]),
+        ] {
+            let meant = told(status, lines);
+            assert!(matches!(meant, Means::Nothing(_)), "{status} {lines:?}: {meant:?}");
+        }
+    }
+}

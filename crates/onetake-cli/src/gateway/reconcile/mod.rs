@@ -1,0 +1,223 @@
+//! `on_unknown = "reconcile"`: asks a service of the route's what became of an attempt that nobody heard of again.
+//!
+//! ```text
+//! record → route by its name → target (what was remembered, percent-encoded) → GET → answer: what it means
+//! ```
+//!
+//! What is not clearly an answer settles nothing: the engine asks again later, and at the limit records a failure. Neither
+//! logs nor answers hold the URL that was asked for, which has a key in it.
+
+mod answer;
+mod target;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::future::BoxFuture;
+use http::header::{ACCEPT_ENCODING, HeaderValue, USER_AGENT};
+use http::{HeaderMap, Request};
+use http_body_util::Empty;
+use hyper_util::client::legacy::Client;
+use hyper_util::rt::{TokioExecutor, TokioTimer};
+
+use onetake_core::{Found, Inquiry, Origin, Reconcile, Record, TenantDigest};
+use onetake_http::recording::record_response;
+use onetake_http::{Known, Remembered};
+
+use super::Connector;
+use super::plan::{NO_ROUTE, label_of};
+use crate::config::{self, Config, Placeholder, Policy};
+use answer::Means;
+
+/// The shortest pause between two asks for the same key.
+const PAUSE_MIN: Duration = Duration::from_secs(1);
+/// The longest.
+const PAUSE_MAX: Duration = Duration::from_secs(300);
+/// The largest head of an answer.
+const HEAD_BYTES_MAX: usize = 64 << 10;
+/// Idle connections are closed before the other side does it.
+const IDLE: Duration = Duration::from_secs(4);
+/// Idle connections that are kept to one server: as many as are used at once.
+const IDLE_MAX: usize = 16;
+
+/// Asks the services of routes.
+#[derive(Debug)]
+pub(super) struct Reconciler {
+    routes: Vec<Route>,
+    client: Client<Connector, Empty<Bytes>>,
+}
+
+/// Whom to ask for the operations of one route.
+#[derive(Debug)]
+struct Route {
+    /// Its name, as records have it.
+    name: Arc<str>,
+    asked: config::Reconcile,
+    upstream_timeout: Duration,
+    body_bytes_max: usize,
+}
+
+/// What has to be kept of an operation, so that it can be asked for.
+pub(super) fn remembered_for(reconcile: &config::Reconcile) -> Vec<Remembered> {
+    let pairs = [
+        (Placeholder::DerivedKey, Remembered::DerivedKey),
+        (Placeholder::Key, Remembered::Key),
+        (Placeholder::Tenant, Remembered::Tenant),
+    ];
+    let used = pairs.into_iter().filter(|(place, _)| reconcile.target.has(*place));
+    used.map(|(_, remembered)| remembered).collect()
+}
+
+impl Reconciler {
+    /// `None` if no route wants it.
+    pub(super) fn new(config: &Config, connector: &Connector) -> Option<Self> {
+        let named = config.routes.iter().map(|route| (label_of(route), &route.policy));
+        let routes = routes(named.chain([(NO_ROUTE.to_owned(), &config.defaults)]));
+        if routes.is_empty() {
+            return None;
+        }
+        // It follows no redirect: who is asked is the operator's choice.
+        let client = Client::builder(TokioExecutor::new())
+            .pool_idle_timeout(IDLE)
+            .pool_max_idle_per_host(IDLE_MAX)
+            .pool_timer(TokioTimer::new())
+            .timer(TokioTimer::new())
+            .http1_max_buf_size(HEAD_BYTES_MAX)
+            .build(connector.clone());
+        Some(Self { routes, client })
+    }
+
+    fn route(&self, record: &Record) -> Option<&Route> {
+        self.routes.iter().find(|route| route.name == record.origin.route)
+    }
+
+    async fn found(&self, record: &Record) -> Found {
+        let Some(route) = self.route(record) else {
+            return unclear("its route has no reconciler any more");
+        };
+        let known = Known::of(&record.origin.memo);
+        let Some(uri) = target::fill(&route.asked.target, &known, record.id.reference()) else {
+            return unclear(
+                "the record does not hold what it is asked for by: the tenant is too long to be kept, or the route asked otherwise when the key was claimed",
+            );
+        };
+        let mut request = Request::new(Empty::new());
+        *request.uri_mut() = uri;
+        *request.headers_mut() = headers(&route.asked.headers.0);
+        let response = match self.client.request(request).await {
+            Ok(response) => response,
+            Err(error) if error.is_connect() => {
+                return unclear("who is asked cannot be connected to");
+            }
+            Err(_) => return unclear("who is asked broke off, or answered what is no HTTP"),
+        };
+        let (mut parts, body) = response.into_parts();
+        let status = match answer::means(parts.status, &parts.headers, &route.asked.not_executed) {
+            Means::Outcome(status) => status,
+            Means::NotExecuted => return Found::NotExecuted,
+            Means::Nothing(why) => return Found::Unclear(why),
+        };
+        parts.status = status;
+        answer::strip(&mut parts.headers);
+        let response = http::Response::from_parts(parts, body);
+        match record_response(response, route.body_bytes_max).await {
+            Ok(recording) => {
+                if recording.body.is_none() {
+                    tracing::warn!(
+                        reference = %record.id.reference(), route = &*route.name, max = route.body_bytes_max,
+                        "an outcome was found that is larger than max_response_body: it is recorded without its body"
+                    );
+                }
+                Found::Completed(recording)
+            }
+            Err(_) => unclear("who is asked broke off in the middle of its answer"),
+        }
+    }
+}
+
+/// Those of the routes that ask. Records have the beginning of a route's name only: where that is not enough to tell
+/// two routes apart, neither is asked for.
+fn routes<'a>(named: impl Iterator<Item = (String, &'a Policy)>) -> Vec<Route> {
+    let mut routes: Vec<Route> = Vec::new();
+    let mut known: Vec<(Arc<str>, String)> = Vec::new();
+    for (label, policy) in named {
+        let name = Origin::new(TenantDigest::default(), &label).route;
+        if let Some((_, other)) = known.iter().find(|(other, _)| *other == name) {
+            if *other != label {
+                tracing::error!(
+                    route = label,
+                    "two routes begin with the same characters, too many to tell their records apart: unknown outcomes of neither are asked for"
+                );
+                routes.retain(|route| route.name != name);
+            }
+            continue; // The first that matches wins.
+        }
+        known.push((Arc::clone(&name), label));
+        if let Some(asked) = policy.reconcile.clone() {
+            routes.push(Route {
+                name,
+                asked,
+                upstream_timeout: policy.upstream_timeout,
+                body_bytes_max: policy.max_response_body,
+            });
+        }
+    }
+    routes
+}
+
+/// What is sent along: bodies as they are, as keyed requests ask for them.
+fn headers(configured: &HeaderMap) -> HeaderMap {
+    let mut headers = HeaderMap::new();
+    headers.insert(USER_AGENT, HeaderValue::from_static("onetake"));
+    headers.extend(configured.clone());
+    headers.insert(ACCEPT_ENCODING, HeaderValue::from_static("identity"));
+    headers
+}
+
+fn unclear(why: &str) -> Found {
+    Found::Unclear(why.to_owned())
+}
+
+impl Reconcile for Reconciler {
+    fn inquiry(&self, record: &Record) -> Option<Inquiry> {
+        let route = self.route(record)?;
+        Some(Inquiry {
+            // Before that, what the attempt has sent may still arrive.
+            after: route.upstream_timeout.saturating_add(record.terms.grace),
+            timeout: route.asked.timeout,
+            pause_min: PAUSE_MIN,
+            pause_max: PAUSE_MAX,
+            limit: route.asked.limit,
+        })
+    }
+
+    fn ask(&self, record: Arc<Record>) -> BoxFuture<'_, Found> {
+        Box::pin(async move { self.found(&record).await })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::{Overrides, load};
+
+    #[test]
+    fn routes_are_known_by_what_records_call_them() {
+        let long = "a".repeat(300);
+        let text = format!(
+            "[gateway]\nupstream = \"http://a\"\n[defaults]\non_unknown = \"reconcile\"\n\
+             reconcile = \"GET http://b/{{derived_key}}\"\n[[route]]\nmatch = \"POST /one\"\n\
+             [[route]]\nmatch = \"POST /two\"\non_unknown = \"fail\"\n\
+             [[route]]\nmatch = \"POST /{long}/one\"\n[[route]]\nmatch = \"POST /{long}/two\"\n"
+        );
+        let config = load(Some(&text), "test", std::iter::empty(), Overrides::default()).unwrap();
+        let connector = Connector::new(None, Arc::new(onetake_core::SystemClock)).unwrap();
+        let reconciler = Reconciler::new(&config, &connector).unwrap();
+        let names: Vec<_> = reconciler.routes.iter().map(|route| &*route.name).collect();
+        assert_eq!(names, ["POST /one", "-"], "not those that cannot be told apart");
+        let none = "[gateway]\nupstream = \"http://a\"\n";
+        let config = load(Some(none), "test", std::iter::empty(), Overrides::default()).unwrap();
+        assert!(Reconciler::new(&config, &connector).is_none());
+    }
+}

@@ -1,0 +1,31 @@
+//! What is unknown and to be asked for, in the table of the store's own: few entries, beside many records.
+//!
+//! | key | value |
+//! | --- | --- |
+//! | `ask:`, when to ask, record | nothing |
+//!
+//! An entry is written and removed in the groups that write its record. What became unknown before there were
+//! entries has none: it is left to operators, as it was.
+
+use fjall::Keyspace;
+
+use onetake_core::{RecordId, StoreError, Timestamp};
+
+use super::tables::{broken, moment_entry, moment_key};
+
+const ALL: &[u8] = b"ask:";
+
+/// The key of an entry.
+pub(super) fn key(at: Timestamp, id: RecordId) -> Vec<u8> {
+    [ALL, &moment_key(at, id)].concat()
+}
+
+/// The entries that are due, the longest due first.
+pub(super) fn due(
+    table: &Keyspace,
+    now: Timestamp,
+) -> impl Iterator<Item = Result<(Timestamp, RecordId), StoreError>> {
+    let end = key(now, RecordId::from_bytes([0xff; RecordId::BYTES]));
+    let entry = |key: fjall::Slice| moment_entry(key.strip_prefix(ALL).unwrap_or_default());
+    table.range(ALL.to_vec()..=end).map(move |found| found.key().map_err(broken).and_then(entry))
+}

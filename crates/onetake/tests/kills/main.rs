@@ -105,7 +105,7 @@ impl Case {
             Place::Embedded => format!("embedded:{}", at("data").display()),
             Place::Sqlite => format!("sqlite:{}", at("data.db").display()),
             Place::Postgres(server) => {
-                let url = server.url(&server.database());
+                let url = server.database();
                 PostgresStore::migrate(&url, PostgresOptions::default()).await.unwrap();
                 url
             }

@@ -97,8 +97,8 @@ async fn victim() {
     });
     let terms =
         Terms { lease: LEASE, grace: LEASE, on_unknown: orders.on_unknown, ..Terms::default() };
-    let policy = Policy::builder().tenant(Tenant::Public).terms(terms).build();
-    let place = Arc::new((orders, Arc::clone(&steps)));
+    let policy = Policy::new().tenant(Tenant::Public).terms(terms);
+    let place = Arc::new((orders.clone(), Arc::clone(&steps)));
     let app = Router::new()
         .route("/pay", post(pay))
         .with_state(place)
@@ -113,7 +113,6 @@ async fn victim() {
         }));
     let address = SocketAddr::from(([127, 0, 0, 1], 0));
     let listener = tokio::net::TcpListener::bind(address).await.unwrap();
-    let (orders, _) = (Orders::received().unwrap(), ());
     let unfinished = orders.port.with_extension("unfinished");
     std::fs::write(&unfinished, listener.local_addr().unwrap().port().to_string()).unwrap();
     std::fs::rename(unfinished, orders.port).unwrap();
@@ -125,7 +124,7 @@ async fn open(url: &str) -> Arc<dyn Store> {
         return Arc::new(EmbeddedStore::open(folder).unwrap());
     }
     if let Some(file) = url.strip_prefix("sqlite:") {
-        return Arc::new(SqliteStore::open(file).unwrap());
+        return Arc::new(SqliteStore::open(Path::new(file)).unwrap());
     }
     Arc::new(PostgresStore::open(url, PostgresOptions::default()).await.unwrap())
 }

@@ -4,6 +4,7 @@
 //! them in which the process kills itself there (SIGKILL), is started again, and meets the client's retries.
 #![expect(clippy::unwrap_used, clippy::panic, reason = "tests may panic")]
 
+mod late;
 mod steps;
 mod victim;
 
@@ -15,6 +16,7 @@ use std::time::Duration;
 use onetake::{OnUnknown, PostgresOptions, PostgresStore};
 use onetake_sim::client::{Answer, Client};
 use onetake_sim::servers::Postgres;
+use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
 use steps::Steps;
@@ -28,6 +30,11 @@ const LOOKS: usize = 4_000;
 #[expect(clippy::disallowed_methods, reason = "processes live in real time")]
 async fn breathe() {
     tokio::time::sleep(Duration::from_millis(5)).await;
+}
+
+/// One try; `None` if the server died in the middle.
+async fn pay(client: &Client) -> Option<Answer> {
+    client.post("/pay").key(KEY).body("10 EUR").send().await.ok()
 }
 
 /// A running server. It ends with its test.
@@ -57,7 +64,7 @@ impl Server {
 
     /// One try; `None` if the server died in the middle.
     async fn pay(&self) -> Option<Answer> {
-        self.client.post("/pay").key(KEY).body("10 EUR").send().await.ok()
+        pay(&self.client).await
     }
 
     /// Retries until there is an answer that retrying does not change.
@@ -84,6 +91,14 @@ impl Server {
     }
 }
 
+impl Server {
+    /// Freezes it, as a virtual machine is frozen that is moved; or lets it go on.
+    fn signal(&self, signal: Signal) {
+        let id = Pid::from_child(&self.child);
+        kill_process(id, signal).unwrap();
+    }
+}
+
 impl Drop for Server {
     fn drop(&mut self) {
         let _gone = self.child.kill();
@@ -105,14 +120,21 @@ impl Case {
             Place::Embedded => format!("embedded:{}", at("data").display()),
             Place::Sqlite => format!("sqlite:{}", at("data.db").display()),
             Place::Postgres(server) => {
-                let url = server.url(&server.database());
+                let url = server.database();
                 PostgresStore::migrate(&url, PostgresOptions::default()).await.unwrap();
                 url
             }
         };
         let (steps, effects, port) = (at("steps"), at("effects"), at("port"));
-        let orders = Orders { store, on_unknown, steps, dies_at, effects, port };
+        let orders = Orders { store, on_unknown, steps, dies_at, effects, port, gate: None };
         Self { orders, _folder: folder }
+    }
+
+    /// A second server on the same store and the same effects.
+    fn second(&self) -> Orders {
+        let beside = |path: &Path| path.with_extension("second");
+        let (steps, port) = (beside(&self.orders.steps), beside(&self.orders.port));
+        Orders { steps, port, gate: None, ..self.orders.clone() }
     }
 
     fn effects(&self) -> usize {

@@ -16,6 +16,7 @@ use onetake::{
     SqliteStore, Store, SystemClock, SystemRng, Tenant, Terms,
 };
 
+use super::breathe;
 use super::steps::{Stepping, Steps};
 
 /// Everything that a victim is told, as variables of its environment.
@@ -33,19 +34,22 @@ pub(crate) struct Orders {
     pub(crate) effects: PathBuf,
     /// Where to say which port it listens on.
     pub(crate) port: PathBuf,
+    /// An operation waits in its middle for this file, if one is named.
+    pub(crate) gate: Option<PathBuf>,
 }
 
-const VARIABLES: [&str; 6] = [
+const VARIABLES: [&str; 7] = [
     "VICTIM_STORE",
     "VICTIM_ON_UNKNOWN",
     "VICTIM_STEPS",
     "VICTIM_DIES_AT",
     "VICTIM_EFFECTS",
     "VICTIM_PORT",
+    "VICTIM_GATE",
 ];
 
 impl Orders {
-    pub(crate) fn variables(&self) -> [(&'static str, String); 6] {
+    pub(crate) fn variables(&self) -> [(&'static str, String); 7] {
         let path = |path: &Path| path.to_str().unwrap().to_owned();
         let on_unknown = format!("{:?}", self.on_unknown);
         let values = [
@@ -55,6 +59,7 @@ impl Orders {
             self.dies_at.to_string(),
             path(&self.effects),
             path(&self.port),
+            self.gate.as_deref().map(path).unwrap_or_default(),
         ];
         let mut values = values.into_iter();
         VARIABLES.map(|name| (name, values.next().unwrap()))
@@ -62,7 +67,7 @@ impl Orders {
 
     /// What this process was told; `None` if it is no victim.
     fn received() -> Option<Self> {
-        let [store, on_unknown, steps, dies_at, effects, port] =
+        let [store, on_unknown, steps, dies_at, effects, port, gate] =
             VARIABLES.map(|name| std::env::var(name).ok());
         Some(Self {
             store: store?,
@@ -76,6 +81,7 @@ impl Orders {
             dies_at: dies_at?.parse().unwrap(),
             effects: effects?.into(),
             port: port?.into(),
+            gate: gate.filter(|gate| !gate.is_empty()).map(Into::into),
         })
     }
 }
@@ -97,8 +103,8 @@ async fn victim() {
     });
     let terms =
         Terms { lease: LEASE, grace: LEASE, on_unknown: orders.on_unknown, ..Terms::default() };
-    let policy = Policy::builder().tenant(Tenant::Public).terms(terms).build();
-    let place = Arc::new((orders, Arc::clone(&steps)));
+    let policy = Policy::new().tenant(Tenant::Public).terms(terms);
+    let place = Arc::new((orders.clone(), Arc::clone(&steps)));
     let app = Router::new()
         .route("/pay", post(pay))
         .with_state(place)
@@ -113,7 +119,6 @@ async fn victim() {
         }));
     let address = SocketAddr::from(([127, 0, 0, 1], 0));
     let listener = tokio::net::TcpListener::bind(address).await.unwrap();
-    let (orders, _) = (Orders::received().unwrap(), ());
     let unfinished = orders.port.with_extension("unfinished");
     std::fs::write(&unfinished, listener.local_addr().unwrap().port().to_string()).unwrap();
     std::fs::rename(unfinished, orders.port).unwrap();
@@ -125,7 +130,7 @@ async fn open(url: &str) -> Arc<dyn Store> {
         return Arc::new(EmbeddedStore::open(folder).unwrap());
     }
     if let Some(file) = url.strip_prefix("sqlite:") {
-        return Arc::new(SqliteStore::open(file).unwrap());
+        return Arc::new(SqliteStore::open(Path::new(file)).unwrap());
     }
     Arc::new(PostgresStore::open(url, PostgresOptions::default()).await.unwrap())
 }
@@ -138,6 +143,12 @@ async fn pay(State(place): State<Arc<(Orders, Arc<Steps>)>>) -> String {
     effects.write_all(b"paid\n").unwrap();
     effects.sync_all().unwrap();
     steps.reach("after the effect");
+    if let Some(gate) = &orders.gate {
+        steps.reach("in the middle");
+        while !gate.exists() {
+            breathe().await;
+        }
+    }
     let number = std::fs::read_to_string(&orders.effects).unwrap().lines().count();
     format!("payment {number}")
 }

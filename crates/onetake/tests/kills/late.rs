@@ -1,0 +1,93 @@
+//! A server is frozen in the middle of an operation, past its lease and grace, and comes back.
+
+use std::fs::File;
+
+use onetake::OnUnknown;
+use onetake_sim::client::Answer;
+use onetake_sim::servers::Postgres;
+use rustix::process::Signal;
+
+use super::steps::Steps;
+use super::victim::LEASE;
+use super::{Case, LOOKS, Place, Server, breathe};
+
+/// A client whose server is frozen with the operation half done.
+struct Frozen {
+    case: Case,
+    server: Server,
+    client: tokio::task::JoinHandle<Option<Answer>>,
+}
+
+impl Frozen {
+    async fn new(place: &Place<'_>, on_unknown: OnUnknown) -> Self {
+        let mut case = Case::new(place, on_unknown, 0).await;
+        case.orders.gate = Some(case.orders.port.with_extension("gate"));
+        let server = Server::start(&case.orders).await;
+        let client = server.client.clone();
+        let client = tokio::spawn(async move { super::pay(&client).await });
+        until(|| Steps::read(&case.orders.steps).iter().any(|step| step == "in the middle")).await;
+        server.signal(Signal::STOP);
+        Self { case, server, client }
+    }
+
+    /// Lets it go on; what its client is told in the end.
+    async fn thaw(self) -> (Case, Server, Answer) {
+        File::create(self.case.orders.gate.as_ref().unwrap()).unwrap();
+        self.server.signal(Signal::CONT);
+        let told = self.client.await.unwrap().unwrap();
+        (self.case, self.server, told)
+    }
+}
+
+async fn until(mut so: impl FnMut() -> bool) {
+    for _ in 0..LOOKS {
+        if so() {
+            return;
+        }
+        breathe().await;
+    }
+    panic!("it is never so");
+}
+
+/// Another attempt takes over: what it recorded is what everybody is told.
+async fn another_takes_over(place: Place<'_>, on_unknown: OnUnknown, effects: usize) {
+    let frozen = Frozen::new(&place, on_unknown).await;
+    let second = Server::start(&frozen.case.second()).await;
+    let taken_over = second.pay_until_answered().await;
+    assert_eq!(taken_over.status(), 200);
+    let (case, first, told) = frozen.thaw().await;
+    assert_eq!((told.status(), &told.body), (200, &taken_over.body), "the recorded outcome");
+    assert_eq!(case.effects(), effects);
+    for server in [&first, &second] {
+        let again = server.pay_until_answered().await;
+        assert_eq!((again.status(), &again.body), (200, &taken_over.body));
+    }
+}
+
+/// Nobody takes over: the late truth is recorded.
+async fn nobody_takes_over(place: Place<'_>, on_unknown: OnUnknown) {
+    let frozen = Frozen::new(&place, on_unknown).await;
+    let second = Server::start(&frozen.case.second()).await;
+    // It is passed over, and not run again.
+    let refused = second.pay_until_answered().await;
+    assert_eq!((refused.status(), &*refused.code()), (500, "previous_attempt_failed"));
+    let (case, _first, told) = frozen.thaw().await;
+    assert_eq!(told.status(), 200);
+    let again = second.pay_until_answered().await;
+    assert_eq!((again.status(), &again.body), (200, &told.body));
+    assert_eq!(case.effects(), 1);
+}
+
+#[tokio::test]
+async fn late_on_sqlite() {
+    assert!(LEASE.as_millis() < 1_000, "or this takes long");
+    another_takes_over(Place::Sqlite, OnUnknown::Retry, 2).await;
+    nobody_takes_over(Place::Sqlite, OnUnknown::Fail).await;
+}
+
+#[tokio::test]
+async fn late_on_postgres() {
+    let server = Postgres::start().await;
+    another_takes_over(Place::Postgres(&server), OnUnknown::Retry, 2).await;
+    nobody_takes_over(Place::Postgres(&server), OnUnknown::Fail).await;
+}

@@ -29,11 +29,8 @@ pub(super) const PROBLEM_STATUSES: (usize, usize) = (400, 599);
 pub(super) const IN_FLIGHT: [(&str, InFlight); 3] =
     [("reject", InFlight::Reject), ("wait", InFlight::Wait), ("async", InFlight::Async)];
 /// The words of `on_unknown`.
-pub(super) const ON_UNKNOWN: [(&str, OnUnknown); 3] = [
-    ("fail", OnUnknown::Fail),
-    ("reconcile", OnUnknown::Reconcile),
-    ("retry", OnUnknown::Retry),
-];
+pub(super) const ON_UNKNOWN: [(&str, OnUnknown); 3] =
+    [("fail", OnUnknown::Fail), ("reconcile", OnUnknown::Reconcile), ("retry", OnUnknown::Retry)];
 /// The words of `on_store_down`.
 pub(super) const ON_STORE_DOWN: [(&str, OnStoreDown); 2] =
     [("fail-closed", OnStoreDown::FailClosed), ("fail-open", OnStoreDown::FailOpen)];

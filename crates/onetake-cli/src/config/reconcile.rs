@@ -100,11 +100,7 @@ impl Template {
 }
 
 /// A line alone, or a table with more.
-pub(super) fn read(
-    value: &Value<'_>,
-    env: &Env,
-    problems: &mut Problems<'_>,
-) -> Option<Reconcile> {
+pub(super) fn read(value: &Value<'_>, env: &Env, problems: &mut Problems<'_>) -> Option<Reconcile> {
     let reconcile = |target| Reconcile {
         target,
         not_executed: Vec::new(),
@@ -216,10 +212,7 @@ fn pieces(target: &str) -> Result<Vec<Piece>, String> {
     Ok(pieces)
 }
 
-fn read_not_executed(
-    value: &Value<'_>,
-    problems: &mut Problems<'_>,
-) -> Option<Vec<StatusPattern>> {
+fn read_not_executed(value: &Value<'_>, problems: &mut Problems<'_>) -> Option<Vec<StatusPattern>> {
     let elements = value.list("[\"404\"]", problems)?;
     let patterns = elements.iter().map(|element| {
         element.parse("\"404\"", problems, |text| match status::parse(text)? {
@@ -321,9 +314,7 @@ pub(super) fn check_tenant(target: &Template, tenant: &TenantConfig) -> Option<F
     let has = |place| target.has(place);
     let fix = "use {derived_key}: the operation is sent it as Idempotency-Derived-Key";
     match tenant {
-        TenantConfig::Credential | TenantConfig::CredentialOrPublic
-            if has(Placeholder::Tenant) =>
-        {
+        TenantConfig::Credential | TenantConfig::CredentialOrPublic if has(Placeholder::Tenant) => {
             let what = "the tenant is a credential, and {tenant} would put it into a URL, and so into logs";
             Some(Fault::new(what, fix))
         }

@@ -299,7 +299,12 @@ fn check_reconcile(layers: &[&Layer], path: &str, problems: &mut Problems<'_>) {
                 "nobody is named who could be asked",
                 "write beside it for example reconcile = \"GET http://127.0.0.1:3000/charges/by-key/{derived_key}\"",
             );
-            problems.add(&named.at, &format!("{path}.on_unknown"), Some("\"reconcile\"".into()), fault);
+            problems.add(
+                &named.at,
+                &format!("{path}.on_unknown"),
+                Some("\"reconcile\"".into()),
+                fault,
+            );
         }
         return;
     };

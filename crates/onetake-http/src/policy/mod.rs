@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use http::Method;
 
-use onetake_core::{OnRetry, Terms};
 use onetake_core::key::KEY_LENGTH_MIN_DEFAULT;
+use onetake_core::{OnRetry, Terms};
 
 use crate::fingerprint::FingerprintPolicy;
 use crate::json::Pointer;

@@ -43,7 +43,8 @@ fn request() -> Value {
 
 /// Any names: a table, but not one whose fields are known.
 fn headers() -> Value {
-    let value = json!({ "oneOf": [text(r"\s*[!-~]([ !-~]*[!-~])?\s*"), elsewhere("reconcile.headers.*")] });
+    let value =
+        json!({ "oneOf": [text(r"\s*[!-~]([ !-~]*[!-~])?\s*"), elsewhere("reconcile.headers.*")] });
     json!({
         "type": ["object"],
         "propertyNames": header_name(),

@@ -74,7 +74,9 @@ fn a_reconcile_of_defaults_is_checked_where_it_is_used() {
 #[test]
 fn what_reconcilers_are_sent_is_not_repeated() {
     let line = "{ request = \"GET http://a/{derived_key}\", headers = { X-Key = \"hush\\n\", \"bad name\" = \"hush\" } }";
-    let text = format!("[gateway]\nupstream = \"http://a\"\n[defaults]\non_unknown = \"reconcile\"\nreconcile = {line}");
+    let text = format!(
+        "[gateway]\nupstream = \"http://a\"\n[defaults]\non_unknown = \"reconcile\"\nreconcile = {line}"
+    );
     let said = refused(&text);
     assert!(!said.contains("hush"), "{said}");
     let good = text.replace("hush\\n", "hush").replace("\"bad name\"", "x-good");

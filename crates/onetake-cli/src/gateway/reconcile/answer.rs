@@ -29,9 +29,9 @@ pub(super) fn means(
     match single(headers, &ONETAKE_OUTCOME).map(|word| word.and_then(|word| word.parse().ok())) {
         Some(Some(Disposition::Record)) => outcome(status, headers),
         Some(Some(Disposition::Release)) => Means::NotExecuted,
-        Some(Some(Disposition::Unknown)) => {
-            Means::Nothing("who is asked does not know either (Onetake-Outcome: unknown)".to_owned())
-        }
+        Some(Some(Disposition::Unknown)) => Means::Nothing(
+            "who is asked does not know either (Onetake-Outcome: unknown)".to_owned(),
+        ),
         Some(None) => Means::Nothing(
             "the answer has an Onetake-Outcome that is none: it is record, release or unknown"
                 .to_owned(),

@@ -1,0 +1,97 @@
+//! `on_unknown = "reconcile"`: the gateway asks what became of attempts that nobody heard of again.
+#![expect(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "tests may panic")]
+
+mod bad;
+#[path = "../common/mod.rs"]
+mod common;
+mod desk;
+mod found;
+mod shop;
+mod when;
+
+use common::InProcess;
+use desk::Desk;
+use onetake_sim::blackbox::Target;
+use onetake_sim::client::{Answer, Client};
+use onetake_sim::servers::until;
+use serde_json::Value;
+use shop::Shop;
+
+/// A gateway in front of a shop that breaks off once for each key, and a desk that knows what became of it.
+pub(crate) struct World {
+    pub(crate) shop: Shop,
+    pub(crate) desk: Desk,
+    pub(crate) client: Client,
+    pub(crate) gateway: InProcess,
+}
+
+/// What a route of these tests says of its reconciler, besides whom it asks.
+pub(crate) const PATIENT: &str = "timeout = \"400ms\", limit = \"1s\"";
+
+impl World {
+    pub(crate) async fn start(more: &str, lines: &str) -> Self {
+        let (shop, desk) = (Shop::start().await, Desk::start().await);
+        let gateway = InProcess::start(config(&shop, &desk, "memory:", more, lines)).await;
+        let client = Client::new(gateway.address());
+        Self { shop, desk, client, gateway }
+    }
+
+    pub(crate) async fn pay(&self, key: &str) -> Answer {
+        let call = self.client.post("/pay").without("authorization");
+        call.header("idempotency-key", key).send().await.unwrap()
+    }
+
+    /// Pays, and loses the answer.
+    pub(crate) async fn lose(&self, key: &str) {
+        let lost = self.pay(key).await;
+        assert_eq!(lost.code(), "upstream_interrupted", "{}", lost.text());
+    }
+
+    /// What retries get in the end.
+    pub(crate) async fn settled(&self, key: &str) -> Answer {
+        let mut last = None;
+        until("it is settled", async || {
+            let answer = self.pay(key).await;
+            let is_settled = answer.code() != "outcome_unknown";
+            last = Some(answer);
+            is_settled
+        })
+        .await;
+        last.unwrap()
+    }
+
+    /// What operators see.
+    pub(crate) async fn admin(&self, path: &str) -> Answer {
+        let admin = Client::new(self.gateway.admin());
+        admin.post(path).method("GET").body("").send().await.unwrap()
+    }
+
+    pub(crate) async fn admin_json(&self, path: &str) -> Value {
+        serde_json::from_slice(&self.admin(path).await.body).unwrap()
+    }
+}
+
+/// `more` belongs to `reconcile`, and `lines` to the route.
+pub(crate) fn config(shop: &Shop, desk: &Desk, store: &str, more: &str, lines: &str) -> String {
+    format!(
+        r#"
+[gateway]
+listen = "127.0.0.1:0"
+upstream = "http://{}"
+[admin]
+listen = "127.0.0.1:0"
+[store]
+url = "{store}"
+[[route]]
+match = "POST /pay"
+tenant = "public"
+key = {{ min_length = 1 }}
+upstream_timeout = "100ms"
+grace = "100ms"
+on_unknown = "reconcile"
+reconcile = {{ request = "GET http://{}/by/{{key}}", {more} }}
+{lines}
+"#,
+        shop.address, desk.address
+    )
+}

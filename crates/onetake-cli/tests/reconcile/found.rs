@@ -56,7 +56,8 @@ async fn an_outcome_is_replayed_as_if_it_had_been_heard() {
     let entry = &audit["entries"][0];
     let told = |field: &str| entry[field].as_str().unwrap().to_owned();
     assert_eq!((told("action"), told("by")), ("resolve".to_owned(), "reconciler".to_owned()));
-    assert_eq!((told("before"), told("ended")), ("unknown".to_owned(), "done".to_owned()));
+    assert!(told("before").starts_with("unknown: "), "{entry}");
+    assert_eq!(told("ended"), "done");
     let metrics = world.admin("/metrics").await.text();
     assert!(metrics.contains("onetake_reconciled_total{found=\"completed\"}"), "{metrics}");
 }
@@ -85,7 +86,7 @@ async fn what_was_not_executed_runs_again_once() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_404_settles_nothing_unless_the_route_says_so() {
-    let world = World::start(PATIENT, "").await;
+    let world = World::start("timeout = \"400ms\", limit = \"3s\"", "").await;
     world.lose(KEY).await;
     until("it was asked", async || !world.desk.asked().is_empty()).await;
     let pending = world.pay(KEY).await;
@@ -102,7 +103,7 @@ async fn a_404_settles_nothing_unless_the_route_says_so() {
     assert!(last.text().contains("answered 404"), "{}", last.text());
     assert_eq!(world.shop.runs(KEY), 1);
     let asked = world.desk.asked().len();
-    assert!((2..=3).contains(&asked), "{asked}: until the limit, and then not any more");
+    assert!((2..=4).contains(&asked), "{asked}: until the limit, and then not any more");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -6,8 +6,9 @@ use std::sync::Arc;
 
 use onetake_core::conformance::{Capabilities, Simulated, run, run_engine};
 use onetake_core::{
-    Answer, Begin, Clock, Engine, Fingerprint, Key, MemoryStore, Operation, Recording, Scope,
-    Settling, State, Store, StoreErrorKind,
+    Answer, AttemptId, Begin, Cause, Claim, Claimed, Clock, Engine, Fingerprint, Key, Memo,
+    MemoryStore, OnUnknown, Operation, Origin, Record, Recording, Scope, Settled, Settlement,
+    Settling, State, Store, StoreErrorKind, TenantDigest, Terms, Verb,
 };
 use onetake_stores::{EmbeddedStore, EncryptionKey, SealedStore};
 
@@ -135,5 +136,109 @@ async fn a_stolen_folder_tells_nothing() {
         };
         assert_eq!(holds(CARD), is_found, "the search finds what is there to be found");
         assert!(keys.is_empty() || !secrets.iter().any(|text| holds(text)));
+    }
+}
+
+const MEMO: &str = "the key that the card network was given";
+
+fn reconciled() -> Claim {
+    let Operation { id, fingerprint, .. } = operation("reconciled");
+    let origin = Origin::new(TenantDigest::default(), "POST /pay");
+    Claim {
+        id,
+        attempt: AttemptId::from_bytes([1; 16]),
+        fingerprint,
+        terms: Terms { on_unknown: OnUnknown::Reconcile, ..Terms::default() },
+        origin: origin.with_memo(Memo::new(MEMO).unwrap()),
+    }
+}
+
+async fn settle(store: &dyn Store, claim: &Claim, verb: Verb) -> Settled {
+    let settlement = Settlement { id: claim.id, attempt: claim.attempt, verb };
+    store.settle(vec![settlement]).await.remove(0).unwrap()
+}
+
+/// The record as it comes back from a claim, a load, a settlement that is done and one that is not.
+async fn sights(store: &dyn Store, claim: &Claim) -> [Arc<Record>; 4] {
+    let other = Claim { attempt: AttemptId::from_bytes([2; 16]), ..claim.clone() };
+    let Claimed::Found { record: found, .. } =
+        store.claim(vec![other.clone()]).await.remove(0).unwrap()
+    else {
+        panic!("it runs again");
+    };
+    let loaded = store.load(vec![claim.id]).await.remove(0).unwrap().unwrap();
+    let Settled::Done { record: done, .. } =
+        settle(store, claim, Verb::Unknown(Cause::TimedOut)).await
+    else {
+        panic!("stale");
+    };
+    let Settled::Stale { current: Some(stale) } = settle(store, &other, Verb::Release).await else {
+        panic!("another attempt was believed");
+    };
+    [found, loaded, done, stale]
+}
+
+#[tokio::test]
+async fn a_memo_is_opened_wherever_its_record_comes_back() {
+    let claim = reconciled();
+    for keys in [&["k1"][..], &[]] {
+        let inner = MemoryStore::new();
+        let store = sealed(inner.clone(), keys);
+        assert!(matches!(
+            store.claim(vec![claim.clone()]).await.remove(0),
+            Ok(Claimed::Granted { .. })
+        ));
+        let kept = inner.load(vec![claim.id]).await.remove(0).unwrap().unwrap().origin.clone();
+        let holds =
+            |text: &str| kept.to_bytes().windows(text.len()).any(|at| at == text.as_bytes());
+        assert_eq!(holds("card network"), keys.is_empty(), "what a thief finds");
+        assert!(holds("POST /pay"), "the route is for operators");
+        settle(&store, &claim, Verb::Unknown(Cause::TimedOut)).await;
+        for record in sights(&store, &claim).await {
+            assert_eq!(record.origin, claim.origin);
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_memo_whose_key_is_gone_hides_nothing_else() {
+    let claim = reconciled();
+    let inner = MemoryStore::new();
+    sealed(inner.clone(), &["k1"]).claim(vec![claim.clone()]).await.remove(0).unwrap();
+    let store = sealed(inner.clone(), &["k2"]);
+    settle(&store, &claim, Verb::Unknown(Cause::TimedOut)).await;
+    for record in sights(&store, &claim).await {
+        assert_eq!(record.state.name(), "unknown");
+        assert_eq!(record.origin, claim.origin.clone().with_memo(Memo::default()));
+    }
+    assert_eq!(store.unsettled(9).await.unwrap().len(), 1, "it is still somebody's to settle");
+    let Settled::Done { record, .. } = settle(&store, &claim, Verb::Complete(outcome())).await
+    else {
+        panic!("stale");
+    };
+    assert_eq!(record.state.name(), "completed");
+    let whole = sealed(inner, &["k2", "k1"]).load(vec![claim.id]).await.remove(0).unwrap();
+    assert_eq!(whole.unwrap().origin, claim.origin, "nothing of it was lost");
+}
+
+#[tokio::test]
+async fn what_is_written_past_the_store_is_what_the_store_would_have_written() {
+    let claim = reconciled();
+    for keys in [&["k1"][..], &[]] {
+        let inner = MemoryStore::new();
+        let store = sealed(inner.clone(), keys);
+        store.claim(vec![claim.clone()]).await.remove(0).unwrap();
+        let sealer = store.sealer();
+        let by_hand = sealer.seal(claim.id, claim.attempt, &outcome()).unwrap();
+        assert_eq!(by_hand, sealer.seal(claim.id, claim.attempt, &outcome()).unwrap());
+        settle(&inner, &claim, Verb::Complete(by_hand.clone())).await;
+        let again = settle(&store, &claim, Verb::Complete(outcome())).await;
+        let Settled::Done { record, .. } = again else { panic!("it is not recognised") };
+        let State::Completed { recording, .. } = &record.state else { panic!("{record:?}") };
+        assert_eq!(*recording, outcome());
+        assert_eq!(sealer.open(claim.id, claim.attempt, &by_hand).unwrap(), outcome());
+        let other = AttemptId::from_bytes([9; 16]);
+        let refused = sealer.open(claim.id, other, &by_hand);
+        assert_eq!(refused.is_err(), !keys.is_empty(), "{refused:?}");
     }
 }

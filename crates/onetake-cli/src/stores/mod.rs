@@ -18,6 +18,7 @@ use onetake_core::{Rng, SystemRng};
 use onetake_stores::SqliteStore;
 use onetake_stores::{
     Diagnosis, EmbeddedStore, EncryptionKey, FileJournal, Finding, SealedJournal, SealedStore,
+    Sealer,
 };
 #[cfg(feature = "dynamodb")]
 use onetake_stores::{DynamoOptions, DynamoStore, dynamodb::TableChange};
@@ -132,21 +133,18 @@ pub async fn open(config: &StoreConfig) -> Result<OpenStore, StoreFailed> {
     let configured = config.encryption.iter().map(|secret| secret.id.clone()).collect();
     tokio::spawn(recordings::miss_keys(Arc::clone(&opened.store), configured));
     let keys = config.encryption.iter();
-    let keys: Vec<_> = keys.map(|secret| EncryptionKey::new(&secret.id, &secret.key)).collect();
-    let journal = open_journal(config.journal.clone(), keys.clone()).await;
+    let keys = keys.map(|secret| EncryptionKey::new(&secret.id, &secret.key)).collect();
     let store = Arc::new(SealedStore::around(opened.store, keys));
+    let journal = open_journal(config.journal.clone(), store.sealer()).await;
     Ok(OpenStore { store, journal, ..opened })
 }
 
 /// The journal, sealed as the store is. Without one everything works, but for what is in hand at an end.
-async fn open_journal(
-    folder: Option<PathBuf>,
-    keys: Vec<EncryptionKey>,
-) -> Option<Arc<dyn Journal>> {
+async fn open_journal(folder: Option<PathBuf>, sealer: Sealer) -> Option<Arc<dyn Journal>> {
     let folder = folder?;
     let shown = folder.display().to_string();
     match blocking(move || FileJournal::open(folder)).await {
-        Ok(journal) => Some(Arc::new(SealedJournal::around(Arc::new(journal), keys))),
+        Ok(journal) => Some(Arc::new(SealedJournal::around(Arc::new(journal), sealer))),
         Err(error) => {
             tracing::warn!(
                 folder = shown, %error,

@@ -51,6 +51,8 @@ impl Process {
         std::fs::write(&file, text).unwrap();
         let mut command = Command::new(env!("CARGO_BIN_EXE_onetake"));
         command.arg("serve").arg("--config").arg(&file).args(["--log-format", format]);
+        // Long enough for what takes a moment, short where a test ends it while the store is away.
+        command.args(["--drain-seconds", "3"]).current_dir(folder);
         command.env("ONETAKE_LOG", "trace").stdout(Stdio::piped()).stderr(Stdio::piped());
         command.envs(variables.iter().copied());
         let mut child = tokio::process::Command::from(command).kill_on_drop(true).spawn().unwrap();

@@ -151,8 +151,8 @@ impl DynamoStore {
         &self,
         limit: usize,
     ) -> Result<Vec<Abandoned>, StoreError> {
-        let times = (self.options.clock.now(), self.expiry_now());
-        let asks = (0..SHARDS).map(|shard| self.table.asks(shard, times, limit));
+        let now = self.options.clock.now();
+        let asks = (0..SHARDS).map(|shard| self.table.asks(shard, now, limit));
         let mut due: Vec<_> = try_join_all(asks).await?.into_iter().flatten().collect();
         due.sort_by_key(item::ask_at);
         Ok(due.iter().filter_map(item::asked_for).take(limit).collect())

@@ -293,7 +293,7 @@ impl Table {
     pub(super) async fn asks(
         &self,
         shard: u8,
-        (now, expiry_now): (Timestamp, Timestamp),
+        now: Timestamp,
         limit: usize,
     ) -> Result<Vec<Item>, StoreError> {
         let (mut items, mut after) = (Vec::new(), None);
@@ -301,10 +301,9 @@ impl Table {
             let query = self.client.query().table_name(&self.place.table).index_name(ASKS);
             let query = query
                 .key_condition_expression("q = :q AND t <= :now")
-                .filter_expression("e > :expired")
+                .filter_expression("e > :now")
                 .expression_attribute_values(":q", item::number(u64::from(shard)))
                 .expression_attribute_values(":now", item::number(now.as_micros()))
-                .expression_attribute_values(":expired", item::number(expiry_now.as_micros()))
                 .limit(ASKS_MAX)
                 .set_exclusive_start_key(after);
             let answer = self.ask(Intent::Read, &[], || query.clone().send()).await;

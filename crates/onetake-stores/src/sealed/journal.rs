@@ -6,32 +6,29 @@ use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 
 use onetake_core::engine::{Journal, Kept};
-use onetake_core::{Settlement, StoreError, StoreErrorKind, Verb};
+use onetake_core::{Settlement, StoreError, Verb};
 
-use super::seal::{self, EncryptionKey, Of};
-use super::seal_settlement;
+use super::Sealer;
 
 /// A journal whose recordings are sealed.
 #[derive(Debug)]
 pub struct SealedJournal {
     inner: Arc<dyn Journal>,
-    keys: Vec<EncryptionKey>,
+    sealer: Sealer,
 }
 
 impl SealedJournal {
-    /// Seals what goes into `inner`, with the keys of the store that it is for.
+    /// Seals what goes into `inner`, as the store does that it is for.
     #[must_use]
-    pub fn around(inner: Arc<dyn Journal>, keys: Vec<EncryptionKey>) -> Self {
-        Self { inner, keys }
+    pub fn around(inner: Arc<dyn Journal>, sealer: Sealer) -> Self {
+        Self { inner, sealer }
     }
 
     fn open(&self, settlement: Settlement) -> Result<Settlement, StoreError> {
         let Settlement { id, attempt, verb: Verb::Complete(recording) } = &settlement else {
             return Ok(settlement);
         };
-        let opened = seal::open(recording, Of { id: *id, attempt: *attempt }, &self.keys);
-        let recording =
-            opened.map_err(|error| StoreError::new(StoreErrorKind::Invalid, error.to_string()))?;
+        let recording = self.sealer.open(*id, *attempt, recording)?;
         Ok(Settlement { verb: Verb::Complete(recording), ..settlement })
     }
 }
@@ -39,7 +36,7 @@ impl SealedJournal {
 impl Journal for SealedJournal {
     fn keep(&self, settlements: Vec<Settlement>) -> BoxFuture<'_, Result<(), StoreError>> {
         async move {
-            let seal = |settlement| seal_settlement(settlement, self.keys.first());
+            let seal = |settlement| self.sealer.seal_settlement(settlement);
             let sealed = settlements.into_iter().map(seal).collect::<Result<_, _>>()?;
             self.inner.keep(sealed).await
         }

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use onetake_core::conformance::{Fault, Faulty};
 use onetake_core::{
-    Cause, Claimed, Failure, ManualClock, MemoryStore, Recording, Settlement, State, Store,
-    StoreErrorKind, Terms, Verb,
+    Cause, Claimed, Failure, ManualClock, MemoryStore, OnUnknown, Recording, Settlement, State,
+    Store, StoreErrorKind, Terms, Verb,
 };
 use onetake_sim::servers::{RedisCluster, free_port, until};
 use onetake_stores::filtered::CLOCK_MARGIN;
@@ -115,6 +115,27 @@ async fn only_what_is_finished_and_durable_gets_in() {
     completed(&store, "last", "paid").await;
     written(&redis, "last").await;
     assert_eq!(redis.cli(&["DBSIZE"]), "1");
+}
+
+#[tokio::test]
+async fn who_asks_what_became_of_a_key_leaves_nothing_in_the_filter() {
+    let redis = redis().await;
+    let authority = Watched::new();
+    let store = filtered(&redis.url(), authority.clone(), patient()).await;
+    let mut asked = claim_of("unknown", "pay");
+    asked.terms.on_unknown = OnUnknown::Reconcile;
+    claim(&store, &asked).await;
+    settled(&store, &asked, Verb::Unknown(Cause::TimedOut)).await;
+    assert_eq!(store.unsettled(9).await.unwrap(), authority.unsettled(9).await.unwrap());
+    settled(&store, &asked, Verb::Defer(Duration::from_secs(5))).await;
+    assert!(store.unsettled(9).await.unwrap().is_empty(), "the authority knows that somebody asks");
+    // Writes are in order: what comes behind is there, and what was in front of it is not.
+    completed(&store, "done", "paid").await;
+    written(&redis, "done").await;
+    assert_eq!(redis.cli(&["EXISTS", &place("unknown")]), "0");
+    settled(&store, &asked, Verb::Complete(Recording::new("found"))).await;
+    written(&redis, "unknown").await;
+    assert_eq!(body(&*found(&store, &claim_of("unknown", "pay")).await), b"found");
 }
 
 #[tokio::test]

@@ -98,6 +98,23 @@ async fn one_node_asks_and_what_rolled_back_has_no_cause() {
     }
     done(&store, &asked, Verb::Complete(Recording::new("found"))).await;
     assert_eq!(server.sql(database, row), "1|t|t|\n3|t|t|");
+
+    // An owner that is passed over was running until then, in every store.
+    rolled.terms.lease = Duration::from_millis(1);
+    rolled.terms.grace = Duration::from_millis(1);
+    granted(&store, &rolled).await;
+    until("its lease and grace are over", async || {
+        let answer = store.claim(vec![asked_anew(&rolled)]).await.remove(0);
+        matches!(answer, Ok(Claimed::Granted { .. }))
+    })
+    .await;
+    let stood = "SELECT regexp_replace(history, '[0-9]+ ', '', 'g') FROM onetake_records WHERE on_unknown = 3";
+    assert_eq!(server.sql(database, stood), "released\nrunning");
+}
+
+/// The same operation, by another attempt.
+fn asked_anew(claim: &Claim) -> Claim {
+    Claim { attempt: AttemptId::from_bytes([0xee; 16]), ..claim.clone() }
 }
 
 /// The server's clock was set back since, or a standby whose clock is behind took over.

@@ -203,6 +203,48 @@ async fn leases_of_deleted_records_are_forgotten() {
     assert_eq!(leases(), 0);
 }
 
+/// Makes a key unknown that is to be reconciled.
+async fn unknown(store: &dyn Store, key: &str, ttl: Duration) -> onetake_core::Claim {
+    let mut this = claim_of(key);
+    this.terms = Terms { on_unknown: OnUnknown::Reconcile, ttl, ..this.terms };
+    assert!(matches!(claim(store, &this).await.unwrap(), Claimed::Granted { .. }));
+    done(store, &this, Verb::Unknown(Cause::TimedOut)).await;
+    this
+}
+
+#[tokio::test]
+async fn what_expired_before_it_was_settled_is_not_asked_for_for_ever() {
+    let server = Redis::start().await;
+    let store = open(&server.url()).await;
+    for (key, ttl) in [("a", Duration::from_millis(1)), ("b", Duration::from_secs(3_600))] {
+        unknown(&store, key, ttl).await;
+    }
+    onetake_sim::servers::until("the server deletes it", async || records(&server).len() == 1)
+        .await;
+    let sets = || server.cli(&["KEYS", "*:leases"]).lines().count();
+    assert_eq!(sets(), 2);
+    store.sweep(100).await.unwrap();
+    assert_eq!(sets(), 1);
+    let found = store.unsettled(100).await.unwrap();
+    assert_eq!(found.iter().map(|found| found.id).collect::<Vec<_>>(), [id("b")]);
+}
+
+#[tokio::test]
+async fn a_full_server_still_lets_one_ask() {
+    let server = Redis::start().await;
+    let store = open(&server.url()).await;
+    let this = unknown(&store, "a", Duration::from_secs(3_600)).await;
+    let [key] = records(&server).try_into().unwrap();
+    let left = ttl(&server, &key);
+    server.cli(&["CONFIG", "SET", "maxmemory", "1"]);
+    done(&store, &this, Verb::Defer(Duration::from_secs(60))).await;
+    assert!((1..=left).contains(&ttl(&server, &key)), "asking keeps nothing alive");
+    assert!(store.unsettled(9).await.unwrap().is_empty());
+    let again = settle(&store, &this, Verb::Defer(Duration::ZERO)).await.unwrap();
+    assert!(matches!(again, onetake_core::Settled::Stale { .. }), "{again:?}");
+    done(&store, &this, outcome()).await;
+}
+
 #[tokio::test]
 async fn nothing_is_lost_by_kill_9() {
     let mut server = Redis::start().await;

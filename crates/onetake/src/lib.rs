@@ -61,9 +61,9 @@ pub use onetake_http::status::StatusPattern;
 #[cfg(feature = "http")]
 pub use onetake_http::{
     Answers, Ask, By, ClientIp, Dialect, Disposition, FingerprintMode, FingerprintPolicy,
-    HttpLimits, IssuingKey, KeyFormat, KeyPolicy, KeySource, OnStoreDown, OnetakeLayer, Policy,
-    Preset, ProblemStatuses, Resolve, Secrets, StatusRules, Stored, Tenant, TimeLeft, Typed,
-    Velocity,
+    HttpLimits, IssuingKey, KeyFormat, KeyPolicy, KeySource, Known, OnStoreDown, OnetakeLayer,
+    Policy, Preset, ProblemStatuses, Remembered, Resolve, Secrets, StatusRules, Stored, Tenant,
+    TimeLeft, Typed, Velocity,
 };
 
 #[cfg(feature = "jwt")]

@@ -16,7 +16,7 @@ use binary::Process;
 use collector::{Collector, Manner, attribute};
 use onetake_sim::client::Client;
 use onetake_sim::fault_proxy::{FaultProxy, Weather};
-use onetake_sim::servers::{Postgres, Redis};
+use onetake_sim::servers::{Postgres, Redis, until};
 use onetake_sim::upstream::Upstream;
 
 use requests::{ALL, ANSWERED, ROUTES, Sender};
@@ -47,6 +47,9 @@ impl Scene {
 
     /// Ends the gateway, and looks through all that it ever said.
     async fn said_nothing_of(mut self, more: &[&str]) {
+        let logs = || self.gateway.logs.lock().unwrap().clone();
+        let asked = "it is still unknown what became of an operation";
+        until("somebody was asked what became of one", async || logs().contains(asked)).await;
         let admin = Client::new(self.gateway.admin);
         let metrics = admin.post("/metrics").method("GET").body("").send().await.unwrap();
         assert!(self.gateway.terminate().await.success());

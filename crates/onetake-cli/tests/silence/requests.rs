@@ -23,11 +23,13 @@ pub(crate) const HOST: &str = "hOsT-with-a-user-88ef";
 pub(crate) const METHOD: &str = "MEtHOdSeCrEt99AB";
 pub(crate) const DATE: &str = "dEaDlInE-00bc";
 
+pub(crate) const SENT_ALONG: &str = "sEnT-aLoNg-11cd";
+
 /// What the sim's upstream sends back, and only there.
 pub(crate) const ANSWERED: [&str; 2] = ["charged {\"card\"", "session=secret"];
 
 /// What nothing but clients and upstreams may hold.
-pub(crate) const ALL: [&str; 15] = [
+pub(crate) const ALL: [&str; 16] = [
     KEY,
     BEARER,
     BASIC_USER,
@@ -43,6 +45,7 @@ pub(crate) const ALL: [&str; 15] = [
     HOST,
     METHOD,
     DATE,
+    SENT_ALONG,
 ];
 
 /// Routes for all of it; the upstream of one is not there.
@@ -76,6 +79,13 @@ wait_timeout = "20ms"
 [[route]]
 match = "POST /down/{*rest}"
 upstream = "http://127.0.0.1:1"
+[[route]]
+match = "POST /lost/{*rest}"
+tenant = "public"
+upstream_timeout = "1s"
+grace = "0s"
+on_unknown = "reconcile"
+reconcile = { request = "GET http://127.0.0.1:1/{key}/{derived_key}/{tenant}", headers = { X-Desk = "sEnT-aLoNg-11cd" } }
 [[route]]
 match = "POST /open/{*rest}"
 on_store_down = "fail-open"
@@ -138,6 +148,8 @@ impl Sender {
             ("/asked/charge", 31, 503, "auth_unavailable"),
             ("/limited/charge", 32, 201, ""),
             ("/limited/charge", 33, 429, "velocity_limit_exceeded"),
+            ("/lost/500", 34, 500, ""),
+            ("/lost/500", 34, 409, "outcome_unknown"),
         ] {
             let call = self.call(path, number);
             self.send(call, status, code).await;

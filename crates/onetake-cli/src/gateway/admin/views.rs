@@ -177,7 +177,7 @@ pub(crate) struct AuditEntry {
     id: String,
     /// The attempt that it was done to.
     attempt: String,
-    /// `release`, `fail`, `resolve` or `forget`.
+    /// `release`, `fail`, `resolve` or `forget`; `abandon`: its lease and grace ended without a word.
     #[schema(value_type = String)]
     action: &'static str,
     /// `done`; `stale`: the key had changed, and nothing was done; `failed`: the store did not answer, look
@@ -186,7 +186,7 @@ pub(crate) struct AuditEntry {
     ended: &'static str,
     /// The state before.
     before: String,
-    /// Who did it, in their own words.
+    /// Who did it, in their own words; `reconciler` and `reaper` are the gateway itself.
     by: String,
     /// Why.
     reason: String,

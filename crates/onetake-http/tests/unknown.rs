@@ -1,5 +1,5 @@
 //! What programs can do about attempts that nobody heard of again: reconcile, or roll back before a retry.
-#![expect(clippy::unwrap_used, reason = "tests may panic")]
+#![expect(clippy::unwrap_used, clippy::indexing_slicing, reason = "tests may panic")]
 
 mod common;
 

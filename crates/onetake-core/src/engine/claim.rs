@@ -132,19 +132,25 @@ async fn recover(
         }
         // Somebody else's, or nothing: ours did not land, or not yet. Not running is always safe.
         _ => {
-            engine.runtime.spawn(disown(Arc::clone(engine), id, attempt, terms));
+            let disowning = disown(Arc::clone(engine), id, attempt, terms);
+            engine.runtime.spawn(engine.settling.track_future(disowning));
             Err(error)
         }
     }
 }
 
-/// Releases a claim that may have landed, or may still land, although nobody runs it.
+/// Releases a claim that may have landed, or may still land, although nobody runs it. If everything stops before
+/// the store answers, that is left to the next start.
 async fn disown(engine: Arc<Inner>, id: RecordId, attempt: AttemptId, terms: Terms) {
     let release = Settlement { id, attempt, verb: Verb::Release };
     let until = engine.clock.monotonic().saturating_add(terms.lease).saturating_add(terms.grace);
     let mut pause = Duration::from_millis(50);
     loop {
-        match engine.settles.submit(release.clone()).await {
+        let answer = tokio::select! {
+            answer = engine.settles.submit(release.clone()) => answer,
+            () = engine.stopped.cancelled() => return engine.could_not_settle(release),
+        };
+        match answer {
             Ok(Settled::Done { .. }) => return,
             // It has not landed. It could until its lease would be over anyway.
             Ok(Settled::Stale { .. }) if engine.clock.monotonic() >= until => return,
@@ -152,7 +158,7 @@ async fn disown(engine: Arc<Inner>, id: RecordId, attempt: AttemptId, terms: Ter
         }
         tokio::select! {
             () = engine.clock.sleep(pause) => pause = (pause * 2).min(Duration::from_secs(5)),
-            () = engine.stopped.cancelled() => return,
+            () = engine.stopped.cancelled() => return engine.could_not_settle(release),
         }
     }
 }

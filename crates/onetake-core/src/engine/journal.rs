@@ -152,13 +152,24 @@ async fn finish(engine: &Inner, journal: &dyn Journal) -> Result<(), StoreError>
 
 /// Somebody settled it meanwhile: theirs stands.
 fn report(settlement: &Settlement, current: Option<&Record>) {
+    if settlement.verb == Verb::Release {
+        // It had no effect, and whoever came after it knew that much: nothing differs.
+        tracing::debug!(reference = %settlement.id.reference(), "there was nothing to release");
+        return;
+    }
     let stands = current.map_or("forgotten", |record| record.state.name());
-    let differs = match (&settlement.verb, current.map(|record| &record.state)) {
-        (Verb::Complete(ours), Some(State::Completed { recording, .. })) => ours != recording,
-        _ => true,
+    let reference = settlement.id.reference();
+    // It had landed, and is only written otherwise: with another key, say.
+    let is_ours = match (&settlement.verb, current.map(|record| &record.state)) {
+        (Verb::Complete(ours), Some(State::Completed { recording, .. })) => ours == recording,
+        _ => false,
     };
+    if is_ours {
+        tracing::info!(%reference, "an outcome from the journal is recorded already");
+        return;
+    }
     tracing::error!(
-        reference = %settlement.id.reference(), stands, differs,
+        %reference, stands,
         "an outcome from the journal changes nothing: the key was settled otherwise meanwhile"
     );
 }

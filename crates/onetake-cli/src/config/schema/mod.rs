@@ -125,8 +125,9 @@ fn store() -> Value {
             ),
             field(
                 "journal",
-                "A folder of this machine for outcomes that the store did not take before the end.",
-                or("./onetake-journal", file_name()),
+                "A folder of this machine for outcomes that the store did not take before the end; by default \
+                 beside the store's own files, or ./onetake-journal for a server.",
+                file_name(),
             ),
         ],
     )

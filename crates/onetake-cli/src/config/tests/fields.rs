@@ -109,6 +109,7 @@ const SECTIONS: &[Row] = &[
             "url = \"redis-cluster://a:1,b:2\"",
             "url = \"postgres://db/x\"\nfilter = \"rediss://a\"",
             "url = \"dynamodb://eu-central-1/onetake\"\nallow_lossy = false",
+            "journal = \"/var/lib/onetake/journal\"",
             "url = { env = \"TEST_STORE\" }\nfilter = { env = \"TEST_FILTER\" }",
         ],
         &[
@@ -123,6 +124,7 @@ const SECTIONS: &[Row] = &[
             ("url = \"postgres://db/x\"\nfilter = \"memory:\"", "store.filter"),
             ("url = \"postgres://db/x\"\nfilter = \"redis:a\"", "store.filter"),
             ("allow_lossy = \"yes\"", "store.allow_lossy"),
+            ("journal = 1", "store.journal"),
         ],
     ),
     (

@@ -1,5 +1,5 @@
 //! `on_unknown = "reconcile"`: the gateway asks what became of attempts that nobody heard of again.
-#![expect(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "tests may panic")]
+#![expect(clippy::unwrap_used, clippy::panic, reason = "tests may panic")]
 
 mod bad;
 #[path = "../common/mod.rs"]

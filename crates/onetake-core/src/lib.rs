@@ -15,6 +15,7 @@
 //! | [`engine`] | claim, run, settle, replay; waiters, leases, draining |
 //! | [`derived`] | keys for the calls that an operation makes itself |
 //! | [`outbox`] | what an operation says to others, with its completion |
+//! | [`transaction`] | operations whose effects commit with their completion |
 //! | [`velocity`] | how many new operations there may be in a while |
 //! | [`clock`] | the one way in which time and randomness enter |
 
@@ -37,13 +38,14 @@ pub mod planted;
 pub mod record;
 pub mod scope;
 pub mod store;
+pub mod transaction;
 pub mod velocity;
 
 pub use clock::{Clock, ManualClock, Rng, Shift, SystemClock, SystemRng, Timestamp};
 pub use derived::{DerivedKey, DerivingSecret};
 pub use engine::{
-    Answer, Attempt, Begin, Engine, EngineError, InFlight, Lease, Limits, Operation, Outcome,
-    Settling, Verdict,
+    Answer, Attempt, Begin, Engine, EngineError, InFlight, Lease, Limits, NotDone, Operation,
+    Outcome, Settling, Verdict,
 };
 pub use fingerprint::{Fingerprint, FingerprintKey, Fingerprinter};
 pub use key::{Key, KeyError};
@@ -53,4 +55,5 @@ pub use outbox::{Message, MessageId, Outbox};
 pub use record::{AttemptId, Cause, Failure, Fence, OnUnknown, Record, Recording, State, Terms};
 pub use scope::{RecordId, Reference, Scope};
 pub use store::{Claim, Claimed, Settled, Settlement, Store, StoreError, StoreErrorKind, Verb};
+pub use transaction::{Completion, FinishError, Seal};
 pub use velocity::{Decision, Rate, RateError, SharedVelocity};

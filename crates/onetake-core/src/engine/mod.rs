@@ -17,6 +17,7 @@ mod operation;
 mod operators;
 mod remote;
 mod replays;
+mod transact;
 mod wait;
 
 use std::future::Future;
@@ -54,6 +55,7 @@ pub use operation::{
 };
 pub use operators::{Deed, Intervened, Intervention, Standing};
 pub use replays::Replays;
+pub use transact::NotDone;
 
 /// The target of all spans of a trace, here and in the crates around: filters select them by it.
 pub const SPANS: &str = "onetake::trace";

@@ -13,6 +13,7 @@ mod batch;
 mod claims;
 mod doctor;
 mod fault;
+mod finish;
 mod notes;
 mod pool;
 mod rows;
@@ -20,6 +21,7 @@ mod schema;
 mod settles;
 mod sql;
 mod tls;
+mod transactional;
 mod upkeep;
 
 use std::collections::HashMap;
@@ -44,7 +46,9 @@ use fault::{Effect, Fault};
 use pool::{Demands, Parameters, Pool};
 use rows::Answer;
 
+pub use finish::finish;
 pub use schema::Migrated;
+pub use transactional::{Transactional, WorkError};
 
 /// How to talk to the server.
 #[derive(Clone, Debug)]

@@ -36,6 +36,7 @@ pub mod status;
 pub mod tenant;
 mod tokens;
 mod trace;
+pub mod transaction;
 pub mod typed;
 pub mod velocity;
 

@@ -28,7 +28,7 @@ const SWEEP_STEP: usize = 64;
 const COMPACT_AFTER_MIN: usize = 20_000;
 /// How long closing waits for a compaction. The tree's own threads may have died under it.
 const COMPACTION_PATIENCE: Duration = Duration::from_secs(3);
-/// Records that are made unknown in one write when the folder is opened.
+/// Records that are made unknown, or released, in one write when the folder is opened.
 const RESTART_BATCH: usize = 1_000;
 
 /// What the thread is asked for.
@@ -39,6 +39,7 @@ pub(super) enum Job {
     Ids(Option<RecordId>, usize, oneshot::Sender<Result<Vec<RecordId>, StoreError>>),
     Find(Reference, oneshot::Sender<Result<Vec<RecordId>, StoreError>>),
     Abandoned(usize, oneshot::Sender<Result<Vec<Abandoned>, StoreError>>),
+    Unsettled(usize, oneshot::Sender<Result<Vec<Abandoned>, StoreError>>),
     Sweep(usize, oneshot::Sender<Result<Swept, StoreError>>),
     Secret(&'static str, [u8; 32], oneshot::Sender<Result<[u8; 32], StoreError>>),
     Note(Note, oneshot::Sender<Result<(), StoreError>>),
@@ -89,8 +90,8 @@ struct Sweeping {
 }
 
 impl Committer {
-    /// Takes over an opened folder: what was running when it was last closed is unknown from now.
-    /// Says how many that were.
+    /// Takes over an opened folder: what was running when it was last closed is unknown from now, or
+    /// released where it rolls back by itself. Says how many are unknown by that.
     pub(super) fn new(
         tables: Tables,
         clock: Arc<dyn Clock>,
@@ -98,19 +99,22 @@ impl Committer {
     ) -> Result<(Self, usize), OpenError> {
         let ceiling = tables.fence_ceiling().map_err(|error| folder.unreadable(error))?;
         let orphans = tables.all_running().map_err(|error| folder.unreadable(error))?;
-        if !orphans.is_empty() {
+        let now = clock.now();
+        let lost: Vec<Record> = orphans
+            .iter()
+            .map(|record| record.with_state(record.lost(now, &Cause::Restarted)))
+            .collect();
+        let is_unknown = |record: &&Record| matches!(record.state, State::Unknown { .. });
+        let unknown = lost.iter().filter(is_unknown).count();
+        if unknown > 0 {
             tracing::warn!(
-                count = orphans.len(),
+                count = unknown,
                 "operations were running when the store was last closed: their outcome is unknown"
             );
         }
-        let now = clock.now();
-        for orphans in orphans.chunks(RESTART_BATCH) {
+        for lost in lost.chunks(RESTART_BATCH) {
             let mut group = tables.group();
-            for record in orphans {
-                let state = State::Unknown { at: now, cause: Cause::Restarted };
-                group.write(&record.with_state(state), true);
-            }
+            lost.iter().for_each(|record| group.write(record, true, None));
             let failed = |error| OpenError::io(folder.path(), "write", io::Error::other(error));
             group.commit().map_err(failed)?;
         }
@@ -125,7 +129,7 @@ impl Committer {
             witnessed: ceiling,
             folder,
         };
-        Ok((committer, orphans.len()))
+        Ok((committer, unknown))
     }
 
     /// Works until it is closed, or until everybody who could ask is gone.
@@ -192,6 +196,9 @@ impl Committer {
                 Job::Ids(from, limit, to) => answer(memory.ids(tables, from, limit), to),
                 Job::Find(reference, to) => answer(memory.with_reference(tables, reference), to),
                 Job::Abandoned(limit, to) => answer(Ok(memory.abandoned(now, limit)), to),
+                Job::Unsettled(limit, to) => {
+                    answer(memory.unsettled(tables, &mut group, now, limit), to)
+                }
                 Job::Sweep(left, to) => {
                     self.sweeps.push_back(Sweeping { left, swept: Swept::default(), to });
                     continue;
@@ -348,7 +355,7 @@ fn refuse(job: Job, error: &StoreError) {
         Job::Load(ids, to) => drop(to.send(vec![Err(error); ids.len()])),
         Job::Ids(_, _, to) | Job::Find(_, to) => drop(to.send(Err(error))),
         Job::Notes(_, _, _, to) => drop(to.send(Err(error))),
-        Job::Abandoned(_, to) => drop(to.send(Err(error))),
+        Job::Abandoned(_, to) | Job::Unsettled(_, to) => drop(to.send(Err(error))),
         Job::Sweep(_, to) => drop(to.send(Err(error))),
         Job::Secret(_, _, to) => drop(to.send(Err(error))),
         Job::Note(_, to) | Job::Ready(to) | Job::Close(to) => drop(to.send(Err(error))),

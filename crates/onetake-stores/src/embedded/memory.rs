@@ -15,6 +15,10 @@ use super::tables::{Group, Tables};
 /// How far ahead fences are set aside, so that the ceiling is written seldom: a minute of
 /// microseconds.
 const FENCES_AHEAD: u64 = 60_000_000;
+/// Entries of what is to be asked for that are read at once.
+const ASKS_STEP: usize = 64;
+/// Entries that one look goes through at most, so that traffic does not wait for it.
+const ASKS_LOOKED_AT_MAX: usize = 1_000;
 
 /// What is known without reading the tables.
 #[derive(Default)]
@@ -90,6 +94,7 @@ impl Memory {
         now: Timestamp,
     ) -> Result<Claimed, StoreError> {
         let found = self.find(tables, claim.id)?;
+        let asked = found.as_ref().and_then(|record| record.ask_at());
         match (decide::claim(found.as_deref(), claim, now, self.highest), found) {
             (ClaimEffect::Grant(record), _) => {
                 self.highest = self.highest.max(record.fence);
@@ -97,10 +102,10 @@ impl Memory {
                     self.ceiling = Fence::new(self.highest.get().saturating_add(FENCES_AHEAD));
                     group.raise_fence_ceiling(self.ceiling);
                 }
-                Ok(Claimed::Granted { fence: self.write(group, record).fence })
+                Ok(Claimed::Granted { fence: self.write(group, record, asked).fence })
             }
             (ClaimEffect::BecomeUnknown(record), _) => {
-                Ok(Claimed::Found { record: self.write(group, record), now })
+                Ok(Claimed::Found { record: self.write(group, record, asked), now })
             }
             (ClaimEffect::Keep, Some(record)) => Ok(Claimed::Found { record, now }),
             (ClaimEffect::Keep, None) => Err(StoreError::kept_nothing()),
@@ -115,22 +120,29 @@ impl Memory {
         now: Timestamp,
     ) -> Result<Settled, StoreError> {
         let found = self.find(tables, settlement.id)?;
+        let asked = found.as_ref().and_then(|record| record.ask_at());
         match (decide::settle(found.as_deref(), settlement, now), found) {
             // A lease ends with this process, so nothing of its renewal has to outlive it.
             (SettleEffect::Write(record), _) if settlement.verb == Verb::Renew => {
                 Ok(Settled::Done { record: self.remember(record).0, now })
             }
             (SettleEffect::Write(record), _) => {
-                Ok(Settled::Done { record: self.write(group, record), now })
+                Ok(Settled::Done { record: self.write(group, record, asked), now })
             }
             (SettleEffect::Already, Some(record)) => Ok(Settled::Done { record, now }),
             (_, current) => Ok(Settled::Stale { current }),
         }
     }
 
-    fn write(&mut self, group: &mut Group<'_>, record: Record) -> Arc<Record> {
+    /// `asked`: when the record was to be asked for until now.
+    fn write(
+        &mut self,
+        group: &mut Group<'_>,
+        record: Record,
+        asked: Option<Timestamp>,
+    ) -> Arc<Record> {
         let (record, was_running) = self.remember(record);
-        group.write(&record, was_running);
+        group.write(&record, was_running, asked);
         record
     }
 
@@ -164,6 +176,39 @@ impl Memory {
             .collect()
     }
 
+    /// What is to be asked for now. The record itself has the last word: an entry that it does not bear out,
+    /// and one of what expired, is nobody's any more.
+    pub(super) fn unsettled(
+        &self,
+        tables: &Tables,
+        group: &mut Group<'_>,
+        now: Timestamp,
+        limit: usize,
+    ) -> Result<Vec<Abandoned>, StoreError> {
+        let (mut found, mut looked_at, mut last) = (Vec::new(), 0, None);
+        while found.len() < limit && looked_at < ASKS_LOOKED_AT_MAX {
+            let part = tables.due_asks(last, now, limit.min(ASKS_STEP))?;
+            if part.is_empty() {
+                break;
+            }
+            for (at, id) in part {
+                looked_at += 1;
+                last = Some((at, id));
+                match self.find(tables, id) {
+                    Ok(Some(record)) if record.ask_at() == Some(at) && !record.is_expired(now) => {
+                        found.push(Abandoned { id, attempt: record.attempt });
+                    }
+                    Ok(_) => group.remove_ask(at, id),
+                    // One that cannot be read must not keep the others from being found.
+                    Err(error) if error.kind() == StoreErrorKind::Invalid => {}
+                    Err(error) => return Err(error),
+                }
+            }
+        }
+        found.truncate(limit);
+        Ok(found)
+    }
+
     pub(super) fn sweep(
         &mut self,
         tables: &Tables,
@@ -181,6 +226,7 @@ impl Memory {
             };
             if let Some(record) = found.filter(|record| decide::may_sweep(record, now)) {
                 group.remove_settled(id);
+                record.ask_at().into_iter().for_each(|at| group.remove_ask(at, id));
                 self.fresh.insert(id, None);
                 self.running.remove(&id);
                 swept.removed += 1;

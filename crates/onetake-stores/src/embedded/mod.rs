@@ -6,8 +6,10 @@
 //!
 //! What runs is also kept in memory, so that finding abandoned attempts never reads the keys; a
 //! lease lives and dies with the process, so renewing it touches memory alone. When the folder is
-//! opened, what was running when it was last closed is unknown at once: nobody else can have run it.
+//! opened, what was running when it was last closed is unknown at once, or released where it rolls back by
+//! itself: nobody else can have run it.
 
+mod asks;
 mod committer;
 mod folder;
 mod journal;
@@ -80,7 +82,7 @@ impl EmbeddedStore {
         })
     }
 
-    /// How many operations were running when the folder was last closed: unknown since it was opened.
+    /// How many operations were running when the folder was last closed, and are unknown since it was opened.
     #[must_use]
     pub fn interrupted(&self) -> usize {
         self.interrupted
@@ -132,6 +134,10 @@ impl Store for EmbeddedStore {
 
     fn abandoned(&self, limit: usize) -> BoxFuture<'_, Result<Vec<Abandoned>, StoreError>> {
         async move { self.ask(|reply| Job::Abandoned(limit, reply)).await? }.boxed()
+    }
+
+    fn unsettled(&self, limit: usize) -> BoxFuture<'_, Result<Vec<Abandoned>, StoreError>> {
+        async move { self.ask(|reply| Job::Unsettled(limit, reply)).await? }.boxed()
     }
 
     fn sweep(&self, limit: usize) -> BoxFuture<'_, Result<Swept, StoreError>> {

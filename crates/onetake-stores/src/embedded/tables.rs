@@ -5,7 +5,7 @@
 //! | `running` | id | the record, while an attempt runs: small, and read whole when the folder is opened |
 //! | `settled` | id | the record, once it is settled |
 //! | `expiry` | moment of expiry, id | nothing: what the sweep goes by; an entry may be out of date |
-//! | `meta` | name | what the store remembers of itself, its secrets, and the audit |
+//! | `meta` | name | what the store remembers of itself, its secrets, the audit, and what is to be asked for |
 //!
 //! A record that runs again leaves its older self in `settled` until it is settled anew; `running`
 //! counts first.
@@ -21,6 +21,7 @@ use onetake_core::{
     Fence, Record, RecordId, Rng, State, StoreError, StoreErrorKind, SystemRng, Timestamp, codec,
 };
 
+use super::asks;
 use super::folder::{Folder, OpenError};
 use super::journal;
 use super::notes;
@@ -150,11 +151,21 @@ impl Tables {
         now: Timestamp,
         limit: usize,
     ) -> Result<Vec<(Timestamp, RecordId)>, StoreError> {
-        let end = expiry_key(now, RecordId::from_bytes([0xff; RecordId::BYTES]));
+        let end = moment_key(now, RecordId::from_bytes([0xff; RecordId::BYTES]));
         let entries = self.expiry.range(..=end.as_slice()).take(limit);
         entries
-            .map(|entry| entry.key().map_err(broken).and_then(|key| expiry_entry(&key)))
+            .map(|entry| entry.key().map_err(broken).and_then(|key| moment_entry(&key)))
             .collect()
+    }
+
+    /// Up to `limit` entries of what is to be asked for now, behind this one, the longest due first.
+    pub(super) fn due_asks(
+        &self,
+        behind: Option<(Timestamp, RecordId)>,
+        now: Timestamp,
+        limit: usize,
+    ) -> Result<Vec<(Timestamp, RecordId)>, StoreError> {
+        asks::due(&self.meta, behind, now, limit)
     }
 
     pub(super) fn fence_ceiling(&self) -> Result<Fence, StoreError> {
@@ -281,10 +292,15 @@ pub(super) struct Group<'a> {
 }
 
 impl Group<'_> {
-    /// Writes a record where it belongs. `was_running`: it stands in `running` until now.
-    pub(super) fn write(&mut self, record: &Record, was_running: bool) {
+    /// Writes a record where it belongs. `was_running`: it stands in `running` until now; `before`: it was to
+    /// be asked for at this time.
+    pub(super) fn write(&mut self, record: &Record, was_running: bool, before: Option<Timestamp>) {
         let Tables { running, settled, expiry, .. } = self.tables;
         let value = codec::encode(record);
+        if record.ask_at() != before {
+            before.into_iter().for_each(|at| self.remove_ask(at, record.id));
+            record.ask_at().into_iter().for_each(|at| self.insert_ask(at, record.id));
+        }
         if let State::Running { .. } = record.state {
             self.batch.insert(running, record.id.as_bytes(), &*value);
             return;
@@ -294,7 +310,7 @@ impl Group<'_> {
         }
         self.batch.insert(settled, record.id.as_bytes(), &*value);
         if let Some(at) = record.expires_at() {
-            self.batch.insert(expiry, expiry_key(at, record.id), []);
+            self.batch.insert(expiry, moment_key(at, record.id), []);
         }
     }
 
@@ -349,7 +365,15 @@ impl Group<'_> {
     }
 
     pub(super) fn remove_expiry(&mut self, at: Timestamp, id: RecordId) {
-        self.batch.remove(&self.tables.expiry, expiry_key(at, id));
+        self.batch.remove(&self.tables.expiry, moment_key(at, id));
+    }
+
+    fn insert_ask(&mut self, at: Timestamp, id: RecordId) {
+        self.batch.insert(&self.tables.meta, asks::key(at, id), []);
+    }
+
+    pub(super) fn remove_ask(&mut self, at: Timestamp, id: RecordId) {
+        self.batch.remove(&self.tables.meta, asks::key(at, id));
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -368,7 +392,7 @@ fn secret_key(name: &str) -> Vec<u8> {
     [SECRET, name.as_bytes()].concat()
 }
 
-fn expiry_key(at: Timestamp, id: RecordId) -> [u8; 24] {
+pub(super) fn moment_key(at: Timestamp, id: RecordId) -> [u8; 24] {
     let mut key = [0; 24];
     let parts = at.as_micros().to_be_bytes().into_iter().chain(*id.as_bytes());
     for (to, from) in key.iter_mut().zip(parts) {
@@ -377,9 +401,9 @@ fn expiry_key(at: Timestamp, id: RecordId) -> [u8; 24] {
     key
 }
 
-fn expiry_entry(key: &[u8]) -> Result<(Timestamp, RecordId), StoreError> {
+pub(super) fn moment_entry(key: &[u8]) -> Result<(Timestamp, RecordId), StoreError> {
     let bad =
-        || StoreError::new(StoreErrorKind::Corrupt, "an entry of the expiry index is damaged");
+        || StoreError::new(StoreErrorKind::Corrupt, "an entry of an index by time is damaged");
     let (at, id) = key.split_at_checked(8).ok_or_else(bad)?;
     let at = u64::from_be_bytes(at.try_into().map_err(|_| bad())?);
     Ok((Timestamp::from_micros(at), record_id(id)?))

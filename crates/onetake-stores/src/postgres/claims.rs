@@ -45,6 +45,7 @@ impl Batched for Claim {
                 OnUnknown::Fail => 0,
                 OnUnknown::Reconcile => 1,
                 OnUnknown::Retry => 2,
+                OnUnknown::Rollback => 3,
             })
             .collect();
         let origins: Vec<Bytes> = items.iter().map(|claim| claim.origin.to_bytes()).collect();

@@ -32,7 +32,7 @@ CREATE FUNCTION onetake_free_1 (
 ) RETURNS boolean LANGUAGE sql IMMUTABLE AS $$
     SELECT coalesce(expires_at <= at, false)
         OR (record_fingerprint = fingerprint
-            AND (state = 3 OR (state = 4 AND on_unknown = 2)
+            AND (state = 3 OR (state = 4 AND on_unknown >= 2)
                  OR (state = 0 AND state_at + grace <= at AND grace <= in_touch)))
 $$;
 
@@ -124,8 +124,8 @@ BEGIN
         -- Nobody heard of its owner, and it is not to be run again: it becomes unknown.
         UPDATE onetake_records AS record
            SET state = 4, state_at = v_now, expires_at = v_now + record.ttl, watch_at = NULL,
-               code = 'lease_ended', detail = ''
-         WHERE record.id = ANY (v_mine) AND record.on_unknown <> 2
+               ask_at = CASE record.on_unknown WHEN 1 THEN v_now END, code = 'lease_ended', detail = ''
+         WHERE record.id = ANY (v_mine) AND record.on_unknown < 2
            AND onetake_over_1(record.state, record.state_at, record.grace, v_now, in_touch);
         UPDATE onetake_records AS record
            SET state = 0, attempt = asked.attempt, fence = greatest(greatest(record.fence, v_lowest) + 1, v_now),
@@ -140,7 +140,7 @@ BEGIN
                created_at = CASE WHEN record.expires_at <= v_now THEN v_now ELSE record.created_at END,
                claimed_at = v_now, state_at = v_now + asked.lease, expires_at = NULL,
                sweep_at = CASE WHEN record.expires_at <= v_now THEN v_now ELSE record.created_at END + asked.ttl,
-               watch_at = NULL, head = NULL, body = NULL, code = NULL, detail = NULL
+               watch_at = NULL, ask_at = NULL, head = NULL, body = NULL, code = NULL, detail = NULL
           FROM unnest(ids, attempts, fingerprints, ttls, leases, graces, on_unknowns, origins)
                AS asked (id, attempt, fingerprint, ttl, lease, grace, on_unknown, origin)
          WHERE record.id BETWEEN asked.id AND asked.id AND record.id = ANY (v_mine)
@@ -153,7 +153,7 @@ BEGIN
     SELECT CASE WHEN record.attempt = asked.attempt AND record.claimed_at = v_now THEN 0 ELSE 1 END::smallint,
            v_now, record.fence, record.id,
            ARRAY[record.state, record.fence, record.ttl, record.lease, record.grace, record.on_unknown,
-                 record.created_at, record.state_at, record.claimed_at],
+                 record.created_at, record.state_at, record.claimed_at, record.ask_at],
            ARRAY[record.attempt, record.fingerprint, record.origin, convert_to(record.history, 'UTF8'),
                  record.code, record.detail], record.head, record.body
       FROM unnest(ids, attempts, fingerprints) AS asked (id, attempt, fingerprint)
@@ -164,14 +164,15 @@ BEGIN
 END $$;
 
 -- Settles attempts, each key at most once in a call and in the order of their ids. Verbs: 0 renew, 1
--- complete, 2 fail, 3 release, 4 unknown, 5 abandon, 6 forget. A row of kind 0 says that it was done; those of
+-- complete, 2 fail, 3 release, 4 unknown, 5 abandon, 6 forget, 7 defer for as long as it is held. A row of kind 0 says that it was done; those of
 -- kind 1, if there are any, show all records of the call as they stand, with when they expire, for the
 -- caller to tell why the others were not. They are locked, so that this commit waits for whatever standby
 -- theirs did not wait for: one that was settled before, by a statement whose answer got lost, is then as
 -- durable as it is said to be.
 CREATE FUNCTION onetake_settle_1 (
     shift bigint, lock_wait text, in_touch bigint, counts_until bigint,
-    ids bytea[], attempts bytea[], verbs smallint[], heads bytea[], bodies bytea[], codes bytea[], details bytea[]
+    ids bytea[], attempts bytea[], verbs smallint[], heads bytea[], bodies bytea[], codes bytea[], details bytea[],
+    holds bigint[]
 ) RETURNS TABLE (
     r_kind smallint, r_now bigint, r_number bigint, r_id bytea, r_numbers bigint[], r_texts bytea[],
     r_head bytea, r_body bytea
@@ -195,22 +196,33 @@ BEGIN
     -- it, so it is hardly ever held, and then waited for, a little.
     RETURN QUERY
     UPDATE onetake_records AS record
-       SET state = CASE asked.verb WHEN 5 THEN 4 WHEN 6 THEN 3 ELSE asked.verb END,
-           state_at = CASE asked.verb WHEN 0 THEN v_now + record.lease ELSE v_now END,
+       SET -- What rolls back by itself is released where another would be unknown.
+           state = CASE WHEN asked.verb IN (4, 5) THEN CASE record.on_unknown WHEN 3 THEN 3 ELSE 4 END
+                        WHEN asked.verb = 6 THEN 3
+                        WHEN asked.verb = 7 THEN 4
+                        ELSE asked.verb END,
+           state_at = CASE asked.verb WHEN 0 THEN v_now + record.lease WHEN 7 THEN record.state_at ELSE v_now END,
            expires_at = CASE WHEN asked.verb = 0 THEN NULL
-                             WHEN asked.verb IN (4, 5) THEN v_now + record.ttl
+                             WHEN asked.verb IN (4, 5) AND record.on_unknown <> 3 THEN v_now + record.ttl
                              WHEN asked.verb = 6 THEN v_now
+                             WHEN asked.verb = 7 THEN record.expires_at
                              ELSE greatest(record.created_at + record.ttl, v_now + least(record.ttl, 3600000000)) END,
            watch_at = CASE WHEN asked.verb = 0 AND record.watch_at IS NOT NULL
                            THEN v_now + record.lease + record.grace END,
-           head = asked.head, body = asked.body, code = asked.code, detail = asked.detail,
+           ask_at = CASE WHEN asked.verb IN (4, 5) AND record.on_unknown = 1 THEN v_now
+                         WHEN asked.verb = 7 THEN v_now + asked.hold END,
+           head = asked.head, body = asked.body,
+           code = CASE WHEN asked.verb = 7 THEN record.code
+                       WHEN asked.verb IN (4, 5) AND record.on_unknown = 3 THEN NULL ELSE asked.code END,
+           detail = CASE WHEN asked.verb = 7 THEN record.detail
+                         WHEN asked.verb IN (4, 5) AND record.on_unknown = 3 THEN NULL ELSE asked.detail END,
            -- What is forgotten is expired from now on, and the next sweep's. For all others nothing changes
            -- here, so that no index is touched.
            ttl = CASE asked.verb WHEN 6 THEN 0 ELSE record.ttl END,
            created_at = CASE asked.verb WHEN 6 THEN least(record.created_at, v_now) ELSE record.created_at END,
            sweep_at = CASE asked.verb WHEN 6 THEN v_now ELSE record.sweep_at END
-      FROM unnest(ids, attempts, verbs, heads, bodies, codes, details)
-           AS asked (id, attempt, verb, head, body, code, detail)
+      FROM unnest(ids, attempts, verbs, heads, bodies, codes, details, holds)
+           AS asked (id, attempt, verb, head, body, code, detail, hold)
      WHERE record.id BETWEEN asked.id AND asked.id AND record.attempt = asked.attempt
        AND (record.expires_at IS NULL OR record.expires_at > v_now)
        AND CASE asked.verb
@@ -218,11 +230,13 @@ BEGIN
              WHEN 4 THEN record.state = 0
              WHEN 5 THEN onetake_over_1(record.state, record.state_at, record.grace, v_now, in_touch)
              WHEN 6 THEN record.state <> 0
+             WHEN 7 THEN record.state = 4 AND record.on_unknown = 1 AND record.ask_at <= v_now
              ELSE record.state IN (0, 4) END
     RETURNING 0::smallint, v_now, NULL::bigint, record.id,
               ARRAY[record.state, record.fence, record.ttl, record.lease, record.grace, record.on_unknown,
-                    record.created_at, record.state_at, record.claimed_at],
-              ARRAY[record.attempt, record.fingerprint, record.origin, convert_to(record.history, 'UTF8')],
+                    record.created_at, record.state_at, record.claimed_at, record.ask_at],
+              ARRAY[record.attempt, record.fingerprint, record.origin, convert_to(record.history, 'UTF8'),
+                    record.code, record.detail],
               NULL::bytea, NULL::bytea;
     GET DIAGNOSTICS v_count = ROW_COUNT;
     IF v_count = cardinality(ids) THEN
@@ -231,7 +245,7 @@ BEGIN
     RETURN QUERY
     SELECT 1::smallint, v_now, record.expires_at, record.id,
            ARRAY[record.state, record.fence, record.ttl, record.lease, record.grace, record.on_unknown,
-                 record.created_at, record.state_at, record.claimed_at],
+                 record.created_at, record.state_at, record.claimed_at, record.ask_at],
            ARRAY[record.attempt, record.fingerprint, record.origin, convert_to(record.history, 'UTF8'),
                  record.code, record.detail], record.head, record.body
       FROM unnest(ids) AS asked (id)

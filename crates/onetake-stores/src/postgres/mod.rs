@@ -283,6 +283,10 @@ impl Store for PostgresStore {
         upkeep::abandoned(self, limit).boxed()
     }
 
+    fn unsettled(&self, limit: usize) -> BoxFuture<'_, Result<Vec<Abandoned>, StoreError>> {
+        upkeep::unsettled(self, limit).boxed()
+    }
+
     fn sweep(&self, limit: usize) -> BoxFuture<'_, Result<Swept, StoreError>> {
         upkeep::sweep(self, limit).boxed()
     }

@@ -60,9 +60,10 @@ struct Numbers {
     created_at: i64,
     state_at: i64,
     claimed_at: i64,
+    ask_at: Option<i64>,
 }
 
-/// The texts of a record, in the order of the column. The state's are there where the whole record is told.
+/// The texts of a record, in the order of the column.
 struct Texts<'a> {
     attempt: &'a [u8],
     fingerprint: &'a [u8],
@@ -98,14 +99,11 @@ impl Answer {
         self.number.is_some_and(|at| timestamp(at) <= self.now)
     }
 
-    /// The record, with a state that the caller knows already: `known` makes it of the end of the
-    /// lease, or of since when it is so.
-    pub(super) fn record_with(
-        &self,
-        known: impl FnOnce(Timestamp) -> State,
-    ) -> Result<Record, StoreError> {
+    /// The record that was completed with what the caller knows already.
+    pub(super) fn record_with(&self, recording: &Recording) -> Result<Record, StoreError> {
         let numbers = self.numbers()?;
-        let state = known(timestamp(numbers.state_at));
+        let at = timestamp(numbers.state_at);
+        let state = State::Completed { at, recording: recording.clone() };
         self.assemble(&numbers, &self.texts()?, state)
     }
 
@@ -117,9 +115,19 @@ impl Answer {
     }
 
     fn numbers(&self) -> Result<Numbers, StoreError> {
-        let numbers: Vec<i64> = get(&self.row, NUMBERS)?;
-        let [state, fence, ttl, lease, grace, on_unknown, created_at, state_at, claimed_at] =
-            *numbers
+        let numbers: Vec<Option<i64>> = get(&self.row, NUMBERS)?;
+        let [
+            Some(state),
+            Some(fence),
+            Some(ttl),
+            Some(lease),
+            Some(grace),
+            Some(on_unknown),
+            Some(created_at),
+            Some(state_at),
+            Some(claimed_at),
+            ask_at,
+        ] = *numbers
         else {
             return Err(odd("number"));
         };
@@ -133,19 +141,14 @@ impl Answer {
             created_at,
             state_at,
             claimed_at,
+            ask_at,
         })
     }
 
     fn texts(&self) -> Result<Texts<'_>, StoreError> {
         let texts: Vec<Option<&[u8]>> = get(&self.row, TEXTS)?;
-        let [Some(attempt), Some(fingerprint), Some(origin), history, ref of_state @ ..] = *texts
-        else {
+        let [Some(attempt), Some(fingerprint), Some(origin), history, code, detail] = *texts else {
             return Err(odd("attempt, fingerprint or origin"));
-        };
-        let (code, detail) = match *of_state {
-            [] => (None, None),
-            [code, detail] => (code, detail),
-            _ => return Err(odd("text")),
         };
         Ok(Texts { attempt, fingerprint, origin, history, code, detail })
     }
@@ -177,6 +180,7 @@ impl Answer {
                     0 => OnUnknown::Fail,
                     1 => OnUnknown::Reconcile,
                     2 => OnUnknown::Retry,
+                    3 => OnUnknown::Rollback,
                     _ => return Err(odd("on_unknown")),
                 },
             },
@@ -213,7 +217,8 @@ impl Answer {
                     "reported" => Cause::Reported(text(detail)?),
                     _ => return Err(odd("code")),
                 };
-                State::Unknown { at, cause }
+                // Only what is to be reconciled has a time of its own.
+                State::Unknown { at, cause, ask_at: numbers.ask_at.map_or(at, timestamp) }
             }
             _ => return Err(odd("state")),
         })

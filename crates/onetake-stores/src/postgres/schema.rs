@@ -39,10 +39,10 @@ pub(super) async fn check(client: &Client, allow_lossy: bool) -> Result<(), Stor
             "SELECT current_setting('fsync'), current_setting('full_page_writes'),
                     current_setting('synchronous_commit'), pg_is_in_recovery(),
                     to_regclass('onetake_schema') IS NOT NULL,
-                    to_regclass('onetake_notes') IS NOT NULL AND 2 = (
+                    to_regclass('onetake_notes') IS NOT NULL AND 3 = (
                       SELECT count(*) FROM pg_attribute
                        WHERE attrelid = to_regclass('onetake_records') AND NOT attisdropped
-                         AND attname IN ('origin', 'history'))",
+                         AND attname IN ('origin', 'history', 'ask_at'))",
             &[],
         )
         .await

@@ -12,7 +12,8 @@ CREATE TABLE onetake_records (
     attempt     bytea    NOT NULL,    -- 16 bytes: the attempt that ran last
     fence       bigint   NOT NULL,    -- rises with every attempt
     fingerprint bytea    NOT NULL,    -- one byte for the scheme, then the digest of what was asked
-    origin      bytea    NOT NULL,    -- 16 bytes: a digest of the tenant; then the route; empty if nobody said
+    origin      bytea    NOT NULL,    -- 16 bytes: a digest of the tenant; then the route; empty if nobody said;
+                                      -- behind a zero byte what a reconciler needs
     ttl         bigint   NOT NULL,
     lease       bigint   NOT NULL,
     grace       bigint   NOT NULL,
@@ -22,8 +23,9 @@ CREATE TABLE onetake_records (
     sweep_at    bigint   NOT NULL,    -- when a sweep looks at it; not before it expires
     expires_at  bigint,               -- when the key may be used anew; running: never
     watch_at    bigint,               -- only if it runs for long: the end of lease and grace
+    ask_at      bigint,               -- unknown and to be reconciled: when to ask what became of it
     state       smallint NOT NULL,    -- 0 running, 1 completed, 2 failed, 3 released, 4 unknown
-    on_unknown  smallint NOT NULL,    -- 0 fail, 1 reconcile, 2 retry
+    on_unknown  smallint NOT NULL,    -- 0 fail, 1 reconcile, 2 retry, 3 rollback
     head        bytea,                -- completed: status and headers
     body        bytea,                -- completed: the body; NULL if it was not kept
     code        bytea,                -- failed: the code; unknown: why
@@ -36,6 +38,7 @@ CREATE TABLE onetake_records (
 CREATE INDEX onetake_records_claimed ON onetake_records (claimed_at);
 CREATE INDEX onetake_records_sweep ON onetake_records (sweep_at);
 CREATE INDEX onetake_records_watch ON onetake_records (watch_at) WHERE watch_at IS NOT NULL;
+CREATE INDEX onetake_records_ask ON onetake_records (ask_at) WHERE ask_at IS NOT NULL;
 
 -- The highest fence that was ever swept: fences rise also where the clock steps back.
 CREATE TABLE onetake_floor (one boolean PRIMARY KEY DEFAULT true CHECK (one), fence bigint NOT NULL);
@@ -90,13 +93,16 @@ CREATE VIEW onetake_keys AS
 SELECT encode(id, 'hex')                                               AS id,
        (ARRAY['running', 'completed', 'failed', 'released', 'unknown'])[state + 1] AS state,
        nullif(encode(substring(origin FROM 1 FOR 16), 'hex'), '')      AS tenant,
-       nullif(encode(substring(origin FROM 17), 'escape'), '')         AS route,
+       -- Up to the zero byte that nobody sees.
+       nullif(encode(substring(origin FROM 17 FOR
+           position('\x00'::bytea IN substring(origin FROM 17) || '\x00'::bytea) - 1), 'escape'), '') AS route,
        fence,
        to_timestamp(created_at / 1000000.0)                            AS created_at,
        to_timestamp(claimed_at / 1000000.0)                            AS claimed_at,
        CASE WHEN state = 0 THEN to_timestamp(state_at / 1000000.0) END AS lease_until,
        CASE WHEN state > 0 THEN to_timestamp(state_at / 1000000.0) END AS settled_at,
        to_timestamp(expires_at / 1000000.0)                            AS expires_at,
+       to_timestamp(ask_at / 1000000.0)                                AS ask_at,
        encode(code, 'escape')                                          AS code,
        encode(detail, 'escape')                                        AS detail,
        coalesce(length(head), 0) + coalesce(length(body), 0)           AS bytes,

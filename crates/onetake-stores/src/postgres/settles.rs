@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use onetake_core::decide::{self, SettleEffect};
-use onetake_core::{RecordId, Settled, Settlement, State, StoreError, Verb};
+use onetake_core::{RecordId, Settled, Settlement, StoreError, Verb};
 use tokio_postgres::types::Type;
 
 use super::batch::{Batched, Manner, Sent};
@@ -21,11 +21,13 @@ struct Columns<'a> {
     body: Option<&'a [u8]>,
     code: Option<Vec<u8>>,
     detail: Option<Vec<u8>>,
+    hold: Option<i64>,
 }
 
 impl<'a> Columns<'a> {
     fn of(verb: &'a Verb) -> Self {
-        let plain = |verb| Self { verb, head: None, body: None, code: None, detail: None };
+        let plain =
+            |verb| Self { verb, head: None, body: None, code: None, detail: None, hold: None };
         match verb {
             Verb::Renew => plain(0),
             Verb::Complete(recording) => {
@@ -45,6 +47,7 @@ impl<'a> Columns<'a> {
                 Self { code: Some(b"lease_ended".to_vec()), detail: Some(Vec::new()), ..plain(5) }
             }
             Verb::Forget => plain(6),
+            Verb::Defer(hold) => Self { hold: Some(column(*hold)), ..plain(7) },
         }
     }
 }
@@ -80,6 +83,7 @@ impl Batched for Settlement {
             columns.iter().map(|columns| columns.code.as_deref()).collect();
         let details: Vec<Option<&[u8]>> =
             columns.iter().map(|columns| columns.detail.as_deref()).collect();
+        let holds: Vec<Option<i64>> = columns.iter().map(|columns| columns.hold).collect();
         let in_touch = store.in_touch();
         let rows = link
             .query(
@@ -96,6 +100,7 @@ impl Batched for Settlement {
                     (&bodies, Type::BYTEA_ARRAY),
                     (&codes, Type::BYTEA_ARRAY),
                     (&details, Type::BYTEA_ARRAY),
+                    (&holds, Type::INT8_ARRAY),
                 ],
                 Effect::Writes,
             )
@@ -116,18 +121,13 @@ impl Batched for Settlement {
     }
 }
 
-/// It was written: the record is what was sent, and what the row already had.
+/// It was written: the record is what the row tells. A recording is not sent back, as it is what was sent.
 fn done(item: &Settlement, answer: &Answer) -> Result<Settled, StoreError> {
-    let state = |at| match &item.verb {
-        Verb::Renew => State::Running { lease_until: at },
-        Verb::Complete(recording) => State::Completed { at, recording: recording.clone() },
-        Verb::Fail(failure) => State::Failed { at, failure: failure.clipped() },
-        Verb::Release | Verb::Forget => State::Released { at },
-        Verb::Unknown(cause) => State::Unknown { at, cause: cause.clipped() },
-        Verb::Abandon => State::Unknown { at, cause: onetake_core::Cause::LeaseEnded },
+    let record = match &item.verb {
+        Verb::Complete(recording) => answer.record_with(recording),
+        _ => answer.record(),
     };
-    let record = Arc::new(answer.record_with(state)?);
-    Ok(Settled::Done { record, now: answer.now })
+    Ok(Settled::Done { record: Arc::new(record?), now: answer.now })
 }
 
 /// It was not written: stale, done before, or held by somebody at that moment (`None`).

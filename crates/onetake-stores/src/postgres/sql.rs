@@ -66,7 +66,7 @@ pub(super) const CLAIM: &str =
 
 /// Settles many attempts.
 pub(super) const SETTLE: &str =
-    "SELECT * FROM onetake_settle_1($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)";
+    "SELECT * FROM onetake_settle_1($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12)";
 
 /// Reads records that are not expired. It takes `clock`'s parameters like the others.
 pub(super) const LOAD: &str = concat!(
@@ -74,7 +74,7 @@ pub(super) const LOAD: &str = concat!(
     clock!(),
     " SELECT 1::smallint, clock.now, NULL::bigint, record.id,
              ARRAY[record.state, record.fence, record.ttl, record.lease, record.grace, record.on_unknown,
-                   record.created_at, record.state_at, record.claimed_at],
+                   record.created_at, record.state_at, record.claimed_at, record.ask_at],
              ARRAY[record.attempt, record.fingerprint, record.origin, convert_to(record.history, 'UTF8'),
                    record.code, record.detail], record.head, record.body
         FROM clock, onetake_records AS record

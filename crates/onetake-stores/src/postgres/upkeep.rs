@@ -1,4 +1,4 @@
-//! The reaper's look and the sweep.
+//! The reaper's look, the reconciler's, and the sweep.
 
 use std::time::Duration;
 
@@ -79,6 +79,16 @@ const ABANDONED: &str = concat!(
     " ORDER BY record.watch_at LIMIT $5::bigint"
 );
 
+/// Unknown attempts that are to be asked for, the longest due first.
+const UNSETTLED: &str = concat!(
+    "WITH ",
+    clock!(),
+    " SELECT record.id, record.attempt
+        FROM clock, onetake_records AS record
+       WHERE record.ask_at <= clock.now AND record.expires_at > clock.now
+       ORDER BY record.ask_at LIMIT $3::bigint"
+);
+
 /// Deletes what expired, and what the audit kept for long enough.
 const SWEEP: &str = "SELECT * FROM onetake_sweep_1($1, $2, $3, $4, $5)";
 
@@ -128,6 +138,27 @@ pub(super) async fn abandoned(
         )
         .await
         .map_err(Fault::for_one)?;
+    attempts(&rows)
+}
+
+pub(super) async fn unsettled(
+    store: &PostgresStore,
+    limit: usize,
+) -> Result<Vec<Abandoned>, StoreError> {
+    let limit = i64::try_from(limit).unwrap_or(i64::MAX);
+    let rows = store
+        .pool
+        .query(
+            UNSETTLED,
+            &[(&store.shift(), Type::INT8), (&LOCK_TIMEOUT, Type::TEXT), (&limit, Type::INT8)],
+            Effect::Reads,
+        )
+        .await
+        .map_err(Fault::for_one)?;
+    attempts(&rows)
+}
+
+fn attempts(rows: &[tokio_postgres::Row]) -> Result<Vec<Abandoned>, StoreError> {
     let one = |row: &tokio_postgres::Row| {
         let id = RecordId::from_bytes(array(row, 0)?);
         Ok(Abandoned { id, attempt: AttemptId::from_bytes(array(row, 1)?) })

@@ -28,6 +28,7 @@ pub(super) enum Job {
     Find(Reference, oneshot::Sender<Result<Vec<RecordId>, StoreError>>),
     Notes(Option<RecordId>, Option<NotePlace>, usize, oneshot::Sender<Result<Notes, StoreError>>),
     Abandoned(usize, oneshot::Sender<Result<Vec<Abandoned>, StoreError>>),
+    Unsettled(usize, oneshot::Sender<Result<Vec<Abandoned>, StoreError>>),
     Sweep(usize, oneshot::Sender<Result<Swept, StoreError>>),
     Settings(oneshot::Sender<Result<Settings, StoreError>>),
     Close(oneshot::Sender<Result<(), StoreError>>),
@@ -158,6 +159,9 @@ impl Committer {
             Job::Abandoned(limit, to) => {
                 let _gone = to.send(poisoned.and_then(|()| self.abandoned(limit)));
             }
+            Job::Unsettled(limit, to) => {
+                let _gone = to.send(poisoned.and_then(|()| self.unsettled(limit)));
+            }
             Job::Settings(to) => {
                 let asked = poisoned
                     .and_then(|()| self.settings().map_err(|error| refused(error, During::Work)));
@@ -179,6 +183,13 @@ impl Committer {
         let found = found.map_err(|error| refused(error, During::Work))?;
         // A row that cannot be read must not keep the others from being found.
         let found = found.iter().flatten().filter(|record| !ledger::must_wait(record, back_for));
+        Ok(found.map(|record| Abandoned { id: record.id, attempt: record.attempt }).collect())
+    }
+
+    fn unsettled(&self, limit: usize) -> Result<Vec<Abandoned>, StoreError> {
+        let found = table::unsettled(&self.connection, self.clock.now(), limit);
+        let found = found.map_err(|error| refused(error, During::Work))?;
+        let found = found.iter().flatten();
         Ok(found.map(|record| Abandoned { id: record.id, attempt: record.attempt }).collect())
     }
 

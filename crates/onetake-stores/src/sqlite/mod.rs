@@ -27,6 +27,7 @@
 //! | `expires_at` | when it may be forgotten; null while it runs |
 //! | `lease_until` | the end of the lease, before grace; null unless it runs |
 //! | `abandoned_at` | the end of lease and grace; null unless it runs |
+//! | `ask_at` | when to ask what became of it; null unless it is unknown and to be reconciled |
 //! | `record` | the whole record as onetake reads it; the other columns are written from it |
 //!
 //! `meta` holds `swept_fence`: the highest fence of any record that was swept, so that fences rise
@@ -161,6 +162,10 @@ impl Store for SqliteStore {
 
     fn abandoned(&self, limit: usize) -> BoxFuture<'_, Result<Vec<Abandoned>, StoreError>> {
         async move { self.ask(|reply| Job::Abandoned(limit, reply)).await? }.boxed()
+    }
+
+    fn unsettled(&self, limit: usize) -> BoxFuture<'_, Result<Vec<Abandoned>, StoreError>> {
+        async move { self.ask(|reply| Job::Unsettled(limit, reply)).await? }.boxed()
     }
 
     fn sweep(&self, limit: usize) -> BoxFuture<'_, Result<Swept, StoreError>> {

@@ -48,6 +48,12 @@ const MIGRATIONS: &[&str] = &[
     ) STRICT;
     CREATE INDEX notes_id ON notes (id, place);
     ",
+    // Byte 83 of a record says what to do about an unknown outcome: 1 is to ask.
+    "
+    ALTER TABLE records ADD COLUMN ask_at INTEGER;
+    UPDATE records SET ask_at = settled_at WHERE state = 'unknown' AND substr(record, 83, 1) = x'01';
+    CREATE INDEX records_ask ON records (ask_at) WHERE ask_at IS NOT NULL;
+    ",
 ];
 
 /// The version of the schema that is written.

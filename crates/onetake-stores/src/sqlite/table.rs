@@ -11,15 +11,15 @@ const FIND: &str = "SELECT id, record FROM records WHERE id = :id";
 
 const WRITE: &str = "
     INSERT INTO records (id, state, attempt, fence, fingerprint, created_at, settled_at, expires_at,
-                         lease_until, abandoned_at, record)
+                         lease_until, abandoned_at, ask_at, record)
     VALUES (:id, :state, :attempt, :fence, :fingerprint, :created_at, :settled_at, :expires_at,
-            :lease_until, :abandoned_at, :record)
+            :lease_until, :abandoned_at, :ask_at, :record)
     ON CONFLICT (id) DO UPDATE SET
         state = excluded.state, attempt = excluded.attempt, fence = excluded.fence,
         fingerprint = excluded.fingerprint, created_at = excluded.created_at,
         settled_at = excluded.settled_at, expires_at = excluded.expires_at,
         lease_until = excluded.lease_until, abandoned_at = excluded.abandoned_at,
-        record = excluded.record";
+        ask_at = excluded.ask_at, record = excluded.record";
 
 // Every id is behind nothing at all.
 const IDS: &str = "SELECT id FROM records WHERE id > :from ORDER BY id LIMIT :limit";
@@ -29,6 +29,10 @@ const WITH_REFERENCE: &str = "
 
 const ABANDONED: &str = "
     SELECT id, record FROM records WHERE abandoned_at <= :now ORDER BY abandoned_at LIMIT :limit";
+
+// The plus keeps the index of expiries out of it: it would go through all that is not expired.
+const UNSETTLED: &str = "
+    SELECT id, record FROM records WHERE ask_at <= :now AND +expires_at > :now ORDER BY ask_at LIMIT :limit";
 
 // The row's own expiry is looked at by the statement that deletes it (S13).
 const SWEEP: &str = "
@@ -79,6 +83,7 @@ pub(super) fn write(connection: &Connection, record: &Record) -> rusqlite::Resul
         ":expires_at": record.expires_at().map(time),
         ":lease_until": lease_until.map(time),
         ":abandoned_at": record.abandoned_at().map(time),
+        ":ask_at": record.ask_at().map(time),
         ":record": codec::encode(record).as_ref(),
     })?;
     Ok(())
@@ -120,7 +125,25 @@ pub(super) fn abandoned(
     now: Timestamp,
     limit: usize,
 ) -> rusqlite::Result<Vec<Found>> {
-    let mut statement = connection.prepare_cached(ABANDONED)?;
+    due(connection, ABANDONED, now, limit)
+}
+
+/// Unknown records that are to be asked for, the longest due first.
+pub(super) fn unsettled(
+    connection: &Connection,
+    now: Timestamp,
+    limit: usize,
+) -> rusqlite::Result<Vec<Found>> {
+    due(connection, UNSETTLED, now, limit)
+}
+
+fn due(
+    connection: &Connection,
+    statement: &str,
+    now: Timestamp,
+    limit: usize,
+) -> rusqlite::Result<Vec<Found>> {
+    let mut statement = connection.prepare_cached(statement)?;
     let limit = i64::try_from(limit).unwrap_or(i64::MAX);
     statement.query_map(named_params! { ":now": time(now), ":limit": limit }, read)?.collect()
 }
@@ -202,6 +225,7 @@ mod tests {
             IDS,
             WITH_REFERENCE,
             ABANDONED,
+            UNSETTLED,
             SWEEP,
             MORE_TO_SWEEP,
             SWEPT_FENCE,
@@ -221,6 +245,8 @@ mod tests {
                 // By its other index it would go through the notes of all records.
                 let of_one = statement != notes::READ_OF || detail.contains("notes_id");
                 assert!(of_one, "{statement}: {detail}");
+                let of_asks = statement != UNSETTLED || detail.contains("records_ask");
+                assert!(of_asks, "{statement}: {detail}");
                 assert!(!detail.contains("TEMP B-TREE FOR ORDER BY"), "{statement}: {detail}");
             }
         }

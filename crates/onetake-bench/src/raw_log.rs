@@ -117,6 +117,10 @@ impl Store for RawLog {
         self.memory.abandoned(limit)
     }
 
+    fn unsettled(&self, limit: usize) -> BoxFuture<'_, Result<Vec<Abandoned>, StoreError>> {
+        self.memory.unsettled(limit)
+    }
+
     fn sweep(&self, limit: usize) -> BoxFuture<'_, Result<Swept, StoreError>> {
         self.memory.sweep(limit)
     }

@@ -96,6 +96,12 @@ impl Memo {
         (bytes.len() <= MEMO_BYTES_MAX).then_some(Self(bytes))
     }
 
+    /// A memo as a store keeps it: of any length, as one that is encrypted is longer.
+    #[must_use]
+    pub fn as_kept(bytes: impl Into<Bytes>) -> Self {
+        Self(bytes.into())
+    }
+
     /// The bytes.
     #[must_use]
     pub const fn as_bytes(&self) -> &Bytes {

@@ -17,7 +17,7 @@ use serde_json::json;
 
 use onetake_core::clock::Timestamp;
 use onetake_core::engine::{Answer, Begin, EngineError, Operation, Promise};
-use onetake_core::{Engine, InFlight, OnUnknown, Record, RecordId, State};
+use onetake_core::{Engine, InFlight, Record, RecordId, State};
 
 use crate::body::ResponseBody;
 use crate::layer::Shared;
@@ -219,14 +219,10 @@ fn found<Res>(shared: &Shared, record: &std::sync::Arc<Record>) -> Response<Resp
             }
         }
         State::Failed { .. } => problem_of(&Answer::Failed(record.clone())),
-        State::Unknown { cause, .. } if record.terms.on_unknown == OnUnknown::Retry => {
-            Problem::new(
-                Code::PreviousAttemptFailed,
-                format!(
-                    "Its outcome is not known: {cause}. A retry with the same key runs it again."
-                ),
-            )
-        }
+        State::Unknown { cause, .. } if record.terms.on_unknown.runs_again() => Problem::new(
+            Code::PreviousAttemptFailed,
+            format!("Its outcome is not known: {cause}. A retry with the same key runs it again."),
+        ),
         State::Unknown { .. } => problem_of(&Answer::Unknown(record.clone())),
         State::Released { .. } => in_progress(),
     };

@@ -10,7 +10,7 @@
 //! | `redis` | `RedisStore` | many nodes on one Redis, Valkey or Redis Cluster, for what may be lost |
 //! | `sqlite` | `SqliteStore` | one node, one file, no server |
 //! | `dynamodb` | `DynamoStore` | many nodes, one DynamoDB table |
-//! | `sealed` | `SealedStore` | around any of them: recordings compressed and encrypted |
+//! | `sealed` | `SealedStore` | around any of them: recordings compressed and encrypted, memos encrypted |
 
 #[cfg(any(feature = "postgres", feature = "redis", feature = "dynamodb"))]
 mod breaker;
@@ -43,6 +43,6 @@ pub use postgres::{Migrated, PostgresOptions, PostgresStore};
 #[cfg(feature = "redis")]
 pub use redis::{RedisOptions, RedisStore, RedisVelocity};
 #[cfg(feature = "sealed")]
-pub use sealed::{EncryptionKey, SealedStore};
+pub use sealed::{EncryptionKey, SealedStore, Sealer};
 #[cfg(feature = "sqlite")]
 pub use sqlite::SqliteStore;

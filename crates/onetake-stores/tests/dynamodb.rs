@@ -17,9 +17,10 @@ use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use onetake_core::conformance::{Capabilities, Subject, many, run, run_engine};
 use onetake_core::decide::{self, Reading};
+use onetake_core::store::Abandoned;
 use onetake_core::{
-    AttemptId, Claim, Claimed, Clock, Failure, Fence, Fingerprint, Key, ManualClock, OnUnknown,
-    Record, RecordId, Recording, Scope, Settled, Settlement, State, Store, StoreError,
+    AttemptId, Cause, Claim, Claimed, Clock, Failure, Fence, Fingerprint, Key, ManualClock,
+    OnUnknown, Record, RecordId, Recording, Scope, Settled, Settlement, State, Store, StoreError,
     StoreErrorKind, Terms, Timestamp, Verb,
 };
 use onetake_sim::servers::Dynamo;
@@ -481,16 +482,21 @@ async fn a_missing_table_names_the_fix_and_migrate_makes_it_once() {
 }
 
 #[tokio::test]
-async fn an_index_that_an_earlier_version_did_without_is_added() {
+async fn indexes_that_an_earlier_version_did_without_are_added() {
     let server = Dynamo::start().await;
     let url = server.table();
     migrate(&url).await;
     let store = DynamoStore::open(&url, DynamoOptions::default()).await.unwrap();
     granted(&store, &claim("a", 1)).await;
-    let delete = DeleteGlobalSecondaryIndexAction::builder().index_name("found").build().unwrap();
-    let update = GlobalSecondaryIndexUpdate::builder().delete(delete).build();
-    let table = client(&server).update_table().table_name("onetake_0");
-    table.global_secondary_index_updates(update).send().await.unwrap();
+    let unknown = to_be_reconciled("unknown", 1);
+    granted(&store, &unknown).await;
+    done(&store, &unknown, Verb::Unknown(Cause::TimedOut)).await;
+    for index in ["found", "asks"] {
+        let delete = DeleteGlobalSecondaryIndexAction::builder().index_name(index).build().unwrap();
+        let update = GlobalSecondaryIndexUpdate::builder().delete(delete).build();
+        let table = client(&server).update_table().table_name("onetake_0");
+        table.global_secondary_index_updates(update).send().await.unwrap();
+    }
 
     let error = DynamoStore::open(&url, DynamoOptions::default()).await.unwrap_err();
     assert_eq!(error.kind(), StoreErrorKind::Invalid);
@@ -498,7 +504,8 @@ async fn an_index_that_an_earlier_version_did_without_is_added() {
     assert!(what.contains("no index `found`") && what.contains("run `onetake migrate`"), "{what}");
     let diagnosis = store.diagnose().await.unwrap();
     assert_eq!(diagnosis.worst(), Weight::Broken, "{diagnosis:?}");
-    assert!(diagnosis.findings.iter().any(|found| found.fix.contains("onetake migrate")));
+    let lacking = diagnosis.findings.iter().filter(|found| found.fix.contains("onetake migrate"));
+    assert_eq!(lacking.count(), 2, "{diagnosis:?}");
     granted(&store, &claim("b", 1)).await;
 
     assert_eq!(migrate(&url).await, TableChange::IndexAdded);
@@ -508,6 +515,51 @@ async fn an_index_that_an_earlier_version_did_without_is_added() {
         let id = claim(key, 1).id;
         assert_eq!(store.find(id.reference()).await.unwrap(), [id], "{key} is in it");
     }
+    assert_eq!(store.unsettled(9).await.unwrap(), [named(&unknown)], "and so is what is unknown");
+}
+
+fn to_be_reconciled(key: &str, attempt: u8) -> Claim {
+    let terms = Terms { on_unknown: OnUnknown::Reconcile, ..Terms::default() };
+    Claim { terms, ..claim(key, attempt) }
+}
+
+fn named(claim: &Claim) -> Abandoned {
+    Abandoned { id: claim.id, attempt: claim.attempt }
+}
+
+#[tokio::test]
+async fn of_many_nodes_that_would_ask_at_the_same_moment_one_does() {
+    let server = Dynamo::start().await;
+    let nodes = nodes(&server, &[Duration::ZERO; 8], Duration::ZERO).await;
+    for key in ["a", "b", "c", "d"] {
+        let this = to_be_reconciled(key, 1);
+        granted(&nodes[0].store, &this).await;
+        done(&nodes[0].store, &this, Verb::Unknown(Cause::TimedOut)).await;
+        // They write the very same over the very same.
+        let asks = nodes.iter().map(|node| settle(&node.store, &this, Verb::Defer(seconds(5))));
+        let answers = futures_util::future::join_all(asks).await;
+        let asking = answers.iter().filter(|answer| matches!(answer, Ok(Settled::Done { .. })));
+        assert!(asking.count() <= 1, "{answers:?}");
+        let record = load(&nodes[0].store, &this).await.unwrap();
+        assert!(record.ask_at().unwrap() > nodes[0].clock.now(), "somebody asks");
+    }
+}
+
+#[tokio::test]
+async fn what_is_due_is_due_by_the_clock_of_who_asks() {
+    let server = Dynamo::start().await;
+    let nodes = nodes(&server, &[seconds(60), seconds(0)], seconds(3_600)).await;
+    let [ahead, behind] = nodes.as_slice() else { panic!("two nodes") };
+    let this = to_be_reconciled("a", 1);
+    granted(&ahead.store, &this).await;
+    done(&ahead.store, &this, Verb::Unknown(Cause::TimedOut)).await;
+    assert_eq!(ahead.store.unsettled(9).await.unwrap(), [named(&this)]);
+    assert!(behind.store.unsettled(9).await.unwrap().is_empty(), "it asks later");
+    let early = settle(&behind.store, &this, Verb::Defer(seconds(5))).await.unwrap();
+    assert!(matches!(early, Settled::Stale { .. }), "{early:?}");
+    // Whoever heard what became of it says so, whatever its clock.
+    done(&behind.store, &this, Verb::Complete(Recording::new("found"))).await;
+    assert!(ahead.store.unsettled(9).await.unwrap().is_empty());
 }
 
 #[tokio::test]

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use onetake_core::clock::ManualClock;
+use onetake_core::store::Abandoned;
 use onetake_core::{
     AttemptId, Cause, Claim, Claimed, Clock, Fence, Fingerprint, Key, OnUnknown, Record, RecordId,
     Recording, Scope, Settled, Settlement, State, Store, StoreErrorKind, Terms, Verb,
@@ -246,6 +247,86 @@ async fn retry_terms_run_again_after_a_crash_with_a_higher_fence() {
         claims.push(claim);
         store.close().await.unwrap();
     }
+}
+
+fn under(on_unknown: OnUnknown, key: &str) -> Claim {
+    let mut claim = claim(key, 1);
+    claim.terms.on_unknown = on_unknown;
+    claim
+}
+
+fn named(claims: &[&Claim]) -> Vec<Abandoned> {
+    claims.iter().map(|claim| Abandoned { id: claim.id, attempt: claim.attempt }).collect()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_to_be_asked_for_is_known_after_a_crash() {
+    const HOUR: Duration = Duration::from_secs(3600);
+    let (live, folder) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let clock = ManualClock::default();
+    let open = |path: &Path| EmbeddedStore::open_with(path, Arc::new(clock.clone())).unwrap();
+    let [said, put_off, ran] =
+        ["said", "put off", "ran"].map(|key| under(OnUnknown::Reconcile, key));
+    let (settled, rolled) =
+        (under(OnUnknown::Reconcile, "settled"), under(OnUnknown::Rollback, "rolled"));
+    let store = open(live.path());
+    for claim in [&said, &put_off, &settled] {
+        granted(&store, claim).await;
+        settle(&store, claim, Verb::Unknown(Cause::TimedOut)).await;
+        clock.advance(Duration::from_secs(1));
+    }
+    settle(&store, &put_off, Verb::Defer(HOUR)).await;
+    complete(&store, &settled, "found").await;
+    let mut last = Fence::default();
+    for claim in [&ran, &rolled] {
+        last = granted(&store, claim).await;
+    }
+    copy(live.path(), folder.path());
+    store.close().await.unwrap();
+
+    let store = open(folder.path());
+    assert_eq!(store.interrupted(), 1, "what rolled back is not unknown");
+    assert_eq!(store.unsettled(10).await.unwrap(), named(&[&said, &ran]));
+    assert_eq!(load(&store, &rolled).await.unwrap().state, State::Released { at: clock.now() });
+    let again = Claim { attempt: AttemptId::from_bytes([2; 16]), ..rolled.clone() };
+    assert!(granted(&store, &again).await > last);
+    assert!(matches!(settle(&store, &rolled, Verb::Release).await, Settled::Stale { .. }));
+    complete(&store, &said, "found").await;
+    clock.advance(HOUR);
+    assert_eq!(store.unsettled(10).await.unwrap(), named(&[&ran, &put_off]));
+    settle(&store, &ran, Verb::Forget).await;
+    store.close().await.unwrap();
+    let store = open(folder.path());
+    assert_eq!(store.unsettled(10).await.unwrap(), named(&[&put_off]), "also after a clean close");
+    store.close().await.unwrap();
+}
+
+/// One look goes through no more than a thousand entries, and what it passes by it does not meet again.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_expired_hides_nothing_that_is_to_be_asked_for() {
+    let folder = tempfile::tempdir().unwrap();
+    let clock = ManualClock::default();
+    let store = EmbeddedStore::open_with(folder.path(), Arc::new(clock.clone())).unwrap();
+    let lost = async |names: std::ops::Range<u32>| {
+        let claims: Vec<Claim> =
+            names.map(|name| under(OnUnknown::Reconcile, &format!("key {name}"))).collect();
+        store.claim(claims.clone()).await;
+        let verb = || Verb::Unknown(Cause::TimedOut);
+        let unknown = claims.iter().map(|claim| (claim.id, claim.attempt));
+        let unknown = unknown.map(|(id, attempt)| Settlement { id, attempt, verb: verb() });
+        store.settle(unknown.collect()).await;
+        claims
+    };
+    let old = lost(0..1_100).await;
+    assert_eq!(store.unsettled(2_000).await.unwrap().len(), 1_000);
+    clock.advance(old[0].terms.ttl);
+    let fresh = lost(2_000..2_200).await;
+    assert!(store.unsettled(10).await.unwrap().is_empty(), "of a thousand each is expired");
+    assert_eq!(store.unsettled(200).await.unwrap().len(), 200);
+    assert_eq!(store.unsettled(10).await.unwrap().len(), 10);
+    assert_eq!(store.sweep(2_000).await.unwrap().removed, 1_100);
+    assert_eq!(store.unsettled(2_000).await.unwrap().len(), fresh.len());
+    store.close().await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -12,9 +12,11 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use onetake_core::conformance::{Capabilities, Simulated, many, run, run_engine};
+use onetake_core::store::Abandoned;
 use onetake_core::{
-    AttemptId, Claim, Claimed, Clock, Fence, Fingerprint, Key, ManualClock, Record, RecordId,
-    Recording, Scope, Settled, Settlement, State, Store, StoreError, StoreErrorKind, Terms, Verb,
+    AttemptId, Cause, Claim, Claimed, Clock, Fence, Fingerprint, Key, ManualClock, OnUnknown,
+    Record, RecordId, Recording, Scope, Settled, Settlement, State, Store, StoreError,
+    StoreErrorKind, Terms, Verb,
 };
 use onetake_stores::{SqliteStore, Weight};
 
@@ -254,7 +256,7 @@ async fn a_newer_schema_is_refused_and_an_older_one_migrated() {
     other.execute_batch("PRAGMA user_version = 7").unwrap();
     let (kind, said) = refused(&file);
     assert_eq!(kind, StoreErrorKind::Invalid);
-    assert!(said.contains("schema version 7") && said.contains("up to 3"), "{said}");
+    assert!(said.contains("schema version 7") && said.contains("up to 4"), "{said}");
     // The oldest that there can be: ours, and empty.
     let nothing = "DROP TABLE records; DROP TABLE meta; DROP TABLE secrets; DROP TABLE notes; PRAGMA user_version = 0";
     other.execute_batch(nothing).unwrap();
@@ -270,8 +272,9 @@ async fn a_file_without_secrets_gets_some_and_keeps_its_records() {
     granted(&store, &first).await;
     complete(&store, &first, b"paid".to_vec()).await.unwrap();
     store.close().await.unwrap();
-    // Version 1 had no secrets and no audit, and was the same otherwise.
+    // Version 1 had no secrets and no audit, and nobody asked what became of the unknown.
     let other = rusqlite::Connection::open(&file).unwrap();
+    other.execute_batch(WITHOUT_ASKS).unwrap();
     other.execute_batch("DROP TABLE secrets; DROP TABLE notes; PRAGMA user_version = 1").unwrap();
     // Two processes of the new version at once: one of them migrates.
     let stores = [(); 2].map(|()| SqliteStore::open(&file).unwrap());
@@ -279,12 +282,40 @@ async fn a_file_without_secrets_gets_some_and_keeps_its_records() {
     assert_eq!(stores[0].secret("one", secret).await.unwrap(), secret);
     assert_eq!(stores[1].secret("one", [8; 32]).await.unwrap(), secret, "one for all processes");
     let version: i64 = other.pragma_query_value(None, "user_version", |row| row.get(0)).unwrap();
-    assert_eq!(version, 3);
+    assert_eq!(version, 4);
     other.execute_batch("UPDATE secrets SET value = x'00'").unwrap();
     let error = stores[0].secret("one", [9; 32]).await.unwrap_err();
     assert_eq!(error.kind(), StoreErrorKind::Invalid);
     assert!(error.to_string().contains("`one`"), "{error}");
     stores[0].ready().await.unwrap();
+}
+
+/// Takes a file back to version 3.
+const WITHOUT_ASKS: &str =
+    "DROP INDEX records_ask; ALTER TABLE records DROP COLUMN ask_at; PRAGMA user_version = 3";
+
+#[tokio::test]
+async fn what_was_unknown_in_an_older_file_is_asked_for() {
+    let (_folder, file) = place();
+    let store = SqliteStore::open(&file).unwrap();
+    let mut claims = Vec::new();
+    for (at, on_unknown) in
+        [OnUnknown::Fail, OnUnknown::Reconcile, OnUnknown::Retry].into_iter().enumerate()
+    {
+        let mut claim = claim(&format!("key {at}"), 1);
+        claim.terms.on_unknown = on_unknown;
+        granted(&store, &claim).await;
+        let verb = Verb::Unknown(Cause::TimedOut);
+        let lost = Settlement { id: claim.id, attempt: claim.attempt, verb };
+        let settled = store.settle(vec![lost]).await.remove(0).unwrap();
+        assert!(matches!(settled, Settled::Done { .. }));
+        claims.push(claim);
+    }
+    store.close().await.unwrap();
+    rusqlite::Connection::open(&file).unwrap().execute_batch(WITHOUT_ASKS).unwrap();
+    let store = SqliteStore::open(&file).unwrap();
+    let asked = Abandoned { id: claims[1].id, attempt: claims[1].attempt };
+    assert_eq!(store.unsettled(10).await.unwrap(), [asked]);
 }
 
 #[tokio::test]

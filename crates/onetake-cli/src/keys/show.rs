@@ -144,6 +144,7 @@ pub(super) fn life(life: &Value) -> String {
         ("route", text(key, "route")),
         ("tenant", text(key, "tenant")),
         ("on unknown", text(key, "on_unknown")),
+        ("next ask", moment(key, "next_ask_at")),
         ("expires", moment(key, "expires_at")),
     ];
     facts.retain(|(_, fact)| !fact.is_empty());
@@ -274,6 +275,14 @@ mod tests {
             rest = rest.split_once(what).unwrap_or_else(|| panic!("{what} in\n{told}")).1;
         }
         assert!(told.contains("a\u{fffd}[2Jb\n"), "{told}");
+    }
+
+    #[test]
+    fn when_an_unknown_one_is_asked_for_is_told() {
+        let key = json!({ "state": "unknown", "cause": "it took too long", "on_unknown": "reconcile",
+            "next_ask_at": "2026-01-01T00:00:05.000000Z" });
+        let told = life(&json!({ "key": key }));
+        assert!(told.contains("next ask    2026-01-01T00:00:05Z\n"), "{told}");
     }
 
     #[test]

@@ -86,7 +86,7 @@ pub(crate) fn expected(case: &Case) -> Expected {
         State::Unknown => match choice.on_unknown {
             OnUnknown::Fail => refused(500, "previous_attempt_failed"),
             OnUnknown::Reconcile => refused(409, "outcome_unknown").later(),
-            OnUnknown::Retry => runs(),
+            OnUnknown::Retry | OnUnknown::Rollback => runs(),
         },
     }
 }

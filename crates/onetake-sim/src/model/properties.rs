@@ -232,7 +232,7 @@ impl Sight {
     /// Whether it can happen at all to a key under these terms that so many attempts are given.
     #[must_use]
     pub const fn can_be(self, on_unknown: OnUnknown, room: usize) -> bool {
-        let again = matches!(on_unknown, OnUnknown::Retry);
+        let again = on_unknown.runs_again();
         match self {
             Self::TakenOver | Self::RetriedUnknown => again && room > 1,
             Self::StaleRefused | Self::ReleasedReused | Self::ExpiredReused | Self::SweptReused => {

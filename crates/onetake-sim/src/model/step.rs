@@ -1,6 +1,6 @@
 //! What each event is: who does what, and what they make of the answer.
 
-use onetake_core::{Cause, Failure, OnUnknown, Record, Recording, Timestamp, Verb};
+use onetake_core::{Cause, Failure, Record, Recording, Timestamp, Verb};
 
 use super::properties::{Invariant, Sight};
 use super::state::{Asked, Index, Key, KeyState, Phase, Stage, State, Who, Word};
@@ -65,7 +65,7 @@ impl Model {
         };
         state.broken.note(life.asked != held.asked, Invariant::S9);
         // Only what never started is released here (S16), so that a release does not add to it.
-        let again = self.terms(key).on_unknown == OnUnknown::Retry;
+        let again = self.terms(key).on_unknown.runs_again();
         state.broken.note(life.spare == 0 || (life.started && !again), Invariant::S7);
         life.spare = life.spare.saturating_sub(1);
         life.started = true;

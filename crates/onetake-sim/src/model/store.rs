@@ -68,7 +68,7 @@ impl Model {
         let key_state = state.keys.get_mut(key);
         let live = key_state.life;
 
-        let again = terms.on_unknown == OnUnknown::Retry;
+        let again = terms.on_unknown.runs_again();
         let may_run = live.is_none_or(|life| match life.stage {
             Stage::Released => true,
             Stage::Unknown => again,
@@ -130,6 +130,7 @@ impl Model {
         let finished = live.is_some_and(|life| life.stage == Stage::Final);
         state.broken.note(finished && !same, Invariant::S4);
         let owed = mine.is_some_and(|life| match (life.stage, &verb) {
+            (_, Verb::Defer(_)) => false,
             (Stage::Running, Verb::Abandon) => life.is_abandoned(now),
             (Stage::Running, _) => true,
             (_, Verb::Abandon | Verb::Renew) => false,
@@ -214,7 +215,7 @@ fn stage(verb: &Verb) -> Stage {
         Verb::Renew => Stage::Running,
         Verb::Complete(_) | Verb::Fail(_) => Stage::Final,
         Verb::Release | Verb::Forget => Stage::Released,
-        Verb::Unknown(_) | Verb::Abandon => Stage::Unknown,
+        Verb::Unknown(_) | Verb::Abandon | Verb::Defer(_) => Stage::Unknown,
     }
 }
 
@@ -226,7 +227,7 @@ fn is_so(record: &Record, verb: &Verb) -> bool {
         (Stored::Failed { failure, .. }, Verb::Fail(said)) => failure == said,
         (Stored::Running { .. }, Verb::Renew)
         | (Stored::Released { .. }, Verb::Release)
-        | (Stored::Unknown { .. }, Verb::Unknown(_) | Verb::Abandon) => true,
+        | (Stored::Unknown { .. }, Verb::Unknown(_) | Verb::Abandon | Verb::Defer(_)) => true,
         _ => false,
     }
 }

@@ -64,9 +64,8 @@ fn judge(found: &TableDescription, ttl: &TimeToLiveDescription) -> Vec<Finding> 
         let fix = "run `onetake migrate`, which switches TTL on";
         Finding::weak("nobody deletes what expired: the table grows without end", fix)
     });
-    if schema::lacks_index(found) {
-        let what =
-            "it has no index `found`: no reference leads to its record, and no audit is read";
+    for index in schema::lacks(found) {
+        let what = format!("it has no index `{}`: {}", index.name, index.without);
         findings.push(Finding::broken(what, "run `onetake migrate`, which adds it"));
     }
     let billing = found.billing_mode_summary().and_then(BillingModeSummary::billing_mode);
@@ -162,16 +161,22 @@ mod tests {
     fn what_breaks_the_promise_is_named() {
         let billing =
             BillingModeSummary::builder().billing_mode(BillingMode::PayPerRequest).build();
-        let index = GlobalSecondaryIndexDescription::builder().index_name("found").build();
+        let index = |name| GlobalSecondaryIndexDescription::builder().index_name(name).build();
+        let indexes = ["running", "found", "asks"].map(index).to_vec();
         let active = TableDescription::builder().table_status(TableStatus::Active);
         let bare = active.clone().billing_mode_summary(billing);
-        let alone = bare.clone().global_secondary_indexes(index.clone());
+        let alone = bare.clone().set_global_secondary_indexes(Some(indexes.clone()));
         let on = Some(TimeToLiveStatus::Enabled);
         assert_eq!(worst(&alone.clone().build(), on.clone()), Some(Weight::Fine));
         assert_eq!(worst(&alone.clone().build(), None), Some(Weight::Weak));
-        let fixed = active.global_secondary_indexes(index).build();
+        let fixed = active.set_global_secondary_indexes(Some(indexes.clone())).build();
         assert_eq!(worst(&fixed, on.clone()), Some(Weight::Weak));
-        assert_eq!(worst(&bare.build(), on.clone()), Some(Weight::Broken), "no index");
+        for at in 0..indexes.len() {
+            let mut others = indexes.clone();
+            others.remove(at);
+            let lacking = bare.clone().set_global_secondary_indexes(Some(others)).build();
+            assert_eq!(worst(&lacking, on.clone()), Some(Weight::Broken), "{:?}", indexes[at]);
+        }
         let replica = ReplicaDescription::builder().region_name("us-east-1").build();
         let global = alone.replicas(replica);
         assert_eq!(worst(&global.clone().build(), on.clone()), Some(Weight::Broken));

@@ -8,19 +8,21 @@ use aws_sdk_dynamodb::primitives::Blob;
 use aws_sdk_dynamodb::types::AttributeValue;
 
 use onetake_core::clock::micros;
+use onetake_core::store::Abandoned;
 use onetake_core::{
-    Record, RecordId, Reference, Settlement, State, StoreError, StoreErrorKind, Verb, codec,
+    AttemptId, Record, RecordId, Reference, Settlement, State, StoreError, StoreErrorKind, Verb,
+    codec,
 };
 
 /// What DynamoDB takes as one item, names and values together.
 const ITEM_BYTES_MAX: usize = 400 * 1024;
-/// What an item needs beside its recording; less than half of this in truth.
-const OVERHEAD_BYTES: usize = 4096;
+/// What an item needs beside its recording, of which a memo may be the larger part.
+const OVERHEAD_BYTES: usize = 8192;
 
 /// The largest recording, head and body together, that is kept whole.
 pub const RECORDING_BYTES_MAX: usize = ITEM_BYTES_MAX - OVERHEAD_BYTES;
 
-/// Over how many partitions of its index what runs is spread.
+/// Over how many partitions of its index what runs is spread, and what is to be asked for.
 pub(super) const SHARDS: u8 = 16;
 
 /// An item, as DynamoDB's client has it.
@@ -63,6 +65,10 @@ impl Seen {
             ("o".to_owned(), bytes(record.id.as_bytes())),
             ("r".to_owned(), bytes(&codec::encode(record))),
         ]);
+        if let Some(at) = record.ask_at() {
+            item.insert("q".to_owned(), number(u64::from(shard(record.id))));
+            item.insert("t".to_owned(), number(at.as_micros()));
+        }
         match record.expires_at() {
             None => {
                 item.insert("w".to_owned(), number(u64::from(shard(record.id))));
@@ -82,6 +88,17 @@ impl Seen {
 pub(super) fn id(item: &Item) -> Option<RecordId> {
     let bytes = item.get("id")?.as_b().ok()?.as_ref().try_into().ok()?;
     Some(RecordId::from_bytes(bytes))
+}
+
+/// The attempt that an item of the index `asks` names.
+pub(super) fn asked_for(item: &Item) -> Option<Abandoned> {
+    let attempt = item.get("a")?.as_b().ok()?.as_ref().try_into().ok()?;
+    Some(Abandoned { id: id(item)?, attempt: AttemptId::from_bytes(attempt) })
+}
+
+/// From when on it is to be asked for.
+pub(super) fn ask_at(item: &Item) -> Option<u64> {
+    item.get("t")?.as_n().ok()?.parse().ok()
 }
 
 /// What all records of a reference have as `h`: the eight bytes that their ids begin with, without the
@@ -144,10 +161,10 @@ fn unreadable(whose: impl Display, what: impl Display) -> StoreError {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use onetake_core::origin::{HISTORY_BYTES_MAX, History, ROUTE_BYTES_MAX};
+    use onetake_core::origin::{HISTORY_BYTES_MAX, History, MEMO_BYTES_MAX, ROUTE_BYTES_MAX};
     use onetake_core::{
-        AttemptId, Cause, Failure, Fence, Fingerprint, Origin, Recording, TenantDigest, Terms,
-        Timestamp,
+        Cause, Failure, Fence, Fingerprint, Memo, OnUnknown, Origin, Recording, TenantDigest,
+        Terms, Timestamp,
     };
 
     fn seen(state: State) -> Seen {
@@ -157,7 +174,8 @@ mod tests {
             fence: Fence::new(u64::MAX),
             fingerprint: Fingerprint::of(b"x"),
             terms: Terms::default(),
-            origin: Origin::new(TenantDigest::from_bytes([5; 16]), &"r".repeat(ROUTE_BYTES_MAX)),
+            origin: Origin::new(TenantDigest::from_bytes([5; 16]), &"r".repeat(ROUTE_BYTES_MAX))
+                .with_memo(Memo::new(vec![7; MEMO_BYTES_MAX]).unwrap()),
             created_at: Timestamp::from_micros(1_893_456_000_000_001),
             claimed_at: Timestamp::from_micros(1_893_456_000_000_001),
             history: History::from_text("h".repeat(HISTORY_BYTES_MAX)),
@@ -188,7 +206,7 @@ mod tests {
             State::Completed { at: at(), recording: Recording::new("x") },
             State::Failed { at: at(), failure: Failure { code: "c".into(), detail: "d".into() } },
             State::Released { at: at() },
-            State::Unknown { at: at(), cause: Cause::LeaseEnded },
+            State::Unknown { at: at(), cause: Cause::LeaseEnded, ask_at: at() },
         ] {
             let seen = seen(state);
             let item = seen.encode(Duration::from_secs(60));
@@ -206,7 +224,7 @@ mod tests {
 
     #[test]
     fn the_server_deletes_a_margin_after_expiry_and_not_a_moment_before() {
-        let seen = seen(State::Unknown { at: at(), cause: Cause::LeaseEnded });
+        let seen = seen(State::Unknown { at: at(), cause: Cause::LeaseEnded, ask_at: at() });
         let item = seen.encode(Duration::from_secs(60));
         let ttl: u64 = item["ttl"].as_n().unwrap().parse().unwrap();
         let due = at().plus(Terms::default().ttl + Duration::from_secs(60)).as_micros();
@@ -221,7 +239,29 @@ mod tests {
         let recording = Recording::new(vec![0; RECORDING_BYTES_MAX]);
         let largest = seen(State::Completed { at: at(), recording });
         let left = ITEM_BYTES_MAX - size(&largest.encode(Duration::ZERO));
+        // What encrypts a memo adds the name of its key, and some bytes.
         assert!(left > OVERHEAD_BYTES / 2, "{left} bytes to spare");
+    }
+
+    #[test]
+    fn only_what_is_to_be_reconciled_is_in_the_index_of_asks() {
+        let later = at().plus(Duration::from_secs(5));
+        let unknown = State::Unknown { at: at(), cause: Cause::LeaseEnded, ask_at: later };
+        for (on_unknown, state, is_asked_for) in [
+            (OnUnknown::Reconcile, unknown.clone(), true),
+            (OnUnknown::Reconcile, State::Running { lease_until: at() }, false),
+            (OnUnknown::Reconcile, State::Released { at: at() }, false),
+            (OnUnknown::Fail, unknown.clone(), false),
+            (OnUnknown::Retry, unknown, false),
+        ] {
+            let mut seen = seen(state);
+            seen.record.terms.on_unknown = on_unknown;
+            let item = seen.encode(Duration::ZERO);
+            assert_eq!(ask_at(&item), is_asked_for.then_some(later.as_micros()));
+            assert_eq!(item.contains_key("q"), is_asked_for);
+            let named = Abandoned { id: seen.record.id, attempt: seen.record.attempt };
+            assert_eq!(asked_for(&item), Some(named));
+        }
     }
 
     #[test]

@@ -85,8 +85,9 @@ impl DynamoStore {
                             self.remember(next);
                             return Ok(Settled::Done { record, now });
                         }
-                        // Our own write, although its answer got lost.
-                        Written::Other(Some(other)) if other == next => {
+                        // Our own write, although its answer got lost. A deferral may be that of another
+                        // node at the same moment: of two who would ask, rather none does.
+                        Written::Other(Some(other)) if other == next && !defers(&settlement) => {
                             self.remember(other);
                             return Ok(Settled::Done { record: Arc::new(next.record), now });
                         }
@@ -142,6 +143,19 @@ impl DynamoStore {
         self.watch.keep(&running.iter().map(|seen| seen.record.id).collect(), now);
         let over = over.into_iter().take(limit).map(|(_, Seen { record, .. })| record);
         Ok(over.map(|record| Abandoned { id: record.id, attempt: record.attempt }).collect())
+    }
+
+    /// What is to be asked for by our own clock: one that is wrong asks too early or too late, and that is all,
+    /// as who asks defers first, and whatever is settled is settled for its attempt alone.
+    pub(super) async fn look_for_unsettled(
+        &self,
+        limit: usize,
+    ) -> Result<Vec<Abandoned>, StoreError> {
+        let now = self.options.clock.now();
+        let asks = (0..SHARDS).map(|shard| self.table.asks(shard, now, limit));
+        let mut due: Vec<_> = try_join_all(asks).await?.into_iter().flatten().collect();
+        due.sort_by_key(item::ask_at);
+        Ok(due.iter().filter_map(item::asked_for).take(limit).collect())
     }
 
     /// The record as it is to be decided on, and the time to decide it at. Our wall clock neither ends
@@ -207,6 +221,10 @@ impl DynamoStore {
     fn own(&self) -> MutexGuard<'_, HashMap<RecordId, Seen>> {
         self.own.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+fn defers(settlement: &Settlement) -> bool {
+    matches!(settlement.verb, Verb::Defer(_))
 }
 
 fn next_version(found: Option<&Seen>) -> u64 {

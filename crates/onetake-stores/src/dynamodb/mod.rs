@@ -12,6 +12,8 @@
 //!   item for a whole lease + grace on its own monotonic clock may take it over, on the condition that
 //!   it is still that version. A node that has just started, or that was cut off, watches for a whole
 //!   lease + grace first. The reaper's look ([`Store::abandoned`]) is what keeps watching.
+//! - **Asking** what became of an unknown attempt is due by the clock of whoever asks: one that is wrong asks
+//!   too early or too late. Of several, one asks, as each defers first, on the condition of the version.
 //! - **Expiry.** A key is reusable a margin after it expired by its owner's clock
 //!   ([`DynamoOptions::skew_margin`]), so that two nodes whose clocks differ by less never disagree.
 //! - **Fences** rise by one with each attempt, and are not below the clock's microseconds. Once the
@@ -35,6 +37,8 @@
 //! | `e` | when it expires; not there while it runs |
 //! | `ttl` | from when on the server may delete it, in seconds; not there while it runs |
 //! | `w` | one of sixteen shards; there only while it runs |
+//! | `q` | one of sixteen shards; there only while it is unknown and to be reconciled |
+//! | `t` | from when on somebody should ask what became of it; there only with `q` |
 //! | `h` | what its reference is: the first sixty bits of the id, in eight bytes |
 //! | `o` | the id once more |
 //! | `r` | the whole record as onetake reads it; the others are written from it |
@@ -45,7 +49,8 @@
 //! An entry of the audit is two items: `h` is `notes`, or `notes of ` and the id of its record; `o` is
 //! its place among all others, which begins with its time; `x` is the entry.
 //!
-//! The index `running` has the partition key `w`, and so holds what runs and nothing else. The index
+//! The index `running` has the partition key `w`, and so holds what runs and nothing else. The index `asks`
+//! has the partition key `q` and the sort key `t`: what is to be reconciled and nothing else. The index
 //! `found` has the partition key `h` and the sort key `o`: by it a reference leads to its record, and the
 //! audit is read. Like every index of DynamoDB it is a moment behind the table. The server deletes what
 //! expired by the `ttl` attribute; a sweep has nothing to do.
@@ -154,7 +159,7 @@ impl DynamoStore {
         Ok(Self { table, options, watch: Watch::default(), own: Mutex::default() })
     }
 
-    /// Creates the table if it is not there, or an index that a table of an earlier version lacks.
+    /// Creates the table if it is not there, or the indexes that a table of an earlier version lacks.
     ///
     /// # Errors
     /// As [`open`](Self::open); a table of another shape is left as it is.
@@ -216,6 +221,10 @@ impl Store for DynamoStore {
 
     fn abandoned(&self, limit: usize) -> BoxFuture<'_, Result<Vec<Abandoned>, StoreError>> {
         self.look_for_abandoned(limit).boxed()
+    }
+
+    fn unsettled(&self, limit: usize) -> BoxFuture<'_, Result<Vec<Abandoned>, StoreError>> {
+        self.look_for_unsettled(limit).boxed()
     }
 
     fn sweep(&self, _limit: usize) -> BoxFuture<'_, Result<Swept, StoreError>> {

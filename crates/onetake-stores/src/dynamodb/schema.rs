@@ -13,19 +13,35 @@ use aws_sdk_dynamodb::types::{
 
 use onetake_core::{StoreError, StoreErrorKind};
 
-use super::table::{FOUND, Intent, No, RUNNING, Table, unbuilt};
+use super::table::{ASKS, FOUND, Intent, No, RUNNING, Table, unbuilt};
 
 /// The attribute by which the server deletes what expired.
 const TTL: &str = "ttl";
-/// The indexes. A table of an earlier version may lack the second.
-const INDEXES: [Index; 2] = [
-    Index { name: RUNNING, hash: "w", range: None, key: "w (N)", holds: &["v", "r"] },
+/// The indexes. A table of an earlier version may lack all but the first.
+const INDEXES: [Index; 3] = [
+    Index {
+        name: RUNNING,
+        hash: "w",
+        range: None,
+        key: "w (N)",
+        holds: &["v", "r"],
+        without: "nobody notices what was abandoned",
+    },
     Index {
         name: FOUND,
         hash: "h",
         range: Some("o"),
         key: "h (B) and o (B, sorted)",
         holds: &["x"],
+        without: "no reference leads to its record, and no audit is read",
+    },
+    Index {
+        name: ASKS,
+        hash: "q",
+        range: Some("t"),
+        key: "q (N) and t (N, sorted)",
+        holds: &["a", "e"],
+        without: "nobody asks what became of what is to be reconciled",
     },
 ];
 /// How long a table may take to be made.
@@ -34,14 +50,23 @@ const CREATED_WITHIN: Duration = Duration::from_secs(120);
 const LOOK_EVERY: Duration = Duration::from_millis(500);
 
 /// An index as it has to be.
-struct Index {
-    name: &'static str,
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Index {
+    pub(super) name: &'static str,
     hash: &'static str,
     range: Option<&'static str>,
     /// Its key, as people write it.
     key: &'static str,
     /// What it has to hold of each item, beside its key.
     holds: &'static [&'static str],
+    /// What does not work without it.
+    pub(super) without: &'static str,
+}
+
+impl Index {
+    fn has_in_key(&self, attribute: &str) -> bool {
+        self.hash == attribute || self.range == Some(attribute)
+    }
 }
 
 /// What `onetake migrate` did.
@@ -49,7 +74,7 @@ struct Index {
 pub enum TableChange {
     /// The table was created.
     Created,
-    /// The table was there, and got an index that it lacked.
+    /// The table was there, and got the indexes that it lacked.
     IndexAdded,
     /// Everything was there already.
     Nothing,
@@ -58,9 +83,9 @@ pub enum TableChange {
 /// Refuses a table that is missing or of another shape.
 pub(super) async fn check(table: &Table) -> Result<(), StoreError> {
     let found = describe(table).await?;
-    if fits(&found, &table.place.table)? == Fit::LacksIndex {
+    if let Some(Index { name, .. }) = fits(&found, &table.place.table)? {
         let what = format!(
-            "the table {} has no index `{FOUND}`, which earlier versions did without: run `onetake \
+            "the table {} has no index `{name}`, which earlier versions did without: run `onetake \
              migrate`, which adds it while the table is used",
             table.place.table
         );
@@ -73,22 +98,25 @@ pub(super) async fn check(table: &Table) -> Result<(), StoreError> {
     Ok(())
 }
 
-/// Creates the table, or an index that it lacks, and waits until it can be used.
+/// Creates the table, or the indexes that it lacks, and waits until it can be used.
 pub(super) async fn migrate(table: &Table) -> Result<TableChange, StoreError> {
     let created = create(table).await?;
     let mut change = if created { TableChange::Created } else { TableChange::Nothing };
+    let mut added = None;
     let give_up = table.clock.monotonic().saturating_add(CREATED_WITHIN);
     loop {
         match describe(table).await {
             Ok(found) => {
-                let lacks_index = fits(&found, &table.place.table)? == Fit::LacksIndex;
-                // A table that is being changed takes no other change.
+                let lacks = fits(&found, &table.place.table)?;
+                // A table that is being changed takes no other change, and one index at a time.
                 let active = found.table_status() == Some(&TableStatus::Active);
-                if lacks_index && active && change == TableChange::Nothing {
-                    add_index(table).await?;
-                    change = TableChange::IndexAdded;
-                } else if !lacks_index && is_usable(&found) {
-                    break;
+                match lacks {
+                    Some(index) if active && added != Some(index) => {
+                        add_index(table, &found, index).await?;
+                        (added, change) = (Some(index), TableChange::IndexAdded);
+                    }
+                    None if is_usable(&found) => break,
+                    _ => {}
                 }
             }
             // A table that was made a moment ago may not be known everywhere yet.
@@ -133,22 +161,14 @@ pub(super) fn deletes(ttl: &TimeToLiveDescription) -> bool {
     matches!(ttl.time_to_live_status(), Some(Enabled | Enabling))
 }
 
-/// Whether it lacks the index that earlier versions did without.
-pub(super) fn lacks_index(found: &TableDescription) -> bool {
-    index(found, FOUND).is_none()
+/// The indexes that it lacks.
+pub(super) fn lacks(found: &TableDescription) -> impl Iterator<Item = &'static Index> {
+    INDEXES.iter().filter(|expected| index(found, expected.name).is_none())
 }
 
-/// Whether a table that is ours is complete.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Fit {
-    Whole,
-    /// It was made by an earlier version.
-    LacksIndex,
-}
-
-/// Whether a table is ours; the error says what keeps it from being so.
-fn fits(found: &TableDescription, name: &str) -> Result<Fit, StoreError> {
-    let mut fit = Fit::Whole;
+/// Whether a table is ours: the error says what keeps it from being so. What it may lack is an index that an
+/// earlier version did without; this is the first of them.
+fn fits(found: &TableDescription, name: &str) -> Result<Option<&'static Index>, StoreError> {
     let other = |what: String| {
         let what = format!(
             "the table {name} is of another shape: {what}; give onetake a table of its own, and let \
@@ -162,11 +182,10 @@ fn fits(found: &TableDescription, name: &str) -> Result<Fit, StoreError> {
     }
     for Index { name, key, holds, .. } in &INDEXES {
         let Some(index) = index(found, name) else {
-            if *name == FOUND {
-                fit = Fit::LacksIndex;
-                continue;
+            if *name == RUNNING {
+                return other(format!("it has no index `{name}`"));
             }
-            return other(format!("it has no index `{name}`"));
+            continue;
         };
         let keys = keys_of(index.key_schema(), found);
         if keys != *key {
@@ -179,7 +198,7 @@ fn fits(found: &TableDescription, name: &str) -> Result<Fit, StoreError> {
             return other(format!("its index `{name}` does not hold {}", holds.join(" and ")));
         }
     }
-    Ok(fit)
+    Ok(lacks(found).next())
 }
 
 /// Names and types of a key, as people write them.
@@ -226,7 +245,7 @@ pub(super) fn state(found: &TableDescription) -> String {
 async fn create(table: &Table) -> Result<bool, StoreError> {
     let create = table.client.create_table().table_name(&table.place.table);
     let create = create
-        .set_attribute_definitions(Some(attributes().map_err(unbuilt)?))
+        .set_attribute_definitions(Some(attributes(|_| true).map_err(unbuilt)?))
         .key_schema(key("id", KeyType::Hash).map_err(unbuilt)?)
         .set_global_secondary_indexes(Some(indexes().map_err(unbuilt)?))
         .billing_mode(BillingMode::PayPerRequest);
@@ -238,12 +257,18 @@ async fn create(table: &Table) -> Result<bool, StoreError> {
     }
 }
 
-/// Adds the index that a table of an earlier version lacks. The table can be used meanwhile.
-async fn add_index(table: &Table) -> Result<(), StoreError> {
-    let update = added_index().map_err(unbuilt)?;
+/// Adds an index that a table of an earlier version lacks. The table can be used meanwhile.
+async fn add_index(
+    table: &Table,
+    found: &TableDescription,
+    added: &Index,
+) -> Result<(), StoreError> {
+    let update = added_index(added).map_err(unbuilt)?;
+    // No attribute may be defined that no index has: of two that are lacking, the other comes later.
+    let has = |expected: &Index| expected == added || index(found, expected.name).is_some();
     let add = table.client.update_table().table_name(&table.place.table);
     let add = add
-        .set_attribute_definitions(Some(attributes().map_err(unbuilt)?))
+        .set_attribute_definitions(Some(attributes(has).map_err(unbuilt)?))
         .global_secondary_index_updates(update);
     // Somebody else is at it.
     let expected = ["ResourceInUseException", "LimitExceededException"];
@@ -253,9 +278,9 @@ async fn add_index(table: &Table) -> Result<(), StoreError> {
     }
 }
 
-fn added_index() -> Result<GlobalSecondaryIndexUpdate, BuildError> {
+fn added_index(added: &Index) -> Result<GlobalSecondaryIndexUpdate, BuildError> {
     let mut create = CreateGlobalSecondaryIndexAction::builder();
-    if let Some(index) = indexes()?.into_iter().find(|index| index.index_name == FOUND) {
+    if let Some(index) = indexes()?.into_iter().find(|index| index.index_name == added.name) {
         create = create
             .index_name(index.index_name)
             .set_key_schema(Some(index.key_schema))
@@ -264,13 +289,17 @@ fn added_index() -> Result<GlobalSecondaryIndexUpdate, BuildError> {
     Ok(GlobalSecondaryIndexUpdate::builder().create(create.build()?).build())
 }
 
-/// All attributes that are part of a key.
-fn attributes() -> Result<Vec<AttributeDefinition>, BuildError> {
+/// All attributes that are part of a key: of the table's own, or of those of its indexes.
+fn attributes(has: impl Fn(&Index) -> bool) -> Result<Vec<AttributeDefinition>, BuildError> {
     use ScalarAttributeType::{B, N};
     let attribute = |(name, kind)| {
         AttributeDefinition::builder().attribute_name(name).attribute_type(kind).build()
     };
-    [("id", B), ("w", N), ("h", B), ("o", B)].map(attribute).into_iter().collect()
+    let used = |name: &str| {
+        name == "id" || INDEXES.iter().any(|index| has(index) && index.has_in_key(name))
+    };
+    let all = [("id", B), ("w", N), ("h", B), ("o", B), ("q", N), ("t", N)];
+    all.into_iter().filter(|(name, _)| used(name)).map(attribute).collect()
 }
 
 fn key(name: &str, kind: KeyType) -> Result<KeySchemaElement, BuildError> {

@@ -12,7 +12,7 @@ use aws_sdk_dynamodb::operation::put_item::PutItemError;
 use aws_sdk_dynamodb::types::{KeysAndAttributes, ReturnValuesOnConditionCheckFailure};
 
 use onetake_core::store::{Cursor, FOUND_MAX, Page};
-use onetake_core::{Clock, RecordId, Reference, Rng, StoreError, StoreErrorKind};
+use onetake_core::{Clock, RecordId, Reference, Rng, StoreError, StoreErrorKind, Timestamp};
 
 use super::DynamoOptions;
 use super::error::{judge, refused};
@@ -28,11 +28,16 @@ const PAUSE: Duration = Duration::from_millis(20);
 const KEYS_MAX: usize = 100;
 /// How often keys that the server left out are asked for again.
 const LEFT_OUT_MAX: u32 = 20;
-/// Pages of one shard of the index: fifty megabytes of running operations.
+/// Pages of one shard of an index: fifty megabytes of running operations.
 const PAGES_MAX: usize = 50;
+/// Items in a page of what is to be asked for: those that expired, and that the server did not delete yet,
+/// stand in front of all others.
+const ASKS_MAX: i32 = 1_000;
 
 /// The name of the index of what runs.
 pub(super) const RUNNING: &str = "running";
+/// The name of the index of what is to be asked for.
+pub(super) const ASKS: &str = "asks";
 /// The name of the index by which records are found by their references, and notes by their time.
 pub(super) const FOUND: &str = "found";
 
@@ -277,6 +282,35 @@ impl Table {
             items.extend(answer.items.unwrap_or_default());
             after = answer.last_evaluated_key;
             if after.is_none() {
+                break;
+            }
+        }
+        Ok(items)
+    }
+
+    /// What is to be asked for by now, by the index, in one of its shards, the longest due first and none that
+    /// expired; a moment old.
+    pub(super) async fn asks(
+        &self,
+        shard: u8,
+        now: Timestamp,
+        limit: usize,
+    ) -> Result<Vec<Item>, StoreError> {
+        let (mut items, mut after) = (Vec::new(), None);
+        for _ in 0..PAGES_MAX {
+            let query = self.client.query().table_name(&self.place.table).index_name(ASKS);
+            let query = query
+                .key_condition_expression("q = :q AND t <= :now")
+                .filter_expression("e > :now")
+                .expression_attribute_values(":q", item::number(u64::from(shard)))
+                .expression_attribute_values(":now", item::number(now.as_micros()))
+                .limit(ASKS_MAX)
+                .set_exclusive_start_key(after);
+            let answer = self.ask(Intent::Read, &[], || query.clone().send()).await;
+            let answer = answer.map_err(No::into_error)?;
+            items.extend(answer.items.unwrap_or_default());
+            after = answer.last_evaluated_key;
+            if after.is_none() || items.len() >= limit {
                 break;
             }
         }

@@ -15,9 +15,7 @@ use super::tables::{Group, Tables};
 /// How far ahead fences are set aside, so that the ceiling is written seldom: a minute of
 /// microseconds.
 const FENCES_AHEAD: u64 = 60_000_000;
-/// Entries of what is to be asked for that are read at once.
-const ASKS_STEP: usize = 64;
-/// Entries that one look goes through at most, so that traffic does not wait for it.
+/// Entries of what is to be asked for that one look goes through at most: traffic waits for it.
 const ASKS_LOOKED_AT_MAX: usize = 1_000;
 
 /// What is known without reading the tables.
@@ -185,27 +183,22 @@ impl Memory {
         now: Timestamp,
         limit: usize,
     ) -> Result<Vec<Abandoned>, StoreError> {
-        let (mut found, mut looked_at, mut last) = (Vec::new(), 0, None);
-        while found.len() < limit && looked_at < ASKS_LOOKED_AT_MAX {
-            let part = tables.due_asks(last, now, limit.min(ASKS_STEP))?;
-            if part.is_empty() {
+        let mut found = Vec::new();
+        for entry in tables.due_asks(now).take(ASKS_LOOKED_AT_MAX) {
+            if found.len() >= limit {
                 break;
             }
-            for (at, id) in part {
-                looked_at += 1;
-                last = Some((at, id));
-                match self.find(tables, id) {
-                    Ok(Some(record)) if record.ask_at() == Some(at) && !record.is_expired(now) => {
-                        found.push(Abandoned { id, attempt: record.attempt });
-                    }
-                    Ok(_) => group.remove_ask(at, id),
-                    // One that cannot be read must not keep the others from being found.
-                    Err(error) if error.kind() == StoreErrorKind::Invalid => {}
-                    Err(error) => return Err(error),
+            let (at, id) = entry?;
+            match self.find(tables, id) {
+                Ok(Some(record)) if record.ask_at() == Some(at) && !record.is_expired(now) => {
+                    found.push(Abandoned { id, attempt: record.attempt });
                 }
+                Ok(_) => group.remove_ask(at, id),
+                // One that cannot be read must not keep the others from being found.
+                Err(error) if error.kind() == StoreErrorKind::Invalid => {}
+                Err(error) => return Err(error),
             }
         }
-        found.truncate(limit);
         Ok(found)
     }
 

@@ -158,14 +158,12 @@ impl Tables {
             .collect()
     }
 
-    /// Up to `limit` entries of what is to be asked for now, behind this one, the longest due first.
+    /// The entries of what is to be asked for now, the longest due first.
     pub(super) fn due_asks(
         &self,
-        behind: Option<(Timestamp, RecordId)>,
         now: Timestamp,
-        limit: usize,
-    ) -> Result<Vec<(Timestamp, RecordId)>, StoreError> {
-        asks::due(&self.meta, behind, now, limit)
+    ) -> impl Iterator<Item = Result<(Timestamp, RecordId), StoreError>> {
+        asks::due(&self.meta, now)
     }
 
     pub(super) fn fence_ceiling(&self) -> Result<Fence, StoreError> {

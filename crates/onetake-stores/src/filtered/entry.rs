@@ -214,7 +214,7 @@ mod tests {
         for state in [
             State::Running { lease_until: at(1_030) },
             State::Released { at: at(1_001) },
-            State::Unknown { at: at(1_001), cause: Cause::TimedOut },
+            State::Unknown { at: at(1_001), cause: Cause::TimedOut, ask_at: at(1_001) },
         ] {
             assert_eq!(seal.close(&record([1; 16], state), at(2_000)), None);
         }

@@ -271,6 +271,10 @@ impl Store for FilteredStore {
         self.shared.authority.abandoned(limit)
     }
 
+    fn unsettled(&self, limit: usize) -> BoxFuture<'_, Result<Vec<Abandoned>, StoreError>> {
+        self.shared.authority.unsettled(limit)
+    }
+
     fn sweep(&self, limit: usize) -> BoxFuture<'_, Result<Swept, StoreError>> {
         self.shared.authority.sweep(limit)
     }

@@ -25,7 +25,7 @@ const QUEUE_BYTES_MAX: usize = 16 << 20;
 const BATCH_MAX: usize = 64;
 /// Bytes that are sent together: reads on the same connection wait behind them.
 const BATCH_BYTES_MAX: usize = 256 << 10;
-/// About what a record has beside its recording, its route and its history.
+/// About what a record has beside its recording, its route, its memo and its history.
 const RECORD_BYTES: usize = 240;
 /// For how long a forgotten key cannot get an entry by somebody who read it just before.
 const FORGOTTEN_FOR: Duration = Duration::from_secs(60);
@@ -100,7 +100,8 @@ fn cost(record: &Record) -> usize {
         State::Failed { failure, .. } => failure.code.len() + failure.detail.len(),
         _ => 0,
     };
-    let told = record.origin.route.len() + record.history.as_text().len();
+    let origin = record.origin.route.len() + record.origin.memo.as_bytes().len();
+    let told = origin + record.history.as_text().len();
     HEAD_BYTES + RECORD_BYTES + told + recording
 }
 

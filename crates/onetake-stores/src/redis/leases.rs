@@ -1,21 +1,25 @@
-//! What the reaper and the sweep look for: leases that are over, and those of records that are gone.
+//! What the reaper and the sweep look for: leases that are over, what is to be asked for, and what is left
+//! of records that are gone.
 
 use std::time::Duration;
 
+use bytes::Bytes;
 use onetake_core::store::Abandoned;
 use onetake_core::{AttemptId, RecordId, StoreError};
 use redis::Value;
 
 use super::RedisStore;
 use super::errors::wrote_nothing;
+use super::record::Answer;
+use super::scripts::Due;
 
 impl RedisStore {
-    /// The records whose lease and grace are over, by when they were, the longest over first.
-    pub(super) async fn due(&self, limit: usize) -> Result<Vec<RecordId>, StoreError> {
+    /// The records whose time has come, the longest due first.
+    pub(super) async fn due(&self, which: Due, limit: usize) -> Result<Vec<RecordId>, StoreError> {
         let mut due = Vec::new();
         let mut answered = false;
         let mut failed = None;
-        for answer in self.connection.run(&self.scripts.due(limit), None).await {
+        for answer in self.connection.run(&self.scripts.due(which, limit), None).await {
             match answer {
                 // A dead node of a cluster must not keep the others' from being found.
                 Err(error) => failed = Some(error),
@@ -33,11 +37,11 @@ impl RedisStore {
         Ok(due.into_iter().map(|(_, id)| id).collect())
     }
 
-    /// Takes what does not run out of the sets of what runs.
+    /// Takes out of the sets what neither runs nor is to be asked for.
     pub(super) async fn trim(&self, stale: &[RecordId]) {
         let trims: Vec<_> = stale.iter().map(|id| self.scripts.trim(*id)).collect();
         for error in self.connection.run(&trims, None).await.into_iter().filter_map(Result::err) {
-            tracing::debug!(%error, "a stale lease could not be taken out; it is tried again");
+            tracing::debug!(%error, "a stale entry could not be taken out; it is tried again");
         }
     }
 
@@ -70,17 +74,44 @@ impl RedisStore {
         }
         (running, stale)
     }
+
+    /// Of these records, those that are to be asked for now; and those that are not any more.
+    pub(super) async fn look_for_asks(
+        &self,
+        ids: Vec<RecordId>,
+    ) -> (Vec<Abandoned>, Vec<RecordId>) {
+        let loads: Vec<_> = ids.iter().map(|id| self.scripts.load(*id)).collect();
+        let (mut asked_for, mut stale) = (Vec::new(), Vec::new());
+        for (id, answer) in ids.into_iter().zip(self.connection.run(&loads, None).await) {
+            // One that cannot be read stays where it is: it is that one's trouble alone.
+            let Ok(Ok(answer)) = answer.map(Answer::read) else { continue };
+            if answer.word.as_ref() == b"absent" {
+                stale.push(id);
+                continue;
+            }
+            let Ok((now, record)) = answer.record(id, &Bytes::new()) else { continue };
+            match record.ask_at() {
+                None => stale.push(id),
+                Some(at) if at <= now => {
+                    asked_for.push(Abandoned { id, attempt: record.attempt });
+                }
+                // Somebody asks since we looked.
+                Some(_) => {}
+            }
+        }
+        (asked_for, stale)
+    }
 }
 
 /// Members and scores in turn; the scores in microseconds.
-fn read_due(value: Value) -> Vec<(u64, RecordId)> {
+fn read_due(value: Value) -> Vec<(i64, RecordId)> {
     let Value::Array(values) = value else { return Vec::new() };
     let pair = |pair: &[Value]| {
         let [Value::BulkString(member), Value::BulkString(score)] = pair else { return None };
         let id = RecordId::from_bytes(member.as_slice().try_into().ok()?);
         let score: f64 = std::str::from_utf8(score).ok()?.parse().ok()?;
-        // A whole number between 0 and 2^53, and only its order counts.
-        Some((score as u64, id))
+        // A whole number between -2^53 and 2^53, and only its order counts.
+        Some((score as i64, id))
     };
     values.chunks(2).filter_map(pair).collect()
 }

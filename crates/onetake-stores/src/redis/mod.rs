@@ -45,7 +45,7 @@ use command::{Command, Replicas};
 use connection::{Connection, ConnectionOptions};
 use errors::wrote_nothing;
 use record::Answer;
-use scripts::Scripts;
+use scripts::{Due, Scripts};
 use url::Address;
 
 pub use velocity::RedisVelocity;
@@ -152,7 +152,7 @@ impl RedisStore {
     /// A server that will never do is refused now, not at the first request: a node of a cluster
     /// behind the wrong URL, or a user who may not run scripts.
     async fn try_out(&self) -> Result<(), StoreError> {
-        let answers = self.connection.run(&self.scripts.due(1), None).await;
+        let answers = self.connection.run(&self.scripts.due(Due::Leases, 1), None).await;
         let some_work = answers.iter().any(Result::is_ok);
         let fatal = |error: &StoreError| error.kind() == StoreErrorKind::Invalid || !some_work;
         answers.into_iter().filter_map(Result::err).find(fatal).map_or(Ok(()), Err)
@@ -206,7 +206,7 @@ impl Store for RedisStore {
 
     fn abandoned(&self, limit: usize) -> BoxFuture<'_, Result<Vec<Abandoned>, StoreError>> {
         async move {
-            let due = self.due(limit).await?;
+            let due = self.due(Due::Leases, limit).await?;
             let (running, stale) = self.look(due).await;
             // Otherwise they could stand in the way of others for ever.
             self.trim(&stale).await;
@@ -215,12 +215,26 @@ impl Store for RedisStore {
         .boxed()
     }
 
+    fn unsettled(&self, limit: usize) -> BoxFuture<'_, Result<Vec<Abandoned>, StoreError>> {
+        async move {
+            let due = self.due(Due::Asks, limit).await?;
+            let (asked_for, stale) = self.look_for_asks(due).await;
+            self.trim(&stale).await;
+            Ok(asked_for)
+        }
+        .boxed()
+    }
+
     fn sweep(&self, limit: usize) -> BoxFuture<'_, Result<Swept, StoreError>> {
         async move {
             // The server deletes what expired. What is left to do is to forget leases of records
-            // that somebody else deleted, and notes that were kept for long enough.
-            let due = self.due(limit.min(TRIM_MAX)).await?;
+            // that somebody else deleted, asks of those that expired, and notes that were kept for long
+            // enough.
+            let due = self.due(Due::Leases, limit.min(TRIM_MAX)).await?;
             let (_, stale) = self.look(due).await;
+            self.trim(&stale).await;
+            let due = self.due(Due::Asks, limit.min(TRIM_MAX)).await?;
+            let (_, stale) = self.look_for_asks(due).await;
             self.trim(&stale).await;
             notes::delete_old(&self.connection, &self.scripts, limit).await?;
             Ok(Swept::default())

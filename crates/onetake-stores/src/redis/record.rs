@@ -73,6 +73,7 @@ impl Answer {
                 b"fail" => OnUnknown::Fail,
                 b"reconcile" => OnUnknown::Reconcile,
                 b"retry" => OnUnknown::Retry,
+                b"rollback" => OnUnknown::Rollback,
                 _ => return Err(DecodeError::new("on_unknown")),
             },
         };
@@ -84,8 +85,9 @@ impl Answer {
         let history = History::from_text(history.map_err(|_| DecodeError::new("history"))?);
         let word = self.bytes("state")?;
         let at = self.number("at").map(Timestamp::from_micros)?;
+        let ask_at = self.number("ask").map(Timestamp::from_micros)?;
         let outcome = bytes(self.fields.next()).unwrap_or_else(|| sent.clone());
-        let state = state(&word, at, outcome)?;
+        let state = state(&word, at, ask_at, outcome)?;
         let fingerprint = Fingerprint::from_parts(scheme, digest);
         let record = Record {
             id,
@@ -110,7 +112,12 @@ pub(super) fn bytes(value: Option<Value>) -> Option<Bytes> {
     }
 }
 
-fn state(word: &[u8], at: Timestamp, outcome: Bytes) -> Result<State, DecodeError> {
+fn state(
+    word: &[u8],
+    at: Timestamp,
+    ask_at: Timestamp,
+    outcome: Bytes,
+) -> Result<State, DecodeError> {
     let mut from = Reader(outcome);
     let state = match word {
         b"running" => State::Running { lease_until: at },
@@ -136,7 +143,7 @@ fn state(word: &[u8], at: Timestamp, outcome: Bytes) -> Result<State, DecodeErro
                 4 => Cause::Reported(text(&mut from)?),
                 _ => return Err(DecodeError::new("cause")),
             };
-            State::Unknown { at, cause }
+            State::Unknown { at, cause, ask_at }
         }
         _ => return Err(DecodeError::new("state")),
     };
@@ -160,6 +167,7 @@ pub(super) fn on_unknown(on_unknown: OnUnknown) -> &'static str {
         OnUnknown::Fail => "fail",
         OnUnknown::Reconcile => "reconcile",
         OnUnknown::Retry => "retry",
+        OnUnknown::Rollback => "rollback",
     }
 }
 

@@ -6,15 +6,15 @@
 //! | key | what it holds |
 //! | --- | --- |
 //! | `onetake:{xx}:<id>` | a hash: the record |
-//! | `onetake:{xx}:leases` | a sorted set: the ids of what runs, by when lease and grace end |
+//! | `onetake:{xx}:leases` | a sorted set: the ids of what runs, by when lease and grace end; below zero those of what is to be reconciled, by when to ask for it |
 //! | `onetake:{xx}:fence` | the highest fence that was ever given in this shard |
 //! | `onetake:{xx}:ref:<15 digits>` | the ids that begin with these digits, which are a reference |
 //! | `onetake:secret:<name>` | a secret that was made at first use; it belongs to no shard |
 //! | `onetake:{notes}:…` | the audit: see `notes.rs` |
 //!
-//! The second key is there so that nobody has to read all records to find the abandoned ones, the
-//! third so that fences rise even after a record expired and the server's clock was set back, the
-//! fourth so that a reference leads to its record; `record.lua` says for how long it stays.
+//! The second key is there so that nobody has to read all records to find the abandoned and the unsettled
+//! ones, the third so that fences rise even after a record expired and the server's clock was set back,
+//! the fourth so that a reference leads to its record; `record.lua` says for how long it stays.
 
 use bytes::Bytes;
 use onetake_core::clock::micros;
@@ -34,6 +34,24 @@ macro_rules! script {
 
 /// How many shards there are.
 const SHARDS: u16 = 256;
+
+/// What a shard's sorted set holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Due {
+    /// What runs, by when lease and grace end.
+    Leases,
+    /// What is to be reconciled, by when to ask for it.
+    Asks,
+}
+
+impl Due {
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Leases => "leases",
+            Self::Asks => "asks",
+        }
+    }
+}
 
 /// Makes commands.
 #[derive(Debug)]
@@ -97,6 +115,7 @@ impl Scripts {
         let (verb, outcome) = match &settlement.verb {
             Verb::Renew => ("renew", Bytes::new()),
             Verb::Abandon => ("abandon", Bytes::new()),
+            Verb::Defer(hold) => ("defer", number(micros(*hold)).into()),
             Verb::Forget => ("forget", Bytes::new()),
             Verb::Release => ("released", Bytes::new()),
             Verb::Complete(recording) => ("completed", record::recording(recording)),
@@ -124,12 +143,13 @@ impl Scripts {
         Command::on(key.as_bytes(), "GET").arg(key)
     }
 
-    /// For each shard: up to `limit` records whose lease and grace are over.
-    pub(super) fn due(&self, limit: usize) -> Vec<Command> {
+    /// For each shard: up to `limit` records whose time has come.
+    pub(super) fn due(&self, which: Due, limit: usize) -> Vec<Command> {
         let one = |shard| {
             self.run(&self.due, &[self.leases(shard)])
                 .arg(number(self.shift.as_micros()))
                 .arg(limit.to_string())
+                .arg(which.name())
         };
         (0..SHARDS).map(one).collect()
     }
@@ -142,7 +162,7 @@ impl Scripts {
 
     pub(super) fn trim(&self, id: RecordId) -> Command {
         let keys = [self.record(id), self.leases(shard(id))];
-        self.run(&self.trim, &keys).arg(id.as_bytes().to_vec())
+        self.run(&self.trim, &keys).arg(id.as_bytes().to_vec()).arg(number(self.shift.as_micros()))
     }
 
     pub(super) fn secret(&self, name: &str, fresh: &[u8; 32]) -> Command {

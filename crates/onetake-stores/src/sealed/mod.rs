@@ -1,16 +1,19 @@
-//! Around any store: recordings compressed, and encrypted where there is a key.
+//! Around any store: recordings compressed, and, where there is a key, encrypted, as are memos.
 //!
 //! Who steals the disk, a dump or a replica learns when something was recorded, and not what. Ids are
-//! digests, fingerprints are sealed with a secret of their own, and recordings are opened here alone; what
+//! digests, fingerprints are sealed with a secret of their own, and recordings and memos are opened here alone; what
 //! the engine remembers in memory is open.
 //!
 //! The first key encrypts, and all of them open, so keys are rotated without a pause: every node gets the new
 //! one behind the old one, then in front of it; the old one goes when nothing that it encrypted is left.
 //! A recording whose key is gone is an error that names it. It is never taken for absent: nothing runs again.
+//! A memo whose key is gone is told as empty, with an error in the log: the record still stands where it stands.
 //! What was recorded before there was a key stays readable.
 
 mod census;
+mod memo;
 mod seal;
+mod sealer;
 
 use std::sync::Arc;
 
@@ -20,56 +23,83 @@ use futures_util::future::BoxFuture;
 use onetake_core::note::{Note, Notes};
 use onetake_core::store::{Abandoned, Answers, Cursor, Page, Swept};
 use onetake_core::{
-    Claim, Claimed, Record, RecordId, Recording, Reference, Settled, Settlement, State, Store,
-    StoreError, StoreErrorKind, Verb,
+    Claim, Claimed, Memo, Origin, Record, RecordId, Recording, Reference, Settled, Settlement,
+    State, Store, StoreError, StoreErrorKind, Verb,
 };
 
 pub use census::{KeysInUse, keys_in_use};
 pub use seal::{BODY_BYTES_MAX, EncryptionKey, KEY_ID_BYTES_MAX};
 use seal::{NotOpened, Of};
+pub use sealer::Sealer;
 
-/// A store whose recordings are sealed.
+/// A store whose recordings and memos are sealed.
 pub struct SealedStore {
     inner: Arc<dyn Store>,
-    keys: Vec<EncryptionKey>,
+    sealer: Sealer,
 }
 
 impl SealedStore {
     /// Seals what goes into `inner`: compressed, and encrypted with the first of `keys` if there is one.
     #[must_use]
     pub fn around(inner: Arc<dyn Store>, keys: Vec<EncryptionKey>) -> Self {
-        Self { inner, keys }
+        Self { inner, sealer: Sealer::new(keys) }
+    }
+
+    /// What it seals recordings with, for whoever writes them past it.
+    #[must_use]
+    pub fn sealer(&self) -> Sealer {
+        self.sealer.clone()
+    }
+
+    fn seal_memo(&self, claim: Claim) -> Result<Claim, StoreError> {
+        if claim.origin.memo.is_empty() {
+            return Ok(claim);
+        }
+        let memo = memo::seal(&claim.origin.memo, claim.id, self.sealer.keys().first());
+        let memo = memo.ok_or_else(|| {
+            StoreError::new(StoreErrorKind::Invalid, "a memo cannot be encrypted")
+        })?;
+        Ok(Claim { origin: Origin { memo, ..claim.origin }, ..claim })
     }
 
     fn seal(&self, settlement: Settlement) -> Result<Settlement, StoreError> {
         let Settlement { id, attempt, verb } = settlement;
         let verb = match verb {
-            Verb::Complete(recording) => {
-                let of = Of { id, attempt };
-                let sealed = seal::seal(&recording, of, self.keys.first());
-                Verb::Complete(sealed.ok_or_else(|| {
-                    let what =
-                        format!("a recording of {} bytes cannot be sealed", recording.bytes());
-                    StoreError::new(StoreErrorKind::Invalid, what)
-                })?)
-            }
+            Verb::Complete(recording) => Verb::Complete(self.sealer.seal(id, attempt, &recording)?),
             verb => verb,
         };
         Ok(Settlement { id, attempt, verb })
     }
 
+    /// With its memo as it was said. One that does not open is told as empty: nobody can ask by it, but what is
+    /// known of the key is still so.
+    fn with_memo(&self, record: Arc<Record>) -> Arc<Record> {
+        if record.origin.memo.is_empty() {
+            return record;
+        }
+        let memo = memo::open(&record.origin.memo, record.id, self.sealer.keys());
+        let memo = memo.unwrap_or_else(|error| {
+            let reference = record.id.reference();
+            tracing::error!(%reference, %error, "what a reconciler needs cannot be shown to it");
+            Memo::default()
+        });
+        let origin = record.origin.clone().with_memo(memo);
+        Arc::new(Record { origin, ..Arc::unwrap_or_clone(record) })
+    }
+
+    /// Its recording, as it was said.
     fn open(&self, record: Arc<Record>) -> Result<Arc<Record>, NotOpened> {
         let State::Completed { at, recording } = &record.state else {
             return Ok(record);
         };
         let of = Of { id: record.id, attempt: record.attempt };
-        let recording = seal::open(recording, of, &self.keys)?;
+        let recording = self.sealer.try_open(of, recording)?;
         Ok(Arc::new(record.with_state(State::Completed { at: *at, recording })))
     }
 
     fn opened(&self, record: Arc<Record>) -> Result<Arc<Record>, StoreError> {
         let reference = record.id.reference();
-        self.open(record).map_err(|error| {
+        self.open(self.with_memo(record)).map_err(|error| {
             tracing::error!(%reference, %error, "an outcome cannot be shown; it is not run again");
             StoreError::new(StoreErrorKind::Invalid, error.to_string())
         })
@@ -79,6 +109,7 @@ impl SealedStore {
     fn settled(&self, answer: Settled, ours: Option<Recording>) -> Settled {
         match answer {
             Settled::Done { record, now } => {
+                let record = self.with_memo(record);
                 let opened = self.open(Arc::clone(&record));
                 let record = match (opened, ours, &record.state) {
                     (Ok(record), _, _) => record,
@@ -98,9 +129,18 @@ impl SealedStore {
     }
 }
 
+/// The error for a store that does not answer one by one.
+fn no_answer() -> StoreError {
+    let what = "the store answered fewer items than it was sent";
+    StoreError::new(StoreErrorKind::Indeterminate, what)
+}
+
 impl std::fmt::Debug for SealedStore {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("SealedStore").field("inner", &self.inner).field("keys", &self.keys).finish()
+        f.debug_struct("SealedStore")
+            .field("inner", &self.inner)
+            .field("keys", &self.sealer.keys())
+            .finish()
     }
 }
 
@@ -111,14 +151,19 @@ impl Store for SealedStore {
 
     fn claim(&self, batch: Vec<Claim>) -> BoxFuture<'_, Answers<Claimed>> {
         async move {
-            let answers = self.inner.claim(batch).await.into_iter();
-            let open = |answer| match answer {
+            let sealed: Vec<Result<Claim, StoreError>> =
+                batch.into_iter().map(|claim| self.seal_memo(claim)).collect();
+            let sent = sealed.iter().filter_map(|it| it.as_ref().ok().cloned()).collect();
+            let mut answers = self.inner.claim(sent).await.into_iter();
+            let open = |sealed: Result<Claim, StoreError>| match sealed
+                .and_then(|_| answers.next().unwrap_or_else(|| Err(no_answer())))?
+            {
                 Claimed::Found { record, now } => {
                     Ok(Claimed::Found { record: self.opened(record)?, now })
                 }
                 granted @ Claimed::Granted { .. } => Ok(granted),
             };
-            answers.map(|answer| answer.and_then(open)).collect()
+            sealed.into_iter().map(open).collect()
         }
         .boxed()
     }
@@ -140,10 +185,7 @@ impl Store for SealedStore {
             let answer_of =
                 |(sealed, ours): (Result<Settlement, StoreError>, Option<Recording>)| {
                     sealed?;
-                    let answer = answers.next().unwrap_or_else(|| {
-                        let what = "the store answered fewer settlements than it was sent";
-                        Err(StoreError::new(StoreErrorKind::Indeterminate, what))
-                    });
+                    let answer = answers.next().unwrap_or_else(|| Err(no_answer()));
                     Ok(self.settled(answer?, ours))
                 };
             sealed.into_iter().zip(ours).map(answer_of).collect()
@@ -163,6 +205,10 @@ impl Store for SealedStore {
 
     fn abandoned(&self, limit: usize) -> BoxFuture<'_, Result<Vec<Abandoned>, StoreError>> {
         self.inner.abandoned(limit)
+    }
+
+    fn unsettled(&self, limit: usize) -> BoxFuture<'_, Result<Vec<Abandoned>, StoreError>> {
+        self.inner.unsettled(limit)
     }
 
     fn sweep(&self, limit: usize) -> BoxFuture<'_, Result<Swept, StoreError>> {

@@ -61,26 +61,24 @@ impl EncryptionKey {
 
     /// The cipher for one attempt's recording.
     fn cipher(&self, of: Of) -> Option<LessSafeKey> {
-        let mac = self.mac(b"onetake recording v1", of).sign();
-        UnboundKey::new(&AES_256_GCM, mac.as_ref()).ok().map(LessSafeKey::new)
+        cipher(self.mac(b"onetake recording v1", of))
     }
 
     /// A number that is used for this text of this attempt alone.
     fn nonce(&self, of: Of, aad: &[u8], plain: &[u8]) -> [u8; NONCE_LEN] {
-        let mut mac = self.mac(b"onetake nonce v1", of);
-        mac.update(&(aad.len() as u64).to_be_bytes());
-        mac.update(aad);
-        mac.update(plain);
-        let mut nonce = [0; NONCE_LEN];
-        nonce.iter_mut().zip(mac.sign().as_ref()).for_each(|(to, from)| *to = *from);
-        nonce
+        nonce(self.mac(b"onetake nonce v1", of), aad, plain)
     }
 
     fn mac(&self, purpose: &[u8], of: Of) -> hmac::Context {
+        let mut mac = self.mac_of_record(purpose, of.id);
+        mac.update(of.attempt.as_bytes());
+        mac
+    }
+
+    pub(super) fn mac_of_record(&self, purpose: &[u8], id: RecordId) -> hmac::Context {
         let mut mac = hmac::Context::with_key(&self.key);
         mac.update(purpose);
-        mac.update(of.id.as_bytes());
-        mac.update(of.attempt.as_bytes());
+        mac.update(id.as_bytes());
         mac
     }
 }
@@ -98,18 +96,18 @@ pub(super) struct Of {
     pub(super) attempt: AttemptId,
 }
 
-/// Why a recording could not be opened.
+/// Why a recording or a memo could not be opened.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum NotOpened {
     #[error(
-        "a recording is encrypted with the key `{0}`, which this node does not have: add it to [secrets] encryption again, behind the one that is in use"
+        "what was kept is encrypted with the key `{0}`, which this node does not have: add it to [secrets] encryption again, behind the one that is in use"
     )]
     NoKey(String),
     #[error(
-        "a recording does not open: it was changed in the store, or its key `{0}` is not the one that it was made with"
+        "what was kept does not open: it was changed in the store, or its key `{0}` is not the one that it was made with"
     )]
     Changed(String),
-    #[error("a recording is not one that this version can read")]
+    #[error("what was kept is not of a form that this version can read")]
     Format,
 }
 
@@ -247,7 +245,21 @@ fn aad(which: Part, front: &[u8]) -> Vec<u8> {
     [&[which as u8], front].concat()
 }
 
-fn encrypt(
+/// The cipher whose key is what this MAC comes to.
+pub(super) fn cipher(mac: hmac::Context) -> Option<LessSafeKey> {
+    UnboundKey::new(&AES_256_GCM, mac.sign().as_ref()).ok().map(LessSafeKey::new)
+}
+
+pub(super) fn nonce(mut mac: hmac::Context, aad: &[u8], plain: &[u8]) -> [u8; NONCE_LEN] {
+    mac.update(&(aad.len() as u64).to_be_bytes());
+    mac.update(aad);
+    mac.update(plain);
+    let mut nonce = [0; NONCE_LEN];
+    nonce.iter_mut().zip(mac.sign().as_ref()).for_each(|(to, from)| *to = *from);
+    nonce
+}
+
+pub(super) fn encrypt(
     cipher: &LessSafeKey,
     nonce: [u8; NONCE_LEN],
     aad: &[u8],
@@ -259,7 +271,7 @@ fn encrypt(
     Some([&nonce[..], &data].concat())
 }
 
-fn decrypt(cipher: &LessSafeKey, aad: &[u8], sealed: &Bytes) -> Option<Bytes> {
+pub(super) fn decrypt(cipher: &LessSafeKey, aad: &[u8], sealed: &Bytes) -> Option<Bytes> {
     let (nonce, data) = sealed.split_first_chunk::<NONCE_LEN>()?;
     let mut data = data.to_vec();
     let nonce = Nonce::assume_unique_for_key(*nonce);

@@ -2,12 +2,14 @@
 
 use std::time::Duration;
 
+use futures_util::future::join_all;
 use onetake_core::clock::micros;
 use onetake_core::note::{Action, Ended, NOTES_KEPT, Note, NotePlace};
 use onetake_core::origin::{HISTORY_BYTES_MAX, PastAttempt};
 use onetake_core::{
-    AttemptId, Claim, Claimed, Clock, Failure, Origin, Record, RecordId, Recording, Settled,
-    Settlement, Shift, State, Store, SystemClock, SystemRng, TenantDigest, Timestamp, Verb,
+    AttemptId, Cause, Claim, Claimed, Clock, Failure, OnUnknown, Origin, Record, RecordId,
+    Recording, Settled, Settlement, Shift, State, Store, SystemClock, SystemRng, TenantDigest,
+    Timestamp, Verb,
 };
 use onetake_sim::servers::{Postgres, until};
 use onetake_stores::{PostgresOptions, PostgresStore};
@@ -60,6 +62,42 @@ async fn nothing_of_the_forgotten_is_left_in_its_row() {
         assert_eq!(server.sql(database, row), format!("4|3|0|{at}|{at}|{at}|t"));
         assert_eq!(store.sweep(10).await.unwrap().removed, 1, "and the sweep finds it at once");
     }
+}
+
+/// Of many nodes that would ask at once, one does; and a row says no more than it has to.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn one_node_asks_and_what_rolled_back_has_no_cause() {
+    let server = Postgres::start().await;
+    let url = server.database();
+    let database = url.rsplit_once('/').unwrap().1;
+    let store = store_on(&url).await;
+    let mut stores = Vec::new();
+    for _ in 0..4 {
+        stores.push(PostgresStore::open(&url, PostgresOptions::default()).await.unwrap());
+    }
+    let [mut asked, mut rolled] = [asked(1), asked(2)];
+    asked.terms.on_unknown = OnUnknown::Reconcile;
+    rolled.terms.on_unknown = OnUnknown::Rollback;
+    for claim in [&asked, &rolled] {
+        granted(&store, claim).await;
+        done(&store, claim, Verb::Unknown(Cause::Reported("a detail".to_owned()))).await;
+    }
+    let row = "SELECT state, code IS NULL, detail IS NULL, ask_at = state_at FROM onetake_records
+                ORDER BY on_unknown";
+    assert_eq!(server.sql(database, row), "4|f|f|t\n3|t|t|");
+    let (id, attempt) = (asked.id, asked.attempt);
+    for _ in 0..5 {
+        let verb = Verb::Defer(Duration::from_secs(3600));
+        let defer = Settlement { id, attempt, verb };
+        let answers = stores.iter().map(|store| store.settle(vec![defer.clone()]));
+        let answers = join_all(answers).await.into_iter().flatten();
+        let won = answers.filter(|answer| matches!(answer, Ok(Settled::Done { .. }))).count();
+        assert_eq!(won, 1, "one asks");
+        // It is due again.
+        server.sql(database, "UPDATE onetake_records SET ask_at = state_at WHERE state = 4");
+    }
+    done(&store, &asked, Verb::Complete(Recording::new("found"))).await;
+    assert_eq!(server.sql(database, row), "1|t|t|\n3|t|t|");
 }
 
 /// The server's clock was set back since, or a standby whose clock is behind took over.
@@ -205,7 +243,7 @@ async fn old_notes_are_swept_a_few_at_a_time_and_none_that_is_held() {
     assert_eq!(count(), "1", "the one that is not old enough");
 }
 
-/// References and the audit are found by an index, also by plans from when there was little to read.
+/// References, the audit, and what is to be asked for are found by an index, also by plans from when there was little to read.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_operators_ask_for_reads_few_rows_of_many() {
     const MANY: u64 = 50_000;
@@ -216,14 +254,17 @@ async fn what_operators_ask_for_reads_few_rows_of_many() {
     let one = PostgresOptions { connections: 1, ..PostgresOptions::default() };
     PostgresStore::migrate(&url, one.clone()).await.unwrap();
     let store = PostgresStore::open(&url, one).await.unwrap();
-    let asked = asked(1);
+    let mut asked = asked(1);
+    asked.terms.on_unknown = OnUnknown::Reconcile;
     granted(&store, &asked).await;
+    done(&store, &asked, Verb::Unknown(Cause::TimedOut)).await;
     let now = SystemClock.now();
     let ask = async || {
         store.note(note(asked.id, now)).await.unwrap();
         assert_eq!(store.find(asked.id.reference()).await.unwrap(), [asked.id]);
         assert!(!store.notes(None, None, 5).await.unwrap().notes.is_empty());
         assert!(!store.notes(Some(asked.id), None, 5).await.unwrap().notes.is_empty());
+        assert_eq!(store.unsettled(5).await.unwrap().len(), 1);
         store.sweep(10).await.unwrap();
     };
     for _ in 0..6 {
@@ -231,12 +272,13 @@ async fn what_operators_ask_for_reads_few_rows_of_many() {
     }
     server.sql(&database, "ANALYZE");
     ask().await;
-    // Newer notes of other records, which stand in front of ours; and nothing for the sweep.
+    // Newer notes of other records, which stand in front of ours; and nothing for the sweep, nor to be asked
+    // for yet.
     let many = format!(
         "INSERT INTO onetake_records (id, attempt, fence, fingerprint, origin, ttl, lease, grace, created_at,
-             claimed_at, state_at, sweep_at, expires_at, state, on_unknown)
+             claimed_at, state_at, sweep_at, expires_at, ask_at, state, on_unknown)
          SELECT substring(sha256(n::text::bytea) FROM 1 FOR 16), '\\x00', n, '\\x01', '', 1, 1, 1, 1, 1, 1,
-                9000000000000000, 9000000000000000, 3, 0 FROM generate_series(1, {MANY}) AS n;
+                9000000000000000, 9000000000000000, 8000000000000000, 4, 1 FROM generate_series(1, {MANY}) AS n;
          INSERT INTO onetake_notes (place, id, said)
          SELECT place || substring(sha256(place) FROM 1 FOR 16), sha256(place), said
            FROM generate_series(1, {MANY}) AS n, int8send({} + n) AS place,
@@ -251,7 +293,7 @@ async fn what_operators_ask_for_reads_few_rows_of_many() {
     // The server counts at the latest what a connection did that is closed.
     store.close().await.unwrap();
     until("the server counted", async || {
-        counted(&server, &database).scans >= before.scans + 4 * ROUNDS
+        counted(&server, &database).scans >= before.scans + 5 * ROUNDS
     })
     .await;
     let rows = counted(&server, &database).rows - before.rows;

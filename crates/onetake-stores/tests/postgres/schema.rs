@@ -1,6 +1,7 @@
 //! Migrations, versions, and what people see who query the tables.
 
 use futures_util::future::join_all;
+use onetake_core::origin::Memo;
 use onetake_core::{
     AttemptId, Claim, Fingerprint, Key, Origin, RecordId, Recording, Scope, Settlement, Store,
     StoreErrorKind, TenantDigest, Terms, Verb,
@@ -9,6 +10,10 @@ use onetake_sim::servers::Postgres;
 use onetake_stores::{Migrated, PostgresOptions, PostgresStore, Weight};
 
 use super::store_on;
+
+fn memo(text: &'static str) -> Memo {
+    Memo::new(text).unwrap()
+}
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn many_nodes_may_migrate_at_once_and_again() {
@@ -91,14 +96,21 @@ async fn completing_touches_no_index_and_people_can_read_it() {
     assert_eq!(server.sql(database, shown), "completed|t|300|1 day");
     let who = "SELECT tenant, route FROM onetake_keys GROUP BY 1, 2";
     assert_eq!(server.sql(database, who), format!("{}|POST /pay", "a5".repeat(16)));
-    // Nobody has to say who asks, and a route may be called anything.
+    // Nobody has to say who asks, a route may be called anything, and what its reconciler needs is nobody
+    // else's to see.
     let silent = Claim { origin: Origin::default(), ..claims[0].clone() };
-    let odd = Origin::new(TenantDigest::default(), "\0 größe");
+    let odd = Origin::new(TenantDigest::default(), "größe \\000").with_memo(memo("\0a\0key"));
     let odd = Claim { origin: odd, ..claims[1].clone() };
+    let only = Origin::new(TenantDigest::from_bytes([1; 16]), "").with_memo(memo("a key"));
+    let only = Claim { origin: only, ..claims[2].clone() };
     server.sql(database, "DELETE FROM onetake_records");
-    store.claim(vec![silent, odd]).await;
+    let odd_id = odd.id;
+    store.claim(vec![silent, odd.clone(), only]).await;
     let who = "SELECT tenant IS NULL, route FROM onetake_keys ORDER BY tenant NULLS FIRST";
-    assert_eq!(server.sql(database, who), "t|\nf|\\000 gr\\303\\266\\303\\237e");
+    let expected = r"gr\303\266\303\237e \\000";
+    assert_eq!(server.sql(database, who), format!("t|\nf|{expected}\nf|"));
+    let kept = store.load(vec![odd_id]).await.remove(0).unwrap().unwrap();
+    assert_eq!(kept.origin, odd.origin);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -108,6 +120,7 @@ async fn tables_that_are_not_whole_are_refused_and_the_doctor_says_so() {
         "DROP TABLE onetake_notes",
         "ALTER TABLE onetake_records DROP COLUMN origin CASCADE",
         "ALTER TABLE onetake_records DROP COLUMN history",
+        "ALTER TABLE onetake_records DROP COLUMN ask_at CASCADE",
     ] {
         let url = server.database();
         drop(store_on(&url).await);

@@ -83,6 +83,9 @@ pub(crate) struct Key {
     /// Unknown: why.
     #[serde(skip_serializing_if = "Option::is_none")]
     cause: Option<String>,
+    /// Unknown, and to be reconciled: from when on the reconciler is asked, or asked again.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    next_ask_at: Option<String>,
 }
 
 /// A recorded outcome.
@@ -215,6 +218,7 @@ impl Key {
                 OnUnknown::Fail => "fail",
                 OnUnknown::Reconcile => "reconcile",
                 OnUnknown::Retry => "retry",
+                OnUnknown::Rollback => "rollback",
             },
             created_at: moment(record.created_at),
             claimed_at: moment(record.claimed_at),
@@ -224,6 +228,7 @@ impl Key {
             outcome: None,
             failure: None,
             cause: None,
+            next_ask_at: record.ask_at().map(moment),
         };
         match &record.state {
             State::Running { lease_until } => key.lease_until = Some(moment(*lease_until)),
@@ -237,7 +242,7 @@ impl Key {
                 key.failure = Some(Failure { code, detail });
             }
             State::Released { at } => key.settled_at = Some(moment(*at)),
-            State::Unknown { at, cause } => {
+            State::Unknown { at, cause, .. } => {
                 key.settled_at = Some(moment(*at));
                 key.cause = Some(cause.to_string());
             }
@@ -341,5 +346,30 @@ mod tests {
         assert!(texts.is_sorted(), "{texts:?}");
         assert_eq!(texts[4], "2026-11-15T21:20:03.500000Z");
         assert_eq!(moment(Timestamp::from_micros(u64::MAX)), "never");
+    }
+
+    #[test]
+    fn only_what_is_to_be_reconciled_is_asked_for() {
+        let at = Timestamp::from_micros(1_794_777_603_500_000);
+        let record = |on_unknown| Record {
+            id: onetake_core::RecordId::from_bytes([1; 16]),
+            attempt: onetake_core::AttemptId::from_bytes([2; 16]),
+            fence: onetake_core::Fence::new(1),
+            fingerprint: onetake_core::Fingerprint::of(b"pay"),
+            terms: onetake_core::Terms { on_unknown, ..onetake_core::Terms::default() },
+            origin: onetake_core::Origin::default(),
+            created_at: at,
+            claimed_at: at,
+            history: onetake_core::origin::History::default(),
+            state: State::Unknown { at, cause: onetake_core::Cause::TimedOut, ask_at: at },
+        };
+        let told = |on_unknown| {
+            let key = serde_json::to_value(Key::of(&record(on_unknown), false)).unwrap();
+            (key["on_unknown"].as_str().unwrap().to_owned(), key.get("next_ask_at").cloned())
+        };
+        let asked = Some(serde_json::json!("2026-11-15T21:20:03.500000Z"));
+        assert_eq!(told(OnUnknown::Reconcile), ("reconcile".to_owned(), asked));
+        assert_eq!(told(OnUnknown::Fail), ("fail".to_owned(), None));
+        assert_eq!(told(OnUnknown::Rollback), ("rollback".to_owned(), None));
     }
 }

@@ -11,7 +11,7 @@ local here = alive(record, now)
 local free = not here
 -- Another payload never runs, in any state.
 if here and record.fingerprint == fingerprint then
-  local again = record.on_unknown == 'retry'
+  local again = record.on_unknown == 'retry' or record.on_unknown == 'rollback'
   if record.state == 'released' then
     free = true
   elseif record.state == 'unknown' then
@@ -20,7 +20,7 @@ if here and record.fingerprint == fingerprint then
     if again then
       free = true
     else
-      finish(record, 'unknown', now, LEASE_ENDED, shift)
+      lose(record, now, LEASE_ENDED, shift)
     end
   end
 end

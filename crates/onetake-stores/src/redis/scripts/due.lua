@@ -1,5 +1,11 @@
--- The records of a shard whose lease and grace are over, the longest over first.
+-- The records of a shard whose lease and grace are over, or those that are to be asked for; the longest
+-- due first.
 -- KEYS: leases
--- ARGV: shift, limit
-return redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', text(clock(ARGV[1])), 'WITHSCORES',
-  'LIMIT', 0, ARGV[2])
+-- ARGV: shift, limit, leases or asks
+local from, to = '0', clock(ARGV[1])
+if ARGV[3] == 'asks' then
+  from, to = '-inf', ask_score(to)
+else
+  to = text(to)
+end
+return redis.call('ZRANGEBYSCORE', KEYS[1], from, to, 'WITHSCORES', 'LIMIT', 0, ARGV[2])

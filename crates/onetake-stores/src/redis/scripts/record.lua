@@ -9,7 +9,7 @@ local LEASE_ENDED = '\0'
 local HISTORY_BYTES_MAX = 1024
 local FOUND_MAX = 16
 local FIELDS = {'v', 'attempt', 'fence', 'fingerprint', 'ttl', 'lease', 'grace', 'on_unknown',
-  'created', 'origin', 'claimed', 'history', 'state', 'at', 'outcome'}
+  'created', 'origin', 'claimed', 'history', 'state', 'at', 'ask', 'outcome'}
 
 local function text(number)
   return string.format('%.0f', number)
@@ -41,6 +41,7 @@ local function find(key)
   record.origin = record.origin or ''
   record.claimed = record.claimed or record.created
   record.history = record.history or ''
+  record.ask = record.ask or record.at
   return record
 end
 
@@ -70,6 +71,18 @@ end
 local function abandoned(record, now, back_for, counts_until)
   return plus(record.at, record.grace) <= now and tonumber(record.grace) <= tonumber(back_for)
     and now <= tonumber(counts_until)
+end
+
+-- Whether somebody should ask what became of it, from record.ask on.
+local function is_asked_for(record)
+  return record.state == 'unknown' and record.on_unknown == 'reconcile'
+end
+
+-- Where it stands among the leases: below zero, and so below all of them. They share a set, as a record
+-- is never in both; while a cluster moves a slot, it refuses every script with a key that is not there
+-- beside keys that are, and a set of asks would not be there most of the time.
+local function ask_score(moment)
+  return text(tonumber(moment) - MAX - 1)
 end
 
 -- The server's own expiry knows nothing of the shift, and comes never too early.
@@ -112,17 +125,30 @@ end
 -- Ends the attempt. ZREM stands first: it is allowed when memory is full, and then so is the rest,
 -- so that a full server still records outcomes.
 local function finish(record, state, now, outcome, shift)
-  record.state, record.at, record.outcome = state, text(now), outcome
+  record.state, record.at, record.ask, record.outcome = state, text(now), text(now), outcome
   redis.call('ZREM', KEYS[2], ARGV[1])
-  redis.call('HSET', KEYS[1], 'state', state, 'at', record.at, 'outcome', outcome)
+  if is_asked_for(record) then
+    redis.call('ZADD', KEYS[2], ask_score(record.ask), ARGV[1])
+  end
+  redis.call('HSET', KEYS[1], 'state', state, 'at', record.at, 'ask', record.ask,
+    'outcome', outcome)
   local ends = expires_at(record)
   redis.call('PEXPIREAT', KEYS[1], server_time(ends, shift))
   refer(KEYS[3], ARGV[1], ends, now, shift)
 end
 
+-- Ends an attempt that was passed over, or that says that it knows nothing.
+local function lose(record, now, cause, shift)
+  if record.on_unknown == 'rollback' then
+    finish(record, 'released', now, '', shift)
+  else
+    finish(record, 'unknown', now, cause, shift)
+  end
+end
+
 local function told(answer, now, record, outcome)
   return {answer, text(now), record.attempt, record.fence, record.fingerprint, record.ttl,
     record.lease, record.grace, record.on_unknown, record.created, record.origin, record.claimed,
-    record.history, record.state, record.at, outcome}
+    record.history, record.state, record.at, record.ask, outcome}
 end
 

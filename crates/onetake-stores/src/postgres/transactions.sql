@@ -33,7 +33,7 @@ BEGIN
     -- Waits for whoever holds the record, and decides on it as it is by then. What became unknown may still be
     -- completed by its own attempt: nobody else was given the key.
     UPDATE onetake_records AS record
-       SET state = 1, state_at = v_now, watch_at = NULL, head = recording_head, body = recording_body,
+       SET state = 1, state_at = v_now, watch_at = NULL, ask_at = NULL, head = recording_head, body = recording_body,
            code = NULL, detail = NULL,
            expires_at = greatest(record.created_at + record.ttl, v_now + least(record.ttl, 3600000000))
      WHERE record.id = record_id AND record.attempt = attempt_id AND record.state IN (0, 4)

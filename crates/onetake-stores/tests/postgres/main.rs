@@ -8,6 +8,7 @@ mod operators;
 mod outages;
 mod refusals;
 mod schema;
+mod transactions;
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -172,9 +172,8 @@ struct Said<E> {
 }
 
 fn received<E>(outcome: &Outcome, said: Said<E>) -> Received<E> {
-    let is_ours = |record: &Record| {
-        said.attempt.is_some_and(|attempt| attempt.attempt == record.attempt)
-    };
+    let is_ours =
+        |record: &Record| said.attempt.is_some_and(|attempt| attempt.attempt == record.attempt);
     let record = match outcome {
         Outcome::Ran(Settling::Recorded(record) | Settling::Stale(Some(record)))
         | Outcome::Answered(Answer::Replay(record) | Answer::Failed(record)) => record,

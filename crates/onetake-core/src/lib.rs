@@ -15,6 +15,7 @@
 //! | [`engine`] | claim, run, settle, replay; waiters, leases, draining |
 //! | [`derived`] | keys for the calls that an operation makes itself |
 //! | [`outbox`] | what an operation says to others, with its completion |
+//! | [`inbox`] | messages that are delivered more than once, and dealt with once |
 //! | [`transaction`] | operations whose effects commit with their completion |
 //! | [`velocity`] | how many new operations there may be in a while |
 //! | [`clock`] | the one way in which time and randomness enter |
@@ -28,6 +29,7 @@ pub mod derived;
 pub mod engine;
 pub mod fingerprint;
 pub mod hex;
+pub mod inbox;
 pub mod key;
 pub mod memory;
 pub mod note;
@@ -48,6 +50,7 @@ pub use engine::{
     Outcome, Settling, Verdict,
 };
 pub use fingerprint::{Fingerprint, FingerprintKey, Fingerprinter};
+pub use inbox::{Inbox, Received};
 pub use key::{Key, KeyError};
 pub use memory::MemoryStore;
 pub use origin::{Memo, Origin, TenantDigest};

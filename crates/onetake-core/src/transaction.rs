@@ -51,6 +51,9 @@ pub enum FinishError<E> {
     /// The recording could not be sealed. Nothing was written.
     #[error("the recording cannot be sealed: {0}")]
     Unsealed(StoreError),
+    /// The connection does not make durable what it commits. Nothing was written.
+    #[error("commits on this connection are not durable: {0}")]
+    NotDurable(&'static str),
     /// The database refused, or did not answer.
     #[error("the transaction could not be finished: {0}")]
     Database(#[source] E),

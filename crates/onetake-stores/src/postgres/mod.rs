@@ -20,6 +20,8 @@ mod rows;
 mod schema;
 mod settles;
 mod sql;
+#[cfg(feature = "sqlx")]
+pub mod sqlx;
 mod tls;
 mod transactional;
 mod upkeep;

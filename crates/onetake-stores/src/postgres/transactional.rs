@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use futures_util::future::BoxFuture;
+use onetake_core::inbox::{Inbox, ReceiveError, Received};
 use onetake_core::{
     Attempt, Completion, Engine, FinishError, NotDone, Operation, Outcome, Seal, StoreError,
 };
@@ -64,10 +65,10 @@ impl Transactional {
         self
     }
 
-    /// The engine that claims and looks.
+    /// The inbox of the consumer of this name, on the same engine: see [`process`](Self::process).
     #[must_use]
-    pub const fn engine(&self) -> &Engine {
-        &self.engine
+    pub fn inbox(&self, consumer: &str) -> Inbox {
+        Inbox::new(self.engine.clone(), consumer)
     }
 
     /// Runs the operation, or tells what became of it before. `work` writes its effects in the transaction and
@@ -92,7 +93,29 @@ impl Transactional {
         self.engine.transact(operation, worked).await
     }
 
-    pub(super) async fn work<E, F>(&self, attempt: Attempt, work: F) -> Result<(), WorkError<E>>
+    /// Deals with a message of an inbox, unless somebody did: `work` writes its effects in the transaction, and
+    /// answers what is remembered of it, and what it says to others.
+    ///
+    /// # Errors
+    /// If it could not even be tried.
+    pub async fn process<E, F>(
+        &self,
+        inbox: &Inbox,
+        message: &str,
+        work: F,
+    ) -> Result<Received<WorkError<E>>, ReceiveError>
+    where
+        E: Send + 'static,
+        F: for<'t> FnOnce(&'t Transaction<'t>, Attempt) -> BoxFuture<'t, Result<Completion, E>>
+            + Send
+            + 'static,
+    {
+        let this = self.clone();
+        let worked = move |attempt| async move { this.work(attempt, work).await };
+        inbox.receive(message, worked).await
+    }
+
+    async fn work<E, F>(&self, attempt: Attempt, work: F) -> Result<(), WorkError<E>>
     where
         F: for<'t> FnOnce(&'t Transaction<'t>, Attempt) -> BoxFuture<'t, Result<Completion, E>>,
     {

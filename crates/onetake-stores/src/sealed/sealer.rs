@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use onetake_core::{AttemptId, RecordId, Recording, StoreError, StoreErrorKind};
+use onetake_core::{Attempt, AttemptId, RecordId, Recording, Seal, StoreError, StoreErrorKind};
 
 use super::seal::{self, EncryptionKey, NotOpened, Of};
 
@@ -51,6 +51,14 @@ impl Sealer {
     ) -> Result<Recording, StoreError> {
         let opened = self.try_open(Of { id, attempt }, sealed);
         opened.map_err(|error| StoreError::new(StoreErrorKind::Invalid, error.to_string()))
+    }
+
+    /// The same for transactions that complete their own operations.
+    #[must_use]
+    pub fn into_seal(self) -> Arc<Seal> {
+        Arc::new(move |attempt: &Attempt, recording: &Recording| {
+            self.seal(attempt.id, attempt.attempt, recording)
+        })
     }
 
     pub(super) fn try_open(&self, of: Of, sealed: &Recording) -> Result<Recording, NotOpened> {

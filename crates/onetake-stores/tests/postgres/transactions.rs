@@ -63,6 +63,22 @@ pub(crate) fn operation(key: &str) -> Operation {
     Operation::new(&Scope::new("bank"), &key, Fingerprint::of(b"10 EUR"))
 }
 
+/// One server for all of them: each has a database of its own.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn mode_t() {
+    let server = Postgres::start().await;
+    effects_messages_and_outcome_commit_together(&server).await;
+    what_fails_leaves_nothing_and_may_run_again(&server).await;
+    a_commit_whose_answer_is_lost_is_settled_by_looking(&server).await;
+    a_look_waits_for_a_transaction_that_is_being_committed(&server).await;
+    a_late_finisher_is_rolled_back_and_told_the_outcome(&server).await;
+    a_stale_finish_cannot_commit_even_if_the_commit_is_on_its_way(&server).await;
+    places_of_an_ordering_key_are_in_the_order_of_commits(&server).await;
+    it_works_behind_pgbouncer(&server).await;
+    many_at_once_have_one_effect(&server).await;
+    assert!(!server.log().contains("deadlock"), "{}", server.log());
+}
+
 /// One that is passed over soon.
 fn hasty(key: &str) -> Operation {
     let (lease, grace) = (Duration::from_millis(300), Duration::from_millis(100));
@@ -92,10 +108,8 @@ fn said(outcome: &Outcome) -> &[u8] {
     outcome.recording().unwrap().body.as_deref().unwrap()
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn effects_messages_and_outcome_commit_together() {
-    let server = Postgres::start().await;
-    let bank = Bank::open(&server).await;
+async fn effects_messages_and_outcome_commit_together(server: &Postgres) {
+    let bank = Bank::open(server).await;
     let transactional = bank.transactional();
     let first = run(&transactional, operation("one"), "alice").await.unwrap();
     let Outcome::Ran(Settling::Recorded(record)) = &first else { panic!("{first:?}") };
@@ -120,10 +134,8 @@ async fn effects_messages_and_outcome_commit_together() {
     assert_eq!(bank.count(kept).await, 1);
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_fails_leaves_nothing_and_may_run_again() {
-    let server = Postgres::start().await;
-    let bank = Bank::open(&server).await;
+async fn what_fails_leaves_nothing_and_may_run_again(server: &Postgres) {
+    let bank = Bank::open(server).await;
     let transactional = bank.transactional();
     let key = || operation("two").run_max(Duration::from_millis(500));
     let failed = transactional.run(key(), |tx, attempt| {
@@ -167,10 +179,8 @@ async fn what_fails_leaves_nothing_and_may_run_again() {
 }
 
 /// The answer to the COMMIT gets lost, with the commit done and not done.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_commit_whose_answer_is_lost_is_settled_by_looking() {
-    let server = Postgres::start().await;
-    let bank = Bank::open(&server).await;
+async fn a_commit_whose_answer_is_lost_is_settled_by_looking(server: &Postgres) {
+    let bank = Bank::open(server).await;
     let proxy = Arc::new(FaultProxy::start(server.address()).await.unwrap());
     let database = bank.url.rsplit_once('/').unwrap().1;
     let url = server.url_at(proxy.address(), database);
@@ -208,10 +218,8 @@ async fn a_commit_whose_answer_is_lost_is_settled_by_looking() {
 }
 
 /// A look meets a transaction that has finished and not committed yet: it waits for it.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_look_waits_for_a_transaction_that_is_being_committed() {
-    let server = Postgres::start().await;
-    let bank = Bank::open(&server).await;
+async fn a_look_waits_for_a_transaction_that_is_being_committed(server: &Postgres) {
+    let bank = Bank::open(server).await;
     let (url, (ready, is_ready)) = (bank.url.clone(), oneshot::channel());
     let (go, may_go) = oneshot::channel::<()>();
     let committing = tokio::spawn(async move {
@@ -236,10 +244,8 @@ async fn a_look_waits_for_a_transaction_that_is_being_committed() {
     assert_eq!((bank.count("transfers").await, bank.count("onetake_outbox").await), (1, 1));
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_late_finisher_is_rolled_back_and_told_the_outcome() {
-    let server = Postgres::start().await;
-    let bank = Bank::open(&server).await;
+async fn a_late_finisher_is_rolled_back_and_told_the_outcome(server: &Postgres) {
+    let bank = Bank::open(server).await;
     let other = Engine::new(Arc::new(store_on(&bank.url).await));
     let taking = Transactional::new(other, &bank.url, &PostgresOptions::default()).unwrap();
     let (begun, is_begun) = oneshot::channel();
@@ -287,10 +293,8 @@ async fn a_late_finisher_is_rolled_back_and_told_the_outcome() {
     assert_eq!((bank.count("transfers").await, bank.count("onetake_outbox").await), (1, 1));
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_stale_finish_cannot_commit_even_if_the_commit_is_on_its_way() {
-    let server = Postgres::start().await;
-    let bank = Bank::open(&server).await;
+async fn a_stale_finish_cannot_commit_even_if_the_commit_is_on_its_way(server: &Postgres) {
+    let bank = Bank::open(server).await;
     let outcome = run(&bank.transactional(), operation("done"), "alice").await.unwrap();
     let Outcome::Ran(Settling::Recorded(record)) = outcome else { panic!() };
     let attempt = Attempt { id: record.id, attempt: record.attempt, fence: record.fence };
@@ -314,10 +318,8 @@ async fn a_stale_finish_cannot_commit_even_if_the_commit_is_on_its_way() {
 
 /// Places of one ordering key rise in the order of commits: whoever reads up to a place never misses an
 /// earlier one that is committed later.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn places_of_an_ordering_key_are_in_the_order_of_commits() {
-    let server = Postgres::start().await;
-    let bank = Bank::open(&server).await;
+async fn places_of_an_ordering_key_are_in_the_order_of_commits(server: &Postgres) {
+    let bank = Bank::open(server).await;
     bank.client.batch_execute("CREATE TABLE committed (number bigserial, who text)").await.unwrap();
     // Two keys each, named in different orders: they must not wait in a circle.
     let transactional = bank.transactional();
@@ -364,14 +366,11 @@ async fn places_of_an_ordering_key_are_in_the_order_of_commits() {
         task.await.unwrap();
     }
     watch.await.unwrap();
-    assert!(!server.log().contains("deadlock"), "{}", server.log());
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn it_works_behind_pgbouncer() {
-    let server = Postgres::start().await;
-    let bank = Bank::open(&server).await;
-    let bouncer = PgBouncer::start(&server, "transaction", 2).await;
+async fn it_works_behind_pgbouncer(server: &Postgres) {
+    let bank = Bank::open(server).await;
+    let bouncer = PgBouncer::start(server, "transaction", 2).await;
     let database = bank.url.rsplit_once('/').unwrap().1;
     let transactional = bank.transactional_at(&server.url_at(bouncer.address(), database));
     for number in 0..5 {
@@ -390,10 +389,8 @@ async fn it_works_behind_pgbouncer() {
     assert_eq!(bank.count("transfers").await, 5);
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn many_at_once_have_one_effect() {
-    let server = Postgres::start().await;
-    let bank = Bank::open(&server).await;
+async fn many_at_once_have_one_effect(server: &Postgres) {
+    let bank = Bank::open(server).await;
     let nodes: Vec<Transactional> =
         [bank.engine.clone(), Engine::new(Arc::new(store_on(&bank.url).await))]
             .map(|engine| {

@@ -25,19 +25,19 @@ async fn deal(tx: &Transaction<'_>, attempt: Attempt) -> Result<Completion, Stri
 }
 
 async fn process(transactional: &Transactional, inbox: &Inbox, message: &str) -> Answer {
-    let work = |tx: &_, attempt| deal(tx, attempt).boxed();
-    transactional.process(inbox, message, work).await.unwrap()
+    let processed = transactional.process(inbox, message, |tx, attempt| deal(tx, attempt).boxed());
+    processed.await.unwrap()
 }
 
 async fn fail(transactional: &Transactional, inbox: &Inbox, message: &str) -> Answer {
-    let work = |tx, attempt| {
+    let processed = transactional.process(inbox, message, |tx, attempt| {
         async move {
             deal(tx, attempt).await?;
             Err("cannot be dealt with".to_owned())
         }
         .boxed()
-    };
-    transactional.process(inbox, message, work).await.unwrap()
+    });
+    processed.await.unwrap()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -75,8 +75,8 @@ async fn a_message_has_one_effect_however_often_it_comes(server: &Postgres) {
     assert!(matches!(other, Received::Done(_)), "{other:?}");
     let week = "onetake_records WHERE ttl = 7 * 24 * 3600 * 1000000::bigint AND on_unknown = 3";
     assert_eq!(bank.count(week).await, 2);
-    let empty = consumers[0]
-        .process(&consumers[0].inbox("mailer"), "", |tx, attempt| deal(tx, attempt).boxed());
+    let inbox = consumers[0].inbox("mailer");
+    let empty = consumers[0].process(&inbox, "", |tx, attempt| deal(tx, attempt).boxed());
     assert!(empty.await.unwrap_err().to_string().contains("id"), "it says what is wrong");
 }
 

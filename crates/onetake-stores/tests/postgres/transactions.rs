@@ -75,6 +75,8 @@ async fn mode_t() {
     a_stale_finish_cannot_commit_even_if_the_commit_is_on_its_way(&server).await;
     places_of_an_ordering_key_are_in_the_order_of_commits(&server).await;
     it_works_behind_pgbouncer(&server).await;
+    #[cfg(feature = "sealed")]
+    what_a_transaction_records_is_sealed(&server).await;
     many_at_once_have_one_effect(&server).await;
     assert!(!server.log().contains("deadlock"), "{}", server.log());
 }
@@ -406,4 +408,22 @@ async fn many_at_once_have_one_effect(server: &Postgres) {
         assert_eq!(said(&outcome), b"alice paid");
     }
     assert_eq!((bank.count("transfers").await, bank.count("onetake_outbox").await), (1, 1));
+}
+
+#[cfg(feature = "sealed")]
+async fn what_a_transaction_records_is_sealed(server: &Postgres) {
+    use onetake_stores::{EncryptionKey, SealedStore};
+    let bank = Bank::open(server).await;
+    let keys = vec![EncryptionKey::new("k1", &[7; 32])];
+    let store = SealedStore::around(Arc::new(store_on(&bank.url).await), keys);
+    let seal = store.sealer().into_seal();
+    let engine = Engine::new(Arc::new(store));
+    let sealed = Transactional::new(engine, &bank.url, &PostgresOptions::default()).unwrap();
+    let sealed = sealed.sealed_by(seal);
+    let first = run(&sealed, operation("sealed"), "alice").await.unwrap();
+    assert!(matches!(first, Outcome::Ran(Settling::Recorded(_))), "{first:?}");
+    assert_eq!(said(&first), b"alice paid");
+    assert_eq!(said(&run(&sealed, operation("sealed"), "alice").await.unwrap()), b"alice paid");
+    let open = "onetake_records WHERE position('paid'::bytea IN head || coalesce(body, '')) > 0";
+    assert_eq!(bank.count(open).await, 0);
 }

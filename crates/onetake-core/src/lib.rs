@@ -15,6 +15,8 @@
 //! | [`engine`] | claim, run, settle, replay; waiters, leases, draining |
 //! | [`derived`] | keys for the calls that an operation makes itself |
 //! | [`outbox`] | what an operation says to others, with its completion |
+//! | [`inbox`] | messages that are delivered more than once, and dealt with once |
+//! | [`transaction`] | operations whose effects commit with their completion |
 //! | [`velocity`] | how many new operations there may be in a while |
 //! | [`clock`] | the one way in which time and randomness enter |
 
@@ -27,6 +29,7 @@ pub mod derived;
 pub mod engine;
 pub mod fingerprint;
 pub mod hex;
+pub mod inbox;
 pub mod key;
 pub mod memory;
 pub mod note;
@@ -37,15 +40,17 @@ pub mod planted;
 pub mod record;
 pub mod scope;
 pub mod store;
+pub mod transaction;
 pub mod velocity;
 
 pub use clock::{Clock, ManualClock, Rng, Shift, SystemClock, SystemRng, Timestamp};
 pub use derived::{DerivedKey, DerivingSecret};
 pub use engine::{
     Again, Answer, Asking, Attempt, Begin, Engine, EngineError, Found, InFlight, Inquiry, Journal,
-    Lease, Limits, OnRetry, Operation, Outcome, Reconcile, Settling, Verdict,
+    Lease, Limits, NotDone, OnRetry, Operation, Outcome, Reconcile, Settling, Verdict,
 };
 pub use fingerprint::{Fingerprint, FingerprintKey, Fingerprinter};
+pub use inbox::{Inbox, Received};
 pub use key::{Key, KeyError};
 pub use memory::MemoryStore;
 pub use origin::{Memo, Origin, TenantDigest};
@@ -53,4 +58,5 @@ pub use outbox::{Message, MessageId, Outbox};
 pub use record::{AttemptId, Cause, Failure, Fence, OnUnknown, Record, Recording, State, Terms};
 pub use scope::{RecordId, Reference, Scope};
 pub use store::{Claim, Claimed, Settled, Settlement, Store, StoreError, StoreErrorKind, Verb};
+pub use transaction::{Completion, FinishError, Seal};
 pub use velocity::{Decision, Rate, RateError, SharedVelocity};

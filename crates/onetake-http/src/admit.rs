@@ -29,6 +29,7 @@ use crate::problem::{Code, Problem};
 use crate::run::Run;
 use crate::said::{in_progress, overloaded, problem_of, problem_of_error};
 use crate::service::{IDEMPOTENCY_DERIVED_KEY, IDEMPOTENCY_FENCE};
+use crate::transaction::Recorder;
 use crate::velocity;
 
 /// What becomes of a keyed request.
@@ -49,7 +50,7 @@ pub(crate) type Refused = (Problem, Option<Reference>);
 
 /// Reads the request and asks the engine who runs it.
 pub(crate) async fn admit<Req>(
-    shared: &Shared,
+    shared: &Arc<Shared>,
     asked: Asked,
     mut parts: Parts,
     body: Req,
@@ -146,6 +147,9 @@ where
         Ok(Began::Run(lease)) => {
             let derived = shared.deriving_now().map(|secret| secret.derive(&asked.scope(), &key));
             let named = Named { key, derived };
+            let recorder =
+                Recorder { shared: Arc::clone(shared), body_bytes_max: policy.response_body_max };
+            parts.extensions.insert(recorder);
             let request = forwarded(parts, payload.into_data(), &lease, named);
             let (policy, run_max) = (Arc::clone(policy), asked.run_max(clock));
             let kept_from = later.as_ref().map(|later| later.due);

@@ -37,6 +37,7 @@ pub mod status;
 pub mod tenant;
 mod tokens;
 mod trace;
+pub mod transaction;
 pub mod typed;
 pub mod velocity;
 

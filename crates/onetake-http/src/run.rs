@@ -5,13 +5,14 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::header::{CONTENT_TYPE, HeaderMap};
+use http::response::Parts;
 use http::{Request, Response};
 use http_body::Body;
 use tokio::sync::OwnedSemaphorePermit;
 use tower_service::Service;
 
 use onetake_core::engine::Settling;
-use onetake_core::{Cause, Clock, Lease, Record, Recording, Reference};
+use onetake_core::{Cause, Clock, Lease, Record, Recording, Reference, State};
 
 use crate::BoxError;
 use crate::body::{self, Read, RequestBody, ResponseBody};
@@ -20,6 +21,7 @@ use crate::problem::{Code, IDEMPOTENCY_REFERENCE, Problem, insert};
 use crate::recording::{ONETAKE_OUTCOME, record};
 use crate::said::in_progress;
 use crate::status::Disposition;
+use crate::transaction::Finished;
 use crate::typed::{Kept, Types};
 
 /// An attempt that was granted.
@@ -78,7 +80,11 @@ impl<Req> Run<Req> {
             }
         };
         let (disposition, cause) = fate(&mut response, &policy);
+        let finished = response.extensions_mut().remove::<Finished>();
         insert(response.headers_mut(), IDEMPOTENCY_REFERENCE, &reference.to_string());
+        if finished == Some(Finished(lease.attempt())) {
+            return committed(lease, response).await;
+        }
         let is_kept = kept_from.is_some_and(|from| clock.monotonic() >= from);
         match disposition {
             // Somebody was told to come back for an outcome, or may have been: then this is it.
@@ -134,18 +140,47 @@ where
     Res::Error: Into<BoxError>,
 {
     let (parts, body) = response.into_parts();
-    let (status, headers) = (parts.status, &parts.headers);
-    let max = if is_stream(headers) { None } else { Some(policy.response_body_max) };
-    let read = match max {
-        None => Ok(Read::TooLarge { read: Bytes::new(), rest: Box::pin(body) }),
-        Some(max) => tokio::select! {
-            biased;
-            read = body::read(body, max) => read,
-            () = clock.sleep(left) => return timed_out(lease).await,
-        },
+    let max = (!is_stream(&parts.headers)).then_some(policy.response_body_max);
+    let read = tokio::select! {
+        biased;
+        read = read_response(body, max) => read,
+        () = clock.sleep(left) => return timed_out(lease).await,
     };
-    let (recording, body): (Recording, ResponseBody<Res>) = match read {
-        Ok(Read::Whole { data, trailers }) => {
+    let Ok(read) = read else {
+        let cause =
+            Cause::Reported("the upstream broke off in the middle of its answer".to_owned());
+        let problem = not_shown(&lease.unknown(cause).await);
+        return Reply::Problem(problem.unwrap_or_else(interrupted));
+    };
+    let (recording, body) = recording_of(&parts, read, value);
+    match lease.complete(recording).await {
+        Settling::Recorded(_) => Reply::Response(Response::from_parts(parts, body)),
+        Settling::Stale(Some(record)) => Reply::Record(record),
+        settling => Reply::Problem(not_shown(&settling).unwrap_or_else(in_progress)),
+    }
+}
+
+/// Reads a response's body, up to `max`; none of it if there is no end to wait for.
+pub(crate) async fn read_response<Res>(body: Res, max: Option<usize>) -> Result<Read<Res>, BoxError>
+where
+    Res: Body<Data = Bytes>,
+    Res::Error: Into<BoxError>,
+{
+    match max {
+        None => Ok(Read::TooLarge { read: Bytes::new(), rest: Box::pin(body) }),
+        Some(max) => body::read(body, max).await.map_err(Into::into),
+    }
+}
+
+/// What is recorded of a response, and its body.
+pub(crate) fn recording_of<Res>(
+    parts: &Parts,
+    read: Read<Res>,
+    value: Option<Kept>,
+) -> (Recording, ResponseBody<Res>) {
+    let (status, headers) = (parts.status, &parts.headers);
+    match read {
+        Read::Whole { data, trailers } => {
             let value = value.filter(|_| trailers.is_none());
             let value = value.and_then(|value| value.told_by(&data, true));
             let recording = value
@@ -153,21 +188,31 @@ where
             (recording, ResponseBody::whole(data, trailers))
         }
         // The outcome is known, though it cannot be replayed: that is durable before a byte flows.
-        Ok(Read::TooLarge { read, rest }) => {
+        Read::TooLarge { read, rest } => {
             let value = value.and_then(|value| value.told_by(&read, false));
             let recording = value.unwrap_or_else(|| record(status, headers, None, None));
             (recording, ResponseBody::rest(read, rest))
         }
-        Err(_) => {
-            let cause =
-                Cause::Reported("the upstream broke off in the middle of its answer".to_owned());
-            let problem = not_shown(&lease.unknown(cause).await);
-            return Reply::Problem(problem.unwrap_or_else(interrupted));
+    }
+}
+
+/// Shows a response whose outcome its own transaction recorded, if it did: what the handler says is not taken
+/// for it. Nothing is recorded here, because what was not committed had no effect.
+async fn committed<Res, E>(lease: Lease, response: Response<Res>) -> Reply<Res, E> {
+    let attempt = lease.attempt();
+    match lease.release().await {
+        Settling::Stale(Some(record))
+            if record.attempt == attempt && matches!(record.state, State::Completed { .. }) =>
+        {
+            Reply::Response(response.map(ResponseBody::untouched))
         }
-    };
-    match lease.complete(recording).await {
-        Settling::Recorded(_) => Reply::Response(Response::from_parts(parts, body)),
         Settling::Stale(Some(record)) => Reply::Record(record),
+        Settling::Recorded(_) => {
+            tracing::error!(
+                "a handler answered as if it had finished and committed its transaction, but did not"
+            );
+            Reply::Problem(not_committed())
+        }
         settling => Reply::Problem(not_shown(&settling).unwrap_or_else(in_progress)),
     }
 }
@@ -179,7 +224,7 @@ fn own(data: &Bytes) -> Bytes {
 }
 
 /// Event streams have no end to wait for.
-fn is_stream(headers: &HeaderMap) -> bool {
+pub(crate) fn is_stream(headers: &HeaderMap) -> bool {
     let content_type = headers.get(CONTENT_TYPE).and_then(|value| value.to_str().ok());
     content_type
         .is_some_and(|text| text.trim().to_ascii_lowercase().starts_with("text/event-stream"))
@@ -195,8 +240,19 @@ fn passed_on<Res, E>(settling: Settling, response: Response<Res>) -> Reply<Res, 
 }
 
 async fn timed_out<Res, E>(lease: Lease) -> Reply<Res, E> {
-    let problem = not_shown(&lease.unknown(Cause::TimedOut).await);
-    Reply::Problem(problem.unwrap_or_else(too_slow))
+    match lease.unknown(Cause::TimedOut).await {
+        // Its transaction was committed all the same, or another attempt's was.
+        Settling::Stale(Some(record)) => Reply::Record(record),
+        settling => Reply::Problem(not_shown(&settling).unwrap_or_else(too_slow)),
+    }
+}
+
+fn not_committed() -> Problem {
+    Problem::new(
+        Code::StoreUnavailable,
+        "The operation's transaction was not committed, so it had no effect. Retry with the same key.",
+    )
+    .retry_after(1)
 }
 
 pub(crate) fn too_slow() -> Problem {

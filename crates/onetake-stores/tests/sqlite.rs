@@ -187,7 +187,9 @@ async fn a_row_that_cannot_be_read_is_its_own_keys_trouble_alone() {
     granted(&store, &good).await;
     granted(&store, &bad).await;
     let other = rusqlite::Connection::open(&file).unwrap();
-    other.execute("UPDATE records SET record = x'ff' WHERE id = ?1", [bad.id.as_bytes()]).unwrap();
+    other
+        .execute("UPDATE onetake_records SET record = x'ff' WHERE id = ?1", [bad.id.as_bytes()])
+        .unwrap();
     let answers = store.claim(vec![bad.clone(), claim("new", 3), good.clone()]).await;
     assert_eq!(answers[0].as_ref().unwrap_err().kind(), StoreErrorKind::Invalid);
     assert!(matches!(answers[1], Ok(Claimed::Granted { .. })));
@@ -256,9 +258,9 @@ async fn a_newer_schema_is_refused_and_an_older_one_migrated() {
     other.execute_batch("PRAGMA user_version = 7").unwrap();
     let (kind, said) = refused(&file);
     assert_eq!(kind, StoreErrorKind::Invalid);
-    assert!(said.contains("schema version 7") && said.contains("up to 4"), "{said}");
+    assert!(said.contains("schema version 7") && said.contains("up to 5"), "{said}");
     // The oldest that there can be: ours, and empty.
-    let nothing = "DROP TABLE records; DROP TABLE meta; DROP TABLE secrets; DROP TABLE notes; PRAGMA user_version = 0";
+    let nothing = "DROP TABLE onetake_records; DROP TABLE onetake_meta; DROP TABLE onetake_secrets; DROP TABLE onetake_notes; DROP TABLE onetake_outbox; DROP TABLE onetake_lanes; PRAGMA user_version = 0";
     other.execute_batch(nothing).unwrap();
     let store = SqliteStore::open(&file).unwrap();
     granted(&store, &claim("a", 1)).await;
@@ -275,15 +277,19 @@ async fn a_file_without_secrets_gets_some_and_keeps_its_records() {
     // Version 1 had no secrets and no audit, and nobody asked what became of the unknown.
     let other = rusqlite::Connection::open(&file).unwrap();
     other.execute_batch(WITHOUT_ASKS).unwrap();
-    other.execute_batch("DROP TABLE secrets; DROP TABLE notes; PRAGMA user_version = 1").unwrap();
+    other
+        .execute_batch(
+            "DROP TABLE onetake_secrets; DROP TABLE onetake_notes; PRAGMA user_version = 1",
+        )
+        .unwrap();
     // Two processes of the new version at once: one of them migrates.
     let stores = [(); 2].map(|()| SqliteStore::open(&file).unwrap());
     assert_eq!(body(&load(&stores[0], &first).await.unwrap()), b"paid");
     assert_eq!(stores[0].secret("one", secret).await.unwrap(), secret);
     assert_eq!(stores[1].secret("one", [8; 32]).await.unwrap(), secret, "one for all processes");
     let version: i64 = other.pragma_query_value(None, "user_version", |row| row.get(0)).unwrap();
-    assert_eq!(version, 4);
-    other.execute_batch("UPDATE secrets SET value = x'00'").unwrap();
+    assert_eq!(version, 5);
+    other.execute_batch("UPDATE onetake_secrets SET value = x'00'").unwrap();
     let error = stores[0].secret("one", [9; 32]).await.unwrap_err();
     assert_eq!(error.kind(), StoreErrorKind::Invalid);
     assert!(error.to_string().contains("`one`"), "{error}");
@@ -291,8 +297,7 @@ async fn a_file_without_secrets_gets_some_and_keeps_its_records() {
 }
 
 /// Takes a file back to version 3.
-const WITHOUT_ASKS: &str =
-    "DROP INDEX records_ask; ALTER TABLE records DROP COLUMN ask_at; PRAGMA user_version = 3";
+const WITHOUT_ASKS: &str = "DROP TABLE onetake_outbox; DROP TABLE onetake_lanes; DROP INDEX onetake_records_ask; ALTER TABLE onetake_records DROP COLUMN ask_at; PRAGMA user_version = 3";
 
 #[tokio::test]
 async fn what_was_unknown_in_an_older_file_is_asked_for() {
@@ -339,7 +344,7 @@ async fn what_is_forgotten_is_not_in_its_row() {
     complete(&store, &done, b"a secret".to_vec()).await.unwrap();
     let reader = rusqlite::Connection::open(&file).unwrap();
     let row = || -> (Vec<u8>, String) {
-        let asked = "SELECT record, state FROM records";
+        let asked = "SELECT record, state FROM onetake_records";
         reader.query_row(asked, [], |row| Ok((row.get(0)?, row.get(1)?))).unwrap()
     };
     let holds = |record: &[u8]| record.windows(8).any(|part| part == b"a secret");

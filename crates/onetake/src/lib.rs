@@ -4,6 +4,8 @@
 //! - For jobs and consumers, call [`Engine::run`], or [`Engine::begin`] and settle the [`Lease`].
 //! - With the feature `axum`, handlers can ask for the key, the attempt and a key for their own calls, and return
 //!   values that are kept ([`Typed`]); with `jwt`, tenants are told by verified tokens.
+//! - Where the effects are in the PostgreSQL or SQLite database that keeps the records, they commit with the outcome:
+//!   [`transaction`], the example `transfers`, and the [`Inbox`] for consumers.
 //! - Records are kept in an [`EmbeddedStore`] (feature `embedded`), in a store that several nodes share
 //!   (features `postgres`, `redis`, `filtered`, `dynamodb`), in SQLite (`sqlite`), or in any other [`Store`];
 //!   a `SealedStore` (`sealed`) around it compresses and encrypts them.
@@ -71,6 +73,18 @@ pub use onetake_http::{Jwt, JwtKey};
 
 #[cfg(feature = "axum")]
 pub use onetake_http::extract::{DownstreamKey, IdempotencyKey, NotThere, RunningAttempt};
+#[cfg(feature = "axum")]
+pub use onetake_http::transaction::InTransaction;
+
+/// PostgreSQL: `Transactional`, and `finish` for transactions of tokio-postgres and of sqlx.
+#[cfg(feature = "postgres")]
+pub use onetake_stores::postgres;
+/// Operations that commit their effects with their outcome, in PostgreSQL.
+#[cfg(feature = "postgres")]
+pub use onetake_stores::postgres::finish;
+/// SQLite: `Transactional`, and `finish` for transactions of rusqlite.
+#[cfg(feature = "sqlite")]
+pub use onetake_stores::sqlite;
 
 /// Everything of the HTTP layer.
 #[cfg(feature = "http")]

@@ -10,7 +10,7 @@ use tracing::Instrument;
 
 use crate::fingerprint::Fingerprint;
 use crate::planted::{Bug, planted};
-use crate::record::{AttemptId, Cause, Failure, Fence, Record, Recording};
+use crate::record::{AttemptId, Cause, Failure, Fence, OnUnknown, Record, Recording, State};
 use crate::scope::RecordId;
 use crate::store::{Settled, Settlement, StoreError, StoreErrorKind, Verb};
 
@@ -220,7 +220,7 @@ impl Lease {
             created_at: self.engine.inner.clock.now(),
             claimed_at: self.engine.inner.clock.now(),
             history: crate::origin::History::default(),
-            state: crate::State::Released { at: self.engine.inner.clock.now() },
+            state: State::Released { at: self.engine.inner.clock.now() },
         })
     }
 }
@@ -290,6 +290,18 @@ async fn settle(
                 };
                 break (Settling::Recorded(record), landing);
             }
+            // Its own transaction completed it (mode T), and this was the look whether it did.
+            Ok(Settled::Stale { current: Some(record) })
+                if completed_itself(&record, &settlement) =>
+            {
+                let at = match record.state {
+                    State::Completed { at, .. } => at,
+                    _ => record.claimed_at,
+                };
+                engine.cache.put(&record, at, asked_at);
+                let landing = Landing::Record(Arc::clone(&record), at);
+                break (Settling::Stale(Some(record)), landing);
+            }
             Ok(Settled::Stale { current }) => {
                 engine.metrics.stale.increment(1);
                 tracing::warn!(
@@ -327,7 +339,7 @@ async fn settle(
     engine.metrics.running.decrement(1);
     match (&settlement.verb, &settling) {
         (Verb::Unknown(cause), Settling::Recorded(record))
-            if matches!(record.state, crate::State::Unknown { .. }) =>
+            if matches!(record.state, State::Unknown { .. }) =>
         {
             engine.metrics.unknown.increment(1);
             tracing::warn!(
@@ -343,6 +355,14 @@ async fn settle(
     engine.flights.land(pulse.id, &flying.flight, landing);
     drop(flying);
     settling
+}
+
+/// Whether the attempt that would be let go of has an outcome.
+fn completed_itself(record: &Record, settlement: &Settlement) -> bool {
+    record.attempt == settlement.attempt
+        && record.terms.on_unknown == OnUnknown::Rollback
+        && matches!(record.state, State::Completed { .. })
+        && !matches!(settlement.verb, Verb::Complete(_))
 }
 
 /// What whoever was promised an outcome is told if there is none.

@@ -20,6 +20,7 @@ mod reconcile;
 mod remote;
 mod replays;
 mod retry;
+mod transact;
 mod wait;
 
 use std::future::Future;
@@ -60,6 +61,7 @@ pub use operators::{Deed, Intervened, Intervention, Standing};
 pub use reconcile::{Asking, Found, Inquiry, Reconcile};
 pub use replays::Replays;
 pub use retry::{Again, OnRetry};
+pub use transact::NotDone;
 
 /// The target of all spans of a trace, here and in the crates around: filters select them by it.
 pub const SPANS: &str = "onetake::trace";

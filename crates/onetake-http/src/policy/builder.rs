@@ -165,6 +165,16 @@ impl Policy {
         self
     }
 
+    /// Says that every effect of the operation commits in one transaction with its outcome, or not at all
+    /// ([`transaction`](crate::transaction)): an attempt that is lost is never unknown, but may run again, and so
+    /// may one that answered 5xx, because it rolled back.
+    #[must_use]
+    pub fn transactional(mut self) -> Self {
+        self.terms.on_unknown = OnUnknown::Rollback;
+        self.outcomes = self.outcomes.with_every_5xx(Disposition::Release);
+        self
+    }
+
     /// Sets what to do while the store is away.
     #[must_use]
     pub fn on_store_down(mut self, on_store_down: OnStoreDown) -> Self {

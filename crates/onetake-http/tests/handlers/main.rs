@@ -3,4 +3,5 @@
 
 mod extract;
 mod shared;
+mod transaction;
 mod typed;

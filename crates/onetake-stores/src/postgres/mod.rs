@@ -13,13 +13,17 @@ mod batch;
 mod claims;
 mod doctor;
 mod fault;
+mod finish;
 mod notes;
 mod pool;
 mod rows;
 mod schema;
 mod settles;
 mod sql;
+#[cfg(feature = "sqlx")]
+pub mod sqlx;
 mod tls;
+mod transactional;
 mod upkeep;
 
 use std::collections::HashMap;
@@ -44,7 +48,9 @@ use fault::{Effect, Fault};
 use pool::{Demands, Parameters, Pool};
 use rows::Answer;
 
+pub use finish::finish;
 pub use schema::Migrated;
+pub use transactional::{Transactional, WorkError};
 
 /// How to talk to the server.
 #[derive(Clone, Debug)]

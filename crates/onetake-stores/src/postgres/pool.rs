@@ -234,6 +234,20 @@ impl Link<'_> {
         answer
     }
 
+    /// The connection for a transaction of somebody else's. It is closed afterwards unless it is said to be
+    /// [`returned`](Self::returned): nobody knows in what state work that failed leaves it.
+    pub(super) fn borrowed(&mut self) -> Result<&mut Client, StoreError> {
+        self.bad.store(true, Ordering::Release);
+        let gone = || StoreError::new(StoreErrorKind::Unavailable, "the connection is gone");
+        self.client.as_mut().ok_or_else(gone)
+    }
+
+    /// A borrowed connection is as it was.
+    pub(super) fn returned(&self) {
+        self.bad.store(false, Ordering::Release);
+        self.pool.breaker.succeeded();
+    }
+
     /// The connection itself, for what is not a statement on records.
     pub(super) fn client(&mut self) -> Option<&mut Client> {
         self.client.as_mut()

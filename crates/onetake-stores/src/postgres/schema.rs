@@ -14,8 +14,11 @@ use super::fault::{Effect, Fault, missing, read_only};
 pub(super) const VERSION: i32 = 1;
 
 /// How to get from each version to the next one; the first makes everything.
-const MIGRATIONS: [&[&str]; VERSION as usize] =
-    [&[include_str!("schema.sql"), include_str!("functions.sql")]];
+const MIGRATIONS: [&[&str]; VERSION as usize] = [&[
+    include_str!("schema.sql"),
+    include_str!("functions.sql"),
+    include_str!("transactions.sql"),
+]];
 
 /// How often a migration that met another one is tried again.
 const TRIES_MAX: usize = 5;

@@ -13,6 +13,7 @@ use onetake_core::{Clock, Record, RecordId, Reference, StoreError, StoreErrorKin
 
 use super::error::{During, refused};
 use super::ledger::{self, Moment, Write};
+use super::schema::{self, Owner};
 use super::{notes, table};
 
 /// Jobs that are written as one group at most.
@@ -44,6 +45,7 @@ pub(super) struct Settings {
 
 pub(super) struct Committer {
     connection: Connection,
+    owner: Owner,
     clock: Arc<dyn Clock>,
     writes: Vec<Box<dyn Write>>,
     sweeps: VecDeque<Sweeping>,
@@ -83,9 +85,10 @@ impl Contact {
 }
 
 impl Committer {
-    pub(super) fn new(connection: Connection, clock: Arc<dyn Clock>) -> Self {
+    pub(super) fn new(connection: Connection, owner: Owner, clock: Arc<dyn Clock>) -> Self {
         Self {
             connection,
+            owner,
             clock,
             writes: Vec::new(),
             sweeps: VecDeque::new(),
@@ -199,7 +202,7 @@ impl Committer {
         Ok(Settings {
             journal_mode: self.connection.pragma_query_value(None, "journal_mode", mode)?,
             synchronous: ask("synchronous")?,
-            schema_version: ask("user_version")?,
+            schema_version: schema::found_version(&self.connection, self.owner)?,
         })
     }
 

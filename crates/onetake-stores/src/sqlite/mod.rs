@@ -13,7 +13,7 @@
 //!
 //! # The table, for people who query it
 //!
-//! `records`, one row for each key. Times are microseconds since the Unix epoch.
+//! `onetake_records`, one row for each key. Times are microseconds since the Unix epoch.
 //!
 //! | column | what it holds |
 //! | --- | --- |
@@ -30,17 +30,20 @@
 //! | `ask_at` | when to ask what became of it; null unless it is unknown and to be reconciled |
 //! | `record` | the whole record as onetake reads it; the other columns are written from it |
 //!
-//! `meta` holds `swept_fence`: the highest fence of any record that was swept, so that fences rise
-//! across that too (S2). `secrets` holds those that were made at first use, and `notes` the audit: `place`
+//! `onetake_meta` holds `swept_fence`: the highest fence of any record that was swept, so that fences rise
+//! across that too (S2). `onetake_secrets` holds those that were made at first use, and `onetake_notes` the audit: `place`
 //! (8 bytes: when it was done; then 16 by chance), `id` (the record's), and `said` as onetake reads it.
+//! `onetake_outbox` and `onetake_lanes` are as in PostgreSQL.
 
 mod committer;
 mod doctor;
 mod error;
+mod finish;
 mod ledger;
 mod notes;
 mod schema;
 mod table;
+mod transactional;
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -60,6 +63,10 @@ use onetake_core::{
 
 use crate::Diagnosis;
 use committer::{Committer, Job};
+use schema::Owner;
+
+pub use finish::finish;
+pub use transactional::{Transactional, WorkError};
 
 /// The SQLite store.
 #[derive(Debug)]
@@ -83,13 +90,27 @@ impl SqliteStore {
         Self::open_with(file, Arc::new(SystemClock))
     }
 
+    /// Keeps its tables, which are all called `onetake_…`, in the file of another program, beside those of that
+    /// program: for operations whose effects commit with their outcome ([`Transactional`]). They must be in one
+    /// file, because a transaction over two is not atomic across a crash. The file is brought into WAL mode.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open), and if it is a file of onetake's own.
+    pub fn open_in(file: &Path) -> Result<Self, StoreError> {
+        Self::open_as(file, Owner::Another, Arc::new(SystemClock))
+    }
+
     /// Opens the file on a clock of your choice.
     ///
     /// # Errors
     /// As [`open`](Self::open).
     pub fn open_with(file: &Path, clock: Arc<dyn Clock>) -> Result<Self, StoreError> {
-        let (file, connection) = schema::open(file)?;
-        let committer = Committer::new(connection, Arc::clone(&clock));
+        Self::open_as(file, Owner::Onetake, clock)
+    }
+
+    fn open_as(file: &Path, owner: Owner, clock: Arc<dyn Clock>) -> Result<Self, StoreError> {
+        let (file, connection) = schema::open(file, owner)?;
+        let committer = Committer::new(connection, owner, Arc::clone(&clock));
         let (jobs, queue) = mpsc::channel();
         let thread = std::thread::Builder::new()
             .name("onetake-sqlite".to_owned())

@@ -1,4 +1,4 @@
-//! The audit: the rows of `notes`.
+//! The audit: the rows of `onetake_notes`.
 
 use bytes::Bytes;
 use rusqlite::{Connection, Row, named_params};
@@ -8,18 +8,18 @@ use onetake_core::note::{NOTES_KEPT, Note, NotePlace, Notes};
 use onetake_core::{RecordId, Timestamp};
 
 pub(super) const WRITE: &str = "
-    INSERT INTO notes (place, id, said) VALUES (:place, :id, :said)
+    INSERT INTO onetake_notes (place, id, said) VALUES (:place, :id, :said)
     ON CONFLICT (place) DO UPDATE SET id = excluded.id, said = excluded.said";
 
 pub(super) const READ: &str =
-    "SELECT place, said FROM notes WHERE place < :from ORDER BY place DESC LIMIT :limit";
+    "SELECT place, said FROM onetake_notes WHERE place < :from ORDER BY place DESC LIMIT :limit";
 
 pub(super) const READ_OF: &str = "
-    SELECT place, said FROM notes WHERE id = :id AND place < :from ORDER BY place DESC LIMIT :limit";
+    SELECT place, said FROM onetake_notes WHERE id = :id AND place < :from ORDER BY place DESC LIMIT :limit";
 
 pub(super) const SWEEP: &str = "
-    DELETE FROM notes WHERE place IN (
-        SELECT place FROM notes WHERE place < :kept_since ORDER BY place LIMIT :limit)";
+    DELETE FROM onetake_notes WHERE place IN (
+        SELECT place FROM onetake_notes WHERE place < :kept_since ORDER BY place LIMIT :limit)";
 
 /// Writes an entry, over one of the same place.
 pub(super) fn write(connection: &Connection, note: &Note) -> rusqlite::Result<()> {
@@ -88,7 +88,11 @@ mod tests {
     #[test]
     fn one_that_cannot_be_read_hides_no_other() {
         let folder = tempfile::tempdir().unwrap();
-        let (_, connection) = super::super::schema::open(&folder.path().join("db")).unwrap();
+        let (_, connection) = super::super::schema::open(
+            &folder.path().join("db"),
+            super::super::schema::Owner::Onetake,
+        )
+        .unwrap();
         let made: Vec<Note> = (0..6)
             .map(|second| Note {
                 place: NotePlace::new(Timestamp::from_micros(second * 1_000_000), &SystemRng),
@@ -105,7 +109,7 @@ mod tests {
             write(&connection, note).unwrap();
         }
         let damaged = made[3].place;
-        let damage = "UPDATE notes SET said = x'09' WHERE place = ?1";
+        let damage = "UPDATE onetake_notes SET said = x'09' WHERE place = ?1";
         connection.execute(damage, [damaged.as_bytes()]).unwrap();
         let mut expected: Vec<Note> = made;
         expected.retain(|note| note.place != damaged);

@@ -22,7 +22,7 @@ const APPLICATION_ID: i64 = 0x6f6e_6574;
 /// How to get from each version of the schema to the next; a fresh file begins at 0.
 const MIGRATIONS: &[&str] = &[
     "
-    CREATE TABLE records (
+    CREATE TABLE onetake_records (
         id           BLOB PRIMARY KEY NOT NULL,
         state        TEXT NOT NULL,
         attempt      BLOB NOT NULL,
@@ -35,26 +35,62 @@ const MIGRATIONS: &[&str] = &[
         abandoned_at INTEGER,
         record       BLOB NOT NULL
     ) STRICT;
-    CREATE INDEX records_abandoned ON records (abandoned_at) WHERE abandoned_at IS NOT NULL;
-    CREATE INDEX records_expiry ON records (expires_at) WHERE expires_at IS NOT NULL;
-    CREATE TABLE meta (name TEXT PRIMARY KEY NOT NULL, value INTEGER NOT NULL) STRICT;
+    CREATE INDEX onetake_records_abandoned ON onetake_records (abandoned_at) WHERE abandoned_at IS NOT NULL;
+    CREATE INDEX onetake_records_expiry ON onetake_records (expires_at) WHERE expires_at IS NOT NULL;
+    CREATE TABLE onetake_meta (name TEXT PRIMARY KEY NOT NULL, value INTEGER NOT NULL) STRICT;
     ",
-    "CREATE TABLE secrets (name TEXT PRIMARY KEY NOT NULL, value BLOB NOT NULL) STRICT;",
+    "CREATE TABLE onetake_secrets (name TEXT PRIMARY KEY NOT NULL, value BLOB NOT NULL) STRICT;",
     "
-    CREATE TABLE notes (
+    CREATE TABLE onetake_notes (
         place BLOB PRIMARY KEY NOT NULL,
         id    BLOB NOT NULL,
         said  BLOB NOT NULL
     ) STRICT;
-    CREATE INDEX notes_id ON notes (id, place);
+    CREATE INDEX onetake_notes_id ON onetake_notes (id, place);
     ",
     // Byte 83 of a record says what to do about an unknown outcome: 1 is to ask.
     "
-    ALTER TABLE records ADD COLUMN ask_at INTEGER;
-    UPDATE records SET ask_at = settled_at WHERE state = 'unknown' AND substr(record, 83, 1) = x'01';
-    CREATE INDEX records_ask ON records (ask_at) WHERE ask_at IS NOT NULL;
+    ALTER TABLE onetake_records ADD COLUMN ask_at INTEGER;
+    UPDATE onetake_records SET ask_at = settled_at WHERE state = 'unknown' AND substr(record, 83, 1) = x'01';
+    CREATE INDEX onetake_records_ask ON onetake_records (ask_at) WHERE ask_at IS NOT NULL;
+    ",
+    "
+    CREATE TABLE onetake_outbox (
+        place      INTEGER PRIMARY KEY AUTOINCREMENT NOT NULL,
+        message    BLOB NOT NULL UNIQUE,
+        lane       INTEGER NOT NULL,
+        ordering   TEXT NOT NULL,
+        topic      TEXT NOT NULL,
+        headers    BLOB NOT NULL,
+        payload    BLOB NOT NULL,
+        created_at INTEGER NOT NULL,
+        state      INTEGER NOT NULL DEFAULT 0,
+        state_at   INTEGER NOT NULL,
+        tries      INTEGER NOT NULL DEFAULT 0,
+        error      TEXT
+    ) STRICT;
+    CREATE INDEX onetake_outbox_waiting ON onetake_outbox (lane, place) WHERE state = 0;
+    CREATE INDEX onetake_outbox_failing ON onetake_outbox (lane, ordering, place) WHERE state = 0 AND tries > 0;
+    CREATE INDEX onetake_outbox_delivered ON onetake_outbox (state_at) WHERE state = 1;
+    CREATE INDEX onetake_outbox_parked ON onetake_outbox (place) WHERE state = 2;
+    CREATE TABLE onetake_lanes (
+        lane        INTEGER PRIMARY KEY NOT NULL,
+        turn        INTEGER NOT NULL DEFAULT 0,
+        taken_until INTEGER NOT NULL DEFAULT 0
+    ) STRICT;
+    WITH RECURSIVE lanes (lane) AS (SELECT 0 UNION ALL SELECT lane + 1 FROM lanes WHERE lane < 63)
+    INSERT INTO onetake_lanes (lane) SELECT lane FROM lanes;
     ",
 ];
+
+/// Whose the file is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Owner {
+    /// Onetake's alone: the file itself says so, and which version it has.
+    Onetake,
+    /// Another program's: onetake's tables stand beside its own, and one of them says which version they have.
+    Another,
+}
 
 /// The version of the schema that is written.
 pub(super) fn version() -> i64 {
@@ -62,16 +98,29 @@ pub(super) fn version() -> i64 {
 }
 
 /// Opens the file, or makes it; its absolute path comes along.
-pub(super) fn open(file: &Path) -> Result<(PathBuf, Connection), StoreError> {
+pub(super) fn open(file: &Path, owner: Owner) -> Result<(PathBuf, Connection), StoreError> {
+    let file = place(file)?;
+    let connection = connect(&file).map_err(|error| unopened(&file, error))?;
+    let connection = set_up(connection, &file, owner)?;
+    Ok((file, connection))
+}
+
+/// One more connection to a file that is open already.
+pub(super) fn open_again(file: &Path) -> Result<Connection, StoreError> {
+    let file = place(file)?;
+    let connection = connect(&file).map_err(|error| unopened(&file, error))?;
+    settle_settings(&connection).map_err(|error| unopened(&file, error))?;
+    Ok(connection)
+}
+
+fn place(file: &Path) -> Result<PathBuf, StoreError> {
     // Absolute, so that no name means anything special to SQLite (`:memory:`, the empty one).
     let file = std::path::absolute(file).map_err(|error| {
         let what = format!("`{}` is not a path to a file", file.display());
         StoreError::new(StoreErrorKind::Invalid, what).with_source(error)
     })?;
     check_place(&file)?;
-    let connection = connect(&file).map_err(|error| unopened(&file, error))?;
-    let connection = set_up(connection, &file)?;
-    Ok((file, connection))
+    Ok(file)
 }
 
 /// Says plainly what SQLite would only call "unable to open database file".
@@ -126,10 +175,10 @@ fn to_wal(connection: &Connection) -> rusqlite::Result<String> {
     }
 }
 
-fn set_up(mut connection: Connection, file: &Path) -> Result<Connection, StoreError> {
+fn set_up(mut connection: Connection, file: &Path, owner: Owner) -> Result<Connection, StoreError> {
     let failed = |error| unopened(file, error);
     // Before anything is changed.
-    check_owner(&connection, file)?;
+    check_owner(&connection, file, owner)?;
     let mode = to_wal(&connection).map_err(failed)?;
     if mode != "wal" {
         let what = format!(
@@ -138,6 +187,13 @@ fn set_up(mut connection: Connection, file: &Path) -> Result<Connection, StoreEr
         );
         return Err(StoreError::new(StoreErrorKind::Invalid, what));
     }
+    settle_settings(&connection).map_err(failed)?;
+    migrate(&mut connection, file, owner)?;
+    Ok(connection)
+}
+
+/// What a connection needs for its commits to be durable.
+fn settle_settings(connection: &Connection) -> rusqlite::Result<()> {
     for (name, value) in [
         ("synchronous", 2),
         // For macOS, where a plain fsync does not reach the disk.
@@ -149,58 +205,98 @@ fn set_up(mut connection: Connection, file: &Path) -> Result<Connection, StoreEr
     ] {
         // Some of them answer with a row, which `pragma_update` would call an error.
         let set = format!("PRAGMA {name} = {value}");
-        connection
-            .prepare(&set)
-            .and_then(|mut set| set.query([])?.next().map(drop))
-            .map_err(failed)?;
+        connection.prepare(&set)?.query([])?.next().map(drop)?;
     }
-    migrate(&mut connection, file)?;
-    Ok(connection)
+    Ok(())
 }
 
 /// Whose the file is, in one look: between two, another process could make its tables.
 const OWNER: &str = "
-    SELECT application_id, user_version, (SELECT count(*) FROM sqlite_schema)
+    SELECT application_id, user_version, (SELECT count(*) FROM sqlite_schema),
+           (SELECT count(*) FROM sqlite_schema WHERE name = 'onetake_schema')
     FROM pragma_application_id, pragma_user_version";
 
+/// Where the version is kept in a file of another program.
+const SCHEMA: &str = "
+    CREATE TABLE IF NOT EXISTS onetake_schema (
+        one     INTEGER PRIMARY KEY NOT NULL DEFAULT 1 CHECK (one = 1),
+        version INTEGER NOT NULL
+    ) STRICT";
+
+const SET_VERSION: &str = "
+    INSERT INTO onetake_schema (version) VALUES (?1) ON CONFLICT (one) DO UPDATE SET version = excluded.version";
+
+/// The version of the tables, as they stand.
+pub(super) fn found_version(connection: &Connection, owner: Owner) -> rusqlite::Result<i64> {
+    match owner {
+        Owner::Onetake => connection.pragma_query_value(None, "user_version", |row| row.get(0)),
+        Owner::Another => {
+            connection.query_row("SELECT version FROM onetake_schema", [], |row| row.get(0))
+        }
+    }
+}
+
 /// Which version the file has; refuses what is not ours or from the future.
-fn check_owner(connection: &Connection, file: &Path) -> Result<i64, StoreError> {
-    let row =
-        |row: &Row<'_>| Ok((row.get::<_, i64>(0)?, row.get::<_, i64>(1)?, row.get::<_, i64>(2)?));
-    let found = connection.query_row(OWNER, [], row).map_err(|error| unopened(file, error))?;
-    let invalid = |what| Err(StoreError::new(StoreErrorKind::Invalid, what));
-    match found {
-        (APPLICATION_ID, found, _) if found > version() => invalid(format!(
+fn check_owner(connection: &Connection, file: &Path, owner: Owner) -> Result<i64, StoreError> {
+    let failed = |error| unopened(file, error);
+    let row = |row: &Row<'_>| -> rusqlite::Result<[i64; 4]> {
+        Ok([row.get(0)?, row.get(1)?, row.get(2)?, row.get(3)?])
+    };
+    let [application, user_version, things, shared] =
+        connection.query_row(OWNER, [], row).map_err(failed)?;
+    let invalid = |what: String| Err(StoreError::new(StoreErrorKind::Invalid, what));
+    let found = match (owner, application) {
+        (Owner::Onetake, APPLICATION_ID) => user_version,
+        (Owner::Onetake, 0) if user_version == 0 && things == 0 => 0,
+        (Owner::Onetake, _) => {
+            return invalid(format!(
+                "{} is another program's database: name a file of its own for onetake",
+                file.display()
+            ));
+        }
+        (Owner::Another, APPLICATION_ID) => {
+            return invalid(format!(
+                "{} is a file of onetake's own: name the database of the program that shares it",
+                file.display()
+            ));
+        }
+        (Owner::Another, _) if shared > 0 => found_version(connection, owner).map_err(failed)?,
+        (Owner::Another, _) => 0,
+    };
+    if found > version() {
+        return invalid(format!(
             "{} has schema version {found}, and this onetake knows versions up to {}: use a newer \
              onetake",
             file.display(),
             version()
-        )),
-        (APPLICATION_ID, found, _) => Ok(found),
-        (0, 0, 0) => Ok(0),
-        _ => invalid(format!(
-            "{} is another program's database: name a file of its own for onetake",
-            file.display()
-        )),
+        ));
     }
+    Ok(found)
 }
 
 /// Brings the schema up to date, in one transaction; looks again inside, as another process may
 /// have been faster.
-fn migrate(connection: &mut Connection, file: &Path) -> Result<(), StoreError> {
-    if check_owner(connection, file)? == version() {
+fn migrate(connection: &mut Connection, file: &Path, owner: Owner) -> Result<(), StoreError> {
+    if check_owner(connection, file, owner)? == version() {
         return Ok(());
     }
     let failed = |error| unopened(file, error);
     let transaction =
         connection.transaction_with_behavior(TransactionBehavior::Immediate).map_err(failed)?;
-    let found = check_owner(&transaction, file)?;
+    let found = check_owner(&transaction, file, owner)?;
     let done = usize::try_from(found).unwrap_or_default();
     for step in MIGRATIONS.iter().skip(done) {
         transaction.execute_batch(step).map_err(failed)?;
     }
-    transaction.pragma_update(None, "application_id", APPLICATION_ID).map_err(failed)?;
-    transaction.pragma_update(None, "user_version", version()).map_err(failed)?;
+    let marked = match owner {
+        Owner::Onetake => transaction
+            .pragma_update(None, "application_id", APPLICATION_ID)
+            .and_then(|()| transaction.pragma_update(None, "user_version", version())),
+        Owner::Another => transaction
+            .execute_batch(SCHEMA)
+            .and_then(|()| transaction.execute(SET_VERSION, [version()]).map(drop)),
+    };
+    marked.map_err(failed)?;
     transaction.commit().map_err(failed)?;
     if done > 0 {
         tracing::info!(from = found, to = version(), "the store's schema was migrated");

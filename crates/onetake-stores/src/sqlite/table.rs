@@ -7,10 +7,10 @@ use rusqlite::{Connection, OptionalExtension, Row, named_params};
 use onetake_core::store::Swept;
 use onetake_core::{Fence, Record, RecordId, Reference, State, Timestamp, codec};
 
-const FIND: &str = "SELECT id, record FROM records WHERE id = :id";
+const FIND: &str = "SELECT id, record FROM onetake_records WHERE id = :id";
 
 const WRITE: &str = "
-    INSERT INTO records (id, state, attempt, fence, fingerprint, created_at, settled_at, expires_at,
+    INSERT INTO onetake_records (id, state, attempt, fence, fingerprint, created_at, settled_at, expires_at,
                          lease_until, abandoned_at, ask_at, record)
     VALUES (:id, :state, :attempt, :fence, :fingerprint, :created_at, :settled_at, :expires_at,
             :lease_until, :abandoned_at, :ask_at, :record)
@@ -22,35 +22,36 @@ const WRITE: &str = "
         ask_at = excluded.ask_at, record = excluded.record";
 
 // Every id is behind nothing at all.
-const IDS: &str = "SELECT id FROM records WHERE id > :from ORDER BY id LIMIT :limit";
+const IDS: &str = "SELECT id FROM onetake_records WHERE id > :from ORDER BY id LIMIT :limit";
 
 const WITH_REFERENCE: &str = "
-    SELECT id FROM records WHERE id BETWEEN :first AND :last ORDER BY id LIMIT :limit";
+    SELECT id FROM onetake_records WHERE id BETWEEN :first AND :last ORDER BY id LIMIT :limit";
 
 const ABANDONED: &str = "
-    SELECT id, record FROM records WHERE abandoned_at <= :now ORDER BY abandoned_at LIMIT :limit";
+    SELECT id, record FROM onetake_records WHERE abandoned_at <= :now ORDER BY abandoned_at LIMIT :limit";
 
 // The plus keeps the index of expiries out of it: it would go through all that is not expired.
 const UNSETTLED: &str = "
-    SELECT id, record FROM records WHERE ask_at <= :now AND +expires_at > :now ORDER BY ask_at LIMIT :limit";
+    SELECT id, record FROM onetake_records WHERE ask_at <= :now AND +expires_at > :now ORDER BY ask_at LIMIT :limit";
 
 // The row's own expiry is looked at by the statement that deletes it (S13).
 const SWEEP: &str = "
-    DELETE FROM records WHERE id IN (
-        SELECT id FROM records WHERE expires_at <= :now ORDER BY expires_at LIMIT :limit)
+    DELETE FROM onetake_records WHERE id IN (
+        SELECT id FROM onetake_records WHERE expires_at <= :now ORDER BY expires_at LIMIT :limit)
     RETURNING state, fence";
 
-const MORE_TO_SWEEP: &str = "SELECT EXISTS (SELECT 1 FROM records WHERE expires_at <= :now)";
+const MORE_TO_SWEEP: &str =
+    "SELECT EXISTS (SELECT 1 FROM onetake_records WHERE expires_at <= :now)";
 
-const SWEPT_FENCE: &str = "SELECT value FROM meta WHERE name = 'swept_fence'";
+const SWEPT_FENCE: &str = "SELECT value FROM onetake_meta WHERE name = 'swept_fence'";
 
 const RAISE_SWEPT_FENCE: &str = "
-    INSERT INTO meta (name, value) VALUES ('swept_fence', :fence)
+    INSERT INTO onetake_meta (name, value) VALUES ('swept_fence', :fence)
     ON CONFLICT (name) DO UPDATE SET value = max(value, excluded.value)";
 
-const SECRET: &str = "SELECT value FROM secrets WHERE name = :name";
+const SECRET: &str = "SELECT value FROM onetake_secrets WHERE name = :name";
 
-const MAKE_SECRET: &str = "INSERT INTO secrets (name, value) VALUES (:name, :value)";
+const MAKE_SECRET: &str = "INSERT INTO onetake_secrets (name, value) VALUES (:name, :value)";
 
 /// A row that was found, and what came of reading it: a row that cannot be read fails whoever asks
 /// for it, and nobody else (S21).
@@ -219,7 +220,11 @@ mod tests {
     #[test]
     fn nothing_reads_all_rows() {
         let folder = tempfile::tempdir().unwrap();
-        let (_, connection) = super::super::schema::open(&folder.path().join("db")).unwrap();
+        let (_, connection) = super::super::schema::open(
+            &folder.path().join("db"),
+            super::super::schema::Owner::Onetake,
+        )
+        .unwrap();
         for statement in [
             FIND,
             IDS,
@@ -243,9 +248,9 @@ mod tests {
                 let scans = detail.starts_with("SCAN") && detail != "SCAN CONSTANT ROW";
                 assert!(!scans, "{statement}: {detail}");
                 // By its other index it would go through the notes of all records.
-                let of_one = statement != notes::READ_OF || detail.contains("notes_id");
+                let of_one = statement != notes::READ_OF || detail.contains("onetake_notes_id");
                 assert!(of_one, "{statement}: {detail}");
-                let of_asks = statement != UNSETTLED || detail.contains("records_ask");
+                let of_asks = statement != UNSETTLED || detail.contains("onetake_records_ask");
                 assert!(of_asks, "{statement}: {detail}");
                 assert!(!detail.contains("TEMP B-TREE FOR ORDER BY"), "{statement}: {detail}");
             }

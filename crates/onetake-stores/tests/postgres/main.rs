@@ -3,11 +3,15 @@
 
 mod attacks;
 mod held;
+mod inbox;
 mod later_attacks;
 mod operators;
 mod outages;
 mod refusals;
 mod schema;
+#[cfg(feature = "sqlx")]
+mod sqlx;
+mod transactions;
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,0 +1,64 @@
+//! Mode T: an operation whose every effect commits in one transaction with its completion.
+//!
+//! The claim is durable first, by the engine. Then the operation writes what it does in a transaction of its own
+//! database, where the records are kept too, and finishes it as the last statement: the outcome and the messages
+//! of a [`Completion`], conditional on the attempt (S3). If somebody else was given the key meanwhile, that
+//! statement fails and nothing of the transaction remains. So an attempt that is passed over had no effect, and
+//! what became of one is told by looking: [`Engine::transact`](crate::Engine::transact).
+
+use crate::engine::Attempt;
+use crate::outbox::{Message, MessageTooLarge};
+use crate::record::Recording;
+use crate::store::StoreError;
+
+/// The SQLSTATE of a completion that is stale: the transaction that it stands in cannot commit.
+pub const STALE_SQLSTATE: &str = "OT001";
+
+/// What a transaction ends with.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Completion {
+    /// The outcome.
+    pub recording: Recording,
+    /// What the operation says to others, in this order.
+    pub messages: Vec<Message>,
+}
+
+impl Completion {
+    /// A completion that says nothing to others.
+    #[must_use]
+    pub const fn new(recording: Recording) -> Self {
+        Self { recording, messages: Vec::new() }
+    }
+
+    /// The same with one more message.
+    #[must_use]
+    pub fn with_message(mut self, message: Message) -> Self {
+        self.messages.push(message);
+        self
+    }
+}
+
+/// Why a transaction was not finished: roll it back, and say that the attempt failed.
+#[derive(Debug, thiserror::Error)]
+pub enum FinishError<E> {
+    /// Another attempt was given the key, or it is settled: nothing of this transaction may remain. The
+    /// database does not let it commit any more.
+    #[error("the attempt does not own its key any more, so its transaction is rolled back")]
+    Stale,
+    /// A message is too large. Nothing was written.
+    #[error(transparent)]
+    TooLarge(#[from] MessageTooLarge),
+    /// The recording could not be sealed. Nothing was written.
+    #[error("the recording cannot be sealed: {0}")]
+    Unsealed(StoreError),
+    /// The connection does not make durable what it commits. Nothing was written.
+    #[error("commits on this connection are not durable: {0}")]
+    NotDurable(&'static str),
+    /// The database refused, or did not answer.
+    #[error("the transaction could not be finished: {0}")]
+    Database(#[source] E),
+}
+
+/// Seals a recording for its attempt, as the `SealedStore` around the store would on its way there: what a
+/// transaction writes itself does not pass through it.
+pub type Seal = dyn Fn(&Attempt, &Recording) -> Result<Recording, StoreError> + Send + Sync;

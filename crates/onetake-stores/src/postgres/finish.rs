@@ -1,0 +1,73 @@
+//! The last statement of a transaction that completes its own operation (mode T).
+
+use onetake_core::transaction::STALE_SQLSTATE;
+use onetake_core::{Attempt, Completion, FinishError, Message, MessageId};
+use tokio_postgres::GenericClient;
+use tokio_postgres::types::{ToSql, Type};
+
+/// See `transactions.sql`.
+pub(super) const FINISH: &str = "SELECT onetake_finish_1($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)";
+
+/// Messages, a column of each of their parts.
+pub(super) struct Columns<'a> {
+    pub(super) ids: Vec<Vec<u8>>,
+    pub(super) lanes: Vec<i16>,
+    pub(super) orders: Vec<&'a str>,
+    pub(super) topics: Vec<&'a str>,
+    pub(super) headers: Vec<Vec<u8>>,
+    pub(super) payloads: Vec<&'a [u8]>,
+}
+
+impl<'a> Columns<'a> {
+    pub(super) fn of(attempt: &Attempt, messages: &'a [Message]) -> Self {
+        let id = |number| MessageId::of(attempt.id, attempt.fence, number).as_bytes().to_vec();
+        Self {
+            ids: (0..).zip(messages).map(|(number, _)| id(number)).collect(),
+            lanes: messages.iter().map(|message| i16::from(message.lane())).collect(),
+            orders: messages.iter().map(|message| message.order.as_str()).collect(),
+            topics: messages.iter().map(|message| message.topic.as_str()).collect(),
+            headers: messages.iter().map(|message| message.headers_to_bytes().to_vec()).collect(),
+            payloads: messages.iter().map(|message| message.payload.as_ref()).collect(),
+        }
+    }
+}
+
+/// Writes the messages and the outcome of an attempt, as the last statement of the transaction that holds its
+/// effects. Commit it afterwards, at once: until then the key, and the ordering keys of the messages, are held.
+///
+/// Whatever error it comes to, the transaction cannot commit any more; so do not call it inside of a savepoint,
+/// which would let it. `client` is a transaction; a statement by itself would have no effects to go with.
+///
+/// # Errors
+/// If the attempt is stale, a message is too large, or the server refuses or does not answer.
+pub async fn finish(
+    client: &impl GenericClient,
+    attempt: &Attempt,
+    completion: &Completion,
+) -> Result<(), FinishError<tokio_postgres::Error>> {
+    let Completion { recording, messages } = completion;
+    Message::check(messages)?;
+    let columns = Columns::of(attempt, messages);
+    let (id, of): (&[u8], &[u8]) = (attempt.id.as_bytes(), attempt.attempt.as_bytes());
+    let (head, body): (&[u8], Option<&[u8]>) = (&recording.head, recording.body.as_deref());
+    let parameters: [(&(dyn ToSql + Sync), Type); 10] = [
+        (&id, Type::BYTEA),
+        (&of, Type::BYTEA),
+        (&head, Type::BYTEA),
+        (&body, Type::BYTEA),
+        (&columns.ids, Type::BYTEA_ARRAY),
+        (&columns.lanes, Type::INT2_ARRAY),
+        (&columns.orders, Type::TEXT_ARRAY),
+        (&columns.topics, Type::TEXT_ARRAY),
+        (&columns.headers, Type::BYTEA_ARRAY),
+        (&columns.payloads, Type::BYTEA_ARRAY),
+    ];
+    // Unnamed and with its types: nothing of it stays behind on a connection that a pooler lends.
+    match client.query_typed(FINISH, &parameters).await {
+        Ok(_) => Ok(()),
+        Err(error) if error.code().is_some_and(|code| code.code() == STALE_SQLSTATE) => {
+            Err(FinishError::Stale)
+        }
+        Err(error) => Err(FinishError::Database(error)),
+    }
+}

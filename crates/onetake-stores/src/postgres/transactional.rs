@@ -1,0 +1,136 @@
+//! Operations in transactions of the store's own database, from claim to commit (mode T).
+
+use std::sync::Arc;
+
+use futures_util::future::BoxFuture;
+use onetake_core::inbox::{Inbox, ReceiveError, Received};
+use onetake_core::{
+    Attempt, Completion, Engine, FinishError, NotDone, Operation, Outcome, Seal, StoreError,
+};
+use tokio_postgres::Transaction;
+
+use super::PostgresOptions;
+use super::finish::finish;
+use super::pool::{Demands, Pool};
+
+/// Why the work of an operation has no outcome.
+#[derive(Debug, thiserror::Error)]
+pub enum WorkError<E> {
+    /// What the work itself said: it was rolled back.
+    #[error("{0}")]
+    Own(E),
+    /// No connection could be had.
+    #[error(transparent)]
+    Connect(StoreError),
+    /// The transaction could not be begun or committed.
+    #[error("the transaction failed: {0}")]
+    Transaction(#[source] tokio_postgres::Error),
+    /// The transaction could not be finished.
+    #[error(transparent)]
+    Finish(FinishError<tokio_postgres::Error>),
+}
+
+/// Runs operations in transactions on connections of its own, to the database that keeps the records.
+///
+/// Whoever has a pool already needs none of this: [`Engine::transact`] and [`finish`] do the same.
+#[derive(Clone)]
+pub struct Transactional {
+    engine: Engine,
+    pool: Arc<Pool>,
+    seal: Option<Arc<Seal>>,
+}
+
+impl std::fmt::Debug for Transactional {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Transactional").field("pool", &self.pool).finish_non_exhaustive()
+    }
+}
+
+impl Transactional {
+    /// Transactions in the database at `url`: the one that the engine's store is in. They use up to
+    /// `connections` at once, beside those of the store.
+    ///
+    /// # Errors
+    /// `Invalid` if the URL is none.
+    pub fn new(engine: Engine, url: &str, options: &PostgresOptions) -> Result<Self, StoreError> {
+        let pool = Pool::new(url, options, Demands::None)?;
+        Ok(Self { engine, pool: Arc::new(pool), seal: None })
+    }
+
+    /// Seals recordings so. Needed where a `SealedStore` with keys is around the engine's store: what is
+    /// written here does not pass through it.
+    #[must_use]
+    pub fn sealed_by(mut self, seal: Arc<Seal>) -> Self {
+        self.seal = Some(seal);
+        self
+    }
+
+    /// The inbox of the consumer of this name, on the same engine: see [`process`](Self::process).
+    #[must_use]
+    pub fn inbox(&self, consumer: &str) -> Inbox {
+        Inbox::new(self.engine.clone(), consumer)
+    }
+
+    /// Runs the operation, or tells what became of it before. `work` writes its effects in the transaction and
+    /// answers what it comes to; then that is written too, and all of it is committed. If it fails, panics or
+    /// takes longer than `run_max`, everything is rolled back and the key is released.
+    ///
+    /// # Errors
+    /// If the engine could not try, or the operation has no outcome; then it had no effect.
+    pub async fn run<E, F>(
+        &self,
+        operation: Operation,
+        work: F,
+    ) -> Result<Outcome, NotDone<WorkError<E>>>
+    where
+        E: Send + 'static,
+        F: for<'t> FnOnce(&'t Transaction<'t>, Attempt) -> BoxFuture<'t, Result<Completion, E>>
+            + Send
+            + 'static,
+    {
+        let this = self.clone();
+        let worked = move |attempt| async move { this.work(attempt, work).await };
+        self.engine.transact(operation, worked).await
+    }
+
+    /// Deals with a message of an inbox, unless somebody did: `work` writes its effects in the transaction, and
+    /// answers what is remembered of it, and what it says to others.
+    ///
+    /// # Errors
+    /// If it could not even be tried.
+    pub async fn process<E, F>(
+        &self,
+        inbox: &Inbox,
+        message: &str,
+        work: F,
+    ) -> Result<Received<WorkError<E>>, ReceiveError>
+    where
+        E: Send + 'static,
+        F: for<'t> FnOnce(&'t Transaction<'t>, Attempt) -> BoxFuture<'t, Result<Completion, E>>
+            + Send
+            + 'static,
+    {
+        let this = self.clone();
+        let worked = move |attempt| async move { this.work(attempt, work).await };
+        inbox.receive(message, worked).await
+    }
+
+    async fn work<E, F>(&self, attempt: Attempt, work: F) -> Result<(), WorkError<E>>
+    where
+        F: for<'t> FnOnce(&'t Transaction<'t>, Attempt) -> BoxFuture<'t, Result<Completion, E>>,
+    {
+        let mut link = self.pool.link().await.map_err(WorkError::Connect)?;
+        let client = link.borrowed().map_err(WorkError::Connect)?;
+        let transaction = client.transaction().await.map_err(WorkError::Transaction)?;
+        let mut completion = work(&transaction, attempt).await.map_err(WorkError::Own)?;
+        if let Some(seal) = &self.seal {
+            let sealed = seal(&attempt, &completion.recording);
+            completion.recording =
+                sealed.map_err(|error| WorkError::Finish(FinishError::Unsealed(error)))?;
+        }
+        finish(&transaction, &attempt, &completion).await.map_err(WorkError::Finish)?;
+        transaction.commit().await.map_err(WorkError::Transaction)?;
+        link.returned();
+        Ok(())
+    }
+}

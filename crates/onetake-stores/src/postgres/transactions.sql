@@ -1,0 +1,45 @@
+-- Mode T: the last statement of a transaction that completes its own operation. It writes the messages and
+-- the outcome, or fails with OT001, after which the transaction cannot commit, even if the COMMIT is on its way
+-- already. It returns nothing, so that nobody can overlook its answer.
+--
+-- Messages of one ordering key get their places one transaction after the other, in the order of commits: each
+-- holds a lock of its ordering keys from before its first place until it has committed. The locks are taken in
+-- the order of their numbers, so that nobody waits in a circle. The record is locked last of all: until then
+-- its lease is renewed.
+CREATE FUNCTION onetake_finish_1 (
+    record_id bytea, attempt_id bytea, recording_head bytea, recording_body bytea,
+    messages bytea[], lanes smallint[], orderings text[], topics text[], headers bytea[], payloads bytea[]
+) RETURNS void
+LANGUAGE plpgsql
+SET enable_seqscan = off SET jit = off SET plan_cache_mode = force_generic_plan SET lock_timeout = '10s'
+AS $$
+#variable_conflict use_column
+DECLARE
+    v_lock bigint;
+    v_now  bigint;
+BEGIN
+    FOR v_lock IN
+        SELECT DISTINCT hashtextextended(asked.ordering, 6872012003) AS number
+          FROM unnest(orderings) AS asked (ordering) ORDER BY number
+    LOOP
+        PERFORM pg_advisory_xact_lock(v_lock);
+    END LOOP;
+    v_now := (extract(epoch FROM clock_timestamp()) * 1000000)::bigint;
+    INSERT INTO onetake_outbox (message, lane, ordering, topic, headers, payload, created_at, state_at)
+    SELECT asked.message, asked.lane, asked.ordering, asked.topic, asked.headers, asked.payload, v_now, v_now
+      FROM unnest(messages, lanes, orderings, topics, headers, payloads) WITH ORDINALITY
+           AS asked (message, lane, ordering, topic, headers, payload, number)
+     ORDER BY asked.number;
+    -- Waits for whoever holds the record, and decides on it as it is by then. What became unknown may still be
+    -- completed by its own attempt: nobody else was given the key.
+    UPDATE onetake_records AS record
+       SET state = 1, state_at = v_now, watch_at = NULL, ask_at = NULL, head = recording_head, body = recording_body,
+           code = NULL, detail = NULL,
+           expires_at = greatest(record.created_at + record.ttl, v_now + least(record.ttl, 3600000000))
+     WHERE record.id = record_id AND record.attempt = attempt_id AND record.state IN (0, 4)
+       AND (record.expires_at IS NULL OR record.expires_at > v_now);
+    IF NOT FOUND THEN
+        RAISE EXCEPTION 'onetake: this attempt does not own its key any more, so its transaction is rolled back'
+            USING ERRCODE = 'OT001';
+    END IF;
+END $$;

@@ -1,0 +1,144 @@
+//! Operations in transactions of the store's own file, from claim to commit (mode T).
+
+use std::path::Path;
+use std::sync::Arc;
+
+use onetake_core::inbox::{Inbox, ReceiveError, Received};
+use onetake_core::{
+    Attempt, Completion, Engine, FinishError, NotDone, Operation, Outcome, Seal, StoreError,
+};
+use rusqlite::{Connection, Transaction, TransactionBehavior};
+use tokio::sync::Mutex;
+
+use super::finish::finish;
+use super::schema;
+
+/// Why the work of an operation has no outcome.
+#[derive(Debug, thiserror::Error)]
+pub enum WorkError<E> {
+    /// What the work itself said: it was rolled back.
+    #[error("{0}")]
+    Own(E),
+    /// The transaction could not be begun or committed.
+    #[error("the transaction failed: {0}")]
+    Transaction(#[source] rusqlite::Error),
+    /// The transaction could not be finished.
+    #[error(transparent)]
+    Finish(FinishError<rusqlite::Error>),
+}
+
+/// Runs operations in transactions on a connection of its own, in the file that keeps the records.
+///
+/// SQLite has one writer at a time: while one of these transactions is open, the engine cannot claim or renew
+/// anything. Keep them short.
+#[derive(Clone)]
+pub struct Transactional {
+    engine: Engine,
+    connection: Arc<Mutex<Connection>>,
+    seal: Option<Arc<Seal>>,
+}
+
+impl std::fmt::Debug for Transactional {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Transactional").finish_non_exhaustive()
+    }
+}
+
+impl Transactional {
+    /// Transactions in this file: the one that the engine's store was opened in
+    /// ([`SqliteStore::open_in`](super::SqliteStore::open_in)).
+    ///
+    /// # Errors
+    /// If it cannot be opened.
+    pub fn open(engine: Engine, file: &Path) -> Result<Self, StoreError> {
+        let connection = Arc::new(Mutex::new(schema::open_again(file)?));
+        Ok(Self { engine, connection, seal: None })
+    }
+
+    /// Seals recordings so. Needed where a `SealedStore` with keys is around the engine's store: what is
+    /// written here does not pass through it.
+    #[must_use]
+    pub fn sealed_by(mut self, seal: Arc<Seal>) -> Self {
+        self.seal = Some(seal);
+        self
+    }
+
+    /// The inbox of the consumer of this name, on the same engine: see [`process`](Self::process).
+    #[must_use]
+    pub fn inbox(&self, consumer: &str) -> Inbox {
+        Inbox::new(self.engine.clone(), consumer)
+    }
+
+    /// Runs the operation, or tells what became of it before. `work` writes its effects in the transaction, on a
+    /// thread where blocking is fine, and answers what it comes to; then that is written too, and all of it is
+    /// committed. If it fails or panics, everything is rolled back and the key is released. Work that takes
+    /// longer than `run_max` is not stopped, but what it does is rolled back.
+    ///
+    /// # Errors
+    /// If the engine could not try, or the operation has no outcome; then it had no effect.
+    pub async fn run<E, F>(
+        &self,
+        operation: Operation,
+        work: F,
+    ) -> Result<Outcome, NotDone<WorkError<E>>>
+    where
+        E: Send + 'static,
+        F: FnOnce(&Transaction<'_>, Attempt) -> Result<Completion, E> + Send + 'static,
+    {
+        let this = self.clone();
+        let worked = move |attempt| async move { this.work(attempt, work).await };
+        self.engine.transact(operation, worked).await
+    }
+
+    /// Deals with a message of an inbox, unless somebody did: `work` writes its effects in the transaction, and
+    /// answers what is remembered of it, and what it says to others.
+    ///
+    /// # Errors
+    /// If it could not even be tried.
+    pub async fn process<E, F>(
+        &self,
+        inbox: &Inbox,
+        message: &str,
+        work: F,
+    ) -> Result<Received<WorkError<E>>, ReceiveError>
+    where
+        E: Send + 'static,
+        F: FnOnce(&Transaction<'_>, Attempt) -> Result<Completion, E> + Send + 'static,
+    {
+        let this = self.clone();
+        let worked = move |attempt| async move { this.work(attempt, work).await };
+        inbox.receive(message, worked).await
+    }
+
+    async fn work<E, F>(self, attempt: Attempt, work: F) -> Result<(), WorkError<E>>
+    where
+        E: Send + 'static,
+        F: FnOnce(&Transaction<'_>, Attempt) -> Result<Completion, E> + Send + 'static,
+    {
+        // Waited for here, and not on a thread of which there are few.
+        let mut connection = Arc::clone(&self.connection).lock_owned().await;
+        let seal = self.seal;
+        let working = tokio::task::spawn_blocking(move || {
+            let transaction = connection
+                .transaction_with_behavior(TransactionBehavior::Immediate)
+                .map_err(WorkError::Transaction)?;
+            let mut completion = work(&transaction, attempt).map_err(WorkError::Own)?;
+            if let Some(seal) = seal {
+                let sealed = seal(&attempt, &completion.recording);
+                completion.recording =
+                    sealed.map_err(|error| WorkError::Finish(FinishError::Unsealed(error)))?;
+            }
+            finish(&transaction, &attempt, &completion).map_err(WorkError::Finish)?;
+            transaction.commit().map_err(WorkError::Transaction)
+        });
+        match working.await {
+            Ok(worked) => worked,
+            // The engine catches it, as it would any other.
+            Err(ended) => match ended.try_into_panic() {
+                Ok(panic) => std::panic::resume_unwind(panic),
+                // The runtime is shutting down: it never began.
+                Err(_) => std::future::pending().await,
+            },
+        }
+    }
+}

@@ -1,0 +1,429 @@
+//! Mode T: effects, messages and the outcome commit together, or nothing does.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use futures_util::FutureExt;
+use onetake_core::{
+    Answer, Attempt, Clock, Completion, Engine, Fingerprint, FinishError, InFlight, Key, Message,
+    MessageId, NotDone, Operation, Outcome, Recording, Scope, Settling, State, SystemClock, Terms,
+};
+use onetake_sim::fault_proxy::FaultProxy;
+use onetake_sim::servers::{PgBouncer, Postgres};
+use onetake_stores::PostgresOptions;
+use onetake_stores::postgres::{Transactional, WorkError, finish};
+use tokio::sync::{Notify, oneshot};
+use tokio_postgres::{Client, NoTls};
+
+use super::store_on;
+
+/// A database with a table of the user's own.
+pub(crate) struct Bank {
+    pub(crate) url: String,
+    pub(crate) engine: Engine,
+    pub(crate) client: Client,
+}
+
+impl Bank {
+    pub(crate) async fn open(server: &Postgres) -> Self {
+        let url = server.database();
+        let store = store_on(&url).await;
+        let client = connect(&url).await;
+        client
+            .batch_execute("CREATE TABLE transfers (who text NOT NULL, fence bigint NOT NULL)")
+            .await
+            .unwrap();
+        Self { url, engine: Engine::new(Arc::new(store)), client }
+    }
+
+    pub(crate) fn transactional(&self) -> Transactional {
+        self.transactional_at(&self.url)
+    }
+
+    pub(crate) fn transactional_at(&self, url: &str) -> Transactional {
+        Transactional::new(self.engine.clone(), url, &PostgresOptions::default()).unwrap()
+    }
+
+    pub(crate) async fn count(&self, what: &str) -> i64 {
+        let sql = format!("SELECT count(*) FROM {what}");
+        self.client.query_one(&sql, &[]).await.unwrap().get(0)
+    }
+}
+
+pub(crate) async fn connect(url: &str) -> Client {
+    let (client, connection) = tokio_postgres::connect(url, NoTls).await.unwrap();
+    tokio::spawn(connection);
+    client
+}
+
+pub(crate) fn operation(key: &str) -> Operation {
+    let key = Key::new(format!("transfer {key}")).unwrap();
+    Operation::new(&Scope::new("bank"), &key, Fingerprint::of(b"10 EUR"))
+}
+
+/// One server for all of them: each has a database of its own.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn mode_t() {
+    let server = Postgres::start().await;
+    effects_messages_and_outcome_commit_together(&server).await;
+    what_fails_leaves_nothing_and_may_run_again(&server).await;
+    a_commit_whose_answer_is_lost_is_settled_by_looking(&server).await;
+    a_look_waits_for_a_transaction_that_is_being_committed(&server).await;
+    a_late_finisher_is_rolled_back_and_told_the_outcome(&server).await;
+    a_stale_finish_cannot_commit_even_if_the_commit_is_on_its_way(&server).await;
+    places_of_an_ordering_key_are_in_the_order_of_commits(&server).await;
+    it_works_behind_pgbouncer(&server).await;
+    #[cfg(feature = "sealed")]
+    what_a_transaction_records_is_sealed(&server).await;
+    many_at_once_have_one_effect(&server).await;
+    assert!(!server.log().contains("deadlock"), "{}", server.log());
+}
+
+/// One that is passed over soon.
+fn hasty(key: &str) -> Operation {
+    let (lease, grace) = (Duration::from_millis(300), Duration::from_millis(100));
+    operation(key).terms(Terms { lease, grace, ..Terms::default() })
+}
+
+async fn transfer(
+    tx: &tokio_postgres::Transaction<'_>,
+    attempt: Attempt,
+    who: &str,
+) -> Result<Completion, tokio_postgres::Error> {
+    let fence = i64::try_from(attempt.fence.get()).unwrap();
+    tx.execute("INSERT INTO transfers VALUES ($1, $2)", &[&who, &fence]).await?;
+    let completion = Completion::new(Recording::new(format!("{who} paid")));
+    Ok(completion.with_message(Message::new("paid", who, "10 EUR")))
+}
+
+async fn run(
+    transactional: &Transactional,
+    operation: Operation,
+    who: &'static str,
+) -> Result<Outcome, NotDone<WorkError<tokio_postgres::Error>>> {
+    transactional.run(operation, move |tx, attempt| transfer(tx, attempt, who).boxed()).await
+}
+
+fn said(outcome: &Outcome) -> &[u8] {
+    outcome.recording().unwrap().body.as_deref().unwrap()
+}
+
+async fn effects_messages_and_outcome_commit_together(server: &Postgres) {
+    let bank = Bank::open(server).await;
+    let transactional = bank.transactional();
+    let first = run(&transactional, operation("one"), "alice").await.unwrap();
+    let Outcome::Ran(Settling::Recorded(record)) = &first else { panic!("{first:?}") };
+    assert_eq!(said(&first), b"alice paid");
+    let again = run(&transactional, operation("one"), "mallory").await.unwrap();
+    assert!(matches!(again, Outcome::Answered(Answer::Replay(_))), "{again:?}");
+    assert_eq!(said(&again), b"alice paid");
+    assert_eq!((bank.count("transfers").await, bank.count("onetake_outbox").await), (1, 1));
+    let row = bank
+        .client
+        .query_one("SELECT message, ordering, topic, payload, state, lane FROM onetake_outbox", &[])
+        .await
+        .unwrap();
+    let id = MessageId::of(record.id, record.fence, 0);
+    assert_eq!(row.get::<_, &[u8]>(0), id.as_bytes());
+    assert_eq!((row.get::<_, &str>(1), row.get::<_, &str>(2)), ("alice", "paid"));
+    assert_eq!((row.get::<_, &[u8]>(3), row.get::<_, i16>(4)), (&b"10 EUR"[..], 0));
+    assert_eq!(row.get::<_, i16>(5), i16::from(Message::new("", "alice", "").lane()));
+    // It is kept like any other.
+    let kept =
+        "onetake_records WHERE expires_at = created_at + ttl AND watch_at IS NULL AND state = 1";
+    assert_eq!(bank.count(kept).await, 1);
+}
+
+async fn what_fails_leaves_nothing_and_may_run_again(server: &Postgres) {
+    let bank = Bank::open(server).await;
+    let transactional = bank.transactional();
+    let key = || operation("two").run_max(Duration::from_millis(500));
+    let failed = transactional.run(key(), |tx, attempt| {
+        async move {
+            transfer(tx, attempt, "alice").await.unwrap();
+            Err("no funds")
+        }
+        .boxed()
+    });
+    let failed = failed.await.unwrap_err();
+    assert!(matches!(failed, NotDone::Work(WorkError::Own("no funds"))), "{failed:?}");
+    let panicked = transactional.run::<(), _>(key(), |tx, attempt| {
+        async move {
+            transfer(tx, attempt, "alice").await.unwrap();
+            panic!("in the middle")
+        }
+        .boxed()
+    });
+    assert!(matches!(panicked.await.unwrap_err(), NotDone::Interrupted));
+    let hung = transactional.run::<(), _>(key(), |tx, attempt| {
+        async move {
+            transfer(tx, attempt, "alice").await.unwrap();
+            std::future::pending().await
+        }
+        .boxed()
+    });
+    assert!(matches!(hung.await.unwrap_err(), NotDone::Interrupted));
+    let large = transactional.run::<String, _>(key(), |_, _| {
+        let message = Message::new("t".repeat(300), "o", "p");
+        async { Ok(Completion::new(Recording::new("x")).with_message(message)) }.boxed()
+    });
+    let large = large.await.unwrap_err();
+    assert!(large.to_string().contains("the topic of message 0 is 300"), "{large}");
+    // The look, and not the operation's word, decides.
+    let forgot = bank.engine.transact(key(), |_| async { Ok::<(), ()>(()) }).await;
+    assert!(matches!(forgot, Err(NotDone::NotCommitted)), "{forgot:?}");
+    assert_eq!((bank.count("transfers").await, bank.count("onetake_outbox").await), (0, 0));
+    assert_eq!(said(&run(&transactional, key(), "bob").await.unwrap()), b"bob paid");
+    assert_eq!((bank.count("transfers").await, bank.count("onetake_outbox").await), (1, 1));
+    assert_eq!(bank.count("onetake_records WHERE state = 4").await, 0, "nothing is unknown");
+}
+
+/// The answer to the COMMIT gets lost, with the commit done and not done.
+async fn a_commit_whose_answer_is_lost_is_settled_by_looking(server: &Postgres) {
+    let bank = Bank::open(server).await;
+    let proxy = Arc::new(FaultProxy::start(server.address()).await.unwrap());
+    let database = bank.url.rsplit_once('/').unwrap().1;
+    let url = server.url_at(proxy.address(), database);
+    for is_done in [true, false] {
+        let key = format!("lost {is_done}");
+        let (url, proxy) = (url.clone(), Arc::clone(&proxy));
+        let killer = connect(&bank.url).await;
+        let outcome = bank.engine.transact(operation(&key), move |attempt| async move {
+            let mut client = connect(&url).await;
+            let pid: i32 = client.query_one("SELECT pg_backend_pid()", &[]).await.unwrap().get(0);
+            let tx = client.transaction().await.unwrap();
+            let completion = transfer(&tx, attempt, "alice").await.unwrap();
+            finish(&tx, &attempt, &completion).await.unwrap();
+            if is_done {
+                proxy.lose_answers(1);
+            } else {
+                let sql = "SELECT pg_terminate_backend($1)";
+                killer.query(sql, &[&pid]).await.unwrap();
+            }
+            tx.commit().await
+        });
+        let outcome = outcome.await;
+        if is_done {
+            let outcome = outcome.unwrap();
+            assert!(matches!(outcome, Outcome::Ran(Settling::Recorded(_))), "{outcome:?}");
+            assert_eq!(said(&outcome), b"alice paid");
+        } else {
+            assert!(matches!(outcome, Err(NotDone::Work(_))), "{outcome:?}");
+        }
+        let again = run(&bank.transactional(), operation(&key), "alice").await.unwrap();
+        assert_eq!(said(&again), b"alice paid");
+        assert_eq!(matches!(again, Outcome::Answered(_)), is_done);
+    }
+    assert_eq!((bank.count("transfers").await, bank.count("onetake_outbox").await), (2, 2));
+}
+
+/// A look meets a transaction that has finished and not committed yet: it waits for it.
+async fn a_look_waits_for_a_transaction_that_is_being_committed(server: &Postgres) {
+    let bank = Bank::open(server).await;
+    let (url, (ready, is_ready)) = (bank.url.clone(), oneshot::channel());
+    let (go, may_go) = oneshot::channel::<()>();
+    let committing = tokio::spawn(async move {
+        let mut client = connect(&url).await;
+        let attempt: Attempt = is_ready.await.unwrap();
+        let tx = client.transaction().await.unwrap();
+        let completion = transfer(&tx, attempt, "alice").await.unwrap();
+        finish(&tx, &attempt, &completion).await.unwrap();
+        go.send(()).unwrap();
+        // The engine looks by now, and waits; it looks again when it has waited for long enough.
+        SystemClock.sleep(Duration::from_millis(700)).await;
+        tx.commit().await.unwrap();
+    });
+    let outcome = bank.engine.transact(operation("slow"), |attempt| async move {
+        ready.send(attempt).unwrap();
+        may_go.await.unwrap();
+        Err("the answer got lost")
+    });
+    let outcome = outcome.await.unwrap();
+    committing.await.unwrap();
+    assert_eq!(said(&outcome), b"alice paid");
+    assert_eq!((bank.count("transfers").await, bank.count("onetake_outbox").await), (1, 1));
+}
+
+async fn a_late_finisher_is_rolled_back_and_told_the_outcome(server: &Postgres) {
+    let bank = Bank::open(server).await;
+    let other = Engine::new(Arc::new(store_on(&bank.url).await));
+    let taking = Transactional::new(other, &bank.url, &PostgresOptions::default()).unwrap();
+    let (begun, is_begun) = oneshot::channel();
+    let resume = Arc::new(Notify::new());
+    let (url, resumed) = (bank.url.clone(), Arc::clone(&resume));
+    let seen = Arc::new(AtomicU32::new(0));
+    let stale = Arc::clone(&seen);
+    // Heartbeats end with `run_max` alone, so an attempt is paused by keeping its lease from being renewed.
+    let engine = bank.engine.clone();
+    let work = move |attempt| async move {
+        let mut client = connect(&url).await;
+        let tx = client.transaction().await.unwrap();
+        let completion = transfer(&tx, attempt, "late").await.unwrap();
+        begun.send(attempt).unwrap();
+        resumed.notified().await;
+        let finished = finish(&tx, &attempt, &completion).await;
+        if matches!(finished, Err(FinishError::Stale)) {
+            stale.fetch_add(1, Ordering::SeqCst);
+        }
+        // Whoever overlooks it commits nothing: the server rolls back.
+        tx.commit().await.map_err(|error| error.to_string())?;
+        Ok::<(), String>(())
+    };
+    let late = tokio::spawn(async move { engine.transact(hasty("late"), work).await });
+    let attempt: Attempt = is_begun.await.unwrap();
+    // As if the owner were stopped: its lease and grace are over by the server's clock.
+    let passed = "UPDATE onetake_records SET state_at = 1 WHERE attempt = $1";
+    let of = attempt.attempt.as_bytes().as_slice();
+    let took = loop {
+        bank.client.execute(passed, &[&of]).await.unwrap();
+        let took = run(&taking, hasty("late"), "other").await.unwrap();
+        if !matches!(took, Outcome::Answered(Answer::InFlight)) {
+            break took;
+        }
+        // The taker's node has to be in touch for a grace first, and a heartbeat may come between.
+        SystemClock.sleep(Duration::from_millis(20)).await;
+    };
+    assert!(matches!(took, Outcome::Ran(_)), "{took:?}");
+    resume.notify_one();
+    let told = late.await.unwrap().unwrap();
+    assert_eq!(said(&told), b"other paid", "its client is told the recorded outcome");
+    assert!(matches!(told, Outcome::Ran(Settling::Stale(Some(_)))), "{told:?}");
+    assert_eq!(seen.load(Ordering::SeqCst), 1);
+    assert_eq!(bank.count("transfers WHERE who = 'other'").await, 1);
+    assert_eq!((bank.count("transfers").await, bank.count("onetake_outbox").await), (1, 1));
+}
+
+async fn a_stale_finish_cannot_commit_even_if_the_commit_is_on_its_way(server: &Postgres) {
+    let bank = Bank::open(server).await;
+    let outcome = run(&bank.transactional(), operation("done"), "alice").await.unwrap();
+    let Outcome::Ran(Settling::Recorded(record)) = outcome else { panic!() };
+    let attempt = Attempt { id: record.id, attempt: record.attempt, fence: record.fence };
+    let mut client = connect(&bank.url).await;
+    let tx = client.transaction().await.unwrap();
+    tx.execute("INSERT INTO transfers VALUES ('twice', 1)", &[]).await.unwrap();
+    let completion = Completion::new(Recording::new("twice"));
+    // Sent together, without waiting for the first one's answer.
+    let (finished, committed) =
+        tokio::join!(finish(&tx, &attempt, &completion), tx.batch_execute("COMMIT"));
+    assert!(matches!(finished, Err(FinishError::Stale)), "{finished:?}");
+    assert!(committed.is_ok(), "the server answers a COMMIT of what failed with ROLLBACK");
+    assert_eq!(bank.count("transfers").await, 1);
+    let State::Completed { recording, .. } =
+        &bank.engine.look(record.id).await.unwrap().unwrap().state
+    else {
+        panic!()
+    };
+    assert_eq!(recording.body.as_deref(), Some(&b"alice paid"[..]));
+}
+
+/// Places of one ordering key rise in the order of commits: whoever reads up to a place never misses an
+/// earlier one that is committed later.
+async fn places_of_an_ordering_key_are_in_the_order_of_commits(server: &Postgres) {
+    let bank = Bank::open(server).await;
+    bank.client.batch_execute("CREATE TABLE committed (number bigserial, who text)").await.unwrap();
+    // Two keys each, named in different orders: they must not wait in a circle.
+    let transactional = bank.transactional();
+    let reader = connect(&bank.url).await;
+    let watch = tokio::spawn(async move {
+        let mut highest: HashMap<String, i64> = HashMap::new();
+        let mut seen = HashSet::new();
+        loop {
+            let rows = reader
+                .query("SELECT place, ordering FROM onetake_outbox ORDER BY place", &[])
+                .await
+                .unwrap();
+            for row in &rows {
+                let (place, ordering): (i64, String) = (row.get(0), row.get(1));
+                if seen.insert(place) {
+                    let before = highest.insert(ordering.clone(), place).unwrap_or_default();
+                    assert!(place > before, "{ordering}: {place} came after {before}");
+                }
+            }
+            if rows.len() == 480 {
+                return;
+            }
+        }
+    });
+    let mut tasks = Vec::new();
+    for lane in 0..8_u32 {
+        let transactional = transactional.clone();
+        tasks.push(tokio::spawn(async move {
+            for number in 0..30_u32 {
+                let key = operation(&format!("{lane} {number}"));
+                let mut orders = ["account 1", "account 2"];
+                if (lane + number) % 2 == 1 {
+                    orders.reverse();
+                }
+                let messages = orders.map(|order| Message::new("t", order, "p")).into();
+                let completion = Completion { recording: Recording::new("done"), messages };
+                let ran = transactional
+                    .run(key, move |_, _| async move { Ok::<_, ()>(completion) }.boxed());
+                ran.await.unwrap();
+            }
+        }));
+    }
+    for task in tasks {
+        task.await.unwrap();
+    }
+    watch.await.unwrap();
+}
+
+async fn it_works_behind_pgbouncer(server: &Postgres) {
+    let bank = Bank::open(server).await;
+    let bouncer = PgBouncer::start(server, "transaction", 2).await;
+    let database = bank.url.rsplit_once('/').unwrap().1;
+    let transactional = bank.transactional_at(&server.url_at(bouncer.address(), database));
+    for number in 0..5 {
+        let outcome = transactional.run(operation(&format!("bounced {number}")), |tx, attempt| {
+            async move {
+                let fence = i64::try_from(attempt.fence.get()).unwrap();
+                let insert = "INSERT INTO transfers VALUES ('alice', $1)";
+                let of = tokio_postgres::types::Type::INT8;
+                tx.query_typed(insert, &[(&fence, of)]).await?;
+                Ok::<_, tokio_postgres::Error>(Completion::new(Recording::new("bounced")))
+            }
+            .boxed()
+        });
+        assert_eq!(said(&outcome.await.unwrap()), b"bounced");
+    }
+    assert_eq!(bank.count("transfers").await, 5);
+}
+
+async fn many_at_once_have_one_effect(server: &Postgres) {
+    let bank = Bank::open(server).await;
+    let nodes: Vec<Transactional> =
+        [bank.engine.clone(), Engine::new(Arc::new(store_on(&bank.url).await))]
+            .map(|engine| {
+                Transactional::new(engine, &bank.url, &PostgresOptions::default()).unwrap()
+            })
+            .into();
+    let calls = (0..40).map(|number| {
+        let node = nodes[number % 2].clone();
+        let key = operation("hot").in_flight(InFlight::Wait(Duration::from_secs(10)));
+        async move { run(&node, key, "alice").await.unwrap() }
+    });
+    for outcome in futures_util::future::join_all(calls).await {
+        assert_eq!(said(&outcome), b"alice paid");
+    }
+    assert_eq!((bank.count("transfers").await, bank.count("onetake_outbox").await), (1, 1));
+}
+
+#[cfg(feature = "sealed")]
+async fn what_a_transaction_records_is_sealed(server: &Postgres) {
+    use onetake_stores::{EncryptionKey, SealedStore};
+    let bank = Bank::open(server).await;
+    let keys = vec![EncryptionKey::new("k1", &[7; 32])];
+    let store = SealedStore::around(Arc::new(store_on(&bank.url).await), keys);
+    let seal = store.sealer().into_seal();
+    let engine = Engine::new(Arc::new(store));
+    let sealed = Transactional::new(engine, &bank.url, &PostgresOptions::default()).unwrap();
+    let sealed = sealed.sealed_by(seal);
+    let first = run(&sealed, operation("sealed"), "alice").await.unwrap();
+    assert!(matches!(first, Outcome::Ran(Settling::Recorded(_))), "{first:?}");
+    assert_eq!(said(&first), b"alice paid");
+    assert_eq!(said(&run(&sealed, operation("sealed"), "alice").await.unwrap()), b"alice paid");
+    let open = "onetake_records WHERE position('paid'::bytea IN head || coalesce(body, '')) > 0";
+    assert_eq!(bank.count(open).await, 0);
+}

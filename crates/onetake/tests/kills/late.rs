@@ -12,14 +12,14 @@ use super::victim::LEASE;
 use super::{Case, LOOKS, Place, Server, breathe};
 
 /// A client whose server is frozen with the operation half done.
-struct Frozen {
-    case: Case,
+struct Frozen<'a> {
+    case: Case<'a>,
     server: Server,
     client: tokio::task::JoinHandle<Option<Answer>>,
 }
 
-impl Frozen {
-    async fn new(place: &Place<'_>, on_unknown: OnUnknown) -> Self {
+impl<'a> Frozen<'a> {
+    async fn new(place: &Place<'a>, on_unknown: OnUnknown) -> Self {
         let mut case = Case::new(place, on_unknown, 0).await;
         case.orders.gate = Some(case.orders.port.with_extension("gate"));
         let server = Server::start(&case.orders).await;
@@ -31,7 +31,7 @@ impl Frozen {
     }
 
     /// Lets it go on; what its client is told in the end.
-    async fn thaw(self) -> (Case, Server, Answer) {
+    async fn thaw(self) -> (Case<'a>, Server, Answer) {
         File::create(self.case.orders.gate.as_ref().unwrap()).unwrap();
         self.server.signal(Signal::CONT);
         let told = self.client.await.unwrap().unwrap();
@@ -82,6 +82,7 @@ async fn nobody_takes_over(place: Place<'_>, on_unknown: OnUnknown) {
 async fn late_on_sqlite() {
     assert!(LEASE.as_millis() < 1_000, "or this takes long");
     another_takes_over(Place::Sqlite, OnUnknown::Retry, 2).await;
+    another_takes_over(Place::Sqlite, OnUnknown::Rollback, 1).await;
     nobody_takes_over(Place::Sqlite, OnUnknown::Fail).await;
 }
 
@@ -89,5 +90,6 @@ async fn late_on_sqlite() {
 async fn late_on_postgres() {
     let server = Postgres::start().await;
     another_takes_over(Place::Postgres(&server), OnUnknown::Retry, 2).await;
+    another_takes_over(Place::Postgres(&server), OnUnknown::Rollback, 1).await;
     nobody_takes_over(Place::Postgres(&server), OnUnknown::Fail).await;
 }

@@ -6,6 +6,7 @@
 
 mod late;
 mod steps;
+mod transactions;
 mod victim;
 
 use std::os::unix::process::ExitStatusExt;
@@ -107,13 +108,14 @@ impl Drop for Server {
 }
 
 /// One case: a fresh store, and a place for effects.
-struct Case {
+struct Case<'a> {
     orders: Orders,
+    server: Option<&'a Postgres>,
     _folder: TempDir,
 }
 
-impl Case {
-    async fn new(place: &Place<'_>, on_unknown: OnUnknown, dies_at: usize) -> Self {
+impl<'a> Case<'a> {
+    async fn new(place: &Place<'a>, on_unknown: OnUnknown, dies_at: usize) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let at = |name: &str| folder.path().join(name);
         let store = match place {
@@ -127,7 +129,15 @@ impl Case {
         };
         let (steps, effects, port) = (at("steps"), at("effects"), at("port"));
         let orders = Orders { store, on_unknown, steps, dies_at, effects, port, gate: None };
-        Self { orders, _folder: folder }
+        let server = match place {
+            Place::Postgres(server) => Some(*server),
+            Place::Embedded | Place::Sqlite => None,
+        };
+        let case = Self { orders, server, _folder: folder };
+        if case.is_transactional() {
+            transactions::prepare(&case.orders.store).await;
+        }
+        case
     }
 
     /// A second server on the same store and the same effects.
@@ -137,8 +147,17 @@ impl Case {
         Orders { steps, port, gate: None, ..self.orders.clone() }
     }
 
+    fn is_transactional(&self) -> bool {
+        self.orders.on_unknown == OnUnknown::Rollback
+    }
+
     fn effects(&self) -> usize {
-        count(&self.orders.effects)
+        if !self.is_transactional() {
+            return count(&self.orders.effects);
+        }
+        let (payments, messages) = transactions::count(&self.orders.store, self.server);
+        assert_eq!(payments, messages, "a message exists if and only if its effect does (S14)");
+        payments
     }
 }
 
@@ -211,4 +230,15 @@ async fn plain_on_postgres() {
     let server = Postgres::start().await;
     matrix(Place::Postgres(&server), OnUnknown::Fail, 0..=1).await;
     matrix(Place::Postgres(&server), OnUnknown::Retry, 1..=2).await;
+}
+
+#[tokio::test]
+async fn in_transactions_on_sqlite() {
+    matrix(Place::Sqlite, OnUnknown::Rollback, 1..=1).await;
+}
+
+#[tokio::test]
+async fn in_transactions_on_postgres() {
+    let server = Postgres::start().await;
+    matrix(Place::Postgres(&server), OnUnknown::Rollback, 1..=1).await;
 }

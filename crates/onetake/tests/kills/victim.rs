@@ -18,6 +18,7 @@ use onetake::{
 
 use super::breathe;
 use super::steps::{Stepping, Steps};
+use super::transactions::pay_in_transaction;
 
 /// Everything that a victim is told, as variables of its environment.
 #[derive(Clone, Debug)]
@@ -103,10 +104,20 @@ async fn victim() {
     });
     let terms =
         Terms { lease: LEASE, grace: LEASE, on_unknown: orders.on_unknown, ..Terms::default() };
-    let policy = Policy::new().tenant(Tenant::Public).terms(terms);
+    let mut policy = Policy::new().tenant(Tenant::Public).terms(terms);
+    if orders.on_unknown == OnUnknown::Rollback {
+        policy = policy.transactional();
+    }
     let place = Arc::new((orders.clone(), Arc::clone(&steps)));
     let app = Router::new()
-        .route("/pay", post(pay))
+        .route(
+            "/pay",
+            if orders.on_unknown == OnUnknown::Rollback {
+                post(pay_in_transaction)
+            } else {
+                post(pay)
+            },
+        )
         .with_state(place)
         .layer(OnetakeLayer::new(engine, policy))
         .layer(axum::middleware::from_fn(move |request, next: axum::middleware::Next| {
@@ -130,9 +141,19 @@ async fn open(url: &str) -> Arc<dyn Store> {
         return Arc::new(EmbeddedStore::open(folder).unwrap());
     }
     if let Some(file) = url.strip_prefix("sqlite:") {
-        return Arc::new(SqliteStore::open(Path::new(file)).unwrap());
+        return Arc::new(SqliteStore::open_in(Path::new(file)).unwrap());
     }
     Arc::new(PostgresStore::open(url, PostgresOptions::default()).await.unwrap())
+}
+
+/// Here a server may be frozen.
+pub(crate) async fn middle(orders: &Orders, steps: &Steps) {
+    if let Some(gate) = &orders.gate {
+        steps.reach("in the middle");
+        while !gate.exists() {
+            breathe().await;
+        }
+    }
 }
 
 /// Pays: an effect outside, which nobody can take back.
@@ -143,12 +164,7 @@ async fn pay(State(place): State<Arc<(Orders, Arc<Steps>)>>) -> String {
     effects.write_all(b"paid\n").unwrap();
     effects.sync_all().unwrap();
     steps.reach("after the effect");
-    if let Some(gate) = &orders.gate {
-        steps.reach("in the middle");
-        while !gate.exists() {
-            breathe().await;
-        }
-    }
+    middle(orders, steps).await;
     let number = std::fs::read_to_string(&orders.effects).unwrap().lines().count();
     format!("payment {number}")
 }

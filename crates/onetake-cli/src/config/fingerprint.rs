@@ -67,7 +67,7 @@ fn read_mode(
         }
         return None;
     };
-    let is_json = mode.choice(&MODES, &[], problems)?;
+    let is_json = mode.choice(&MODES, problems)?;
     match (is_json, exclude, include) {
         (false, None, None) => Some(FingerprintConfig::Bytes),
         (false, Some(pointers), _) | (false, None, Some(pointers)) => {

@@ -51,7 +51,7 @@ pub(super) fn read(value: &Value<'_>, problems: &mut Problems<'_>) -> KeyLayer {
     KeyLayer {
         source: read_source(&table, problems),
         required: table.get("required").and_then(|value| value.boolean(problems)),
-        format: table.get("format").and_then(|value| value.choice(&FORMATS, &[], problems)),
+        format: table.get("format").and_then(|value| value.choice(&FORMATS, problems)),
         min_length: table
             .get("min_length")
             .and_then(|value| value.integer((1, LENGTH_MAX), problems)),
@@ -61,7 +61,7 @@ pub(super) fn read(value: &Value<'_>, problems: &mut Problems<'_>) -> KeyLayer {
 fn read_source(table: &Section<'_>, problems: &mut Problems<'_>) -> Option<Located<KeySource>> {
     let word = table.get("from");
     let from = match &word {
-        Some(value) => Some(value.choice(&SOURCES, &[], problems)?),
+        Some(value) => Some(value.choice(&SOURCES, problems)?),
         None => None,
     };
     // What belongs to another source was written for a reason, and would be without effect.

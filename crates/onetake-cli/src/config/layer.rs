@@ -105,11 +105,11 @@ pub(super) fn read(table: &Section<'_>, env: &Env, problems: &mut Problems<'_>) 
     layer.wait_timeout = time("wait_timeout", &units::WAIT_TIMEOUT);
     layer.upstream_timeout = time("upstream_timeout", &units::UPSTREAM_TIMEOUT);
     if let Some(value) = get("in_flight") {
-        layer.in_flight = value.choice(&IN_FLIGHT, &[], problems);
+        layer.in_flight = value.choice(&IN_FLIGHT, problems);
     }
     if let Some(value) = get("on_unknown") {
         let at = value.node.at.clone();
-        let word = value.choice(&ON_UNKNOWN, &[], problems);
+        let word = value.choice(&ON_UNKNOWN, problems);
         layer.on_unknown = word.map(|value| Located { value, at });
     }
     if let Some(value) = get("reconcile") {
@@ -118,10 +118,10 @@ pub(super) fn read(table: &Section<'_>, env: &Env, problems: &mut Problems<'_>) 
         layer.reconcile = read.map(|value| Located { value, at });
     }
     if let Some(value) = get("on_store_down") {
-        layer.on_store_down = value.choice(&ON_STORE_DOWN, &[], problems);
+        layer.on_store_down = value.choice(&ON_STORE_DOWN, problems);
     }
     if let Some(value) = get("errors") {
-        layer.errors = value.choice(&ERRORS, &[], problems);
+        layer.errors = value.choice(&ERRORS, problems);
     }
     if let Some(value) = get("statuses") {
         layer.statuses = read_statuses(&value, problems);
@@ -141,7 +141,7 @@ pub(super) fn read_preset(
     problems: &mut Problems<'_>,
 ) -> Option<Located<Preset>> {
     let value_at = value.node.at.clone();
-    let preset = value.choice(&Preset::ALL, &[], problems)?;
+    let preset = value.choice(&Preset::ALL, problems)?;
     Some(Located { value: preset, at: value_at })
 }
 

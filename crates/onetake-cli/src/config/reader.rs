@@ -129,11 +129,10 @@ impl<'t> Value<'t> {
         accepted
     }
 
-    /// One of a few words; `later` holds those that a later version knows.
+    /// One of a few words.
     pub(super) fn choice<T: Copy>(
         &self,
         choices: &[(&str, T)],
-        later: &[&str],
         problems: &mut Problems<'_>,
     ) -> Option<T> {
         let example = choices.first().map(|(word, _)| format!("\"{word}\"")).unwrap_or_default();
@@ -141,7 +140,7 @@ impl<'t> Value<'t> {
         let found = choices.iter().find(|(word, _)| *word == text);
         if found.is_none() {
             let words = choices.iter().map(|(word, _)| *word).collect::<Vec<_>>();
-            self.refuse(unknown_word(text, &words, later), problems);
+            self.refuse(unknown_word(text, &words), problems);
         }
         found.map(|(_, value)| *value)
     }
@@ -179,15 +178,12 @@ impl<'t> Value<'t> {
 }
 
 /// A word that is not among the choices.
-pub(super) fn unknown_word(word: &str, choices: &[&str], later: &[&str]) -> Fault {
+pub(super) fn unknown_word(word: &str, choices: &[&str]) -> Fault {
     let quoted = choices.iter().map(|word| format!("\"{word}\"")).collect::<Vec<_>>();
     let list = match quoted.split_last() {
         Some((last, rest)) if !rest.is_empty() => format!("{} or {last}", rest.join(", ")),
         _ => quoted.join(""),
     };
-    if later.contains(&word) {
-        return Fault::new("this version does not support it yet", format!("use {list}"));
-    }
     match nearest(word, choices.iter().copied()) {
         Some(near) => Fault::new("there is no such value", format!("did you mean \"{near}\"?")),
         None => Fault::new("there is no such value", format!("use {list}")),

@@ -79,7 +79,7 @@ fn read_word(value: &Value<'_>, problems: &mut Problems<'_>) -> Option<TenantCon
         "client-ip" => return Some(TenantConfig::ClientIp),
         _ => {}
     }
-    let mut fault = unknown_word(word, &WORDS, &[]);
+    let mut fault = unknown_word(word, &WORDS);
     if !fault.fix.starts_with("did you") {
         let tables =
             "{ header = \"X-Account\" }, { jwt = { … } } or { forward_auth = \"http://…\" }";
@@ -156,7 +156,7 @@ fn read_algorithms(value: &Value<'_>, problems: &mut Problems<'_>) -> Option<Vec
         value.refuse(Fault::new("names no algorithm", fix), problems);
         return None;
     }
-    let read = elements.iter().map(|element| element.choice(&Algorithm::ALL, &[], problems));
+    let read = elements.iter().map(|element| element.choice(&Algorithm::ALL, problems));
     read.collect::<Vec<_>>().into_iter().collect()
 }
 

@@ -157,7 +157,11 @@ where
             trace.keyed("executed", reference, Some(run.lease.fence()));
             let types = Arc::clone(shared);
             let work = async move { run.perform(inner, &*clock, &types.types).await };
-            let panicked = "It is not run again.";
+            let panicked = if policy.terms.on_unknown.runs_again() {
+                "Retry with the same key."
+            } else {
+                "It is not run again."
+            };
             let carried = carry_out(shared, trace, &policy, reference, panicked, work);
             let Some(later) = later else { return carried.await };
             tokio::select! {

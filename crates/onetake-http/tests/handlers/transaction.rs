@@ -114,7 +114,7 @@ async fn a_commit_that_the_handler_did_not_hear_of_is_told() {
     let first = send(&router, post_of("alice", "/lose", KEY)).await;
     assert_eq!((first.status, first.body.as_str()), (201, "run 1"));
     let again = send(&router, post_of("alice", "/lose", KEY)).await;
-    assert_eq!((again.body, again.headers["x-run"].to_str()), ("run 1".to_owned(), Ok("1")));
+    assert_eq!((again.body.as_str(), again.headers["x-run"].as_bytes()), ("run 1", &b"1"[..]));
     assert_eq!(world.runs.load(Ordering::SeqCst), 1);
 }
 
@@ -123,7 +123,14 @@ async fn a_handler_that_dies_after_its_commit_ran_once() {
     let (world, router) = world();
     let first = send(&router, post_of("alice", "/panic", KEY)).await;
     assert_eq!(first.status, 500);
-    let again = send(&router, post_of("alice", "/panic", KEY)).await;
+    let again = loop {
+        let again = send(&router, post_of("alice", "/panic", KEY)).await;
+        // It is looked at in a task of its own.
+        if again.status != 409 {
+            break again;
+        }
+        tokio::task::yield_now().await;
+    };
     assert_eq!((again.status, again.body.as_str(), again.is_replay()), (201, "run 1", true));
     assert_eq!(world.runs.load(Ordering::SeqCst), 1);
 }

@@ -7,7 +7,7 @@
 use std::fmt;
 use std::time::Duration;
 
-use bytes::{BufMut, Bytes, BytesMut};
+use bytes::{Bytes, BytesMut};
 use futures_util::future::BoxFuture;
 use sha2::{Digest, Sha256};
 

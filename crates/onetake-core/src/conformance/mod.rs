@@ -19,6 +19,7 @@ mod faults;
 mod faulty;
 pub mod many;
 mod operators;
+mod outbox;
 mod pages;
 mod quiet;
 mod races;
@@ -40,6 +41,7 @@ use crate::store::Store;
 
 pub use bench::Bench;
 pub use faulty::{Fault, Faulty};
+pub use outbox::{OutboxSubject, run_outbox};
 pub use report::Report;
 pub use simulated::{Shifted, Simulated};
 

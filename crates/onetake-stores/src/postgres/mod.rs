@@ -14,6 +14,7 @@ mod claims;
 mod doctor;
 mod fault;
 mod notes;
+mod outbox;
 mod pool;
 mod rows;
 mod schema;

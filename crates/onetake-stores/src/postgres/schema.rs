@@ -15,7 +15,7 @@ pub(super) const VERSION: i32 = 1;
 
 /// How to get from each version to the next one; the first makes everything.
 const MIGRATIONS: [&[&str]; VERSION as usize] =
-    [&[include_str!("schema.sql"), include_str!("functions.sql")]];
+    [&[include_str!("schema.sql"), include_str!("functions.sql"), include_str!("outbox.sql")]];
 
 /// How often a migration that met another one is tried again.
 const TRIES_MAX: usize = 5;

@@ -6,6 +6,7 @@ mod held;
 mod later_attacks;
 mod operators;
 mod outages;
+mod outbox;
 mod refusals;
 mod schema;
 

@@ -15,6 +15,7 @@ mod key;
 mod layer;
 mod pattern;
 mod reader;
+mod relay;
 mod resolve;
 mod schema;
 mod secrets;
@@ -41,6 +42,7 @@ pub use cidr::Cidr;
 pub use error::{ConfigError, Problem};
 pub use onetake_http::Preset;
 pub use pattern::{Methods, PathPattern, plain};
+pub use relay::{RelayConfig, SinkConfig};
 pub use schema::schema;
 pub use secrets::{Secret, SecretsConfig};
 pub use store_url::{ServerUrl, StoreUrl};
@@ -84,6 +86,23 @@ pub fn load_store(
     let store = resolve::resolve_store(&draft, &mut problems);
     problems.check()?;
     Ok(store)
+}
+
+/// As [`load`], for a relay: a sink has to be named, and no upstream.
+///
+/// # Errors
+/// As [`load`].
+pub fn load_relay(
+    text: Option<&str>,
+    file_name: &str,
+    env: impl Iterator<Item = (String, String)>,
+    overrides: Overrides,
+) -> Result<RelayConfig, ConfigError> {
+    let mut problems = Problems::new(text, file_name);
+    let draft = draft(text, env, overrides, &mut problems)?;
+    let relay = relay::resolve(draft, &mut problems);
+    problems.check()?;
+    Ok(relay)
 }
 
 /// As [`load`], for what needs nothing but the admin listener: nothing else of the file is read.
@@ -147,6 +166,8 @@ pub struct Overrides {
     pub admin_listen: Option<SocketAddr>,
     /// `--store`: in place of `store.url`.
     pub store: Option<String>,
+    /// `--sink`: in place of `relay.sink`.
+    pub sink: Option<String>,
 }
 
 /// The whole configuration, complete and within its bounds.

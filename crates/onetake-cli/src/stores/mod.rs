@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use onetake_core::engine::Housekeeping;
-use onetake_core::{Limits, MemoryStore, SharedVelocity, Store, SystemClock};
+use onetake_core::{Limits, MemoryStore, Outbox, SharedVelocity, Store, SystemClock};
 #[cfg(feature = "filtered")]
 use onetake_core::{Rng, SystemRng};
 #[cfg(feature = "sqlite")]
@@ -175,6 +175,28 @@ async fn open_bare(config: &StoreConfig) -> Result<OpenStore, StoreFailed> {
             feature = "dynamodb"
         )))]
         other => Err(left_out(OPEN, other)),
+    }
+}
+
+/// Opens the outbox of the configured store, for relays.
+///
+/// # Errors
+/// If it cannot be reached or used, or if such a store has none: the error names the store, the cause and the fix.
+pub async fn open_outbox(config: &StoreConfig) -> Result<Arc<dyn Outbox>, StoreFailed> {
+    const OPEN: &str = "open the outbox of";
+    match &config.url {
+        #[cfg(feature = "postgres")]
+        StoreUrl::Postgres(url) => {
+            let store = PostgresStore::open(url.expose(), postgres_options(config.allow_lossy));
+            Ok(Arc::new(store.await.map_err(failed(OPEN, url))?))
+        }
+        #[cfg(not(feature = "postgres"))]
+        StoreUrl::Postgres(_) => Err(left_out(OPEN, &config.url)),
+        other => {
+            let what = "messages are written in the transaction that completes their operation, and only PostgreSQL \
+                        has one to share: name it with --store postgres://HOST/DATABASE";
+            Err(failed(OPEN, other)(what))
+        }
     }
 }
 

@@ -254,9 +254,9 @@ async fn a_newer_schema_is_refused_and_an_older_one_migrated() {
     other.execute_batch("PRAGMA user_version = 7").unwrap();
     let (kind, said) = refused(&file);
     assert_eq!(kind, StoreErrorKind::Invalid);
-    assert!(said.contains("schema version 7") && said.contains("up to 3"), "{said}");
+    assert!(said.contains("schema version 7") && said.contains("up to 4"), "{said}");
     // The oldest that there can be: ours, and empty.
-    let nothing = "DROP TABLE records; DROP TABLE meta; DROP TABLE secrets; DROP TABLE notes; PRAGMA user_version = 0";
+    let nothing = "DROP TABLE records; DROP TABLE meta; DROP TABLE secrets; DROP TABLE notes; DROP TABLE onetake_outbox; DROP TABLE onetake_lanes; PRAGMA user_version = 0";
     other.execute_batch(nothing).unwrap();
     let store = SqliteStore::open(&file).unwrap();
     granted(&store, &claim("a", 1)).await;
@@ -272,14 +272,14 @@ async fn a_file_without_secrets_gets_some_and_keeps_its_records() {
     store.close().await.unwrap();
     // Version 1 had no secrets and no audit, and was the same otherwise.
     let other = rusqlite::Connection::open(&file).unwrap();
-    other.execute_batch("DROP TABLE secrets; DROP TABLE notes; PRAGMA user_version = 1").unwrap();
+    other.execute_batch("DROP TABLE secrets; DROP TABLE notes; DROP TABLE onetake_outbox; DROP TABLE onetake_lanes; PRAGMA user_version = 1").unwrap();
     // Two processes of the new version at once: one of them migrates.
     let stores = [(); 2].map(|()| SqliteStore::open(&file).unwrap());
     assert_eq!(body(&load(&stores[0], &first).await.unwrap()), b"paid");
     assert_eq!(stores[0].secret("one", secret).await.unwrap(), secret);
     assert_eq!(stores[1].secret("one", [8; 32]).await.unwrap(), secret, "one for all processes");
     let version: i64 = other.pragma_query_value(None, "user_version", |row| row.get(0)).unwrap();
-    assert_eq!(version, 3);
+    assert_eq!(version, 4);
     other.execute_batch("UPDATE secrets SET value = x'00'").unwrap();
     let error = stores[0].secret("one", [9; 32]).await.unwrap_err();
     assert_eq!(error.kind(), StoreErrorKind::Invalid);

@@ -32,12 +32,14 @@
 //! `meta` holds `swept_fence`: the highest fence of any record that was swept, so that fences rise
 //! across that too (S2). `secrets` holds those that were made at first use, and `notes` the audit: `place`
 //! (8 bytes: when it was done; then 16 by chance), `id` (the record's), and `said` as onetake reads it.
+//! `onetake_outbox` and `onetake_lanes` are those of PostgreSQL.
 
 mod committer;
 mod doctor;
 mod error;
 mod ledger;
 mod notes;
+mod outbox;
 mod schema;
 mod table;
 

@@ -48,6 +48,7 @@ const MIGRATIONS: &[&str] = &[
     ) STRICT;
     CREATE INDEX notes_id ON notes (id, place);
     ",
+    super::outbox::TABLES,
 ];
 
 /// The version of the schema that is written.

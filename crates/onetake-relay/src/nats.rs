@@ -202,7 +202,9 @@ mod tests {
     fn topics_are_subjects_or_poison() {
         assert_eq!(subject("", "a.b-c.ü").as_deref(), Ok("a.b-c.ü"));
         assert_eq!(subject("x.", "a").as_deref(), Ok("x.a"));
-        for topic in ["", ".", "a.", ".a", "a..b", "a b", "a\r\n", "*", "a.>", "$JS.API.STREAM.DELETE.X"] {
+        for topic in
+            ["", ".", "a.", ".a", "a..b", "a b", "a\r\n", "*", "a.>", "$JS.API.STREAM.DELETE.X"]
+        {
             let refused = subject("", topic).unwrap_err();
             assert_eq!(refused.kind, SinkErrorKind::Poison, "{topic:?}");
         }
@@ -213,7 +215,9 @@ mod tests {
     fn headers_that_would_change_more_are_poison() {
         let with = |name, value| headers(&Message::new("t", "o", "p").with_header(name, value));
         assert!(with("Content-Type", "a/b").is_ok());
-        for (name, value) in [("nats-Rollup", "all"), ("a b", "c"), ("a", "b\r\nc: d"), ("a:b", "c")] {
+        for (name, value) in
+            [("nats-Rollup", "all"), ("a b", "c"), ("a", "b\r\nc: d"), ("a:b", "c")]
+        {
             assert_eq!(with(name, value).unwrap_err().kind, SinkErrorKind::Poison, "{name:?}");
         }
     }
@@ -223,9 +227,11 @@ mod tests {
         let kind = |answer: &str| acknowledged(answer.as_bytes(), "s").map_err(|error| error.kind);
         assert_eq!(kind(r#"{"stream":"S","seq":1}"#), Ok(()));
         assert_eq!(kind(r#"{"stream":"S","seq":1,"duplicate":true}"#), Ok(()));
-        let full = r#"{"error":{"code":503,"err_code":10077,"description":"full"},"stream":"S","seq":0}"#;
+        let full =
+            r#"{"error":{"code":503,"err_code":10077,"description":"full"},"stream":"S","seq":0}"#;
         assert_eq!(kind(full), Err(SinkErrorKind::Retry));
-        let large = r#"{"error":{"code":400,"err_code":10054,"description":"large"},"stream":"S","seq":0}"#;
+        let large =
+            r#"{"error":{"code":400,"err_code":10054,"description":"large"},"stream":"S","seq":0}"#;
         assert_eq!(kind(large), Err(SinkErrorKind::Poison));
         for nobody in ["", "ok", "{}", "null"] {
             assert_eq!(kind(nobody), Err(SinkErrorKind::Retry), "{nobody:?}");

@@ -137,10 +137,10 @@ impl Relay {
         messages: &[Waiting],
         answers: Vec<Result<(), SinkError>>,
     ) -> (Vec<(u64, Delivery)>, Tally) {
-        let mut tally = Tally::default();
-        tally.delivered = answers.iter().filter(|answer| answer.is_ok()).count() as u64;
+        let delivered = answers.iter().filter(|answer| answer.is_ok()).count() as u64;
+        let mut tally = Tally { delivered, ..Tally::default() };
         // Whether the receiver is there at all: if not, nobody is to blame for having failed often.
-        let works = tally.delivered > 0 || self.fruitless.load(Ordering::Relaxed) == 0;
+        let works = delivered > 0 || self.fruitless.load(Ordering::Relaxed) == 0;
         let mut deliveries = Vec::with_capacity(messages.len());
         for (waiting, answer) in messages.iter().zip(answers) {
             let delivery = match answer {
@@ -197,7 +197,11 @@ impl Relay {
                 Ok(true) => return true,
                 Ok(false) => {
                     // Heard the first time, or too late: then another relay delivers the same again.
-                    tracing::warn!(lane, again = failures > 0, "a turn was over before it was settled");
+                    tracing::warn!(
+                        lane,
+                        again = failures > 0,
+                        "a turn was over before it was settled"
+                    );
                     return failures > 0;
                 }
                 Err(error) => {

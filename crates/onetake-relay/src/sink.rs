@@ -92,7 +92,8 @@ where
             None => keys.push(vec![(at, waiting)]),
         }
     }
-    let sending: Vec<_> = keys.into_iter().map(|of_key| one_key(of_key, clock, end, &send)).collect();
+    let sending: Vec<_> =
+        keys.into_iter().map(|of_key| one_key(of_key, clock, end, &send)).collect();
     let answers: Vec<Vec<_>> =
         stream::iter(sending).buffer_unordered(at_once.max(1)).collect().await;
     let mut all: Vec<_> = batch.iter().map(|_| Err(SinkError::not_tried())).collect();

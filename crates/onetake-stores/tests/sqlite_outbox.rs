@@ -1,6 +1,6 @@
 //! The outbox in SQLite: the suite that every outbox passes.
 #![cfg(feature = "sqlite")]
-#![expect(clippy::unwrap_used, clippy::indexing_slicing, reason = "tests may panic")]
+#![expect(clippy::unwrap_used, reason = "tests may panic")]
 
 use std::path::PathBuf;
 use std::sync::Arc;

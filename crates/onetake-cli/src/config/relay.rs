@@ -109,9 +109,8 @@ pub(super) fn read(value: &Value<'_>, env: &Env, problems: &mut Problems<'_>) ->
     draft.batch = table.get("batch").and_then(|value| value.integer((1, BATCH_MAX), problems));
     draft.tries_max =
         table.get("tries_max").and_then(|value| value.integer((1, TRIES_MAX), problems));
-    let mut duration = |name, limits| {
-        table.get(name).and_then(|value| units::duration(&value, limits, problems))
-    };
+    let mut duration =
+        |name, limits| table.get(name).and_then(|value| units::duration(&value, limits, problems));
     draft.hold = duration("hold", &RELAY_HOLD);
     draft.poll = duration("poll", &RELAY_POLL);
     draft.timeout = duration("timeout", &RELAY_TIMEOUT);
@@ -142,16 +141,14 @@ fn parse_prefix(text: &str) -> Result<String, Fault> {
         true => Ok(text.to_owned()),
         false => Err(Fault::new(
             "not the beginning of a subject",
-            format!("write up to {PREFIX_LENGTH_MAX} letters, digits, - and _, in words separated by dots"),
+            format!(
+                "write up to {PREFIX_LENGTH_MAX} letters, digits, - and _, in words separated by dots"
+            ),
         )),
     }
 }
 
-fn read_secrets(
-    value: &Value<'_>,
-    env: &Env,
-    problems: &mut Problems<'_>,
-) -> Vec<WebhookSecret> {
+fn read_secrets(value: &Value<'_>, env: &Env, problems: &mut Problems<'_>) -> Vec<WebhookSecret> {
     let elements = value.list(SECRETS_EXAMPLE, problems).unwrap_or_default();
     if elements.len() > SECRETS_MAX {
         let fix = format!("keep the newest, at most {SECRETS_MAX}");
@@ -160,11 +157,7 @@ fn read_secrets(
     elements.iter().filter_map(|element| read_secret(element, env, problems)).collect()
 }
 
-fn read_secret(
-    value: &Value<'_>,
-    env: &Env,
-    problems: &mut Problems<'_>,
-) -> Option<WebhookSecret> {
+fn read_secret(value: &Value<'_>, env: &Env, problems: &mut Problems<'_>) -> Option<WebhookSecret> {
     let Found { text, at, path } = match &value.node.kind {
         Kind::Text(text) => Found::here(text, value),
         _ => {

@@ -31,7 +31,7 @@ pub(crate) struct Arguments {
     /// The configuration file.
     #[arg(long, value_name = "FILE", global = true)]
     config: Option<PathBuf>,
-    /// The store whose outbox it is: postgres://… (default: the configured one).
+    /// The store whose outbox it is: postgres://… or sqlite:FILE (default: the configured one).
     #[arg(long, value_name = "URL", global = true)]
     store: Option<String>,
     /// Where messages go: nats://HOST:4222, or https://HOST/PATH with secrets in the configuration.
@@ -87,8 +87,7 @@ impl Arguments {
     fn relay(self) -> Result<ExitCode, Failed> {
         logs::init(self.log_format);
         let (text, name) = read(self.config.as_deref())?;
-        let overrides =
-            Overrides { store: self.store, sink: self.sink, ..Overrides::default() };
+        let overrides = Overrides { store: self.store, sink: self.sink, ..Overrides::default() };
         let config = config::load_relay(text.as_deref(), &name, std::env::vars(), overrides);
         let config = config.map_err(|error| Failed(error.to_string(), 2))?;
         runtime()?.block_on(deliver(config)).map(|()| ExitCode::SUCCESS)
@@ -147,7 +146,8 @@ async fn sink(
                 ..onetake_relay::NatsOptions::default()
             };
             let sink = onetake_relay::NatsSink::connect(url.expose(), options, Arc::clone(clock));
-            let sink = sink.await.map_err(|error| Failed(format!("relay.sink {url}: {error}"), 2))?;
+            let sink =
+                sink.await.map_err(|error| Failed(format!("relay.sink {url}: {error}"), 2))?;
             Ok((Arc::new(sink), url.to_string()))
         }
         #[cfg(not(feature = "nats"))]
@@ -157,8 +157,7 @@ async fn sink(
         }
         SinkConfig::Webhook { url, secrets } => {
             let is_https = url.scheme() == Some(&http::uri::Scheme::HTTPS);
-            let connector =
-                Connector::new(is_https.then(|| config.tls.clone()), Arc::clone(clock));
+            let connector = Connector::new(is_https.then(|| config.tls.clone()), Arc::clone(clock));
             let connector = connector.map_err(|error| Failed(error.to_string(), 3))?;
             let client = Client::builder(TokioExecutor::new())
                 .pool_idle_timeout(IDLE_MAX)

@@ -56,11 +56,7 @@ fn plain(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect()
 }
 
-fn done(
-    answer: Result<bool, StoreError>,
-    id: MessageId,
-    what: &str,
-) -> Result<ExitCode, Failed> {
+fn done(answer: Result<bool, StoreError>, id: MessageId, what: &str) -> Result<ExitCode, Failed> {
     match answer.map_err(unanswered)? {
         true => {
             say(&format!("{id} {what}\n"));

@@ -190,11 +190,18 @@ pub async fn open_outbox(config: &StoreConfig) -> Result<Arc<dyn Outbox>, StoreF
             let store = PostgresStore::open(url.expose(), postgres_options(config.allow_lossy));
             Ok(Arc::new(store.await.map_err(failed(OPEN, url))?))
         }
+        #[cfg(feature = "sqlite")]
+        StoreUrl::Sqlite(file) => {
+            let store = open_sqlite(file.clone()).await.map_err(failed(OPEN, &config.url))?;
+            Ok(Arc::new(store))
+        }
         #[cfg(not(feature = "postgres"))]
         StoreUrl::Postgres(_) => Err(left_out(OPEN, &config.url)),
+        #[cfg(not(feature = "sqlite"))]
+        StoreUrl::Sqlite(_) => Err(left_out(OPEN, &config.url)),
         other => {
             let what = "messages are written in the transaction that completes their operation, and only PostgreSQL \
-                        has one to share: name it with --store postgres://HOST/DATABASE";
+                        and SQLite have one to share: name such a store with --store URL";
             Err(failed(OPEN, other)(what))
         }
     }

@@ -1,10 +1,5 @@
 //! `onetake relay` in processes of its own: killed, starved of its broker, and operated.
-#![expect(
-    clippy::unwrap_used,
-    clippy::panic,
-    clippy::disallowed_methods,
-    reason = "tests may panic, and wait for processes"
-)]
+#![expect(clippy::unwrap_used, reason = "tests may panic")]
 
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;
@@ -270,7 +265,8 @@ async fn a_relay_serves_its_metrics() {
         let asked = client.post("/metrics").method("GET").send().await;
         let Ok(answer) = asked else { return false };
         let text = answer.text();
-        text.contains("onetake_outbox_delivered_total 10") && text.contains("onetake_outbox_lag_seconds 0")
+        text.contains("onetake_outbox_delivered_total 10")
+            && text.contains("onetake_outbox_lag_seconds 0")
     })
     .await;
 }

@@ -289,9 +289,13 @@ mod tests {
     fn headers_that_would_change_more_are_poison() {
         let with = |name, value| passed_on(&Message::new("t", "o", "p").with_header(name, value));
         assert!(with("Content-Type", "a/b").is_ok());
-        for (name, value) in
-            [("Host", "x"), ("Webhook-Id", "x"), ("content-length", "1"), ("a b", "c"), ("a", "b\r\nc: d")]
-        {
+        for (name, value) in [
+            ("Host", "x"),
+            ("Webhook-Id", "x"),
+            ("content-length", "1"),
+            ("a b", "c"),
+            ("a", "b\r\nc: d"),
+        ] {
             assert_eq!(with(name, value).unwrap_err().kind, Poison, "{name:?}");
         }
         assert_eq!(visible("pay ✓%"), "pay%20%E2%9C%93%25");

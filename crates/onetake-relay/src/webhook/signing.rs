@@ -46,9 +46,8 @@ pub(super) fn signature(
     payload: &[u8],
 ) -> String {
     let signed = [id.as_bytes(), b".", timestamp.as_bytes(), b".", payload].concat();
-    let one = |secret: &WebhookSecret| {
-        format!("v1,{}", STANDARD.encode(hmac::sign(&secret.0, &signed)))
-    };
+    let one =
+        |secret: &WebhookSecret| format!("v1,{}", STANDARD.encode(hmac::sign(&secret.0, &signed)));
     secrets.iter().map(one).collect::<Vec<_>>().join(" ")
 }
 

@@ -1,10 +1,5 @@
 //! Relays on a real PostgreSQL, to a real NATS and to endpoints that misbehave.
-#![expect(
-    clippy::unwrap_used,
-    clippy::indexing_slicing,
-    clippy::panic,
-    reason = "tests may panic"
-)]
+#![expect(clippy::unwrap_used, reason = "tests may panic")]
 
 mod nats;
 mod sharing;
@@ -19,24 +14,33 @@ use onetake_core::{SystemClock, SystemRng};
 use onetake_relay::{Relay, RelayOptions, Sink};
 use onetake_sim::servers::{Postgres, until};
 use onetake_stores::{PostgresOptions, PostgresStore};
+use tokio::sync::OnceCell;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
 /// An outbox that rows are written into as an operation's transaction does.
 struct World {
-    server: Postgres,
+    server: &'static Postgres,
     database: String,
     store: Arc<PostgresStore>,
 }
 
+/// One server for all tests; it ends with the process.
+static SERVER: OnceCell<Postgres> = OnceCell::const_new();
+
 impl World {
     async fn start() -> Self {
-        let server = Postgres::start().await;
+        Self::start_behind(|url| url).await
+    }
+
+    /// The relays' store gets there by another way.
+    async fn start_behind(way: impl FnOnce(String) -> String) -> Self {
+        let server = SERVER.get_or_init(Postgres::start).await;
         let url = server.database();
-        PostgresStore::migrate(&url, PostgresOptions::default()).await.unwrap();
-        let store = Arc::new(PostgresStore::open(&url, PostgresOptions::default()).await.unwrap());
         let database = url.rsplit_once('/').unwrap().1.to_owned();
-        Self { server, database, store }
+        PostgresStore::migrate(&url, PostgresOptions::default()).await.unwrap();
+        let store = PostgresStore::open(&way(url), PostgresOptions::default()).await.unwrap();
+        Self { server, database, store: Arc::new(store) }
     }
 
     /// Messages `key/number`, each of so many bytes at least.

@@ -51,7 +51,8 @@ async fn through_an_outage_and_a_missing_stream() {
     let (world, mut nats) = (World::start().await, Nats::start().await);
     world.write("paid", 0..20, 0..10, 0);
     let relay = world.relay(sink(&nats).await, hurried());
-    let told = "SELECT count(*) FROM onetake_outbox WHERE error LIKE '%create one%test.>%' AND tries > 0";
+    let told =
+        "SELECT count(*) FROM onetake_outbox WHERE error LIKE '%create one%test.>%' AND tries > 0";
     until("an operator is told what to create", async || world.sql(told) != "0").await;
     assert_eq!(world.sql("SELECT count(*) FROM onetake_outbox WHERE state = 1"), "0");
     let kept_by = stream(&nats, Config::default()).await;

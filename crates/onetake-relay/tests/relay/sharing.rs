@@ -11,9 +11,10 @@ use onetake_core::outbox::Waiting;
 use onetake_core::{Clock, MessageId, SystemClock};
 use onetake_relay::sink::in_order;
 use onetake_relay::{RelayOptions, Sink, SinkError};
-use onetake_sim::servers::until;
+use onetake_sim::fault_proxy::{FaultProxy, Weather};
+use onetake_sim::servers::{Postgres, until};
 
-use super::{World, hurried, parse};
+use super::{SERVER, World, hurried, parse};
 
 /// Where all relays of a test deliver to.
 #[derive(Debug, Default)]
@@ -105,7 +106,10 @@ async fn several_relays_are_never_at_one_key_at_once() {
     }
     assert_all(&receiver, 100, 20);
     assert_eq!(receiver.met.load(Ordering::Relaxed), 0);
-    assert!(receiver.ids.lock().unwrap().values().all(|count| *count == 1), "nobody died: no repeats");
+    assert!(
+        receiver.ids.lock().unwrap().values().all(|count| *count == 1),
+        "nobody died: no repeats"
+    );
     assert!(receiver.held_most.load(Ordering::Relaxed) <= 20);
     let lanes = "SELECT count(*) FROM onetake_lanes
         WHERE taken_until > (extract(epoch FROM clock_timestamp()) * 1000000)::bigint";
@@ -150,17 +154,25 @@ async fn what_a_turn_has_no_time_for_is_left_for_the_next() {
 /// The store goes away in the middle, and comes back.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_outage_of_the_store_ends_no_relay() {
-    let mut world = World::start().await;
+    let server = SERVER.get_or_init(Postgres::start).await;
+    let proxy = FaultProxy::start(server.address()).await.unwrap();
+    let way = proxy.address().to_string();
+    let world = World::start_behind(|url| url.replace(&server.address().to_string(), &way)).await;
     let receiver = Arc::new(Receiver { pause: Duration::from_millis(1), ..Receiver::default() });
     let relay = world.relay(Arc::new(Way(Arc::clone(&receiver))), hurried());
     world.write("t", 0..20, 0..10, 0);
     until("some are delivered", async || receiver.ids.lock().unwrap().len() > 5).await;
-    world.server.kill();
-    world.server.restart().await;
+    for weather in [Weather::Dead, Weather::CutBack, Weather::Cut] {
+        proxy.set(weather);
+        SystemClock.sleep(Duration::from_millis(200)).await;
+        proxy.set(Weather::Fair);
+    }
     world.write("t", 0..20, 10..20, 0);
     until("it comes back", async || receiver.ids.lock().unwrap().len() == 400).await;
-    until("it is noted", async || world.sql("SELECT count(*) FROM onetake_outbox WHERE state = 0") == "0")
-        .await;
+    until("it is noted", async || {
+        world.sql("SELECT count(*) FROM onetake_outbox WHERE state = 0") == "0"
+    })
+    .await;
     assert_all(&receiver, 20, 20);
     relay.stop().await;
 }

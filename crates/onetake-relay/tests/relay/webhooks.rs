@@ -145,8 +145,10 @@ async fn what_fails_too_often_parks_only_where_that_is_asked_for() {
     let url = endpoint.start().await;
     world.write("paid", BROKEN..BROKEN + 1, 0..1, 0);
     world.write("paid", 10..60, 0..3, 0);
-    let relay = world
-        .relay(endpoint.sink(url), RelayOptions { tries_max: Some(2), batch_items: 10, ..hurried() });
+    let relay = world.relay(
+        endpoint.sink(url),
+        RelayOptions { tries_max: Some(2), batch_items: 10, ..hurried() },
+    );
     world.drained().await;
     relay.stop().await;
     let parked = world.parked().await;

@@ -26,7 +26,8 @@ const PRUNE: &str = "SELECT onetake_prune_1($1, $2, $3)";
 const COUNTS: &str = "SELECT * FROM onetake_outbox_counts_1($1, $2)";
 
 /// The columns of what waits stand as they do in `onetake_take_1`.
-const PARKED: &str = "SELECT lane, 0::bigint, place, message, ordering, topic, headers, payload, tries,
+const PARKED: &str =
+    "SELECT lane, 0::bigint, place, message, ordering, topic, headers, payload, tries,
         created_at, state_at, coalesce(error, '')
       FROM onetake_outbox WHERE state = 2 AND place > $1 ORDER BY place LIMIT $2";
 
@@ -59,7 +60,9 @@ impl PostgresStore {
         bytes: usize,
     ) -> Result<Option<Turn>, StoreError> {
         loop {
-            let Some((turn, odd)) = self.take_any(hold, limit, bytes).await? else { return Ok(None) };
+            let Some((turn, odd)) = self.take_any(hold, limit, bytes).await? else {
+                return Ok(None);
+            };
             if odd.is_empty() {
                 return Ok(Some(turn));
             }
@@ -150,11 +153,7 @@ impl PostgresStore {
         let rows = self
             .outbox(
                 PRUNE,
-                &[
-                    (&self.shift(), Type::INT8),
-                    (&column(kept), Type::INT8),
-                    (&limit, Type::INT4),
-                ],
+                &[(&self.shift(), Type::INT8), (&column(kept), Type::INT8), (&limit, Type::INT4)],
                 Effect::Writes,
             )
             .await?;
@@ -197,11 +196,7 @@ fn parked(row: &Row) -> Result<Waiting, StoreError> {
     })
 }
 
-fn read(
-    row: &Row,
-    id: MessageId,
-    headers: Vec<(String, String)>,
-) -> Result<Waiting, StoreError> {
+fn read(row: &Row, id: MessageId, headers: Vec<(String, String)>) -> Result<Waiting, StoreError> {
     Ok(Waiting {
         place: unsigned(get(row, 2)?),
         id,
@@ -217,7 +212,10 @@ fn read(
 }
 
 fn odd(what: &str) -> StoreError {
-    StoreError::new(StoreErrorKind::Invalid, format!("its {what} cannot be read: it was not written by onetake"))
+    StoreError::new(
+        StoreErrorKind::Invalid,
+        format!("its {what} cannot be read: it was not written by onetake"),
+    )
 }
 
 impl Outbox for PostgresStore {

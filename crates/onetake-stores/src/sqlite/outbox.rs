@@ -212,11 +212,7 @@ fn counts(connection: &Connection, (): &(), moment: Moment) -> Decided<OutboxCou
         |row| {
             let oldest: Option<i64> = row.get(1)?;
             let lag = oldest.map(|at| moment.now.since(timestamp(at))).unwrap_or_default();
-            Ok(OutboxCounts {
-                waiting: unsigned(row.get(0)?),
-                lag,
-                parked: unsigned(row.get(2)?),
-            })
+            Ok(OutboxCounts { waiting: unsigned(row.get(0)?), lag, parked: unsigned(row.get(2)?) })
         },
     );
     counted.map(Ok)
@@ -227,7 +223,9 @@ fn parked(connection: &Connection, asked: &(u64, usize), _: Moment) -> Decided<V
     let mut statement = connection.prepare_cached(PARKED)?;
     let rows = statement.query_map(
         named_params! { ":behind": signed(asked.0), ":limit": limit },
-        |row| Ok(Parked { waiting: waiting(row)?.0, at: timestamp(row.get(8)?), error: row.get(9)? }),
+        |row| {
+            Ok(Parked { waiting: waiting(row)?.0, at: timestamp(row.get(8)?), error: row.get(9)? })
+        },
     )?;
     rows.collect::<rusqlite::Result<_>>().map(Ok)
 }

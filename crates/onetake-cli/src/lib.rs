@@ -10,5 +10,6 @@ pub mod doctor;
 pub mod gateway;
 mod keys;
 pub mod logs;
+mod relay;
 pub mod stores;
 mod traces;

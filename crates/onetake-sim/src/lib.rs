@@ -5,7 +5,7 @@
 //! | [`model`] | an exhaustive model of one record's life, over the very functions that stores apply |
 //! | [`blackbox`] | what a client sees of a gateway, whatever store is behind it |
 //! | [`upstream`] | an upstream that does what its path says, and counts what it did |
-//! | [`servers`] | PostgreSQL, PgBouncer, Redis, Valkey, Redis Cluster, DynamoDB and a Stripe, started by tests |
+//! | [`servers`] | PostgreSQL, PgBouncer, Redis, Valkey, Redis Cluster, DynamoDB, NATS and a Stripe, started by tests |
 //! | [`fault_proxy`] | a TCP proxy that can be slow, deaf or dead |
 //! | [`client`] | a client that shows everything it got |
 

@@ -13,6 +13,7 @@ use super::fields;
 use super::layer::{self, Layer, Located};
 use super::pattern::{Methods, PathPattern, parse_match};
 use super::reader::{Section, Value};
+use super::relay::{self, RelayDraft};
 use super::secrets::{self, Env, SecretsConfig};
 use super::store_url::StoreUrl;
 use super::tls::{self, Identity, UpstreamTls};
@@ -42,6 +43,7 @@ pub(super) struct Draft {
     pub(super) journal: Option<PathBuf>,
     pub(super) sweep_interval: Option<Duration>,
     pub(super) sweep_batch: Option<usize>,
+    pub(super) relay: RelayDraft,
     pub(super) secrets: SecretsConfig,
     pub(super) defaults: Layer,
     pub(super) routes: Vec<RouteDraft>,
@@ -76,6 +78,9 @@ pub(super) fn read(tree: &Node, env: &Env, problems: &mut Problems<'_>) -> Draft
     }
     if let Some(value) = root.get("sweep") {
         read_sweep(&value, &mut draft, problems);
+    }
+    if let Some(value) = root.get("relay") {
+        draft.relay = relay::read(&value, env, problems);
     }
     if let Some(value) = root.get("secrets") {
         draft.secrets = secrets::read(&value, env, problems);

@@ -34,6 +34,7 @@ pub(super) const ROOT: Fields = Fields {
         Field("admin", Here),
         Field("store", Here),
         Field("sweep", Here),
+        Field("relay", Here),
         Field("defaults", Here),
         Field("route", Here),
         Field("secrets", Here),
@@ -89,6 +90,25 @@ pub(super) const FROM_ENV: Fields =
 pub(super) const SWEEP: Fields = Fields {
     label: "[sweep]",
     list: &[Field("interval", Here), Field("batch", Here)],
+    shared: &[],
+};
+
+/// `[relay]`
+pub(super) const RELAY: Fields = Fields {
+    label: "[relay]",
+    list: &[
+        Field("sink", Here),
+        Field("subject_prefix", Here),
+        Field("secrets", Here),
+        Field("batch", Here),
+        Field("hold", Here),
+        Field("poll", Here),
+        Field("timeout", Here),
+        Field("backoff_max", Here),
+        Field("tries_max", Here),
+        Field("kept", Here),
+        Field("listen", Here),
+    ],
     shared: &[],
 };
 
@@ -253,6 +273,7 @@ const ALL: [&Fields; 15] = [
     &ADMIN,
     &STORE,
     &SWEEP,
+    &RELAY,
     &ROUTE,
     &DEFAULTS,
     &KEY,

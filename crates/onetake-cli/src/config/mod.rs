@@ -16,6 +16,7 @@ mod layer;
 mod pattern;
 mod reader;
 mod reconcile;
+mod relay;
 mod resolve;
 mod schema;
 mod secrets;
@@ -44,6 +45,7 @@ pub use error::{ConfigError, Problem};
 pub use onetake_http::Preset;
 pub use pattern::{Methods, PathPattern, plain};
 pub use reconcile::{Headers, Piece, Placeholder, Reconcile, Template};
+pub use relay::{RelayConfig, SinkConfig};
 pub use schema::schema;
 pub use secrets::{Secret, SecretsConfig};
 pub use store_url::{ServerUrl, StoreUrl};
@@ -87,6 +89,23 @@ pub fn load_store(
     let store = resolve::resolve_store(&draft, &mut problems);
     problems.check()?;
     Ok(store)
+}
+
+/// As [`load`], for a relay: a sink has to be named, and no upstream.
+///
+/// # Errors
+/// As [`load`].
+pub fn load_relay(
+    text: Option<&str>,
+    file_name: &str,
+    env: impl Iterator<Item = (String, String)>,
+    overrides: Overrides,
+) -> Result<RelayConfig, ConfigError> {
+    let mut problems = Problems::new(text, file_name);
+    let draft = draft(text, env, overrides, &mut problems)?;
+    let relay = relay::resolve(draft, &mut problems);
+    problems.check()?;
+    Ok(relay)
 }
 
 /// As [`load`], for what needs nothing but the admin listener: nothing else of the file is read.
@@ -150,6 +169,8 @@ pub struct Overrides {
     pub admin_listen: Option<SocketAddr>,
     /// `--store`: in place of `store.url`.
     pub store: Option<String>,
+    /// `--sink`: in place of `relay.sink`.
+    pub sink: Option<String>,
 }
 
 /// The whole configuration, complete and within its bounds.

@@ -27,7 +27,7 @@ pub(super) fn apply_env(tree: &mut Node, env: &[(String, String)], problems: &mu
 }
 
 /// Fields that may hold a password, and so may be `{ env = "NAME" }` instead.
-const FROM_ENV: [(&str, &str); 2] = [("store", "url"), ("store", "filter")];
+const FROM_ENV: [(&str, &str); 3] = [("store", "url"), ("store", "filter"), ("relay", "sink")];
 
 /// Puts what the variable holds where `{ env = "NAME" }` stands.
 pub(super) fn follow_env(tree: &mut Node, env: &[(String, String)], problems: &mut Problems<'_>) {
@@ -71,7 +71,7 @@ fn from_env(
 
 /// Puts every flag into the tree.
 pub(super) fn apply_flags(tree: &mut Node, overrides: Overrides) {
-    let Overrides { listen, upstream, admin_listen, store } = overrides;
+    let Overrides { listen, upstream, admin_listen, store, sink } = overrides;
     let text = |listen: std::net::SocketAddr| listen.to_string();
     if upstream.is_some() {
         // The flag names the one upstream for all that name none, wherever that was said before.
@@ -82,6 +82,7 @@ pub(super) fn apply_flags(tree: &mut Node, overrides: Overrides) {
         ("--upstream", "gateway", "upstream", upstream),
         ("--admin-listen", "admin", "listen", admin_listen.map(text)),
         ("--store", "store", "url", store),
+        ("--sink", "relay", "sink", sink),
     ] {
         if let Some(value) = value {
             let path = [section.to_owned(), key.to_owned()];

@@ -27,7 +27,7 @@ pub enum StoreUrl {
 }
 
 /// The URL of a server: whole for who connects, and without its password for everybody else.
-#[derive(Clone, PartialEq, Eq)]
+#[derive(Clone, Default, PartialEq, Eq)]
 pub struct ServerUrl {
     text: String,
     shown: String,
@@ -82,6 +82,18 @@ const SCHEMES: [&str; 10] = [
 /// What means something in a URL, and what to write instead.
 const ENCODE: &str = "in a user or a password write `@` as %40, `/` as %2F, `?` as %3F, `#` as \
                       %23 and `%` as %25";
+
+/// Reads where NATS is: one server, or several separated by commas.
+pub(super) fn nats(text: &str, fix: &str) -> Result<ServerUrl, Fault> {
+    let (scheme, rest) = text.split_once(':').unwrap_or_default();
+    let parts = Parts::split(text, scheme, rest)?;
+    check_hosts(text, parts.hosts, fix)?;
+    if parts.hosts.is_empty() || !parts.path.is_empty() || !parts.query.is_empty() {
+        let what = "a server of NATS is a host and a port, and nothing behind them";
+        return Err(Fault::new(what, fix).showing(shown(text)));
+    }
+    Ok(parts.keep(text))
+}
 
 impl StoreUrl {
     pub(super) fn parse(text: &str) -> Result<Self, Fault> {

@@ -57,6 +57,22 @@ pub(super) const RECONCILE_LIMIT: Limits =
 /// `sweep.interval`
 pub(super) const SWEEP_INTERVAL: Limits = Limits { min: SECOND, max: DAY, usual: "15m" };
 
+/// `relay.hold`: when a relay dies, what it had waits for so long.
+pub(super) const RELAY_HOLD: Limits =
+    Limits { min: Duration::from_millis(100), max: HOUR, usual: "30s" };
+/// `relay.poll`
+pub(super) const RELAY_POLL: Limits =
+    Limits { min: Duration::from_millis(1), max: Duration::from_secs(60), usual: "200ms" };
+/// `relay.timeout`
+pub(super) const RELAY_TIMEOUT: Limits =
+    Limits { min: Duration::from_millis(10), max: Duration::from_secs(300), usual: "10s" };
+/// `relay.backoff_max`
+pub(super) const RELAY_BACKOFF: Limits =
+    Limits { min: Duration::from_millis(10), max: DAY, usual: "30s" };
+/// `relay.kept`
+pub(super) const RELAY_KEPT: Limits =
+    Limits { min: Duration::ZERO, max: DAY.saturating_mul(400), usual: "24h" };
+
 /// The largest body that may be configured to be held in memory.
 pub(super) const BODY_BYTES_MAX: u64 = 64 * MIB;
 

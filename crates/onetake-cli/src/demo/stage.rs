@@ -230,6 +230,7 @@ fn configuration(folder: &TempDir, api: &Api) -> Result<config::Config, DemoErro
         admin_listen: Some(any_port),
         upstream: Some(format!("http://{}", api.address())),
         store: Some(format!("embedded:{}", folder.path().display())),
+        sink: None,
     };
     let no_variables = std::iter::empty();
     Ok(config::load(Some(CONFIGURATION), "the demo's configuration", no_variables, overrides)?)

@@ -35,7 +35,7 @@ use onetake_core::engine::Housekeeping;
 use onetake_core::{Asking, Clock, Engine, StoreError, SystemClock, SystemRng};
 use onetake_http::{HttpLimits, OnetakeLayer, Policy, Resolve, Tenant};
 
-use crate::config::Config;
+use crate::config::{Config, Token};
 use crate::stores::{self, OpenStore, StoreFailed};
 use edge::Edge;
 use plan::{Plan, Plans};
@@ -219,6 +219,19 @@ impl Resolve for Policies {
     fn handle_tenants(&self) -> Vec<Tenant> {
         self.0.handle_tenants()
     }
+}
+
+/// Serves this process's metrics and nothing else, for who shows the token, until it is stopped.
+pub(crate) async fn serve_metrics(
+    listen_on: SocketAddr,
+    token: Option<Token>,
+    clock: Arc<dyn Clock>,
+    stop: CancellationToken,
+) -> Result<SocketAddr, StartError> {
+    let listener = listen(listen_on, "relay.listen", "ONETAKE__RELAY__LISTEN").await?;
+    let address = local(&listener, listen_on);
+    tokio::spawn(admin::serve_metrics(listener, metrics_handle(), token, clock, stop));
+    Ok(address)
 }
 
 /// The one recorder of this process.

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use onetake_core::engine::{Housekeeping, Journal};
-use onetake_core::{Limits, MemoryStore, SharedVelocity, Store, SystemClock};
+use onetake_core::{Limits, MemoryStore, Outbox, SharedVelocity, Store, SystemClock};
 #[cfg(feature = "filtered")]
 use onetake_core::{Rng, SystemRng};
 #[cfg(feature = "sqlite")]
@@ -200,6 +200,35 @@ async fn open_bare(config: &StoreConfig) -> Result<OpenStore, StoreFailed> {
             feature = "dynamodb"
         )))]
         other => Err(left_out(OPEN, other)),
+    }
+}
+
+/// Opens the outbox of the configured store, for relays.
+///
+/// # Errors
+/// If it cannot be reached or used, or if such a store has none: the error names the store, the cause and the fix.
+pub async fn open_outbox(config: &StoreConfig) -> Result<Arc<dyn Outbox>, StoreFailed> {
+    const OPEN: &str = "open the outbox of";
+    match &config.url {
+        #[cfg(feature = "postgres")]
+        StoreUrl::Postgres(url) => {
+            let store = PostgresStore::open(url.expose(), postgres_options(config.allow_lossy));
+            Ok(Arc::new(store.await.map_err(failed(OPEN, url))?))
+        }
+        #[cfg(feature = "sqlite")]
+        StoreUrl::Sqlite(file) => {
+            let store = open_sqlite(file.clone()).await.map_err(failed(OPEN, &config.url))?;
+            Ok(Arc::new(store))
+        }
+        #[cfg(not(feature = "postgres"))]
+        StoreUrl::Postgres(_) => Err(left_out(OPEN, &config.url)),
+        #[cfg(not(feature = "sqlite"))]
+        StoreUrl::Sqlite(_) => Err(left_out(OPEN, &config.url)),
+        other => {
+            let what = "messages are written in the transaction that completes their operation, and only PostgreSQL \
+                        and SQLite have one to share: name such a store with --store URL";
+            Err(failed(OPEN, other)(what))
+        }
     }
 }
 

@@ -20,6 +20,7 @@ mod faulty;
 mod lost;
 pub mod many;
 mod operators;
+mod outbox;
 mod pages;
 mod quiet;
 mod races;
@@ -41,6 +42,7 @@ use crate::store::Store;
 
 pub use bench::Bench;
 pub use faulty::{Fault, Faulty};
+pub use outbox::{OutboxSubject, run_outbox};
 pub use report::Report;
 pub use simulated::{Shifted, Simulated};
 

@@ -11,6 +11,7 @@
 
 mod child;
 mod dynamo;
+mod nats;
 mod postgres;
 mod redis;
 mod schemathesis;
@@ -24,6 +25,7 @@ use onetake_core::{Clock, SystemClock};
 
 pub use child::Child;
 pub use dynamo::Dynamo;
+pub use nats::Nats;
 pub use postgres::{PgBouncer, Postgres};
 pub use redis::{Flavour, Redis, RedisCluster};
 pub use schemathesis::schemathesis;

@@ -15,6 +15,7 @@ mod doctor;
 mod fault;
 mod finish;
 mod notes;
+mod outbox;
 mod pool;
 mod rows;
 mod schema;

@@ -273,7 +273,7 @@ fn duration(column: i64) -> Duration {
     Duration::from_micros(unsigned(column))
 }
 
-fn unsigned(column: i64) -> u64 {
+pub(super) fn unsigned(column: i64) -> u64 {
     u64::try_from(column).unwrap_or_default()
 }
 

@@ -18,6 +18,7 @@ const MIGRATIONS: [&[&str]; VERSION as usize] = [&[
     include_str!("schema.sql"),
     include_str!("functions.sql"),
     include_str!("transactions.sql"),
+    include_str!("outbox.sql"),
 ]];
 
 /// How often a migration that met another one is tried again.

@@ -36,7 +36,7 @@ pub(super) trait Write: Send {
 }
 
 /// The outer error fails the group, the inner one the item alone.
-type Decided<R> = rusqlite::Result<Result<R, StoreError>>;
+pub(super) type Decided<R> = rusqlite::Result<Result<R, StoreError>>;
 
 struct Batch<T, R> {
     items: Vec<T>,
@@ -65,6 +65,15 @@ pub(super) fn secret(
     to: oneshot::Sender<Answers<[u8; 32]>>,
 ) -> Box<dyn Write> {
     Box::new(Batch { items: vec![(name, fresh)], decide: keep_secret, answers: Vec::new(), to })
+}
+
+/// One thing that is decided by `decide`.
+pub(super) fn one<T: Send + 'static, R: Send + 'static>(
+    item: T,
+    decide: fn(&Connection, &T, Moment) -> Decided<R>,
+    to: oneshot::Sender<Answers<R>>,
+) -> Box<dyn Write> {
+    Box::new(Batch { items: vec![item], decide, answers: Vec::new(), to })
 }
 
 /// One entry of the audit.

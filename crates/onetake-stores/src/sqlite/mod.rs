@@ -41,6 +41,7 @@ mod error;
 mod finish;
 mod ledger;
 mod notes;
+mod outbox;
 mod schema;
 mod table;
 mod transactional;

@@ -54,33 +54,7 @@ const MIGRATIONS: &[&str] = &[
     UPDATE onetake_records SET ask_at = settled_at WHERE state = 'unknown' AND substr(record, 83, 1) = x'01';
     CREATE INDEX onetake_records_ask ON onetake_records (ask_at) WHERE ask_at IS NOT NULL;
     ",
-    "
-    CREATE TABLE onetake_outbox (
-        place      INTEGER PRIMARY KEY AUTOINCREMENT NOT NULL,
-        message    BLOB NOT NULL UNIQUE,
-        lane       INTEGER NOT NULL,
-        ordering   TEXT NOT NULL,
-        topic      TEXT NOT NULL,
-        headers    BLOB NOT NULL,
-        payload    BLOB NOT NULL,
-        created_at INTEGER NOT NULL,
-        state      INTEGER NOT NULL DEFAULT 0,
-        state_at   INTEGER NOT NULL,
-        tries      INTEGER NOT NULL DEFAULT 0,
-        error      TEXT
-    ) STRICT;
-    CREATE INDEX onetake_outbox_waiting ON onetake_outbox (lane, place) WHERE state = 0;
-    CREATE INDEX onetake_outbox_failing ON onetake_outbox (lane, ordering, place) WHERE state = 0 AND tries > 0;
-    CREATE INDEX onetake_outbox_delivered ON onetake_outbox (state_at) WHERE state = 1;
-    CREATE INDEX onetake_outbox_parked ON onetake_outbox (place) WHERE state = 2;
-    CREATE TABLE onetake_lanes (
-        lane        INTEGER PRIMARY KEY NOT NULL,
-        turn        INTEGER NOT NULL DEFAULT 0,
-        taken_until INTEGER NOT NULL DEFAULT 0
-    ) STRICT;
-    WITH RECURSIVE lanes (lane) AS (SELECT 0 UNION ALL SELECT lane + 1 FROM lanes WHERE lane < 63)
-    INSERT INTO onetake_lanes (lane) SELECT lane FROM lanes;
-    ",
+    super::outbox::TABLES,
 ];
 
 /// Whose the file is.

@@ -7,6 +7,7 @@ mod inbox;
 mod later_attacks;
 mod operators;
 mod outages;
+mod outbox;
 mod refusals;
 mod schema;
 #[cfg(feature = "sqlx")]

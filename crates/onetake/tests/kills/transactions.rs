@@ -109,7 +109,7 @@ async fn on_sqlite(
         let tx = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
         tx.execute_batch(PAY)?;
         steps.reach("after the effect is written");
-        onetake::finish_sqlite(&tx, running.attempt(), &completion)?;
+        onetake::sqlite::finish(&tx, running.attempt(), &completion)?;
         steps.reach("before the commit");
         tx.commit()?;
         steps.reach("after the commit");

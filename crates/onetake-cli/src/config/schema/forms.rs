@@ -127,3 +127,13 @@ pub(super) fn redis_url() -> Value {
 pub(super) fn secret() -> Value {
     text(r"\s*[A-Za-z0-9+/_-]{43}=?\s*")
 }
+
+/// Where a relay delivers to.
+pub(super) fn sink_url() -> Value {
+    text(r"(nats|tls)://\S+|https?://\S+")
+}
+
+/// `whsec_` and base64.
+pub(super) fn webhook_secret() -> Value {
+    text(r"\s*whsec_[A-Za-z0-9+/]{32,88}={0,2}\s*")
+}

@@ -12,11 +12,12 @@ mod tenant;
 use serde_json::{Map, Value, json};
 
 use super::document::SWEEP_BATCH_MAX;
+use super::relay::{BATCH_MAX, PREFIX_LENGTH_MAX, TRIES_MAX};
 use super::secrets::{ID_LENGTH_MAX, SECRETS_MAX};
 use super::units;
 use forms::{
     address_block, boolean, duration, file_name, integer, list, listen, name, redis_url, secret,
-    store_url, text, upstream,
+    sink_url, store_url, text, upstream, webhook_secret,
 };
 
 /// The JSON Schema (draft 2020-12) of the configuration file.
@@ -29,6 +30,7 @@ pub fn schema() -> Value {
             field("admin", "The listener for operators, probes and metrics.", admin()),
             field("store", "Where records are kept.", store()),
             field("sweep", "How expired records are cleaned up.", sweep()),
+            field("relay", "Who delivers the outbox, and where to.", relay()),
             field("secrets", "What only the operator knows; the first of each is used.", secrets()),
             field("defaults", "What routes do not say.", policy::defaults()),
             field("route", "The first route that matches wins.", list(&policy::route())),
@@ -147,6 +149,66 @@ fn sweep() -> Value {
                 "How many records one step may remove.",
                 or(5000, integer((1, SWEEP_BATCH_MAX))),
             ),
+        ],
+    )
+}
+
+fn relay() -> Value {
+    let time = |what: &str, limits: &units::Limits| format!("{what} {}", limits.sentence());
+    let secret = json!({ "oneOf": [webhook_secret(), elsewhere("relay.secrets[]")] });
+    let secrets = with(list(&secret), json!({ "maxItems": SECRETS_MAX }));
+    let prefix =
+        with(text(r"([A-Za-z0-9_-][A-Za-z0-9_.-]*)?"), json!({ "maxLength": PREFIX_LENGTH_MAX }));
+    table(
+        "relay",
+        [
+            field(
+                "sink",
+                "nats://HOST:4222 or tls://HOST:4222 (JetStream), https://HOST/PATH (a webhook), or the variable \
+                 that holds it.",
+                or_variable(&sink_url(), "relay.sink"),
+            ),
+            field("subject_prefix", "What NATS subjects begin with.", or("", prefix)),
+            field(
+                "secrets",
+                "What webhooks are signed with: all of them sign.",
+                or(json!([]), secrets),
+            ),
+            field("batch", "The most messages of a turn.", or(100, integer((1, BATCH_MAX)))),
+            field(
+                "hold",
+                time(
+                    "When a relay dies, how long what it had waits for another.",
+                    &units::RELAY_HOLD,
+                ),
+                or("30s", duration()),
+            ),
+            field(
+                "poll",
+                time("How long to wait when there was nothing to do.", &units::RELAY_POLL),
+                or("200ms", duration()),
+            ),
+            field(
+                "timeout",
+                time("How long a receiver may take for a message.", &units::RELAY_TIMEOUT),
+                or("10s", duration()),
+            ),
+            field(
+                "backoff_max",
+                time("The longest pause between two tries.", &units::RELAY_BACKOFF),
+                or("30s", duration()),
+            ),
+            field(
+                "tries_max",
+                "After how many failures a message is parked, if others are delivered meanwhile; none: never.",
+                integer((1, TRIES_MAX)),
+            ),
+            field(
+                "kept",
+                time("How long delivered messages are kept.", &units::RELAY_KEPT),
+                or("24h", duration()),
+            ),
+            field("listen", "Where the relay serves its metrics; none: nowhere.", listen()),
         ],
     )
 }

@@ -24,6 +24,7 @@ type Refused = &'static [(&'static str, &'static str)];
 const VARIABLES: &[(&str, &str)] = &[
     ("TEST_STORE", "postgres://db/x"),
     ("TEST_FILTER", "redis://cache"),
+    ("TEST_SINK", "nats://broker:4222"),
     ("TEST_SECRET", "AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA="),
 ];
 
@@ -36,6 +37,7 @@ const SECTIONS: &[Row] = &[
             ("admin = []", "admin"),
             ("store = \"memory:\"", "store"),
             ("sweep = \"15m\"", "sweep"),
+            ("relay = \"nats://a\"", "relay"),
             ("secrets = [\"x\"]", "secrets"),
             ("defaults = true", "defaults"),
             ("route = {}", "route"),
@@ -181,6 +183,35 @@ const SECTIONS: &[Row] = &[
             ("batch = -1", "sweep.batch"),
             ("batch = 99999999999999999999", "sweep.batch"),
             ("batch = \"5000\"", "sweep.batch"),
+        ],
+    ),
+    (
+        "relay",
+        &[
+            "sink = \"nats://me:secret@a:4222,b:4222\"",
+            "sink = { env = \"TEST_SINK\" }\nsubject_prefix = \"payments.\"",
+            "sink = \"https://api/hooks?tenant=1\"\nsecrets = [\"whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw\"]",
+            "secrets = []",
+            "batch = 1000\ntries_max = 20\nlisten = \"127.0.0.1:0\"",
+            "hold = \"100ms\"\npoll = \"1ms\"\ntimeout = \"10ms\"\nbackoff_max = \"1d\"\nkept = \"0s\"",
+        ],
+        &[
+            ("sink = \"kafka://a\"", "relay.sink"),
+            ("sink = \"nats://a/b\"", "relay.sink"),
+            ("sink = 1", "relay.sink"),
+            ("subject_prefix = \"a b.\"", "relay.subject_prefix"),
+            ("subject_prefix = \"a..b\"", "relay.subject_prefix"),
+            ("secrets = \"whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw\"", "relay.secrets"),
+            ("secrets = [\"MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw\"]", "relay.secrets[0]"),
+            ("secrets = [{ env = \"ONETAKE_NOBODY_SETS_THIS\" }]", "relay.secrets[0].env"),
+            ("batch = 0", "relay.batch"),
+            ("tries_max = 0", "relay.tries_max"),
+            ("hold = \"2h\"", "relay.hold"),
+            ("poll = \"0s\"", "relay.poll"),
+            ("timeout = \"301s\"", "relay.timeout"),
+            ("backoff_max = \"25h\"", "relay.backoff_max"),
+            ("kept = \"401d\"", "relay.kept"),
+            ("listen = 9092", "relay.listen"),
         ],
     ),
     (

@@ -23,6 +23,7 @@ fn variables_stand_above_the_file_and_flags_above_variables() {
         upstream: Some("http://flag".into()),
         admin_listen: Some("127.0.0.1:13".parse().unwrap()),
         store: Some("memory:".into()),
+        sink: None,
     };
     let got = |variables: &[(&str, &str)], flags: Overrides| {
         let config = load(Some(FILE), "f", env(variables), flags).unwrap();

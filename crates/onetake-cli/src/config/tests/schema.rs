@@ -23,9 +23,11 @@ const TABLES: &[(&Fields, &[&str])] = &[
         &[
             "/properties/store/properties/url/oneOf/1",
             "/properties/store/properties/filter/oneOf/1",
+            "/properties/relay/properties/sink/oneOf/1",
         ],
     ),
     (&tables::SWEEP, &["/properties/sweep"]),
+    (&tables::RELAY, &["/properties/relay"]),
     (&tables::SECRETS, &["/properties/secrets"]),
     (
         &tables::SECRET,
@@ -40,6 +42,7 @@ const TABLES: &[(&Fields, &[&str])] = &[
         &[
             "/properties/admin/properties/token/oneOf/1",
             "/$defs/reconcile/oneOf/1/properties/headers/additionalProperties/oneOf/1",
+            "/properties/relay/properties/secrets/items/oneOf/1",
             "/properties/secrets/properties/encryption/items/properties/key/oneOf/1",
             "/properties/secrets/properties/fingerprint/items/properties/key/oneOf/1",
             "/properties/secrets/properties/issued_keys/items/properties/key/oneOf/1",
@@ -88,6 +91,14 @@ const CHECK_ONLY: &[&str] = &[
     // In any letter case, which a pattern cannot say.
     "fingerprint = { mode = \"bytes\", headers = [\"Date\"] }",
     "url = { env = \"ONETAKE_NOBODY_SETS_THIS\" }",
+    "sink = \"nats://a/b\"",
+    "subject_prefix = \"a..b\"",
+    "secrets = [{ env = \"ONETAKE_NOBODY_SETS_THIS\" }]",
+    "hold = \"2h\"",
+    "poll = \"0s\"",
+    "timeout = \"301s\"",
+    "backoff_max = \"25h\"",
+    "kept = \"401d\"",
     "issued_keys = [{ id = \"a\", key = { env = \"ONETAKE_NOBODY_SETS_THIS\" } }]",
     "issued_keys = [{ id = \"a\", key = { file = \"/nowhere/at/all\" } }]",
     "tenant = { jwt = { key = { env = \"ONETAKE_NOBODY_SETS_THIS\" } } }",
@@ -292,7 +303,7 @@ fn what_the_schema_calls_a_default_is_one() {
     };
     let mut file = json!({ "defaults": defaults_of("/$defs") });
     file["defaults"]["key"] = defaults_of("/$defs/key/properties");
-    for section in ["gateway", "admin", "store", "sweep", "secrets"] {
+    for section in ["gateway", "admin", "store", "sweep", "relay", "secrets"] {
         file[section] = defaults_of(&format!("/properties/{section}/properties"));
     }
     assert!(file["defaults"]["ttl"].is_string() && file["sweep"]["batch"].is_u64(), "{file}");

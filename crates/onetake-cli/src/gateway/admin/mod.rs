@@ -20,7 +20,7 @@ use axum::response::IntoResponse;
 use axum::routing::get;
 use axum::{Json, Router, middleware};
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
-use onetake_core::Engine;
+use onetake_core::{Clock, Engine};
 use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
@@ -126,6 +126,23 @@ pub(super) async fn serve(
     listener::serve(listener, router(status, api, guard), clock, stop).await;
 }
 
+/// Serves metrics alone.
+pub(super) async fn serve_metrics(
+    listener: TcpListener,
+    metrics: Option<PrometheusHandle>,
+    token: Option<Token>,
+    clock: Arc<dyn Clock>,
+    stop: CancellationToken,
+) {
+    let guard = Guard::new(token.as_ref(), &clock);
+    let guarded = Router::new()
+        .route("/metrics", get(async move || render(metrics)))
+        .fallback(async || Fault::no_page())
+        .layer(middleware::from_fn_with_state(guard, guard::guard));
+    let router = Router::new().route("/livez", get(|| async { "ok\n" })).fallback_service(guarded);
+    listener::serve(listener, router, clock, stop).await;
+}
+
 fn router(status: Status, api: Api, guard: Guard) -> Router {
     let (keys, mut description) = OpenApiRouter::with_openapi(description())
         .routes(routes!(keys::list))
@@ -145,7 +162,11 @@ fn router(status: Status, api: Api, guard: Guard) -> Router {
     let guarded = keys
         .with_state(api)
         .route("/openapi.json", get(move || async move { Json((*description).clone()) }))
-        .route("/metrics", get(render).with_state(status.clone()))
+        .route(
+            "/metrics",
+            get(async |State(status): State<Status>| render(status.metrics))
+                .with_state(status.clone()),
+        )
         .method_not_allowed_fallback(async || Fault::no_method())
         .fallback(async || Fault::no_page())
         .layer(middleware::from_fn_with_state(guard, guard::guard));
@@ -176,8 +197,8 @@ async fn ready(State(status): State<Status>) -> impl IntoResponse {
     }
 }
 
-async fn render(State(status): State<Status>) -> impl IntoResponse {
-    match status.metrics {
+fn render(metrics: Option<PrometheusHandle>) -> impl IntoResponse + use<> {
+    match metrics {
         Some(metrics) => {
             metrics.run_upkeep();
             let text = [("content-type", "text/plain; version=0.0.4")];

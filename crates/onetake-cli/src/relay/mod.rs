@@ -1,0 +1,174 @@
+//! `onetake relay`: delivers the outbox, and lets operators look at what could not be delivered.
+
+mod operate;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use clap::{Args, Subcommand};
+use http_body_util::Full;
+use hyper_util::client::legacy::Client;
+use hyper_util::rt::{TokioExecutor, TokioTimer};
+use onetake_core::{Clock, MessageId, SystemClock, SystemRng};
+use onetake_relay::{Relay, Sink, WebhookOptions, WebhookSink};
+use tokio_util::sync::CancellationToken;
+
+use crate::cli::{Failed, read, runtime, stop_signal};
+use crate::config::{self, Overrides, RelayConfig, SinkConfig, StoreConfig};
+use crate::gateway::{Connector, serve_metrics};
+use crate::logs::{self, LogFormat};
+use crate::stores;
+
+/// Idle connections to an endpoint are closed before most servers would.
+const IDLE_MAX: std::time::Duration = std::time::Duration::from_secs(4);
+
+#[derive(Debug, Args)]
+pub(crate) struct Arguments {
+    #[command(subcommand)]
+    act: Option<Act>,
+    /// The configuration file.
+    #[arg(long, value_name = "FILE", global = true)]
+    config: Option<PathBuf>,
+    /// The store whose outbox it is: postgres://… or sqlite:FILE (default: the configured one).
+    #[arg(long, value_name = "URL", global = true)]
+    store: Option<String>,
+    /// Where messages go: nats://HOST:4222, or https://HOST/PATH with secrets in the configuration.
+    #[arg(long, value_name = "URL")]
+    sink: Option<String>,
+    /// How to write logs.
+    #[arg(long, value_enum, default_value_t)]
+    log_format: LogFormat,
+}
+
+/// What operators do with what could not be delivered.
+#[derive(Debug, Subcommand)]
+enum Act {
+    /// List the messages that are parked.
+    Parked {
+        /// How many at most, from 1 to 10000.
+        #[arg(long, value_name = "NUMBER", default_value_t = 100,
+              value_parser = clap::value_parser!(u16).range(1..=10_000))]
+        limit: u16,
+    },
+    /// Let a parked message be tried again.
+    Retry {
+        /// The message's id.
+        id: MessageId,
+    },
+    /// Delete a parked message.
+    Discard {
+        /// The message's id.
+        id: MessageId,
+    },
+}
+
+impl Arguments {
+    pub(crate) fn run(mut self) -> ExitCode {
+        let ran = match self.act.take() {
+            Some(act) => self.operate(&act),
+            None => self.relay(),
+        };
+        ran.unwrap_or_else(ExitCode::from)
+    }
+
+    fn operate(self, act: &Act) -> Result<ExitCode, Failed> {
+        let (text, name) = read(self.config.as_deref())?;
+        let overrides = Overrides { store: self.store, ..Overrides::default() };
+        let config = config::load_store(text.as_deref(), &name, std::env::vars(), overrides);
+        let config: StoreConfig = config.map_err(|error| Failed(error.to_string(), 2))?;
+        runtime()?.block_on(async {
+            let outbox = stores::open_outbox(&config).await;
+            operate::run(act, &*outbox.map_err(|error| Failed(error.to_string(), 3))?).await
+        })
+    }
+
+    fn relay(self) -> Result<ExitCode, Failed> {
+        logs::init(self.log_format);
+        let (text, name) = read(self.config.as_deref())?;
+        let overrides = Overrides { store: self.store, sink: self.sink, ..Overrides::default() };
+        let config = config::load_relay(text.as_deref(), &name, std::env::vars(), overrides);
+        let config = config.map_err(|error| Failed(error.to_string(), 2))?;
+        runtime()?.block_on(deliver(config)).map(|()| ExitCode::SUCCESS)
+    }
+}
+
+/// Build, announce, deliver, drain.
+async fn deliver(config: RelayConfig) -> Result<(), Failed> {
+    let clock: Arc<dyn Clock> = Arc::new(SystemClock);
+    let stop = CancellationToken::new();
+    let metrics = match config.listen {
+        Some(listen) => {
+            let served =
+                serve_metrics(listen, config.token.clone(), Arc::clone(&clock), stop.clone());
+            Some(served.await.map_err(|error| Failed(error.to_string(), 3))?)
+        }
+        None => None,
+    };
+    let outbox = stores::open_outbox(&config.store).await;
+    let outbox = outbox.map_err(|error| Failed(error.to_string(), 3))?;
+    let (sink, place) = sink(&config, &clock).await?;
+    let (store, name) = (config.store.url.to_string(), sink.name());
+    let relay = Relay::new(outbox, sink, clock, Arc::new(SystemRng), config.options);
+    let metrics = metrics.map(|address| address.to_string()).unwrap_or_default();
+    tracing::info!(store, sink = name, place, metrics, "onetake relays");
+    let running = relay.run(stop.clone());
+    tokio::pin!(running);
+    tokio::select! {
+        () = running.as_mut() => {}
+        signal = stop_signal() => {
+            tracing::info!(signal, "draining: what is on its way is finished");
+            stop.cancel();
+        }
+    }
+    tokio::select! {
+        () = running => {}
+        signal = stop_signal() => {
+            return Err(Failed(format!("stopped at once by a second {signal}"), 1));
+        }
+    }
+    tracing::info!("drained");
+    Ok(())
+}
+
+/// The sink, and where it leads to without anything secret.
+async fn sink(
+    config: &RelayConfig,
+    clock: &Arc<dyn Clock>,
+) -> Result<(Arc<dyn Sink>, String), Failed> {
+    match &config.sink {
+        #[cfg(feature = "nats")]
+        SinkConfig::Nats { url, subject_prefix } => {
+            let options = onetake_relay::NatsOptions {
+                subject_prefix: subject_prefix.clone(),
+                ack_timeout: config.timeout,
+                ..onetake_relay::NatsOptions::default()
+            };
+            let sink = onetake_relay::NatsSink::connect(url.expose(), options, Arc::clone(clock));
+            let sink =
+                sink.await.map_err(|error| Failed(format!("relay.sink {url}: {error}"), 2))?;
+            Ok((Arc::new(sink), url.to_string()))
+        }
+        #[cfg(not(feature = "nats"))]
+        SinkConfig::Nats { url, .. } => {
+            let what = "this build was made without NATS; build it with the feature `nats`";
+            Err(Failed(format!("relay.sink {url}: {what}"), 2))
+        }
+        SinkConfig::Webhook { url, secrets } => {
+            let is_https = url.scheme() == Some(&http::uri::Scheme::HTTPS);
+            let connector = Connector::new(is_https.then(|| config.tls.clone()), Arc::clone(clock));
+            let connector = connector.map_err(|error| Failed(error.to_string(), 3))?;
+            let client = Client::builder(TokioExecutor::new())
+                .pool_idle_timeout(IDLE_MAX)
+                .pool_timer(TokioTimer::new())
+                .build::<_, Full<Bytes>>(connector);
+            let options =
+                WebhookOptions { answer_timeout: config.timeout, ..WebhookOptions::default() };
+            let (client, clock) = (Arc::new(client), Arc::clone(clock));
+            let sink = WebhookSink::new(url.clone(), secrets.clone(), client, clock, options);
+            let host = url.authority().map(ToString::to_string).unwrap_or_default();
+            Ok((Arc::new(sink), host))
+        }
+    }
+}

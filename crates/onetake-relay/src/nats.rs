@@ -1,0 +1,240 @@
+//! NATS JetStream.
+//!
+//! A message is a request to the subject that its topic names, and the stream that keeps the subject answers when
+//! it has it. `Nats-Msg-Id` is the message's id: the stream drops what it has already, within its
+//! `duplicate_window`.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_nats::client::{Request, RequestErrorKind};
+use async_nats::connection::State;
+use async_nats::header::{HeaderName, HeaderValue};
+use async_nats::{Client, ConnectOptions, HeaderMap, ServerAddr};
+use futures_util::FutureExt;
+use futures_util::future::BoxFuture;
+use onetake_core::Clock;
+use onetake_core::outbox::{Message, Waiting};
+
+use crate::sink::{Sink, SinkError, in_order};
+
+const MESSAGE_ID: &str = "Nats-Msg-Id";
+/// JetStream's word for a message that is larger than its stream takes.
+const TOO_LARGE_FOR_STREAM: u64 = 10_054;
+
+/// How to publish.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NatsOptions {
+    /// What subjects begin with, in front of the topic: `onetake.`, say.
+    pub subject_prefix: String,
+    /// How long a stream may take to acknowledge a message.
+    pub ack_timeout: Duration,
+    /// Messages of different ordering keys on their way at once.
+    pub at_once: usize,
+}
+
+impl Default for NatsOptions {
+    fn default() -> Self {
+        Self { subject_prefix: String::new(), ack_timeout: Duration::from_secs(5), at_once: 64 }
+    }
+}
+
+/// The URL is not one of NATS servers.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}; write nats://HOST:4222 or tls://HOST:4222, several separated by commas")]
+pub struct NatsUrlError(String);
+
+/// Publishes to JetStream.
+#[derive(Debug)]
+pub struct NatsSink {
+    client: Client,
+    clock: Arc<dyn Clock>,
+    options: NatsOptions,
+}
+
+impl NatsSink {
+    /// A sink that connects by itself, now and whenever the connection is gone: servers need not be there yet.
+    ///
+    /// # Errors
+    /// If the URL is wrong.
+    pub async fn connect(
+        url: &str,
+        options: NatsOptions,
+        clock: Arc<dyn Clock>,
+    ) -> Result<Self, NatsUrlError> {
+        let servers = url.split(',').map(|server| server.trim().parse::<ServerAddr>());
+        let servers = servers.collect::<Result<Vec<_>, _>>();
+        let servers = servers.map_err(|error| NatsUrlError(format!("no URL of NATS: {error}")))?;
+        let connected = ConnectOptions::new()
+            .name("onetake relay")
+            .retry_on_initial_connect()
+            // What is on its way is bounded: while nobody is connected, nothing is handed to the client.
+            .client_capacity(options.at_once.max(1))
+            .connect(servers)
+            .await;
+        let client = connected.map_err(|error| NatsUrlError(error.to_string()))?;
+        Ok(Self { client, clock, options })
+    }
+
+    async fn publish(&self, waiting: &Waiting) -> Result<(), SinkError> {
+        let subject = subject(&self.options.subject_prefix, &waiting.message.topic)?;
+        let mut headers = headers(&waiting.message)?;
+        headers.insert(MESSAGE_ID, waiting.id.to_string());
+        if self.client.connection_state() != State::Connected {
+            return Err(SinkError::retry("there is no connection to NATS"));
+        }
+        let request = Request::new()
+            .headers(headers)
+            .payload(waiting.message.payload.clone())
+            .timeout(Some(self.options.ack_timeout));
+        let answered = self.client.send_request(subject.clone(), request).await;
+        let answer = answered.map_err(|error| match error.kind() {
+            RequestErrorKind::NoResponders => SinkError::retry(format!(
+                "no stream of NATS JetStream keeps the subject {subject}: create one, such as `nats stream add \
+                 --subjects '{}>'`",
+                self.options.subject_prefix
+            )),
+            RequestErrorKind::MaxPayloadExceeded => SinkError::poison(format!(
+                "with its headers it is larger than the NATS server takes (max_payload, {} bytes): raise it there \
+                 and retry, or discard the message",
+                self.client.max_payload()
+            )),
+            RequestErrorKind::InvalidSubject => SinkError::poison(no_subject(&subject)),
+            RequestErrorKind::TimedOut => SinkError::retry(format!(
+                "NATS did not acknowledge it within {:?}",
+                self.options.ack_timeout
+            )),
+            RequestErrorKind::Other => SinkError::retry(format!("NATS could not be asked: {error}")),
+        })?;
+        acknowledged(&answer.payload, &subject)
+    }
+}
+
+impl Sink for NatsSink {
+    fn name(&self) -> &'static str {
+        "nats"
+    }
+
+    fn deliver<'a>(
+        &'a self,
+        batch: &'a [Waiting],
+        within: Duration,
+    ) -> BoxFuture<'a, Vec<Result<(), SinkError>>> {
+        // Behind a message the next of its key waits for the acknowledgement: a stream may refuse the one and
+        // take the other.
+        let publish = |waiting| self.publish(waiting);
+        in_order(batch, self.options.at_once, &*self.clock, within, publish).boxed()
+    }
+}
+
+/// The subject of a topic. Topics that are none, and those of the server itself (`$…`), are poison.
+fn subject(prefix: &str, topic: &str) -> Result<String, SinkError> {
+    let subject = format!("{prefix}{topic}");
+    let is_word = |word: &str| {
+        let plain = |c: char| !c.is_whitespace() && !c.is_control();
+        !word.is_empty() && word != "*" && word != ">" && word.chars().all(plain)
+    };
+    if topic.is_empty() || subject.starts_with('$') || !subject.split('.').all(is_word) {
+        return Err(SinkError::poison(no_subject(&subject)));
+    }
+    Ok(subject)
+}
+
+fn no_subject(subject: &str) -> String {
+    format!(
+        "{subject:?} is no subject of NATS: words separated by dots, without blanks and wildcards, and not one of \
+         the server's own ($…)"
+    )
+}
+
+fn headers(message: &Message) -> Result<HeaderMap, SinkError> {
+    let mut headers = HeaderMap::new();
+    for (name, value) in &message.headers {
+        if name.get(..5).is_some_and(|start| start.eq_ignore_ascii_case("nats-")) {
+            return Err(SinkError::poison(format!(
+                "its header {name} is one that NATS itself goes by: give it another name"
+            )));
+        }
+        let (Ok(name), Ok(value)) = (name.parse::<HeaderName>(), value.parse::<HeaderValue>())
+        else {
+            return Err(SinkError::poison(format!("its header {name:?} is none for NATS")));
+        };
+        headers.append(name, value);
+    }
+    Ok(headers)
+}
+
+/// What a stream answers.
+#[derive(serde::Deserialize)]
+struct Acknowledgement {
+    stream: Option<String>,
+    error: Option<Refusal>,
+}
+
+#[derive(serde::Deserialize)]
+struct Refusal {
+    #[serde(default)]
+    err_code: u64,
+    #[serde(default)]
+    description: String,
+}
+
+fn acknowledged(answer: &[u8], subject: &str) -> Result<(), SinkError> {
+    match serde_json::from_slice(answer) {
+        Ok(Acknowledgement { error: Some(refusal), .. }) => {
+            let said = format!("NATS refused it: {} ({})", refusal.description, refusal.err_code);
+            let is_poison = refusal.err_code == TOO_LARGE_FOR_STREAM;
+            Err(if is_poison { SinkError::poison(said) } else { SinkError::retry(said) })
+        }
+        Ok(Acknowledgement { stream: Some(_), error: None }) => Ok(()),
+        _ => Err(SinkError::retry(format!(
+            "what answers on the subject {subject} is no stream of NATS JetStream"
+        ))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sink::SinkErrorKind;
+
+    #[test]
+    fn topics_are_subjects_or_poison() {
+        assert_eq!(subject("", "a.b-c.ü").as_deref(), Ok("a.b-c.ü"));
+        assert_eq!(subject("x.", "a").as_deref(), Ok("x.a"));
+        for topic in
+            ["", ".", "a.", ".a", "a..b", "a b", "a\r\n", "*", "a.>", "$JS.API.STREAM.DELETE.X"]
+        {
+            let refused = subject("", topic).unwrap_err();
+            assert_eq!(refused.kind, SinkErrorKind::Poison, "{topic:?}");
+        }
+        assert!(subject("x.", "").is_err());
+    }
+
+    #[test]
+    fn headers_that_would_change_more_are_poison() {
+        let with = |name, value| headers(&Message::new("t", "o", "p").with_header(name, value));
+        assert!(with("Content-Type", "a/b").is_ok());
+        for (name, value) in
+            [("nats-Rollup", "all"), ("a b", "c"), ("a", "b\r\nc: d"), ("a:b", "c")]
+        {
+            assert_eq!(with(name, value).unwrap_err().kind, SinkErrorKind::Poison, "{name:?}");
+        }
+    }
+
+    #[test]
+    fn only_a_stream_acknowledges() {
+        let kind = |answer: &str| acknowledged(answer.as_bytes(), "s").map_err(|error| error.kind);
+        assert_eq!(kind(r#"{"stream":"S","seq":1}"#), Ok(()));
+        assert_eq!(kind(r#"{"stream":"S","seq":1,"duplicate":true}"#), Ok(()));
+        let full =
+            r#"{"error":{"code":503,"err_code":10077,"description":"full"},"stream":"S","seq":0}"#;
+        assert_eq!(kind(full), Err(SinkErrorKind::Retry));
+        let large =
+            r#"{"error":{"code":400,"err_code":10054,"description":"large"},"stream":"S","seq":0}"#;
+        assert_eq!(kind(large), Err(SinkErrorKind::Poison));
+        for nobody in ["", "ok", "{}", "null"] {
+            assert_eq!(kind(nobody), Err(SinkErrorKind::Retry), "{nobody:?}");
+        }
+    }
+}

@@ -1,0 +1,96 @@
+//! A relay's bounds.
+
+use std::time::Duration;
+
+use onetake_core::Rng;
+
+/// A relay's bounds. It holds at most `lanes_at_once` × `batch_bytes` of messages (or one larger one each).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RelayOptions {
+    /// Lanes that are delivered at the same time.
+    pub lanes_at_once: usize,
+    /// The most messages of a turn.
+    pub batch_items: usize,
+    /// The most bytes of a turn; one message is delivered however large it is.
+    pub batch_bytes: usize,
+    /// How long a lane is the relay's: when a relay dies, others deliver what it had after this.
+    pub hold: Duration,
+    /// How long to wait before looking again when there was nothing to do.
+    pub idle_poll: Duration,
+    /// The first pause after a failure; each further one doubles it.
+    pub backoff_min: Duration,
+    /// The longest pause after a failure, also where a receiver asks for a longer one.
+    pub backoff_max: Duration,
+    /// After how many failures a message is parked, if others are delivered meanwhile. `None`: never, because
+    /// what can be tried again is nobody's poison.
+    pub tries_max: Option<u32>,
+    /// How long delivered messages are kept.
+    pub kept: Duration,
+    /// How long to pause between two rounds of deleting those that were kept for long enough.
+    pub prune_interval: Duration,
+    /// How many of them one statement deletes.
+    pub prune_batch: usize,
+    /// How often what waits is counted, for metrics.
+    pub count_interval: Duration,
+}
+
+impl Default for RelayOptions {
+    fn default() -> Self {
+        Self {
+            lanes_at_once: 4,
+            batch_items: 100,
+            batch_bytes: 4 << 20,
+            hold: Duration::from_secs(30),
+            idle_poll: Duration::from_millis(200),
+            backoff_min: Duration::from_millis(200),
+            backoff_max: Duration::from_secs(30),
+            tries_max: None,
+            kept: Duration::from_hours(24),
+            prune_interval: Duration::from_secs(60),
+            prune_batch: 1_000,
+            count_interval: Duration::from_secs(5),
+        }
+    }
+}
+
+impl RelayOptions {
+    /// How long to wait after `failures` failures in a row: between a half and the whole of what doubling
+    /// comes to.
+    pub(crate) fn backoff(&self, failures: u32, rng: &dyn Rng) -> Duration {
+        let factor = 1_u32.checked_shl(failures.saturating_sub(1).min(31)).unwrap_or(u32::MAX);
+        let whole = self.backoff_min.saturating_mul(factor).min(self.backoff_max);
+        let mut bytes = [0; 4];
+        rng.fill(&mut bytes);
+        let part = f64::from(u32::from_le_bytes(bytes)) / f64::from(u32::MAX);
+        whole.mul_f64(0.5 + part / 2.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(Debug)]
+    struct Fixed(u8);
+
+    impl Rng for Fixed {
+        fn fill(&self, into: &mut [u8]) {
+            into.fill(self.0);
+        }
+    }
+
+    #[test]
+    fn pauses_double_up_to_a_bound() {
+        let options = RelayOptions {
+            backoff_min: Duration::from_millis(100),
+            backoff_max: Duration::from_secs(1),
+            ..RelayOptions::default()
+        };
+        let (most, least) = (Fixed(255), Fixed(0));
+        let millis = |failures, rng: &dyn Rng| options.backoff(failures, rng).as_millis();
+        let whole = [1, 2, 3, 4, 5, 90, u32::MAX].map(|failures| millis(failures, &most));
+        assert_eq!(whole, [100, 200, 400, 800, 1000, 1000, 1000]);
+        assert_eq!(millis(1, &least), 50);
+        assert_eq!(millis(90, &least), 500);
+    }
+}

@@ -1,0 +1,261 @@
+//! Takes messages from an outbox, and has a sink deliver them.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use futures_util::future::{join, join_all};
+use onetake_core::outbox::{Delivery, Outbox, Turn, Waiting};
+use onetake_core::{Clock, Rng};
+use tokio::sync::Mutex;
+use tokio_util::sync::CancellationToken;
+
+use crate::options::RelayOptions;
+use crate::sink::{Sink, SinkError, SinkErrorKind};
+
+/// The longest reason that is kept of a failure, in bytes.
+const ERROR_BYTES_MAX: usize = 1_024;
+
+/// Delivers an outbox.
+#[derive(Debug)]
+pub struct Relay {
+    outbox: Arc<dyn Outbox>,
+    sink: Arc<dyn Sink>,
+    clock: Arc<dyn Clock>,
+    rng: Arc<dyn Rng>,
+    options: RelayOptions,
+    /// One looks for work at a time: while there is none, only one asks the store.
+    looking: Mutex<()>,
+    /// Turns since something was delivered: the receiver may be away.
+    fruitless: AtomicU32,
+}
+
+/// What became of a turn, by messages.
+#[derive(Default)]
+struct Tally {
+    delivered: u64,
+    parked: u64,
+    failed: u64,
+    why: Option<String>,
+}
+
+impl Relay {
+    /// A relay that does nothing until it [`run`](Self::run)s.
+    #[must_use]
+    pub fn new(
+        outbox: Arc<dyn Outbox>,
+        sink: Arc<dyn Sink>,
+        clock: Arc<dyn Clock>,
+        rng: Arc<dyn Rng>,
+        options: RelayOptions,
+    ) -> Self {
+        let (looking, fruitless) = (Mutex::new(()), AtomicU32::new(0));
+        Self { outbox, sink, clock, rng, options, looking, fruitless }
+    }
+
+    /// Delivers until it is cancelled; what it has then is finished or given back.
+    pub async fn run(&self, cancel: CancellationToken) {
+        let lanes = (0..self.options.lanes_at_once.max(1)).map(|_| self.deliver_lanes(&cancel));
+        join(join_all(lanes), self.look_after(&cancel)).await;
+    }
+
+    async fn deliver_lanes(&self, cancel: &CancellationToken) {
+        while let Some((turn, since)) = self.next_turn(cancel).await {
+            self.deliver(turn, since).await;
+            let fruitless = self.fruitless.load(Ordering::Relaxed);
+            if fruitless > 0 {
+                self.pause(self.options.backoff(fruitless, &*self.rng), cancel).await;
+            }
+        }
+    }
+
+    /// Waits for something to do; and since when it is ours, by the monotonic clock. `None` once it is cancelled.
+    async fn next_turn(&self, cancel: &CancellationToken) -> Option<(Turn, Duration)> {
+        let _alone = tokio::select! {
+            biased;
+            () = cancel.cancelled() => return None,
+            alone = self.looking.lock() => alone,
+        };
+        let options = &self.options;
+        let mut failures = 0;
+        while !cancel.is_cancelled() {
+            // The hold begins when the store hears of it: not before this.
+            let since = self.clock.monotonic();
+            let taken =
+                self.outbox.take(options.hold, options.batch_items, options.batch_bytes).await;
+            match taken {
+                Ok(Some(turn)) => return Some((turn, since)),
+                Ok(None) => {
+                    failures = 0;
+                    self.pause(options.idle_poll, cancel).await;
+                }
+                Err(error) => {
+                    failures += 1;
+                    let pause = options.backoff(failures, &*self.rng);
+                    tracing::warn!(%error, ?pause, "the outbox cannot be read; it is tried again");
+                    self.pause(pause, cancel).await;
+                }
+            }
+        }
+        None
+    }
+
+    async fn deliver(&self, turn: Turn, since: Duration) {
+        // A quarter of the hold is left for saying what came of it.
+        let end = since.saturating_add(self.options.hold.mul_f64(0.75));
+        let within = end.saturating_sub(self.clock.monotonic());
+        let answers = if within.is_zero() {
+            Vec::new()
+        } else {
+            tokio::select! {
+                biased;
+                answers = self.sink.deliver(&turn.messages, within) => answers,
+                () = self.clock.sleep(within.mul_f64(1.1)) => {
+                    tracing::warn!(sink = self.sink.name(), "the sink did not answer in time");
+                    self.fruitless.fetch_add(1, Ordering::Relaxed);
+                    Vec::new()
+                }
+            }
+        };
+        let (deliveries, tally) = self.judge(&turn.messages, answers);
+        if !self.settle(turn.lane, turn.turn, deliveries, since).await {
+            return;
+        }
+        metrics::counter!("onetake_outbox_delivered_total").increment(tally.delivered);
+        metrics::counter!("onetake_outbox_parked_total").increment(tally.parked);
+        metrics::counter!("onetake_outbox_failed_total").increment(tally.failed);
+        if let Some(why) = tally.why {
+            let (parked, failed) = (tally.parked, tally.failed);
+            let sink = self.sink.name();
+            tracing::warn!(sink, parked, failed, error = why, "messages could not be delivered");
+        }
+    }
+
+    /// What becomes of each message by what the sink said of it.
+    fn judge(
+        &self,
+        messages: &[Waiting],
+        answers: Vec<Result<(), SinkError>>,
+    ) -> (Vec<(u64, Delivery)>, Tally) {
+        let delivered = answers.iter().filter(|answer| answer.is_ok()).count() as u64;
+        let mut tally = Tally { delivered, ..Tally::default() };
+        // Whether the receiver is there at all: if not, nobody is to blame for having failed often.
+        let works = delivered > 0 || self.fruitless.load(Ordering::Relaxed) == 0;
+        let mut deliveries = Vec::with_capacity(messages.len());
+        for (waiting, answer) in messages.iter().zip(answers) {
+            let delivery = match answer {
+                Ok(()) => Delivery::Delivered,
+                Err(error) if error.kind == SinkErrorKind::NotTried => continue,
+                Err(error) => self.failed(waiting, error, works),
+            };
+            match &delivery {
+                Delivery::Delivered => {}
+                Delivery::Again { error, .. } => {
+                    tally.failed += 1;
+                    tally.why.get_or_insert_with(|| format!("{}: {error}", waiting.id));
+                }
+                Delivery::Park { error } => {
+                    tally.parked += 1;
+                    tally.why.get_or_insert_with(|| format!("{}: {error}", waiting.id));
+                }
+            }
+            deliveries.push((waiting.place, delivery));
+        }
+        if tally.delivered > 0 {
+            self.fruitless.store(0, Ordering::Relaxed);
+        } else if tally.failed > 0 {
+            self.fruitless.fetch_add(1, Ordering::Relaxed);
+        }
+        (deliveries, tally)
+    }
+
+    fn failed(&self, waiting: &Waiting, failure: SinkError, works: bool) -> Delivery {
+        let mut error = failure.message;
+        error.truncate(error.floor_char_boundary(ERROR_BYTES_MAX));
+        let failures = waiting.tries.saturating_add(1);
+        let too_often = self.options.tries_max.is_some_and(|most| failures >= most);
+        if failure.kind == SinkErrorKind::Poison || (too_often && works) {
+            return Delivery::Park { error };
+        }
+        let own = self.options.backoff(failures, &*self.rng);
+        let asked = failure.after.unwrap_or_default().min(self.options.backoff_max);
+        Delivery::Again { after: own.max(asked), error }
+    }
+
+    /// Says what came of a turn, again if nobody knows whether it was heard; the store hears it once.
+    async fn settle(
+        &self,
+        lane: u8,
+        turn: u64,
+        deliveries: Vec<(u64, Delivery)>,
+        since: Duration,
+    ) -> bool {
+        let end = since.saturating_add(self.options.hold);
+        let mut failures = 0;
+        loop {
+            match self.outbox.settle(lane, turn, deliveries.clone()).await {
+                Ok(true) => return true,
+                Ok(false) => {
+                    // Heard the first time, or too late: then another relay delivers the same again.
+                    tracing::warn!(
+                        lane,
+                        again = failures > 0,
+                        "a turn was over before it was settled"
+                    );
+                    return failures > 0;
+                }
+                Err(error) => {
+                    failures += 1;
+                    let pause = self.options.backoff(failures, &*self.rng);
+                    tracing::warn!(%error, ?pause, "what was delivered could not be noted");
+                    if self.clock.monotonic().saturating_add(pause) >= end {
+                        return false;
+                    }
+                    self.clock.sleep(pause).await;
+                }
+            }
+        }
+    }
+
+    /// Counts, and deletes what was kept for long enough.
+    async fn look_after(&self, cancel: &CancellationToken) {
+        let mut prune_at = self.clock.monotonic();
+        while !cancel.is_cancelled() {
+            match self.outbox.counts().await {
+                Ok(counts) => {
+                    metrics::gauge!("onetake_outbox_waiting").set(counts.waiting as f64);
+                    metrics::gauge!("onetake_outbox_parked").set(counts.parked as f64);
+                    metrics::gauge!("onetake_outbox_lag_seconds").set(counts.lag.as_secs_f64());
+                }
+                Err(error) => tracing::warn!(%error, "the outbox could not be counted"),
+            }
+            if self.clock.monotonic() >= prune_at {
+                self.prune(cancel).await;
+                prune_at = self.clock.monotonic().saturating_add(self.options.prune_interval);
+            }
+            self.pause(self.options.count_interval, cancel).await;
+        }
+    }
+
+    async fn prune(&self, cancel: &CancellationToken) {
+        let batch = self.options.prune_batch.max(1);
+        while !cancel.is_cancelled() {
+            match self.outbox.prune(self.options.kept, batch).await {
+                Ok(pruned) if pruned < batch => return,
+                Ok(_) => {}
+                Err(error) => {
+                    tracing::warn!(%error, "what was delivered long ago could not be deleted");
+                    return;
+                }
+            }
+        }
+    }
+
+    async fn pause(&self, pause: Duration, cancel: &CancellationToken) {
+        tokio::select! {
+            biased;
+            () = cancel.cancelled() => {}
+            () = self.clock.sleep(pause) => {}
+        }
+    }
+}

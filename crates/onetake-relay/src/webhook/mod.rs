@@ -1,0 +1,303 @@
+//! Signed webhooks, as [Standard Webhooks](https://www.standardwebhooks.com) says: a POST of the payload with
+//! `webhook-id` (the message's id), `webhook-timestamp` and `webhook-signature`.
+//!
+//! Any 2xx means that it was delivered. 410 Gone and 413 Content Too Large park the message; everything else, a
+//! redirect too, is tried again.
+
+mod signing;
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::FutureExt;
+use futures_util::future::BoxFuture;
+use http::header::{CONTENT_TYPE, HeaderName, HeaderValue, RETRY_AFTER, USER_AGENT};
+use http::{HeaderMap, Method, Request, Response, StatusCode, Uri};
+use http_body_util::{BodyExt, Full};
+use hyper::body::Incoming;
+use hyper_util::client::legacy::Client;
+use hyper_util::client::legacy::connect::Connect;
+use onetake_core::Clock;
+use onetake_core::outbox::{Message, Waiting};
+
+use crate::sink::{Sink, SinkError, in_order};
+
+pub use signing::{WebhookSecret, WebhookSecretError};
+
+/// How much of an answer is read.
+const ANSWER_BYTES_MAX: usize = 4 << 10;
+/// How much of it is told to people.
+const SAID_CHARS_MAX: usize = 200;
+/// The topic, for receivers that go by it before they read the payload.
+const TOPIC: &str = "onetake-topic";
+/// Names that the request itself, or its signature, goes by.
+const OURS: [&str; 10] = [
+    "connection",
+    "content-length",
+    "expect",
+    "host",
+    "keep-alive",
+    "te",
+    "trailer",
+    "transfer-encoding",
+    "upgrade",
+    TOPIC,
+];
+
+/// Sends a request and returns the head of its answer. Redirects are not followed.
+pub trait HttpClient: Send + Sync + 'static {
+    /// Sends it.
+    fn send(
+        &self,
+        request: Request<Full<Bytes>>,
+    ) -> BoxFuture<'_, Result<Response<Incoming>, Box<dyn std::error::Error + Send + Sync>>>;
+}
+
+impl<C: Connect + Clone + Send + Sync + 'static> HttpClient for Client<C, Full<Bytes>> {
+    fn send(
+        &self,
+        request: Request<Full<Bytes>>,
+    ) -> BoxFuture<'_, Result<Response<Incoming>, Box<dyn std::error::Error + Send + Sync>>> {
+        self.request(request).map(|answer| answer.map_err(Into::into)).boxed()
+    }
+}
+
+/// How to call.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WebhookOptions {
+    /// How long an endpoint may take to answer.
+    pub answer_timeout: Duration,
+    /// Calls for different ordering keys at once.
+    pub at_once: usize,
+}
+
+impl Default for WebhookOptions {
+    fn default() -> Self {
+        Self { answer_timeout: Duration::from_secs(15), at_once: 16 }
+    }
+}
+
+/// Calls one endpoint.
+pub struct WebhookSink {
+    url: Uri,
+    secrets: Vec<WebhookSecret>,
+    client: Arc<dyn HttpClient>,
+    clock: Arc<dyn Clock>,
+    options: WebhookOptions,
+}
+
+impl fmt::Debug for WebhookSink {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // A URL may hold what only the two sides know.
+        f.debug_struct("WebhookSink").field("host", &self.url.host()).finish_non_exhaustive()
+    }
+}
+
+impl WebhookSink {
+    /// Calls `url`, signing with all of `secrets`: where one is about to be replaced, both are there for a while.
+    #[must_use]
+    pub fn new(
+        url: Uri,
+        secrets: Vec<WebhookSecret>,
+        client: Arc<dyn HttpClient>,
+        clock: Arc<dyn Clock>,
+        options: WebhookOptions,
+    ) -> Self {
+        Self { url, secrets, client, clock, options }
+    }
+
+    async fn call(&self, waiting: &Waiting) -> Result<(), SinkError> {
+        let request = self.request(waiting)?;
+        let called = async {
+            let answer = self.client.send(request).await;
+            let answer = answer.map_err(|error| {
+                SinkError::retry(format!("the endpoint could not be called: {}", chain(&*error)))
+            })?;
+            let (head, body) = answer.into_parts();
+            Ok((head.status, head.headers, beginning(body).await))
+        };
+        let (status, headers, said) = tokio::select! {
+            biased;
+            answer = called => answer?,
+            () = self.clock.sleep(self.options.answer_timeout) => {
+                let patience = self.options.answer_timeout;
+                return Err(SinkError::retry(format!("the endpoint did not answer within {patience:?}")));
+            }
+        };
+        judge(status, &headers, &said)
+    }
+
+    fn request(&self, waiting: &Waiting) -> Result<Request<Full<Bytes>>, SinkError> {
+        let (id, message) = (waiting.id.to_string(), &waiting.message);
+        let timestamp = (self.clock.now().as_micros() / 1_000_000).to_string();
+        let signature = signing::signature(&self.secrets, &id, &timestamp, &message.payload);
+        let mut headers = passed_on(message)?;
+        let ours = [
+            ("webhook-id", id),
+            ("webhook-timestamp", timestamp),
+            ("webhook-signature", signature),
+            (TOPIC, visible(&message.topic)),
+        ];
+        for (name, value) in ours {
+            let value = HeaderValue::try_from(value)
+                .map_err(|_| SinkError::poison(format!("it has no {name} that can be sent")))?;
+            headers.insert(HeaderName::from_static(name), value);
+        }
+        let otherwise = [(CONTENT_TYPE, "application/json"), (USER_AGENT, "onetake")];
+        for (name, value) in otherwise {
+            headers.entry(name).or_insert(HeaderValue::from_static(value));
+        }
+        let mut request = Request::new(Full::new(message.payload.clone()));
+        *request.method_mut() = Method::POST;
+        *request.uri_mut() = self.url.clone();
+        *request.headers_mut() = headers;
+        Ok(request)
+    }
+}
+
+impl Sink for WebhookSink {
+    fn name(&self) -> &'static str {
+        "webhook"
+    }
+
+    fn deliver<'a>(
+        &'a self,
+        batch: &'a [Waiting],
+        within: Duration,
+    ) -> BoxFuture<'a, Vec<Result<(), SinkError>>> {
+        let call = |waiting| self.call(waiting);
+        in_order(batch, self.options.at_once, &*self.clock, within, call).boxed()
+    }
+}
+
+/// What an answer means.
+fn judge(status: StatusCode, headers: &HeaderMap, said: &str) -> Result<(), SinkError> {
+    if status.is_success() {
+        return Ok(());
+    }
+    match status {
+        StatusCode::GONE => Err(SinkError::poison("the endpoint is gone (410)")),
+        StatusCode::PAYLOAD_TOO_LARGE => Err(SinkError::poison(
+            "it is larger than the endpoint takes (413): have it take more and retry, or discard the message",
+        )),
+        _ => {
+            let said = if said.is_empty() { String::new() } else { format!(": {said}") };
+            let what = match status.is_redirection() {
+                true => "the endpoint redirects, which is not followed: name where it leads to",
+                false => "the endpoint answered",
+            };
+            let mut error = SinkError::retry(format!("{what} ({}){said}", status.as_u16()));
+            // A date would have to be read against the receiver's clock; seconds are what is sent.
+            let after = headers.get(RETRY_AFTER).and_then(|after| after.to_str().ok());
+            error.after = after.and_then(|after| after.parse().ok()).map(Duration::from_secs);
+            Err(error)
+        }
+    }
+}
+
+/// The message's own headers.
+fn passed_on(message: &Message) -> Result<HeaderMap, SinkError> {
+    let mut headers = HeaderMap::new();
+    for (name, value) in &message.headers {
+        let lower = name.to_ascii_lowercase();
+        if OURS.contains(&lower.as_str()) || lower.starts_with("webhook-") {
+            return Err(SinkError::poison(format!(
+                "its header {name} is one that the request itself goes by: give it another name"
+            )));
+        }
+        let (Ok(known), Ok(value)) = (HeaderName::try_from(lower), HeaderValue::try_from(value))
+        else {
+            return Err(SinkError::poison(format!("its header {name:?} is none of HTTP")));
+        };
+        headers.append(known, value);
+    }
+    Ok(headers)
+}
+
+/// Text as it may stand in a header: what may not is percent-encoded.
+fn visible(text: &str) -> String {
+    let one = |byte: u8| match byte {
+        b'!'..=b'~' if byte != b'%' => char::from(byte).to_string(),
+        _ => format!("%{byte:02X}"),
+    };
+    text.bytes().map(one).collect()
+}
+
+/// How an answer begins, in one line. What is longer is not read, and its connection closed.
+async fn beginning(mut body: Incoming) -> String {
+    let mut read = Vec::new();
+    while let Some(Ok(frame)) = body.frame().await {
+        let Ok(data) = frame.into_data() else { break };
+        let room = ANSWER_BYTES_MAX.saturating_sub(read.len());
+        read.extend(data.iter().take(room));
+        if data.len() > room {
+            break;
+        }
+    }
+    let text = String::from_utf8_lossy(&read);
+    let plain = text.chars().map(|c| if c.is_control() { ' ' } else { c });
+    plain.take(SAID_CHARS_MAX).collect::<String>().trim().to_owned()
+}
+
+/// An error with what is below it.
+fn chain(error: &(dyn std::error::Error + 'static)) -> String {
+    let mut text = error.to_string();
+    let mut below = error.source();
+    while let Some(error) = below {
+        text = format!("{text}: {error}");
+        below = error.source();
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sink::SinkErrorKind::{Poison, Retry};
+
+    #[test]
+    fn only_what_is_final_parks() {
+        let kind = |status| {
+            let status = StatusCode::from_u16(status).unwrap();
+            judge(status, &HeaderMap::new(), "why").map_err(|error| error.kind)
+        };
+        for status in [200, 201, 202, 204, 299] {
+            assert_eq!(kind(status), Ok(()));
+        }
+        for status in [410, 413] {
+            assert_eq!(kind(status), Err(Poison));
+        }
+        for status in [301, 302, 307, 400, 401, 404, 408, 425, 429, 500, 502, 503] {
+            assert_eq!(kind(status), Err(Retry));
+        }
+    }
+
+    #[test]
+    fn a_receiver_may_ask_for_time() {
+        let after = |value: &'static str| {
+            let headers = [(RETRY_AFTER, HeaderValue::from_static(value))].into_iter().collect();
+            judge(StatusCode::SERVICE_UNAVAILABLE, &headers, "").unwrap_err().after
+        };
+        assert_eq!(after("7"), Some(Duration::from_secs(7)));
+        assert_eq!(after("Wed, 21 Oct 2015 07:28:00 GMT"), None);
+        assert_eq!(after("-1"), None);
+    }
+
+    #[test]
+    fn headers_that_would_change_more_are_poison() {
+        let with = |name, value| passed_on(&Message::new("t", "o", "p").with_header(name, value));
+        assert!(with("Content-Type", "a/b").is_ok());
+        for (name, value) in [
+            ("Host", "x"),
+            ("Webhook-Id", "x"),
+            ("content-length", "1"),
+            ("a b", "c"),
+            ("a", "b\r\nc: d"),
+        ] {
+            assert_eq!(with(name, value).unwrap_err().kind, Poison, "{name:?}");
+        }
+        assert_eq!(visible("pay ✓%"), "pay%20%E2%9C%93%25");
+    }
+}

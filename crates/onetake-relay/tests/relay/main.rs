@@ -1,0 +1,129 @@
+//! Relays on a real PostgreSQL, to a real NATS and to endpoints that misbehave.
+#![expect(clippy::unwrap_used, reason = "tests may panic")]
+
+mod nats;
+mod sharing;
+mod webhooks;
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::Duration;
+
+use onetake_core::outbox::{Outbox, OutboxCounts, Parked};
+use onetake_core::{SystemClock, SystemRng};
+use onetake_relay::{Relay, RelayOptions, Sink};
+use onetake_sim::servers::{Postgres, until};
+use onetake_stores::{PostgresOptions, PostgresStore};
+use tokio::sync::OnceCell;
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+
+/// An outbox that rows are written into as an operation's transaction does.
+struct World {
+    server: &'static Postgres,
+    database: String,
+    store: Arc<PostgresStore>,
+}
+
+/// One server for all tests; it ends with the process.
+static SERVER: OnceCell<Postgres> = OnceCell::const_new();
+
+impl World {
+    async fn start() -> Self {
+        Self::start_behind(|url| url).await
+    }
+
+    /// The relays' store gets there by another way.
+    async fn start_behind(way: impl FnOnce(String) -> String) -> Self {
+        let server = SERVER.get_or_init(Postgres::start).await;
+        let url = server.database();
+        let database = url.rsplit_once('/').unwrap().1.to_owned();
+        PostgresStore::migrate(&url, PostgresOptions::default()).await.unwrap();
+        let store = PostgresStore::open(&way(url), PostgresOptions::default()).await.unwrap();
+        Self { server, database, store: Arc::new(store) }
+    }
+
+    /// Messages `key/number`, each of so many bytes at least.
+    fn write(&self, topic: &str, keys: Range<u32>, numbers: Range<u32>, bytes: usize) {
+        self.server.sql(
+            &self.database,
+            &format!(
+                "INSERT INTO onetake_outbox (message, lane, ordering, topic, headers, payload, created_at, state_at)
+                 SELECT decode(md5(random()::text), 'hex'),
+                        get_byte(sha256(convert_to('key ' || key, 'UTF8')), 0) % 64, 'key ' || key, '{topic}', '',
+                        convert_to(key || '/' || number || '/' || repeat('x', {bytes}), 'UTF8'), now, now
+                   FROM generate_series({}, {}) AS number, generate_series({}, {}) AS key,
+                        (SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint AS now) AS clock
+                  ORDER BY number, key",
+                numbers.start,
+                numbers.end - 1,
+                keys.start,
+                keys.end - 1,
+            ),
+        );
+    }
+
+    fn relay(&self, sink: Arc<dyn Sink>, options: RelayOptions) -> Running {
+        let outbox = Arc::clone(&self.store) as Arc<dyn Outbox>;
+        let (clock, rng) = (Arc::new(SystemClock), Arc::new(SystemRng));
+        let relay = Relay::new(outbox, sink, clock, rng, options);
+        let cancel = CancellationToken::new();
+        let stop = cancel.clone();
+        let task = tokio::spawn(async move { relay.run(cancel).await });
+        Running { stop, task }
+    }
+
+    async fn counts(&self) -> OutboxCounts {
+        self.store.counts().await.unwrap()
+    }
+
+    async fn drained(&self) {
+        until("everything is delivered", async || self.counts().await.waiting == 0).await;
+        assert!(self.counts().await.lag.is_zero());
+    }
+
+    async fn parked(&self) -> Vec<Parked> {
+        self.store.parked(0, 1_000).await.unwrap()
+    }
+
+    fn sql(&self, sql: &str) -> String {
+        self.server.sql(&self.database, sql)
+    }
+}
+
+/// A relay that runs.
+struct Running {
+    stop: CancellationToken,
+    task: JoinHandle<()>,
+}
+
+impl Running {
+    /// Ends it in the middle of whatever it does.
+    fn kill(self) {
+        self.task.abort();
+    }
+
+    /// Ends it as it wants to be.
+    async fn stop(self) {
+        self.stop.cancel();
+        self.task.await.unwrap();
+    }
+}
+
+/// As it is for users, but in a hurry.
+fn hurried() -> RelayOptions {
+    RelayOptions {
+        hold: Duration::from_secs(2),
+        idle_poll: Duration::from_millis(10),
+        backoff_min: Duration::from_millis(20),
+        backoff_max: Duration::from_millis(200),
+        ..RelayOptions::default()
+    }
+}
+
+/// The key and the number of a payload.
+fn parse(payload: &[u8]) -> (u32, u32) {
+    let text = std::str::from_utf8(payload).unwrap();
+    let mut parts = text.split('/').map(|part| part.parse::<u32>());
+    (parts.next().unwrap().unwrap(), parts.next().unwrap().unwrap())
+}

@@ -1,0 +1,197 @@
+//! Several relays, some of which die or stall.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use futures_util::FutureExt;
+use futures_util::future::BoxFuture;
+use onetake_core::outbox::Waiting;
+use onetake_core::{Clock, MessageId, SystemClock};
+use onetake_relay::sink::in_order;
+use onetake_relay::{RelayOptions, Sink, SinkError};
+use onetake_sim::fault_proxy::{FaultProxy, Weather};
+use onetake_sim::servers::{Postgres, until};
+
+use super::{SERVER, World, hurried, parse};
+
+/// Where all relays of a test deliver to.
+#[derive(Debug, Default)]
+struct Receiver {
+    /// What came, by key, without repeats.
+    first: Mutex<HashMap<u32, Vec<u32>>>,
+    ids: Mutex<HashMap<MessageId, usize>>,
+    /// Who is at which key right now.
+    busy: Mutex<HashMap<u32, usize>>,
+    met: AtomicUsize,
+    held_most: AtomicUsize,
+    /// How long each takes.
+    pause: Duration,
+}
+
+/// One relay's way there.
+#[derive(Debug)]
+struct Way(Arc<Receiver>);
+
+/// Somebody is at a key.
+struct At<'a>(&'a Receiver, u32);
+
+impl Drop for At<'_> {
+    fn drop(&mut self) {
+        *self.0.busy.lock().unwrap().get_mut(&self.1).unwrap() -= 1;
+    }
+}
+
+impl Way {
+    async fn send(&self, waiting: &Waiting) -> Result<(), SinkError> {
+        let receiver = &*self.0;
+        let (key, number) = parse(&waiting.message.payload);
+        {
+            let mut busy = receiver.busy.lock().unwrap();
+            let busy = busy.entry(key).or_default();
+            *busy += 1;
+            if *busy > 1 {
+                receiver.met.fetch_add(1, Ordering::Relaxed);
+            }
+        }
+        let at = At(receiver, key);
+        SystemClock.sleep(receiver.pause).await;
+        let mut ids = receiver.ids.lock().unwrap();
+        let count = ids.entry(waiting.id).or_default();
+        *count += 1;
+        if *count == 1 {
+            receiver.first.lock().unwrap().entry(key).or_default().push(number);
+        }
+        drop(at);
+        Ok(())
+    }
+}
+
+impl Sink for Way {
+    fn name(&self) -> &'static str {
+        "test"
+    }
+
+    fn deliver<'a>(
+        &'a self,
+        batch: &'a [Waiting],
+        within: Duration,
+    ) -> BoxFuture<'a, Vec<Result<(), SinkError>>> {
+        self.0.held_most.fetch_max(batch.len(), Ordering::Relaxed);
+        in_order(batch, 8, &SystemClock, within, |waiting| self.send(waiting)).boxed()
+    }
+}
+
+fn assert_all(receiver: &Receiver, keys: u32, numbers: u32) {
+    let first = receiver.first.lock().unwrap();
+    assert_eq!(first.len(), keys as usize);
+    for (key, found) in &*first {
+        assert_eq!(*found, (0..numbers).collect::<Vec<_>>(), "key {key}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn several_relays_are_never_at_one_key_at_once() {
+    let world = World::start().await;
+    let receiver = Arc::new(Receiver { pause: Duration::from_millis(1), ..Receiver::default() });
+    let options = RelayOptions { batch_items: 20, ..hurried() };
+    let relays = [0; 4].map(|_| world.relay(Arc::new(Way(Arc::clone(&receiver))), options.clone()));
+    for part in 0..5 {
+        world.write("t", 0..100, part * 4..part * 4 + 4, 0);
+    }
+    world.drained().await;
+    for relay in relays {
+        relay.stop().await;
+    }
+    assert_all(&receiver, 100, 20);
+    assert_eq!(receiver.met.load(Ordering::Relaxed), 0);
+    assert!(
+        receiver.ids.lock().unwrap().values().all(|count| *count == 1),
+        "nobody died: no repeats"
+    );
+    assert!(receiver.held_most.load(Ordering::Relaxed) <= 20);
+    let lanes = "SELECT count(*) FROM onetake_lanes
+        WHERE taken_until > (extract(epoch FROM clock_timestamp()) * 1000000)::bigint";
+    assert_eq!(world.sql(lanes), "0", "who stops gives its lanes back");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn relays_that_die_lose_nothing_and_keep_the_order() {
+    let world = World::start().await;
+    let receiver = Arc::new(Receiver { pause: Duration::from_millis(1), ..Receiver::default() });
+    let options = RelayOptions { hold: Duration::from_millis(200), batch_items: 20, ..hurried() };
+    world.write("t", 0..50, 0..30, 0);
+    let start = || world.relay(Arc::new(Way(Arc::clone(&receiver))), options.clone());
+    for _ in 0..30 {
+        let dying = start();
+        SystemClock.sleep(Duration::from_millis(20)).await;
+        dying.kill();
+    }
+    let relay = start();
+    world.drained().await;
+    relay.stop().await;
+    assert_all(&receiver, 50, 30);
+}
+
+/// A slow receiver and a hold that is short for what is in a turn: every turn gets somewhere.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_a_turn_has_no_time_for_is_left_for_the_next() {
+    let world = World::start().await;
+    let receiver = Arc::new(Receiver { pause: Duration::from_millis(20), ..Receiver::default() });
+    let options = RelayOptions { hold: Duration::from_millis(200), ..hurried() };
+    world.write("t", 0..1, 0..40, 0);
+    let relays = [0; 2].map(|_| world.relay(Arc::new(Way(Arc::clone(&receiver))), options.clone()));
+    world.drained().await;
+    for relay in relays {
+        relay.stop().await;
+    }
+    assert_all(&receiver, 1, 40);
+    assert_eq!(receiver.met.load(Ordering::Relaxed), 0, "a turn ends before its hold");
+    assert_eq!(world.sql("SELECT count(*) FROM onetake_outbox WHERE tries > 3"), "0");
+}
+
+/// The store goes away in the middle, and comes back.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_outage_of_the_store_ends_no_relay() {
+    let server = SERVER.get_or_init(Postgres::start).await;
+    let proxy = FaultProxy::start(server.address()).await.unwrap();
+    let way = proxy.address().to_string();
+    let world = World::start_behind(|url| url.replace(&server.address().to_string(), &way)).await;
+    let receiver = Arc::new(Receiver { pause: Duration::from_millis(1), ..Receiver::default() });
+    let relay = world.relay(Arc::new(Way(Arc::clone(&receiver))), hurried());
+    world.write("t", 0..20, 0..10, 0);
+    until("some are delivered", async || receiver.ids.lock().unwrap().len() > 5).await;
+    for weather in [Weather::Dead, Weather::CutBack, Weather::Cut] {
+        proxy.set(weather);
+        SystemClock.sleep(Duration::from_millis(200)).await;
+        proxy.set(Weather::Fair);
+    }
+    world.write("t", 0..20, 10..20, 0);
+    until("it comes back", async || receiver.ids.lock().unwrap().len() == 400).await;
+    until("it is noted", async || {
+        world.sql("SELECT count(*) FROM onetake_outbox WHERE state = 0") == "0"
+    })
+    .await;
+    assert_all(&receiver, 20, 20);
+    relay.stop().await;
+}
+
+/// Delivered messages are kept for a while, and then deleted.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_was_delivered_is_deleted_in_time() {
+    let world = World::start().await;
+    let receiver = Arc::new(Receiver::default());
+    let options = RelayOptions {
+        kept: Duration::from_millis(200),
+        prune_interval: Duration::from_millis(50),
+        prune_batch: 7,
+        count_interval: Duration::from_millis(50),
+        ..hurried()
+    };
+    world.write("t", 0..20, 0..5, 0);
+    let relay = world.relay(Arc::new(Way(Arc::clone(&receiver))), options);
+    until("they are gone", async || world.sql("SELECT count(*) FROM onetake_outbox") == "0").await;
+    assert_all(&receiver, 20, 5);
+    relay.stop().await;
+}

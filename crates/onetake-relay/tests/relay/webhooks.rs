@@ -1,0 +1,158 @@
+//! To endpoints that misbehave.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use bytes::Bytes;
+use http_body_util::{BodyExt, Full};
+use hyper::body::Incoming;
+use hyper::service::service_fn;
+use hyper::{Request, Response};
+use hyper_util::client::legacy::Client;
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use onetake_core::{Clock, SystemClock};
+use onetake_relay::{RelayOptions, WebhookOptions, WebhookSecret, WebhookSink};
+use onetake_sim::servers::until;
+use tokio::net::TcpListener;
+
+use super::{World, hurried, parse};
+
+const SECRET: &str = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw";
+const HANGING: u32 = 1;
+const REDIRECTING: u32 = 2;
+const LONG_WINDED: u32 = 3;
+const BROKEN: u32 = 4;
+const GONE: u32 = 5;
+const SULKING: u32 = 6;
+
+/// What came, by key: the ids of the calls and the numbers that were accepted.
+#[derive(Default)]
+struct Endpoint {
+    calls: Mutex<HashMap<u32, Vec<String>>>,
+    accepted: Mutex<HashMap<u32, Vec<u32>>>,
+    elsewhere: Mutex<usize>,
+}
+
+impl Endpoint {
+    async fn start(self: &Arc<Self>) -> http::Uri {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let endpoint = Arc::clone(self);
+        tokio::spawn(async move {
+            loop {
+                let (stream, _) = listener.accept().await.unwrap();
+                let endpoint = Arc::clone(&endpoint);
+                let service = service_fn(move |request| {
+                    let endpoint = Arc::clone(&endpoint);
+                    async move { Ok::<_, hyper::Error>(endpoint.answer(request).await) }
+                });
+                tokio::spawn(
+                    hyper::server::conn::http1::Builder::new()
+                        .serve_connection(TokioIo::new(stream), service),
+                );
+            }
+        });
+        format!("http://{address}/hook").parse().unwrap()
+    }
+
+    /// The first few messages of the odd keys are treated as their names say.
+    async fn answer(&self, request: Request<Incoming>) -> Response<Full<Bytes>> {
+        if request.uri().path() != "/hook" {
+            *self.elsewhere.lock().unwrap() += 1;
+            return Response::new(Full::default());
+        }
+        let header = |name: &str| request.headers()[name].to_str().unwrap().to_owned();
+        assert_eq!(request.method(), "POST");
+        let (id, at, signature) =
+            (header("webhook-id"), header("webhook-timestamp"), header("webhook-signature"));
+        assert!(id.parse::<onetake_core::MessageId>().is_ok(), "{id}");
+        let now = SystemClock.now().as_micros() / 1_000_000;
+        assert!(now.abs_diff(at.parse().unwrap()) < 60);
+        assert!(signature.starts_with("v1,") && signature.len() == 47, "{signature}");
+        assert_eq!(header("onetake-topic"), "paid");
+        assert_eq!(header("content-type"), "application/json");
+        let body = request.into_body().collect().await.unwrap().to_bytes();
+        let (key, number) = parse(&body);
+        let tries = {
+            let mut calls = self.calls.lock().unwrap();
+            let calls = calls.entry(key).or_default();
+            calls.push(id);
+            calls.len()
+        };
+        let answer = |status: u16| Response::builder().status(status);
+        if tries <= 3 && number == 0 {
+            let misbehaved = match key {
+                HANGING => std::future::pending().await,
+                REDIRECTING => answer(307).header("location", "/elsewhere").body(Full::default()),
+                LONG_WINDED => answer(500).body(Full::new(vec![b'x'; 10 << 20].into())),
+                BROKEN => answer(500).body(Full::new("no \u{1b}[31m luck".into())),
+                GONE => answer(410).body(Full::default()),
+                SULKING => answer(429).header("retry-after", "86400").body(Full::default()),
+                _ => Ok(self.accept(key, number)),
+            };
+            return misbehaved.unwrap();
+        }
+        self.accept(key, number)
+    }
+
+    fn accept(&self, key: u32, number: u32) -> Response<Full<Bytes>> {
+        self.accepted.lock().unwrap().entry(key).or_default().push(number);
+        // One that is long-winded even when it is fine.
+        Response::new(Full::new(vec![b'x'; if number == 1 { 10 << 20 } else { 0 }].into()))
+    }
+
+    fn sink(&self, url: http::Uri) -> Arc<WebhookSink> {
+        let client = Client::builder(TokioExecutor::new()).build_http::<Full<Bytes>>();
+        let options = WebhookOptions { answer_timeout: Duration::from_millis(100), at_once: 16 };
+        let secrets = vec![SECRET.parse::<WebhookSecret>().unwrap()];
+        Arc::new(WebhookSink::new(url, secrets, Arc::new(client), Arc::new(SystemClock), options))
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn each_misbehaviour_is_its_own_and_the_others_go_on() {
+    let (world, endpoint) = (World::start().await, Arc::new(Endpoint::default()));
+    let url = endpoint.start().await;
+    world.write("paid", 0..20, 0..3, 0);
+    let relay = world.relay(endpoint.sink(url), hurried());
+    let good = "SELECT count(*) FROM onetake_outbox WHERE state = 1 AND ordering NOT IN
+        ('key 1', 'key 2', 'key 3', 'key 4', 'key 5', 'key 6')";
+    until("the others are delivered", async || world.sql(good) == "42").await;
+    world.drained().await;
+    relay.stop().await;
+    let parked = world.parked().await;
+    assert_eq!(parked.len(), 1, "{parked:?}");
+    assert_eq!(parse(&parked[0].waiting.message.payload), (GONE, 0));
+    assert_eq!(parked[0].error, "the endpoint is gone (410)");
+    let accepted = endpoint.accepted.lock().unwrap();
+    for key in 0..20 {
+        let expected: &[u32] = if key == GONE { &[1, 2] } else { &[0, 1, 2] };
+        assert_eq!(accepted[&key], expected, "key {key}: in order, each once");
+    }
+    let calls = endpoint.calls.lock().unwrap();
+    for key in [HANGING, REDIRECTING, LONG_WINDED, BROKEN, SULKING] {
+        assert_eq!(calls[&key].len(), 6, "key {key}: three failures and three deliveries");
+        assert!(calls[&key][..4].iter().all(|id| *id == calls[&key][0]), "the same id every time");
+    }
+    assert_eq!(*endpoint.elsewhere.lock().unwrap(), 0, "no redirect is followed");
+}
+
+/// What fails is told, in plain text; and with `tries_max` it parks, because the others are delivered.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_fails_too_often_parks_only_where_that_is_asked_for() {
+    let (world, endpoint) = (World::start().await, Arc::new(Endpoint::default()));
+    let url = endpoint.start().await;
+    world.write("paid", BROKEN..BROKEN + 1, 0..1, 0);
+    world.write("paid", 10..60, 0..3, 0);
+    let relay = world.relay(
+        endpoint.sink(url),
+        RelayOptions { tries_max: Some(2), batch_items: 10, ..hurried() },
+    );
+    world.drained().await;
+    relay.stop().await;
+    let parked = world.parked().await;
+    assert_eq!(parked.len(), 1);
+    assert_eq!(parked[0].error, "the endpoint answered (500): no  [31m luck");
+    assert_eq!(parked[0].waiting.tries, 2);
+}

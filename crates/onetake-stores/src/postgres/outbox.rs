@@ -1,0 +1,268 @@
+//! The outbox, as relays see it.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::FutureExt;
+use futures_util::future::BoxFuture;
+use onetake_core::outbox::{
+    COUNTED_MAX, Delivery, Message, MessageId, Outbox, OutboxCounts, Parked, Turn, Waiting,
+};
+use onetake_core::{StoreError, StoreErrorKind};
+use tokio_postgres::Row;
+use tokio_postgres::types::Type;
+
+use super::PostgresStore;
+use super::fault::{Effect, Fault};
+use super::pool::Parameters;
+use super::rows::{array, column, get, timestamp, unsigned};
+
+/// How long to wait for a lane that somebody else is about to take: they are at it for a moment only.
+const LOCK_WAIT: &str = "1s";
+
+const TAKE: &str = "SELECT * FROM onetake_take_1($1, $2, $3, $4)";
+const SETTLE: &str = "SELECT onetake_delivered_1($1, $2, $3, $4, $5, $6, $7, $8)";
+const PRUNE: &str = "SELECT onetake_prune_1($1, $2, $3)";
+const COUNTS: &str = "SELECT * FROM onetake_outbox_counts_1($1, $2)";
+
+/// The columns of what waits stand as they do in `onetake_take_1`.
+const PARKED: &str =
+    "SELECT lane, 0::bigint, place, message, ordering, topic, headers, payload, tries,
+        created_at, state_at, coalesce(error, '')
+      FROM onetake_outbox WHERE state = 2 AND place > $1 ORDER BY place LIMIT $2";
+
+/// Its tries are counted anew.
+const RETRY: &str = "UPDATE onetake_outbox
+       SET state = 0, tries = 0, state_at = (extract(epoch FROM clock_timestamp()) * 1000000)::bigint + $2::bigint
+     WHERE message = $1 AND state = 2 RETURNING place";
+
+const DISCARD: &str = "DELETE FROM onetake_outbox WHERE message = $1 AND state = 2 RETURNING place";
+
+// The states of a row.
+const WAITING: i16 = 0;
+const DELIVERED: i16 = 1;
+const PARKED_STATE: i16 = 2;
+
+impl PostgresStore {
+    async fn outbox(
+        &self,
+        sql: &str,
+        parameters: &Parameters<'_>,
+        effect: Effect,
+    ) -> Result<Vec<Row>, StoreError> {
+        self.pool.query(sql, parameters, effect).await.map_err(Fault::for_one)
+    }
+
+    async fn take_lane(
+        &self,
+        hold: Duration,
+        limit: usize,
+        bytes: usize,
+    ) -> Result<Option<Turn>, StoreError> {
+        loop {
+            let Some((turn, odd)) = self.take_any(hold, limit, bytes).await? else {
+                return Ok(None);
+            };
+            if odd.is_empty() {
+                return Ok(Some(turn));
+            }
+            // Nobody can read these: an operator has to, and the others go on.
+            self.settle_turn(turn.lane, turn.turn, odd).await?;
+        }
+    }
+
+    /// A turn, and what in it cannot be read.
+    async fn take_any(
+        &self,
+        hold: Duration,
+        limit: usize,
+        bytes: usize,
+    ) -> Result<Option<(Turn, Vec<(u64, Delivery)>)>, StoreError> {
+        let limit = i32::try_from(limit).unwrap_or(i32::MAX);
+        let bytes = i64::try_from(bytes).unwrap_or(i64::MAX);
+        let rows = self
+            .outbox(
+                TAKE,
+                &[
+                    (&self.shift(), Type::INT8),
+                    (&column(hold), Type::INT8),
+                    (&limit, Type::INT4),
+                    (&bytes, Type::INT8),
+                ],
+                Effect::Writes,
+            )
+            .await?;
+        let Some(first) = rows.first() else { return Ok(None) };
+        let lane = u8::try_from(get::<i16>(first, 0)?).map_err(|_| odd("lane"))?;
+        let turn = unsigned(get(first, 1)?);
+        let (mut messages, mut odd) = (Vec::with_capacity(rows.len()), Vec::new());
+        for row in &rows {
+            match waiting(row) {
+                Ok(message) => messages.push(message),
+                Err(error) => {
+                    let error = error.to_string();
+                    odd.push((unsigned(get(row, 2)?), Delivery::Park { error }));
+                }
+            }
+        }
+        Ok(Some((Turn { lane, turn, messages }, odd)))
+    }
+
+    async fn settle_turn(
+        &self,
+        lane: u8,
+        turn: u64,
+        deliveries: Vec<(u64, Delivery)>,
+    ) -> Result<bool, StoreError> {
+        let (mut places, mut states) = (Vec::new(), Vec::new());
+        let (mut afters, mut errors) = (Vec::new(), Vec::new());
+        for (place, delivery) in deliveries {
+            let (state, after, error) = match delivery {
+                Delivery::Delivered => (DELIVERED, Duration::ZERO, None),
+                Delivery::Again { after, error } => (WAITING, after, Some(error)),
+                Delivery::Park { error } => (PARKED_STATE, Duration::ZERO, Some(error)),
+            };
+            places.push(i64::try_from(place).unwrap_or(i64::MAX));
+            states.push(state);
+            afters.push(column(after));
+            // PostgreSQL keeps every character but this one.
+            errors.push(error.map(|error| error.replace('\0', "")));
+        }
+        let turn = i64::try_from(turn).unwrap_or(i64::MAX);
+        let rows = self
+            .outbox(
+                SETTLE,
+                &[
+                    (&self.shift(), Type::INT8),
+                    (&LOCK_WAIT, Type::TEXT),
+                    (&i16::from(lane), Type::INT2),
+                    (&turn, Type::INT8),
+                    (&places, Type::INT8_ARRAY),
+                    (&states, Type::INT2_ARRAY),
+                    (&afters, Type::INT8_ARRAY),
+                    (&errors, Type::TEXT_ARRAY),
+                ],
+                Effect::Writes,
+            )
+            .await?;
+        rows.first().map_or(Ok(false), |row| get(row, 0))
+    }
+
+    async fn prune_delivered(&self, kept: Duration, limit: usize) -> Result<usize, StoreError> {
+        let limit = i32::try_from(limit).unwrap_or(i32::MAX);
+        let rows = self
+            .outbox(
+                PRUNE,
+                &[(&self.shift(), Type::INT8), (&column(kept), Type::INT8), (&limit, Type::INT4)],
+                Effect::Writes,
+            )
+            .await?;
+        let count = rows.first().map_or(Ok(0), |row| get::<i64>(row, 0))?;
+        Ok(usize::try_from(count).unwrap_or_default())
+    }
+
+    async fn count(&self) -> Result<OutboxCounts, StoreError> {
+        let most = i64::try_from(COUNTED_MAX).unwrap_or(i64::MAX);
+        let parameters: &Parameters<'_> = &[(&self.shift(), Type::INT8), (&most, Type::INT8)];
+        let rows = self.outbox(COUNTS, parameters, Effect::Reads).await?;
+        let Some(row) = rows.first() else { return Ok(OutboxCounts::default()) };
+        let lag = Duration::from_micros(unsigned(get(row, 1)?));
+        Ok(OutboxCounts { waiting: unsigned(get(row, 0)?), lag, parked: unsigned(get(row, 2)?) })
+    }
+
+    async fn read_parked(&self, behind: u64, limit: usize) -> Result<Vec<Parked>, StoreError> {
+        let behind = i64::try_from(behind).unwrap_or(i64::MAX);
+        let limit = i64::try_from(limit).unwrap_or(i64::MAX);
+        let parameters: &Parameters<'_> = &[(&behind, Type::INT8), (&limit, Type::INT8)];
+        let rows = self.outbox(PARKED, parameters, Effect::Reads).await?;
+        let one = |row| {
+            let at = timestamp(get(row, 10)?);
+            Ok(Parked { waiting: parked(row)?, at, error: get::<String>(row, 11)? })
+        };
+        rows.iter().map(one).collect()
+    }
+}
+
+fn waiting(row: &Row) -> Result<Waiting, StoreError> {
+    let headers = Bytes::copy_from_slice(get(row, 6)?);
+    let headers = Message::headers_from_bytes(headers).map_err(|_| odd("headers"))?;
+    read(row, MessageId::from_bytes(array(row, 3)?), headers)
+}
+
+/// One that is parked may be so because it cannot be read: then what can be is told.
+fn parked(row: &Row) -> Result<Waiting, StoreError> {
+    waiting(row).or_else(|_| {
+        read(row, MessageId::from_bytes(array(row, 3).unwrap_or_default()), Vec::new())
+    })
+}
+
+fn read(row: &Row, id: MessageId, headers: Vec<(String, String)>) -> Result<Waiting, StoreError> {
+    Ok(Waiting {
+        place: unsigned(get(row, 2)?),
+        id,
+        message: Message {
+            topic: get::<String>(row, 5)?,
+            order: get::<String>(row, 4)?,
+            headers,
+            payload: Bytes::copy_from_slice(get(row, 7)?),
+        },
+        tries: u32::try_from(get::<i32>(row, 8)?).unwrap_or_default(),
+        created_at: timestamp(get(row, 9)?),
+    })
+}
+
+fn odd(what: &str) -> StoreError {
+    StoreError::new(
+        StoreErrorKind::Invalid,
+        format!("its {what} cannot be read: it was not written by onetake"),
+    )
+}
+
+impl Outbox for PostgresStore {
+    fn take(
+        &self,
+        hold: Duration,
+        limit: usize,
+        bytes: usize,
+    ) -> BoxFuture<'_, Result<Option<Turn>, StoreError>> {
+        self.take_lane(hold, limit, bytes).boxed()
+    }
+
+    fn settle(
+        &self,
+        lane: u8,
+        turn: u64,
+        deliveries: Vec<(u64, Delivery)>,
+    ) -> BoxFuture<'_, Result<bool, StoreError>> {
+        self.settle_turn(lane, turn, deliveries).boxed()
+    }
+
+    fn prune(&self, kept: Duration, limit: usize) -> BoxFuture<'_, Result<usize, StoreError>> {
+        self.prune_delivered(kept, limit).boxed()
+    }
+
+    fn counts(&self) -> BoxFuture<'_, Result<OutboxCounts, StoreError>> {
+        self.count().boxed()
+    }
+
+    fn parked(&self, behind: u64, limit: usize) -> BoxFuture<'_, Result<Vec<Parked>, StoreError>> {
+        self.read_parked(behind, limit).boxed()
+    }
+
+    fn retry(&self, id: MessageId) -> BoxFuture<'_, Result<bool, StoreError>> {
+        async move {
+            let id: &[u8] = id.as_bytes();
+            let parameters: &Parameters<'_> = &[(&id, Type::BYTEA), (&self.shift(), Type::INT8)];
+            Ok(!self.outbox(RETRY, parameters, Effect::Writes).await?.is_empty())
+        }
+        .boxed()
+    }
+
+    fn discard(&self, id: MessageId) -> BoxFuture<'_, Result<bool, StoreError>> {
+        async move {
+            let id: &[u8] = id.as_bytes();
+            Ok(!self.outbox(DISCARD, &[(&id, Type::BYTEA)], Effect::Writes).await?.is_empty())
+        }
+        .boxed()
+    }
+}

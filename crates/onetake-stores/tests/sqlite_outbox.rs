@@ -1,0 +1,87 @@
+//! The outbox in SQLite: the suite that every outbox passes.
+#![cfg(feature = "sqlite")]
+#![expect(clippy::unwrap_used, reason = "tests may panic")]
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::FutureExt;
+use futures_util::future::BoxFuture;
+use onetake_core::conformance::{OutboxSubject, run_outbox};
+use onetake_core::{Clock, Fence, ManualClock, Message, MessageId, Outbox, RecordId};
+use onetake_stores::SqliteStore;
+use tempfile::TempDir;
+
+const INSERT: &str = "INSERT INTO onetake_outbox
+        (message, lane, ordering, topic, headers, payload, created_at, state_at)
+    VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?7)";
+
+struct Subject {
+    store: Arc<SqliteStore>,
+    clock: ManualClock,
+    file: PathBuf,
+    _folder: TempDir,
+}
+
+impl Subject {
+    fn new() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let (file, clock) = (folder.path().join("onetake.db"), ManualClock::default());
+        let store = SqliteStore::open_with(&file, Arc::new(clock.clone())).unwrap();
+        Self { store: Arc::new(store), clock, file, _folder: folder }
+    }
+}
+
+impl OutboxSubject for Subject {
+    fn outbox(&self) -> Arc<dyn Outbox> {
+        Arc::clone(&self.store) as _
+    }
+
+    fn write(&self, messages: Vec<(MessageId, Message)>) -> BoxFuture<'_, ()> {
+        async move {
+            let mut writer = rusqlite::Connection::open(&self.file).unwrap();
+            let transaction = writer.transaction().unwrap();
+            let now = i64::try_from(self.clock.now().as_micros()).unwrap();
+            for (id, message) in messages {
+                let headers = message.headers_to_bytes();
+                let row = (
+                    id.as_bytes(),
+                    message.lane(),
+                    &message.order,
+                    &message.topic,
+                    headers.as_ref(),
+                    message.payload.as_ref(),
+                    now,
+                );
+                transaction.execute(INSERT, row).unwrap();
+            }
+            transaction.commit().unwrap();
+        }
+        .boxed()
+    }
+
+    fn advance(&self, by: Duration) {
+        self.clock.advance(by);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn sqlite_outbox() {
+    run_outbox(async || Subject::new()).await.assert_passed();
+}
+
+#[tokio::test]
+async fn what_cannot_be_read_is_parked() {
+    let subject = Subject::new();
+    let id = |number| MessageId::of(RecordId::from_bytes([1; 16]), Fence::new(1), number);
+    let messages = (0..2).map(|number| (id(number), Message::new("t", "a", "p"))).collect();
+    subject.write(messages).await;
+    let writer = rusqlite::Connection::open(&subject.file).unwrap();
+    writer.execute("UPDATE onetake_outbox SET headers = x'0f' WHERE place = 1", []).unwrap();
+    let turn = subject.store.take(Duration::from_secs(9), 9, 999).await.unwrap().unwrap();
+    assert_eq!(turn.messages.iter().map(|one| one.id).collect::<Vec<_>>(), [id(1)]);
+    let parked = subject.store.parked(0, 9).await.unwrap();
+    assert_eq!(parked[0].waiting.id, id(0));
+    assert!(parked[0].error.contains("headers"), "{}", parked[0].error);
+}

@@ -1,5 +1,5 @@
 //! SQLite: effects, messages and the outcome commit together in the user's own file, or nothing does.
-#![expect(clippy::unwrap_used, clippy::panic, reason = "tests may panic")]
+#![expect(clippy::unwrap_used, reason = "tests may panic")]
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

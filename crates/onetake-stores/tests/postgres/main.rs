@@ -1,5 +1,5 @@
 //! PostgreSQL: the suite that every store passes, directly and behind PgBouncer.
-#![expect(clippy::unwrap_used, clippy::panic, reason = "tests may panic")]
+#![expect(clippy::unwrap_used, clippy::indexing_slicing, clippy::panic, reason = "tests may panic")]
 
 mod attacks;
 mod held;

@@ -267,7 +267,7 @@ pub(super) const STATUSES: Fields = Fields {
 };
 
 /// Every kind of table, to find where a misplaced field belongs.
-const ALL: [&Fields; 15] = [
+const ALL: [&Fields; 16] = [
     &ROOT,
     &GATEWAY,
     &ADMIN,

@@ -217,8 +217,15 @@ pub async fn open_outbox(config: &StoreConfig) -> Result<Arc<dyn Outbox>, StoreF
         }
         #[cfg(feature = "sqlite")]
         StoreUrl::Sqlite(file) => {
-            let store = open_sqlite(file.clone()).await.map_err(failed(OPEN, &config.url))?;
-            Ok(Arc::new(store))
+            // Operations that commit with their effects keep their records in the file of their program.
+            let (own, shared) = (file.clone(), file.clone());
+            let opened = match open_sqlite(own).await {
+                Ok(store) => Ok(store),
+                Err(error) => {
+                    blocking(move || SqliteStore::open_in(&shared)).await.map_err(|_| error)
+                }
+            };
+            Ok(Arc::new(opened.map_err(failed(OPEN, &config.url))?))
         }
         #[cfg(not(feature = "postgres"))]
         StoreUrl::Postgres(_) => Err(left_out(OPEN, &config.url)),

@@ -52,7 +52,8 @@ pub(crate) fn count(store: &str, server: Option<&Postgres>) -> (usize, usize) {
         let sql = format!("SELECT count(*) FROM {table}");
         if let Some(file) = store.strip_prefix("sqlite:") {
             let connection = Connection::open(file).unwrap();
-            return connection.query_row(&sql, [], |row| row.get(0)).unwrap();
+            let found: i64 = connection.query_row(&sql, [], |row| row.get(0)).unwrap();
+            return found.try_into().unwrap();
         }
         let database = store.rsplit('/').next().unwrap();
         server.unwrap().sql(database, &sql).trim().parse().unwrap()

@@ -1,6 +1,15 @@
 //! `onetake relay` in processes of its own: killed, starved of its broker, and operated.
 #![expect(clippy::unwrap_used, reason = "tests may panic")]
 
+#[path = "../../../onetake/examples/consumer.rs"]
+#[allow(
+    dead_code,
+    unreachable_pub,
+    clippy::allow_attributes,
+    reason = "its `main` is not called here"
+)]
+mod consumer;
+
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 use std::path::PathBuf;
@@ -125,12 +134,42 @@ async fn kept(stream: &Stream) -> HashMap<u32, Vec<u32>> {
     kept
 }
 
+/// Consumers of what a stream keeps, as the example shows them: they end with the test.
+async fn consumers(world: &World) -> Vec<AbortOnDrop> {
+    let database = world.postgres.url(&world.database);
+    consumer::prepare(&database).await.unwrap();
+    let mut all = Vec::new();
+    for _ in 0..2 {
+        let bookkeeper = consumer::Bookkeeper::new(&database).await.unwrap();
+        let nats = world.nats.url();
+        let consume = async move {
+            loop {
+                // The broker is killed, too.
+                if bookkeeper.consume(&nats, "T").await.is_err() {
+                    SystemClock.sleep(Duration::from_millis(50)).await;
+                }
+            }
+        };
+        all.push(AbortOnDrop(tokio::spawn(consume)));
+    }
+    all
+}
+
+struct AbortOnDrop(tokio::task::JoinHandle<()>);
+
+impl Drop for AbortOnDrop {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn killed_a_hundred_times_under_load() {
     const KILLS: u32 = 100;
     const KEYS: u32 = 40;
     let mut world = World::start(&[]).await;
     let stream = world.stream().await;
+    let _consumers = consumers(&world).await;
     let mut relays = vec![world.relay(), world.relay(), world.relay()];
     let mut seen = 0;
     for kill in 0..KILLS {
@@ -160,6 +199,11 @@ async fn killed_a_hundred_times_under_load() {
     for (key, numbers) in kept {
         assert_eq!(numbers, (0..KILLS).collect::<Vec<_>>(), "key {key}: each, in order");
     }
+    let entered = "SELECT count(*) FROM ledger";
+    let all = (KILLS * KEYS).to_string();
+    until("everything is consumed", async || world.sql(entered) == all).await;
+    let twice = "SELECT count(*) - count(DISTINCT message) FROM ledger";
+    assert_eq!(world.sql(twice), "0", "at least once became one effect each");
     let parked = "SELECT count(*) FROM onetake_outbox WHERE state = 2";
     assert_eq!(world.sql(parked), "0", "nobody's outage is a message's fault");
     // Told to stop, it drains and ends well.

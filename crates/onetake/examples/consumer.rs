@@ -1,0 +1,122 @@
+//! A consumer of NATS JetStream that deals with each message once, however often it is delivered: the effect and
+//! the note that the message was dealt with commit together.
+//!
+//! ```text
+//! onetake migrate --store postgres://localhost/bank
+//! nats stream add PAYMENTS --subjects 'payments.>' --defaults
+//! DATABASE_URL=postgres://localhost/bank NATS_URL=nats://localhost:4222 \
+//!     cargo run -p onetake --example consumer --features postgres
+//! ```
+
+use std::error::Error;
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_nats::jetstream::consumer::pull::Config;
+use async_nats::jetstream::{AckKind, Message as Delivered};
+use futures_util::{FutureExt, StreamExt};
+use onetake::inbox::{Inbox, Received};
+use onetake::postgres::Transactional;
+use onetake::{Completion, Engine, PostgresOptions, PostgresStore, Recording};
+
+type Failed = Box<dyn Error + Send + Sync>;
+
+const TABLE: &str =
+    "CREATE TABLE IF NOT EXISTS ledger (message text NOT NULL, entry text NOT NULL)";
+/// How many messages are dealt with at once.
+const AT_ONCE: usize = 8;
+/// How long an operation of the inbox may be silent before another consumer deals with its message.
+const LEASE: Duration = Duration::from_secs(10);
+
+/// Keeps the ledger: the consumer's work, and its place.
+pub struct Bookkeeper {
+    transactional: Transactional,
+    inbox: Inbox,
+}
+
+impl Bookkeeper {
+    /// Keeps it in this database, where onetake's tables are too.
+    pub async fn new(database: &str) -> Result<Self, Failed> {
+        let store = PostgresStore::open(database, PostgresOptions::default()).await?;
+        let engine = Engine::new(Arc::new(store));
+        let transactional = Transactional::new(engine, database, &PostgresOptions::default())?;
+        let inbox = transactional.inbox("ledger").lease(LEASE);
+        Ok(Self { transactional, inbox })
+    }
+
+    /// Deals with what the stream delivers, until the broker cannot be reached.
+    pub async fn consume(&self, nats: &str, stream: &str) -> Result<(), Failed> {
+        let client = async_nats::connect(nats).await?;
+        let stream = async_nats::jetstream::new(client).get_stream(stream).await?;
+        let config = Config {
+            durable_name: Some("ledger".to_owned()),
+            ack_wait: 2 * LEASE,
+            ..Config::default()
+        };
+        let consumer = stream.get_or_create_consumer("ledger", config).await?;
+        let messages = consumer.messages().await?;
+        let mut answers = messages
+            .map(async |message| {
+                let message = message?;
+                let answer = self.deal_with(&message).await;
+                message.ack_with(answer).await
+            })
+            .buffer_unordered(AT_ONCE);
+        while let Some(answered) = answers.next().await {
+            answered?;
+        }
+        Ok(())
+    }
+
+    /// Enters a message into the ledger, unless that was done; what to tell the broker.
+    async fn deal_with(&self, message: &Delivered) -> AckKind {
+        let headers = message.headers.as_ref();
+        let Some(id) = headers.and_then(|headers| headers.get("Nats-Msg-Id")) else {
+            eprintln!("a message without an id is taken away");
+            return AckKind::Term;
+        };
+        let (id, entry) = (id.to_string(), String::from_utf8_lossy(&message.payload).into_owned());
+        let key = id.clone();
+        let received = self.transactional.process(&self.inbox, &key, move |tx, _attempt| {
+            async move {
+                let enter = "INSERT INTO ledger (message, entry) VALUES ($1, $2)";
+                tx.execute(enter, &[&id, &entry]).await?;
+                Ok::<_, tokio_postgres::Error>(Completion::new(Recording::default()))
+            }
+            .boxed()
+        });
+        match received.await {
+            Ok(Received::Done(_) | Received::Duplicate(_)) => AckKind::Ack,
+            Ok(Received::InProgress) => AckKind::Nak(Some(Duration::from_secs(1))),
+            Ok(Received::Failed { again, .. }) => AckKind::Nak(Some(again)),
+            Ok(Received::Poisoned(why)) => {
+                eprintln!("{key} is taken away: {}", why.detail);
+                AckKind::Term
+            }
+            // The store is away: nothing was tried.
+            Err(error) => {
+                eprintln!("{key} was not tried: {error}");
+                AckKind::Nak(Some(Duration::from_secs(1)))
+            }
+        }
+    }
+}
+
+/// Makes the consumer's own table.
+pub async fn prepare(database: &str) -> Result<(), Failed> {
+    let (client, connection) = tokio_postgres::connect(database, tokio_postgres::NoTls).await?;
+    tokio::spawn(connection);
+    Ok(client.batch_execute(TABLE).await?)
+}
+
+#[tokio::main]
+async fn main() -> Result<(), Failed> {
+    let database = std::env::var("DATABASE_URL")?;
+    let nats = std::env::var("NATS_URL")?;
+    prepare(&database).await?;
+    let bookkeeper = Bookkeeper::new(&database).await?;
+    loop {
+        let ended = bookkeeper.consume(&nats, "PAYMENTS").await;
+        eprintln!("the broker is away ({ended:?}); trying again");
+    }
+}

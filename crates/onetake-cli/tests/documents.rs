@@ -28,6 +28,8 @@ fn every_metric_is_documented() {
     let folders = std::fs::read_dir(crates).unwrap().map(|entry| entry.unwrap().path().join("src"));
     let counted: BTreeSet<String> = folders
         .flat_map(|folder| sources(&folder))
+        // It counts nothing, and names its indexes.
+        .filter(|file| !file.iter().any(|part| part == "sqlite"))
         .flat_map(|file| names(&std::fs::read_to_string(file).unwrap(), "\"onetake_"))
         .collect();
     let document = std::fs::read_to_string(crates.join("../docs/OPERATIONS.md")).unwrap();

@@ -90,7 +90,8 @@ pub struct Asking {
 
 impl Default for Asking {
     fn default() -> Self {
-        Self { interval: Duration::from_secs(1), batch: 100, at_once: 16 }
+        // All of a batch at once: one service that hangs holds up the others for one timeout, and no longer.
+        Self { interval: Duration::from_secs(1), batch: 64, at_once: 64 }
     }
 }
 

@@ -34,6 +34,7 @@ async fn run(requests: usize) {
         admin_listen: Some("127.0.0.1:0".parse().unwrap()),
         upstream: Some(upstream.url()),
         store: Some(format!("embedded:{}", folder.path().display())),
+        ..Overrides::default()
     };
     let config = config::load(None, "flags", std::iter::empty(), overrides);
     let gateway = Gateway::start(config.unwrap_or_else(|error| panic!("{error}"))).await.unwrap();

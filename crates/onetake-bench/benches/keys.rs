@@ -52,6 +52,7 @@ async fn measure(keys: usize, pages: usize) -> (Duration, Duration) {
         admin_listen: Some("127.0.0.1:0".parse().unwrap()),
         upstream: Some("http://127.0.0.1:1".to_owned()),
         store: Some(format!("embedded:{}", folder.path().display())),
+        ..Overrides::default()
     };
     let config = config::load(None, "flags", std::iter::empty(), overrides);
     let gateway = Gateway::start(config.unwrap_or_else(|error| panic!("{error}"))).await.unwrap();

@@ -1,5 +1,5 @@
 //! What becomes of attempts that nobody heard of again: asked for, rolled back, or handed over at the end.
-#![expect(clippy::unwrap_used, reason = "tests may panic")]
+#![expect(clippy::unwrap_used, clippy::panic, reason = "tests may panic")]
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicUsize, Ordering};

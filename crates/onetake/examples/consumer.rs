@@ -29,14 +29,14 @@ const AT_ONCE: usize = 8;
 const LEASE: Duration = Duration::from_secs(10);
 
 /// Keeps the ledger: the consumer's work, and its place.
-pub struct Bookkeeper {
+pub(crate) struct Bookkeeper {
     transactional: Transactional,
     inbox: Inbox,
 }
 
 impl Bookkeeper {
     /// Keeps it in this database, where onetake's tables are too.
-    pub async fn new(database: &str) -> Result<Self, Failed> {
+    pub(crate) async fn new(database: &str) -> Result<Self, Failed> {
         let store = PostgresStore::open(database, PostgresOptions::default()).await?;
         let engine = Engine::new(Arc::new(store));
         let transactional = Transactional::new(engine, database, &PostgresOptions::default())?;
@@ -45,7 +45,7 @@ impl Bookkeeper {
     }
 
     /// Deals with what the stream delivers, until the broker cannot be reached.
-    pub async fn consume(&self, nats: &str, stream: &str) -> Result<(), Failed> {
+    pub(crate) async fn consume(&self, nats: &str, stream: &str) -> Result<(), Failed> {
         let client = async_nats::connect(nats).await?;
         let stream = async_nats::jetstream::new(client).get_stream(stream).await?;
         let config = Config {
@@ -103,7 +103,7 @@ impl Bookkeeper {
 }
 
 /// Makes the consumer's own table.
-pub async fn prepare(database: &str) -> Result<(), Failed> {
+pub(crate) async fn prepare(database: &str) -> Result<(), Failed> {
     let (client, connection) = tokio_postgres::connect(database, tokio_postgres::NoTls).await?;
     tokio::spawn(connection);
     Ok(client.batch_execute(TABLE).await?)

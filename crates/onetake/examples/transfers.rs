@@ -93,7 +93,7 @@ async fn connect(url: &str) -> Result<Client, tokio_postgres::Error> {
 }
 
 /// The API, with onetake's records in the very database that its tables are in.
-pub async fn app(url: &str) -> Result<Router, Box<dyn Error>> {
+pub(crate) async fn app(url: &str) -> Result<Router, Box<dyn Error>> {
     connect(url).await?.batch_execute(TABLES).await?;
     let store = PostgresStore::open(url, PostgresOptions::default()).await?;
     let policy = Policy::new().key_required().transactional();

@@ -2,12 +2,7 @@
 #![expect(clippy::unwrap_used, reason = "tests may panic")]
 
 #[path = "../../../onetake/examples/consumer.rs"]
-#[allow(
-    dead_code,
-    unreachable_pub,
-    clippy::allow_attributes,
-    reason = "its `main` is not called here"
-)]
+#[allow(dead_code, clippy::allow_attributes, reason = "its `main` is not called here")]
 mod consumer;
 
 use std::collections::{HashMap, HashSet};

@@ -2,7 +2,7 @@
 //!
 //! Nobody lists the moments: a run that nobody disturbs counts the steps, and then there is one run for each of
 //! them in which the process kills itself there (SIGKILL), is started again, and meets the client's retries.
-#![expect(clippy::unwrap_used, clippy::panic, reason = "tests may panic")]
+#![expect(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "tests may panic")]
 
 mod late;
 mod steps;
@@ -47,16 +47,19 @@ struct Server {
 impl Server {
     async fn start(orders: &Orders) -> Self {
         let _first = std::fs::remove_file(&orders.port);
+        let nowhere = Client::new(([127, 0, 0, 1], 0).into());
         let child = Command::new(std::env::current_exe().unwrap())
             .args(["--exact", "victim::victim", "--nocapture"])
             .envs(orders.variables())
             .stdout(Stdio::null())
             .spawn()
             .unwrap();
+        let mut server = Self { child, client: nowhere };
         for _ in 0..LOOKS {
             if let Ok(port) = std::fs::read_to_string(&orders.port) {
                 let port: u16 = port.parse().unwrap();
-                return Self { child, client: Client::new(([127, 0, 0, 1], port).into()) };
+                server.client = Client::new(([127, 0, 0, 1], port).into());
+                return server;
             }
             breathe().await;
         }

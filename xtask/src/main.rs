@@ -1,12 +1,13 @@
 //! Development tasks: `cargo xtask test`, `cargo xtask lint`.
 
 mod install;
+mod programs;
 
 use std::process::{Command, ExitCode};
 
-/// Everything that the tests are.
+/// What the tests are, behind the test programs.
 const TEST: &[&[&str]] = &[
-    &["test", "--workspace", "--all-features"],
+    &["test", "--workspace", "--all-features", "--doc"],
     // What users build: without the features that only tests turn on.
     &["check", "--workspace", "--exclude", "onetake-sim"],
     &["check", "--package", "onetake", "--no-default-features"],
@@ -24,7 +25,7 @@ fn main() -> ExitCode {
     let task = std::env::args().nth(1);
     let steps = match task.as_deref() {
         Some("test") => {
-            if let Err(error) = install::servers() {
+            if let Err(error) = install::servers().and_then(|()| programs::run()) {
                 eprintln!("{error}");
                 return ExitCode::FAILURE;
             }

@@ -78,7 +78,7 @@ impl Inbox {
             on_unknown: OnUnknown::Rollback,
             ..Terms::default()
         };
-        let scope = Scope::new(consumer).namespace("inbox");
+        let scope = Scope::new(format!("consumer\0{consumer}")).namespace("inbox");
         Self { engine, scope, terms, run_max: Duration::from_secs(30), attempts_max: 5 }
     }
 

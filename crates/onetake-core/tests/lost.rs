@@ -11,6 +11,7 @@ use futures_util::future::BoxFuture;
 use onetake_core::conformance::{Fault, Faulty};
 use onetake_core::engine::{Kept, Settling};
 use onetake_core::note::{Action, Ended};
+use onetake_core::store::{Answers, Settled};
 use onetake_core::{
     Answer, Asking, Begin, Cause, Clock, Engine, Fingerprint, Found, Inquiry, Journal, Key, Limits,
     ManualClock, MemoryStore, OnRetry, OnUnknown, Operation, Outcome, Reconcile, Record, Recording,
@@ -169,6 +170,48 @@ async fn it_is_asked_again_with_longer_pauses_until_the_limit() {
 }
 
 #[tokio::test]
+async fn it_is_failed_before_it_expires() {
+    let world = World::new();
+    let terms = Terms { ttl: 10 * MINUTE, on_unknown: OnUnknown::Reconcile, ..Terms::default() };
+    let short = || operation("a").terms(terms);
+    let unknown = async move |_| Verdict::Unknown(Cause::TimedOut);
+    world.engine.run(short(), unknown).await.unwrap();
+    let reconciler = Scripted::saying([]);
+    // A key that expires unknown could run again, whatever it did.
+    for _ in 0..599 {
+        world.tick(&*reconciler).await;
+        world.clock.advance(Duration::from_secs(1));
+    }
+    assert_eq!(world.state("a").await.name(), "failed");
+}
+
+/// Panics when it is asked for one key, and knows all others.
+#[derive(Debug)]
+struct Panicky(onetake_core::RecordId);
+
+impl Reconcile for Panicky {
+    fn inquiry(&self, _record: &Record) -> Option<Inquiry> {
+        Some(INQUIRY)
+    }
+
+    fn ask(&self, record: Arc<Record>) -> BoxFuture<'_, Found> {
+        assert!(record.id != self.0, "this one is too much");
+        std::future::ready(Found::NotExecuted).boxed()
+    }
+}
+
+#[tokio::test]
+async fn a_reconciler_that_panics_hurts_nobody_else() {
+    let world = World::new();
+    world.unknown("bad").await;
+    world.unknown("good").await;
+    world.clock.advance(MINUTE);
+    assert_eq!(world.tick(&Panicky(operation("bad").id)).await, 2);
+    let states = (world.state("bad").await.name(), world.state("good").await.name());
+    assert_eq!(states, ("unknown", "released"));
+}
+
+#[tokio::test]
 async fn several_nodes_do_not_tread_on_each_other() {
     let world = World::new();
     for number in 0..50 {
@@ -276,6 +319,33 @@ async fn partial_work_is_rolled_back_before_a_retry() {
 }
 
 #[tokio::test]
+async fn rolling_back_may_take_longer_than_a_claim() {
+    let world = World::new();
+    let terms = Terms { on_unknown: OnUnknown::Retry, ..Terms::default() };
+    let clock = Arc::clone(&world.clock);
+    let slow = OnRetry::new(move |_| {
+        let clock = Arc::clone(&clock);
+        async move {
+            clock.sleep(Duration::from_secs(20)).await;
+            Ok(())
+        }
+    });
+    let retried = move || operation("a").terms(terms).on_retry(slow.clone());
+    let unknown = async move |_| Verdict::Unknown(Cause::Interrupted);
+    world.engine.run(retried(), unknown).await.unwrap();
+    let (engine, again) = (world.engine.clone(), retried());
+    let paid = async move |_| Verdict::Complete(Recording::new("paid"));
+    let run = tokio::spawn(async move { engine.run(again, paid).await });
+    while !run.is_finished() {
+        world.clock.advance(Duration::from_secs(1));
+        for _ in 0..20 {
+            tokio::task::yield_now().await;
+        }
+    }
+    assert_eq!(run.await.unwrap().unwrap().recording(), Some(&Recording::new("paid")));
+}
+
+#[tokio::test]
 async fn what_had_no_effect_needs_no_rolling_back() {
     let world = World::new();
     let calls = Arc::new(AtomicUsize::new(0));
@@ -342,6 +412,52 @@ async fn an_outcome_in_hand_survives_the_end() {
     let Begin::Answer(Answer::Replay(record)) = answer else { panic!("{answer:?}") };
     let State::Completed { recording, .. } = &record.state else { panic!() };
     assert_eq!(*recording, Recording::new("paid"));
+}
+
+/// A store that refuses to settle one record, for good.
+#[derive(Debug)]
+struct Refusing(Arc<MemoryStore>, onetake_core::RecordId);
+
+impl Store for Refusing {
+    fn settle(&self, batch: Vec<Settlement>) -> BoxFuture<'_, Answers<Settled>> {
+        async move {
+            let mut answers = Vec::new();
+            for settlement in batch {
+                if settlement.id == self.1 {
+                    let kind = onetake_core::StoreErrorKind::Invalid;
+                    answers.push(Err(StoreError::new(kind, "never")));
+                } else {
+                    answers.extend(self.0.settle(vec![settlement]).await);
+                }
+            }
+            answers
+        }
+        .boxed()
+    }
+
+    onetake_core::delegate_store!(self => self.0; name, claim, load, abandoned, unsettled, sweep, inspect, secret, ready, close);
+}
+
+#[tokio::test]
+async fn what_is_refused_holds_nothing_up() {
+    let world = World::new();
+    let journal = Arc::new(Paper::default());
+    end_with_an_outcome_in_hand(&world, &journal).await;
+    let refused = Settlement {
+        id: operation("refused").id,
+        attempt: onetake_core::AttemptId::from_bytes([1; 16]),
+        verb: onetake_core::Verb::Release,
+    };
+    let page = Kept { name: "a first page".into(), settlements: vec![refused.clone()] };
+    journal.0.lock().unwrap().insert(0, page);
+    let store = Arc::new(Refusing(Arc::clone(&world.store), refused.id));
+    let next = World::engine(&world.clock, store);
+    next.use_journal(Arc::clone(&journal) as Arc<dyn Journal>);
+    while journal.0.lock().unwrap().len() > 1 {
+        tokio::task::yield_now().await;
+    }
+    assert_eq!(world.state("a").await.name(), "completed");
+    assert_eq!(journal.0.lock().unwrap()[0].name, "a first page", "it is kept");
 }
 
 #[tokio::test]

@@ -157,7 +157,7 @@ impl Asked {
     pub(crate) fn memo(&self, key: &Key, deriving: &DerivingSecret) -> Memo {
         match &*self.policy.remember {
             [] => Memo::default(),
-            wanted => memo(wanted, &self.scope(), key, deriving),
+            wanted => memo(wanted, &self.scope(), key, deriving, self.policy.run_max),
         }
     }
 

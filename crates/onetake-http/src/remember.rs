@@ -7,9 +7,11 @@
 //! [`Policy::remember`]: crate::Policy::remember
 
 use std::fmt;
+use std::time::Duration;
 
 use bytes::{BufMut, Bytes, BytesMut};
 
+use onetake_core::clock::micros;
 use onetake_core::origin::MEMO_BYTES_MAX;
 use onetake_core::{DerivedKey, DerivingSecret, Key, Memo, Scope};
 
@@ -35,31 +37,39 @@ impl Remembered {
     }
 }
 
-/// Keeps what was asked for, the shortest first; what does not fit is left out.
+/// How long the attempt may run.
+const RUN_MAX: u8 = 4;
+
+/// Keeps what was asked for, the shortest first, and how long the attempt may run; what does not fit is left out.
 pub(crate) fn memo(
     wanted: &[Remembered],
     scope: &Scope,
     key: &Key,
     deriving: &DerivingSecret,
+    run_max: Duration,
 ) -> Memo {
     let mut wanted = wanted.to_vec();
     wanted.sort_unstable();
     wanted.dedup();
     let mut out = BytesMut::new();
+    if !wanted.is_empty() {
+        put(&mut out, RUN_MAX, &micros(run_max).to_be_bytes());
+    }
     for what in wanted {
+        let tag = what.tag();
         match what {
-            Remembered::DerivedKey => put(&mut out, what, deriving.derive(scope, key).as_bytes()),
-            Remembered::Key => put(&mut out, what, key.as_str().as_bytes()),
-            Remembered::Tenant => put(&mut out, what, name_of(scope.tenant())),
+            Remembered::DerivedKey => put(&mut out, tag, deriving.derive(scope, key).as_bytes()),
+            Remembered::Key => put(&mut out, tag, key.as_str().as_bytes()),
+            Remembered::Tenant => put(&mut out, tag, name_of(scope.tenant())),
         }
     }
     Memo::new(out.freeze()).unwrap_or_default()
 }
 
-fn put(out: &mut BytesMut, what: Remembered, value: &[u8]) {
+fn put(out: &mut BytesMut, tag: u8, value: &[u8]) {
     let Ok(length) = u16::try_from(value.len()) else { return };
     if out.len() + 3 + value.len() <= MEMO_BYTES_MAX {
-        out.put_u8(what.tag());
+        out.put_u8(tag);
         out.put_u16(length);
         out.put_slice(value);
     }
@@ -81,6 +91,8 @@ pub struct Known {
     pub key: Option<Key>,
     /// See [`Remembered::Tenant`].
     pub tenant: Option<Bytes>,
+    /// For how long the attempt may run, by the policy that it was claimed under.
+    pub run_max: Option<Duration>,
 }
 
 impl Known {
@@ -99,6 +111,10 @@ impl Known {
                     known.key = text.and_then(|text| Key::new(text).ok());
                 }
                 3 => known.tenant = Some(Bytes::copy_from_slice(value)),
+                RUN_MAX => {
+                    let micros = value.try_into().ok().map(u64::from_be_bytes);
+                    known.run_max = micros.map(Duration::from_micros);
+                }
                 _ => {}
             }
         }
@@ -112,6 +128,7 @@ impl fmt::Debug for Known {
             .field("derived_key", &self.derived_key)
             .field("key", &self.key)
             .field("tenant", &self.tenant.as_ref().map(Bytes::len))
+            .field("run_max", &self.run_max)
             .finish()
     }
 }
@@ -135,14 +152,18 @@ mod tests {
     fn what_was_asked_for_is_kept_and_nothing_else() {
         let deriving = DerivingSecret::new(&[7; 32]);
         let (scope, key) = (Scope::new("header\0acme"), Key::new("order-4711").unwrap());
-        let known = |wanted: &[Remembered]| Known::of(&memo(wanted, &scope, &key, &deriving));
+        let run_max = Duration::from_secs(7);
+        let memo = |wanted: &[Remembered]| memo(wanted, &scope, &key, &deriving, run_max);
+        let known = |wanted: &[Remembered]| Known::of(&memo(wanted));
         let all = known(&ALL);
         assert_eq!(all.derived_key, Some(deriving.derive(&scope, &key)));
         assert_eq!(all.key.as_ref(), Some(&key));
         assert_eq!(all.tenant.as_deref(), Some(&b"acme"[..]), "without its kind");
-        assert_eq!(known(&[Remembered::Key]), Known { key: Some(key.clone()), ..Known::default() });
+        assert_eq!(all.run_max, Some(run_max));
+        let alone = Known { key: Some(key.clone()), run_max: Some(run_max), ..Known::default() };
+        assert_eq!(known(&[Remembered::Key]), alone);
         assert_eq!(known(&[]), Known::default());
-        assert!(memo(&[], &scope, &key, &deriving).is_empty());
+        assert!(memo(&[]).is_empty());
         let shown = format!("{all:?}");
         assert!(!shown.contains("acme") && !shown.contains("4711"), "{shown}");
         assert_eq!(name_of(b"public"), b"public");
@@ -154,7 +175,7 @@ mod tests {
         let key = Key::new("k".repeat(255)).unwrap();
         for (length, fits) in [(1700, true), (1800, false), (70_000, false)] {
             let scope = Scope::new("t".repeat(length));
-            let known = Known::of(&memo(&ALL, &scope, &key, &deriving));
+            let known = Known::of(&memo(&ALL, &scope, &key, &deriving, Duration::ZERO));
             assert_eq!(known.tenant.is_some(), fits, "{length}");
             assert!(known.key.is_some() && known.derived_key.is_some(), "{length}");
         }

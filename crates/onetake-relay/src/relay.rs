@@ -1,7 +1,7 @@
 //! Takes messages from an outbox, and has a sink deliver them.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
 use futures_util::future::{join, join_all};
@@ -28,6 +28,8 @@ pub struct Relay {
     looking: Mutex<()>,
     /// Turns since something was delivered: the receiver may be away.
     fruitless: AtomicU32,
+    /// Whether the receiver ever took anything from this relay.
+    has_delivered: AtomicBool,
 }
 
 /// What became of a turn, by messages.
@@ -50,7 +52,8 @@ impl Relay {
         options: RelayOptions,
     ) -> Self {
         let (looking, fruitless) = (Mutex::new(()), AtomicU32::new(0));
-        Self { outbox, sink, clock, rng, options, looking, fruitless }
+        let has_delivered = AtomicBool::new(false);
+        Self { outbox, sink, clock, rng, options, looking, fruitless, has_delivered }
     }
 
     /// Delivers until it is cancelled; what it has then is finished or given back.
@@ -139,8 +142,11 @@ impl Relay {
     ) -> (Vec<(u64, Delivery)>, Tally) {
         let delivered = answers.iter().filter(|answer| answer.is_ok()).count() as u64;
         let mut tally = Tally { delivered, ..Tally::default() };
-        // Whether the receiver is there at all: if not, nobody is to blame for having failed often.
-        let works = delivered > 0 || self.fruitless.load(Ordering::Relaxed) == 0;
+        // Whether the receiver is there at all: if not, no message is to blame for having failed often. One that this
+        // relay has never delivered anything to may be away since before it started.
+        let worked = self.has_delivered.load(Ordering::Relaxed)
+            && self.fruitless.load(Ordering::Relaxed) == 0;
+        let works = delivered > 0 || worked;
         let mut deliveries = Vec::with_capacity(messages.len());
         for (waiting, answer) in messages.iter().zip(answers) {
             let delivery = match answer {
@@ -162,6 +168,7 @@ impl Relay {
             deliveries.push((waiting.place, delivery));
         }
         if tally.delivered > 0 {
+            self.has_delivered.store(true, Ordering::Relaxed);
             self.fruitless.store(0, Ordering::Relaxed);
         } else if tally.failed > 0 {
             self.fruitless.fetch_add(1, Ordering::Relaxed);

@@ -32,14 +32,19 @@ const FILE_BYTES_MAX: u64 = 4 << 30;
 #[derive(Debug)]
 pub struct FileJournal {
     folder: Arc<Path>,
+    store: Identity,
 }
 
+/// Tells the files of one store from those of another.
+type Identity = [u8; 32];
+
 impl FileJournal {
-    /// A journal in this folder, which is made when there is something to keep.
+    /// A journal in this folder, which is made when there is something to keep. `secret` is one that the store keeps
+    /// ([`Store::secret`](onetake_core::Store::secret)): the files of other stores in the same folder are left alone.
     ///
     /// # Errors
     /// If it could not be made, or not be written to: better now than when there is something to lose.
-    pub fn open(folder: impl Into<PathBuf>) -> io::Result<Self> {
+    pub fn open(folder: impl Into<PathBuf>, secret: &[u8; 32]) -> io::Result<Self> {
         let folder = folder.into();
         let is_new = !folder.try_exists()?;
         make_folder(&folder)?;
@@ -50,23 +55,25 @@ impl FileJournal {
             // Nobody minds an empty folder that is left because another process looks at it too.
             let _best_effort = fs::remove_dir(&folder);
         }
-        Ok(Self { folder: folder.into() })
+        let named = [b"onetake journal of", &secret[..]].concat();
+        Ok(Self { folder: folder.into(), store: *Fingerprint::of(&named).digest() })
     }
 }
 
 impl Journal for FileJournal {
     fn keep(&self, settlements: Vec<Settlement>) -> BoxFuture<'_, Result<(), StoreError>> {
-        let folder = Arc::clone(&self.folder);
+        let (folder, store) = (Arc::clone(&self.folder), self.store);
         blocking(move || {
-            write(&folder, &encode(&settlements))
+            write(&folder, &encode(&store, &settlements))
                 .map_err(|error| failed("write to", &folder, error))
         })
         .boxed()
     }
 
     fn kept(&self) -> BoxFuture<'_, Result<Vec<Kept>, StoreError>> {
-        let folder = Arc::clone(&self.folder);
-        blocking(move || read_all(&folder).map_err(|error| failed("read", &folder, error))).boxed()
+        let (folder, store) = (Arc::clone(&self.folder), self.store);
+        blocking(move || read_all(&folder, &store).map_err(|error| failed("read", &folder, error)))
+            .boxed()
     }
 
     fn let_go(&self, name: String) -> BoxFuture<'_, Result<(), StoreError>> {
@@ -124,7 +131,7 @@ fn write(folder: &Path, bytes: &[u8]) -> io::Result<()> {
     File::open(folder)?.sync_all()
 }
 
-fn read_all(folder: &Path) -> io::Result<Vec<Kept>> {
+fn read_all(folder: &Path, store: &Identity) -> io::Result<Vec<Kept>> {
     let mut all = Vec::new();
     let entries = match fs::read_dir(folder) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(all),
@@ -137,7 +144,12 @@ fn read_all(folder: &Path) -> io::Result<Vec<Kept>> {
         }
         let Some(name) = path.file_name().and_then(|name| name.to_str()) else { continue };
         match read_one(&path) {
-            Ok(Ok(settlements)) => all.push(Kept { name: name.to_owned(), settlements }),
+            Ok(Ok((of, settlements))) if of == *store => {
+                all.push(Kept { name: name.to_owned(), settlements });
+            }
+            Ok(Ok(_)) => {
+                tracing::debug!(file = %path.display(), "these are outcomes of another store")
+            }
             Ok(Err(error)) => tracing::error!(
                 file = %path.display(), %error,
                 "a file of the journal is damaged: the outcomes in it are unknown; move it away to end this message"
@@ -151,17 +163,20 @@ fn read_all(folder: &Path) -> io::Result<Vec<Kept>> {
     Ok(all)
 }
 
-fn read_one(path: &Path) -> io::Result<Result<Vec<Settlement>, DecodeError>> {
+type Read = Result<(Identity, Vec<Settlement>), DecodeError>;
+
+fn read_one(path: &Path) -> io::Result<Read> {
     if fs::metadata(path)?.len() > FILE_BYTES_MAX {
         return Ok(Err(DecodeError::new("it is larger than a journal can be")));
     }
     Ok(decode(fs::read(path)?.into()))
 }
 
-/// The title, the settlements behind their lengths, and a digest of it all.
-fn encode(settlements: &[Settlement]) -> Bytes {
+/// The title, the store, the settlements behind their lengths, and a digest of it all.
+fn encode(store: &Identity, settlements: &[Settlement]) -> Bytes {
     let mut out = BytesMut::new();
     out.put_slice(TITLE);
+    out.put_slice(store);
     for settlement in settlements {
         put_slice(&mut out, &encode_one(settlement));
     }
@@ -170,7 +185,7 @@ fn encode(settlements: &[Settlement]) -> Bytes {
     out.freeze()
 }
 
-fn decode(mut bytes: Bytes) -> Result<Vec<Settlement>, DecodeError> {
+fn decode(mut bytes: Bytes) -> Read {
     let cut = DecodeError::new("it is cut");
     let end = bytes.len().checked_sub(32).ok_or(cut.clone())?;
     let digest = bytes.split_off(end);
@@ -179,11 +194,12 @@ fn decode(mut bytes: Bytes) -> Result<Vec<Settlement>, DecodeError> {
     }
     let entries = bytes.strip_prefix(TITLE).ok_or(cut)?;
     let mut from = Reader(Bytes::copy_from_slice(entries));
+    let store = from.array("the store")?;
     let mut settlements = Vec::new();
     while !from.0.is_empty() {
         settlements.push(decode_one(from.slice("a settlement")?)?);
     }
-    Ok(settlements)
+    Ok((store, settlements))
 }
 
 fn encode_one(settlement: &Settlement) -> Bytes {
@@ -258,24 +274,26 @@ mod tests {
     async fn what_is_kept_is_there_until_it_is_let_go_of() {
         let folder = tempfile::tempdir().unwrap();
         let place = folder.path().join("below/journal");
-        let journal = FileJournal::open(&place).unwrap();
+        let journal = FileJournal::open(&place, &[1; 32]).unwrap();
         assert_eq!(journal.kept().await.unwrap(), []);
         journal.keep(settlements()).await.unwrap();
         journal.keep(settlements()).await.unwrap();
-        let kept = FileJournal::open(&place).unwrap().kept().await.unwrap();
+        let kept = FileJournal::open(&place, &[1; 32]).unwrap().kept().await.unwrap();
         assert_eq!(kept.len(), 2);
         assert!(kept.iter().all(|kept| kept.settlements == settlements()));
         journal.let_go(kept[0].name.clone()).await.unwrap();
         journal.let_go(kept[0].name.clone()).await.unwrap();
         assert_eq!(journal.kept().await.unwrap(), kept[1..]);
+        let other = FileJournal::open(&place, &[2; 32]).unwrap();
+        assert_eq!(other.kept().await.unwrap(), [], "another store's are not its own");
     }
 
     #[tokio::test]
     async fn a_damaged_file_is_left_and_hides_no_other() {
         let folder = tempfile::tempdir().unwrap();
-        let journal = FileJournal::open(folder.path()).unwrap();
+        let journal = FileJournal::open(folder.path(), &[1; 32]).unwrap();
         journal.keep(settlements()).await.unwrap();
-        let bytes = encode(&settlements());
+        let bytes = encode(&[1; 32], &settlements());
         for at in 0..bytes.len() {
             let mut damaged = bytes.to_vec();
             damaged[at] ^= 1;
@@ -293,6 +311,6 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("file");
         fs::write(&file, "").unwrap();
-        assert!(FileJournal::open(file.join("below")).is_err());
+        assert!(FileJournal::open(file.join("below"), &[1; 32]).is_err());
     }
 }

@@ -25,6 +25,8 @@ const TABLE: &str =
     "CREATE TABLE IF NOT EXISTS ledger (message text NOT NULL, entry text NOT NULL)";
 /// How many messages are dealt with at once.
 const AT_ONCE: usize = 8;
+/// After how long poison comes again, to be set aside again.
+const PARKED: Duration = Duration::from_secs(3600);
 /// How long an operation of the inbox may be silent before another consumer deals with its message.
 const LEASE: Duration = Duration::from_secs(10);
 
@@ -90,8 +92,9 @@ impl Bookkeeper {
             Ok(Received::InProgress) => AckKind::Nak(Some(Duration::from_secs(1))),
             Ok(Received::Failed { again, .. }) => AckKind::Nak(Some(again)),
             Ok(Received::Poisoned(why)) => {
-                eprintln!("{key} is taken away: {}", why.detail);
-                AckKind::Term
+                // The broker keeps it: once somebody has mended the cause, `onetake keys forget` lets it be tried anew.
+                eprintln!("{key} is poison: {}", why.detail);
+                AckKind::Nak(Some(PARKED))
             }
             // The store is away: nothing was tried.
             Err(error) => {

@@ -90,6 +90,7 @@ pub use onetake_stores::sqlite;
 #[cfg(feature = "http")]
 pub use onetake_http as layer;
 
+pub use onetake_stores::FileJournal;
 #[cfg(feature = "sqlite")]
 pub use onetake_stores::SqliteStore;
 #[cfg(feature = "dynamodb")]
@@ -97,7 +98,7 @@ pub use onetake_stores::{DynamoOptions, DynamoStore};
 #[cfg(feature = "embedded")]
 pub use onetake_stores::{EmbeddedStore, OpenError};
 #[cfg(feature = "sealed")]
-pub use onetake_stores::{EncryptionKey, SealedStore};
+pub use onetake_stores::{EncryptionKey, SealedJournal, SealedStore};
 #[cfg(feature = "filtered")]
 pub use onetake_stores::{FilterOptions, FilteredStore};
 #[cfg(feature = "postgres")]

@@ -234,5 +234,16 @@ pub(super) fn resolve(mut draft: Draft, problems: &mut Problems<'_>) -> RelayCon
         ..usual
     };
     let (timeout, listen) = (relay.timeout.unwrap_or(TIMEOUT), relay.listen.map(|(at, _)| at));
+    // A turn delivers for three quarters of its hold: what takes longer would be cut off, and repeated for ever.
+    if timeout > options.hold * 3 / 4 {
+        let fault = Fault::new(
+            format!(
+                "longer than three quarters of `hold` ({:?}), within which it must be told",
+                options.hold
+            ),
+            "write a shorter timeout, or a longer hold, below [relay]",
+        );
+        problems.add(&at, "relay.timeout", Some(format!("{timeout:?}")), fault);
+    }
     RelayConfig { store, sink, timeout, options, listen, token, tls: draft.upstream_tls }
 }

@@ -135,7 +135,7 @@ impl Gateway {
         let token = config.admin.token.clone();
         tokio::spawn(admin::serve(admin, (status, api, token), stop_admin.clone()));
 
-        if let Some(reconciler) = Reconciler::new(&config, &connector) {
+        if let Some(reconciler) = Reconciler::new(&config, &connector, Arc::clone(engine.clock())) {
             engine.reconcile_with(Arc::new(reconciler), Asking::default());
         }
         let plans = Arc::new(Plans::new(&config, &connector));

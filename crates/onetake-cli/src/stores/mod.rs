@@ -11,9 +11,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use onetake_core::engine::{Housekeeping, Journal};
-use onetake_core::{Limits, MemoryStore, Outbox, SharedVelocity, Store, SystemClock};
-#[cfg(feature = "filtered")]
-use onetake_core::{Rng, SystemRng};
+use onetake_core::{
+    Limits, MemoryStore, Outbox, Rng, SharedVelocity, Store, SystemClock, SystemRng,
+};
 #[cfg(feature = "sqlite")]
 use onetake_stores::SqliteStore;
 use onetake_stores::{
@@ -40,6 +40,8 @@ const SHARED_WRITERS: usize = 2;
 /// How often a node asks a shared store for abandoned attempts; every node does.
 #[cfg(any(feature = "postgres", feature = "redis", feature = "dynamodb"))]
 const SHARED_REAP_INTERVAL: Duration = Duration::from_secs(5);
+/// The name of the secret by which a store knows the journals that are its own.
+const JOURNAL_SECRET: &str = "journal";
 /// The name of the secret that authenticates what the filter holds.
 #[cfg(feature = "filtered")]
 const FILTER_SECRET: &str = "filter";
@@ -135,15 +137,23 @@ pub async fn open(config: &StoreConfig) -> Result<OpenStore, StoreFailed> {
     let keys = config.encryption.iter();
     let keys = keys.map(|secret| EncryptionKey::new(&secret.id, &secret.key)).collect();
     let store = Arc::new(SealedStore::around(opened.store, keys));
-    let journal = open_journal(config.journal.clone(), store.sealer()).await;
+    let journal = match config.journal.clone() {
+        None => None,
+        Some(folder) => {
+            let mut fresh = [0; 32];
+            SystemRng.fill(&mut fresh);
+            let of = store.secret(JOURNAL_SECRET, fresh).await;
+            let of = of.map_err(failed("open", &config.url))?;
+            open_journal(folder, of, store.sealer()).await
+        }
+    };
     Ok(OpenStore { store, journal, ..opened })
 }
 
 /// The journal, sealed as the store is. Without one everything works, but for what is in hand at an end.
-async fn open_journal(folder: Option<PathBuf>, sealer: Sealer) -> Option<Arc<dyn Journal>> {
-    let folder = folder?;
+async fn open_journal(folder: PathBuf, of: [u8; 32], sealer: Sealer) -> Option<Arc<dyn Journal>> {
     let shown = folder.display().to_string();
-    match blocking(move || FileJournal::open(folder)).await {
+    match blocking(move || FileJournal::open(folder, &of)).await {
         Ok(journal) => Some(Arc::new(SealedJournal::around(Arc::new(journal), sealer))),
         Err(error) => {
             tracing::warn!(
@@ -217,14 +227,8 @@ pub async fn open_outbox(config: &StoreConfig) -> Result<Arc<dyn Outbox>, StoreF
         }
         #[cfg(feature = "sqlite")]
         StoreUrl::Sqlite(file) => {
-            // Operations that commit with their effects keep their records in the file of their program.
-            let (own, shared) = (file.clone(), file.clone());
-            let opened = match open_sqlite(own).await {
-                Ok(store) => Ok(store),
-                Err(error) => {
-                    blocking(move || SqliteStore::open_in(&shared)).await.map_err(|_| error)
-                }
-            };
+            let file = file.clone();
+            let opened = blocking(move || SqliteStore::open_outbox(&file)).await;
             Ok(Arc::new(opened.map_err(failed(OPEN, &config.url))?))
         }
         #[cfg(not(feature = "postgres"))]

@@ -12,9 +12,9 @@ use crate::scope::RecordId;
 use crate::store::{Claim, Claimed, Settled, Settlement, StoreError, StoreErrorKind, Verb};
 
 use super::flight::{Flight, Landing};
+use super::housekeeping::note;
 use super::lease::{Granted, Lease};
 use super::operation::{EngineError, Operation};
-use super::retry::roll_back;
 use super::{Engine, Inner, Led};
 
 /// Asks the store for the right to run, and lands the flight if it is not given.
@@ -26,13 +26,7 @@ pub(super) async fn claim(
     let mut open = Open { inner: &engine.inner, id: operation.id, flight: Some(flight) };
     match try_claim(&engine.inner, &operation).await {
         Ok((Ok(granted), permit)) => match open.flight.take() {
-            Some(flight) => {
-                let lease = Lease::new(&engine, flight, permit, &operation, granted);
-                match &operation.on_retry {
-                    Some(hook) => roll_back(&engine, lease, hook, operation.run_max).await,
-                    None => Ok(Led::Run(lease)),
-                }
-            }
+            Some(flight) => Ok(Led::Run(Lease::new(&engine, flight, permit, &operation, granted))),
             None => Err(EngineError::Closing),
         },
         Ok((Err((record, now)), _permit)) => {
@@ -101,7 +95,8 @@ async fn try_claim(
             engine.cache.put(&record, now, asked_at);
             // It became so by this very claim.
             if matches!(record.state, State::Unknown { at, .. } if at == now) {
-                engine.metrics.unknown.increment(1);
+                let (engine, record) = (Arc::clone(engine), Arc::clone(&record));
+                engine.clone().runtime.spawn(async move { note(&engine, &record).await });
             }
             Ok((Err((record, now)), permit))
         }

@@ -102,6 +102,12 @@ impl Flights {
         self.shard(id).contains_key(id)
     }
 
+    /// Whether an attempt of this process owns the record.
+    pub(crate) fn runs(&self, id: &RecordId) -> bool {
+        let shard = self.shard(id);
+        shard.get(id).is_some_and(|flight| matches!(*flight.phase.borrow(), Phase::Running(_)))
+    }
+
     /// Ends a flight: first nobody can join it, then those who had are told.
     pub(crate) fn land(&self, id: RecordId, flight: &Arc<Flight>, landing: Landing) {
         let mut shard = self.shard(&id);

@@ -93,8 +93,8 @@ async fn reap(engine: &Inner, limit: usize) -> usize {
     passed_over.len()
 }
 
-/// Says what the reaper did: in the log, and in the audit.
-async fn note(engine: &Inner, record: &Record) {
+/// Says that an attempt was passed over: in the log, and in the audit.
+pub(super) async fn note(engine: &Inner, record: &Record) {
     let reference = record.id.reference();
     if matches!(record.state, State::Unknown { .. }) {
         engine.metrics.unknown.increment(1);

@@ -118,36 +118,37 @@ async fn finish_all(engine: Arc<Inner>, journal: Arc<dyn Journal>) {
 }
 
 async fn finish(engine: &Inner, journal: &dyn Journal) -> Result<(), StoreError> {
+    let mut unsettled = None;
     for kept in journal.kept().await? {
         let count = kept.settlements.len();
         let submitted =
             kept.settlements.iter().map(|settlement| engine.settles.submit(settlement.clone()));
         let answers = futures_util::future::join_all(submitted).await;
-        let mut failed = None;
+        let mut is_whole = true;
         for (settlement, answer) in kept.settlements.iter().zip(answers) {
             match answer {
                 Ok(Settled::Done { .. }) => {}
                 Ok(Settled::Stale { current }) => report(settlement, current.as_deref()),
-                // It will never be taken: to try it for ever would hold up the others.
+                // It stays where it is for the next start; to try it over and over would be of no use.
                 Err(error) if error.kind() == StoreErrorKind::Invalid => {
                     tracing::error!(
                         reference = %settlement.id.reference(), %error,
                         "an outcome from the journal is refused by the store"
                     );
-                    failed.get_or_insert(error);
+                    is_whole = false;
                 }
                 Err(error) => {
-                    failed.get_or_insert(error);
+                    unsettled.get_or_insert(error);
+                    is_whole = false;
                 }
             }
         }
-        if let Some(error) = failed {
-            return Err(error);
+        if is_whole {
+            journal.let_go(kept.name).await?;
+            tracing::info!(count, "outcomes that an earlier process could not write are settled");
         }
-        journal.let_go(kept.name).await?;
-        tracing::info!(count, "outcomes that an earlier process could not write are settled");
     }
-    Ok(())
+    unsettled.map_or(Ok(()), Err)
 }
 
 /// Somebody settled it meanwhile: theirs stands.

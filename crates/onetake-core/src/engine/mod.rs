@@ -48,6 +48,7 @@ use flight::{Entered, Flight, Flights};
 use heart::Heart;
 use metrics::Metrics;
 use remote::Remote;
+use retry::roll_back;
 use wait::{Next, Patience, elsewhere, interpret, join, settled};
 
 pub use housekeeping::Housekeeping;
@@ -331,9 +332,12 @@ impl Engine {
             let next = match inner.flights.enter(operation.id, inner.limits.waiting_per_key_max) {
                 Entered::Full => Next::Answer(Answer::InFlight),
                 Entered::Leader(flight) => match self.lead(operation, flight, lead).await? {
-                    Led::Run(lease) => return Ok(Begin::Run(lease)),
+                    // How long the store may take for a claim does not bound a rollback.
+                    Led::Run(lease) => match &operation.on_retry {
+                        Some(hook) => return roll_back(self, lease, hook, operation.run_max).await,
+                        None => return Ok(Begin::Run(lease)),
+                    },
                     Led::Found(record, now) => interpret(&record, operation, now),
-                    Led::Answer(answer) => Next::Answer(answer),
                 },
                 Entered::Joiner(phase) => join(operation, phase, &mut patience).await?,
             };
@@ -439,7 +443,6 @@ enum Lead {
 enum Led {
     Run(Lease),
     Found(Arc<Record>, Timestamp),
-    Answer(Answer),
 }
 
 impl Inner {

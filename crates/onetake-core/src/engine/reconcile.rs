@@ -5,15 +5,16 @@
 //! comes back first is believed, and this changes nothing.
 
 use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::StreamExt;
 use futures_util::future::BoxFuture;
+use futures_util::{FutureExt, StreamExt};
 
 use crate::clock::Timestamp;
 use crate::record::{Failure, Record, Recording, State};
-use crate::store::{Abandoned, Settled, Settlement, StoreError, Verb};
+use crate::store::{Abandoned, Settled, Settlement, StoreError, StoreErrorKind, Verb};
 
 use super::housekeeping::rest;
 use super::metrics::RECONCILED;
@@ -40,7 +41,7 @@ pub trait Reconcile: fmt::Debug + Send + Sync + 'static {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Inquiry {
     /// No sooner than this after the attempt was given its key: what it sent must have arrived by then, or
-    /// never will.
+    /// never will. Where a store has no clock of its own (DynamoDB), add by how much clocks may differ.
     pub after: Duration,
     /// How long one ask may take.
     pub timeout: Duration,
@@ -48,7 +49,8 @@ pub struct Inquiry {
     pub pause_min: Duration,
     /// The longest pause between two asks.
     pub pause_max: Duration,
-    /// For how long after it became unknown to go on; then it is recorded as failed.
+    /// For how long after it became unknown to go on, and for no longer than half of what the key is kept for; then
+    /// it is recorded as failed.
     pub limit: Duration,
 }
 
@@ -110,7 +112,7 @@ impl Engine {
         });
     }
 
-    /// Asks for what is due, once; how many there were to ask for.
+    /// Asks for what is due, once; how many were due and are not any more.
     pub async fn reconcile(&self, reconciler: &dyn Reconcile, asking: Asking) -> usize {
         reconcile(&self.inner, reconciler, asking).await
     }
@@ -125,68 +127,92 @@ async fn reconcile(engine: &Inner, reconciler: &dyn Reconcile, asking: Asking) -
             return 0;
         }
     };
-    let count = due.len();
-    futures_util::stream::iter(due)
-        .for_each_concurrent(asking.at_once.max(1), |lost| async move {
+    let moved_on = futures_util::stream::iter(due)
+        .map(|lost| async move {
             if engine.stopped.is_cancelled() {
-                return;
+                return false;
             }
-            if let Err(error) = one(engine, reconciler, lost).await {
+            one(engine, reconciler, lost).await.unwrap_or_else(|error| {
                 tracing::warn!(
                     reference = %lost.id.reference(), %error,
                     "an unknown outcome could not be settled; it is tried again"
                 );
-            }
+                false
+            })
         })
-        .await;
-    count
+        .buffer_unordered(asking.at_once.max(1))
+        .filter(|moved_on| std::future::ready(*moved_on));
+    moved_on.count().await
 }
 
-/// Asks for one, if nobody else does.
+/// Asks for one, if nobody else does. Whether it is due later now: if not, the next look finds it again.
 async fn one(
     engine: &Inner,
     reconciler: &dyn Reconcile,
     lost: Abandoned,
-) -> Result<(), StoreError> {
-    let Some(record) = engine.read_from_store(lost.id).await? else { return Ok(()) };
-    let State::Unknown { at, .. } = record.state else { return Ok(()) };
+) -> Result<bool, StoreError> {
+    let record = match engine.read_from_store(lost.id).await {
+        // One that cannot be read must not stand in the way of others.
+        Err(error) if error.kind() == StoreErrorKind::Invalid => {
+            defer(engine, lost, NOBODY).await?;
+            return Err(error);
+        }
+        found => found?,
+    };
+    let Some(record) = record else { return Ok(false) };
+    let State::Unknown { at, .. } = record.state else { return Ok(false) };
     if record.attempt != lost.attempt {
-        return Ok(());
+        return Ok(false);
     }
-    let inquiry = reconciler.inquiry(&record);
+    let inquiry = catch_unwind(AssertUnwindSafe(|| reconciler.inquiry(&record)));
+    let inquiry = inquiry.unwrap_or_else(|_| {
+        tracing::error!(reference = %record.id.reference(), "the reconciler panicked");
+        None
+    });
+    // A key that expires unknown may run again: it must be recorded as failed before that.
+    let inquiry = inquiry
+        .map(|inquiry| Inquiry { limit: inquiry.limit.min(record.terms.ttl / 2), ..inquiry });
     // By this node's clock, which may differ from the store's: only how long to wait goes by it.
     let hold = hold(&record, at, inquiry, engine.clock.now());
     // What is under way in this very process is not over, whatever the store says: its word is better.
-    let is_under_way = engine.flights.has(&record.id);
-    let defer = Settlement { id: lost.id, attempt: lost.attempt, verb: Verb::Defer(hold) };
-    let Settled::Done { record, now } =
-        engine.patiently(Box::pin(engine.settles.submit(defer))).await?
-    else {
-        return Ok(()); // Somebody else asks, or it is settled.
+    let is_under_way = engine.flights.runs(&record.id);
+    let Settled::Done { record, now } = defer(engine, lost, hold).await? else {
+        return Ok(false); // Somebody else asks, or it is settled.
     };
     let Some(inquiry) = inquiry else {
         tracing::warn!(
             reference = %record.id.reference(), route = &*record.origin.route,
             "nobody here can ask what became of an operation: its route has no reconciler any more"
         );
-        return Ok(());
+        return Ok(true);
     };
     if is_under_way || now < record.claimed_at.plus(inquiry.after) {
-        return Ok(());
+        return Ok(true);
     }
     let found = ask(engine, reconciler, &record, inquiry, now, at).await;
-    settle(engine, &record, found).await
+    settle(engine, &record, found).await?;
+    Ok(true)
+}
+
+/// Takes the ask, so that nobody else does for so long.
+async fn defer(engine: &Inner, lost: Abandoned, hold: Duration) -> Result<Settled, StoreError> {
+    let defer = Settlement { id: lost.id, attempt: lost.attempt, verb: Verb::Defer(hold) };
+    engine.patiently(Box::pin(engine.settles.submit(defer))).await
 }
 
 /// For how long nobody else asks: until it is time at all, or as long as asking takes and then some.
 fn hold(record: &Record, at: Timestamp, inquiry: Option<Inquiry>, now: Timestamp) -> Duration {
     let Some(inquiry) = inquiry else { return NOBODY };
+    let shortest = inquiry.timeout.saturating_add(inquiry.pause_min);
     let too_early = record.claimed_at.plus(inquiry.after).since(now);
     if !too_early.is_zero() {
-        return too_early;
+        // By the store's clock it may be time already: then it is asked now, and by nobody else meanwhile.
+        return too_early.max(shortest);
     }
     let pause = now.since(at).max(inquiry.pause_min).min(inquiry.pause_max);
-    inquiry.timeout.saturating_add(pause)
+    // The last ask is made at the limit.
+    let to_limit = at.plus(inquiry.limit).since(now).max(shortest);
+    inquiry.timeout.saturating_add(pause).min(to_limit)
 }
 
 async fn ask(
@@ -199,7 +225,9 @@ async fn ask(
 ) -> Found {
     let found = tokio::select! {
         biased;
-        found = reconciler.ask(Arc::clone(record)) => found,
+        found = AssertUnwindSafe(async { reconciler.ask(Arc::clone(record)).await }).catch_unwind() => {
+            found.unwrap_or_else(|_| Found::Unclear("the reconciler panicked".to_owned()))
+        }
         () = engine.clock.sleep(inquiry.timeout) => {
             Found::Unclear(format!("there was no answer within {:?}", inquiry.timeout))
         }

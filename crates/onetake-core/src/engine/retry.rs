@@ -9,9 +9,9 @@ use futures_util::future::BoxFuture;
 use crate::origin::PastAttempt;
 use crate::record::{Cause, Record};
 
+use super::Engine;
 use super::lease::{Lease, Settling};
-use super::operation::{Answer, Attempt, EngineError};
-use super::{Engine, Led};
+use super::operation::{Answer, Attempt, Begin, EngineError};
 
 /// An operation that is about to run again.
 #[derive(Clone, Debug)]
@@ -53,13 +53,14 @@ fn may_have_left_something(record: &Record) -> Option<Vec<PastAttempt>> {
     earlier.iter().any(|past| past.stood != "released").then_some(earlier)
 }
 
-/// Calls the hook of a claim that was granted, if there was an attempt before that may have left something.
+/// Calls the hook of a claim that was granted, if there was an attempt before that may have left something. If whoever
+/// asked goes away meanwhile, the claim is released, and the next attempt calls the hook again.
 pub(super) async fn roll_back(
     engine: &Engine,
     lease: Lease,
     hook: &OnRetry,
     run_max: Duration,
-) -> Result<Led, EngineError> {
+) -> Result<Begin, EngineError> {
     let record = match engine.inner.read_from_store(lease.id()).await {
         Ok(record) => record,
         Err(error) => {
@@ -70,7 +71,7 @@ pub(super) async fn roll_back(
     };
     let own = record.filter(|record| record.attempt == lease.attempt());
     let Some(earlier) = own.as_deref().and_then(may_have_left_something) else {
-        return Ok(Led::Run(lease));
+        return Ok(Begin::Run(lease));
     };
     let attempt = Attempt { id: lease.id(), attempt: lease.attempt(), fence: lease.fence() };
     let rolled_back = tokio::select! {
@@ -78,14 +79,14 @@ pub(super) async fn roll_back(
         rolled_back = (hook.0)(Again { attempt, earlier }) => rolled_back,
         () = engine.inner.clock.sleep(run_max) => Err(format!("it took longer than {run_max:?}")),
     };
-    let Err(why) = rolled_back else { return Ok(Led::Run(lease)) };
+    let Err(why) = rolled_back else { return Ok(Begin::Run(lease)) };
     tracing::error!(
         reference = %lease.id().reference(), %why,
         "what an earlier attempt left half done could not be rolled back: it does not run again yet"
     );
     let cause = Cause::Reported(format!("an earlier attempt could not be rolled back: {why}"));
     Ok(match lease.unknown(cause).await {
-        Settling::Recorded(record) => Led::Answer(Answer::Unknown(record)),
-        Settling::Stale(_) | Settling::Pending => Led::Answer(Answer::InFlight),
+        Settling::Recorded(record) => Begin::Answer(Answer::Unknown(record)),
+        Settling::Stale(_) | Settling::Pending => Begin::Answer(Answer::InFlight),
     })
 }

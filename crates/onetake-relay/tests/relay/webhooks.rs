@@ -25,6 +25,45 @@ const LONG_WINDED: u32 = 3;
 const BROKEN: u32 = 4;
 const GONE: u32 = 5;
 const SULKING: u32 = 6;
+const ENDLESS: u32 = 7;
+
+/// What an endpoint says: some bytes, and then perhaps nothing, for ever.
+struct Said {
+    text: Option<Bytes>,
+    ends: bool,
+}
+
+impl Default for Said {
+    fn default() -> Self {
+        Self { text: None, ends: true }
+    }
+}
+
+impl Said {
+    fn text(text: impl Into<Bytes>) -> Self {
+        Self { text: Some(text.into()), ends: true }
+    }
+
+    fn and_on(self) -> Self {
+        Self { ends: false, ..self }
+    }
+}
+
+impl hyper::body::Body for Said {
+    type Data = Bytes;
+    type Error = std::convert::Infallible;
+
+    fn poll_frame(
+        mut self: std::pin::Pin<&mut Self>,
+        _: &mut std::task::Context<'_>,
+    ) -> std::task::Poll<Option<Result<hyper::body::Frame<Bytes>, Self::Error>>> {
+        match (self.text.take(), self.ends) {
+            (Some(text), _) => std::task::Poll::Ready(Some(Ok(hyper::body::Frame::data(text)))),
+            (None, true) => std::task::Poll::Ready(None),
+            (None, false) => std::task::Poll::Pending,
+        }
+    }
+}
 
 /// What came, by key: the ids of the calls and the numbers that were accepted.
 #[derive(Default)]
@@ -57,10 +96,10 @@ impl Endpoint {
     }
 
     /// The first few messages of the odd keys are treated as their names say.
-    async fn answer(&self, request: Request<Incoming>) -> Response<Full<Bytes>> {
+    async fn answer(&self, request: Request<Incoming>) -> Response<Said> {
         if request.uri().path() != "/hook" {
             *self.elsewhere.lock().unwrap() += 1;
-            return Response::new(Full::default());
+            return Response::new(Said::default());
         }
         let header = |name: &str| request.headers()[name].to_str().unwrap().to_owned();
         assert_eq!(request.method(), "POST");
@@ -84,11 +123,11 @@ impl Endpoint {
         if tries <= 3 && number == 0 {
             let misbehaved = match key {
                 HANGING => std::future::pending().await,
-                REDIRECTING => answer(307).header("location", "/elsewhere").body(Full::default()),
-                LONG_WINDED => answer(500).body(Full::new(vec![b'x'; 10 << 20].into())),
-                BROKEN => answer(500).body(Full::new("no \u{1b}[31m luck".into())),
-                GONE => answer(410).body(Full::default()),
-                SULKING => answer(429).header("retry-after", "86400").body(Full::default()),
+                REDIRECTING => answer(307).header("location", "/elsewhere").body(Said::default()),
+                LONG_WINDED => answer(500).body(Said::text(vec![b'x'; 10 << 20])),
+                BROKEN => answer(500).body(Said::text("no \u{1b}[31m luck")),
+                GONE => answer(410).body(Said::default()),
+                SULKING => answer(429).header("retry-after", "86400").body(Said::default()),
                 _ => Ok(self.accept(key, number)),
             };
             return misbehaved.unwrap();
@@ -96,10 +135,12 @@ impl Endpoint {
         self.accept(key, number)
     }
 
-    fn accept(&self, key: u32, number: u32) -> Response<Full<Bytes>> {
+    fn accept(&self, key: u32, number: u32) -> Response<Said> {
         self.accepted.lock().unwrap().entry(key).or_default().push(number);
         // One that is long-winded even when it is fine.
-        Response::new(Full::new(vec![b'x'; if number == 1 { 10 << 20 } else { 0 }].into()))
+        let said = Said::text(vec![b'x'; if number == 1 { 10 << 20 } else { 0 }]);
+        // And one that never comes to an end.
+        Response::new(if key == ENDLESS { said.and_on() } else { said })
     }
 
     fn sink(&self, url: http::Uri) -> Arc<WebhookSink> {

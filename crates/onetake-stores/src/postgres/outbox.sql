@@ -21,10 +21,10 @@ DECLARE
     v_lane smallint;
     v_turn bigint;
 BEGIN
-    -- The one that waited longest for a relay comes first.
+    -- The one that was taken longest ago comes first: who takes one makes its turn the highest of all.
     FOR v_lane IN
         SELECT lane.lane FROM onetake_lanes AS lane WHERE lane.taken_until <= v_now
-         ORDER BY lane.taken_until, lane.lane
+         ORDER BY lane.turn, lane.lane
     LOOP
         CONTINUE WHEN NOT EXISTS (
             SELECT FROM onetake_outbox AS waiting
@@ -38,7 +38,8 @@ BEGIN
         PERFORM FROM onetake_lanes AS lane WHERE lane.lane = v_lane AND lane.taken_until <= v_now
             FOR UPDATE SKIP LOCKED;
         CONTINUE WHEN NOT FOUND;
-        UPDATE onetake_lanes AS lane SET turn = lane.turn + 1, taken_until = v_now + hold
+        UPDATE onetake_lanes AS lane SET taken_until = v_now + hold,
+               turn = (SELECT max(other.turn) + 1 FROM onetake_lanes AS other)
          WHERE lane.lane = v_lane RETURNING lane.turn INTO v_turn;
         RETURN QUERY
         SELECT v_lane, v_turn, message.place, message.message, message.ordering, message.topic,
@@ -67,7 +68,7 @@ BEGIN
             RETURN;
         END IF;
         -- Its last owner delivered everything in this very moment.
-        UPDATE onetake_lanes AS lane SET taken_until = v_now WHERE lane.lane = v_lane;
+        UPDATE onetake_lanes AS lane SET taken_until = 0 WHERE lane.lane = v_lane;
     END LOOP;
 END
 $$;
@@ -96,7 +97,8 @@ BEGIN
            tries = message.tries + (said.error IS NOT NULL)::integer, error = said.error
       FROM unnest(places, states, afters, errors) AS said (place, state, after, error)
      WHERE message.place = said.place AND message.lane = in_lane AND message.state = 0;
-    UPDATE onetake_lanes AS lane SET turn = lane.turn + 1, taken_until = v_now WHERE lane.lane = in_lane;
+    -- Nobody's, whatever becomes of the clock.
+    UPDATE onetake_lanes AS lane SET turn = lane.turn + 1, taken_until = 0 WHERE lane.lane = in_lane;
     RETURN true;
 END
 $$;

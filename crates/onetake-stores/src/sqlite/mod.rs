@@ -101,6 +101,15 @@ impl SqliteStore {
         Self::open_as(file, Owner::Another, Arc::new(SystemClock))
     }
 
+    /// Opens a file that has an outbox, whosever it is, and makes none: for relays.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open), and if there is no such file, or no outbox in it.
+    pub fn open_outbox(file: &Path) -> Result<Self, StoreError> {
+        let owner = schema::owner_of_outbox(file)?;
+        Self::open_as(file, owner, Arc::new(SystemClock))
+    }
+
     /// Opens the file on a clock of your choice.
     ///
     /// # Errors

@@ -46,8 +46,7 @@ pub(super) const TABLES: &str = "
     INSERT INTO onetake_lanes (lane) SELECT lane FROM lanes;
     ";
 
-const FREE: &str =
-    "SELECT lane FROM onetake_lanes WHERE taken_until <= :now ORDER BY taken_until, lane";
+const FREE: &str = "SELECT lane FROM onetake_lanes WHERE taken_until <= :now ORDER BY turn, lane";
 
 /// What failed is not tried before its time, and holds back those behind it of the same ordering key.
 const DUE: &str = "
@@ -61,11 +60,12 @@ const DUE: &str = "
      ORDER BY place LIMIT :limit";
 
 const TAKE: &str = "
-    UPDATE onetake_lanes SET turn = turn + 1, taken_until = :until WHERE lane = :lane RETURNING turn";
+    UPDATE onetake_lanes SET turn = (SELECT max(turn) + 1 FROM onetake_lanes), taken_until = :until
+     WHERE lane = :lane RETURNING turn";
 
 /// Giving it back ends the turn: what is said twice is heard once.
 const GIVE_BACK: &str = "
-    UPDATE onetake_lanes SET turn = turn + 1, taken_until = :now WHERE lane = :lane AND turn = :turn";
+    UPDATE onetake_lanes SET turn = turn + 1, taken_until = 0 WHERE lane = :lane AND turn = :turn";
 
 const SETTLE: &str = "
     UPDATE onetake_outbox
@@ -189,7 +189,7 @@ fn write(
 
 fn settle(connection: &Connection, said: &Said, moment: Moment) -> Decided<bool> {
     let now = signed(moment.now.as_micros());
-    let turn = named_params! { ":now": now, ":lane": said.lane, ":turn": signed(said.turn) };
+    let turn = named_params! { ":lane": said.lane, ":turn": signed(said.turn) };
     if connection.prepare_cached(GIVE_BACK)?.execute(turn)? == 0 {
         return Ok(Ok(false));
     }

@@ -87,6 +87,30 @@ pub(super) fn open_again(file: &Path) -> Result<Connection, StoreError> {
     Ok(connection)
 }
 
+/// Whose file it is, if there is an outbox in it. Nothing in it is changed.
+pub(super) fn owner_of_outbox(file: &Path) -> Result<Owner, StoreError> {
+    const LOOK: &str = "
+        SELECT application_id, (SELECT count(*) FROM sqlite_schema WHERE name = 'onetake_outbox')
+          FROM pragma_application_id";
+    let file = place(file)?;
+    let connection = Connection::open_with_flags(&file, OpenFlags::SQLITE_OPEN_READ_ONLY)
+        .map_err(|error| unopened(&file, error))?;
+    let found = connection
+        .query_row(LOOK, [], |row| Ok((row.get::<_, i64>(0)?, row.get::<_, i64>(1)?)))
+        .map_err(|error| unopened(&file, error))?;
+    match found {
+        (_, 0) => {
+            let what = format!(
+                "{} has no outbox: name the file that operations are kept in",
+                file.display()
+            );
+            Err(StoreError::new(StoreErrorKind::Invalid, what))
+        }
+        (APPLICATION_ID, _) => Ok(Owner::Onetake),
+        _ => Ok(Owner::Another),
+    }
+}
+
 fn place(file: &Path) -> Result<PathBuf, StoreError> {
     // Absolute, so that no name means anything special to SQLite (`:memory:`, the empty one).
     let file = std::path::absolute(file).map_err(|error| {
@@ -237,6 +261,15 @@ fn check_owner(connection: &Connection, file: &Path, owner: Owner) -> Result<i64
         (Owner::Another, _) if shared > 0 => found_version(connection, owner).map_err(failed)?,
         (Owner::Another, _) => 0,
     };
+    let ours = "SELECT count(*) FROM sqlite_schema WHERE name = 'onetake_records'";
+    if found > 0 && connection.query_row(ours, [], |row| row.get::<_, i64>(0)).map_err(failed)? == 0
+    {
+        return invalid(format!(
+            "{} was made by an earlier onetake, whose tables had other names: name a new file; the keys in this one \
+             are forgotten with it",
+            file.display()
+        ));
+    }
     if found > version() {
         return invalid(format!(
             "{} has schema version {found}, and this onetake knows versions up to {}: use a newer \

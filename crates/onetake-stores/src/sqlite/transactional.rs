@@ -72,7 +72,7 @@ impl Transactional {
     /// Runs the operation, or tells what became of it before. `work` writes its effects in the transaction, on a
     /// thread where blocking is fine, and answers what it comes to; then that is written too, and all of it is
     /// committed. If it fails or panics, everything is rolled back and the key is released. Work that takes
-    /// longer than `run_max` is not stopped, but what it does is rolled back.
+    /// longer than `run_max` is not stopped: until it ends nobody else can write, so what it commits is its outcome.
     ///
     /// # Errors
     /// If the engine could not try, or the operation has no outcome; then it had no effect.

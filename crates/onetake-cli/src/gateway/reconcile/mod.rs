@@ -8,6 +8,7 @@
 //! logs nor answers hold the URL that was asked for, which has a key in it.
 
 mod answer;
+mod health;
 mod target;
 
 use std::sync::Arc;
@@ -21,19 +22,22 @@ use http_body_util::Empty;
 use hyper_util::client::legacy::Client;
 use hyper_util::rt::{TokioExecutor, TokioTimer};
 
-use onetake_core::{Found, Inquiry, Origin, Reconcile, Record, TenantDigest};
+use onetake_core::{Clock, Found, Inquiry, Origin, Reconcile, Record, TenantDigest};
 use onetake_http::recording::record_response;
 use onetake_http::{Known, Remembered};
 
 use super::Connector;
 use super::plan::{NO_ROUTE, label_of};
-use crate::config::{self, Config, Placeholder, Policy};
+use crate::config::{self, Config, Placeholder, Policy, StoreUrl};
 use answer::Means;
+use health::Health;
 
 /// The shortest pause between two asks for the same key.
 const PAUSE_MIN: Duration = Duration::from_secs(1);
 /// The longest.
 const PAUSE_MAX: Duration = Duration::from_secs(300);
+/// By how much clocks may differ in front of DynamoDB, as its store has it.
+const SKEW_MAX: Duration = Duration::from_secs(600);
 /// The largest head of an answer.
 const HEAD_BYTES_MAX: usize = 64 << 10;
 /// Idle connections are closed before the other side does it.
@@ -46,6 +50,9 @@ const IDLE_MAX: usize = 16;
 pub(super) struct Reconciler {
     routes: Vec<Route>,
     client: Client<Connector, Empty<Bytes>>,
+    /// By how much the clocks of nodes may differ, where the store has none of its own.
+    skew: Duration,
+    clock: Arc<dyn Clock>,
 }
 
 /// Whom to ask for the operations of one route.
@@ -56,6 +63,7 @@ struct Route {
     asked: config::Reconcile,
     upstream_timeout: Duration,
     body_bytes_max: usize,
+    health: Health,
 }
 
 /// What has to be kept of an operation, so that it can be asked for.
@@ -71,7 +79,11 @@ pub(super) fn remembered_for(reconcile: &config::Reconcile) -> Vec<Remembered> {
 
 impl Reconciler {
     /// `None` if no route wants it.
-    pub(super) fn new(config: &Config, connector: &Connector) -> Option<Self> {
+    pub(super) fn new(
+        config: &Config,
+        connector: &Connector,
+        clock: Arc<dyn Clock>,
+    ) -> Option<Self> {
         let named = config.routes.iter().map(|route| (label_of(route), &route.policy));
         let routes = routes(named.chain([(NO_ROUTE.to_owned(), &config.defaults)]));
         if routes.is_empty() {
@@ -85,7 +97,11 @@ impl Reconciler {
             .timer(TokioTimer::new())
             .http1_max_buf_size(HEAD_BYTES_MAX)
             .build(connector.clone());
-        Some(Self { routes, client })
+        let skew = match config.store.url {
+            StoreUrl::DynamoDb(_) => SKEW_MAX,
+            _ => Duration::ZERO,
+        };
+        Some(Self { routes, client, skew, clock })
     }
 
     fn route(&self, record: &Record) -> Option<&Route> {
@@ -99,12 +115,29 @@ impl Reconciler {
         let known = Known::of(&record.origin.memo);
         let Some(uri) = target::fill(&route.asked.target, &known, record.id.reference()) else {
             return unclear(
-                "the record does not hold what it is asked for by: the tenant is too long to be kept, or the route asked otherwise when the key was claimed",
+                "the record does not hold what it can be asked for by: the tenant is too long to be kept, a key or tenant is nothing but dots, or the route asked otherwise when the key was claimed",
             );
         };
         let mut request = Request::new(Empty::new());
         *request.uri_mut() = uri;
         *request.headers_mut() = headers(&route.asked.headers.0);
+        let Some(ask) = route.health.ask(&*self.clock) else {
+            return unclear(
+                "who is asked has kept several asks waiting lately, and is left alone for a while",
+            );
+        };
+        let found = self.answer(route, request, record).await;
+        ask.answered();
+        found
+    }
+
+    /// Sends the request, and reads what the answer means.
+    async fn answer(
+        &self,
+        route: &Route,
+        request: Request<Empty<Bytes>>,
+        record: &Record,
+    ) -> Found {
         let response = match self.client.request(request).await {
             Ok(response) => response,
             Err(error) if error.is_connect() => {
@@ -160,6 +193,7 @@ fn routes<'a>(named: impl Iterator<Item = (String, &'a Policy)>) -> Vec<Route> {
                 asked,
                 upstream_timeout: policy.upstream_timeout,
                 body_bytes_max: policy.max_response_body,
+                health: Health::default(),
             });
         }
     }
@@ -182,9 +216,12 @@ fn unclear(why: &str) -> Found {
 impl Reconcile for Reconciler {
     fn inquiry(&self, record: &Record) -> Option<Inquiry> {
         let route = self.route(record)?;
+        // As it was when the attempt was made, or as it is: a deployment in between makes nothing shorter.
+        let then = Known::of(&record.origin.memo).run_max.unwrap_or_default();
+        let upstream_timeout = route.upstream_timeout.max(then);
         Some(Inquiry {
             // Before that, what the attempt has sent may still arrive.
-            after: route.upstream_timeout.saturating_add(record.terms.grace),
+            after: upstream_timeout.saturating_add(record.terms.grace).saturating_add(self.skew),
             timeout: route.asked.timeout,
             pause_min: PAUSE_MIN,
             pause_max: PAUSE_MAX,
@@ -212,12 +249,13 @@ mod tests {
              [[route]]\nmatch = \"POST /{long}/one\"\n[[route]]\nmatch = \"POST /{long}/two\"\n"
         );
         let config = load(Some(&text), "test", std::iter::empty(), Overrides::default()).unwrap();
-        let connector = Connector::new(None, Arc::new(onetake_core::SystemClock)).unwrap();
-        let reconciler = Reconciler::new(&config, &connector).unwrap();
+        let clock: Arc<dyn Clock> = Arc::new(onetake_core::SystemClock);
+        let connector = Connector::new(None, Arc::clone(&clock)).unwrap();
+        let reconciler = Reconciler::new(&config, &connector, Arc::clone(&clock)).unwrap();
         let names: Vec<_> = reconciler.routes.iter().map(|route| &*route.name).collect();
         assert_eq!(names, ["POST /one", "-"], "not those that cannot be told apart");
         let none = "[gateway]\nupstream = \"http://a\"\n";
         let config = load(Some(none), "test", std::iter::empty(), Overrides::default()).unwrap();
-        assert!(Reconciler::new(&config, &connector).is_none());
+        assert!(Reconciler::new(&config, &connector, clock).is_none());
     }
 }

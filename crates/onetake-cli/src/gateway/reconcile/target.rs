@@ -9,21 +9,22 @@ use onetake_http::Known;
 
 use crate::config::{Piece, Placeholder, Template};
 
-/// The template with its places filled in; `None` if something is not known, or the URL would be too long.
+/// The template with its places filled in; `None` if something is not known or cannot be written, or the URL would be
+/// too long.
 pub(super) fn fill(template: &Template, known: &Known, reference: Reference) -> Option<Uri> {
     let mut target = String::new();
     for piece in &template.pieces {
         match piece {
             Piece::Text(text) => target.push_str(text),
             Piece::Place(Placeholder::DerivedKey) => {
-                encode(known.derived_key?.to_string().as_bytes(), &mut target);
+                encode(known.derived_key?.to_string().as_bytes(), &mut target)?;
             }
             Piece::Place(Placeholder::Key) => {
-                encode(known.key.as_ref()?.as_str().as_bytes(), &mut target);
+                encode(known.key.as_ref()?.as_str().as_bytes(), &mut target)?;
             }
-            Piece::Place(Placeholder::Tenant) => encode(known.tenant.as_ref()?, &mut target),
+            Piece::Place(Placeholder::Tenant) => encode(known.tenant.as_ref()?, &mut target)?,
             Piece::Place(Placeholder::Reference) => {
-                encode(reference.to_string().as_bytes(), &mut target);
+                encode(reference.to_string().as_bytes(), &mut target)?;
             }
         }
     }
@@ -33,19 +34,19 @@ pub(super) fn fill(template: &Template, known: &Known, reference: Reference) -> 
 }
 
 /// Encodes all but what RFC 3986 calls unreserved, so that a value stays inside the segment or the parameter that it was
-/// put into, whatever it holds. One of nothing but dots would be a step in the path, so there these are encoded, too.
-fn encode(value: &[u8], out: &mut String) {
-    let is_dots = value.iter().all(|byte| *byte == b'.');
+/// put into, whatever it holds. One dot or two alone are a step in the path, however they are encoded: `None`.
+fn encode(value: &[u8], out: &mut String) -> Option<()> {
+    if matches!(value, b"." | b"..") {
+        return None;
+    }
     for byte in value {
-        let is_plain = byte.is_ascii_alphanumeric()
-            || matches!(byte, b'-' | b'_' | b'~')
-            || (*byte == b'.' && !is_dots);
-        if is_plain {
+        if byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'~' | b'.') {
             out.push(char::from(*byte));
         } else {
-            let _written = write!(out, "%{byte:02X}");
+            write!(out, "%{byte:02X}").ok()?;
         }
     }
+    Some(())
 }
 
 #[cfg(test)]
@@ -59,10 +60,14 @@ mod tests {
     }
 
     fn filled(text: &str) -> Uri {
+        try_filled(text).unwrap()
+    }
+
+    fn try_filled(text: &str) -> Option<Uri> {
         let key = Key::new(text).unwrap();
         let reference = RecordId::derive(&Scope::new("t"), &key).reference();
         let known =
-            Known { key: Some(key), tenant: Some(text.to_owned().into()), derived_key: None };
+            Known { key: Some(key), tenant: Some(text.to_owned().into()), ..Known::default() };
         let (place, text) = (Piece::Place, |text: &str| Piece::Text(text.to_owned()));
         let pieces = vec![
             text("/by/"),
@@ -72,7 +77,7 @@ mod tests {
             text("&r="),
             place(Placeholder::Reference),
         ];
-        fill(&template(pieces), &known, reference).unwrap()
+        fill(&template(pieces), &known, reference)
     }
 
     #[test]
@@ -80,8 +85,7 @@ mod tests {
         for (key, written) in [
             ("abc-_.~1", "abc-_.~1"),
             ("../../x?y#z%2f", "..%2F..%2Fx%3Fy%23z%252f"),
-            (".", "%2E"),
-            ("..", "%2E%2E"),
+            ("...", "..."),
             ("a b&c=d;e+f", "a%20b%26c%3Dd%3Be%2Bf"),
             ("ü\0\n", "%C3%BC%00%0A"),
             ("@host:80", "%40host%3A80"),
@@ -91,6 +95,11 @@ mod tests {
             assert!(uri.query().unwrap().starts_with(&format!("t={written}&r=")));
             assert_eq!(uri.authority().unwrap().as_str(), "a:81");
         }
+    }
+
+    #[test]
+    fn a_step_in_the_path_is_never_asked_for() {
+        assert!([".", ".."].iter().all(|dots| try_filled(dots).is_none()));
     }
 
     #[test]
@@ -112,7 +121,11 @@ mod tests {
     fn any_key_is_one_segment() {
         let all = || (0..=u8::MAX).map(char::from);
         for (one, two) in all().flat_map(|one| all().map(move |two| (one, two))) {
-            let uri = filled(&format!("{one}{two}"));
+            let text = format!("{one}{two}");
+            if text == ".." {
+                continue; // See above.
+            }
+            let uri = filled(&text);
             let segments: Vec<_> = uri.path().split('/').collect();
             assert_eq!(segments.len(), 4, "{one:?}{two:?}");
             assert!(!["", ".", ".."].contains(&segments[2]), "{one:?}{two:?}");

@@ -286,6 +286,15 @@ fn what_cannot_work_is_refused_with_a_reason() {
     refused(&["--sink", "kafka://x"], 2, "nats://HOST:4222");
     refused(&["--sink", "https://api/hook"], 2, "relay.secrets");
     refused(&["parked", "--store", "memory:"], 3, "only PostgreSQL");
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("relay.toml");
+    let text = "[relay]\nsink = \"nats://127.0.0.1:1\"\nhold = \"10s\"\ntimeout = \"8s\"\n";
+    std::fs::write(&file, text).unwrap();
+    refused(&["--config", file.to_str().unwrap()], 2, "relay.timeout");
+    let nowhere = folder.path().join("nowhere.db");
+    let nowhere = format!("sqlite:{}", nowhere.display());
+    refused(&["parked", "--store", &nowhere], 3, "unable to open");
+    assert!(!folder.path().join("nowhere.db").exists(), "looking makes nothing");
     let away = ["--store", "postgres://me:hunter2@127.0.0.1:1/x", "--sink", "nats://127.0.0.1:1"];
     refused(&away, 3, "me:***@127.0.0.1:1");
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use tokio::sync::OwnedSemaphorePermit;
 
 use crate::clock::Timestamp;
-use crate::record::{AttemptId, Record, State, Terms};
+use crate::record::{AttemptId, Cause, Record, State, Terms};
 use crate::scope::RecordId;
 use crate::store::{Claim, Claimed, Settled, Settlement, StoreError, StoreErrorKind, Verb};
 
@@ -94,7 +94,8 @@ async fn try_claim(
         Ok(Claimed::Found { record, now }) => {
             engine.cache.put(&record, now, asked_at);
             // It became so by this very claim.
-            if matches!(record.state, State::Unknown { at, .. } if at == now) {
+            if matches!(record.state, State::Unknown { at, cause: Cause::LeaseEnded, .. } if at == now)
+            {
                 let (engine, record) = (Arc::clone(engine), Arc::clone(&record));
                 engine.clone().runtime.spawn(async move { note(&engine, &record).await });
             }

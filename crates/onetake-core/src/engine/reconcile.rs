@@ -173,7 +173,8 @@ async fn one(
     let inquiry = inquiry
         .map(|inquiry| Inquiry { limit: inquiry.limit.min(record.terms.ttl / 2), ..inquiry });
     // By this node's clock, which may differ from the store's: only how long to wait goes by it.
-    let hold = hold(&record, at, inquiry, engine.clock.now());
+    let here = engine.clock.now();
+    let hold = hold(&record, at, inquiry, here);
     // What is under way in this very process is not over, whatever the store says: its word is better.
     let is_under_way = engine.flights.runs(&record.id);
     let Settled::Done { record, now } = defer(engine, lost, hold).await? else {
@@ -186,7 +187,9 @@ async fn one(
         );
         return Ok(true);
     };
-    if is_under_way || now < record.claimed_at.plus(inquiry.after) {
+    // By the store's clock, and by this node's: who is early by that has deferred for no longer than until it is time.
+    let is_early = [now, here].iter().any(|now| !too_early(&record, inquiry, *now).is_zero());
+    if is_under_way || is_early {
         return Ok(true);
     }
     let found = ask(engine, reconciler, &record, inquiry, now, at).await;
@@ -200,14 +203,19 @@ async fn defer(engine: &Inner, lost: Abandoned, hold: Duration) -> Result<Settle
     engine.patiently(Box::pin(engine.settles.submit(defer))).await
 }
 
+/// How much is left of the time before which nobody asks.
+fn too_early(record: &Record, inquiry: Inquiry, now: Timestamp) -> Duration {
+    record.claimed_at.plus(inquiry.after).since(now)
+}
+
 /// For how long nobody else asks: until it is time at all, or as long as asking takes and then some.
 fn hold(record: &Record, at: Timestamp, inquiry: Option<Inquiry>, now: Timestamp) -> Duration {
     let Some(inquiry) = inquiry else { return NOBODY };
     let shortest = inquiry.timeout.saturating_add(inquiry.pause_min);
-    let too_early = record.claimed_at.plus(inquiry.after).since(now);
+    let too_early = too_early(record, inquiry, now);
     if !too_early.is_zero() {
-        // By the store's clock it may be time already: then it is asked now, and by nobody else meanwhile.
-        return too_early.max(shortest);
+        // Not for ever where this node's clock is wrong: another may know better.
+        return too_early.min(inquiry.after);
     }
     let pause = now.since(at).max(inquiry.pause_min).min(inquiry.pause_max);
     // The last ask is made at the limit.

@@ -21,7 +21,7 @@ DECLARE
     v_lane smallint;
     v_turn bigint;
 BEGIN
-    -- The one that was taken longest ago comes first: who takes one makes its turn the highest of all.
+    -- The one that was taken longest ago comes first: turns are numbers of one sequence.
     FOR v_lane IN
         SELECT lane.lane FROM onetake_lanes AS lane WHERE lane.taken_until <= v_now
          ORDER BY lane.turn, lane.lane
@@ -38,8 +38,7 @@ BEGIN
         PERFORM FROM onetake_lanes AS lane WHERE lane.lane = v_lane AND lane.taken_until <= v_now
             FOR UPDATE SKIP LOCKED;
         CONTINUE WHEN NOT FOUND;
-        UPDATE onetake_lanes AS lane SET taken_until = v_now + hold,
-               turn = (SELECT max(other.turn) + 1 FROM onetake_lanes AS other)
+        UPDATE onetake_lanes AS lane SET turn = nextval('onetake_turns'), taken_until = v_now + hold
          WHERE lane.lane = v_lane RETURNING lane.turn INTO v_turn;
         RETURN QUERY
         SELECT v_lane, v_turn, message.place, message.message, message.ordering, message.topic,
@@ -98,7 +97,8 @@ BEGIN
       FROM unnest(places, states, afters, errors) AS said (place, state, after, error)
      WHERE message.place = said.place AND message.lane = in_lane AND message.state = 0;
     -- Nobody's, whatever becomes of the clock.
-    UPDATE onetake_lanes AS lane SET turn = lane.turn + 1, taken_until = 0 WHERE lane.lane = in_lane;
+    UPDATE onetake_lanes AS lane SET turn = nextval('onetake_turns'), taken_until = 0
+     WHERE lane.lane = in_lane;
     RETURN true;
 END
 $$;

@@ -81,6 +81,8 @@ CREATE INDEX onetake_outbox_failing ON onetake_outbox (lane, ordering, place) WH
 CREATE INDEX onetake_outbox_delivered ON onetake_outbox (state_at) WHERE state = 1;
 CREATE INDEX onetake_outbox_parked ON onetake_outbox (place) WHERE state = 2;
 
+CREATE SEQUENCE onetake_turns;
+
 -- Which relay has which lane: nobody, once `taken_until` is over.
 CREATE TABLE onetake_lanes (
     lane        smallint PRIMARY KEY,

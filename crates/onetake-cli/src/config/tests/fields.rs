@@ -209,7 +209,6 @@ const SECTIONS: &[Row] = &[
             ("hold = \"2h\"", "relay.hold"),
             ("poll = \"0s\"", "relay.poll"),
             ("timeout = \"301s\"", "relay.timeout"),
-            ("hold = \"10s\"\ntimeout = \"8s\"", "relay.timeout"),
             ("backoff_max = \"25h\"", "relay.backoff_max"),
             ("kept = \"401d\"", "relay.kept"),
             ("listen = 9092", "relay.listen"),

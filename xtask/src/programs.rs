@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use serde_json::Value;
 
 /// How many programs run at once.
-const AT_ONCE: usize = 3;
+const AT_ONCE: usize = 2;
 
 /// What the tests are built with.
 const BUILD: [&str; 4] = ["test", "--workspace", "--all-features", "--no-run"];

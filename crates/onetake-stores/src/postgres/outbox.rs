@@ -38,6 +38,10 @@ const RETRY: &str = "UPDATE onetake_outbox
 
 const DISCARD: &str = "DELETE FROM onetake_outbox WHERE message = $1 AND state = 2 RETURNING place";
 
+/// How often a statement is sent again because the server asks for it (40001): where transactions are serializable by
+/// default, relays that look for a lane at the same moment are in each other's way.
+const AGAIN_MAX: u32 = 40;
+
 // The states of a row.
 const WAITING: i16 = 0;
 const DELIVERED: i16 = 1;
@@ -50,7 +54,13 @@ impl PostgresStore {
         parameters: &Parameters<'_>,
         effect: Effect,
     ) -> Result<Vec<Row>, StoreError> {
-        self.pool.query(sql, parameters, effect).await.map_err(Fault::for_one)
+        let mut again = 0;
+        loop {
+            match self.pool.query(sql, parameters, effect).await {
+                Err(Fault::Again) if again < AGAIN_MAX => again += 1,
+                answer => return answer.map_err(Fault::for_one),
+            }
+        }
     }
 
     async fn take_lane(

@@ -21,11 +21,11 @@ use onetake_stores::{PostgresOptions, PostgresStore};
 use tokio_util::sync::CancellationToken;
 
 const CLIENTS: usize = 4;
-const PHASE: Duration = Duration::from_secs(20);
+const PHASE: Duration = Duration::from_secs(60);
 
 fn main() {
     let is_bench = std::env::args().any(|arg| arg == "--bench");
-    let phase = if is_bench { PHASE } else { PHASE / 40 };
+    let phase = if is_bench { PHASE } else { PHASE / 120 };
     let runtime =
         tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     runtime.block_on(run(phase));
@@ -56,8 +56,10 @@ async fn run(phase: Duration) {
 
     let transactional = Transactional::new(Engine::new(store), &url, &options).unwrap();
     let there = pay(&transactional, "there", phase).await;
+    let before = resident();
     nats.kill();
     let away = pay(&transactional, "away", phase).await;
+    let after = resident();
     println!("{CLIENTS} clients, {phase:?} each, milliseconds of one operation");
     for (name, times) in [("NATS there", &there), ("NATS away", &away)] {
         println!(
@@ -72,6 +74,10 @@ async fn run(phase: Duration) {
         at(&away, 50) / at(&there, 50),
         at(&away, 99) / at(&there, 99)
     );
+    let waiting = outbox.counts().await.unwrap().waiting;
+    println!(
+        "  {waiting} messages wait; memory {before} KiB before the outage, {after} KiB at its end"
+    );
     nats.restart().await;
     let began = SystemClock.monotonic();
     until("the backlog drains", async || {
@@ -79,9 +85,16 @@ async fn run(phase: Duration) {
     })
     .await;
     let drained = SystemClock.monotonic() - began;
-    println!("  the backlog drained in {:.1} s", drained.as_secs_f64());
+    println!("  the backlog drained in {:.1} s; memory {} KiB", drained.as_secs_f64(), resident());
     stop.cancel();
     relaying.await.unwrap();
+}
+
+/// What this process, with the relay and the clients in it, has in memory, in KiB.
+fn resident() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let line = status.lines().find(|line| line.starts_with("VmRSS:")).unwrap_or_default();
+    line.split_whitespace().nth(1).and_then(|kib| kib.parse().ok()).unwrap_or_default()
 }
 
 fn at(times: &[Duration], percent: usize) -> f64 {

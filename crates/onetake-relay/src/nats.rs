@@ -81,7 +81,7 @@ impl NatsSink {
         let mut headers = headers(&waiting.message)?;
         headers.insert(MESSAGE_ID, waiting.id.to_string());
         if self.client.connection_state() != State::Connected {
-            return Err(SinkError::retry("there is no connection to NATS"));
+            return Err(no_connection());
         }
         let request = Request::new()
             .headers(headers)
@@ -100,6 +100,7 @@ impl NatsSink {
                 self.client.max_payload()
             )),
             RequestErrorKind::InvalidSubject => SinkError::poison(no_subject(&subject)),
+            _ if self.client.connection_state() != State::Connected => no_connection(),
             RequestErrorKind::TimedOut => SinkError::retry(format!(
                 "NATS did not acknowledge it within {:?}",
                 self.options.ack_timeout
@@ -125,6 +126,10 @@ impl Sink for NatsSink {
         let publish = |waiting| self.publish(waiting);
         in_order(batch, self.options.at_once, &*self.clock, within, publish).boxed()
     }
+}
+
+fn no_connection() -> SinkError {
+    SinkError::away("there is no connection to NATS")
 }
 
 /// The subject of a topic. Topics that are none, and those of the server itself (`$…`), are poison.

@@ -38,6 +38,7 @@ struct Tally {
     delivered: u64,
     parked: u64,
     failed: u64,
+    is_away: bool,
     why: Option<String>,
 }
 
@@ -64,10 +65,12 @@ impl Relay {
 
     async fn deliver_lanes(&self, cancel: &CancellationToken) {
         while let Some((turn, since)) = self.next_turn(cancel).await {
-            self.deliver(turn, since).await;
+            let is_away = self.deliver(turn, since).await;
             let fruitless = self.fruitless.load(Ordering::Relaxed);
             if fruitless > 0 {
-                self.pause(self.options.backoff(fruitless, &*self.rng), cancel).await;
+                let pause = self.options.backoff(fruitless, &*self.rng);
+                let most = if is_away { self.options.away_max } else { pause };
+                self.pause(pause.min(most), cancel).await;
             }
         }
     }
@@ -103,7 +106,8 @@ impl Relay {
         None
     }
 
-    async fn deliver(&self, turn: Turn, since: Duration) {
+    /// Delivers a turn; whether the receiver could not be reached.
+    async fn deliver(&self, turn: Turn, since: Duration) -> bool {
         // A quarter of the hold is left for saying what came of it.
         let end = since.saturating_add(self.options.hold.mul_f64(0.75));
         let within = end.saturating_sub(self.clock.monotonic());
@@ -122,7 +126,7 @@ impl Relay {
         };
         let (deliveries, tally) = self.judge(&turn.messages, answers);
         if !self.settle(turn.lane, turn.turn, deliveries, since).await {
-            return;
+            return tally.is_away;
         }
         metrics::counter!("onetake_outbox_delivered_total").increment(tally.delivered);
         metrics::counter!("onetake_outbox_parked_total").increment(tally.parked);
@@ -132,6 +136,7 @@ impl Relay {
             let sink = self.sink.name();
             tracing::warn!(sink, parked, failed, error = why, "messages could not be delivered");
         }
+        tally.is_away
     }
 
     /// What becomes of each message by what the sink said of it.
@@ -152,6 +157,12 @@ impl Relay {
             let delivery = match answer {
                 Ok(()) => Delivery::Delivered,
                 Err(error) if error.kind == SinkErrorKind::NotTried => continue,
+                Err(error) if error.kind == SinkErrorKind::Away => {
+                    // As if it had not been tried: it holds nobody back, and stays where it is.
+                    tally.is_away = true;
+                    tally.why.get_or_insert(error.message);
+                    continue;
+                }
                 Err(error) => self.failed(waiting, error, works),
             };
             match &delivery {
@@ -170,7 +181,7 @@ impl Relay {
         if tally.delivered > 0 {
             self.has_delivered.store(true, Ordering::Relaxed);
             self.fruitless.store(0, Ordering::Relaxed);
-        } else if tally.failed > 0 {
+        } else if tally.failed > 0 || tally.is_away {
             self.fruitless.fetch_add(1, Ordering::Relaxed);
         }
         (deliveries, tally)

@@ -33,6 +33,8 @@ pub trait Sink: Send + Sync + fmt::Debug + 'static {
 pub enum SinkErrorKind {
     /// Try it again.
     Retry,
+    /// Whom it is for cannot be reached: nothing is wrong with the message, and none will do better.
+    Away,
     /// It will never be taken as it is.
     Poison,
     /// It was not sent: one before it failed, or the time was over.
@@ -55,6 +57,11 @@ impl SinkError {
     /// It may work another time.
     pub fn retry(message: impl Into<String>) -> Self {
         Self { kind: SinkErrorKind::Retry, message: message.into(), after: None }
+    }
+
+    /// It will, once the receiver can be reached.
+    pub fn away(message: impl Into<String>) -> Self {
+        Self { kind: SinkErrorKind::Away, message: message.into(), after: None }
     }
 
     /// It never will.

@@ -9,6 +9,7 @@ use std::time::Duration;
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use onetake_core::conformance::{OutboxSubject, run_outbox};
+use onetake_core::outbox::Delivery;
 use onetake_core::{Clock, Fence, ManualClock, Message, MessageId, Outbox, RecordId};
 use onetake_stores::SqliteStore;
 use tempfile::TempDir;
@@ -75,13 +76,24 @@ async fn sqlite_outbox() {
 async fn what_cannot_be_read_is_parked() {
     let subject = Subject::new();
     let id = |number| MessageId::of(RecordId::from_bytes([1; 16]), Fence::new(1), number);
-    let messages = (0..2).map(|number| (id(number), Message::new("t", "a", "p"))).collect();
+    let messages = (0..3).map(|number| (id(number), Message::new("t", "a", "p"))).collect();
     subject.write(messages).await;
     let writer = rusqlite::Connection::open(&subject.file).unwrap();
     writer.execute("UPDATE onetake_outbox SET headers = x'0f' WHERE place = 1", []).unwrap();
-    let turn = subject.store.take(Duration::from_secs(9), 9, 999).await.unwrap().unwrap();
-    assert_eq!(turn.messages.iter().map(|one| one.id).collect::<Vec<_>>(), [id(1)]);
+    let hold = Duration::from_secs(9);
+    let turn = subject.store.take(hold, 9, 999).await.unwrap().unwrap();
+    assert_eq!(turn.messages.iter().map(|one| one.id).collect::<Vec<_>>(), [id(1), id(2)]);
     let parked = subject.store.parked(0, 9).await.unwrap();
     assert_eq!(parked[0].waiting.id, id(0));
     assert!(parked[0].error.contains("headers"), "{}", parked[0].error);
+    // Also one that others wait behind: they go on, again if need be.
+    let later = Delivery::Again { after: hold, error: "no".to_owned() };
+    assert!(subject.store.settle(turn.lane, turn.turn, vec![(2, later)]).await.unwrap());
+    assert_eq!(subject.store.take(hold, 9, 999).await.unwrap(), None);
+    writer.execute("UPDATE onetake_outbox SET headers = x'0f' WHERE place = 2", []).unwrap();
+    for _ in 0..2 {
+        subject.advance(hold);
+        let turn = subject.store.take(hold, 9, 999).await.unwrap().unwrap();
+        assert_eq!(turn.messages.iter().map(|one| one.id).collect::<Vec<_>>(), [id(2)]);
+    }
 }

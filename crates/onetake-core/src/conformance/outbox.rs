@@ -8,6 +8,7 @@ use std::time::Duration;
 use futures_util::future::BoxFuture;
 
 use super::Report;
+use super::outbox_model::whatever_relays_do_each_key_goes_on_in_order;
 use crate::outbox::{Delivery, LANES, Message, MessageId, Outbox, OutboxCounts, Turn};
 use crate::record::Fence;
 use crate::scope::RecordId;
@@ -24,9 +25,9 @@ pub trait OutboxSubject: Send + Sync + 'static {
     fn advance(&self, by: Duration);
 }
 
-const HOLD: Duration = Duration::from_secs(30);
+pub(super) const HOLD: Duration = Duration::from_secs(30);
 const WAIT: Duration = Duration::from_secs(600);
-const BYTES: usize = 1 << 20;
+pub(super) const BYTES: usize = 1 << 20;
 
 type Case = fn(Arc<dyn OutboxSubject>) -> BoxFuture<'static, ()>;
 
@@ -61,6 +62,7 @@ where
         what_was_delivered_is_pruned_in_time,
         what_waits_is_counted,
         many_relays_share_the_work,
+        whatever_relays_do_each_key_goes_on_in_order,
     ] {
         report.add(name, case(Arc::new(fresh().await))).await;
     }
@@ -71,12 +73,12 @@ fn id(number: u32) -> MessageId {
     MessageId::of(RecordId::from_bytes([9; 16]), Fence::new(1), number)
 }
 
-fn message(order: &str, number: u32) -> (MessageId, Message) {
+pub(super) fn message(order: &str, number: u32) -> (MessageId, Message) {
     (id(number), Message::new("t", order, number.to_string()))
 }
 
 /// Another ordering key in the same lane as this one.
-fn neighbour(order: &str) -> String {
+pub(super) fn neighbour(order: &str) -> String {
     let lane = Message::new("", order, "").lane();
     let same = |other: &String| Message::new("", other.as_str(), "").lane() == lane;
     (0..).map(|number| format!("neighbour {number}")).find(same).unwrap()

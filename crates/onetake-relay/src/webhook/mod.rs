@@ -17,8 +17,8 @@ use http::header::{CONTENT_TYPE, HeaderName, HeaderValue, RETRY_AFTER, USER_AGEN
 use http::{HeaderMap, Method, Request, Response, StatusCode, Uri};
 use http_body_util::{BodyExt, Full};
 use hyper::body::Incoming;
-use hyper_util::client::legacy::Client;
 use hyper_util::client::legacy::connect::Connect;
+use hyper_util::client::legacy::{self, Client};
 use onetake_core::Clock;
 use onetake_core::outbox::{Message, Waiting};
 
@@ -112,9 +112,7 @@ impl WebhookSink {
         let request = self.request(waiting)?;
         let called = async {
             let answer = self.client.send(request).await;
-            let answer = answer.map_err(|error| {
-                SinkError::retry(format!("the endpoint could not be called: {}", chain(&*error)))
-            })?;
+            let answer = answer.map_err(|error| uncalled(&*error))?;
             let (head, body) = answer.into_parts();
             // Taken is taken: what else it says, and for how long, is of no interest.
             let said = if head.status.is_success() { String::new() } else { beginning(body).await };
@@ -172,6 +170,13 @@ impl Sink for WebhookSink {
         let call = |waiting| self.call(waiting);
         in_order(batch, self.options.at_once, &*self.clock, within, call).boxed()
     }
+}
+
+/// Why there is no answer.
+fn uncalled(error: &(dyn std::error::Error + Send + Sync + 'static)) -> SinkError {
+    let is_away = error.downcast_ref::<legacy::Error>().is_some_and(legacy::Error::is_connect);
+    let said = format!("the endpoint could not be called: {}", chain(error));
+    if is_away { SinkError::away(said) } else { SinkError::retry(said) }
 }
 
 /// What an answer means.

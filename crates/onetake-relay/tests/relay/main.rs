@@ -82,6 +82,13 @@ impl World {
         assert!(self.counts().await.lag.is_zero());
     }
 
+    /// Waits until relays have had some more turns.
+    async fn tried_meanwhile(&self) {
+        let turns = || self.sql("SELECT last_value FROM onetake_turns").parse::<u64>().unwrap();
+        let before = turns();
+        until("it is tried meanwhile", async || turns() > before + 10).await;
+    }
+
     async fn parked(&self) -> Vec<Parked> {
         self.store.parked(0, 1_000).await.unwrap()
     }

@@ -60,8 +60,7 @@ async fn through_an_outage_and_a_missing_stream() {
     nats.kill();
     // Whoever writes never touches NATS.
     world.write("paid", 0..20, 10..20, 0);
-    let tried = "SELECT count(*) > 0 FROM onetake_outbox WHERE state = 0 AND tries > 1";
-    until("it is tried meanwhile", async || world.sql(tried) == "t").await;
+    world.tried_meanwhile().await;
     nats.restart().await;
     world.drained().await;
     let kept = kept(&kept_by).await;

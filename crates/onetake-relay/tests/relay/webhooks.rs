@@ -13,7 +13,7 @@ use hyper_util::client::legacy::Client;
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use onetake_core::{Clock, SystemClock};
 use onetake_relay::{RelayOptions, WebhookOptions, WebhookSecret, WebhookSink};
-use onetake_sim::servers::until;
+use onetake_sim::servers::{free_port, until};
 use tokio::net::TcpListener;
 
 use super::{World, hurried, parse};
@@ -145,7 +145,7 @@ impl Endpoint {
 
     fn sink(&self, url: http::Uri) -> Arc<WebhookSink> {
         let client = Client::builder(TokioExecutor::new()).build_http::<Full<Bytes>>();
-        let options = WebhookOptions { answer_timeout: Duration::from_millis(100), at_once: 16 };
+        let options = WebhookOptions { answer_timeout: Duration::from_millis(500), at_once: 16 };
         let secrets = vec![SECRET.parse::<WebhookSecret>().unwrap()];
         Arc::new(WebhookSink::new(url, secrets, Arc::new(client), Arc::new(SystemClock), options))
     }
@@ -177,6 +177,26 @@ async fn each_misbehaviour_is_its_own_and_the_others_go_on() {
         assert!(calls[&key][..4].iter().all(|id| *id == calls[&key][0]), "the same id every time");
     }
     assert_eq!(*endpoint.elsewhere.lock().unwrap(), 0, "no redirect is followed");
+}
+
+/// Nobody is at the address: no message is to blame, and none counts a try.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_endpoint_that_cannot_be_reached_is_waited_for() {
+    let (world, endpoint) = (World::start().await, Arc::new(Endpoint::default()));
+    let url = format!("http://127.0.0.1:{}/hook", free_port()).parse().unwrap();
+    world.write("paid", 10..20, 0..3, 0);
+    let options = RelayOptions { tries_max: Some(1), ..hurried() };
+    let relay = world.relay(endpoint.sink(url), options.clone());
+    world.tried_meanwhile().await;
+    relay.stop().await;
+    assert_eq!(
+        world.sql("SELECT count(*) FROM onetake_outbox WHERE state = 0 AND tries = 0"),
+        "30"
+    );
+    let relay = world.relay(endpoint.sink(endpoint.start().await), options);
+    world.drained().await;
+    relay.stop().await;
+    assert!(world.parked().await.is_empty());
 }
 
 /// What fails is told, in plain text; and with `tries_max` it parks, because the others are delivered.

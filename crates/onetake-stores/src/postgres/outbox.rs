@@ -42,10 +42,10 @@ const DISCARD: &str = "DELETE FROM onetake_outbox WHERE message = $1 AND state =
 /// default, relays that look for a lane at the same moment are in each other's way.
 const AGAIN_MAX: u32 = 40;
 
-// The states of a row.
-const WAITING: i16 = 0;
+// The states that a delivery leads to.
 const DELIVERED: i16 = 1;
 const PARKED_STATE: i16 = 2;
+const LATER: i16 = 3;
 
 impl PostgresStore {
     async fn outbox(
@@ -115,6 +115,7 @@ impl PostgresStore {
                 }
             }
         }
+        messages.sort_unstable_by_key(|message| message.place);
         Ok(Some((Turn { lane, turn, messages }, odd)))
     }
 
@@ -129,7 +130,7 @@ impl PostgresStore {
         for (place, delivery) in deliveries {
             let (state, after, error) = match delivery {
                 Delivery::Delivered => (DELIVERED, Duration::ZERO, None),
-                Delivery::Again { after, error } => (WAITING, after, Some(error)),
+                Delivery::Again { after, error } => (LATER, after, Some(error)),
                 Delivery::Park { error } => (PARKED_STATE, Duration::ZERO, Some(error)),
             };
             places.push(i64::try_from(place).unwrap_or(i64::MAX));

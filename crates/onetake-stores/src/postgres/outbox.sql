@@ -2,24 +2,35 @@
 -- because each of their statements sees what was committed before it: who has just got a lane sees
 -- what its last owner did there.
 
--- Takes a lane that nobody has and in which something is due, and reads what to deliver.
+-- Takes a lane that nobody has and in which something is due, and reads what to deliver, in no order: to sort it
+-- here would have the whole table read in the order of places.
 --
--- What failed is not tried again before its time, and holds back those behind it of the same ordering
--- key. What was never tried is always due, whatever the clock did since it was written.
+-- A message that failed is tried later (3), and holds back those behind it of its ordering key (4). However
+-- many they are, they are found once: among the fresh ones (0), where they are put behind it. What is due is
+-- then found by its time, and what stands behind it by its key. Of the messages of a key that are held back,
+-- one at least has a time: so none is forgotten.
 CREATE FUNCTION onetake_take_1 (shift bigint, hold bigint, most integer, bytes bigint)
 RETURNS TABLE (
     r_lane smallint, r_turn bigint, r_place bigint, r_message bytea, r_ordering text, r_topic text,
     r_headers bytea, r_payload bytea, r_tries integer, r_created_at bigint
 )
 LANGUAGE plpgsql
-SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off SET jit = off
-SET plan_cache_mode = force_generic_plan
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off SET enable_hashjoin = off
+SET enable_mergejoin = off SET jit = off SET plan_cache_mode = force_generic_plan
 AS $$
 #variable_conflict use_column
 DECLARE
-    v_now  bigint := (extract(epoch FROM clock_timestamp()) * 1000000)::bigint + shift;
-    v_lane smallint;
-    v_turn bigint;
+    -- How many fresh ones are looked at together, and how often that may lead to nothing in one call.
+    v_look  integer := greatest(most, 100);
+    v_left  integer := 20;
+    v_now   bigint := (extract(epoch FROM clock_timestamp()) * 1000000)::bigint + shift;
+    v_lane  smallint;
+    v_turn  bigint;
+    v_seen  bigint;
+    v_fresh bigint[];
+    v_due   bigint[];
+    v_key   bigint[];
+    v_later record;
 BEGIN
     -- The one that was taken longest ago comes first: turns are numbers of one sequence.
     FOR v_lane IN
@@ -27,47 +38,95 @@ BEGIN
          ORDER BY lane.turn, lane.lane
     LOOP
         CONTINUE WHEN NOT EXISTS (
-            SELECT FROM onetake_outbox AS waiting
-             WHERE waiting.lane = v_lane AND waiting.state = 0
-               AND (waiting.tries = 0 OR waiting.state_at <= v_now)
-               AND NOT EXISTS (
-                 SELECT FROM onetake_outbox AS failing
-                  WHERE failing.lane = v_lane AND failing.ordering = waiting.ordering
-                    AND failing.state = 0 AND failing.tries > 0 AND failing.place < waiting.place
-                    AND failing.state_at > v_now));
+            SELECT FROM onetake_outbox AS fresh WHERE fresh.lane = v_lane AND fresh.state = 0
+        ) AND NOT EXISTS (
+            SELECT FROM onetake_outbox AS later
+             WHERE later.lane = v_lane AND later.state = 3 AND later.state_at <= v_now);
         PERFORM FROM onetake_lanes AS lane WHERE lane.lane = v_lane AND lane.taken_until <= v_now
             FOR UPDATE SKIP LOCKED;
         CONTINUE WHEN NOT FOUND;
         UPDATE onetake_lanes AS lane SET turn = nextval('onetake_turns'), taken_until = v_now + hold
          WHERE lane.lane = v_lane RETURNING lane.turn INTO v_turn;
+
+        LOOP
+            WITH looked AS MATERIALIZED (
+                SELECT fresh.place, fresh.ordering FROM onetake_outbox AS fresh
+                 WHERE fresh.lane = v_lane AND fresh.state = 0 ORDER BY fresh.place LIMIT v_look
+            ), behind AS (
+                UPDATE onetake_outbox AS message SET state = 4 FROM looked
+                 WHERE message.place = looked.place AND EXISTS (
+                    SELECT FROM onetake_outbox AS held
+                     WHERE held.lane = v_lane AND held.ordering = looked.ordering
+                       AND held.state IN (3, 4) AND held.place < looked.place
+                     ORDER BY held.place DESC LIMIT 1)
+                RETURNING message.place
+            )
+            SELECT count(*), coalesce(array_agg(looked.place ORDER BY looked.place)
+                       FILTER (WHERE looked.place NOT IN (SELECT behind.place FROM behind)), '{}')
+              FROM looked INTO v_seen, v_fresh;
+            EXIT WHEN cardinality(v_fresh) > 0 OR v_seen < v_look OR v_left = 0;
+            v_left := v_left - 1;
+        END LOOP;
+
+        v_due := '{}';
+        FOR v_later IN
+            SELECT later.place, later.ordering FROM onetake_outbox AS later
+             WHERE later.lane = v_lane AND later.state = 3 AND later.state_at <= v_now
+             ORDER BY later.state_at LIMIT most
+        LOOP
+            EXIT WHEN cardinality(v_due) >= most;
+            CONTINUE WHEN v_later.place = ANY (v_due);
+            -- From the first of its key on, up to one that has to wait.
+            SELECT coalesce(array_agg(held.place ORDER BY held.place) FILTER (WHERE NOT held.waits), '{}')
+              INTO v_key
+              FROM (
+                SELECT first.place, bool_or(first.state = 3 AND first.state_at > v_now)
+                         OVER (ORDER BY first.place) AS waits
+                  FROM (
+                    SELECT held.place, held.state, held.state_at FROM onetake_outbox AS held
+                     WHERE held.lane = v_lane AND held.ordering = v_later.ordering
+                       AND held.state IN (3, 4)
+                     ORDER BY held.place LIMIT most - cardinality(v_due)
+                  ) AS first
+              ) AS held;
+            IF cardinality(v_key) = 0 THEN
+                -- One before it waits, and has a time of its own.
+                UPDATE onetake_outbox AS message SET state = 4 WHERE message.place = v_later.place;
+            END IF;
+            v_due := v_due || v_key;
+        END LOOP;
+
+        -- What failed before leaves half of a turn to what did not.
+        v_due := v_due[1:most - least(cardinality(v_fresh), most / 2)];
+        v_fresh := v_fresh[1:most - cardinality(v_due)];
+        IF cardinality(v_due) + cardinality(v_fresh) = 0 THEN
+            UPDATE onetake_lanes AS lane SET taken_until = 0 WHERE lane.lane = v_lane;
+            EXIT WHEN v_left = 0;
+            CONTINUE;
+        END IF;
         RETURN QUERY
         SELECT v_lane, v_turn, message.place, message.message, message.ordering, message.topic,
                message.headers, message.payload, message.tries, message.created_at
           FROM (
-            SELECT due.place, row_number() OVER so_far AS number, sum(due.size) OVER so_far AS bytes
+            SELECT chosen.place, row_number() OVER so_far AS number, sum(chosen.size) OVER so_far AS bytes
               FROM (
-                SELECT waiting.place, (octet_length(waiting.payload) + octet_length(waiting.headers)
-                         + octet_length(waiting.topic) + octet_length(waiting.ordering))::bigint AS size
-                  FROM onetake_outbox AS waiting
-                 WHERE waiting.lane = v_lane AND waiting.state = 0
-                   AND (waiting.tries = 0 OR waiting.state_at <= v_now)
-                   AND NOT EXISTS (
-                     SELECT FROM onetake_outbox AS failing
-                      WHERE failing.lane = v_lane AND failing.ordering = waiting.ordering
-                        AND failing.state = 0 AND failing.tries > 0 AND failing.place < waiting.place
-                        AND failing.state_at > v_now)
-                 ORDER BY waiting.place LIMIT most
-              ) AS due
-            WINDOW so_far AS (ORDER BY due.place ROWS UNBOUNDED PRECEDING)
-          ) AS chosen
-          JOIN onetake_outbox AS message ON message.place = chosen.place
-         WHERE chosen.number = 1 OR chosen.bytes <= onetake_take_1.bytes
-         ORDER BY chosen.place;
-        IF FOUND THEN
-            RETURN;
-        END IF;
-        -- Its last owner delivered everything in this very moment.
-        UPDATE onetake_lanes AS lane SET taken_until = 0 WHERE lane.lane = v_lane;
+                SELECT asked.place, asked.rank, asked.is_fresh,
+                       (octet_length(message.payload) + octet_length(message.headers)
+                         + octet_length(message.topic) + octet_length(message.ordering))::bigint AS size
+                  FROM (
+                    SELECT due.place, due.rank, false AS is_fresh
+                      FROM unnest(v_due) WITH ORDINALITY AS due (place, rank)
+                     UNION ALL
+                    SELECT fresh.place, fresh.rank, true
+                      FROM unnest(v_fresh) WITH ORDINALITY AS fresh (place, rank)
+                  ) AS asked
+                  JOIN onetake_outbox AS message ON message.place = asked.place
+              ) AS chosen
+            WINDOW so_far AS (ORDER BY chosen.rank, chosen.is_fresh ROWS UNBOUNDED PRECEDING)
+          ) AS counted
+          JOIN onetake_outbox AS message ON message.place = counted.place
+         WHERE counted.number = 1 OR counted.bytes <= onetake_take_1.bytes;
+        RETURN;
     END LOOP;
 END
 $$;
@@ -79,7 +138,8 @@ CREATE FUNCTION onetake_delivered_1 (
     afters bigint[], errors text[]
 ) RETURNS boolean
 LANGUAGE plpgsql
-SET enable_seqscan = off SET jit = off SET plan_cache_mode = force_generic_plan
+SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET jit = off
+SET plan_cache_mode = force_generic_plan
 AS $$
 #variable_conflict use_column
 DECLARE
@@ -95,7 +155,19 @@ BEGIN
        SET state = said.state, state_at = v_now + said.after,
            tries = message.tries + (said.error IS NOT NULL)::integer, error = said.error
       FROM unnest(places, states, afters, errors) AS said (place, state, after, error)
-     WHERE message.place = said.place AND message.lane = in_lane AND message.state = 0;
+     WHERE message.place = said.place AND message.lane = in_lane AND message.state IN (0, 3, 4);
+    -- Who comes next of a key that was held back is due now, whatever the clock does.
+    UPDATE onetake_outbox AS message SET state = 3, state_at = least(message.created_at, v_now)
+      FROM (
+        SELECT DISTINCT settled.ordering
+          FROM unnest(places) AS said (place) JOIN onetake_outbox AS settled ON settled.place = said.place
+         WHERE settled.lane = in_lane AND settled.state IN (1, 2)
+      ) AS key, LATERAL (
+        SELECT held.place, held.state FROM onetake_outbox AS held
+         WHERE held.lane = in_lane AND held.ordering = key.ordering AND held.state IN (3, 4)
+         ORDER BY held.place LIMIT 1
+      ) AS next
+     WHERE message.place = next.place AND next.state = 4;
     -- Nobody's, whatever becomes of the clock.
     UPDATE onetake_lanes AS lane SET turn = nextval('onetake_turns'), taken_until = 0
      WHERE lane.lane = in_lane;
@@ -127,14 +199,23 @@ $$;
 CREATE FUNCTION onetake_outbox_counts_1 (shift bigint, most bigint)
 RETURNS TABLE (r_waiting bigint, r_lag bigint, r_parked bigint)
 LANGUAGE sql STABLE
-SET enable_seqscan = off SET jit = off
+SET enable_seqscan = off SET enable_sort = off SET jit = off
 AS $$
-    SELECT (SELECT count(*) FROM (SELECT FROM onetake_outbox WHERE state = 0 LIMIT most) AS counted),
+    SELECT least(most, (
+             SELECT count(*) FROM (SELECT FROM onetake_outbox WHERE state = 0 LIMIT most) AS fresh
+           ) + (
+             SELECT count(*) FROM (SELECT FROM onetake_outbox WHERE state IN (3, 4) LIMIT most) AS held
+           )),
            (SELECT coalesce((extract(epoch FROM clock_timestamp()) * 1000000)::bigint + shift
                             - min(oldest.created_at), 0)
-              FROM onetake_lanes AS lane, LATERAL (
-                SELECT message.created_at FROM onetake_outbox AS message
-                 WHERE message.lane = lane.lane AND message.state = 0 ORDER BY message.place LIMIT 1
+              FROM (
+                (SELECT held.created_at FROM onetake_outbox AS held
+                  WHERE held.state IN (3, 4) ORDER BY held.place LIMIT 1)
+                 UNION ALL
+                SELECT fresh.created_at FROM onetake_lanes AS lane, LATERAL (
+                    SELECT message.created_at FROM onetake_outbox AS message
+                     WHERE message.lane = lane.lane AND message.state = 0 ORDER BY message.place LIMIT 1
+                ) AS fresh
               ) AS oldest),
            (SELECT count(*) FROM (SELECT FROM onetake_outbox WHERE state = 2 LIMIT most) AS counted)
 $$;

@@ -70,14 +70,17 @@ CREATE TABLE onetake_outbox (
     headers    bytea    NOT NULL,    -- names and values, as onetake reads them
     payload    bytea    NOT NULL,
     created_at bigint   NOT NULL,
-    state      smallint NOT NULL DEFAULT 0, -- 0 waiting, 1 delivered, 2 parked
-    state_at   bigint   NOT NULL,    -- waiting: not to be tried before; otherwise since when it is so
+    -- 0 fresh, 1 delivered, 2 parked, 3 to be tried later, 4 behind one that is
+    state      smallint NOT NULL DEFAULT 0,
+    state_at   bigint   NOT NULL,    -- later: not to be tried before; otherwise since when it is so
     tries      integer  NOT NULL DEFAULT 0,
     error      text                  -- why the latest try failed
 );
-CREATE INDEX onetake_outbox_waiting ON onetake_outbox (lane, place) WHERE state = 0;
--- What was tried and failed holds those behind it back.
-CREATE INDEX onetake_outbox_failing ON onetake_outbox (lane, ordering, place) WHERE state = 0 AND tries > 0;
+-- What is fresh is looked at once: it is delivered, or leaves this index for those below.
+CREATE INDEX onetake_outbox_fresh ON onetake_outbox (lane, place) WHERE state = 0;
+CREATE INDEX onetake_outbox_later ON onetake_outbox (lane, state_at) WHERE state = 3;
+CREATE INDEX onetake_outbox_held ON onetake_outbox (lane, ordering, place) WHERE state IN (3, 4);
+CREATE INDEX onetake_outbox_oldest ON onetake_outbox (place) WHERE state IN (3, 4);
 CREATE INDEX onetake_outbox_delivered ON onetake_outbox (state_at) WHERE state = 1;
 CREATE INDEX onetake_outbox_parked ON onetake_outbox (place) WHERE state = 2;
 

@@ -45,6 +45,7 @@ mod outbox;
 mod schema;
 mod table;
 mod transactional;
+mod turns;
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -5,7 +5,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
-use rusqlite::{Connection, Row, named_params};
+use rusqlite::{Connection, OptionalExtension, Row, named_params};
 
 use onetake_core::clock::micros;
 use onetake_core::outbox::{
@@ -16,6 +16,7 @@ use onetake_core::{StoreError, Timestamp};
 use super::SqliteStore;
 use super::committer::Job;
 use super::ledger::{self, Decided, Moment};
+use super::turns::{Wanted, take};
 
 /// The schema. Times are microseconds since the epoch; the columns are those of PostgreSQL.
 pub(super) const TABLES: &str = "
@@ -33,8 +34,10 @@ pub(super) const TABLES: &str = "
         tries      INTEGER NOT NULL DEFAULT 0,
         error      TEXT
     ) STRICT;
-    CREATE INDEX onetake_outbox_waiting ON onetake_outbox (lane, place) WHERE state = 0;
-    CREATE INDEX onetake_outbox_failing ON onetake_outbox (lane, ordering, place) WHERE state = 0 AND tries > 0;
+    CREATE INDEX onetake_outbox_fresh ON onetake_outbox (lane, place) WHERE state = 0;
+    CREATE INDEX onetake_outbox_later ON onetake_outbox (lane, state_at) WHERE state = 3;
+    CREATE INDEX onetake_outbox_held ON onetake_outbox (lane, ordering, place) WHERE state IN (3, 4);
+    CREATE INDEX onetake_outbox_oldest ON onetake_outbox (place) WHERE state IN (3, 4);
     CREATE INDEX onetake_outbox_delivered ON onetake_outbox (state_at) WHERE state = 1;
     CREATE INDEX onetake_outbox_parked ON onetake_outbox (place) WHERE state = 2;
     CREATE TABLE onetake_lanes (
@@ -46,23 +49,6 @@ pub(super) const TABLES: &str = "
     INSERT INTO onetake_lanes (lane) SELECT lane FROM lanes;
     ";
 
-const FREE: &str = "SELECT lane FROM onetake_lanes WHERE taken_until <= :now ORDER BY turn, lane";
-
-/// What failed is not tried before its time, and holds back those behind it of the same ordering key.
-const DUE: &str = "
-    SELECT place, message, ordering, topic, headers, payload, tries, created_at
-      FROM onetake_outbox AS waiting
-     WHERE lane = :lane AND state = 0 AND (tries = 0 OR state_at <= :now)
-       AND NOT EXISTS (
-         SELECT 1 FROM onetake_outbox AS failing
-          WHERE failing.lane = :lane AND failing.ordering = waiting.ordering AND failing.state = 0
-            AND failing.tries > 0 AND failing.place < waiting.place AND failing.state_at > :now)
-     ORDER BY place LIMIT :limit";
-
-const TAKE: &str = "
-    UPDATE onetake_lanes SET turn = (SELECT max(turn) + 1 FROM onetake_lanes), taken_until = :until
-     WHERE lane = :lane RETURNING turn";
-
 /// Giving it back ends the turn: what is said twice is heard once.
 const GIVE_BACK: &str = "
     UPDATE onetake_lanes SET turn = turn + 1, taken_until = 0 WHERE lane = :lane AND turn = :turn";
@@ -70,17 +56,34 @@ const GIVE_BACK: &str = "
 const SETTLE: &str = "
     UPDATE onetake_outbox
        SET state = :state, state_at = :at, tries = tries + (:error IS NOT NULL), error = :error
-     WHERE place = :place AND lane = :lane AND state = 0";
+     WHERE place = :place AND lane = :lane AND state IN (0, 3, 4)";
+
+/// The first of those of a message's key that are held back.
+pub(super) const NEXT: &str = "
+    SELECT place, state FROM onetake_outbox
+     WHERE lane = :lane AND state IN (3, 4)
+       AND ordering = (SELECT settled.ordering FROM onetake_outbox AS settled WHERE settled.place = :place)
+     ORDER BY place LIMIT 1";
+
+/// It is due now, whatever the clock does.
+const BRING_FORWARD: &str = "
+    UPDATE onetake_outbox SET state = 3, state_at = min(created_at, :now) WHERE place = :place";
 
 const PRUNE: &str = "
     DELETE FROM onetake_outbox WHERE place IN (
         SELECT place FROM onetake_outbox WHERE state = 1 AND state_at <= :until ORDER BY state_at LIMIT :limit)";
 
-const COUNTS: &str = "
-    SELECT (SELECT count(*) FROM (SELECT 1 FROM onetake_outbox WHERE state = 0 LIMIT :most)),
-           (SELECT min((SELECT created_at FROM onetake_outbox
-                         WHERE onetake_outbox.lane = onetake_lanes.lane AND state = 0 ORDER BY place LIMIT 1))
-              FROM onetake_lanes),
+pub(super) const COUNTS: &str = "
+    SELECT min(:most,
+             (SELECT count(*) FROM (SELECT 1 FROM onetake_outbox WHERE state = 0 LIMIT :most))
+             + (SELECT count(*) FROM (SELECT 1 FROM onetake_outbox WHERE state IN (3, 4) LIMIT :most))),
+           (SELECT min(oldest) FROM (
+              SELECT (SELECT created_at FROM onetake_outbox
+                       WHERE onetake_outbox.lane = onetake_lanes.lane AND state = 0
+                       ORDER BY place LIMIT 1) AS oldest
+                FROM onetake_lanes
+               UNION ALL
+              SELECT (SELECT created_at FROM onetake_outbox WHERE state IN (3, 4) ORDER BY place LIMIT 1))),
            (SELECT count(*) FROM (SELECT 1 FROM onetake_outbox WHERE state = 2 LIMIT :most))";
 
 const PARKED: &str = "
@@ -93,17 +96,11 @@ const RETRY: &str = "
 
 const DISCARD: &str = "DELETE FROM onetake_outbox WHERE message = :message AND state = 2";
 
-// The states of a row.
-const WAITING: i64 = 0;
+// The states of a row; 0 is fresh, and 4 is behind one that is tried later.
 const DELIVERED: i64 = 1;
 const PARKED_STATE: i64 = 2;
-
-/// How much a relay wants, and for how long.
-struct Wanted {
-    hold: Duration,
-    limit: usize,
-    bytes: usize,
-}
+const LATER: i64 = 3;
+const BEHIND: i64 = 4;
 
 /// What a relay says.
 struct Said {
@@ -112,60 +109,7 @@ struct Said {
     deliveries: Vec<(u64, Delivery)>,
 }
 
-fn take(connection: &Connection, wanted: &Wanted, moment: Moment) -> Decided<Option<Turn>> {
-    let now = signed(moment.now.as_micros());
-    let mut free = connection.prepare_cached(FREE)?;
-    let lanes = free.query_map(named_params! { ":now": now }, |row| row.get::<_, u8>(0))?;
-    let lanes = lanes.collect::<rusqlite::Result<Vec<u8>>>()?;
-    for lane in lanes {
-        let messages = due(connection, lane, wanted, moment.now)?;
-        if messages.is_empty() {
-            continue;
-        }
-        let until = signed(moment.now.plus(wanted.hold).as_micros());
-        let mut taken = connection.prepare_cached(TAKE)?;
-        let asked = named_params! { ":lane": lane, ":until": until };
-        let turn = unsigned(taken.query_row(asked, |row| row.get(0))?);
-        return Ok(Ok(Some(Turn { lane, turn, messages })));
-    }
-    Ok(Ok(None))
-}
-
-fn due(
-    connection: &Connection,
-    lane: u8,
-    wanted: &Wanted,
-    now: Timestamp,
-) -> rusqlite::Result<Vec<Waiting>> {
-    let (mut messages, mut bytes) = (Vec::new(), 0);
-    let mut odd = Vec::new();
-    let mut due = connection.prepare_cached(DUE)?;
-    let limit = i64::try_from(wanted.limit).unwrap_or(i64::MAX);
-    let now = signed(now.as_micros());
-    let mut rows = due.query(named_params! { ":lane": lane, ":now": now, ":limit": limit })?;
-    while let Some(row) = rows.next()? {
-        let (waiting, is_readable) = waiting(row)?;
-        if !is_readable {
-            odd.push(waiting.place);
-            continue;
-        }
-        let message = &waiting.message;
-        bytes += message.payload.len() + message.topic.len() + message.order.len();
-        bytes += row.get_ref(4)?.as_blob().map_or(0, <[u8]>::len);
-        if bytes > wanted.bytes && !messages.is_empty() {
-            break;
-        }
-        messages.push(waiting);
-    }
-    // Nobody can read these: an operator has to, and the others go on.
-    for place in odd {
-        let error = "its headers cannot be read: it was not written by onetake".to_owned();
-        write(connection, lane, place, &Delivery::Park { error }, now)?;
-    }
-    Ok(messages)
-}
-
-fn write(
+pub(super) fn write(
     connection: &Connection,
     lane: u8,
     place: u64,
@@ -174,7 +118,7 @@ fn write(
 ) -> rusqlite::Result<()> {
     let (state, after, error) = match delivery {
         Delivery::Delivered => (DELIVERED, Duration::ZERO, None),
-        Delivery::Again { after, error } => (WAITING, *after, Some(error)),
+        Delivery::Again { after, error } => (LATER, *after, Some(error)),
         Delivery::Park { error } => (PARKED_STATE, Duration::ZERO, Some(error)),
     };
     let written = connection.prepare_cached(SETTLE)?.execute(named_params! {
@@ -196,7 +140,29 @@ fn settle(connection: &Connection, said: &Said, moment: Moment) -> Decided<bool>
     for (place, delivery) in &said.deliveries {
         write(connection, said.lane, *place, delivery, now)?;
     }
+    for (place, delivery) in &said.deliveries {
+        if !matches!(delivery, Delivery::Again { .. }) {
+            bring_forward(connection, said.lane, *place, now)?;
+        }
+    }
     Ok(Ok(true))
+}
+
+/// Lets who comes behind a message that is settled go on, if there is such a one.
+pub(super) fn bring_forward(
+    connection: &Connection,
+    lane: u8,
+    place: u64,
+    now: i64,
+) -> rusqlite::Result<()> {
+    let mut next = connection.prepare_cached(NEXT)?;
+    let asked = named_params! { ":lane": lane, ":place": signed(place) };
+    let next = next.query_row(asked, |row| Ok((row.get::<_, i64>(0)?, row.get::<_, i64>(1)?)));
+    if let Some((place, BEHIND)) = next.optional()? {
+        let mut forward = connection.prepare_cached(BRING_FORWARD)?;
+        forward.execute(named_params! { ":place": place, ":now": now })?;
+    }
+    Ok(())
 }
 
 fn prune(connection: &Connection, asked: &(Duration, usize), moment: Moment) -> Decided<usize> {
@@ -244,7 +210,7 @@ fn discard(connection: &Connection, id: &MessageId, _: Moment) -> Decided<bool> 
 }
 
 /// A message, and whether all of it could be read.
-fn waiting(row: &Row<'_>) -> rusqlite::Result<(Waiting, bool)> {
+pub(super) fn waiting(row: &Row<'_>) -> rusqlite::Result<(Waiting, bool)> {
     let id: Option<[u8; MessageId::BYTES]> = row.get_ref(1)?.as_blob()?.try_into().ok();
     let headers = Bytes::copy_from_slice(row.get_ref(4)?.as_blob()?);
     let headers = Message::headers_from_bytes(headers).ok();
@@ -268,11 +234,11 @@ fn timestamp(column: i64) -> Timestamp {
     Timestamp::from_micros(unsigned(column))
 }
 
-fn unsigned(column: i64) -> u64 {
+pub(super) fn unsigned(column: i64) -> u64 {
     u64::try_from(column).unwrap_or_default()
 }
 
-fn signed(number: u64) -> i64 {
+pub(super) fn signed(number: u64) -> i64 {
     i64::try_from(number).unwrap_or(i64::MAX)
 }
 

@@ -1,0 +1,263 @@
+//! How a relay takes a turn: which lane, and what of it.
+//!
+//! A message that failed is tried later, and holds back those behind it of its ordering key. However many they
+//! are, they are found once: among the fresh ones, where they are put behind it. What is due is then found by its
+//! time, and what stands behind it by its key. Of the messages of a key that are held back, one at least has a
+//! time: so none is forgotten.
+
+use std::time::Duration;
+
+use rusqlite::{CachedStatement, Connection, OptionalExtension, Params, named_params};
+
+use onetake_core::Timestamp;
+use onetake_core::outbox::{Delivery, Turn, Waiting};
+
+use super::ledger::{Decided, Moment};
+use super::outbox::{bring_forward, signed, unsigned, waiting, write};
+
+const FREE: &str = "SELECT lane FROM onetake_lanes WHERE taken_until <= :now ORDER BY turn, lane";
+
+const FRESH: &str = "
+    SELECT place, ordering FROM onetake_outbox WHERE lane = :lane AND state = 0 ORDER BY place LIMIT :limit";
+
+/// Whether something of its key stands before a message and is held back.
+const IS_BEHIND: &str = "
+    SELECT 1 FROM onetake_outbox
+     WHERE lane = :lane AND ordering = :ordering AND state IN (3, 4) AND place < :place
+     ORDER BY place DESC LIMIT 1";
+
+const PUT_BEHIND: &str = "UPDATE onetake_outbox SET state = 4 WHERE place = :place";
+
+const DUE: &str = "
+    SELECT place, ordering FROM onetake_outbox
+     WHERE lane = :lane AND state = 3 AND state_at <= :now ORDER BY state_at LIMIT :limit";
+
+/// Those of a key that are held back, and whether they have to wait.
+const OF_KEY: &str = "
+    SELECT place, state = 3 AND state_at > :now FROM onetake_outbox
+     WHERE lane = :lane AND ordering = :ordering AND state IN (3, 4) ORDER BY place LIMIT :limit";
+
+const MESSAGE: &str = "
+    SELECT place, message, ordering, topic, headers, payload, tries, created_at
+      FROM onetake_outbox WHERE place = :place";
+
+const TAKE: &str = "
+    UPDATE onetake_lanes SET turn = (SELECT max(turn) + 1 FROM onetake_lanes), taken_until = :until
+     WHERE lane = :lane RETURNING turn";
+
+/// How many fresh ones are looked at together, at least.
+const LOOK_MIN: usize = 100;
+/// How often that may lead to nothing in one call.
+const FRUITLESS_MAX: usize = 20;
+
+/// How much a relay wants, and for how long.
+pub(super) struct Wanted {
+    pub(super) hold: Duration,
+    pub(super) limit: usize,
+    pub(super) bytes: usize,
+}
+
+/// A lane at a moment.
+struct Lane<'a> {
+    connection: &'a Connection,
+    lane: u8,
+    now: i64,
+    limit: usize,
+}
+
+pub(super) fn take(
+    connection: &Connection,
+    wanted: &Wanted,
+    moment: Moment,
+) -> Decided<Option<Turn>> {
+    let now = signed(moment.now.as_micros());
+    let mut free = connection.prepare_cached(FREE)?;
+    let lanes = free.query_map(named_params! { ":now": now }, |row| row.get::<_, u8>(0))?;
+    let lanes = lanes.collect::<rusqlite::Result<Vec<u8>>>()?;
+    let mut fruitless_left = FRUITLESS_MAX;
+    for number in lanes {
+        let lane = Lane { connection, lane: number, now, limit: wanted.limit.max(1) };
+        let fresh = lane.fresh(&mut fruitless_left)?;
+        let chosen = choose(lane.due()?, fresh, lane.limit);
+        let messages = lane.messages(&chosen, wanted.bytes)?;
+        if !messages.is_empty() {
+            let turn = lane.take(moment.now.plus(wanted.hold))?;
+            return Ok(Ok(Some(Turn { lane: number, turn, messages })));
+        }
+        if fruitless_left == 0 {
+            // There is more of the same: the other lanes come before it.
+            lane.take(Timestamp::from_micros(0))?;
+            break;
+        }
+    }
+    Ok(Ok(None))
+}
+
+/// What failed before leaves half of a turn to what did not.
+fn choose(mut due: Vec<u64>, mut fresh: Vec<u64>, limit: usize) -> Vec<u64> {
+    due.truncate(limit - fresh.len().min(limit / 2));
+    fresh.truncate(limit - due.len());
+    let mut chosen = Vec::with_capacity(due.len() + fresh.len());
+    let (mut due, mut fresh) = (due.into_iter(), fresh.into_iter());
+    loop {
+        let before = chosen.len();
+        chosen.extend(due.next());
+        chosen.extend(fresh.next());
+        if chosen.len() == before {
+            return chosen;
+        }
+    }
+}
+
+impl Lane<'_> {
+    /// The fresh ones that nothing stands before; the others are put behind what does.
+    fn fresh(&self, fruitless_left: &mut usize) -> rusqlite::Result<Vec<u64>> {
+        let look = self.limit.max(LOOK_MIN);
+        loop {
+            let mut fresh = self.connection.prepare_cached(FRESH)?;
+            let looked =
+                places(&mut fresh, named_params! { ":lane": self.lane, ":limit": count(look) })?;
+            let seen = looked.len();
+            let mut free = Vec::new();
+            for (place, ordering) in looked {
+                let asked =
+                    named_params! { ":lane": self.lane, ":ordering": ordering, ":place": place };
+                let mut is_behind = self.connection.prepare_cached(IS_BEHIND)?;
+                if is_behind.query_row(asked, |_| Ok(())).optional()?.is_some() {
+                    self.put_behind(place)?;
+                } else {
+                    free.push(unsigned(place));
+                }
+            }
+            if !free.is_empty() || seen < look || *fruitless_left == 0 {
+                return Ok(free);
+            }
+            *fruitless_left -= 1;
+        }
+    }
+
+    fn put_behind(&self, place: i64) -> rusqlite::Result<()> {
+        let mut behind = self.connection.prepare_cached(PUT_BEHIND)?;
+        behind.execute(named_params! { ":place": place }).map(drop)
+    }
+
+    /// Those whose time has come, with what stands behind them.
+    fn due(&self) -> rusqlite::Result<Vec<u64>> {
+        let mut found = self.connection.prepare_cached(DUE)?;
+        let asked =
+            named_params! { ":lane": self.lane, ":now": self.now, ":limit": count(self.limit) };
+        let mut due = Vec::new();
+        for (place, ordering) in places(&mut found, asked)? {
+            if due.len() >= self.limit {
+                break;
+            }
+            if due.contains(&unsigned(place)) {
+                continue;
+            }
+            let of_key = self.of_key(&ordering, self.limit - due.len())?;
+            if of_key.is_empty() {
+                // One before it waits, and has a time of its own.
+                self.put_behind(place)?;
+            }
+            due.extend(of_key);
+        }
+        Ok(due)
+    }
+
+    /// From the first of a key on, up to one that has to wait.
+    fn of_key(&self, ordering: &str, limit: usize) -> rusqlite::Result<Vec<u64>> {
+        let mut of_key = self.connection.prepare_cached(OF_KEY)?;
+        let mut rows = of_key.query(named_params! {
+            ":lane": self.lane, ":ordering": ordering, ":now": self.now, ":limit": count(limit),
+        })?;
+        let mut places = Vec::new();
+        while let Some(row) = rows.next()? {
+            if row.get(1)? {
+                break;
+            }
+            places.push(unsigned(row.get(0)?));
+        }
+        Ok(places)
+    }
+
+    /// As many of these messages as fit, in the order of their places.
+    fn messages(&self, chosen: &[u64], bytes_max: usize) -> rusqlite::Result<Vec<Waiting>> {
+        let (mut messages, mut bytes) = (Vec::new(), 0);
+        for place in chosen {
+            let mut found = self.connection.prepare_cached(MESSAGE)?;
+            let mut rows = found.query(named_params! { ":place": signed(*place) })?;
+            let Some(row) = rows.next()? else { continue };
+            let (waiting, is_readable) = waiting(row)?;
+            if !is_readable {
+                // Nobody can read it: an operator has to, and the others go on.
+                let error = "its headers cannot be read: it was not written by onetake".to_owned();
+                write(self.connection, self.lane, *place, &Delivery::Park { error }, self.now)?;
+                bring_forward(self.connection, self.lane, *place, self.now)?;
+                continue;
+            }
+            let message = &waiting.message;
+            bytes += message.payload.len() + message.topic.len() + message.order.len();
+            bytes += row.get_ref(4)?.as_blob().map_or(0, <[u8]>::len);
+            if bytes > bytes_max && !messages.is_empty() {
+                break;
+            }
+            messages.push(waiting);
+        }
+        messages.sort_unstable_by_key(|waiting| waiting.place);
+        Ok(messages)
+    }
+
+    /// Makes the lane somebody's; the number of the turn.
+    fn take(&self, until: Timestamp) -> rusqlite::Result<u64> {
+        let mut taken = self.connection.prepare_cached(TAKE)?;
+        let asked = named_params! { ":lane": self.lane, ":until": signed(until.as_micros()) };
+        taken.query_row(asked, |row| row.get(0)).map(unsigned)
+    }
+}
+
+/// Places, and the ordering keys there.
+fn places(
+    statement: &mut CachedStatement<'_>,
+    asked: impl Params,
+) -> rusqlite::Result<Vec<(i64, String)>> {
+    statement.query_map(asked, |row| Ok((row.get(0)?, row.get(1)?)))?.collect()
+}
+
+fn count(number: usize) -> i64 {
+    i64::try_from(number).unwrap_or(i64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use rusqlite::Connection;
+
+    use super::super::outbox::{COUNTS, NEXT, TABLES};
+    use super::{DUE, FRESH, IS_BEHIND, OF_KEY, choose};
+
+    /// However much there is, the rows that matter are found by an index, in their order.
+    #[test]
+    fn no_statement_reads_more_than_it_has_to() {
+        let connection = Connection::open_in_memory().unwrap();
+        connection.execute_batch(TABLES).unwrap();
+        for sql in [FRESH, IS_BEHIND, DUE, OF_KEY, NEXT, COUNTS] {
+            let mut plan = connection.prepare(&format!("EXPLAIN QUERY PLAN {sql}")).unwrap();
+            let rows = plan.raw_query();
+            let rows = rows.mapped(|row| row.get::<_, String>("detail"));
+            let rows: Vec<String> = rows.map(Result::unwrap).collect();
+            let of_table: Vec<&String> =
+                rows.iter().filter(|row| row.contains(" onetake_outbox")).collect();
+            assert!(!of_table.is_empty(), "{rows:?}");
+            assert!(of_table.iter().all(|row| row.contains("USING")), "{sql}: {rows:?}");
+            assert!(!rows.iter().any(|row| row.contains("B-TREE")), "{sql}: {rows:?}");
+        }
+    }
+
+    #[test]
+    fn what_failed_leaves_half_of_a_turn_to_what_did_not() {
+        assert_eq!(choose(vec![1, 2, 3, 4], vec![5, 6, 7, 8], 4), [1, 5, 2, 6]);
+        assert_eq!(choose(vec![1, 2, 3, 4], vec![5], 4), [1, 5, 2, 3]);
+        assert_eq!(choose(vec![1], vec![5, 6, 7, 8], 4), [1, 5, 6, 7]);
+        assert_eq!(choose(vec![], vec![5, 6], 1), [5]);
+        assert_eq!(choose(vec![1, 2], vec![5, 6], 1), [1]);
+    }
+}

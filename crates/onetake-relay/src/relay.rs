@@ -7,7 +7,7 @@ use std::time::Duration;
 use futures_util::future::{join, join_all};
 use onetake_core::outbox::{Delivery, Outbox, Turn, Waiting};
 use onetake_core::{Clock, Rng};
-use tokio::sync::Mutex;
+use tokio::sync::{Mutex, Notify};
 use tokio_util::sync::CancellationToken;
 
 use crate::options::RelayOptions;
@@ -26,6 +26,8 @@ pub struct Relay {
     options: RelayOptions,
     /// One looks for work at a time: while there is none, only one asks the store.
     looking: Mutex<()>,
+    /// A lane was given back in which there is probably more: nobody has to wait for the next poll.
+    given_back: Notify,
     /// Turns since something was delivered: the receiver may be away.
     fruitless: AtomicU32,
     /// Whether the receiver ever took anything from this relay.
@@ -52,9 +54,17 @@ impl Relay {
         rng: Arc<dyn Rng>,
         options: RelayOptions,
     ) -> Self {
-        let (looking, fruitless) = (Mutex::new(()), AtomicU32::new(0));
-        let has_delivered = AtomicBool::new(false);
-        Self { outbox, sink, clock, rng, options, looking, fruitless, has_delivered }
+        Self {
+            outbox,
+            sink,
+            clock,
+            rng,
+            options,
+            looking: Mutex::new(()),
+            given_back: Notify::new(),
+            fruitless: AtomicU32::new(0),
+            has_delivered: AtomicBool::new(false),
+        }
     }
 
     /// Delivers until it is cancelled; what it has then is finished or given back.
@@ -93,7 +103,10 @@ impl Relay {
                 Ok(Some(turn)) => return Some((turn, since)),
                 Ok(None) => {
                     failures = 0;
-                    self.pause(options.idle_poll, cancel).await;
+                    tokio::select! {
+                        () = self.given_back.notified() => {}
+                        () = self.pause(options.idle_poll, cancel) => {}
+                    }
                 }
                 Err(error) => {
                     failures += 1;
@@ -128,6 +141,9 @@ impl Relay {
         if !self.settle(turn.lane, turn.turn, deliveries, since).await {
             return tally.is_away;
         }
+        if tally.delivered > 0 && self.is_full(&turn.messages) {
+            self.given_back.notify_one();
+        }
         metrics::counter!("onetake_outbox_delivered_total").increment(tally.delivered);
         metrics::counter!("onetake_outbox_parked_total").increment(tally.parked);
         metrics::counter!("onetake_outbox_failed_total").increment(tally.failed);
@@ -137,6 +153,12 @@ impl Relay {
             tracing::warn!(sink, parked, failed, error = why, "messages could not be delivered");
         }
         tally.is_away
+    }
+
+    /// Whether there were about as many as a turn may have.
+    fn is_full(&self, messages: &[Waiting]) -> bool {
+        let bytes: usize = messages.iter().map(|one| one.message.payload.len()).sum();
+        messages.len() >= self.options.batch_items || bytes >= self.options.batch_bytes / 2
     }
 
     /// What becomes of each message by what the sink said of it.

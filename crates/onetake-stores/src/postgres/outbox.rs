@@ -29,7 +29,7 @@ const COUNTS: &str = "SELECT * FROM onetake_outbox_counts_1($1, $2)";
 const PARKED: &str =
     "SELECT lane, 0::bigint, place, message, ordering, topic, headers, payload, tries,
         created_at, state_at, coalesce(error, '')
-      FROM onetake_outbox WHERE state = 2 AND place > $1 ORDER BY place LIMIT $2";
+      FROM onetake_outbox WHERE state = 2 AND place + 0 > $1 ORDER BY place + 0 LIMIT $2";
 
 /// Its tries are counted anew.
 const RETRY: &str = "UPDATE onetake_outbox

@@ -37,11 +37,15 @@ BEGIN
         SELECT lane.lane FROM onetake_lanes AS lane WHERE lane.taken_until <= v_now
          ORDER BY lane.turn, lane.lane
     LOOP
-        CONTINUE WHEN NOT EXISTS (
-            SELECT FROM onetake_outbox AS fresh WHERE fresh.lane = v_lane AND fresh.state = 0
-        ) AND NOT EXISTS (
-            SELECT FROM onetake_outbox AS later
-             WHERE later.lane = v_lane AND later.state = 3 AND later.state_at <= v_now);
+        -- Not EXISTS: an order is of no account there, and is what leads to the right index.
+        CONTINUE WHEN (
+            SELECT fresh.place FROM onetake_outbox AS fresh
+             WHERE fresh.lane = v_lane AND fresh.state = 0 ORDER BY fresh.place + 0 LIMIT 1
+        ) IS NULL AND (
+            SELECT later.place FROM onetake_outbox AS later
+             WHERE later.lane = v_lane AND later.state = 3 AND later.state_at <= v_now
+             ORDER BY later.state_at LIMIT 1
+        ) IS NULL;
         PERFORM FROM onetake_lanes AS lane WHERE lane.lane = v_lane AND lane.taken_until <= v_now
             FOR UPDATE SKIP LOCKED;
         CONTINUE WHEN NOT FOUND;
@@ -51,14 +55,14 @@ BEGIN
         LOOP
             WITH looked AS MATERIALIZED (
                 SELECT fresh.place, fresh.ordering FROM onetake_outbox AS fresh
-                 WHERE fresh.lane = v_lane AND fresh.state = 0 ORDER BY fresh.place LIMIT v_look
+                 WHERE fresh.lane = v_lane AND fresh.state = 0 ORDER BY fresh.place + 0 LIMIT v_look
             ), behind AS (
                 UPDATE onetake_outbox AS message SET state = 4 FROM looked
-                 WHERE message.place = looked.place AND EXISTS (
-                    SELECT FROM onetake_outbox AS held
+                 WHERE message.place = looked.place AND (
+                    SELECT held.place FROM onetake_outbox AS held
                      WHERE held.lane = v_lane AND held.ordering = looked.ordering
-                       AND held.state IN (3, 4) AND held.place < looked.place
-                     ORDER BY held.place DESC LIMIT 1)
+                       AND held.state IN (3, 4) AND held.place + 0 < looked.place
+                     ORDER BY held.place + 0 DESC LIMIT 1) IS NOT NULL
                 RETURNING message.place
             )
             SELECT count(*), coalesce(array_agg(looked.place ORDER BY looked.place)
@@ -86,7 +90,7 @@ BEGIN
                     SELECT held.place, held.state, held.state_at FROM onetake_outbox AS held
                      WHERE held.lane = v_lane AND held.ordering = v_later.ordering
                        AND held.state IN (3, 4)
-                     ORDER BY held.place LIMIT most - cardinality(v_due)
+                     ORDER BY held.place + 0 LIMIT most - cardinality(v_due)
                   ) AS first
               ) AS held;
             IF cardinality(v_key) = 0 THEN
@@ -165,7 +169,7 @@ BEGIN
       ) AS key, LATERAL (
         SELECT held.place, held.state FROM onetake_outbox AS held
          WHERE held.lane = in_lane AND held.ordering = key.ordering AND held.state IN (3, 4)
-         ORDER BY held.place LIMIT 1
+         ORDER BY held.place + 0 LIMIT 1
       ) AS next
      WHERE message.place = next.place AND next.state = 4;
     -- Nobody's, whatever becomes of the clock.
@@ -202,20 +206,24 @@ LANGUAGE sql STABLE
 SET enable_seqscan = off SET enable_sort = off SET jit = off
 AS $$
     SELECT least(most, (
-             SELECT count(*) FROM (SELECT FROM onetake_outbox WHERE state = 0 LIMIT most) AS fresh
+             SELECT count(*) FROM (
+                SELECT FROM onetake_outbox WHERE state = 0 ORDER BY lane, place + 0 LIMIT most) AS fresh
            ) + (
-             SELECT count(*) FROM (SELECT FROM onetake_outbox WHERE state IN (3, 4) LIMIT most) AS held
+             SELECT count(*) FROM (
+                SELECT FROM onetake_outbox WHERE state IN (3, 4) ORDER BY created_at LIMIT most) AS held
            )),
            (SELECT coalesce((extract(epoch FROM clock_timestamp()) * 1000000)::bigint + shift
                             - min(oldest.created_at), 0)
               FROM (
                 (SELECT held.created_at FROM onetake_outbox AS held
-                  WHERE held.state IN (3, 4) ORDER BY held.place LIMIT 1)
+                  WHERE held.state IN (3, 4) ORDER BY held.created_at LIMIT 1)
                  UNION ALL
                 SELECT fresh.created_at FROM onetake_lanes AS lane, LATERAL (
                     SELECT message.created_at FROM onetake_outbox AS message
-                     WHERE message.lane = lane.lane AND message.state = 0 ORDER BY message.place LIMIT 1
+                     WHERE message.lane = lane.lane AND message.state = 0
+                     ORDER BY message.place + 0 LIMIT 1
                 ) AS fresh
               ) AS oldest),
-           (SELECT count(*) FROM (SELECT FROM onetake_outbox WHERE state = 2 LIMIT most) AS counted)
+           (SELECT count(*) FROM (
+                SELECT FROM onetake_outbox WHERE state = 2 ORDER BY place + 0 LIMIT most) AS parked)
 $$;

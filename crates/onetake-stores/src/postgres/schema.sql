@@ -76,13 +76,15 @@ CREATE TABLE onetake_outbox (
     tries      integer  NOT NULL DEFAULT 0,
     error      text                  -- why the latest try failed
 );
--- What is fresh is looked at once: it is delivered, or leaves this index for those below.
-CREATE INDEX onetake_outbox_fresh ON onetake_outbox (lane, place) WHERE state = 0;
+-- What is fresh is looked at once: it is delivered, or leaves this index for those below. They are in the order of
+-- `place + 0`, and not of `place`, because the primary key is in that one too: a planner that thinks that half of
+-- all rows are fresh would look for the first of them there, behind all that were ever delivered.
+CREATE INDEX onetake_outbox_fresh ON onetake_outbox (lane, (place + 0)) WHERE state = 0;
 CREATE INDEX onetake_outbox_later ON onetake_outbox (lane, state_at) WHERE state = 3;
-CREATE INDEX onetake_outbox_held ON onetake_outbox (lane, ordering, place) WHERE state IN (3, 4);
-CREATE INDEX onetake_outbox_oldest ON onetake_outbox (place) WHERE state IN (3, 4);
+CREATE INDEX onetake_outbox_held ON onetake_outbox (lane, ordering, (place + 0)) WHERE state IN (3, 4);
+CREATE INDEX onetake_outbox_oldest ON onetake_outbox (created_at) WHERE state IN (3, 4);
 CREATE INDEX onetake_outbox_delivered ON onetake_outbox (state_at) WHERE state = 1;
-CREATE INDEX onetake_outbox_parked ON onetake_outbox (place) WHERE state = 2;
+CREATE INDEX onetake_outbox_parked ON onetake_outbox ((place + 0)) WHERE state = 2;
 
 CREATE SEQUENCE onetake_turns;
 

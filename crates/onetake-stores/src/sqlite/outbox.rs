@@ -37,7 +37,7 @@ pub(super) const TABLES: &str = "
     CREATE INDEX onetake_outbox_fresh ON onetake_outbox (lane, place) WHERE state = 0;
     CREATE INDEX onetake_outbox_later ON onetake_outbox (lane, state_at) WHERE state = 3;
     CREATE INDEX onetake_outbox_held ON onetake_outbox (lane, ordering, place) WHERE state IN (3, 4);
-    CREATE INDEX onetake_outbox_oldest ON onetake_outbox (place) WHERE state IN (3, 4);
+    CREATE INDEX onetake_outbox_oldest ON onetake_outbox (created_at) WHERE state IN (3, 4);
     CREATE INDEX onetake_outbox_delivered ON onetake_outbox (state_at) WHERE state = 1;
     CREATE INDEX onetake_outbox_parked ON onetake_outbox (place) WHERE state = 2;
     CREATE TABLE onetake_lanes (
@@ -60,7 +60,7 @@ const SETTLE: &str = "
 
 /// The first of those of a message's key that are held back.
 pub(super) const NEXT: &str = "
-    SELECT place, state FROM onetake_outbox
+    SELECT place, state FROM onetake_outbox INDEXED BY onetake_outbox_held
      WHERE lane = :lane AND state IN (3, 4)
        AND ordering = (SELECT settled.ordering FROM onetake_outbox AS settled WHERE settled.place = :place)
      ORDER BY place LIMIT 1";
@@ -75,20 +75,24 @@ const PRUNE: &str = "
 
 pub(super) const COUNTS: &str = "
     SELECT min(:most,
-             (SELECT count(*) FROM (SELECT 1 FROM onetake_outbox WHERE state = 0 LIMIT :most))
-             + (SELECT count(*) FROM (SELECT 1 FROM onetake_outbox WHERE state IN (3, 4) LIMIT :most))),
+             (SELECT count(*) FROM (
+               SELECT 1 FROM onetake_outbox INDEXED BY onetake_outbox_fresh WHERE state = 0 LIMIT :most))
+             + (SELECT count(*) FROM (
+               SELECT 1 FROM onetake_outbox INDEXED BY onetake_outbox_oldest WHERE state IN (3, 4) LIMIT :most))),
            (SELECT min(oldest) FROM (
-              SELECT (SELECT created_at FROM onetake_outbox
+              SELECT (SELECT created_at FROM onetake_outbox INDEXED BY onetake_outbox_fresh
                        WHERE onetake_outbox.lane = onetake_lanes.lane AND state = 0
                        ORDER BY place LIMIT 1) AS oldest
                 FROM onetake_lanes
                UNION ALL
-              SELECT (SELECT created_at FROM onetake_outbox WHERE state IN (3, 4) ORDER BY place LIMIT 1))),
-           (SELECT count(*) FROM (SELECT 1 FROM onetake_outbox WHERE state = 2 LIMIT :most))";
+              SELECT (SELECT created_at FROM onetake_outbox INDEXED BY onetake_outbox_oldest
+                       WHERE state IN (3, 4) ORDER BY created_at LIMIT 1))),
+           (SELECT count(*) FROM (
+               SELECT 1 FROM onetake_outbox INDEXED BY onetake_outbox_parked WHERE state = 2 LIMIT :most))";
 
 const PARKED: &str = "
     SELECT place, message, ordering, topic, headers, payload, tries, created_at, state_at, coalesce(error, '')
-      FROM onetake_outbox WHERE state = 2 AND place > :behind ORDER BY place LIMIT :limit";
+      FROM onetake_outbox INDEXED BY onetake_outbox_parked WHERE state = 2 AND place > :behind ORDER BY place LIMIT :limit";
 
 /// Its tries are counted anew.
 const RETRY: &str = "

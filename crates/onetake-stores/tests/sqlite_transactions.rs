@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use onetake_core::inbox::Received;
 use onetake_core::{
-    Answer, Attempt, Clock, Completion, Engine, Fingerprint, FinishError, Key, Message, NotDone,
-    Operation, Outcome, Recording, Scope, Settling, Store as _, StoreErrorKind, SystemClock, Terms,
+    Answer, Attempt, Completion, Engine, Fingerprint, FinishError, Key, Message, NotDone,
+    Operation, Outcome, Recording, Scope, Settling, Store as _, StoreErrorKind, Terms,
 };
 use onetake_stores::SqliteStore;
 use onetake_stores::sqlite::{Transactional, WorkError, finish};
@@ -164,6 +164,7 @@ async fn a_late_finisher_is_rolled_back_and_told_the_outcome() {
     };
     let (begun, is_begun) = tokio::sync::oneshot::channel();
     let (resume, resumed) = mpsc::channel::<()>();
+    let (ended, has_ended) = tokio::sync::oneshot::channel();
     let file = bank.file.clone();
     // It goes on after `run_max`, as a thread does.
     let late = bank.engine.transact(hasty(), move |attempt: Attempt| async move {
@@ -174,9 +175,8 @@ async fn a_late_finisher_is_rolled_back_and_told_the_outcome() {
             let tx = own.transaction().unwrap();
             let completion = transfer(&tx, "late").unwrap();
             let finished = finish(&tx, &attempt, &completion);
-            assert!(matches!(finished, Err(FinishError::Stale)), "{finished:?}");
             // Whoever overlooks it commits nothing.
-            assert!(tx.commit().is_err());
+            ended.send((finished, tx.commit())).unwrap();
         });
         late.await.map_err(|_| "it panicked")
     });
@@ -186,8 +186,9 @@ async fn a_late_finisher_is_rolled_back_and_told_the_outcome() {
     let took = run(&taking, hasty(), "other").await.unwrap();
     assert_eq!(said(&took), b"other paid");
     resume.send(()).unwrap();
-    // It holds the file while it is at it; then nothing of it is left.
-    SystemClock.sleep(Duration::from_millis(200)).await;
+    let (finished, committed) = has_ended.await.unwrap();
+    assert!(matches!(finished, Err(FinishError::Stale)), "{finished:?}");
+    assert!(committed.is_err());
     let again = run(&bank.transactional, hasty(), "again").await.unwrap();
     assert_eq!(said(&again), b"other paid");
     assert_eq!((bank.count("transfers"), bank.count("onetake_outbox")), (1, 1));

@@ -9,13 +9,21 @@ mod certificates;
 mod clients;
 #[path = "../common/mod.rs"]
 mod common;
+#[path = "../reconcile/desk.rs"]
+#[allow(dead_code, clippy::allow_attributes, reason = "others make it say more")]
+mod desk;
 mod dying;
 mod forward_auth;
 mod front;
 mod peer;
+mod reconcile;
 mod replaced;
+#[path = "../reconcile/shop.rs"]
+mod shop;
 mod start;
 mod upstreams;
+#[cfg(feature = "sqlite")]
+mod webhooks;
 
 use std::path::Path;
 
@@ -31,6 +39,11 @@ fn configuration(lines: &str) -> String {
         "[gateway]\nlisten = \"127.0.0.1:0\"\n{lines}\n\
          [admin]\nlisten = \"127.0.0.1:0\"\n[store]\nurl = \"memory:\"\n"
     )
+}
+
+/// `upstream_tls = { … }` with the root of a folder.
+fn roots_of(folder: &Path) -> String {
+    format!("upstream_tls = {{ roots = \"{}/ca.pem\" }}", folder.display())
 }
 
 /// `tls = { … }` with the files of a folder.

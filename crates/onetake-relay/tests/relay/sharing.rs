@@ -134,6 +134,44 @@ async fn relays_that_die_lose_nothing_and_keep_the_order() {
     assert_all(&receiver, 50, 30);
 }
 
+/// Takes nothing, whatever it is.
+#[derive(Debug)]
+struct Refusing;
+
+impl Sink for Refusing {
+    fn name(&self) -> &'static str {
+        "refusing"
+    }
+
+    fn deliver<'a>(
+        &'a self,
+        batch: &'a [Waiting],
+        _: Duration,
+    ) -> BoxFuture<'a, Vec<Result<(), SinkError>>> {
+        let refused = batch.iter().map(|_| Err(SinkError::retry("not now"))).collect();
+        std::future::ready(refused).boxed()
+    }
+}
+
+/// Messages that failed often, and a relay that starts while the receiver refuses everything: it cannot know whose
+/// fault that is.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_has_delivered_nothing_yet_parks_nothing() {
+    let world = World::start().await;
+    let options = RelayOptions { tries_max: Some(2), ..hurried() };
+    world.write("t", 0..20, 0..2, 0);
+    world.sql("UPDATE onetake_outbox SET tries = 5");
+    let relay = world.relay(Arc::new(Refusing), options.clone());
+    world.tried_meanwhile().await;
+    relay.stop().await;
+    assert!(world.parked().await.is_empty());
+    let receiver = Arc::new(Receiver::default());
+    let relay = world.relay(Arc::new(Way(Arc::clone(&receiver))), options);
+    world.drained().await;
+    relay.stop().await;
+    assert_all(&receiver, 20, 2);
+}
+
 /// A slow receiver and a hold that is short for what is in a turn: every turn gets somewhere.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_a_turn_has_no_time_for_is_left_for_the_next() {

@@ -11,7 +11,7 @@ use onetake_core::{
     MessageId, NotDone, Operation, Outcome, Recording, Scope, Settling, State, SystemClock, Terms,
 };
 use onetake_sim::fault_proxy::FaultProxy;
-use onetake_sim::servers::{PgBouncer, Postgres};
+use onetake_sim::servers::{PgBouncer, Postgres, until};
 use onetake_stores::PostgresOptions;
 use onetake_stores::postgres::{Transactional, WorkError, finish};
 use tokio::sync::{Notify, oneshot};
@@ -224,25 +224,37 @@ async fn a_look_waits_for_a_transaction_that_is_being_committed(server: &Postgre
     let bank = Bank::open(server).await;
     let (url, (ready, is_ready)) = (bank.url.clone(), oneshot::channel());
     let (go, may_go) = oneshot::channel::<()>();
-    let committing = tokio::spawn(async move {
+    let committing = async {
         let mut client = connect(&url).await;
         let attempt: Attempt = is_ready.await.unwrap();
         let tx = client.transaction().await.unwrap();
         let completion = transfer(&tx, attempt, "alice").await.unwrap();
         finish(&tx, &attempt, &completion).await.unwrap();
         go.send(()).unwrap();
-        // The engine looks by now, and waits; it looks again when it has waited for long enough.
-        SystemClock.sleep(Duration::from_millis(700)).await;
+        // The engine looks, and waits; it looks again when it has waited for long enough.
+        let watching = connect(&url).await;
+        let waits = async || {
+            let waits = "SELECT min(query_start)::text FROM pg_stat_activity
+                WHERE datname = current_database() AND wait_event_type = 'Lock'";
+            watching.query_one(waits, &[]).await.unwrap().get::<_, Option<String>>(0)
+        };
+        let mut first = None;
+        until("it looks again", async || {
+            let since = waits().await;
+            let again = first.is_some() && since.is_some() && since != first;
+            first = first.take().or(since);
+            again
+        })
+        .await;
         tx.commit().await.unwrap();
-    });
+    };
     let outcome = bank.engine.transact(operation("slow"), |attempt| async move {
         ready.send(attempt).unwrap();
         may_go.await.unwrap();
         Err("the answer got lost")
     });
-    let outcome = outcome.await.unwrap();
-    committing.await.unwrap();
-    assert_eq!(said(&outcome), b"alice paid");
+    let (outcome, ()) = tokio::join!(outcome, committing);
+    assert_eq!(said(&outcome.unwrap()), b"alice paid");
     assert_eq!((bank.count("transfers").await, bank.count("onetake_outbox").await), (1, 1));
 }
 

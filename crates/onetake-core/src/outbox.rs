@@ -231,7 +231,7 @@ pub enum Delivery {
     Delivered,
     /// It failed, and is tried again after a while; those behind it of the same ordering key wait.
     Again {
-        /// How long to wait.
+        /// How long to wait: a day at most.
         after: Duration,
         /// Why it failed, for people.
         error: String,
@@ -256,13 +256,15 @@ pub struct OutboxCounts {
 
 /// Counting stops here.
 pub const COUNTED_MAX: u64 = 100_000;
+/// How often a [`take`](Outbox::take) looks on behind messages that are held back, a few thousand each time.
+pub const LOOKS_MAX: usize = 100;
 
 /// A message that an operator has to look at.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Parked {
     /// The message.
     pub waiting: Waiting,
-    /// Since when.
+    /// Since when; of one that is failing: when it is tried again.
     pub at: Timestamp,
     /// Why.
     pub error: String,
@@ -270,7 +272,7 @@ pub struct Parked {
 
 /// The reading side of an outbox, for relays. Time is the store's.
 pub trait Outbox: Send + Sync + fmt::Debug + 'static {
-    /// Takes a lane that nobody has and in which something is due, for as long as `hold`, and up to `limit`
+    /// Takes a lane that nobody has and in which something is due, for as long as `hold` (a day at most), and up to `limit`
     /// messages of `bytes` bytes in all (one at least). `None` if there is nothing to do.
     fn take(
         &self,
@@ -297,10 +299,15 @@ pub trait Outbox: Send + Sync + fmt::Debug + 'static {
     /// Up to `limit` parked messages behind this place, in the order of their places.
     fn parked(&self, behind: u64, limit: usize) -> BoxFuture<'_, Result<Vec<Parked>, StoreError>>;
 
-    /// Lets a parked message be tried again; says whether there is such a one.
+    /// Up to `limit` messages behind this place that failed and are tried again, at [`at`](Parked::at), in the order
+    /// of their places.
+    fn failing(&self, behind: u64, limit: usize) -> BoxFuture<'_, Result<Vec<Parked>, StoreError>>;
+
+    /// Lets a parked message be tried again, and a failing one now; says whether there is such a one.
     fn retry(&self, id: MessageId) -> BoxFuture<'_, Result<bool, StoreError>>;
 
-    /// Deletes a parked message; says whether there is such a one.
+    /// Deletes a parked or failing message, so that those behind it go on; says whether there is such a one. A relay
+    /// that is at it just now may still deliver it.
     fn discard(&self, id: MessageId) -> BoxFuture<'_, Result<bool, StoreError>>;
 }
 

@@ -52,12 +52,19 @@ enum Act {
               value_parser = clap::value_parser!(u16).range(1..=10_000))]
         limit: u16,
     },
-    /// Let a parked message be tried again.
+    /// List the messages that failed and are tried again.
+    Failing {
+        /// How many at most, from 1 to 10000.
+        #[arg(long, value_name = "NUMBER", default_value_t = 100,
+              value_parser = clap::value_parser!(u16).range(1..=10_000))]
+        limit: u16,
+    },
+    /// Let a parked message be tried again, or a failing one now.
     Retry {
         /// The message's id.
         id: MessageId,
     },
-    /// Delete a parked message.
+    /// Delete a parked or failing message: those behind it go on.
     Discard {
         /// The message's id.
         id: MessageId,

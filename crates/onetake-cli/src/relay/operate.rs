@@ -1,4 +1,4 @@
-//! What operators do with parked messages.
+//! What operators do with messages that could not be delivered.
 
 use std::process::ExitCode;
 
@@ -15,36 +15,55 @@ const PAGE: usize = 10;
 
 pub(super) async fn run(act: &Act, outbox: &dyn Outbox) -> Result<ExitCode, Failed> {
     match act {
-        Act::Parked { limit } => list(outbox, usize::from(*limit)).await,
+        Act::Parked { limit } => list(outbox, Listed::Parked, usize::from(*limit)).await,
+        Act::Failing { limit } => list(outbox, Listed::Failing, usize::from(*limit)).await,
         Act::Retry { id } => done(outbox.retry(*id).await, *id, "is tried again"),
         Act::Discard { id } => done(outbox.discard(*id).await, *id, "is deleted"),
     }
 }
 
-async fn list(outbox: &dyn Outbox, limit: usize) -> Result<ExitCode, Failed> {
+/// What can be listed.
+#[derive(Clone, Copy)]
+enum Listed {
+    Parked,
+    Failing,
+}
+
+async fn list(outbox: &dyn Outbox, listed: Listed, limit: usize) -> Result<ExitCode, Failed> {
     let (mut behind, mut left) = (0, limit);
     while left > 0 {
-        let page = outbox.parked(behind, PAGE.min(left)).await.map_err(unanswered)?;
+        let page = match listed {
+            Listed::Parked => outbox.parked(behind, PAGE.min(left)).await,
+            Listed::Failing => outbox.failing(behind, PAGE.min(left)).await,
+        };
+        let page = page.map_err(unanswered)?;
         let Some(last) = page.last() else { break };
         behind = last.waiting.place;
         left -= page.len().min(left);
-        page.iter().for_each(|parked| say(&line(parked)));
+        page.iter().for_each(|parked| say(&line(parked, listed)));
     }
     if left == limit {
-        say("no message is parked\n");
+        say(match listed {
+            Listed::Parked => "no message is parked\n",
+            Listed::Failing => "no message is failing\n",
+        });
     }
     Ok(ExitCode::SUCCESS)
 }
 
-fn line(parked: &Parked) -> String {
+fn line(parked: &Parked, listed: Listed) -> String {
     let Parked { waiting, at, error } = parked;
     let nanos = i128::from(at.as_micros()).saturating_mul(1_000);
-    let since = OffsetDateTime::from_unix_timestamp_nanos(nanos).ok();
-    let since = since.and_then(|at| at.format(&Rfc3339).ok()).unwrap_or_default();
+    let at = OffsetDateTime::from_unix_timestamp_nanos(nanos).ok();
+    let at = at.and_then(|at| at.format(&Rfc3339).ok()).unwrap_or_default();
+    let when = match listed {
+        Listed::Parked => "since",
+        Listed::Failing => "tried again at",
+    };
     let (topic, order) = (plain(&waiting.message.topic), plain(&waiting.message.order));
     let bytes = waiting.message.payload.len();
     format!(
-        "{}  since {since}  topic {topic}  ordering key {order}  {bytes} bytes  {} tries\n  {}\n",
+        "{}  {when} {at}  topic {topic}  ordering key {order}  {bytes} bytes  {} tries\n  {}\n",
         waiting.id,
         waiting.tries,
         plain(error)
@@ -62,7 +81,7 @@ fn done(answer: Result<bool, StoreError>, id: MessageId, what: &str) -> Result<E
             say(&format!("{id} {what}\n"));
             Ok(ExitCode::SUCCESS)
         }
-        false => Err(Failed(format!("no message with the id {id} is parked"), 4)),
+        false => Err(Failed(format!("no message with the id {id} is parked or failing"), 4)),
     }
 }
 

@@ -21,6 +21,7 @@ mod lost;
 pub mod many;
 mod operators;
 mod outbox;
+mod outbox_held;
 mod outbox_model;
 mod pages;
 mod quiet;

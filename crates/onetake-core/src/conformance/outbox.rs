@@ -8,6 +8,10 @@ use std::time::Duration;
 use futures_util::future::BoxFuture;
 
 use super::Report;
+use super::outbox_held::{
+    a_backlog_that_goes_on_leaves_room_for_others, a_turn_of_one_is_everybodys,
+    many_held_back_starve_nobody, the_failing_are_seen_and_settled,
+};
 use super::outbox_model::whatever_relays_do_each_key_goes_on_in_order;
 use crate::outbox::{Delivery, LANES, Message, MessageId, Outbox, OutboxCounts, Turn};
 use crate::record::Fence;
@@ -26,7 +30,7 @@ pub trait OutboxSubject: Send + Sync + 'static {
 }
 
 pub(super) const HOLD: Duration = Duration::from_secs(30);
-const WAIT: Duration = Duration::from_secs(600);
+pub(super) const WAIT: Duration = Duration::from_secs(600);
 pub(super) const BYTES: usize = 1 << 20;
 
 type Case = fn(Arc<dyn OutboxSubject>) -> BoxFuture<'static, ()>;
@@ -57,6 +61,9 @@ where
         what_is_settled_twice_is_settled_once,
         what_failed_holds_back_its_key_alone,
         many_held_back_starve_nobody,
+        a_backlog_that_goes_on_leaves_room_for_others,
+        a_turn_of_one_is_everybodys,
+        the_failing_are_seen_and_settled,
         a_turn_has_a_limit_in_messages_and_bytes,
         the_parked_wait_for_an_operator,
         what_was_delivered_is_pruned_in_time,
@@ -69,7 +76,7 @@ where
     report
 }
 
-fn id(number: u32) -> MessageId {
+pub(super) fn id(number: u32) -> MessageId {
     MessageId::of(RecordId::from_bytes([9; 16]), Fence::new(1), number)
 }
 
@@ -88,7 +95,7 @@ async fn take(subject: &dyn OutboxSubject) -> Option<Turn> {
     subject.outbox().take(HOLD, 100, BYTES).await.unwrap()
 }
 
-async fn settle(
+pub(super) async fn settle(
     subject: &dyn OutboxSubject,
     turn: &Turn,
     by: impl Fn(MessageId) -> Option<Delivery>,
@@ -97,11 +104,11 @@ async fn settle(
     subject.outbox().settle(turn.lane, turn.turn, said).await.unwrap()
 }
 
-fn ids(turn: &Turn) -> Vec<MessageId> {
+pub(super) fn ids(turn: &Turn) -> Vec<MessageId> {
     turn.messages.iter().map(|one| one.id).collect()
 }
 
-fn again() -> Delivery {
+pub(super) fn again() -> Delivery {
     Delivery::Again { after: WAIT, error: "later".to_owned() }
 }
 
@@ -193,16 +200,6 @@ async fn what_failed_holds_back_its_key_alone(subject: &dyn OutboxSubject) {
     assert_eq!(ids(&turn), [id(0), id(1), id(4)]);
     assert_eq!(turn.messages[0].tries, 1);
     assert_eq!(turn.messages[1].tries, 0);
-}
-
-async fn many_held_back_starve_nobody(subject: &dyn OutboxSubject) {
-    let other = neighbour("a");
-    subject.write(vec![message("a", 0)]).await;
-    let turn = take(subject).await.unwrap();
-    assert!(settle(subject, &turn, |_| Some(again())).await);
-    subject.write((1..500).map(|number| message("a", number)).collect()).await;
-    subject.write(vec![message(&other, 500)]).await;
-    assert_eq!(ids(&take(subject).await.unwrap()), [id(500)]);
 }
 
 async fn a_turn_has_a_limit_in_messages_and_bytes(subject: &dyn OutboxSubject) {

@@ -6,7 +6,8 @@ use bytes::Bytes;
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use onetake_core::outbox::{
-    COUNTED_MAX, Delivery, Message, MessageId, Outbox, OutboxCounts, Parked, Turn, Waiting,
+    COUNTED_MAX, Delivery, LOOKS_MAX, Message, MessageId, Outbox, OutboxCounts, Parked, Turn,
+    Waiting,
 };
 use onetake_core::{StoreError, StoreErrorKind};
 use tokio_postgres::Row;
@@ -31,12 +32,18 @@ const PARKED: &str =
         created_at, state_at, coalesce(error, '')
       FROM onetake_outbox WHERE state = 2 AND place + 0 > $1 ORDER BY place + 0 LIMIT $2";
 
-/// Its tries are counted anew.
-const RETRY: &str = "UPDATE onetake_outbox
-       SET state = 0, tries = 0, state_at = (extract(epoch FROM clock_timestamp()) * 1000000)::bigint + $2::bigint
-     WHERE message = $1 AND state = 2 RETURNING place";
+const FAILING: &str =
+    "SELECT lane, 0::bigint, place, message, ordering, topic, headers, payload, tries,
+        created_at, state_at, coalesce(error, '')
+      FROM onetake_outbox WHERE state = 3 AND tries > 0 AND place + 0 > $1 ORDER BY place + 0 LIMIT $2";
 
-const DISCARD: &str = "DELETE FROM onetake_outbox WHERE message = $1 AND state = 2 RETURNING place";
+/// The tries of one that was parked are counted anew.
+const RETRY: &str = "UPDATE onetake_outbox
+       SET state = CASE state WHEN 2 THEN 0 ELSE state END, tries = CASE state WHEN 2 THEN 0 ELSE tries END,
+           state_at = (extract(epoch FROM clock_timestamp()) * 1000000)::bigint + $2::bigint
+     WHERE message = $1 AND state IN (2, 3) RETURNING place";
+
+const DISCARD: &str = "SELECT onetake_discard_1($1, $2, $3)";
 
 /// How often a statement is sent again because the server asks for it (40001): where transactions are serializable by
 /// default, relays that look for a lane at the same moment are in each other's way.
@@ -69,19 +76,21 @@ impl PostgresStore {
         limit: usize,
         bytes: usize,
     ) -> Result<Option<Turn>, StoreError> {
-        loop {
+        for _ in 0..LOOKS_MAX {
             let Some((turn, odd)) = self.take_any(hold, limit, bytes).await? else {
                 return Ok(None);
             };
-            if odd.is_empty() {
+            if !odd.is_empty() {
+                // Nobody can read these: an operator has to, and the others go on.
+                self.settle_turn(turn.lane, turn.turn, odd).await?;
+            } else if !turn.messages.is_empty() {
                 return Ok(Some(turn));
             }
-            // Nobody can read these: an operator has to, and the others go on.
-            self.settle_turn(turn.lane, turn.turn, odd).await?;
         }
+        Ok(None)
     }
 
-    /// A turn, and what in it cannot be read.
+    /// A turn, and what in it cannot be read. One that is empty says that there is more to look at.
     async fn take_any(
         &self,
         hold: Duration,
@@ -104,7 +113,10 @@ impl PostgresStore {
             .await?;
         let Some(first) = rows.first() else { return Ok(None) };
         let lane = u8::try_from(get::<i16>(first, 0)?).map_err(|_| odd("lane"))?;
-        let turn = unsigned(get(first, 1)?);
+        let Some(turn) = get::<Option<i64>>(first, 1)? else {
+            return Ok(Some((Turn { lane, turn: 0, messages: Vec::new() }, Vec::new())));
+        };
+        let turn = unsigned(turn);
         let (mut messages, mut odd) = (Vec::with_capacity(rows.len()), Vec::new());
         for row in &rows {
             match waiting(row) {
@@ -181,11 +193,16 @@ impl PostgresStore {
         Ok(OutboxCounts { waiting: unsigned(get(row, 0)?), lag, parked: unsigned(get(row, 2)?) })
     }
 
-    async fn read_parked(&self, behind: u64, limit: usize) -> Result<Vec<Parked>, StoreError> {
+    async fn read_parked(
+        &self,
+        sql: &str,
+        behind: u64,
+        limit: usize,
+    ) -> Result<Vec<Parked>, StoreError> {
         let behind = i64::try_from(behind).unwrap_or(i64::MAX);
         let limit = i64::try_from(limit).unwrap_or(i64::MAX);
         let parameters: &Parameters<'_> = &[(&behind, Type::INT8), (&limit, Type::INT8)];
-        let rows = self.outbox(PARKED, parameters, Effect::Reads).await?;
+        let rows = self.outbox(sql, parameters, Effect::Reads).await?;
         let one = |row| {
             let at = timestamp(get(row, 10)?);
             Ok(Parked { waiting: parked(row)?, at, error: get::<String>(row, 11)? })
@@ -257,7 +274,11 @@ impl Outbox for PostgresStore {
     }
 
     fn parked(&self, behind: u64, limit: usize) -> BoxFuture<'_, Result<Vec<Parked>, StoreError>> {
-        self.read_parked(behind, limit).boxed()
+        self.read_parked(PARKED, behind, limit).boxed()
+    }
+
+    fn failing(&self, behind: u64, limit: usize) -> BoxFuture<'_, Result<Vec<Parked>, StoreError>> {
+        self.read_parked(FAILING, behind, limit).boxed()
     }
 
     fn retry(&self, id: MessageId) -> BoxFuture<'_, Result<bool, StoreError>> {
@@ -272,7 +293,10 @@ impl Outbox for PostgresStore {
     fn discard(&self, id: MessageId) -> BoxFuture<'_, Result<bool, StoreError>> {
         async move {
             let id: &[u8] = id.as_bytes();
-            Ok(!self.outbox(DISCARD, &[(&id, Type::BYTEA)], Effect::Writes).await?.is_empty())
+            let parameters: &Parameters<'_> =
+                &[(&self.shift(), Type::INT8), (&LOCK_WAIT, Type::TEXT), (&id, Type::BYTEA)];
+            let rows = self.outbox(DISCARD, parameters, Effect::Writes).await?;
+            rows.first().map_or(Ok(false), |row| get(row, 0))
         }
         .boxed()
     }

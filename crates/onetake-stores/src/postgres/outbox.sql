@@ -8,7 +8,9 @@
 -- A message that failed is tried later (3), and holds back those behind it of its ordering key (4). However
 -- many they are, they are found once: among the fresh ones (0), where they are put behind it. What is due is
 -- then found by its time, and what stands behind it by its key. Of the messages of a key that are held back,
--- one at least has a time: so none is forgotten.
+-- one at least has a time; should somebody delete it, the others are looked at when a day is over.
+--
+-- A row without a place says that there is more to look at: the call ends so that no call takes long.
 CREATE FUNCTION onetake_take_1 (shift bigint, hold bigint, most integer, bytes bigint)
 RETURNS TABLE (
     r_lane smallint, r_turn bigint, r_place bigint, r_message bytea, r_ordering text, r_topic text,
@@ -22,7 +24,8 @@ AS $$
 DECLARE
     -- How many fresh ones are looked at together, and how often that may lead to nothing in one call.
     v_look  integer := greatest(most, 100);
-    v_left  integer := 20;
+    v_left  integer := greatest(1, 2000 / v_look);
+    v_day   bigint := 86400000000;
     v_now   bigint := (extract(epoch FROM clock_timestamp()) * 1000000)::bigint + shift;
     v_lane  smallint;
     v_turn  bigint;
@@ -43,13 +46,13 @@ BEGIN
              WHERE fresh.lane = v_lane AND fresh.state = 0 ORDER BY fresh.place + 0 LIMIT 1
         ) IS NULL AND (
             SELECT later.place FROM onetake_outbox AS later
-             WHERE later.lane = v_lane AND later.state = 3 AND later.state_at <= v_now
+             WHERE later.lane = v_lane AND later.state IN (3, 4) AND later.state_at <= v_now
              ORDER BY later.state_at LIMIT 1
         ) IS NULL;
         PERFORM FROM onetake_lanes AS lane WHERE lane.lane = v_lane AND lane.taken_until <= v_now
             FOR UPDATE SKIP LOCKED;
         CONTINUE WHEN NOT FOUND;
-        UPDATE onetake_lanes AS lane SET turn = nextval('onetake_turns'), taken_until = v_now + hold
+        UPDATE onetake_lanes AS lane SET turn = nextval('onetake_turns'), taken_until = v_now + least(hold, v_day)
          WHERE lane.lane = v_lane RETURNING lane.turn INTO v_turn;
 
         LOOP
@@ -57,7 +60,7 @@ BEGIN
                 SELECT fresh.place, fresh.ordering FROM onetake_outbox AS fresh
                  WHERE fresh.lane = v_lane AND fresh.state = 0 ORDER BY fresh.place + 0 LIMIT v_look
             ), behind AS (
-                UPDATE onetake_outbox AS message SET state = 4 FROM looked
+                UPDATE onetake_outbox AS message SET state = 4, state_at = v_now + v_day FROM looked
                  WHERE message.place = looked.place AND (
                     SELECT held.place FROM onetake_outbox AS held
                      WHERE held.lane = v_lane AND held.ordering = looked.ordering
@@ -75,7 +78,7 @@ BEGIN
         v_due := '{}';
         FOR v_later IN
             SELECT later.place, later.ordering FROM onetake_outbox AS later
-             WHERE later.lane = v_lane AND later.state = 3 AND later.state_at <= v_now
+             WHERE later.lane = v_lane AND later.state IN (3, 4) AND later.state_at <= v_now
              ORDER BY later.state_at LIMIT most
         LOOP
             EXIT WHEN cardinality(v_due) >= most;
@@ -95,17 +98,22 @@ BEGIN
               ) AS held;
             IF cardinality(v_key) = 0 THEN
                 -- One before it waits, and has a time of its own.
-                UPDATE onetake_outbox AS message SET state = 4 WHERE message.place = v_later.place;
+                UPDATE onetake_outbox AS message SET state = 4, state_at = v_now + v_day
+                 WHERE message.place = v_later.place;
             END IF;
             v_due := v_due || v_key;
         END LOOP;
 
-        -- What failed before leaves half of a turn to what did not.
-        v_due := v_due[1:most - least(cardinality(v_fresh), most / 2)];
+        -- What failed before leaves half of a turn to what did not; a turn of one is the one's and the other's.
+        v_due := v_due[1:most - least(cardinality(v_fresh), (most + v_turn / 2 % 2) / 2)];
         v_fresh := v_fresh[1:most - cardinality(v_due)];
         IF cardinality(v_due) + cardinality(v_fresh) = 0 THEN
             UPDATE onetake_lanes AS lane SET taken_until = 0 WHERE lane.lane = v_lane;
-            EXIT WHEN v_left = 0;
+            IF v_left = 0 THEN
+                r_lane := v_lane;
+                RETURN NEXT;
+                RETURN;
+            END IF;
             CONTINUE;
         END IF;
         RETURN QUERY
@@ -135,6 +143,22 @@ BEGIN
 END
 $$;
 
+-- Has keys go on of which something was settled: who comes next of what was held back is due now. Whoever calls it
+-- holds the lane's row.
+CREATE FUNCTION onetake_go_on_1 (now bigint, in_lane smallint, orderings text[]) RETURNS void
+LANGUAGE sql
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off SET enable_hashjoin = off
+SET enable_mergejoin = off SET jit = off
+AS $$
+    UPDATE onetake_outbox AS message SET state = 3, state_at = now
+      FROM unnest(orderings) AS key (ordering), LATERAL (
+        SELECT held.place, held.state FROM onetake_outbox AS held
+         WHERE held.lane = in_lane AND held.ordering = key.ordering AND held.state IN (3, 4)
+         ORDER BY held.place + 0 LIMIT 1
+      ) AS next
+     WHERE message.place = next.place AND next.state = 4
+$$;
+
 -- Says what became of messages, and gives their lane back; false if it is not this turn's any more.
 -- Giving it back ends the turn: what is said twice is heard once.
 CREATE FUNCTION onetake_delivered_1 (
@@ -156,22 +180,14 @@ BEGIN
     END IF;
     v_now := (extract(epoch FROM clock_timestamp()) * 1000000)::bigint + shift;
     UPDATE onetake_outbox AS message
-       SET state = said.state, state_at = v_now + said.after,
+       SET state = said.state, state_at = v_now + least(said.after, 86400000000),
            tries = message.tries + (said.error IS NOT NULL)::integer, error = said.error
       FROM unnest(places, states, afters, errors) AS said (place, state, after, error)
      WHERE message.place = said.place AND message.lane = in_lane AND message.state IN (0, 3, 4);
-    -- Who comes next of a key that was held back is due now, whatever the clock does.
-    UPDATE onetake_outbox AS message SET state = 3, state_at = least(message.created_at, v_now)
-      FROM (
+    PERFORM onetake_go_on_1(v_now, in_lane, ARRAY(
         SELECT DISTINCT settled.ordering
           FROM unnest(places) AS said (place) JOIN onetake_outbox AS settled ON settled.place = said.place
-         WHERE settled.lane = in_lane AND settled.state IN (1, 2)
-      ) AS key, LATERAL (
-        SELECT held.place, held.state FROM onetake_outbox AS held
-         WHERE held.lane = in_lane AND held.ordering = key.ordering AND held.state IN (3, 4)
-         ORDER BY held.place + 0 LIMIT 1
-      ) AS next
-     WHERE message.place = next.place AND next.state = 4;
+         WHERE settled.lane = in_lane AND settled.state IN (1, 2)));
     -- Nobody's, whatever becomes of the clock.
     UPDATE onetake_lanes AS lane SET turn = nextval('onetake_turns'), taken_until = 0
      WHERE lane.lane = in_lane;
@@ -179,15 +195,52 @@ BEGIN
 END
 $$;
 
--- Deletes what was delivered long ago; how many it were.
-CREATE FUNCTION onetake_prune_1 (shift bigint, kept bigint, most integer) RETURNS bigint
+-- Deletes a message that is parked or failing; whether there is such a one.
+CREATE FUNCTION onetake_discard_1 (shift bigint, lock_wait text, in_message bytea) RETURNS boolean
 LANGUAGE plpgsql
 SET enable_seqscan = off SET jit = off SET plan_cache_mode = force_generic_plan
 AS $$
+#variable_conflict use_column
+DECLARE
+    v_set  text := set_config('lock_timeout', lock_wait, true);
+    v_lane smallint;
+    v_key  text;
+BEGIN
+    SELECT message.lane INTO v_lane FROM onetake_outbox AS message
+     WHERE message.message = in_message AND message.state IN (2, 3);
+    PERFORM FROM onetake_lanes AS lane WHERE lane.lane = v_lane FOR UPDATE;
+    DELETE FROM onetake_outbox AS message
+     WHERE message.message = in_message AND message.state IN (2, 3)
+    RETURNING message.ordering INTO v_key;
+    IF NOT FOUND THEN
+        RETURN false;
+    END IF;
+    PERFORM onetake_go_on_1(
+        (extract(epoch FROM clock_timestamp()) * 1000000)::bigint + shift, v_lane, ARRAY[v_key]);
+    RETURN true;
+END
+$$;
+
+-- Deletes what was delivered long ago; how many it were. And mends what a clock left behind that was far ahead: no
+-- time is written that is more than a day off.
+CREATE FUNCTION onetake_prune_1 (shift bigint, kept bigint, most integer) RETURNS bigint
+LANGUAGE plpgsql
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off SET enable_hashjoin = off
+SET enable_mergejoin = off SET jit = off SET plan_cache_mode = force_generic_plan
+AS $$
 DECLARE
     v_now   bigint := (extract(epoch FROM clock_timestamp()) * 1000000)::bigint + shift;
+    v_ahead bigint := v_now + 2 * 86400000000;
     v_count bigint;
 BEGIN
+    UPDATE onetake_lanes SET taken_until = 0 WHERE taken_until > v_ahead;
+    UPDATE onetake_outbox AS message SET state_at = v_now
+      FROM onetake_lanes AS lane, LATERAL (
+        SELECT held.place FROM onetake_outbox AS held
+         WHERE held.lane = lane.lane AND held.state IN (3, 4) AND held.state_at > v_ahead
+         ORDER BY held.state_at LIMIT most
+      ) AS far
+     WHERE message.place = far.place AND message.state IN (3, 4) AND message.state_at > v_ahead;
     WITH old AS MATERIALIZED (
         SELECT message.place FROM onetake_outbox AS message
          WHERE message.state = 1 AND message.state_at <= v_now - kept

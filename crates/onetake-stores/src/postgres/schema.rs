@@ -43,7 +43,7 @@ pub(super) async fn check(client: &Client, allow_lossy: bool) -> Result<(), Stor
                     to_regclass('onetake_notes') IS NOT NULL AND 3 = (
                       SELECT count(*) FROM pg_attribute
                        WHERE attrelid = to_regclass('onetake_records') AND NOT attisdropped
-                         AND attname IN ('origin', 'history', 'ask_at'))",
+                         AND attname IN ('origin', 'history', 'ask_at')), getdatabaseencoding()::text",
             &[],
         )
         .await
@@ -55,6 +55,7 @@ pub(super) async fn check(client: &Client, allow_lossy: bool) -> Result<(), Stor
     if flag(3) {
         return Err(unavailable(&read_only("it is a replica")));
     }
+    encoded(&setting(6))?;
     if !allow_lossy {
         for (name, value) in [
             ("fsync", setting(0)),
@@ -84,6 +85,17 @@ pub(super) async fn check(client: &Client, allow_lossy: bool) -> Result<(), Stor
         ));
     }
     Ok(())
+}
+
+/// What others say is kept too, for people: every character of it must have a place.
+fn encoded(encoding: &str) -> Result<(), StoreError> {
+    if ["UTF8", "SQL_ASCII"].contains(&encoding) {
+        return Ok(());
+    }
+    Err(invalid(format!(
+        "the database's encoding is {encoding}, in which not every text can be kept. Use a database that is made \
+         with `CREATE DATABASE … ENCODING 'UTF8' TEMPLATE template0`"
+    )))
 }
 
 /// A version that was found, and the oldest program that works on it.
@@ -172,8 +184,10 @@ async fn migrate_once(client: &mut Client) -> Result<Migrated, Stop> {
 
 async fn found(transaction: &Transaction<'_>) -> Result<Option<Found>, StoreError> {
     let failed = |error| Fault::of_statement(error, Effect::Reads).for_one();
-    let exists = "SELECT to_regclass('onetake_schema') IS NOT NULL";
+    let exists = "SELECT to_regclass('onetake_schema') IS NOT NULL, getdatabaseencoding()::text";
     let rows = transaction.query_typed(exists, &[]).await.map_err(failed)?;
+    let encoding = rows.first().and_then(|row| row.try_get::<_, String>(1).ok());
+    encoded(&encoding.unwrap_or_default())?;
     if !rows.first().and_then(|row| row.try_get(0).ok()).unwrap_or(false) {
         return Ok(None);
     }

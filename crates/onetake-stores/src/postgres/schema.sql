@@ -72,7 +72,7 @@ CREATE TABLE onetake_outbox (
     created_at bigint   NOT NULL,
     -- 0 fresh, 1 delivered, 2 parked, 3 to be tried later, 4 behind one that is
     state      smallint NOT NULL DEFAULT 0,
-    state_at   bigint   NOT NULL,    -- later: not to be tried before; otherwise since when it is so
+    state_at   bigint   NOT NULL,    -- later and behind: not to be looked at before; otherwise since when it is so
     tries      integer  NOT NULL DEFAULT 0,
     error      text                  -- why the latest try failed
 );
@@ -80,9 +80,10 @@ CREATE TABLE onetake_outbox (
 -- `place + 0`, and not of `place`, because the primary key is in that one too: a planner that thinks that half of
 -- all rows are fresh would look for the first of them there, behind all that were ever delivered.
 CREATE INDEX onetake_outbox_fresh ON onetake_outbox (lane, (place + 0)) WHERE state = 0;
-CREATE INDEX onetake_outbox_later ON onetake_outbox (lane, state_at) WHERE state = 3;
+CREATE INDEX onetake_outbox_later ON onetake_outbox (lane, state_at) WHERE state IN (3, 4);
 CREATE INDEX onetake_outbox_held ON onetake_outbox (lane, ordering, (place + 0)) WHERE state IN (3, 4);
 CREATE INDEX onetake_outbox_oldest ON onetake_outbox (created_at) WHERE state IN (3, 4);
+CREATE INDEX onetake_outbox_failing ON onetake_outbox ((place + 0)) WHERE state = 3;
 CREATE INDEX onetake_outbox_delivered ON onetake_outbox (state_at) WHERE state = 1;
 CREATE INDEX onetake_outbox_parked ON onetake_outbox ((place + 0)) WHERE state = 2;
 

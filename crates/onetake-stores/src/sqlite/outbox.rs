@@ -9,14 +9,15 @@ use rusqlite::{Connection, OptionalExtension, Row, named_params};
 
 use onetake_core::clock::micros;
 use onetake_core::outbox::{
-    COUNTED_MAX, Delivery, Message, MessageId, Outbox, OutboxCounts, Parked, Turn, Waiting,
+    COUNTED_MAX, Delivery, LOOKS_MAX, Message, MessageId, Outbox, OutboxCounts, Parked, Turn,
+    Waiting,
 };
 use onetake_core::{StoreError, Timestamp};
 
 use super::SqliteStore;
 use super::committer::Job;
 use super::ledger::{self, Decided, Moment};
-use super::turns::{Wanted, take};
+use super::turns::{HELD_MAX, Taken, Wanted, take};
 
 /// The schema. Times are microseconds since the epoch; the columns are those of PostgreSQL.
 pub(super) const TABLES: &str = "
@@ -35,9 +36,10 @@ pub(super) const TABLES: &str = "
         error      TEXT
     ) STRICT;
     CREATE INDEX onetake_outbox_fresh ON onetake_outbox (lane, place) WHERE state = 0;
-    CREATE INDEX onetake_outbox_later ON onetake_outbox (lane, state_at) WHERE state = 3;
+    CREATE INDEX onetake_outbox_later ON onetake_outbox (lane, state_at) WHERE state IN (3, 4);
     CREATE INDEX onetake_outbox_held ON onetake_outbox (lane, ordering, place) WHERE state IN (3, 4);
     CREATE INDEX onetake_outbox_oldest ON onetake_outbox (created_at) WHERE state IN (3, 4);
+    CREATE INDEX onetake_outbox_failing ON onetake_outbox (place) WHERE state = 3;
     CREATE INDEX onetake_outbox_delivered ON onetake_outbox (state_at) WHERE state = 1;
     CREATE INDEX onetake_outbox_parked ON onetake_outbox (place) WHERE state = 2;
     CREATE TABLE onetake_lanes (
@@ -65,9 +67,16 @@ pub(super) const NEXT: &str = "
        AND ordering = (SELECT settled.ordering FROM onetake_outbox AS settled WHERE settled.place = :place)
      ORDER BY place LIMIT 1";
 
-/// It is due now, whatever the clock does.
-const BRING_FORWARD: &str = "
-    UPDATE onetake_outbox SET state = 3, state_at = min(created_at, :now) WHERE place = :place";
+const BRING_FORWARD: &str =
+    "UPDATE onetake_outbox SET state = 3, state_at = :now WHERE place = :place";
+
+// What a clock left behind that was far ahead: no time is written that is more than a day off.
+const FREE_AHEAD: &str = "UPDATE onetake_lanes SET taken_until = 0 WHERE taken_until > :ahead";
+const DUE_AHEAD: &str = "
+    UPDATE onetake_outbox SET state_at = :now WHERE place IN (
+        SELECT held.place
+          FROM onetake_lanes CROSS JOIN onetake_outbox AS held INDEXED BY onetake_outbox_later
+         WHERE held.lane = onetake_lanes.lane AND held.state IN (3, 4) AND held.state_at > :ahead LIMIT :limit)";
 
 const PRUNE: &str = "
     DELETE FROM onetake_outbox WHERE place IN (
@@ -94,11 +103,22 @@ const PARKED: &str = "
     SELECT place, message, ordering, topic, headers, payload, tries, created_at, state_at, coalesce(error, '')
       FROM onetake_outbox INDEXED BY onetake_outbox_parked WHERE state = 2 AND place > :behind ORDER BY place LIMIT :limit";
 
-/// Its tries are counted anew.
-const RETRY: &str = "
-    UPDATE onetake_outbox SET state = 0, tries = 0, state_at = :now WHERE message = :message AND state = 2";
+const FAILING: &str = "
+    SELECT place, message, ordering, topic, headers, payload, tries, created_at, state_at, coalesce(error, '')
+      FROM onetake_outbox INDEXED BY onetake_outbox_failing
+     WHERE state = 3 AND tries > 0 AND place > :behind ORDER BY place LIMIT :limit";
 
-const DISCARD: &str = "DELETE FROM onetake_outbox WHERE message = :message AND state = 2";
+/// The tries of one that was parked are counted anew.
+const RETRY: &str = "
+    UPDATE onetake_outbox
+       SET state = CASE state WHEN 2 THEN 0 ELSE state END, tries = CASE state WHEN 2 THEN 0 ELSE tries END,
+           state_at = :now
+     WHERE message = :message AND state IN (2, 3)";
+
+const FIND: &str =
+    "SELECT place, lane FROM onetake_outbox WHERE message = :message AND state IN (2, 3)";
+
+const DISCARD: &str = "DELETE FROM onetake_outbox WHERE place = :place";
 
 // The states of a row; 0 is fresh, and 4 is behind one that is tried later.
 const DELIVERED: i64 = 1;
@@ -122,7 +142,7 @@ pub(super) fn write(
 ) -> rusqlite::Result<()> {
     let (state, after, error) = match delivery {
         Delivery::Delivered => (DELIVERED, Duration::ZERO, None),
-        Delivery::Again { after, error } => (LATER, *after, Some(error)),
+        Delivery::Again { after, error } => (LATER, (*after).min(HELD_MAX), Some(error)),
         Delivery::Park { error } => (PARKED_STATE, Duration::ZERO, Some(error)),
     };
     let written = connection.prepare_cached(SETTLE)?.execute(named_params! {
@@ -172,6 +192,11 @@ pub(super) fn bring_forward(
 fn prune(connection: &Connection, asked: &(Duration, usize), moment: Moment) -> Decided<usize> {
     let until = moment.now.as_micros().saturating_sub(micros(asked.0));
     let limit = i64::try_from(asked.1).unwrap_or(i64::MAX);
+    let ahead = signed(moment.now.plus(HELD_MAX * 2).as_micros());
+    connection.prepare_cached(FREE_AHEAD)?.execute(named_params! { ":ahead": ahead })?;
+    let now = signed(moment.now.as_micros());
+    let mut held = connection.prepare_cached(DUE_AHEAD)?;
+    held.execute(named_params! { ":ahead": ahead, ":now": now, ":limit": limit })?;
     let mut statement = connection.prepare_cached(PRUNE)?;
     statement.execute(named_params! { ":until": signed(until), ":limit": limit }).map(Ok)
 }
@@ -188,11 +213,15 @@ fn counts(connection: &Connection, (): &(), moment: Moment) -> Decided<OutboxCou
     counted.map(Ok)
 }
 
-fn parked(connection: &Connection, asked: &(u64, usize), _: Moment) -> Decided<Vec<Parked>> {
-    let limit = i64::try_from(asked.1).unwrap_or(i64::MAX);
-    let mut statement = connection.prepare_cached(PARKED)?;
+fn parked(
+    connection: &Connection,
+    (sql, behind, limit): &(&'static str, u64, usize),
+    _: Moment,
+) -> Decided<Vec<Parked>> {
+    let limit = i64::try_from(*limit).unwrap_or(i64::MAX);
+    let mut statement = connection.prepare_cached(sql)?;
     let rows = statement.query_map(
-        named_params! { ":behind": signed(asked.0), ":limit": limit },
+        named_params! { ":behind": signed(*behind), ":limit": limit },
         |row| {
             Ok(Parked { waiting: waiting(row)?.0, at: timestamp(row.get(8)?), error: row.get(9)? })
         },
@@ -207,10 +236,20 @@ fn retry(connection: &Connection, id: &MessageId, moment: Moment) -> Decided<boo
     Ok(Ok(changed > 0))
 }
 
-fn discard(connection: &Connection, id: &MessageId, _: Moment) -> Decided<bool> {
+fn discard(connection: &Connection, id: &MessageId, moment: Moment) -> Decided<bool> {
+    let mut statement = connection.prepare_cached(FIND)?;
+    let found = named_params! { ":message": id.as_bytes() };
+    let found = statement.query_row(found, |row| Ok((row.get::<_, i64>(0)?, row.get::<_, u8>(1)?)));
+    let Some((place, lane)) = found.optional()? else { return Ok(Ok(false)) };
+    let place = unsigned(place);
+    // Out of the way first: it must not be the one that goes on.
+    let parked = Delivery::Park { error: String::new() };
+    let now = signed(moment.now.as_micros());
+    write(connection, lane, place, &parked, now)?;
+    bring_forward(connection, lane, place, now)?;
     let mut statement = connection.prepare_cached(DISCARD)?;
-    let changed = statement.execute(named_params! { ":message": id.as_bytes() })?;
-    Ok(Ok(changed > 0))
+    statement.execute(named_params! { ":place": signed(place) })?;
+    Ok(Ok(true))
 }
 
 /// A message, and whether all of it could be read.
@@ -218,13 +257,14 @@ pub(super) fn waiting(row: &Row<'_>) -> rusqlite::Result<(Waiting, bool)> {
     let id: Option<[u8; MessageId::BYTES]> = row.get_ref(1)?.as_blob()?.try_into().ok();
     let headers = Bytes::copy_from_slice(row.get_ref(4)?.as_blob()?);
     let headers = Message::headers_from_bytes(headers).ok();
-    let is_readable = id.is_some() && headers.is_some();
+    let ((order, order_is_text), (topic, topic_is_text)) = (text(row, 2)?, text(row, 3)?);
+    let is_readable = id.is_some() && headers.is_some() && order_is_text && topic_is_text;
     let waiting = Waiting {
         place: unsigned(row.get(0)?),
         id: MessageId::from_bytes(id.unwrap_or_default()),
         message: Message {
-            topic: row.get(3)?,
-            order: row.get(2)?,
+            topic,
+            order,
             headers: headers.unwrap_or_default(),
             payload: Bytes::copy_from_slice(row.get_ref(5)?.as_blob()?),
         },
@@ -232,6 +272,12 @@ pub(super) fn waiting(row: &Row<'_>) -> rusqlite::Result<(Waiting, bool)> {
         created_at: timestamp(row.get(7)?),
     };
     Ok((waiting, is_readable))
+}
+
+/// A text, and whether it is one: what others wrote need not be UTF-8.
+fn text(row: &Row<'_>, at: usize) -> rusqlite::Result<(String, bool)> {
+    let bytes = row.get_ref(at)?.as_bytes()?;
+    Ok((String::from_utf8_lossy(bytes).into_owned(), std::str::from_utf8(bytes).is_ok()))
 }
 
 fn timestamp(column: i64) -> Timestamp {
@@ -268,7 +314,17 @@ impl Outbox for SqliteStore {
         limit: usize,
         bytes: usize,
     ) -> BoxFuture<'_, Result<Option<Turn>, StoreError>> {
-        self.outbox(Wanted { hold, limit, bytes }, take)
+        async move {
+            for _ in 0..LOOKS_MAX {
+                match self.outbox(Wanted { hold, limit, bytes }, take).await? {
+                    Taken::Turn(turn) => return Ok(Some(turn)),
+                    Taken::More => {}
+                    Taken::Nothing => break,
+                }
+            }
+            Ok(None)
+        }
+        .boxed()
     }
 
     fn settle(
@@ -289,7 +345,11 @@ impl Outbox for SqliteStore {
     }
 
     fn parked(&self, behind: u64, limit: usize) -> BoxFuture<'_, Result<Vec<Parked>, StoreError>> {
-        self.outbox((behind, limit), parked)
+        self.outbox((PARKED, behind, limit), parked)
+    }
+
+    fn failing(&self, behind: u64, limit: usize) -> BoxFuture<'_, Result<Vec<Parked>, StoreError>> {
+        self.outbox((FAILING, behind, limit), parked)
     }
 
     fn retry(&self, id: MessageId) -> BoxFuture<'_, Result<bool, StoreError>> {

@@ -3,7 +3,7 @@
 //! A message that failed is tried later, and holds back those behind it of its ordering key. However many they
 //! are, they are found once: among the fresh ones, where they are put behind it. What is due is then found by its
 //! time, and what stands behind it by its key. Of the messages of a key that are held back, one at least has a
-//! time: so none is forgotten.
+//! time; should somebody delete it, the others are looked at when a day is over.
 //!
 //! Statements name their index: what somebody's `ANALYZE` says of the table must not lead to another one, behind all
 //! that were ever delivered.
@@ -18,28 +18,32 @@ use onetake_core::outbox::{Delivery, Turn, Waiting};
 use super::ledger::{Decided, Moment};
 use super::outbox::{bring_forward, signed, unsigned, waiting, write};
 
-const FREE: &str = "SELECT lane FROM onetake_lanes WHERE taken_until <= :now ORDER BY turn, lane";
+const FREE: &str =
+    "SELECT lane, turn FROM onetake_lanes WHERE taken_until <= :now ORDER BY turn, lane";
 
 const FRESH: &str = "
-    SELECT place, ordering FROM onetake_outbox INDEXED BY onetake_outbox_fresh
+    SELECT place FROM onetake_outbox INDEXED BY onetake_outbox_fresh
      WHERE lane = :lane AND state = 0 ORDER BY place LIMIT :limit";
 
 /// Whether something of its key stands before a message and is held back.
 const IS_BEHIND: &str = "
     SELECT 1 FROM onetake_outbox INDEXED BY onetake_outbox_held
-     WHERE lane = :lane AND ordering = :ordering AND state IN (3, 4) AND place < :place
+     WHERE lane = :lane AND state IN (3, 4) AND place < :place
+       AND ordering = (SELECT fresh.ordering FROM onetake_outbox AS fresh WHERE fresh.place = :place)
      ORDER BY place DESC LIMIT 1";
 
-const PUT_BEHIND: &str = "UPDATE onetake_outbox SET state = 4 WHERE place = :place";
+const PUT_BEHIND: &str = "UPDATE onetake_outbox SET state = 4, state_at = :at WHERE place = :place";
 
 const DUE: &str = "
-    SELECT place, ordering FROM onetake_outbox INDEXED BY onetake_outbox_later
-     WHERE lane = :lane AND state = 3 AND state_at <= :now ORDER BY state_at LIMIT :limit";
+    SELECT place FROM onetake_outbox INDEXED BY onetake_outbox_later
+     WHERE lane = :lane AND state IN (3, 4) AND state_at <= :now ORDER BY state_at LIMIT :limit";
 
-/// Those of a key that are held back, and whether they have to wait.
+/// Those of a message's key that are held back, and whether they have to wait.
 const OF_KEY: &str = "
     SELECT place, state = 3 AND state_at > :now FROM onetake_outbox INDEXED BY onetake_outbox_held
-     WHERE lane = :lane AND ordering = :ordering AND state IN (3, 4) ORDER BY place LIMIT :limit";
+     WHERE lane = :lane AND state IN (3, 4)
+       AND ordering = (SELECT due.ordering FROM onetake_outbox AS due WHERE due.place = :place)
+     ORDER BY place LIMIT :limit";
 
 const MESSAGE: &str = "
     SELECT place, message, ordering, topic, headers, payload, tries, created_at
@@ -51,8 +55,10 @@ const TAKE: &str = "
 
 /// How many fresh ones are looked at together, at least.
 const LOOK_MIN: usize = 100;
-/// How often that may lead to nothing in one call.
-const FRUITLESS_MAX: usize = 20;
+/// How many of them may be looked at in one call, if that leads to nothing.
+const LOOKED_MAX: usize = 2_000;
+/// When one that is held back is looked at, should nobody have come to it before.
+pub(super) const HELD_MAX: Duration = Duration::from_hours(24);
 
 /// How much a relay wants, and for how long.
 pub(super) struct Wanted {
@@ -61,45 +67,51 @@ pub(super) struct Wanted {
     pub(super) bytes: usize,
 }
 
+/// What came of looking for a turn.
+pub(super) enum Taken {
+    Turn(Turn),
+    /// There is more to look at: a call ends so that none takes long.
+    More,
+    Nothing,
+}
+
 /// A lane at a moment.
 struct Lane<'a> {
     connection: &'a Connection,
     lane: u8,
-    now: i64,
+    now: Timestamp,
     limit: usize,
 }
 
-pub(super) fn take(
-    connection: &Connection,
-    wanted: &Wanted,
-    moment: Moment,
-) -> Decided<Option<Turn>> {
+pub(super) fn take(connection: &Connection, wanted: &Wanted, moment: Moment) -> Decided<Taken> {
     let now = signed(moment.now.as_micros());
     let mut free = connection.prepare_cached(FREE)?;
-    let lanes = free.query_map(named_params! { ":now": now }, |row| row.get::<_, u8>(0))?;
-    let lanes = lanes.collect::<rusqlite::Result<Vec<u8>>>()?;
-    let mut fruitless_left = FRUITLESS_MAX;
-    for number in lanes {
-        let lane = Lane { connection, lane: number, now, limit: wanted.limit.max(1) };
-        let fresh = lane.fresh(&mut fruitless_left)?;
-        let chosen = choose(lane.due()?, fresh, lane.limit);
+    let lanes = free.query_map(named_params! { ":now": now }, |row| Ok((row.get(0)?, row.get(1)?)));
+    let lanes = lanes?.collect::<rusqlite::Result<Vec<(u8, i64)>>>()?;
+    let limit = wanted.limit.max(1);
+    let mut looks_left = (LOOKED_MAX / limit.max(LOOK_MIN)).max(1);
+    for (number, turns) in lanes {
+        let lane = Lane { connection, lane: number, now: moment.now, limit };
+        let fresh = lane.fresh(&mut looks_left)?;
+        let chosen = choose(lane.due()?, fresh, limit, turns);
         let messages = lane.messages(&chosen, wanted.bytes)?;
         if !messages.is_empty() {
-            let turn = lane.take(moment.now.plus(wanted.hold))?;
-            return Ok(Ok(Some(Turn { lane: number, turn, messages })));
+            let turn = lane.take(moment.now.plus(wanted.hold.min(HELD_MAX)))?;
+            return Ok(Ok(Taken::Turn(Turn { lane: number, turn, messages })));
         }
-        if fruitless_left == 0 {
-            // There is more of the same: the other lanes come before it.
+        if looks_left == 0 {
+            // There may be more of the same: the other lanes come before it.
             lane.take(Timestamp::from_micros(0))?;
-            break;
+            return Ok(Ok(Taken::More));
         }
     }
-    Ok(Ok(None))
+    Ok(Ok(Taken::Nothing))
 }
 
-/// What failed before leaves half of a turn to what did not.
-fn choose(mut due: Vec<u64>, mut fresh: Vec<u64>, limit: usize) -> Vec<u64> {
-    due.truncate(limit - fresh.len().min(limit / 2));
+/// What failed before leaves half of a turn to what did not; a turn of one is the one's and the other's.
+fn choose(mut due: Vec<u64>, mut fresh: Vec<u64>, limit: usize, turns: i64) -> Vec<u64> {
+    let is_other = turns / 2 % 2 != 0;
+    due.truncate(limit - fresh.len().min((limit + usize::from(is_other)) / 2));
     fresh.truncate(limit - due.len());
     let mut chosen = Vec::with_capacity(due.len() + fresh.len());
     let (mut due, mut fresh) = (due.into_iter(), fresh.into_iter());
@@ -115,7 +127,7 @@ fn choose(mut due: Vec<u64>, mut fresh: Vec<u64>, limit: usize) -> Vec<u64> {
 
 impl Lane<'_> {
     /// The fresh ones that nothing stands before; the others are put behind what does.
-    fn fresh(&self, fruitless_left: &mut usize) -> rusqlite::Result<Vec<u64>> {
+    fn fresh(&self, looks_left: &mut usize) -> rusqlite::Result<Vec<u64>> {
         let look = self.limit.max(LOOK_MIN);
         loop {
             let mut fresh = self.connection.prepare_cached(FRESH)?;
@@ -123,9 +135,8 @@ impl Lane<'_> {
                 places(&mut fresh, named_params! { ":lane": self.lane, ":limit": count(look) })?;
             let seen = looked.len();
             let mut free = Vec::new();
-            for (place, ordering) in looked {
-                let asked =
-                    named_params! { ":lane": self.lane, ":ordering": ordering, ":place": place };
+            for place in looked {
+                let asked = named_params! { ":lane": self.lane, ":place": place };
                 let mut is_behind = self.connection.prepare_cached(IS_BEHIND)?;
                 if is_behind.query_row(asked, |_| Ok(())).optional()?.is_some() {
                     self.put_behind(place)?;
@@ -133,32 +144,33 @@ impl Lane<'_> {
                     free.push(unsigned(place));
                 }
             }
-            if !free.is_empty() || seen < look || *fruitless_left == 0 {
+            if !free.is_empty() || seen < look || *looks_left == 0 {
                 return Ok(free);
             }
-            *fruitless_left -= 1;
+            *looks_left -= 1;
         }
     }
 
     fn put_behind(&self, place: i64) -> rusqlite::Result<()> {
         let mut behind = self.connection.prepare_cached(PUT_BEHIND)?;
-        behind.execute(named_params! { ":place": place }).map(drop)
+        let at = signed(self.now.plus(HELD_MAX).as_micros());
+        behind.execute(named_params! { ":place": place, ":at": at }).map(drop)
     }
 
     /// Those whose time has come, with what stands behind them.
     fn due(&self) -> rusqlite::Result<Vec<u64>> {
         let mut found = self.connection.prepare_cached(DUE)?;
-        let asked =
-            named_params! { ":lane": self.lane, ":now": self.now, ":limit": count(self.limit) };
+        let now = signed(self.now.as_micros());
+        let asked = named_params! { ":lane": self.lane, ":now": now, ":limit": count(self.limit) };
         let mut due = Vec::new();
-        for (place, ordering) in places(&mut found, asked)? {
+        for place in places(&mut found, asked)? {
             if due.len() >= self.limit {
                 break;
             }
             if due.contains(&unsigned(place)) {
                 continue;
             }
-            let of_key = self.of_key(&ordering, self.limit - due.len())?;
+            let of_key = self.of_key(place, self.limit - due.len())?;
             if of_key.is_empty() {
                 // One before it waits, and has a time of its own.
                 self.put_behind(place)?;
@@ -168,11 +180,12 @@ impl Lane<'_> {
         Ok(due)
     }
 
-    /// From the first of a key on, up to one that has to wait.
-    fn of_key(&self, ordering: &str, limit: usize) -> rusqlite::Result<Vec<u64>> {
+    /// From the first of a message's key on, up to one that has to wait.
+    fn of_key(&self, place: i64, limit: usize) -> rusqlite::Result<Vec<u64>> {
         let mut of_key = self.connection.prepare_cached(OF_KEY)?;
+        let now = signed(self.now.as_micros());
         let mut rows = of_key.query(named_params! {
-            ":lane": self.lane, ":ordering": ordering, ":now": self.now, ":limit": count(limit),
+            ":lane": self.lane, ":place": place, ":now": now, ":limit": count(limit),
         })?;
         let mut places = Vec::new();
         while let Some(row) = rows.next()? {
@@ -194,9 +207,11 @@ impl Lane<'_> {
             let (waiting, is_readable) = waiting(row)?;
             if !is_readable {
                 // Nobody can read it: an operator has to, and the others go on.
-                let error = "its headers cannot be read: it was not written by onetake".to_owned();
-                write(self.connection, self.lane, *place, &Delivery::Park { error }, self.now)?;
-                bring_forward(self.connection, self.lane, *place, self.now)?;
+                let error =
+                    "its headers or texts cannot be read: it was not written by onetake".to_owned();
+                let now = signed(self.now.as_micros());
+                write(self.connection, self.lane, *place, &Delivery::Park { error }, now)?;
+                bring_forward(self.connection, self.lane, *place, now)?;
                 continue;
             }
             let message = &waiting.message;
@@ -219,12 +234,8 @@ impl Lane<'_> {
     }
 }
 
-/// Places, and the ordering keys there.
-fn places(
-    statement: &mut CachedStatement<'_>,
-    asked: impl Params,
-) -> rusqlite::Result<Vec<(i64, String)>> {
-    statement.query_map(asked, |row| Ok((row.get(0)?, row.get(1)?)))?.collect()
+fn places(statement: &mut CachedStatement<'_>, asked: impl Params) -> rusqlite::Result<Vec<i64>> {
+    statement.query_map(asked, |row| row.get(0))?.collect()
 }
 
 fn count(number: usize) -> i64 {
@@ -258,10 +269,13 @@ mod tests {
 
     #[test]
     fn what_failed_leaves_half_of_a_turn_to_what_did_not() {
-        assert_eq!(choose(vec![1, 2, 3, 4], vec![5, 6, 7, 8], 4), [1, 5, 2, 6]);
-        assert_eq!(choose(vec![1, 2, 3, 4], vec![5], 4), [1, 5, 2, 3]);
-        assert_eq!(choose(vec![1], vec![5, 6, 7, 8], 4), [1, 5, 6, 7]);
-        assert_eq!(choose(vec![], vec![5, 6], 1), [5]);
-        assert_eq!(choose(vec![1, 2], vec![5, 6], 1), [1]);
+        for turns in 0..4 {
+            assert_eq!(choose(vec![1, 2, 3, 4], vec![5, 6, 7, 8], 4, turns), [1, 5, 2, 6]);
+            assert_eq!(choose(vec![1, 2, 3, 4], vec![5], 4, turns), [1, 5, 2, 3]);
+            assert_eq!(choose(vec![1], vec![5, 6, 7, 8], 4, turns), [1, 5, 6, 7]);
+            assert_eq!(choose(vec![], vec![5, 6], 1, turns), [5]);
+        }
+        assert_eq!(choose(vec![1, 2], vec![5, 6], 1, 1), [1]);
+        assert_eq!(choose(vec![1, 2], vec![5, 6], 1, 3), [5]);
     }
 }

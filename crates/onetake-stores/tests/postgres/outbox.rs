@@ -7,7 +7,7 @@ use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use onetake_core::conformance::{OutboxSubject, run_outbox};
 use onetake_core::outbox::{Delivery, Outbox};
-use onetake_core::{Fence, Message, MessageId, RecordId, Shift};
+use onetake_core::{Clock, Fence, Message, MessageId, RecordId, Shift, SystemClock};
 use onetake_sim::servers::{PgBouncer, Postgres};
 use onetake_stores::{PostgresOptions, PostgresStore};
 use tokio_postgres::{Client, NoTls};
@@ -105,6 +105,41 @@ async fn what_cannot_be_read_is_parked() {
     assert!(parked[0].error.contains("headers"), "{}", parked[0].error);
 }
 
+/// Nobody is waited for for ever: neither for one that somebody deleted, nor for a time of a clock that was ahead.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_no_command_can_leave_behind_mends_itself() {
+    let server = Postgres::start().await;
+    let url = server.database();
+    let subject = Subject::new(&url, &url).await;
+    let (_, database) = url.rsplit_once('/').unwrap();
+    let (day, hold) = (Duration::from_hours(24), Duration::from_secs(60));
+    let id = |number| MessageId::of(RecordId::from_bytes([1; 16]), Fence::new(1), number);
+    subject.write((0..2).map(|number| (id(number), Message::new("t", "a", "p"))).collect()).await;
+    let turn = subject.store.take(hold, 1, 999).await.unwrap().unwrap();
+    let later = Delivery::Again { after: day * 400, error: "no".to_owned() };
+    assert!(subject.store.settle(turn.lane, turn.turn, vec![(1, later)]).await.unwrap());
+    assert_eq!(subject.store.take(hold, 9, 999).await.unwrap(), None);
+    server.sql(database, "DELETE FROM onetake_outbox WHERE place = 1");
+    subject.advance(day - hold);
+    assert_eq!(subject.store.take(hold, 9, 999).await.unwrap(), None);
+    subject.advance(hold);
+    let turn = subject.store.take(day * 400, 9, 999).await.unwrap().unwrap();
+    assert_eq!(turn.messages.iter().map(|one| one.id).collect::<Vec<_>>(), [id(1)]);
+    server.sql(
+        database,
+        "UPDATE onetake_outbox SET state = 3, state_at = state_at + 1000000000000000",
+    );
+    server.sql(
+        database,
+        "UPDATE onetake_lanes SET taken_until = 9000000000000000 WHERE taken_until > 0",
+    );
+    subject.advance(day);
+    assert_eq!(subject.store.take(hold, 9, 999).await.unwrap(), None);
+    subject.store.prune(day, 9).await.unwrap();
+    let turn = subject.store.take(hold, 9, 999).await.unwrap().unwrap();
+    assert_eq!(turn.messages.iter().map(|one| one.id).collect::<Vec<_>>(), [id(1)]);
+}
+
 /// However much waits, was delivered, or is held back behind a message that failed: a turn reads a few rows.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_turn_reads_a_few_rows_of_many() {
@@ -173,6 +208,13 @@ async fn a_turn_reads_a_few_rows_of_many() {
     let (other, more) = cost(&take(2 * hour, 100));
     assert_ne!(many.split('/').next(), other.split('/').next(), "one lane after the other");
     assert!(rows.max(more) < 1_000, "to take what is due again: {rows}, {more}");
+    // Nothing was delivered long enough ago; then everything.
+    let prune = |kept: u64| format!("SELECT onetake_prune_1(0, {kept}, 100)");
+    let now = SystemClock.now().as_micros();
+    let (none, rows) = cost(&prune(2 * now));
+    assert!(none == "0" && rows < 100, "to find nothing to prune: {rows}");
+    let (pruned, rows) = cost(&prune(0));
+    assert!(pruned == "100" && rows < 1_000, "to prune {pruned}: {rows}");
     let (counted, rows) = cost("SELECT r_waiting FROM onetake_outbox_counts_1(0, 100000)");
     assert_eq!(counted, "30001");
     assert!(rows < 31_000, "to count: {rows}");

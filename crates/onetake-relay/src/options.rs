@@ -21,8 +21,9 @@ pub struct RelayOptions {
     pub backoff_min: Duration,
     /// The longest pause after a failure, also where a receiver asks for a longer one.
     pub backoff_max: Duration,
-    /// The longest pause while the receiver cannot be reached: to look again costs little.
-    pub away_max: Duration,
+    /// The longest pause of the relay itself after a turn in which nothing was delivered. The messages that failed
+    /// wait for as long as they have to, and others must not wait for them.
+    pub fruitless_max: Duration,
     /// After how many failures a message is parked, if others are delivered meanwhile. `None`: never, because
     /// what can be tried again is nobody's poison.
     pub tries_max: Option<u32>,
@@ -46,7 +47,7 @@ impl Default for RelayOptions {
             idle_poll: Duration::from_millis(200),
             backoff_min: Duration::from_millis(200),
             backoff_max: Duration::from_secs(30),
-            away_max: Duration::from_secs(2),
+            fruitless_max: Duration::from_secs(2),
             tries_max: None,
             kept: Duration::from_hours(24),
             prune_interval: Duration::from_secs(60),

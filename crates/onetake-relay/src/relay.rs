@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
-use futures_util::future::{join, join_all};
+use futures_util::future::{join_all, join3};
 use onetake_core::outbox::{Delivery, Outbox, Turn, Waiting};
 use onetake_core::{Clock, Rng};
 use tokio::sync::{Mutex, Notify};
@@ -70,17 +70,16 @@ impl Relay {
     /// Delivers until it is cancelled; what it has then is finished or given back.
     pub async fn run(&self, cancel: CancellationToken) {
         let lanes = (0..self.options.lanes_at_once.max(1)).map(|_| self.deliver_lanes(&cancel));
-        join(join_all(lanes), self.look_after(&cancel)).await;
+        join3(join_all(lanes), self.count(&cancel), self.prune(&cancel)).await;
     }
 
     async fn deliver_lanes(&self, cancel: &CancellationToken) {
         while let Some((turn, since)) = self.next_turn(cancel).await {
-            let is_away = self.deliver(turn, since).await;
+            self.deliver(turn, since).await;
             let fruitless = self.fruitless.load(Ordering::Relaxed);
             if fruitless > 0 {
                 let pause = self.options.backoff(fruitless, &*self.rng);
-                let most = if is_away { self.options.away_max } else { pause };
-                self.pause(pause.min(most), cancel).await;
+                self.pause(pause.min(self.options.fruitless_max), cancel).await;
             }
         }
     }
@@ -119,8 +118,7 @@ impl Relay {
         None
     }
 
-    /// Delivers a turn; whether the receiver could not be reached.
-    async fn deliver(&self, turn: Turn, since: Duration) -> bool {
+    async fn deliver(&self, turn: Turn, since: Duration) {
         // A quarter of the hold is left for saying what came of it.
         let end = since.saturating_add(self.options.hold.mul_f64(0.75));
         let within = end.saturating_sub(self.clock.monotonic());
@@ -139,7 +137,7 @@ impl Relay {
         };
         let (deliveries, tally) = self.judge(&turn.messages, answers);
         if !self.settle(turn.lane, turn.turn, deliveries, since).await {
-            return tally.is_away;
+            return;
         }
         if tally.delivered > 0 && self.is_full(&turn.messages) {
             self.given_back.notify_one();
@@ -152,7 +150,6 @@ impl Relay {
             let sink = self.sink.name();
             tracing::warn!(sink, parked, failed, error = why, "messages could not be delivered");
         }
-        tally.is_away
     }
 
     /// Whether there were about as many as a turn may have.
@@ -257,9 +254,7 @@ impl Relay {
         }
     }
 
-    /// Counts, and deletes what was kept for long enough.
-    async fn look_after(&self, cancel: &CancellationToken) {
-        let mut prune_at = self.clock.monotonic();
+    async fn count(&self, cancel: &CancellationToken) {
         while !cancel.is_cancelled() {
             match self.outbox.counts().await {
                 Ok(counts) => {
@@ -269,24 +264,23 @@ impl Relay {
                 }
                 Err(error) => tracing::warn!(%error, "the outbox could not be counted"),
             }
-            if self.clock.monotonic() >= prune_at {
-                self.prune(cancel).await;
-                prune_at = self.clock.monotonic().saturating_add(self.options.prune_interval);
-            }
             self.pause(self.options.count_interval, cancel).await;
         }
     }
 
+    /// Deletes what was kept for long enough.
     async fn prune(&self, cancel: &CancellationToken) {
         let batch = self.options.prune_batch.max(1);
         while !cancel.is_cancelled() {
-            match self.outbox.prune(self.options.kept, batch).await {
-                Ok(pruned) if pruned < batch => return,
-                Ok(_) => {}
+            let is_done = match self.outbox.prune(self.options.kept, batch).await {
+                Ok(pruned) => pruned < batch,
                 Err(error) => {
                     tracing::warn!(%error, "what was delivered long ago could not be deleted");
-                    return;
+                    true
                 }
+            };
+            if is_done {
+                self.pause(self.options.prune_interval, cancel).await;
             }
         }
     }

@@ -78,18 +78,20 @@ impl SinkError {
 }
 
 /// Sends each message with `send`, those of one ordering key one behind the other, those of different keys up to
-/// `at_once` at the same time, for as long as `within`.
+/// `at_once` at the same time, for as long as `within`. One of which the receiver would have less than its `patience`,
+/// and less than half of all the time, is left for another turn: to cut it off would be no fault of its own.
 pub async fn in_order<'a, F>(
     batch: &'a [Waiting],
     at_once: usize,
     clock: &dyn Clock,
-    within: Duration,
+    (within, patience): (Duration, Duration),
     send: impl Fn(&'a Waiting) -> F,
 ) -> Vec<Result<(), SinkError>>
 where
     F: Future<Output = Result<(), SinkError>>,
 {
     let end = clock.monotonic().saturating_add(within);
+    let begin_until = end.saturating_sub(patience.min(within / 2));
     let mut places: HashMap<&str, usize> = HashMap::new();
     let mut keys: Vec<Vec<(usize, &Waiting)>> = Vec::new();
     for (at, waiting) in batch.iter().enumerate() {
@@ -100,7 +102,7 @@ where
         }
     }
     let sending: Vec<_> =
-        keys.into_iter().map(|of_key| one_key(of_key, clock, end, &send)).collect();
+        keys.into_iter().map(|of_key| one_key(of_key, clock, (begin_until, end), &send)).collect();
     let answers: Vec<Vec<_>> =
         stream::iter(sending).buffer_unordered(at_once.max(1)).collect().await;
     let mut all: Vec<_> = batch.iter().map(|_| Err(SinkError::not_tried())).collect();
@@ -116,7 +118,7 @@ where
 async fn one_key<'a, F>(
     of_key: Vec<(usize, &'a Waiting)>,
     clock: &dyn Clock,
-    end: Duration,
+    (begin_until, end): (Duration, Duration),
     send: &impl Fn(&'a Waiting) -> F,
 ) -> Vec<(usize, Result<(), SinkError>)>
 where
@@ -124,14 +126,14 @@ where
 {
     let mut answers = Vec::with_capacity(of_key.len());
     for (at, waiting) in of_key {
-        let left = end.saturating_sub(clock.monotonic());
-        if left.is_zero() {
+        let now = clock.monotonic();
+        if now > begin_until {
             break;
         }
         let answer = tokio::select! {
             biased;
             answer = send(waiting) => answer,
-            () = clock.sleep(left) => Err(SinkError::retry("no answer came in time")),
+            () = clock.sleep(end.saturating_sub(now)) => Err(SinkError::retry("no answer came in time")),
         };
         let failed = answer.is_err();
         answers.push((at, answer));
@@ -140,4 +142,45 @@ where
         }
     }
     answers
+}
+
+#[cfg(test)]
+mod tests {
+    use onetake_core::outbox::{Message, MessageId};
+    use onetake_core::{ManualClock, Timestamp};
+
+    use super::*;
+
+    fn waiting(order: &str) -> Waiting {
+        Waiting {
+            place: 0,
+            id: MessageId::from_bytes([0; MessageId::BYTES]),
+            message: Message::new("t", order, "p"),
+            tries: 0,
+            created_at: Timestamp::from_micros(0),
+        }
+    }
+
+    #[tokio::test]
+    async fn what_has_too_little_time_is_not_begun() {
+        let seconds = Duration::from_secs;
+        let batch = [waiting("a"), waiting("b")];
+        // Each takes a minute of a hundred seconds.
+        for (patience, expected) in [
+            (30, [Ok(()), Ok(())]),
+            (50, [Ok(()), Err(SinkErrorKind::NotTried)]),
+            (900, [Ok(()), Err(SinkErrorKind::NotTried)]),
+        ] {
+            let clock = ManualClock::default();
+            let send = |_| {
+                clock.advance(seconds(60));
+                std::future::ready(Ok(()))
+            };
+            let answers =
+                in_order(&batch, 1, &clock, (seconds(100), seconds(patience)), send).await;
+            let answers: Vec<_> =
+                answers.into_iter().map(|answer| answer.map_err(|error| error.kind)).collect();
+            assert_eq!(answers, expected, "{patience}");
+        }
+    }
 }

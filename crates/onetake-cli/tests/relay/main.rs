@@ -251,6 +251,8 @@ async fn operators_see_and_settle_what_is_parked() {
     let _stream = world.stream().await;
     let (code, said) = world.operate(&["parked"]);
     assert_eq!((code, said.as_str()), (0, "no message is parked\n"));
+    let (code, said) = world.operate(&["failing"]);
+    assert_eq!((code, said.as_str()), (0, "no message is failing\n"));
     let relay = world.relay();
     world.write(1..3, 0..1, 20_000);
     world.write(1..3, 1..3, 0);
@@ -271,6 +273,27 @@ async fn operators_see_and_settle_what_is_parked() {
     assert_eq!(world.sql("SELECT count(*) FROM onetake_outbox WHERE state = 1"), "5");
     assert_eq!(world.operate(&["retry", id]).0, 4);
     assert_eq!(world.operate(&["retry", "nonsense"]).0, 2);
+    drop(relay);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn operators_see_and_settle_what_fails() {
+    let world = World::start(&[]).await;
+    let relay = world.relay();
+    world.write(1..2, 0..3, 0);
+    let mut failing = String::new();
+    until("it is told what fails, and why", async || {
+        failing = world.operate(&["failing"]).1;
+        failing.contains("create one")
+    })
+    .await;
+    assert_eq!(failing.matches("  tried again at ").count(), 1, "the first one alone: {failing}");
+    let id = failing.split_whitespace().next().unwrap();
+    assert_eq!(world.operate(&["retry", id]), (0, format!("{id} is tried again\n")));
+    assert_eq!(world.operate(&["discard", id]), (0, format!("{id} is deleted\n")));
+    let stream = world.stream().await;
+    world.drained().await;
+    assert_eq!(kept(&stream).await[&1], [1, 2], "those behind it went on");
     drop(relay);
 }
 

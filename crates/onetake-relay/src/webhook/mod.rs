@@ -168,7 +168,8 @@ impl Sink for WebhookSink {
         within: Duration,
     ) -> BoxFuture<'a, Vec<Result<(), SinkError>>> {
         let call = |waiting| self.call(waiting);
-        in_order(batch, self.options.at_once, &*self.clock, within, call).boxed()
+        let (at_once, patience) = (self.options.at_once, self.options.answer_timeout);
+        in_order(batch, at_once, &*self.clock, (within, patience), call).boxed()
     }
 }
 

@@ -97,3 +97,24 @@ async fn what_is_too_large_or_has_no_subject_parks_and_the_rest_goes_on() {
     assert!((1..5).all(|key| kept[&key] == [1, 2]), "{kept:?}");
     relay.stop().await;
 }
+
+/// An account's limit is lower than the server's, and only the server knows: it closes the connection.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_too_large_for_the_account_parks_and_the_rest_goes_on() {
+    let world = World::start().await;
+    let account = "accounts { A { jetstream: enabled, users: [ { user: a, password: a } ], limits { max_payload: 3000 } } }";
+    let nats = Nats::start_with(&[account, "no_auth_user: a"]).await;
+    let kept_by = stream(&nats, Config::default()).await;
+    world.write("paid", 1..3, 0..1, 20_000);
+    world.write("paid", 3..4, 0..1, 5_000);
+    world.write("paid", 0..10, 1..5, 0);
+    let relay = world.relay(sink(&nats).await, hurried());
+    world.drained().await;
+    let parked = world.parked().await;
+    let keys: Vec<u32> = parked.iter().map(|one| parse(&one.waiting.message.payload).0).collect();
+    assert_eq!(keys, [1, 2, 3]);
+    assert!(parked.iter().all(|one| one.error.contains("the NATS account takes")), "{parked:?}");
+    let kept = kept(&kept_by).await;
+    assert!((0..10).all(|key| kept[&key] == [1, 2, 3, 4]), "{kept:?}");
+    relay.stop().await;
+}

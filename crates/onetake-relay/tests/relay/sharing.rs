@@ -79,7 +79,8 @@ impl Sink for Way {
         within: Duration,
     ) -> BoxFuture<'a, Vec<Result<(), SinkError>>> {
         self.0.held_most.fetch_max(batch.len(), Ordering::Relaxed);
-        in_order(batch, 8, &SystemClock, within, |waiting| self.send(waiting)).boxed()
+        let patience = self.0.pause * 2;
+        in_order(batch, 8, &SystemClock, (within, patience), |waiting| self.send(waiting)).boxed()
     }
 }
 
@@ -151,6 +152,47 @@ impl Sink for Refusing {
         let refused = batch.iter().map(|_| Err(SinkError::retry("not now"))).collect();
         std::future::ready(refused).boxed()
     }
+}
+
+/// Refuses some keys, and takes the others.
+#[derive(Debug)]
+struct Picky(Way);
+
+impl Sink for Picky {
+    fn name(&self) -> &'static str {
+        "picky"
+    }
+
+    fn deliver<'a>(
+        &'a self,
+        batch: &'a [Waiting],
+        within: Duration,
+    ) -> BoxFuture<'a, Vec<Result<(), SinkError>>> {
+        let send = async |waiting: &'a Waiting| match parse(&waiting.message.payload).0 {
+            0..8 => Err(SinkError::retry("not from you")),
+            _ => self.0.send(waiting).await,
+        };
+        in_order(batch, 8, &SystemClock, (within, within), send).boxed()
+    }
+}
+
+/// However long they have to wait that fail: others need not.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn who_fails_keeps_nobody_else_waiting() {
+    let world = World::start().await;
+    let receiver = Arc::new(Receiver::default());
+    let hour = Duration::from_hours(1);
+    let pauses = RelayOptions { backoff_min: hour, backoff_max: hour, ..hurried() };
+    let options = RelayOptions { fruitless_max: Duration::from_millis(50), ..pauses };
+    let relay = world.relay(Arc::new(Picky(Way(Arc::clone(&receiver)))), options);
+    world.write("t", 0..8, 0..2, 0);
+    until("all of them failed", async || {
+        world.sql("SELECT count(*) FROM onetake_outbox WHERE tries = 1") == "8"
+    })
+    .await;
+    world.write("t", 8..20, 0..2, 0);
+    until("the others are there", async || receiver.ids.lock().unwrap().len() == 24).await;
+    relay.stop().await;
 }
 
 /// Messages that failed often, and a relay that starts while the receiver refuses everything: it cannot know whose

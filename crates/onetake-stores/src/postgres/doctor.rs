@@ -13,6 +13,8 @@ use crate::diagnosis::{Diagnosis, Finding};
 
 /// How many round trips are measured.
 const ROUND_TRIPS: usize = 15;
+/// A transaction that is open for longer than this, in seconds, is worth a word.
+const OPEN_MAX: i64 = 600;
 /// A clock further away than this is worth a word.
 const CLOCK_AWAY: i64 = 1_000_000;
 
@@ -22,7 +24,11 @@ const SETTINGS: &str = "SELECT current_setting('server_version'), current_settin
     (SELECT count(*) FROM pg_stat_replication),
     coalesce((SELECT ssl FROM pg_stat_ssl WHERE pid = pg_backend_pid()), false),
     (extract(epoch FROM clock_timestamp()) * 1000000)::bigint,
-    current_setting('default_transaction_isolation')";
+    current_setting('default_transaction_isolation'),
+    coalesce((SELECT max(extract(epoch FROM clock_timestamp() - xact_start))::bigint FROM pg_stat_activity
+               WHERE datname = current_database() AND pid <> pg_backend_pid()), 0),
+    coalesce((SELECT max(extract(epoch FROM clock_timestamp() - prepared))::bigint FROM pg_prepared_xacts
+               WHERE database = current_database()), 0)";
 
 pub(super) async fn diagnose(store: &PostgresStore) -> Result<Diagnosis, StoreError> {
     let mut trips = Vec::new();
@@ -68,6 +74,7 @@ pub(super) async fn diagnose(store: &PostgresStore) -> Result<Diagnosis, StoreEr
             "leave it at read committed for onetake's role: ALTER ROLE … SET default_transaction_isolation = 'read committed'",
         ));
     }
+    findings.extend(open_for_long(get::<i64>(row, 10)?.max(get(row, 11)?)));
     let ahead = ahead(get(row, 8)?, here.as_micros(), round_trip);
     if ahead.abs() > CLOCK_AWAY {
         findings.push(Finding::weak(
@@ -79,6 +86,20 @@ pub(super) async fn diagnose(store: &PostgresStore) -> Result<Diagnosis, StoreEr
     findings.extend(pooler(store).await);
     let server = format!("PostgreSQL {}", get::<String>(row, 0)?);
     Ok(Diagnosis::new(server, round_trip, Some(ahead), findings))
+}
+
+/// What a transaction may still see cannot be cleaned up: every look goes past it.
+fn open_for_long(seconds: i64) -> Option<Finding> {
+    (seconds > OPEN_MAX).then(|| {
+        Finding::weak(
+            format!(
+                "a transaction has been open for {seconds} s: whatever expired or was delivered since then cannot be \
+                 cleaned up, and gets in the way of claims and relays"
+            ),
+            "look for it in pg_stat_activity (xact_start) and pg_prepared_xacts, and end it; set \
+             idle_in_transaction_session_timeout, and have long reports read from a replica",
+        )
+    })
 }
 
 fn ahead(server: i64, here: u64, round_trip: Duration) -> i64 {
@@ -174,4 +195,16 @@ async fn pooler(store: &PostgresStore) -> Option<Finding> {
     client.batch_execute("RESET onetake.seen").await.ok()?;
     (seen.as_deref() == Some("yes"))
         .then(|| Finding::fine("a pooler in transaction mode stands in between, and that works"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_transaction_that_is_open_for_long_is_named() {
+        assert!(open_for_long(OPEN_MAX).is_none());
+        let finding = format!("{:?}", open_for_long(7_200).expect("two hours are long"));
+        assert!(finding.contains("open for 7200 s") && finding.contains("pg_stat_activity"));
+    }
 }

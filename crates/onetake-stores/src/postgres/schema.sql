@@ -75,7 +75,7 @@ CREATE TABLE onetake_outbox (
     state_at   bigint   NOT NULL,    -- later and behind: not to be looked at before; otherwise since when it is so
     tries      integer  NOT NULL DEFAULT 0,
     error      text                  -- why the latest try failed
-);
+) WITH (autovacuum_vacuum_scale_factor = 0.02); -- each row changes its state at least once
 -- What is fresh is looked at once: it is delivered, or leaves this index for those below. They are in the order of
 -- `place + 0`, and not of `place`, because the primary key is in that one too: a planner that thinks that half of
 -- all rows are fresh would look for the first of them there, behind all that were ever delivered.

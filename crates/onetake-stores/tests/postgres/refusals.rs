@@ -54,6 +54,19 @@ async fn what_is_wrong_with_a_url_is_said() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_database_that_cannot_keep_every_text_is_refused() {
+    let server = Postgres::start().await;
+    let latin =
+        "CREATE DATABASE latin ENCODING 'LATIN1' LC_COLLATE 'C' LC_CTYPE 'C' TEMPLATE template0";
+    server.sql("postgres", latin);
+    let url = server.url("latin");
+    let parts = ["LATIN1", "ENCODING 'UTF8'"];
+    says(&refused(&url).await, StoreErrorKind::Invalid, &parts);
+    let migrated = PostgresStore::migrate(&url, PostgresOptions::default()).await.unwrap_err();
+    says(&migrated, StoreErrorKind::Invalid, &parts);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_server_that_forgets_is_refused_unless_told() {
     for setting in ["fsync = off", "synchronous_commit = off", "full_page_writes = off"] {
         let server = Postgres::start_with(&[setting]).await;

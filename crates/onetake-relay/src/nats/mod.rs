@@ -4,6 +4,8 @@
 //! it has it. `Nats-Msg-Id` is the message's id: the stream drops what it has already, within its
 //! `duplicate_window`.
 
+mod sizes;
+
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -16,6 +18,7 @@ use futures_util::future::BoxFuture;
 use onetake_core::Clock;
 use onetake_core::outbox::{Message, Waiting};
 
+use self::sizes::Sizes;
 use crate::sink::{Sink, SinkError, in_order};
 
 const MESSAGE_ID: &str = "Nats-Msg-Id";
@@ -48,6 +51,7 @@ pub struct NatsUrlError(String);
 #[derive(Debug)]
 pub struct NatsSink {
     client: Client,
+    sizes: Arc<Sizes>,
     clock: Arc<dyn Clock>,
     options: NatsOptions,
 }
@@ -65,15 +69,21 @@ impl NatsSink {
         let servers = url.split(',').map(|server| server.trim().parse::<ServerAddr>());
         let servers = servers.collect::<Result<Vec<_>, _>>();
         let servers = servers.map_err(|error| NatsUrlError(format!("no URL of NATS: {error}")))?;
+        let sizes = Arc::new(Sizes::default());
+        let hearing = Arc::clone(&sizes);
         let connected = ConnectOptions::new()
             .name("onetake relay")
+            .event_callback(move |event| {
+                hearing.hear(&event);
+                std::future::ready(())
+            })
             .retry_on_initial_connect()
             // What is on its way is bounded: while nobody is connected, nothing is handed to the client.
             .client_capacity(options.at_once.max(1))
             .connect(servers)
             .await;
         let client = connected.map_err(|error| NatsUrlError(error.to_string()))?;
-        Ok(Self { client, clock, options })
+        Ok(Self { client, sizes, clock, options })
     }
 
     async fn publish(&self, waiting: &Waiting) -> Result<(), SinkError> {
@@ -83,12 +93,29 @@ impl NatsSink {
         if self.client.connection_state() != State::Connected {
             return Err(no_connection());
         }
-        let request = Request::new()
-            .headers(headers)
-            .payload(waiting.message.payload.clone())
-            .timeout(Some(self.options.ack_timeout));
-        let answered = self.client.send_request(subject.clone(), request).await;
+        let way = self.sizes.go(sizes::size(&waiting.message)).ok_or_else(too_large)?;
+        let request =
+            Request::new().headers(headers).payload(waiting.message.payload.clone()).timeout(None);
+        let patience = self.options.ack_timeout;
+        // All of it: the client's own time begins when it has taken the message, and while there is no connection it
+        // takes no more than a few.
+        let answered = tokio::select! {
+            biased;
+            answered = self.client.send_request(subject.clone(), request) => Some(answered),
+            () = self.clock.sleep(patience) => None,
+        };
+        let is_connected = self.client.connection_state() == State::Connected;
+        let answered = match answered {
+            Some(answered) => answered,
+            None if way.is_refused() => return Err(too_large()),
+            None if !is_connected => return Err(no_connection()),
+            None => {
+                let said = format!("NATS did not acknowledge it within {patience:?}");
+                return Err(SinkError::retry(said));
+            }
+        };
         let answer = answered.map_err(|error| match error.kind() {
+            _ if way.is_refused() => too_large(),
             RequestErrorKind::NoResponders => SinkError::retry(format!(
                 "no stream of NATS JetStream keeps the subject {subject}: create one, such as `nats stream add \
                  --subjects '{}>'`",
@@ -100,12 +127,10 @@ impl NatsSink {
                 self.client.max_payload()
             )),
             RequestErrorKind::InvalidSubject => SinkError::poison(no_subject(&subject)),
-            _ if self.client.connection_state() != State::Connected => no_connection(),
-            RequestErrorKind::TimedOut => SinkError::retry(format!(
-                "NATS did not acknowledge it within {:?}",
-                self.options.ack_timeout
-            )),
-            RequestErrorKind::Other => SinkError::retry(format!("NATS could not be asked: {error}")),
+            _ if !is_connected => no_connection(),
+            RequestErrorKind::TimedOut | RequestErrorKind::Other => {
+                SinkError::retry(format!("NATS could not be asked: {error}"))
+            }
         })?;
         acknowledged(&answer.payload, &subject)
     }
@@ -124,8 +149,16 @@ impl Sink for NatsSink {
         // Behind a message the next of its key waits for the acknowledgement: a stream may refuse the one and
         // take the other.
         let publish = |waiting| self.publish(waiting);
-        in_order(batch, self.options.at_once, &*self.clock, within, publish).boxed()
+        let (at_once, patience) = (self.options.at_once, self.options.ack_timeout);
+        in_order(batch, at_once, &*self.clock, (within, patience), publish).boxed()
     }
+}
+
+fn too_large() -> SinkError {
+    SinkError::poison(
+        "with its headers it is larger than the NATS account takes (max_payload of the account): raise it there, \
+         start the relay anew and retry, or discard the message",
+    )
 }
 
 fn no_connection() -> SinkError {

@@ -136,7 +136,7 @@ impl Inbox {
                 *slot.lock().unwrap_or_else(PoisonError::into_inner) = said;
             };
             // Each attempt before this one stands in the record, in the statement that granted the next.
-            let Ok(Some(record)) = engine.look(attempt.id).await else {
+            let Ok(Some(record)) = engine.read(attempt.id).await else {
                 return Verdict::Release;
             };
             let before = u32::try_from(record.history.attempts().count()).unwrap_or(u32::MAX);

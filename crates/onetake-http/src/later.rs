@@ -24,7 +24,7 @@ use crate::layer::Shared;
 use crate::prefer::{PREFERENCE_APPLIED, Prefer};
 use crate::problem::{Answers, Code, IDEMPOTENCY_REFERENCE, Problem, insert};
 use crate::recording::replay;
-use crate::said::{in_progress, overloaded, problem_of};
+use crate::said::{overloaded, problem_of};
 use crate::tenant::Tenant;
 
 /// Where outcomes are fetched by their handles.
@@ -224,7 +224,10 @@ fn found<Res>(shared: &Shared, record: &std::sync::Arc<Record>) -> Response<Resp
             format!("Its outcome is not known: {cause}. A retry with the same key runs it again."),
         ),
         State::Unknown { .. } => problem_of(&Answer::Unknown(record.clone())),
-        State::Released { .. } => in_progress(),
+        State::Released { .. } => Problem::new(
+            Code::PreviousAttemptFailed,
+            "It ended without an outcome, and nothing of it is left. A retry with the same key runs it again.",
+        ),
     };
     told(problem, Some(id))
 }

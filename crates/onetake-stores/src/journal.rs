@@ -117,18 +117,39 @@ fn random_name() -> String {
 }
 
 fn write(folder: &Path, bytes: &[u8]) -> io::Result<()> {
+    match write_once(folder, bytes) {
+        // Another process that had just made the folder found it empty, and took it away again.
+        Err(error) if error.kind() == io::ErrorKind::NotFound => write_once(folder, bytes),
+        written => written,
+    }
+}
+
+fn write_once(folder: &Path, bytes: &[u8]) -> io::Result<()> {
     make_folder(folder)?;
     let name = random_name();
     let unfinished = folder.join(format!("{name}.{UNFINISHED}"));
+    let written = write_to(&unfinished, bytes);
+    if written.is_err() {
+        let _nobody_reads_it = fs::remove_file(&unfinished);
+    }
+    written?;
+    fs::rename(&unfinished, folder.join(format!("{name}.{ENDING}")))?;
+    File::open(folder)?.sync_all()?;
+    // It may be new itself.
+    match folder.parent() {
+        Some(above) if !above.as_os_str().is_empty() => File::open(above)?.sync_all(),
+        _ => Ok(()),
+    }
+}
+
+fn write_to(unfinished: &Path, bytes: &[u8]) -> io::Result<()> {
     let mut options = OpenOptions::new();
     options.write(true).create_new(true);
     #[cfg(unix)]
     std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
-    let mut file = options.open(&unfinished)?;
+    let mut file = options.open(unfinished)?;
     file.write_all(bytes)?;
-    file.sync_all()?;
-    fs::rename(&unfinished, folder.join(format!("{name}.{ENDING}")))?;
-    File::open(folder)?.sync_all()
+    file.sync_all()
 }
 
 fn read_all(folder: &Path, store: &Identity) -> io::Result<Vec<Kept>> {

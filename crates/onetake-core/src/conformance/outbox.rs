@@ -10,7 +10,8 @@ use futures_util::future::BoxFuture;
 use super::Report;
 use super::outbox_held::{
     a_backlog_that_goes_on_leaves_room_for_others, a_turn_of_one_is_everybodys,
-    many_held_back_starve_nobody, the_failing_are_seen_and_settled,
+    many_held_back_starve_nobody, one_that_waits_holds_back_those_behind_it,
+    the_failing_are_seen_and_settled,
 };
 use super::outbox_model::whatever_relays_do_each_key_goes_on_in_order;
 use crate::outbox::{Delivery, LANES, Message, MessageId, Outbox, OutboxCounts, Turn};
@@ -64,6 +65,7 @@ where
         a_backlog_that_goes_on_leaves_room_for_others,
         a_turn_of_one_is_everybodys,
         the_failing_are_seen_and_settled,
+        one_that_waits_holds_back_those_behind_it,
         a_turn_has_a_limit_in_messages_and_bytes,
         the_parked_wait_for_an_operator,
         what_was_delivered_is_pruned_in_time,

@@ -88,3 +88,22 @@ pub(super) async fn the_failing_are_seen_and_settled(subject: &dyn OutboxSubject
     assert!(settle(subject, &turn, |_| Some(Delivery::Delivered)).await);
     assert_eq!(outbox.counts().await.unwrap().waiting, 0);
 }
+
+/// Two of a key are due, and the one between them is not.
+pub(super) async fn one_that_waits_holds_back_those_behind_it(subject: &dyn OutboxSubject) {
+    subject.write((0..4).map(|number| message("a", number)).collect()).await;
+    let turn = take(subject, 100).await.unwrap();
+    let fails = |of| {
+        let after = if of == id(1) { WAIT } else { HOLD };
+        (of != id(3)).then(|| Delivery::Again { after, error: "later".to_owned() })
+    };
+    assert!(settle(subject, &turn, fails).await);
+    subject.advance(HOLD);
+    let turn = take(subject, 100).await.unwrap();
+    assert_eq!(ids(&turn), [id(0)]);
+    assert!(settle(subject, &turn, |_| Some(Delivery::Delivered)).await);
+    assert_eq!(take(subject, 100).await, None);
+    subject.advance(WAIT);
+    let turn = take(subject, 100).await.unwrap();
+    assert_eq!(ids(&turn), [id(1), id(2), id(3)]);
+}

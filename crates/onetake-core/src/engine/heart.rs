@@ -27,7 +27,7 @@ pub(crate) struct Pulse {
     /// On our own clock: until when the lease is surely ours, in microseconds.
     until: AtomicU64,
     /// On our own clock: from when on it is not renewed any more.
-    run_until: Duration,
+    run_until: AtomicU64,
     lost: AtomicBool,
     over: AtomicBool,
     due: AtomicU64,
@@ -35,6 +35,11 @@ pub(crate) struct Pulse {
 }
 
 impl Pulse {
+    /// What may take until then begins anew: it is renewed for as long.
+    pub(crate) fn run_until(&self, monotonic: Duration) {
+        self.run_until.fetch_max(micros(monotonic), Ordering::AcqRel);
+    }
+
     pub(crate) fn remaining(&self, monotonic: Duration) -> Duration {
         if self.lost.load(Ordering::Acquire) {
             return Duration::ZERO;
@@ -68,7 +73,7 @@ impl Heart {
             attempt,
             terms,
             until: AtomicU64::new(micros(asked_at.saturating_add(terms.lease))),
-            run_until: asked_at.saturating_add(run_max),
+            run_until: AtomicU64::new(micros(asked_at.saturating_add(run_max))),
             lost: AtomicBool::new(false),
             over: AtomicBool::new(false),
             due: AtomicU64::new(0),
@@ -138,7 +143,8 @@ pub(crate) async fn beat(engine: Arc<Inner>) {
 
 async fn renew(engine: Arc<Inner>, pulse: Arc<Pulse>) {
     let asked_at = engine.clock.monotonic();
-    if pulse.over.load(Ordering::Acquire) || asked_at >= pulse.run_until {
+    let run_until = pulse.run_until.load(Ordering::Acquire);
+    if pulse.over.load(Ordering::Acquire) || micros(asked_at) >= run_until {
         return;
     }
     let renewal = Settlement { id: pulse.id, attempt: pulse.attempt, verb: Verb::Renew };

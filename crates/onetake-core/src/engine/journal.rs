@@ -23,6 +23,8 @@ const HAND_OVER_PATIENCE: Duration = Duration::from_secs(5);
 const PAUSE_MIN: Duration = Duration::from_millis(100);
 /// The longest pause.
 const PAUSE_MAX: Duration = Duration::from_secs(5);
+/// How often to look whether another process has left something.
+const LOOK_EVERY: Duration = Duration::from_secs(60);
 
 /// Some settlements that were kept together.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -100,20 +102,21 @@ impl Inner {
     }
 }
 
-/// Settles everything that was kept, for as long as it takes.
+/// Settles everything that was kept, now and later: another process of the same folder may end, and leave something
+/// there.
 async fn finish_all(engine: Arc<Inner>, journal: Arc<dyn Journal>) {
     let mut pause = PAUSE_MIN;
     loop {
         match finish(&engine, &*journal).await {
-            Ok(()) => return,
+            Ok(()) => pause = LOOK_EVERY,
             Err(error) => {
                 tracing::warn!(%error, "what the journal kept could not be settled yet; it is tried again");
+                pause = (pause * 2).min(PAUSE_MAX);
             }
         }
         if !rest(&engine, pause).await {
             return;
         }
-        pause = (pause * 2).min(PAUSE_MAX);
     }
 }
 

@@ -137,6 +137,19 @@ impl Lease {
         Ok(())
     }
 
+    /// Begins to roll back what an earlier attempt left, for as long as `run_max`: from now on, whoever drops this
+    /// leaves it unknown, as it was.
+    pub(super) fn begin_rollback(&self, run_max: Duration) {
+        self.started.store(true, Ordering::Release);
+        self.pulse.run_until(self.engine.inner.clock.monotonic().saturating_add(run_max));
+    }
+
+    /// It is rolled back: nothing is left, and nothing has started. The operation has all of its time.
+    pub(super) fn end_rollback(&self, run_max: Duration) {
+        self.started.store(false, Ordering::Release);
+        self.pulse.run_until(self.engine.inner.clock.monotonic().saturating_add(run_max));
+    }
+
     /// Records the outcome. Show it only if the answer is [`Settling::Recorded`] (S6).
     pub async fn complete(self, recording: Recording) -> Settling {
         self.settle(Verb::Complete(recording)).await
@@ -185,10 +198,15 @@ impl Lease {
     /// Settles in a task of its own, so that nobody who goes away can stop it in the middle.
     fn hand_over(&mut self, verb: Verb) -> Option<oneshot::Receiver<Settling>> {
         let flying = self.flying.take()?;
-        let verb = match verb {
-            Verb::Release if !flying.flight.release() => Verb::Fail(without_outcome()),
-            verb => verb,
+        // What rolls back is released when it is unknown.
+        let rolls_back = self.pulse.terms.on_unknown == OnUnknown::Rollback;
+        let releases = match verb {
+            Verb::Release => true,
+            Verb::Unknown(_) => rolls_back,
+            _ => false,
         };
+        let verb =
+            if releases && !flying.flight.release() { Verb::Fail(without_outcome()) } else { verb };
         let span = tracing::debug_span!(target: SPANS, "settle", onetake.verb = word(&verb));
         let settlement = Settlement { id: self.pulse.id, attempt: self.pulse.attempt, verb };
         let (tell, answer) = oneshot::channel();

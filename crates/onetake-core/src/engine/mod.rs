@@ -98,6 +98,8 @@ pub(crate) struct Inner {
     /// What could not be settled before everything stopped.
     unwritten: Mutex<Vec<Settlement>>,
     journal: OnceLock<Arc<dyn Journal>>,
+    /// When it began, by the monotonic clock.
+    began: Duration,
     running: Arc<Semaphore>,
     waiting: Semaphore,
     metrics: Arc<Metrics>,
@@ -152,6 +154,7 @@ impl Engine {
             settling: TaskTracker::new(),
             unwritten: Mutex::default(),
             journal: OnceLock::new(),
+            began: clock.monotonic(),
             running: Arc::new(Semaphore::new(limits.running_max)),
             waiting: Semaphore::new(limits.waiting_max),
             metrics,
@@ -299,15 +302,17 @@ impl Engine {
         };
         inner.stopped.cancel();
         inner.hand_over().await;
-        tokio::select! {
+        let closed = tokio::select! {
             biased;
-            closed = inner.store.close() => closed?,
+            closed = inner.store.close() => closed,
             () = inner.clock.sleep(CLOSE_PATIENCE) => {
                 let what = "the store did not close in time";
-                return Err(StoreError::new(StoreErrorKind::Unavailable, what));
+                Err(StoreError::new(StoreErrorKind::Unavailable, what))
             }
-        }
-        Ok(drained)
+        };
+        // What ended meanwhile.
+        inner.hand_over().await;
+        closed.map(|()| drained)
     }
 
     /// What this process knows without asking anybody.

@@ -111,6 +111,11 @@ pub enum Intervened {
 }
 
 impl Engine {
+    /// A record as it is in the store, past everybody who waits for one.
+    pub(crate) async fn read(&self, id: RecordId) -> Result<Option<Arc<Record>>, StoreError> {
+        self.inner.read_from_store(id).await
+    }
+
     /// The records whose reference it is; there is hardly ever more than one.
     ///
     /// # Errors

@@ -49,8 +49,8 @@ pub struct Inquiry {
     pub pause_min: Duration,
     /// The longest pause between two asks.
     pub pause_max: Duration,
-    /// For how long after it became unknown to go on, and for no longer than half of what the key is kept for; then
-    /// it is recorded as failed.
+    /// For how long to go on after it became unknown and may be asked for, and for no longer than half of what the key is
+    /// kept for; then it is recorded as failed. An engine that began a moment ago asks some more.
     pub limit: Duration,
 }
 
@@ -77,6 +77,8 @@ pub enum Found {
     NotExecuted,
     /// Nobody can tell yet, and why not, for people. It must hold nothing secret.
     Unclear(String),
+    /// Nobody was asked, and why not. It is not the last word, unless the key is about to expire.
+    NotAsked(String),
 }
 
 /// How often to look for what is due to be asked for, and how much at a time.
@@ -169,7 +171,6 @@ async fn one(
         tracing::error!(reference = %record.id.reference(), "the reconciler panicked");
         None
     });
-    // A key that expires unknown may run again: it must be recorded as failed before that.
     let inquiry = inquiry
         .map(|inquiry| Inquiry { limit: inquiry.limit.min(record.terms.ttl / 2), ..inquiry });
     // By this node's clock, which may differ from the store's: only how long to wait goes by it.
@@ -189,18 +190,55 @@ async fn one(
     };
     // By the store's clock, and by this node's: who is early by that has deferred for no longer than until it is time.
     let is_early = [now, here].iter().any(|now| !too_early(&record, inquiry, *now).is_zero());
-    if is_under_way || is_early {
+    let is_last = last_moment(&record, at) <= now;
+    if is_under_way || (is_early && !is_last) {
         return Ok(true);
     }
-    let found = ask(engine, reconciler, &record, inquiry, now, at).await;
+    let found = if is_early {
+        Found::NotAsked(
+            "nobody may be asked before the key expires: it is kept for too short".to_owned(),
+        )
+    } else {
+        ask(engine, reconciler, &record, inquiry).await
+    };
+    // Who began a moment ago has not heard the answers of before, and whom it asks may be about to start too.
+    let asks_for = engine.clock.monotonic().saturating_sub(engine.began);
+    let is_over =
+        ends(&record, at, inquiry) <= now && asks_for >= inquiry.limit.min(inquiry.pause_max);
+    let found = match found {
+        Found::Unclear(why) if is_over || is_last => Found::Failed(never_told(inquiry, &why)),
+        Found::NotAsked(why) if is_last => Found::Failed(never_told(inquiry, &why)),
+        found => found,
+    };
     settle(engine, &record, found).await?;
     Ok(true)
+}
+
+fn never_told(inquiry: Inquiry, why: &str) -> Failure {
+    Failure {
+        code: "not_reconciled".to_owned(),
+        detail: format!(
+            "nobody could tell what became of it within {:?}; the last answer: {why}",
+            inquiry.limit
+        ),
+    }
 }
 
 /// Takes the ask, so that nobody else does for so long.
 async fn defer(engine: &Inner, lost: Abandoned, hold: Duration) -> Result<Settled, StoreError> {
     let defer = Settlement { id: lost.id, attempt: lost.attempt, verb: Verb::Defer(hold) };
     engine.patiently(Box::pin(engine.settles.submit(defer))).await
+}
+
+/// When to give up: the limit begins when it is unknown, and may be asked for.
+fn ends(record: &Record, at: Timestamp, inquiry: Inquiry) -> Timestamp {
+    let from = at.max(record.claimed_at.plus(inquiry.after));
+    from.plus(inquiry.limit).min(last_moment(record, at))
+}
+
+/// A key that expires unknown may run again: it must be recorded as failed before that, asked for or not.
+fn last_moment(record: &Record, at: Timestamp) -> Timestamp {
+    at.plus(record.terms.ttl / 4 * 3)
 }
 
 /// How much is left of the time before which nobody asks.
@@ -215,11 +253,12 @@ fn hold(record: &Record, at: Timestamp, inquiry: Option<Inquiry>, now: Timestamp
     let too_early = too_early(record, inquiry, now);
     if !too_early.is_zero() {
         // Not for ever where this node's clock is wrong: another may know better.
-        return too_early.min(inquiry.after);
+        let to_last = last_moment(record, at).since(now).max(inquiry.pause_min);
+        return too_early.min(inquiry.after).min(to_last);
     }
     let pause = now.since(at).max(inquiry.pause_min).min(inquiry.pause_max);
     // The last ask is made at the limit.
-    let to_limit = at.plus(inquiry.limit).since(now).max(shortest);
+    let to_limit = ends(record, at, inquiry).since(now).max(shortest);
     inquiry.timeout.saturating_add(pause).min(to_limit)
 }
 
@@ -228,10 +267,8 @@ async fn ask(
     reconciler: &dyn Reconcile,
     record: &Arc<Record>,
     inquiry: Inquiry,
-    now: Timestamp,
-    at: Timestamp,
 ) -> Found {
-    let found = tokio::select! {
+    tokio::select! {
         biased;
         found = AssertUnwindSafe(async { reconciler.ask(Arc::clone(record)).await }).catch_unwind() => {
             found.unwrap_or_else(|_| Found::Unclear("the reconciler panicked".to_owned()))
@@ -239,23 +276,13 @@ async fn ask(
         () = engine.clock.sleep(inquiry.timeout) => {
             Found::Unclear(format!("there was no answer within {:?}", inquiry.timeout))
         }
-    };
-    match found {
-        Found::Unclear(why) if at.plus(inquiry.limit) <= now => Found::Failed(Failure {
-            code: "not_reconciled".to_owned(),
-            detail: format!(
-                "nobody could tell what became of it within {:?}; the last answer: {why}",
-                inquiry.limit
-            ),
-        }),
-        found => found,
     }
 }
 
 async fn settle(engine: &Inner, record: &Arc<Record>, found: Found) -> Result<(), StoreError> {
     let reference = record.id.reference();
     let (word, deed, reason) = match found {
-        Found::Unclear(why) => {
+        Found::Unclear(why) | Found::NotAsked(why) => {
             metrics::counter!(RECONCILED, "found" => "unclear").increment(1);
             tracing::warn!(%reference, %why, "it is still unknown what became of an operation");
             return Ok(());

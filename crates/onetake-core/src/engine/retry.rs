@@ -1,10 +1,13 @@
 //! What is done before an operation runs again whose earlier attempt may have left work half done.
 
 use std::fmt;
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
+use tokio::sync::oneshot;
 
 use crate::origin::PastAttempt;
 use crate::record::{Cause, Record};
@@ -53,9 +56,24 @@ fn may_have_left_something(record: &Record) -> Option<Vec<PastAttempt>> {
     earlier.iter().any(|past| past.stood != "released").then_some(earlier)
 }
 
-/// Calls the hook of a claim that was granted, if there was an attempt before that may have left something. If whoever
-/// asked goes away meanwhile, the claim is released, and the next attempt calls the hook again.
+/// Calls the hook of a claim that was granted, if there was an attempt before that may have left something. It runs in
+/// a task of its own: whoever asked may go away, and a hook that is slower than its clients still comes to its end.
 pub(super) async fn roll_back(
+    engine: &Engine,
+    lease: Lease,
+    hook: &OnRetry,
+    run_max: Duration,
+) -> Result<Begin, EngineError> {
+    let (tell, told) = oneshot::channel();
+    let (own, hook) = (engine.clone(), hook.clone());
+    engine.spawn(async move {
+        // If nobody listens any more, the lease is dropped here: rolled back and never started, so released.
+        drop(tell.send(rolled_back(&own, lease, &hook, run_max).await));
+    });
+    told.await.unwrap_or(Err(EngineError::Closing))
+}
+
+async fn rolled_back(
     engine: &Engine,
     lease: Lease,
     hook: &OnRetry,
@@ -69,17 +87,27 @@ pub(super) async fn roll_back(
             return Err(error.into());
         }
     };
-    let own = record.filter(|record| record.attempt == lease.attempt());
-    let Some(earlier) = own.as_deref().and_then(may_have_left_something) else {
+    let Some(own) = record.filter(|record| record.attempt == lease.attempt()) else {
+        // Somebody else has the key by now: what is left to roll back is theirs to find.
+        drop(lease.release().await);
+        return Ok(Begin::Answer(Answer::InFlight));
+    };
+    let Some(earlier) = may_have_left_something(&own) else {
         return Ok(Begin::Run(lease));
     };
+    lease.begin_rollback(run_max);
     let attempt = Attempt { id: lease.id(), attempt: lease.attempt(), fence: lease.fence() };
     let rolled_back = tokio::select! {
         biased;
-        rolled_back = (hook.0)(Again { attempt, earlier }) => rolled_back,
+        rolled_back = AssertUnwindSafe(async { (hook.0)(Again { attempt, earlier }).await }).catch_unwind() => {
+            rolled_back.unwrap_or_else(|_| Err("it panicked".to_owned()))
+        }
         () = engine.inner.clock.sleep(run_max) => Err(format!("it took longer than {run_max:?}")),
     };
-    let Err(why) = rolled_back else { return Ok(Begin::Run(lease)) };
+    let Err(why) = rolled_back else {
+        lease.end_rollback(run_max);
+        return Ok(Begin::Run(lease));
+    };
     tracing::error!(
         reference = %lease.id().reference(), %why,
         "what an earlier attempt left half done could not be rolled back: it does not run again yet"

@@ -2,7 +2,7 @@
 
 use onetake_core::transaction::STALE_SQLSTATE;
 use onetake_core::{Attempt, Completion, FinishError, Message, MessageId};
-use tokio_postgres::GenericClient;
+use tokio_postgres::Transaction;
 use tokio_postgres::types::{ToSql, Type};
 
 /// See `transactions.sql`.
@@ -35,13 +35,13 @@ impl<'a> Columns<'a> {
 /// Writes the messages and the outcome of an attempt, as the last statement of the transaction that holds its
 /// effects. Commit it afterwards, at once: until then the key, and the ordering keys of the messages, are held.
 ///
-/// Whatever error it comes to, the transaction cannot commit any more; so do not call it inside of a savepoint,
-/// which would let it. `client` is a transaction; a statement by itself would have no effects to go with.
+/// Whatever error it comes to, the transaction cannot commit any more. It is refused behind a savepoint, which would
+/// let it.
 ///
 /// # Errors
 /// If the attempt is stale, a message is too large, or the server refuses or does not answer.
 pub async fn finish(
-    client: &impl GenericClient,
+    transaction: &Transaction<'_>,
     attempt: &Attempt,
     completion: &Completion,
 ) -> Result<(), FinishError<tokio_postgres::Error>> {
@@ -63,7 +63,7 @@ pub async fn finish(
         (&columns.payloads, Type::BYTEA_ARRAY),
     ];
     // Unnamed and with its types: nothing of it stays behind on a connection that a pooler lends.
-    match client.query_typed(FINISH, &parameters).await {
+    match transaction.query_typed(FINISH, &parameters).await {
         Ok(_) => Ok(()),
         Err(error) if error.code().is_some_and(|code| code.code() == STALE_SQLSTATE) => {
             Err(FinishError::Stale)

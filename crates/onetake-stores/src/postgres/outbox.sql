@@ -96,11 +96,13 @@ BEGIN
                      ORDER BY held.place + 0 LIMIT most - cardinality(v_due)
                   ) AS first
               ) AS held;
-            IF cardinality(v_key) = 0 THEN
+            IF cardinality(v_key) < most - cardinality(v_due) AND v_later.place <> ALL (v_key) THEN
                 -- One before it waits, and has a time of its own.
                 UPDATE onetake_outbox AS message SET state = 4, state_at = v_now + v_day
                  WHERE message.place = v_later.place;
             END IF;
+            -- Not a second time, where two of a key are due and one between them is not.
+            CONTINUE WHEN v_key[1] = ANY (v_due);
             v_due := v_due || v_key;
         END LOOP;
 

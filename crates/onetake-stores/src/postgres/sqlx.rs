@@ -1,17 +1,17 @@
 //! For whoever's own transactions are sqlx's.
 
-use ::sqlx::PgConnection;
+use ::sqlx::{Postgres, Transaction};
 use onetake_core::transaction::STALE_SQLSTATE;
 use onetake_core::{Attempt, Completion, FinishError, Message};
 
 use super::finish::{Columns, FINISH};
 
-/// The same as [`finish`](super::finish()), in a transaction of sqlx: hand it `&mut *transaction`.
+/// The same as [`finish`](super::finish()), in a transaction of sqlx.
 ///
 /// # Errors
 /// If the attempt is stale, a message is too large, or the server refuses or does not answer.
 pub async fn finish(
-    connection: &mut PgConnection,
+    transaction: &mut Transaction<'_, Postgres>,
     attempt: &Attempt,
     completion: &Completion,
 ) -> Result<(), FinishError<::sqlx::Error>> {
@@ -31,7 +31,7 @@ pub async fn finish(
         .bind(&columns.topics)
         .bind(&columns.headers)
         .bind(&columns.payloads);
-    match finishing.execute(connection).await {
+    match finishing.execute(&mut **transaction).await {
         Ok(_) => Ok(()),
         Err(::sqlx::Error::Database(error)) if error.code().as_deref() == Some(STALE_SQLSTATE) => {
             Err(FinishError::Stale)

@@ -17,7 +17,16 @@ AS $$
 DECLARE
     v_lock bigint;
     v_now  bigint;
+    v_by   xid;
 BEGIN
+    -- Both hold until the transaction ends. Whoever is told of the outcome must not lose it; and who is gone before the
+    -- COMMIT must not keep the record and the ordering keys for as long as the network takes to notice.
+    IF current_setting('synchronous_commit') = 'off' THEN
+        PERFORM set_config('synchronous_commit', 'on', true);
+    END IF;
+    IF current_setting('idle_in_transaction_session_timeout')::interval NOT BETWEEN '1 ms' AND '10 s' THEN
+        PERFORM set_config('idle_in_transaction_session_timeout', '10s', true);
+    END IF;
     FOR v_lock IN
         SELECT DISTINCT hashtextextended(asked.ordering, 6872012003) AS number
           FROM unnest(orderings) AS asked (ordering) ORDER BY number
@@ -37,8 +46,14 @@ BEGIN
            code = NULL, detail = NULL,
            expires_at = greatest(record.created_at + record.ttl, v_now + least(record.ttl, 3600000000))
      WHERE record.id = record_id AND record.attempt = attempt_id AND record.state IN (0, 4)
-       AND (record.expires_at IS NULL OR record.expires_at > v_now);
-    IF NOT FOUND THEN
+       AND (record.expires_at IS NULL OR record.expires_at > v_now)
+    RETURNING record.xmin INTO v_by;
+    IF FOUND AND v_by <> pg_current_xact_id()::xid THEN
+        -- What follows could be rolled back to it, and the rest be committed.
+        RAISE EXCEPTION 'onetake: an operation is finished in its transaction, and not behind a savepoint in it'
+            USING ERRCODE = 'OT002';
+    END IF;
+    IF v_by IS NULL THEN
         RAISE EXCEPTION 'onetake: this attempt does not own its key any more, so its transaction is rolled back'
             USING ERRCODE = 'OT001';
     END IF;

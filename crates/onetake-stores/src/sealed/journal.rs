@@ -36,8 +36,17 @@ impl SealedJournal {
 impl Journal for SealedJournal {
     fn keep(&self, settlements: Vec<Settlement>) -> BoxFuture<'_, Result<(), StoreError>> {
         async move {
-            let seal = |settlement| self.sealer.seal_settlement(settlement);
-            let sealed = settlements.into_iter().map(seal).collect::<Result<_, _>>()?;
+            // One that cannot be sealed must not take the others with it.
+            let seal = |settlement: Settlement| {
+                let reference = settlement.id.reference();
+                let sealed = self.sealer.seal_settlement(settlement);
+                sealed
+                    .inspect_err(|error| {
+                        tracing::error!(%reference, %error, "an outcome cannot be sealed: it is unknown from now on");
+                    })
+                    .ok()
+            };
+            let sealed = settlements.into_iter().filter_map(seal).collect();
             self.inner.keep(sealed).await
         }
         .boxed()

@@ -25,8 +25,9 @@ pub(super) fn refused(error: rusqlite::Error, during: During) -> StoreError {
             (StoreErrorKind::Unavailable, what)
         }
         ffi::SQLITE_BUSY | ffi::SQLITE_LOCKED => {
+            // It is there, and remembers: nobody may run anything past it.
             let what = "another process holds the database's write lock for too long";
-            (StoreErrorKind::Unavailable, what)
+            (StoreErrorKind::Busy, what)
         }
         // After a failed fsync nobody knows what is on disk, and asking again would lie: the
         // operating system forgets what it could not write.

@@ -42,6 +42,9 @@ fn write(
     now: Timestamp,
 ) -> Result<(), FinishError<rusqlite::Error>> {
     Message::check(&completion.messages)?;
+    if connection.is_autocommit() {
+        return Err(FinishError::NotDurable("finish it in the transaction that holds its effects"));
+    }
     let synchronous =
         connection.pragma_query_value(None, "synchronous", |row| row.get::<_, i64>(0));
     if synchronous.map_err(FinishError::Database)? < 2 {

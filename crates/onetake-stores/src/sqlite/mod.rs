@@ -42,6 +42,7 @@ mod finish;
 mod ledger;
 mod notes;
 mod outbox;
+mod parked;
 mod schema;
 mod table;
 mod transactional;

@@ -17,6 +17,7 @@ use onetake_core::{StoreError, Timestamp};
 use super::SqliteStore;
 use super::committer::Job;
 use super::ledger::{self, Decided, Moment};
+use super::parked::{FAILING, PARKED, discard, parked, retry};
 use super::turns::{HELD_MAX, Taken, Wanted, take};
 
 /// The schema. Times are microseconds since the epoch; the columns are those of PostgreSQL.
@@ -98,27 +99,6 @@ pub(super) const COUNTS: &str = "
                        WHERE state IN (3, 4) ORDER BY created_at LIMIT 1))),
            (SELECT count(*) FROM (
                SELECT 1 FROM onetake_outbox INDEXED BY onetake_outbox_parked WHERE state = 2 LIMIT :most))";
-
-const PARKED: &str = "
-    SELECT place, message, ordering, topic, headers, payload, tries, created_at, state_at, coalesce(error, '')
-      FROM onetake_outbox INDEXED BY onetake_outbox_parked WHERE state = 2 AND place > :behind ORDER BY place LIMIT :limit";
-
-const FAILING: &str = "
-    SELECT place, message, ordering, topic, headers, payload, tries, created_at, state_at, coalesce(error, '')
-      FROM onetake_outbox INDEXED BY onetake_outbox_failing
-     WHERE state = 3 AND tries > 0 AND place > :behind ORDER BY place LIMIT :limit";
-
-/// The tries of one that was parked are counted anew.
-const RETRY: &str = "
-    UPDATE onetake_outbox
-       SET state = CASE state WHEN 2 THEN 0 ELSE state END, tries = CASE state WHEN 2 THEN 0 ELSE tries END,
-           state_at = :now
-     WHERE message = :message AND state IN (2, 3)";
-
-const FIND: &str =
-    "SELECT place, lane FROM onetake_outbox WHERE message = :message AND state IN (2, 3)";
-
-const DISCARD: &str = "DELETE FROM onetake_outbox WHERE place = :place";
 
 // The states of a row; 0 is fresh, and 4 is behind one that is tried later.
 const DELIVERED: i64 = 1;
@@ -213,45 +193,6 @@ fn counts(connection: &Connection, (): &(), moment: Moment) -> Decided<OutboxCou
     counted.map(Ok)
 }
 
-fn parked(
-    connection: &Connection,
-    (sql, behind, limit): &(&'static str, u64, usize),
-    _: Moment,
-) -> Decided<Vec<Parked>> {
-    let limit = i64::try_from(*limit).unwrap_or(i64::MAX);
-    let mut statement = connection.prepare_cached(sql)?;
-    let rows = statement.query_map(
-        named_params! { ":behind": signed(*behind), ":limit": limit },
-        |row| {
-            Ok(Parked { waiting: waiting(row)?.0, at: timestamp(row.get(8)?), error: row.get(9)? })
-        },
-    )?;
-    rows.collect::<rusqlite::Result<_>>().map(Ok)
-}
-
-fn retry(connection: &Connection, id: &MessageId, moment: Moment) -> Decided<bool> {
-    let now = signed(moment.now.as_micros());
-    let mut statement = connection.prepare_cached(RETRY)?;
-    let changed = statement.execute(named_params! { ":now": now, ":message": id.as_bytes() })?;
-    Ok(Ok(changed > 0))
-}
-
-fn discard(connection: &Connection, id: &MessageId, moment: Moment) -> Decided<bool> {
-    let mut statement = connection.prepare_cached(FIND)?;
-    let found = named_params! { ":message": id.as_bytes() };
-    let found = statement.query_row(found, |row| Ok((row.get::<_, i64>(0)?, row.get::<_, u8>(1)?)));
-    let Some((place, lane)) = found.optional()? else { return Ok(Ok(false)) };
-    let place = unsigned(place);
-    // Out of the way first: it must not be the one that goes on.
-    let parked = Delivery::Park { error: String::new() };
-    let now = signed(moment.now.as_micros());
-    write(connection, lane, place, &parked, now)?;
-    bring_forward(connection, lane, place, now)?;
-    let mut statement = connection.prepare_cached(DISCARD)?;
-    statement.execute(named_params! { ":place": signed(place) })?;
-    Ok(Ok(true))
-}
-
 /// A message, and whether all of it could be read.
 pub(super) fn waiting(row: &Row<'_>) -> rusqlite::Result<(Waiting, bool)> {
     let id: Option<[u8; MessageId::BYTES]> = row.get_ref(1)?.as_blob()?.try_into().ok();
@@ -280,7 +221,7 @@ fn text(row: &Row<'_>, at: usize) -> rusqlite::Result<(String, bool)> {
     Ok((String::from_utf8_lossy(bytes).into_owned(), std::str::from_utf8(bytes).is_ok()))
 }
 
-fn timestamp(column: i64) -> Timestamp {
+pub(super) fn timestamp(column: i64) -> Timestamp {
     Timestamp::from_micros(unsigned(column))
 }
 

@@ -170,12 +170,16 @@ impl Lane<'_> {
             if due.contains(&unsigned(place)) {
                 continue;
             }
-            let of_key = self.of_key(place, self.limit - due.len())?;
-            if of_key.is_empty() {
+            let room = self.limit - due.len();
+            let of_key = self.of_key(place, room)?;
+            if of_key.len() < room && !of_key.contains(&unsigned(place)) {
                 // One before it waits, and has a time of its own.
                 self.put_behind(place)?;
             }
-            due.extend(of_key);
+            // Not a second time, where two of a key are due and one between them is not.
+            if !of_key.first().is_some_and(|first| due.contains(first)) {
+                due.extend(of_key);
+            }
         }
         Ok(due)
     }

@@ -7,8 +7,9 @@ use std::time::Duration;
 
 use futures_util::FutureExt;
 use onetake_core::{
-    Answer, Attempt, Clock, Completion, Engine, Fingerprint, FinishError, InFlight, Key, Message,
-    MessageId, NotDone, Operation, Outcome, Recording, Scope, Settling, State, SystemClock, Terms,
+    Answer, Attempt, Begin, Clock, Completion, Engine, Fingerprint, FinishError, InFlight, Key,
+    Message, MessageId, NotDone, Operation, Outcome, Recording, Scope, Settling, State,
+    SystemClock, Terms,
 };
 use onetake_sim::fault_proxy::FaultProxy;
 use onetake_sim::servers::{PgBouncer, Postgres, until};
@@ -71,6 +72,7 @@ async fn mode_t() {
     what_fails_leaves_nothing_and_may_run_again(&server).await;
     a_commit_whose_answer_is_lost_is_settled_by_looking(&server).await;
     a_look_waits_for_a_transaction_that_is_being_committed(&server).await;
+    an_operation_is_finished_in_its_own_transaction_and_durably(&server).await;
     a_late_finisher_is_rolled_back_and_told_the_outcome(&server).await;
     a_stale_finish_cannot_commit_even_if_the_commit_is_on_its_way(&server).await;
     places_of_an_ordering_key_are_in_the_order_of_commits(&server).await;
@@ -217,6 +219,44 @@ async fn a_commit_whose_answer_is_lost_is_settled_by_looking(server: &Postgres) 
         assert_eq!(matches!(again, Outcome::Answered(_)), is_done);
     }
     assert_eq!((bank.count("transfers").await, bank.count("onetake_outbox").await), (2, 2));
+}
+
+async fn an_operation_is_finished_in_its_own_transaction_and_durably(server: &Postgres) {
+    let bank = Bank::open(server).await;
+    let begun = bank.engine.begin(&operation("own")).await.unwrap();
+    let Begin::Run(lease) = begun else { panic!("{begun:?}") };
+    lease.start().unwrap();
+    let attempt = Attempt { id: lease.id(), attempt: lease.attempt(), fence: lease.fence() };
+    let mut client = connect(&bank.url).await;
+    client.batch_execute("SET synchronous_commit = off").await.unwrap();
+    let paid = Completion::new(Recording::new("alice paid"));
+    let refused = |finished: Result<(), FinishError<tokio_postgres::Error>>, why: &str| {
+        let Err(FinishError::Database(error)) = finished else { panic!("{finished:?}") };
+        let said = error.as_db_error().unwrap();
+        assert_eq!(said.code().code(), "OT002");
+        assert!(said.message().contains(why), "{said}");
+    };
+    let mut tx = client.transaction().await.unwrap();
+    transfer(&tx, attempt, "alice").await.unwrap();
+    let behind = tx.transaction().await.unwrap();
+    refused(finish(&behind, &attempt, &paid).await, "savepoint");
+    behind.rollback().await.unwrap();
+    tx.rollback().await.unwrap();
+    assert_eq!(bank.count("onetake_records WHERE state = 1").await, 0);
+
+    let settings = "SELECT current_setting('synchronous_commit'),
+        current_setting('idle_in_transaction_session_timeout')";
+    let told = |row: tokio_postgres::Row| (row.get::<_, String>(0), row.get::<_, String>(1));
+    let tx = client.transaction().await.unwrap();
+    transfer(&tx, attempt, "alice").await.unwrap();
+    finish(&tx, &attempt, &paid).await.unwrap();
+    let inside = told(tx.query_one(settings, &[]).await.unwrap());
+    assert_eq!(inside, ("on".to_owned(), "10s".to_owned()));
+    tx.commit().await.unwrap();
+    let outside = told(client.query_one(settings, &[]).await.unwrap());
+    assert_eq!(outside, ("off".to_owned(), "0".to_owned()), "and are as they were");
+    assert_eq!(bank.count("onetake_records WHERE state = 1").await, 1);
+    drop(lease);
 }
 
 /// A look meets a transaction that has finished and not committed yet: it waits for it.

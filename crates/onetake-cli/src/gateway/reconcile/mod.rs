@@ -122,9 +122,9 @@ impl Reconciler {
         *request.uri_mut() = uri;
         *request.headers_mut() = headers(&route.asked.headers.0);
         let Some(ask) = route.health.ask(&*self.clock) else {
-            return unclear(
-                "who is asked has kept several asks waiting lately, and is left alone for a while",
-            );
+            let why =
+                "who is asked has kept several asks waiting lately, and is left alone for a while";
+            return Found::NotAsked(why.to_owned());
         };
         let found = self.answer(route, request, record).await;
         ask.answered();

@@ -1,6 +1,9 @@
 //! What becomes of attempts that nobody heard of again: asked for, rolled back, or handed over at the end.
 #![expect(clippy::unwrap_used, clippy::panic, reason = "tests may panic")]
 
+mod hooks;
+mod late;
+
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -14,8 +17,8 @@ use onetake_core::note::{Action, Ended};
 use onetake_core::store::{Answers, Settled};
 use onetake_core::{
     Answer, Asking, Begin, Cause, Clock, Engine, Fingerprint, Found, Inquiry, Journal, Key, Limits,
-    ManualClock, MemoryStore, OnRetry, OnUnknown, Operation, Outcome, Reconcile, Record, Recording,
-    Scope, Settlement, State, Store, StoreError, SystemRng, Terms, Verdict,
+    ManualClock, MemoryStore, OnUnknown, Operation, Reconcile, Record, Recording, Scope,
+    Settlement, State, Store, StoreError, SystemRng, Terms, Verdict,
 };
 
 const INQUIRY: Inquiry = Inquiry {
@@ -282,78 +285,6 @@ async fn the_owner_who_comes_back_first_is_believed() {
     world.clock.advance(10 * MINUTE);
     other.reconcile(&*reconciler, Asking::default()).await;
     assert_eq!((reconciler.asked(), world.state("a").await.name()), (0, "completed"));
-}
-
-/// Counts calls, and fails as long as it is told to.
-fn hook(calls: &Arc<AtomicUsize>, fails: usize) -> OnRetry {
-    let calls = Arc::clone(calls);
-    OnRetry::new(move |again| {
-        let call = calls.fetch_add(1, Ordering::SeqCst);
-        async move {
-            assert!(!again.earlier.is_empty());
-            if call < fails { Err("the ledger is away".into()) } else { Ok(()) }
-        }
-    })
-}
-
-#[tokio::test]
-async fn partial_work_is_rolled_back_before_a_retry() {
-    let world = World::new();
-    let calls = Arc::new(AtomicUsize::new(0));
-    let terms = Terms { on_unknown: OnUnknown::Retry, ..Terms::default() };
-    let retried = || operation("a").terms(terms).on_retry(hook(&calls, 1));
-    let unknown = async move |_| Verdict::Unknown(Cause::Interrupted);
-    world.engine.run(retried(), unknown).await.unwrap();
-    assert_eq!(calls.load(Ordering::SeqCst), 0, "nothing was before the first attempt");
-    // It cannot be rolled back: it does not run.
-    let never = async move |_| -> Verdict { panic!("it ran although nothing was rolled back") };
-    let second = world.engine.run(retried(), never).await.unwrap();
-    assert!(matches!(second, Outcome::Answered(Answer::Unknown(_))), "{second:?}");
-    let paid = async move |_| Verdict::Complete(Recording::new("paid"));
-    let third = world.engine.run(retried(), paid).await.unwrap();
-    assert_eq!(third.recording(), Some(&Recording::new("paid")));
-    assert_eq!(calls.load(Ordering::SeqCst), 2);
-    let replay = world.engine.run(retried(), never).await.unwrap();
-    assert_eq!(replay.recording(), Some(&Recording::new("paid")));
-    assert_eq!(calls.load(Ordering::SeqCst), 2, "a replay rolls nothing back");
-}
-
-#[tokio::test]
-async fn rolling_back_may_take_longer_than_a_claim() {
-    let world = World::new();
-    let terms = Terms { on_unknown: OnUnknown::Retry, ..Terms::default() };
-    let clock = Arc::clone(&world.clock);
-    let slow = OnRetry::new(move |_| {
-        let clock = Arc::clone(&clock);
-        async move {
-            clock.sleep(Duration::from_secs(20)).await;
-            Ok(())
-        }
-    });
-    let retried = move || operation("a").terms(terms).on_retry(slow.clone());
-    let unknown = async move |_| Verdict::Unknown(Cause::Interrupted);
-    world.engine.run(retried(), unknown).await.unwrap();
-    let (engine, again) = (world.engine.clone(), retried());
-    let paid = async move |_| Verdict::Complete(Recording::new("paid"));
-    let run = tokio::spawn(async move { engine.run(again, paid).await });
-    while !run.is_finished() {
-        world.clock.advance(Duration::from_secs(1));
-        for _ in 0..20 {
-            tokio::task::yield_now().await;
-        }
-    }
-    assert_eq!(run.await.unwrap().unwrap().recording(), Some(&Recording::new("paid")));
-}
-
-#[tokio::test]
-async fn what_had_no_effect_needs_no_rolling_back() {
-    let world = World::new();
-    let calls = Arc::new(AtomicUsize::new(0));
-    let released = async move |_| Verdict::Release;
-    for _ in 0..3 {
-        world.engine.run(operation("a").on_retry(hook(&calls, 0)), released).await.unwrap();
-    }
-    assert_eq!(calls.load(Ordering::SeqCst), 0);
 }
 
 /// A journal in memory.

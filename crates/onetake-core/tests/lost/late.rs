@@ -1,0 +1,113 @@
+//! Who comes late: engines that begin long after something became unknown, keys that expire before anybody may ask,
+//! outcomes that others left, and promises.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use onetake_core::engine::{Promise, Settling};
+use onetake_core::{
+    Asking, Begin, Cause, Engine, Found, Journal, OnUnknown, State, Store, Terms, Verdict,
+};
+
+use super::{MINUTE, Paper, Scripted, World, end_with_an_outcome_in_hand, operation};
+
+fn another(world: &World) -> Engine {
+    World::engine(&world.clock, Arc::clone(&world.store) as Arc<dyn Store>)
+}
+
+/// Everybody was down, and whom to ask is not up yet: that is no answer.
+#[tokio::test]
+async fn who_began_a_moment_ago_asks_some_more() {
+    let world = World::new();
+    world.unknown("a").await;
+    world.clock.advance(120 * MINUTE);
+    let late = another(&world);
+    let unclear = Scripted::saying([]);
+    assert_eq!(late.reconcile(&*unclear, Asking::default()).await, 1);
+    assert_eq!(world.state("a").await.name(), "unknown", "the limit was over before it began");
+    for _ in 0..29 {
+        world.clock.advance(Duration::from_secs(1));
+        late.reconcile(&*unclear, Asking::default()).await;
+    }
+    assert!(unclear.asked() > 2, "{}", unclear.asked());
+    assert_eq!(world.state("a").await.name(), "unknown");
+    for _ in 0..10 {
+        world.clock.advance(Duration::from_secs(1));
+        late.reconcile(&*unclear, Asking::default()).await;
+    }
+    assert_eq!(world.state("a").await.name(), "failed");
+}
+
+#[tokio::test]
+async fn who_was_not_asked_has_not_answered() {
+    let world = World::new();
+    world.unknown("a").await;
+    let not_asked = Scripted::saying((0..2_000).map(|_| Found::NotAsked("left alone".to_owned())));
+    for _ in 0..60 {
+        world.clock.advance(MINUTE);
+        world.tick(&*not_asked).await;
+    }
+    assert!(not_asked.asked() > 30);
+    assert_eq!(world.state("a").await.name(), "unknown", "far behind the limit");
+    // Before it expires, and could run again, it is failed all the same.
+    for _ in 0..18 * 60 {
+        world.clock.advance(MINUTE);
+        world.tick(&*not_asked).await;
+    }
+    assert_eq!(world.state("a").await.name(), "failed");
+}
+
+/// A key that is kept for less time than has to pass before anybody may be asked.
+#[tokio::test]
+async fn what_expires_before_it_may_be_asked_for_does_not_run_again() {
+    let world = World::new();
+    let (ttl, on_unknown) = (Duration::from_secs(40), OnUnknown::Reconcile);
+    let short = operation("a").terms(Terms { ttl, on_unknown, ..Terms::default() });
+    let unknown = async move |_| Verdict::Unknown(Cause::TimedOut);
+    world.engine.run(short, unknown).await.unwrap();
+    let found = Scripted::saying([Found::NotExecuted]);
+    for _ in 0..35 {
+        world.tick(&*found).await;
+        world.clock.advance(Duration::from_secs(1));
+    }
+    assert_eq!(found.asked(), 0, "it is too early for that");
+    let State::Failed { failure, .. } = world.state("a").await else { panic!("not failed") };
+    assert!(failure.detail.contains("kept for too short"), "{failure:?}");
+}
+
+/// A process ends and leaves an outcome, while another one of the same folder runs already.
+#[tokio::test]
+async fn what_another_process_leaves_is_settled_by_who_runs() {
+    let world = World::new();
+    let journal = Arc::new(Paper::default());
+    let next = another(&world);
+    next.use_journal(Arc::clone(&journal) as Arc<dyn Journal>);
+    for _ in 0..20 {
+        tokio::task::yield_now().await;
+    }
+    end_with_an_outcome_in_hand(&world, &journal).await;
+    while !journal.0.lock().unwrap().is_empty() {
+        world.clock.advance(Duration::from_secs(1));
+        tokio::task::yield_now().await;
+    }
+    assert_eq!(world.state("a").await.name(), "completed");
+}
+
+/// Nobody comes back for an outcome in vain, also where what is unknown is rolled back.
+#[tokio::test]
+async fn what_was_promised_ends_with_an_outcome() {
+    let world = World::new();
+    let terms = Terms { on_unknown: OnUnknown::Rollback, ..Terms::default() };
+    for is_promised in [false, true] {
+        let of = operation(if is_promised { "a" } else { "b" }).terms(terms);
+        let Begin::Run(lease) = world.engine.begin(&of).await.unwrap() else { panic!() };
+        lease.start().unwrap();
+        if is_promised {
+            assert!(matches!(world.engine.promise(&of), Promise::Given));
+        }
+        let settled = lease.unknown(Cause::Interrupted).await;
+        let Settling::Recorded(record) = settled else { panic!("{settled:?}") };
+        let expected = if is_promised { "failed" } else { "released" };
+        assert_eq!(record.state.name(), expected);
+    }
+}

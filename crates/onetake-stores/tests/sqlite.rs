@@ -199,13 +199,14 @@ async fn a_row_that_cannot_be_read_is_its_own_keys_trouble_alone() {
 }
 
 #[tokio::test]
-async fn a_lock_that_is_held_for_too_long_is_no_answer() {
+async fn a_lock_that_is_held_for_too_long_is_busy_and_not_away() {
     let (_folder, file) = place();
     let store = SqliteStore::open(&file).unwrap();
     let other = rusqlite::Connection::open(&file).unwrap();
     other.execute_batch("BEGIN IMMEDIATE").unwrap();
     let error = ask(&store, &claim("a", 1)).await.unwrap_err();
-    assert_eq!(error.kind(), StoreErrorKind::Unavailable);
+    // What is away may be passed by where a route says so; what is there may not.
+    assert_eq!(error.kind(), StoreErrorKind::Busy);
     assert!(error.to_string().contains("another process holds"), "{error}");
     other.execute_batch("COMMIT").unwrap();
     granted(&store, &claim("a", 1)).await;

@@ -88,11 +88,11 @@ mod tests {
     #[test]
     fn errors_mean_what_is_to_be_done_next() {
         use During::{Commit, Work};
-        use StoreErrorKind::{Corrupt, Indeterminate, Invalid, Unavailable};
+        use StoreErrorKind::{Busy, Corrupt, Indeterminate, Invalid, Unavailable};
         for during in [Work, Commit] {
             assert_eq!(kind(ffi::SQLITE_FULL, during), Unavailable);
-            assert_eq!(kind(ffi::SQLITE_BUSY, during), Unavailable);
-            assert_eq!(kind(ffi::SQLITE_BUSY_SNAPSHOT, during), Unavailable);
+            assert_eq!(kind(ffi::SQLITE_BUSY, during), Busy);
+            assert_eq!(kind(ffi::SQLITE_BUSY_SNAPSHOT, during), Busy);
             assert_eq!(kind(ffi::SQLITE_IOERR_FSYNC, during), Corrupt);
             assert_eq!(kind(ffi::SQLITE_IOERR_DIR_FSYNC, during), Corrupt);
             assert_eq!(kind(ffi::SQLITE_CORRUPT, during), Corrupt);

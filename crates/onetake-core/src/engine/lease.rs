@@ -137,16 +137,8 @@ impl Lease {
         Ok(())
     }
 
-    /// Begins to roll back what an earlier attempt left, for as long as `run_max`: from now on, whoever drops this
-    /// leaves it unknown, as it was.
-    pub(super) fn begin_rollback(&self, run_max: Duration) {
-        self.started.store(true, Ordering::Release);
-        self.pulse.run_until(self.engine.inner.clock.monotonic().saturating_add(run_max));
-    }
-
-    /// It is rolled back: nothing is left, and nothing has started. The operation has all of its time.
-    pub(super) fn end_rollback(&self, run_max: Duration) {
-        self.started.store(false, Ordering::Release);
+    /// What may take as long as `run_max` begins now, whatever was before: it is renewed until then.
+    pub(super) fn renew_for(&self, run_max: Duration) {
         self.pulse.run_until(self.engine.inner.clock.monotonic().saturating_add(run_max));
     }
 

@@ -95,7 +95,7 @@ async fn rolled_back(
     let Some(earlier) = may_have_left_something(&own) else {
         return Ok(Begin::Run(lease));
     };
-    lease.begin_rollback(run_max);
+    lease.renew_for(run_max);
     let attempt = Attempt { id: lease.id(), attempt: lease.attempt(), fence: lease.fence() };
     let rolled_back = tokio::select! {
         biased;
@@ -105,7 +105,8 @@ async fn rolled_back(
         () = engine.inner.clock.sleep(run_max) => Err(format!("it took longer than {run_max:?}")),
     };
     let Err(why) = rolled_back else {
-        lease.end_rollback(run_max);
+        // The time that it took is not the operation's.
+        lease.renew_for(run_max);
         return Ok(Begin::Run(lease));
     };
     tracing::error!(

@@ -2,6 +2,9 @@
 #![cfg(feature = "sqlite")]
 #![expect(clippy::unwrap_used, reason = "tests may panic")]
 
+#[path = "shared/mended.rs"]
+mod mended;
+
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -72,37 +75,11 @@ async fn sqlite_outbox() {
     run_outbox(async || Subject::new()).await.assert_passed();
 }
 
-/// Nobody is waited for for ever: neither for one that somebody deleted, nor for a time of a clock that was ahead.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_no_command_can_leave_behind_mends_itself() {
     let subject = Subject::new();
-    let (day, hold) = (Duration::from_hours(24), Duration::from_secs(9));
-    let id = |number| MessageId::of(RecordId::from_bytes([1; 16]), Fence::new(1), number);
-    subject.write((0..2).map(|number| (id(number), Message::new("t", "a", "p"))).collect()).await;
-    let turn = subject.store.take(hold, 1, 999).await.unwrap().unwrap();
-    let later = Delivery::Again { after: day * 400, error: "no".to_owned() };
-    assert!(subject.store.settle(turn.lane, turn.turn, vec![(1, later)]).await.unwrap());
-    assert_eq!(subject.store.take(hold, 9, 999).await.unwrap(), None);
     let writer = rusqlite::Connection::open(&subject.file).unwrap();
-    writer.execute("DELETE FROM onetake_outbox WHERE place = 1", []).unwrap();
-    subject.advance(day - hold);
-    assert_eq!(subject.store.take(hold, 9, 999).await.unwrap(), None);
-    subject.advance(hold);
-    let turn = subject.store.take(day * 400, 9, 999).await.unwrap().unwrap();
-    assert_eq!(turn.messages.iter().map(|one| one.id).collect::<Vec<_>>(), [id(1)]);
-    let far = "UPDATE onetake_outbox SET state = 3, state_at = state_at + 1000000000000000";
-    writer.execute(far, []).unwrap();
-    writer
-        .execute(
-            "UPDATE onetake_lanes SET taken_until = 9000000000000000 WHERE taken_until > 0",
-            [],
-        )
-        .unwrap();
-    subject.advance(day);
-    assert_eq!(subject.store.take(hold, 9, 999).await.unwrap(), None);
-    subject.store.prune(day, 9).await.unwrap();
-    let turn = subject.store.take(hold, 9, 999).await.unwrap().unwrap();
-    assert_eq!(turn.messages.iter().map(|one| one.id).collect::<Vec<_>>(), [id(1)]);
+    mended::mends_itself(&subject, |sql| writer.execute_batch(sql).unwrap()).await;
 }
 
 /// Texts that are none, among others that are: they alone are parked.

@@ -5,6 +5,8 @@ mod attacks;
 mod held;
 mod inbox;
 mod later_attacks;
+#[path = "../shared/mended.rs"]
+mod mended;
 mod operators;
 mod outages;
 mod outbox;

@@ -12,6 +12,8 @@ use onetake_sim::servers::{PgBouncer, Postgres};
 use onetake_stores::{PostgresOptions, PostgresStore};
 use tokio_postgres::{Client, NoTls};
 
+use super::mended::mends_itself;
+
 const INSERT: &str = "INSERT INTO onetake_outbox
         (message, lane, ordering, topic, headers, payload, created_at, state_at)
     SELECT $1, $2, $3, $4, $5, $6, now, now
@@ -105,39 +107,13 @@ async fn what_cannot_be_read_is_parked() {
     assert!(parked[0].error.contains("headers"), "{}", parked[0].error);
 }
 
-/// Nobody is waited for for ever: neither for one that somebody deleted, nor for a time of a clock that was ahead.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_no_command_can_leave_behind_mends_itself() {
     let server = Postgres::start().await;
     let url = server.database();
     let subject = Subject::new(&url, &url).await;
     let (_, database) = url.rsplit_once('/').unwrap();
-    let (day, hold) = (Duration::from_hours(24), Duration::from_secs(60));
-    let id = |number| MessageId::of(RecordId::from_bytes([1; 16]), Fence::new(1), number);
-    subject.write((0..2).map(|number| (id(number), Message::new("t", "a", "p"))).collect()).await;
-    let turn = subject.store.take(hold, 1, 999).await.unwrap().unwrap();
-    let later = Delivery::Again { after: day * 400, error: "no".to_owned() };
-    assert!(subject.store.settle(turn.lane, turn.turn, vec![(1, later)]).await.unwrap());
-    assert_eq!(subject.store.take(hold, 9, 999).await.unwrap(), None);
-    server.sql(database, "DELETE FROM onetake_outbox WHERE place = 1");
-    subject.advance(day - hold);
-    assert_eq!(subject.store.take(hold, 9, 999).await.unwrap(), None);
-    subject.advance(hold);
-    let turn = subject.store.take(day * 400, 9, 999).await.unwrap().unwrap();
-    assert_eq!(turn.messages.iter().map(|one| one.id).collect::<Vec<_>>(), [id(1)]);
-    server.sql(
-        database,
-        "UPDATE onetake_outbox SET state = 3, state_at = state_at + 1000000000000000",
-    );
-    server.sql(
-        database,
-        "UPDATE onetake_lanes SET taken_until = 9000000000000000 WHERE taken_until > 0",
-    );
-    subject.advance(day);
-    assert_eq!(subject.store.take(hold, 9, 999).await.unwrap(), None);
-    subject.store.prune(day, 9).await.unwrap();
-    let turn = subject.store.take(hold, 9, 999).await.unwrap().unwrap();
-    assert_eq!(turn.messages.iter().map(|one| one.id).collect::<Vec<_>>(), [id(1)]);
+    mends_itself(&subject, |sql| drop(server.sql(database, sql))).await;
 }
 
 /// However much waits, was delivered, or is held back behind a message that failed: a turn reads a few rows.

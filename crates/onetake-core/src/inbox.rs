@@ -3,17 +3,21 @@
 //! A message is an operation of its consumer, named by the message's id, whose effects commit with the note that
 //! it was dealt with (mode T; see [`transaction`](crate::transaction)). What fails is rolled back and tried again
 //! when the message is delivered again. One that failed too often is poison: it is parked as failed, and answered
-//! so at every delivery until an operator forgets its key.
+//! so at every delivery until somebody forgets it ([`Inbox::forget`]).
 
 use std::future::Future;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use crate::engine::{Answer, Attempt, Engine, EngineError, Operation, Outcome, Settling, Verdict};
+use crate::engine::{
+    Answer, Attempt, Deed, Engine, EngineError, Intervened, Intervention, Operation, Outcome,
+    Settling, Standing, Verdict,
+};
 use crate::fingerprint::Fingerprint;
 use crate::key::{Key, KeyError};
+use crate::origin::{Origin, TenantDigest};
 use crate::record::{Failure, OnUnknown, Record, Recording, State, Terms};
-use crate::scope::Scope;
+use crate::scope::{RecordId, Reference, Scope};
 
 /// The most attempts that may be asked for: as many as every record remembers.
 pub const ATTEMPTS_MAX: u32 = 15;
@@ -25,14 +29,40 @@ const AGAIN_MIN: Duration = Duration::from_secs(1);
 /// The longest pause before a message should be delivered again.
 const AGAIN_MAX: Duration = Duration::from_secs(300);
 
+/// How an inbox deals with messages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct InboxOptions {
+    /// For how long a message is remembered: longer than it can be delivered again.
+    pub ttl: Duration,
+    /// After how long of silence somebody else may deal with a message: a lease, and as long a grace.
+    pub lease: Duration,
+    /// For how long the work may take.
+    pub run_max: Duration,
+    /// How often a message is tried, from 1 to [`ATTEMPTS_MAX`]. An attempt whose process died counts too.
+    pub attempts_max: u32,
+}
+
+impl Default for InboxOptions {
+    /// Remembered for seven days, and tried five times.
+    fn default() -> Self {
+        Self {
+            ttl: Duration::from_secs(7 * 24 * 3600),
+            lease: Terms::default().lease,
+            run_max: Duration::from_secs(30),
+            attempts_max: 5,
+        }
+    }
+}
+
 /// Deals with each message of a consumer once.
+///
+/// This one is for transactions on connections of your own. Those of a `Transactional` have one with `process`.
 #[derive(Clone, Debug)]
 pub struct Inbox {
     engine: Engine,
     scope: Scope,
-    terms: Terms,
-    run_max: Duration,
-    attempts_max: u32,
+    origin: Origin,
+    options: InboxOptions,
 }
 
 /// What a delivery came to.
@@ -42,7 +72,7 @@ pub enum Received<E> {
     Done(Recording),
     /// Dealt with before: acknowledge it.
     Duplicate(Recording),
-    /// Another consumer is at it, or its outcome is not durable yet: let it be delivered again soon.
+    /// Another consumer is at it, it could not be tried, or its outcome is not durable yet: let it be delivered again soon.
     InProgress,
     /// It was rolled back: let it be delivered again.
     Failed {
@@ -54,7 +84,12 @@ pub enum Received<E> {
         error: Option<E>,
     },
     /// It failed too often, and is not tried any more: take it out of the way, and let somebody look.
-    Poisoned(Failure),
+    Poisoned {
+        /// By what people find it: `onetake keys get REFERENCE`.
+        reference: Reference,
+        /// How often it was tried.
+        failure: Failure,
+    },
 }
 
 /// Why a message could not even be tried.
@@ -69,45 +104,12 @@ pub enum ReceiveError {
 }
 
 impl Inbox {
-    /// The inbox of the consumer of this name: two consumers of one message each deal with it. It is remembered
-    /// for seven days, and tried five times.
+    /// The inbox of the consumer of this name: two consumers of one message each deal with it.
     #[must_use]
-    pub fn new(engine: Engine, consumer: &str) -> Self {
-        let terms = Terms {
-            ttl: Duration::from_secs(7 * 24 * 3600),
-            on_unknown: OnUnknown::Rollback,
-            ..Terms::default()
-        };
+    pub fn new(engine: Engine, consumer: &str, options: InboxOptions) -> Self {
         let scope = Scope::new(format!("consumer\0{consumer}")).namespace("inbox");
-        Self { engine, scope, terms, run_max: Duration::from_secs(30), attempts_max: 5 }
-    }
-
-    /// Sets for how long a message is remembered: longer than it can be delivered again.
-    #[must_use]
-    pub const fn ttl(mut self, ttl: Duration) -> Self {
-        self.terms.ttl = ttl;
-        self
-    }
-
-    /// Sets after how long of silence somebody else may deal with a message: a lease, and as long a grace.
-    #[must_use]
-    pub const fn lease(mut self, lease: Duration) -> Self {
-        (self.terms.lease, self.terms.grace) = (lease, lease);
-        self
-    }
-
-    /// Sets for how long the work may take.
-    #[must_use]
-    pub const fn run_max(mut self, run_max: Duration) -> Self {
-        self.run_max = run_max;
-        self
-    }
-
-    /// Sets how often a message is tried, from 1 to [`ATTEMPTS_MAX`]. An attempt whose process died counts too.
-    #[must_use]
-    pub fn attempts_max(mut self, attempts: u32) -> Self {
-        self.attempts_max = attempts.clamp(1, ATTEMPTS_MAX);
-        self
+        let origin = Origin::new(TenantDigest::default(), &format!("inbox {consumer}"));
+        Self { engine, scope, origin, options }
     }
 
     /// Deals with a message, unless somebody did. `work` writes its effects and its completion in one transaction
@@ -127,21 +129,29 @@ impl Inbox {
     {
         let key = Key::new(message)?;
         let operation = Operation::new(&self.scope, &key, Fingerprint::of(b"message"))
-            .terms(self.terms)
-            .run_max(self.run_max);
-        let said = Arc::new(Mutex::new(Said { attempt: None, attempts: 1, error: None }));
-        let (slot, engine, max) = (Arc::clone(&said), self.engine.clone(), self.attempts_max);
+            .terms(self.terms())
+            .origin(self.origin.clone())
+            .run_max(self.options.run_max);
+        let said = Arc::new(Mutex::new(None));
+        let (slot, engine) = (Arc::clone(&said), self.engine.clone());
+        let max = self.options.attempts_max.clamp(1, ATTEMPTS_MAX);
         let outcome = self.engine.run(operation, move |attempt| async move {
             let told = |said: Said<E>| {
-                *slot.lock().unwrap_or_else(PoisonError::into_inner) = said;
+                *slot.lock().unwrap_or_else(PoisonError::into_inner) = Some(said);
             };
             // Each attempt before this one stands in the record, in the statement that granted the next.
-            let Ok(Some(record)) = engine.read(attempt.id).await else {
-                return Verdict::Release;
+            let record = match engine.read(attempt.id).await {
+                Ok(Some(record)) => record,
+                Ok(None) => return Verdict::Release,
+                Err(error) => {
+                    let reference = attempt.id.reference();
+                    tracing::warn!(%reference, %error, "a message was not tried: how often it was before is not known");
+                    return Verdict::Release;
+                }
             };
             let before = u32::try_from(record.history.attempts().count()).unwrap_or(u32::MAX);
             let attempts = before.saturating_add(1);
-            told(Said { attempt: Some(attempt), attempts, error: None });
+            told(Said { attempt, attempts, error: None });
             if before >= max {
                 return Verdict::Fail(poisoned(before));
             }
@@ -149,7 +159,7 @@ impl Inbox {
                 // Whether it is so is looked at.
                 Ok(()) => Verdict::Release,
                 Err(error) => {
-                    told(Said { attempt: Some(attempt), attempts, error: Some(error) });
+                    told(Said { attempt, attempts, error: Some(error) });
                     if attempts < max {
                         Verdict::Release
                     } else {
@@ -159,21 +169,47 @@ impl Inbox {
             }
         });
         let outcome = outcome.await?;
-        let said = Arc::into_inner(said).and_then(|said| said.into_inner().ok());
-        Ok(received(&outcome, said.unwrap_or(Said { attempt: None, attempts: 1, error: None })))
+        let said = said.lock().unwrap_or_else(PoisonError::into_inner).take();
+        Ok(received(&outcome, said))
+    }
+
+    /// Lets a message that is poison be tried anew, once its cause is mended; whether it was poison. `by` and `why` are for
+    /// the audit.
+    ///
+    /// # Errors
+    /// If the id cannot be a key, or the store does not answer in time.
+    pub async fn forget(&self, message: &str, by: &str, why: &str) -> Result<bool, ReceiveError> {
+        let id = RecordId::derive(&self.scope, &Key::new(message)?);
+        let record = self.engine.read(id).await.map_err(EngineError::Store)?;
+        let failed = record.filter(|record| matches!(record.state, State::Failed { .. }));
+        let Some(record) = failed else { return Ok(false) };
+        let wanted = Intervention {
+            id,
+            attempt: record.attempt,
+            deed: Deed::Forget { seen: Standing::Failed },
+            by: by.to_owned(),
+            reason: why.to_owned(),
+        };
+        let done = self.engine.intervene(wanted).await.map_err(EngineError::Store)?;
+        Ok(matches!(done, Intervened::Done(_)))
+    }
+
+    fn terms(&self) -> Terms {
+        let InboxOptions { ttl, lease, .. } = self.options;
+        Terms { ttl, lease, grace: lease, on_unknown: OnUnknown::Rollback }
     }
 }
 
 /// What an attempt left behind.
 struct Said<E> {
-    attempt: Option<Attempt>,
+    attempt: Attempt,
     attempts: u32,
     error: Option<E>,
 }
 
-fn received<E>(outcome: &Outcome, said: Said<E>) -> Received<E> {
-    let is_ours =
-        |record: &Record| said.attempt.is_some_and(|attempt| attempt.attempt == record.attempt);
+fn received<E>(outcome: &Outcome, said: Option<Said<E>>) -> Received<E> {
+    let ours = said.as_ref().map(|said| said.attempt.attempt);
+    let is_ours = |record: &Record| ours == Some(record.attempt);
     let record = match outcome {
         Outcome::Ran(Settling::Recorded(record) | Settling::Stale(Some(record)))
         | Outcome::Answered(Answer::Replay(record) | Answer::Failed(record)) => record,
@@ -182,9 +218,11 @@ fn received<E>(outcome: &Outcome, said: Said<E>) -> Received<E> {
     match &record.state {
         State::Completed { recording, .. } if is_ours(record) => Received::Done(recording.clone()),
         State::Completed { recording, .. } => Received::Duplicate(recording.clone()),
-        State::Failed { failure, .. } => Received::Poisoned(failure.clone()),
+        State::Failed { failure, .. } => {
+            Received::Poisoned { reference: record.id.reference(), failure: failure.clone() }
+        }
         State::Released { .. } if matches!(outcome, Outcome::Ran(Settling::Recorded(_))) => {
-            let Said { attempts, error, .. } = said;
+            let Some(Said { attempts, error, .. }) = said else { return Received::InProgress };
             let doubled = 1_u32.checked_shl(attempts.saturating_sub(1)).unwrap_or(u32::MAX);
             let again = AGAIN_MIN.saturating_mul(doubled).min(AGAIN_MAX);
             Received::Failed { again, attempts, error }

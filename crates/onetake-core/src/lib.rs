@@ -50,7 +50,7 @@ pub use engine::{
     Lease, Limits, NotDone, OnRetry, Operation, Outcome, Reconcile, Settling, Verdict,
 };
 pub use fingerprint::{Fingerprint, FingerprintKey, Fingerprinter};
-pub use inbox::{Inbox, Received};
+pub use inbox::{Inbox, InboxOptions, Received};
 pub use key::{Key, KeyError};
 pub use memory::MemoryStore;
 pub use origin::{Memo, Origin, TenantDigest};

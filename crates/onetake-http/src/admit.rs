@@ -112,7 +112,7 @@ where
         // What is run must be able to pass a key on, so that is known first.
         None => match shared.deriving().await {
             Ok(deriving) => {
-                operation.origin.memo = asked.memo(&key, deriving);
+                operation.origin.memo = asked.memo(&key, deriving, &parts.headers);
                 if let Some(later) = &mut later {
                     later.operation.origin.memo = operation.origin.memo.clone();
                 }

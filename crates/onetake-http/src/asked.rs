@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use http::request::Parts;
-use http::{Method, Uri};
+use http::{HeaderMap, Method, Uri};
 
 use onetake_core::InFlight as Engaged;
 use onetake_core::clock::Timestamp;
@@ -16,7 +16,7 @@ use onetake_core::{
 use crate::admit::Refused;
 use crate::deadline::{self, Deadline};
 use crate::issued::{self, Use};
-use crate::key::key;
+use crate::key::{as_written, key};
 use crate::later::Later;
 use crate::layer::Shared;
 use crate::policy::{InFlight, KeySource, Policy};
@@ -154,10 +154,15 @@ impl Asked {
     }
 
     /// What the record is to keep for whoever reconciles it.
-    pub(crate) fn memo(&self, key: &Key, deriving: &DerivingSecret) -> Memo {
+    pub(crate) fn memo(&self, key: &Key, deriving: &DerivingSecret, headers: &HeaderMap) -> Memo {
+        let written = match &self.key {
+            Some(_) => as_written(headers),
+            None => None, // It is in the body.
+        };
+        let written = written.unwrap_or(key.as_str().as_bytes());
         match &*self.policy.remember {
             [] => Memo::default(),
-            wanted => memo(wanted, &self.scope(), key, deriving, self.policy.run_max),
+            wanted => memo(wanted, &self.scope(), (key, written), deriving, self.policy.run_max),
         }
     }
 

@@ -38,6 +38,12 @@ pub fn key(headers: &HeaderMap, policy: &KeyPolicy) -> Result<Option<Key>, Probl
     }
 }
 
+/// The header that names the key, as it came.
+pub(crate) fn as_written(headers: &HeaderMap) -> Option<&[u8]> {
+    let named = headers.get(IDEMPOTENCY_KEY).or_else(|| headers.get(X_IDEMPOTENCY_KEY));
+    named.map(http::HeaderValue::as_bytes)
+}
+
 fn single(
     headers: &HeaderMap,
     name: &HeaderName,

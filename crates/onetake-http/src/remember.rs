@@ -20,7 +20,7 @@ use onetake_core::{DerivedKey, DerivingSecret, Key, Memo, Scope};
 pub enum Remembered {
     /// The key that the operation has for its own calls: `Idempotency-Derived-Key`.
     DerivedKey,
-    /// The key itself.
+    /// The key as the client wrote it, which is how the service behind gets it: with its quotes, and in its letter case.
     Key,
     /// The tenant's name: the value of its header, its address, or whom a service named. Where the tenant is a
     /// credential, this is a secret, and kept as one is only in a `SealedStore`.
@@ -44,7 +44,7 @@ const RUN_MAX: u8 = 4;
 pub(crate) fn memo(
     wanted: &[Remembered],
     scope: &Scope,
-    key: &Key,
+    (key, written): (&Key, &[u8]),
     deriving: &DerivingSecret,
     run_max: Duration,
 ) -> Memo {
@@ -59,7 +59,7 @@ pub(crate) fn memo(
         let tag = what.tag();
         match what {
             Remembered::DerivedKey => put(&mut out, tag, deriving.derive(scope, key).as_bytes()),
-            Remembered::Key => put(&mut out, tag, key.as_str().as_bytes()),
+            Remembered::Key => put(&mut out, tag, written),
             Remembered::Tenant => put(&mut out, tag, name_of(scope.tenant())),
         }
     }
@@ -88,7 +88,7 @@ pub struct Known {
     /// See [`Remembered::DerivedKey`].
     pub derived_key: Option<DerivedKey>,
     /// See [`Remembered::Key`].
-    pub key: Option<Key>,
+    pub key: Option<String>,
     /// See [`Remembered::Tenant`].
     pub tenant: Option<Bytes>,
     /// For how long the attempt may run, by the policy that it was claimed under.
@@ -106,10 +106,7 @@ impl Known {
             rest = behind;
             match tag {
                 1 => known.derived_key = value.try_into().ok().map(DerivedKey::from_bytes),
-                2 => {
-                    let text = std::str::from_utf8(value).ok();
-                    known.key = text.and_then(|text| Key::new(text).ok());
-                }
+                2 => known.key = std::str::from_utf8(value).ok().map(str::to_owned),
                 3 => known.tenant = Some(Bytes::copy_from_slice(value)),
                 RUN_MAX => {
                     let micros = value.try_into().ok().map(u64::from_be_bytes);
@@ -126,7 +123,7 @@ impl fmt::Debug for Known {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Known")
             .field("derived_key", &self.derived_key)
-            .field("key", &self.key)
+            .field("key", &self.key.as_ref().map(String::len))
             .field("tenant", &self.tenant.as_ref().map(Bytes::len))
             .field("run_max", &self.run_max)
             .finish()
@@ -153,14 +150,16 @@ mod tests {
         let deriving = DerivingSecret::new(&[7; 32]);
         let (scope, key) = (Scope::new("header\0acme"), Key::new("order-4711").unwrap());
         let run_max = Duration::from_secs(7);
-        let memo = |wanted: &[Remembered]| memo(wanted, &scope, &key, &deriving, run_max);
+        let memo = |wanted: &[Remembered]| {
+            memo(wanted, &scope, (&key, b"\"Order-4711\""), &deriving, run_max)
+        };
         let known = |wanted: &[Remembered]| Known::of(&memo(wanted));
         let all = known(&ALL);
         assert_eq!(all.derived_key, Some(deriving.derive(&scope, &key)));
-        assert_eq!(all.key.as_ref(), Some(&key));
+        assert_eq!(all.key.as_deref(), Some("\"Order-4711\""), "as it was written");
         assert_eq!(all.tenant.as_deref(), Some(&b"acme"[..]), "without its kind");
         assert_eq!(all.run_max, Some(run_max));
-        let alone = Known { key: Some(key.clone()), run_max: Some(run_max), ..Known::default() };
+        let alone = Known { key: all.key.clone(), run_max: Some(run_max), ..Known::default() };
         assert_eq!(known(&[Remembered::Key]), alone);
         assert_eq!(known(&[]), Known::default());
         assert!(memo(&[]).is_empty());
@@ -175,7 +174,13 @@ mod tests {
         let key = Key::new("k".repeat(255)).unwrap();
         for (length, fits) in [(1700, true), (1800, false), (70_000, false)] {
             let scope = Scope::new("t".repeat(length));
-            let known = Known::of(&memo(&ALL, &scope, &key, &deriving, Duration::ZERO));
+            let known = Known::of(&memo(
+                &ALL,
+                &scope,
+                (&key, key.as_str().as_bytes()),
+                &deriving,
+                Duration::ZERO,
+            ));
             assert_eq!(known.tenant.is_some(), fits, "{length}");
             assert!(known.key.is_some() && known.derived_key.is_some(), "{length}");
         }

@@ -12,6 +12,7 @@ use tokio::sync::oneshot;
 use tower_service::Service;
 use tracing::Instrument;
 
+use onetake_core::engine::Answer;
 use onetake_core::{Key, Record, Reference, State};
 
 use crate::BoxError;
@@ -26,7 +27,7 @@ use crate::policy::Policy;
 use crate::problem::{Code, DOCUMENTATION, Problem};
 use crate::recording::{ONETAKE_OUTCOME, replay};
 use crate::run::Reply;
-use crate::said::in_progress;
+use crate::said::{in_progress, problem_of};
 use crate::tokens::tokens;
 use crate::trace::Trace;
 
@@ -216,6 +217,9 @@ where
         Ok(Reply::Problem(problem)) => Ok(told(trace, policy, problem, Some(reference))),
         Ok(Reply::Record(record)) => Ok(match record.state {
             State::Completed { .. } => replayed(shared, trace, policy, &record),
+            State::Failed { .. } => {
+                told(trace, policy, problem_of(&Answer::Failed(record)), Some(reference))
+            }
             _ => told(trace, policy, in_progress(), Some(reference)),
         }),
         Ok(Reply::Error(error)) => Err(error),

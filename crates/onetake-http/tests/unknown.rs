@@ -40,7 +40,12 @@ impl Reconcile for Desk {
 
 fn request(number: usize) -> Request<Body> {
     let request = Request::post("/pay").header("x-account", "acme");
-    request.header("idempotency-key", key(number)).body("pay 10".into()).unwrap()
+    request.header("idempotency-key", written(number)).body("pay 10".into()).unwrap()
+}
+
+/// A key as clients that follow the draft write it.
+fn written(number: usize) -> String {
+    format!("\"{}\"", key(number))
 }
 
 fn policy() -> Policy {
@@ -71,7 +76,7 @@ async fn an_operation_is_asked_for_by_what_was_remembered_of_it() {
         assert_eq!(engine.reconcile(&desk, Asking::default()).await, 1);
         let known = desk.0.lock().unwrap().pop().unwrap();
         assert_eq!(known.derived_key.map(|key| key.to_string()), sent.lock().unwrap().take());
-        assert_eq!(known.key.unwrap().as_str(), key(number));
+        assert_eq!(known.key.unwrap(), written(number), "as the service behind was told it");
         assert_eq!(known.tenant.as_deref(), Some(&b"acme"[..]));
         let replay = send(&router, request(number)).await;
         assert_eq!((replay.status, &*replay.body), (201, &b"found"[..]));

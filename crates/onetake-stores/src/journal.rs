@@ -1,10 +1,10 @@
 //! A folder of this machine for settlements that the store did not take before the end.
 //!
-//! Each hand-over is one file, which is there whole or not at all: it is written under another name, made
-//! durable, and renamed. A file that cannot be read is left where it is, and an error in the log names it.
+//! A hand-over is one file, or some if it is large. Each is there whole or not at all: it is written under another
+//! name, made durable, and renamed. One that cannot be read is left where it is, and an error in the log names it.
 
 use std::fs::{self, File, OpenOptions};
-use std::io::{self, Write};
+use std::io::{self, Read as _, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -25,8 +25,10 @@ const TITLE: &[u8] = b"onetake journal 1\n";
 const ENDING: &str = "settlements";
 /// How a file is called while it is written.
 const UNFINISHED: &str = "unfinished";
-/// The largest file that is read: more than a node could have in hand.
-const FILE_BYTES_MAX: u64 = 4 << 30;
+/// A file has no more after this many bytes: it is written and read as a whole.
+const FILE_BYTES: usize = 64 << 20;
+/// The largest file that is read: one full file, and one settlement more, of which none is as large.
+const FILE_BYTES_MAX: u64 = 4 * FILE_BYTES as u64;
 
 /// Settlements in files of one folder. Several processes may share it.
 #[derive(Debug)]
@@ -64,16 +66,30 @@ impl Journal for FileJournal {
     fn keep(&self, settlements: Vec<Settlement>) -> BoxFuture<'_, Result<(), StoreError>> {
         let (folder, store) = (Arc::clone(&self.folder), self.store);
         blocking(move || {
-            write(&folder, &encode(&store, &settlements))
-                .map_err(|error| failed("write to", &folder, error))
+            let mut wrong = None;
+            for bytes in encode(&store, &settlements, FILE_BYTES) {
+                // One file that cannot be written does not keep the others from being tried.
+                if let Err(error) = write(&folder, &bytes) {
+                    wrong.get_or_insert(error);
+                }
+            }
+            wrong.map_or(Ok(()), |error| Err(failed("write to", &folder, error)))
         })
         .boxed()
     }
 
-    fn kept(&self) -> BoxFuture<'_, Result<Vec<Kept>, StoreError>> {
+    fn names(&self) -> BoxFuture<'_, Result<Vec<String>, StoreError>> {
         let (folder, store) = (Arc::clone(&self.folder), self.store);
-        blocking(move || read_all(&folder, &store).map_err(|error| failed("read", &folder, error)))
+        blocking(move || names(&folder, &store).map_err(|error| failed("read", &folder, error)))
             .boxed()
+    }
+
+    fn read(&self, name: String) -> BoxFuture<'_, Result<Option<Kept>, StoreError>> {
+        let (folder, store) = (Arc::clone(&self.folder), self.store);
+        blocking(move || {
+            read(&folder.join(name), &store).map_err(|error| failed("read", &folder, error))
+        })
+        .boxed()
     }
 
     fn let_go(&self, name: String) -> BoxFuture<'_, Result<(), StoreError>> {
@@ -101,13 +117,26 @@ fn failed(action: &str, folder: &Path, error: io::Error) -> StoreError {
     StoreError::new(StoreErrorKind::Unavailable, what).with_source(error)
 }
 
-/// What is kept may be an outcome: nobody else's to read.
+/// Makes the folder, durably. What is kept may be an outcome: nobody else's to read.
 fn make_folder(folder: &Path) -> io::Result<()> {
+    let is_missing = |folder: &&Path| !folder.as_os_str().is_empty() && !folder.exists();
+    let missing: Vec<&Path> = folder.ancestors().take_while(is_missing).collect();
     let mut builder = fs::DirBuilder::new();
     builder.recursive(true);
     #[cfg(unix)]
     std::os::unix::fs::DirBuilderExt::mode(&mut builder, 0o700);
-    builder.create(folder)
+    builder.create(folder)?;
+    // Another process may have made it a moment ago: so what it is in is made durable in any case.
+    let made = if missing.is_empty() { vec![folder] } else { missing };
+    made.into_iter().try_for_each(|made| File::open(above(made))?.sync_all())
+}
+
+/// The folder that a folder is in.
+fn above(folder: &Path) -> &Path {
+    match folder.parent() {
+        Some(above) if above.as_os_str().is_empty() => Path::new("."),
+        above => above.unwrap_or(folder),
+    }
 }
 
 fn random_name() -> String {
@@ -134,12 +163,7 @@ fn write_once(folder: &Path, bytes: &[u8]) -> io::Result<()> {
     }
     written?;
     fs::rename(&unfinished, folder.join(format!("{name}.{ENDING}")))?;
-    File::open(folder)?.sync_all()?;
-    // It may be new itself.
-    match folder.parent() {
-        Some(above) if !above.as_os_str().is_empty() => File::open(above)?.sync_all(),
-        _ => Ok(()),
-    }
+    File::open(folder)?.sync_all()
 }
 
 fn write_to(unfinished: &Path, bytes: &[u8]) -> io::Result<()> {
@@ -152,10 +176,11 @@ fn write_to(unfinished: &Path, bytes: &[u8]) -> io::Result<()> {
     file.sync_all()
 }
 
-fn read_all(folder: &Path, store: &Identity) -> io::Result<Vec<Kept>> {
-    let mut all = Vec::new();
+/// The files that are this store's, or too damaged to tell.
+fn names(folder: &Path, store: &Identity) -> io::Result<Vec<String>> {
+    let mut names = Vec::new();
     let entries = match fs::read_dir(folder) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(all),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(names),
         entries => entries?,
     };
     for entry in entries {
@@ -164,46 +189,74 @@ fn read_all(folder: &Path, store: &Identity) -> io::Result<Vec<Kept>> {
             continue;
         }
         let Some(name) = path.file_name().and_then(|name| name.to_str()) else { continue };
-        match read_one(&path) {
-            Ok(Ok((of, settlements))) if of == *store => {
-                all.push(Kept { name: name.to_owned(), settlements });
-            }
-            Ok(Ok(_)) => {
-                tracing::debug!(file = %path.display(), "these are outcomes of another store")
-            }
-            Ok(Err(error)) => tracing::error!(
-                file = %path.display(), %error,
-                "a file of the journal is damaged: the outcomes in it are unknown; move it away to end this message"
-            ),
+        match is_of_another(&path, store) {
+            Ok(false) => names.push(name.to_owned()),
+            Ok(true) => tracing::debug!(file = name, "these are outcomes of another store"),
             // Another process of this folder was faster.
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             Err(error) => return Err(error),
         }
     }
-    all.sort_unstable_by(|a, b| a.name.cmp(&b.name));
-    Ok(all)
+    names.sort_unstable();
+    Ok(names)
+}
+
+fn is_of_another(path: &Path, store: &Identity) -> io::Result<bool> {
+    let mut head = Vec::new();
+    let length = TITLE.len() + store.len();
+    File::open(path)?.take(length as u64).read_to_end(&mut head)?;
+    Ok(head.strip_prefix(TITLE).is_some_and(|of| of.len() == store.len() && of != store))
+}
+
+fn read(path: &Path, store: &Identity) -> io::Result<Option<Kept>> {
+    let found = match fs::metadata(path) {
+        Ok(found) if found.len() > FILE_BYTES_MAX => {
+            Ok(Err(DecodeError::new("it is larger than a journal's file can be")))
+        }
+        Ok(_) => fs::read(path).map(|bytes| decode(bytes.into())),
+        Err(error) => Err(error),
+    };
+    match found {
+        Ok(Ok((of, settlements))) => {
+            Ok((of == *store).then_some(Kept { settlements, is_whole: true }))
+        }
+        Ok(Err(error)) => {
+            tracing::error!(
+                file = %path.display(), %error,
+                "a file of the journal is damaged: the outcomes in it are unknown; move it away to end this message"
+            );
+            Ok(Some(Kept::default()))
+        }
+        // Another process of this folder was faster.
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error),
+    }
 }
 
 type Read = Result<(Identity, Vec<Settlement>), DecodeError>;
 
-fn read_one(path: &Path) -> io::Result<Read> {
-    if fs::metadata(path)?.len() > FILE_BYTES_MAX {
-        return Ok(Err(DecodeError::new("it is larger than a journal can be")));
-    }
-    Ok(decode(fs::read(path)?.into()))
-}
-
-/// The title, the store, the settlements behind their lengths, and a digest of it all.
-fn encode(store: &Identity, settlements: &[Settlement]) -> Bytes {
-    let mut out = BytesMut::new();
-    out.put_slice(TITLE);
-    out.put_slice(store);
-    for settlement in settlements {
-        put_slice(&mut out, &encode_one(settlement));
-    }
-    let digest = Fingerprint::of(&out);
-    out.put_slice(digest.digest());
-    out.freeze()
+/// Files of the title, the store, settlements behind their lengths, and a digest of it all. A file has no more
+/// settlements once it has so many bytes.
+fn encode(
+    store: &Identity,
+    settlements: &[Settlement],
+    bytes: usize,
+) -> impl Iterator<Item = Bytes> {
+    let mut rest = settlements.iter().peekable();
+    std::iter::from_fn(move || {
+        rest.peek()?;
+        let mut out = BytesMut::new();
+        out.put_slice(TITLE);
+        out.put_slice(store);
+        while out.len() < bytes
+            && let Some(settlement) = rest.next()
+        {
+            put_slice(&mut out, &encode_one(settlement));
+        }
+        let digest = Fingerprint::of(&out);
+        out.put_slice(digest.digest());
+        Some(out.freeze())
+    })
 }
 
 fn decode(mut bytes: Bytes) -> Read {
@@ -291,22 +344,48 @@ mod tests {
         ]
     }
 
+    async fn all(journal: &FileJournal) -> Vec<Kept> {
+        let mut all = Vec::new();
+        for name in journal.names().await.unwrap() {
+            all.extend(journal.read(name).await.unwrap());
+        }
+        all
+    }
+
     #[tokio::test]
     async fn what_is_kept_is_there_until_it_is_let_go_of() {
         let folder = tempfile::tempdir().unwrap();
         let place = folder.path().join("below/journal");
         let journal = FileJournal::open(&place, &[1; 32]).unwrap();
-        assert_eq!(journal.kept().await.unwrap(), []);
+        assert_eq!(all(&journal).await, []);
         journal.keep(settlements()).await.unwrap();
         journal.keep(settlements()).await.unwrap();
-        let kept = FileJournal::open(&place, &[1; 32]).unwrap().kept().await.unwrap();
-        assert_eq!(kept.len(), 2);
-        assert!(kept.iter().all(|kept| kept.settlements == settlements()));
-        journal.let_go(kept[0].name.clone()).await.unwrap();
-        journal.let_go(kept[0].name.clone()).await.unwrap();
-        assert_eq!(journal.kept().await.unwrap(), kept[1..]);
+        let again = FileJournal::open(&place, &[1; 32]).unwrap();
+        let kept = Kept { settlements: settlements(), is_whole: true };
+        assert_eq!(all(&again).await, [kept.clone(), kept.clone()]);
+        let first = again.names().await.unwrap()[0].clone();
+        journal.let_go(first.clone()).await.unwrap();
+        journal.let_go(first.clone()).await.unwrap();
+        assert_eq!(journal.read(first).await.unwrap(), None, "another process was faster");
+        assert_eq!(all(&journal).await, [kept]);
         let other = FileJournal::open(&place, &[2; 32]).unwrap();
-        assert_eq!(other.kept().await.unwrap(), [], "another store's are not its own");
+        assert_eq!(all(&other).await, [], "another store's are not its own");
+    }
+
+    #[test]
+    fn much_is_in_several_files() {
+        let files: Vec<Bytes> = encode(&[1; 32], &settlements(), 100).collect();
+        assert!(files.len() > 1);
+        let read = files.into_iter().flat_map(|file| decode(file).unwrap().1);
+        assert_eq!(read.collect::<Vec<_>>(), settlements());
+        assert_eq!(encode(&[1; 32], &[], 100).count(), 0);
+    }
+
+    #[test]
+    fn a_folder_where_the_process_runs_is_one() {
+        assert_eq!(above(Path::new("journal")), Path::new("."));
+        assert_eq!(above(Path::new("a/journal")), Path::new("a"));
+        assert_eq!(above(Path::new("/")), Path::new("/"));
     }
 
     #[tokio::test]
@@ -314,7 +393,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let journal = FileJournal::open(folder.path(), &[1; 32]).unwrap();
         journal.keep(settlements()).await.unwrap();
-        let bytes = encode(&[1; 32], &settlements());
+        let bytes = encode(&[1; 32], &settlements(), FILE_BYTES).next().unwrap();
         for at in 0..bytes.len() {
             let mut damaged = bytes.to_vec();
             damaged[at] ^= 1;
@@ -323,7 +402,9 @@ mod tests {
         }
         fs::write(folder.path().join("x.settlements"), &bytes[..40]).unwrap();
         fs::write(folder.path().join("y.unfinished"), &bytes).unwrap();
-        assert_eq!(journal.kept().await.unwrap().len(), 1);
+        let kept = all(&journal).await;
+        assert_eq!(kept.len(), 2);
+        assert_eq!(kept.iter().filter(|kept| kept.is_whole).count(), 1);
         assert!(folder.path().join("x.settlements").exists());
     }
 

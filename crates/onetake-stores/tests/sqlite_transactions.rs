@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::mpsc;
 use std::time::Duration;
 
-use onetake_core::inbox::Received;
+use onetake_core::inbox::{InboxOptions, Received};
 use onetake_core::{
     Answer, Attempt, Completion, Engine, Fingerprint, FinishError, Key, Message, NotDone,
     Operation, Outcome, Recording, Scope, Settling, Store as _, StoreErrorKind, Terms,
@@ -199,27 +199,27 @@ async fn a_message_has_one_effect_and_poison_is_parked() {
     let bank = Bank::open();
     let (_engine, other) = open(&bank.file);
     let consumers = [bank.transactional.clone(), other];
-    let deliveries =
-        (0..10).map(|number| {
-            let consumer = &consumers[number % 2];
-            let inbox = consumer.inbox("mailer");
-            async move {
-                consumer.process(&inbox, "message 1", |tx, _| transfer(tx, "m")).await.unwrap()
-            }
-        });
+    let deliveries = (0..10).map(|number| {
+        let consumer = &consumers[number % 2];
+        let inbox = consumer.inbox("mailer", InboxOptions::default());
+        async move { inbox.process("message 1", |tx, _| transfer(tx, "m")).await.unwrap() }
+    });
     let answers = futures_util::future::join_all(deliveries).await;
     let done = answers.iter().filter(|answer| matches!(answer, Received::Done(_))).count();
     assert_eq!(done, 1, "{answers:?}");
     assert_eq!((bank.count("transfers"), bank.count("onetake_outbox")), (1, 1));
-    let inbox = consumers[0].inbox("mailer").attempts_max(2);
+    let inbox =
+        consumers[0].inbox("mailer", InboxOptions { attempts_max: 2, ..InboxOptions::default() });
     let mut ends = Vec::new();
     for _ in 0..3 {
-        let answer = consumers[0].process(&inbox, "poison", |tx, _| {
+        let answer = inbox.process("poison", |tx, _| {
             transfer(tx, "poison").unwrap();
             Err::<Completion, _>("no")
         });
-        ends.push(matches!(answer.await.unwrap(), Received::Poisoned(_)));
+        ends.push(matches!(answer.await.unwrap(), Received::Poisoned { .. }));
     }
     assert_eq!(ends, [false, true, true]);
+    assert!(inbox.forget("poison", "somebody", "it is mended").await.unwrap());
+    assert!(!inbox.forget("poison", "somebody", "it is mended").await.unwrap());
     assert_eq!((bank.count("transfers"), bank.count("onetake_outbox")), (1, 1));
 }

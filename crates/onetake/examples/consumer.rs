@@ -15,9 +15,9 @@ use std::time::Duration;
 use async_nats::jetstream::consumer::pull::Config;
 use async_nats::jetstream::{AckKind, Message as Delivered};
 use futures_util::{FutureExt, StreamExt};
-use onetake::inbox::{Inbox, Received};
-use onetake::postgres::Transactional;
-use onetake::{Completion, Engine, PostgresOptions, PostgresStore, Recording};
+use onetake::inbox::{InboxOptions, Received};
+use onetake::postgres::{Inbox, Transactional};
+use onetake::{Clock, Completion, Engine, PostgresOptions, PostgresStore, Recording, SystemClock};
 
 type Failed = Box<dyn Error + Send + Sync>;
 
@@ -32,7 +32,6 @@ const LEASE: Duration = Duration::from_secs(10);
 
 /// Keeps the ledger: the consumer's work, and its place.
 pub(crate) struct Bookkeeper {
-    transactional: Transactional,
     inbox: Inbox,
 }
 
@@ -42,8 +41,8 @@ impl Bookkeeper {
         let store = PostgresStore::open(database, PostgresOptions::default()).await?;
         let engine = Engine::new(Arc::new(store));
         let transactional = Transactional::new(engine, database, &PostgresOptions::default())?;
-        let inbox = transactional.inbox("ledger").lease(LEASE);
-        Ok(Self { transactional, inbox })
+        let options = InboxOptions { lease: LEASE, ..InboxOptions::default() };
+        Ok(Self { inbox: transactional.inbox("ledger", options) })
     }
 
     /// Deals with what the stream delivers, until the broker cannot be reached.
@@ -57,6 +56,7 @@ impl Bookkeeper {
         };
         let consumer = stream.get_or_create_consumer("ledger", config).await?;
         let messages = consumer.messages().await?;
+        // Some at once, so not in order. Who needs the outbox's order per key takes one at a time.
         let mut answers = messages
             .map(async |message| {
                 let message = message?;
@@ -73,13 +73,19 @@ impl Bookkeeper {
     /// Enters a message into the ledger, unless that was done; what to tell the broker.
     async fn deal_with(&self, message: &Delivered) -> AckKind {
         let headers = message.headers.as_ref();
-        let Some(id) = headers.and_then(|headers| headers.get("Nats-Msg-Id")) else {
-            eprintln!("a message without an id is taken away");
-            return AckKind::Term;
+        let named = headers.and_then(|headers| headers.get("Nats-Msg-Id"));
+        let id = match (named, message.info()) {
+            (Some(id), _) => id.to_string(),
+            // Whoever sent it named it not: its place in the stream is as good, as long as it is sent once.
+            (None, Ok(info)) => format!("{} {}", info.stream, info.stream_sequence),
+            (None, Err(error)) => {
+                eprintln!("a message that is of no stream is left alone: {error}");
+                return AckKind::Nak(Some(PARKED));
+            }
         };
-        let (id, entry) = (id.to_string(), String::from_utf8_lossy(&message.payload).into_owned());
+        let entry = String::from_utf8_lossy(&message.payload).into_owned();
         let key = id.clone();
-        let received = self.transactional.process(&self.inbox, &key, move |tx, _attempt| {
+        let received = self.inbox.process(&key, move |tx, _attempt| {
             async move {
                 let enter = "INSERT INTO ledger (message, entry) VALUES ($1, $2)";
                 tx.execute(enter, &[&id, &entry]).await?;
@@ -91,9 +97,9 @@ impl Bookkeeper {
             Ok(Received::Done(_) | Received::Duplicate(_)) => AckKind::Ack,
             Ok(Received::InProgress) => AckKind::Nak(Some(Duration::from_secs(1))),
             Ok(Received::Failed { again, .. }) => AckKind::Nak(Some(again)),
-            Ok(Received::Poisoned(why)) => {
-                // The broker keeps it: once somebody has mended the cause, `onetake keys forget` lets it be tried anew.
-                eprintln!("{key} is poison: {}", why.detail);
+            Ok(Received::Poisoned { reference, failure }) => {
+                // The broker keeps it: once somebody has mended the cause, `Inbox::forget` lets it be tried anew.
+                eprintln!("{key} ({reference}) is poison: {}", failure.detail);
                 AckKind::Nak(Some(PARKED))
             }
             // The store is away: nothing was tried.
@@ -121,5 +127,6 @@ async fn main() -> Result<(), Failed> {
     loop {
         let ended = bookkeeper.consume(&nats, "PAYMENTS").await;
         eprintln!("the broker is away ({ended:?}); trying again");
+        SystemClock.sleep(Duration::from_secs(1)).await;
     }
 }

@@ -6,6 +6,7 @@
 //! behind this module asks which preset a value came from.
 
 mod admin;
+mod asking;
 mod cidr;
 mod document;
 mod error;

@@ -4,16 +4,13 @@ use std::fmt;
 use std::time::Duration;
 
 use http::header::{HOST, HeaderName, HeaderValue};
-use http::{HeaderMap, Uri};
+use http::{HeaderMap, StatusCode, Uri};
 use onetake_http::recording::strip_hop_by_hop;
-use onetake_http::status::StatusPattern;
 
-use super::TenantConfig;
 use super::error::{Fault, Problems};
 use super::fields;
 use super::reader::{Section, Value};
 use super::secrets::{Env, Found, elsewhere};
-use super::status;
 use super::tree::Kind;
 use super::units::{self, duration};
 use super::url::parse_asked_url;
@@ -33,7 +30,7 @@ pub struct Reconcile {
     /// What is asked for.
     pub target: Template,
     /// Statuses that say for certain that the operation had no effect and never will.
-    pub not_executed: Vec<StatusPattern>,
+    pub not_executed: Vec<StatusCode>,
     /// What is sent along.
     pub headers: Headers,
     /// How long one answer may take.
@@ -90,6 +87,13 @@ pub(super) const PLACEHOLDERS: [(&str, Placeholder); 4] = [
     ("key", Placeholder::Key),
     ("reference", Placeholder::Reference),
 ];
+
+impl Placeholder {
+    /// Whether the upstream was told it, and no other operation's is the same. It never hears of a reference.
+    const fn names_the_operation(self) -> bool {
+        matches!(self, Self::DerivedKey | Self::Key)
+    }
+}
 
 impl Template {
     /// Whether this is filled in somewhere.
@@ -168,8 +172,13 @@ fn parse_request(text: &str) -> Result<Template, Fault> {
         return Err(bad("nothing is filled in before the path: it would choose who is asked"));
     }
     let pieces = pieces(target).map_err(|what| bad(&what))?;
-    if !pieces.iter().any(|piece| matches!(piece, Piece::Place(_))) {
-        return Err(bad("it has no placeholder, so every operation would get the same answer"));
+    if !pieces
+        .iter()
+        .any(|piece| matches!(piece, Piece::Place(place) if place.names_the_operation()))
+    {
+        return Err(bad(
+            "it has neither {derived_key} nor {key}, by which the upstream knows the operation: others would get its outcome, or nobody",
+        ));
     }
     // What is filled in is percent-encoded: if it is a URL with a letter there, it is one with anything.
     let sample: String = pieces
@@ -212,24 +221,22 @@ fn pieces(target: &str) -> Result<Vec<Piece>, String> {
     Ok(pieces)
 }
 
-fn read_not_executed(value: &Value<'_>, problems: &mut Problems<'_>) -> Option<Vec<StatusPattern>> {
+/// Of all statuses these two alone speak of what was asked for. Others speak of the ask (401, 429), or come from
+/// whatever is in between (502), and would have every operation run again at once.
+fn read_not_executed(value: &Value<'_>, problems: &mut Problems<'_>) -> Option<Vec<StatusCode>> {
     let elements = value.list("[\"404\"]", problems)?;
-    let patterns = elements.iter().map(|element| {
-        element.parse("\"404\"", problems, |text| match status::parse(text)? {
-            StatusPattern::Class(2) => Err(success()),
-            StatusPattern::Exact(status) if status.is_success() => Err(success()),
-            pattern => Ok(pattern),
+    let statuses = elements.iter().map(|element| {
+        element.parse("\"404\"", problems, |text| match text {
+            "404" => Ok(StatusCode::NOT_FOUND),
+            "410" => Ok(StatusCode::GONE),
+            _ => Err(Fault::new(
+                "not a status that can only mean that nothing was executed",
+                "write \"404\" or \"410\"; any other answer says it by the header Onetake-Outcome: release",
+            )),
         })
     });
-    let patterns = patterns.collect::<Vec<_>>();
-    patterns.into_iter().collect()
-}
-
-fn success() -> Fault {
-    Fault::new(
-        "a 2xx is the outcome of an operation that was executed",
-        "name statuses such as \"404\"; or let the answer carry the header Onetake-Outcome: release",
-    )
+    let statuses = statuses.collect::<Vec<_>>();
+    statuses.into_iter().collect()
 }
 
 /// Names, and what they say: text, or where it is.
@@ -306,27 +313,5 @@ fn read_header(value: &Value<'_>, env: &Env, problems: &mut Problems<'_>) -> Opt
             problems.add(&at, &path, None, fault);
             None
         }
-    }
-}
-
-/// What may not be filled in, given whose keys they are.
-pub(super) fn check_tenant(target: &Template, tenant: &TenantConfig) -> Option<Fault> {
-    let has = |place| target.has(place);
-    let fix = "use {derived_key}: the operation is sent it as Idempotency-Derived-Key";
-    match tenant {
-        TenantConfig::Credential | TenantConfig::CredentialOrPublic if has(Placeholder::Tenant) => {
-            let what = "the tenant is a credential, and {tenant} would put it into a URL, and so into logs";
-            Some(Fault::new(what, fix))
-        }
-        TenantConfig::Jwt(_) if has(Placeholder::Tenant) => {
-            let what = "the tenant is an issuer and a claim, which {tenant} cannot tell apart";
-            Some(Fault::new(what, fix))
-        }
-        TenantConfig::Public => None,
-        _ if has(Placeholder::Key) && !has(Placeholder::Tenant) => {
-            let what = "{key} without {tenant}: two tenants may use the same key, and would be told each other's outcome";
-            Some(Fault::new(what, fix))
-        }
-        _ => None,
     }
 }

@@ -7,12 +7,12 @@ use std::time::Duration;
 use http::Uri;
 
 use super::admin;
+use super::asking;
 use super::cidr::Cidr;
 use super::document::{Draft, RouteDraft};
 use super::error::{Fault, Origin, Problems};
 use super::key;
 use super::layer::{Layer, preset_layer};
-use super::reconcile;
 use super::store_url::StoreUrl;
 use super::{
     Config, FingerprintConfig, Gateway, InFlight, KeyRules, OnStoreDown, OnUnknown, Policy, Route,
@@ -45,10 +45,11 @@ pub(super) fn resolve(mut draft: Draft, problems: &mut Problems<'_>) -> Config {
     check_lossy(&store, &draft.routes, problems);
     let defaults = &draft.defaults;
     check_guessable(&[defaults], "defaults", problems);
-    check_reconcile(&[defaults], "defaults", problems);
+    asking::check(&[defaults], "defaults", &store.url, problems);
     let routes = draft.routes.iter();
-    let routes =
-        routes.filter_map(|route| resolve_route(route, defaults, upstream.as_ref(), problems));
+    let routes = routes.filter_map(|route| {
+        resolve_route(route, defaults, upstream.as_ref(), &store.url, problems)
+    });
     let routes = routes.collect();
     let trusted_proxies = draft.trusted_proxies.unwrap_or_else(|| {
         let loopback = [(Ipv4Addr::new(127, 0, 0, 0).into(), 8), (Ipv6Addr::LOCALHOST.into(), 128)];
@@ -175,6 +176,7 @@ fn resolve_route(
     draft: &RouteDraft,
     defaults: &Layer,
     upstream: Option<&Uri>,
+    store: &StoreUrl,
     problems: &mut Problems<'_>,
 ) -> Option<Route> {
     let preset = draft.preset.as_ref();
@@ -190,7 +192,7 @@ fn resolve_route(
     }
     check_guessable(&[&draft.layer, &preset_layer, defaults], &draft.path, problems);
     check_form(&draft.layer, defaults, &draft.path, problems);
-    check_reconcile(&[&draft.layer, &preset_layer, defaults], &draft.path, problems);
+    asking::check(&[&draft.layer, &preset_layer, defaults], &draft.path, store, problems);
     let own = draft.layer.upstream.as_ref().map(|upstream| &upstream.value);
     // Where there is none at all, that was reported once for all routes.
     let upstream = own.or(upstream)?;
@@ -230,7 +232,7 @@ fn check_form(route: &Layer, defaults: &Layer, path: &str, problems: &mut Proble
 }
 
 /// Merges layers, the strongest first, and completes them with the built-in values.
-fn policy(layers: &[&Layer]) -> Policy {
+pub(super) fn policy(layers: &[&Layer]) -> Policy {
     let lease = pick(layers, |layer| layer.lease).unwrap_or(LEASE);
     let on_unknown = on_unknown(layers);
     let reconcile = pick(layers, |layer| layer.reconcile.clone()).map(|reconcile| reconcile.value);
@@ -276,52 +278,8 @@ fn policy(layers: &[&Layer]) -> Policy {
     }
 }
 
-fn on_unknown(layers: &[&Layer]) -> OnUnknown {
+pub(super) fn on_unknown(layers: &[&Layer]) -> OnUnknown {
     pick(layers, |layer| layer.on_unknown.as_ref().map(|it| it.value)).unwrap_or(OnUnknown::Fail)
-}
-
-/// Whoever reconciles must be able to ask, and about one operation only. The first of the layers is the one that
-/// `path` names.
-fn check_reconcile(layers: &[&Layer], path: &str, problems: &mut Problems<'_>) {
-    let first = layers.first();
-    let says_nothing = |layer: &Layer| {
-        layer.on_unknown.is_none() && layer.reconcile.is_none() && layer.tenant.is_none()
-    };
-    if layers.len() > 1 && first.is_some_and(|layer| says_nothing(layer)) {
-        return; // What is wrong with [defaults] is told once.
-    }
-    let own = first.and_then(|layer| layer.reconcile.as_ref());
-    let Some(reconcile) = pick(layers, |layer| layer.reconcile.clone()) else {
-        let named = pick(layers, |layer| layer.on_unknown.clone());
-        let named = named.filter(|named| named.value == OnUnknown::Reconcile);
-        if let Some(named) = named {
-            let fault = Fault::new(
-                "nobody is named who could be asked",
-                "write beside it for example reconcile = \"GET http://127.0.0.1:3000/charges/by-key/{derived_key}\"",
-            );
-            problems.add(
-                &named.at,
-                &format!("{path}.on_unknown"),
-                Some("\"reconcile\"".into()),
-                fault,
-            );
-        }
-        return;
-    };
-    let field = format!("{path}.reconcile");
-    if on_unknown(layers) != OnUnknown::Reconcile {
-        if let Some(own) = own {
-            let what = "nobody is asked unless on_unknown is \"reconcile\"";
-            let fix = "write on_unknown = \"reconcile\" beside it, or remove it";
-            problems.add(&own.at, &field, None, Fault::new(what, fix));
-        }
-        return;
-    }
-    let tenant = pick(layers, |layer| layer.tenant.clone());
-    let tenant = tenant.unwrap_or(TenantConfig::CredentialOrPublic);
-    if let Some(fault) = reconcile::check_tenant(&reconcile.value.target, &tenant) {
-        problems.add(&reconcile.at, &field, None, fault);
-    }
 }
 
 fn key_rules(layers: &[&Layer]) -> KeyRules {
@@ -337,6 +295,6 @@ fn key_rules(layers: &[&Layer]) -> KeyRules {
 }
 
 /// The strongest layer's value.
-fn pick<T>(layers: &[&Layer], get: impl Fn(&Layer) -> Option<T>) -> Option<T> {
+pub(super) fn pick<T>(layers: &[&Layer], get: impl Fn(&Layer) -> Option<T>) -> Option<T> {
     layers.iter().find_map(|layer| get(layer))
 }

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::net::Ipv6Addr;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use super::error::Fault;
 use super::fields::nearest;
@@ -95,7 +96,19 @@ pub(super) fn nats(text: &str, fix: &str) -> Result<ServerUrl, Fault> {
     Ok(parts.keep(text))
 }
 
+/// By how much the clocks of nodes may differ in front of DynamoDB, as its store has it.
+const DYNAMODB_SKEW_MAX: Duration = Duration::from_secs(600);
+
 impl StoreUrl {
+    /// By how much the clocks of nodes may differ, where the store has none of its own.
+    #[must_use]
+    pub const fn clock_skew_max(&self) -> Duration {
+        match self {
+            Self::DynamoDb(_) => DYNAMODB_SKEW_MAX,
+            _ => Duration::ZERO,
+        }
+    }
+
     pub(super) fn parse(text: &str) -> Result<Self, Fault> {
         let bad = |what: &str, fix: &str| Err(Fault::new(what, fix).showing(shown(text)));
         let Some((scheme, rest)) = text.split_once(':') else {

@@ -37,6 +37,9 @@ pub(super) const X_FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forw
 const X_FORWARDED_PORT: HeaderName = HeaderName::from_static("x-forwarded-port");
 const X_REAL_IP: HeaderName = HeaderName::from_static("x-real-ip");
 
+/// What upstreams believe: it comes from the gateway, or not at all.
+const BELIEVED: [HeaderName; 2] = [IDEMPOTENCY_FENCE, IDEMPOTENCY_DERIVED_KEY];
+
 /// The body of every answer.
 pub(super) type AnyBody = BoxBody<Bytes, BoxError>;
 
@@ -121,10 +124,10 @@ fn admit(plans: &Plans, peer: IpAddr, parts: &mut Parts) -> Result<Arc<Plan>, Pr
     if plain(parts.uri.path()).split('/').any(|segment| segment == "." || segment == "..") {
         return Err(refused("The path has a segment of nothing but dots."));
     }
-    for name in [IDEMPOTENCY_FENCE, IDEMPOTENCY_DERIVED_KEY] {
-        // The upstream believes these: they come from here, or not at all.
+    for name in BELIEVED {
         parts.headers.remove(name);
     }
+    lookalikes(plans, &mut parts.headers);
     let trusted = plans.trusts(peer);
     if !trusted {
         for name in &plans.tenant_headers {
@@ -138,6 +141,20 @@ fn admit(plans: &Plans, peer: IpAddr, parts: &mut Parts) -> Result<Arc<Plan>, Pr
     }
     forwarding(parts, peer, trusted, host, plans.proto);
     Ok(Arc::clone(plans.find(&parts.method, parts.uri.path())))
+}
+
+/// To many servers `X_Account` is `X-Account`: what may not be said with the one may not with the other either.
+fn lookalikes(plans: &Plans, headers: &mut http::HeaderMap) {
+    let is_one = |name: &&HeaderName| {
+        let text = name.as_str().replace('_', "-");
+        let is_believed =
+            BELIEVED.iter().chain(&plans.tenant_headers).any(|known| known.as_str() == text);
+        is_believed || text == X_REAL_IP.as_str() || text.starts_with("x-forwarded-")
+    };
+    let odd = headers.keys().filter(|name| name.as_str().contains('_'));
+    for name in odd.filter(is_one).cloned().collect::<Vec<_>>() {
+        headers.remove(name);
+    }
 }
 
 fn refused(what: &str) -> Problem {
@@ -343,12 +360,25 @@ mod tests {
 
     #[test]
     fn nobody_can_forge_what_the_upstream_believes() {
-        let forged = [("idempotency-fence", "9"), ("idempotency-derived-key", "k")];
+        let forged = [
+            ("idempotency-fence", "9"),
+            ("idempotency-derived-key", "k"),
+            ("Idempotency_Fence", "9"),
+            ("idempotency_derived-key", "k"),
+            ("X_Account", "victim"),
+            ("x_forwarded_for", "1.2.3.4"),
+            ("x-real_ip", "1.2.3.4"),
+        ];
         for peer in ["203.0.113.9", "10.1.2.3"] {
-            let headers = seen(peer, &forged);
-            assert!(!headers.contains_key("idempotency-fence"));
-            assert!(!headers.contains_key("idempotency-derived-key"));
+            let mut headers = seen(peer, &forged);
+            for ours in
+                ["host", "x-forwarded-for", "x-forwarded-host", "x-forwarded-proto", "forwarded"]
+            {
+                headers.remove(ours);
+            }
+            assert!(headers.is_empty(), "{headers:?}");
         }
+        assert!(seen("203.0.113.9", &[("my_header", "1")]).contains_key("my_header"));
     }
 
     #[test]

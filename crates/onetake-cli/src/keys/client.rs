@@ -17,8 +17,8 @@ use serde_json::Value;
 use crate::config::{Admin, Token, UpstreamTls};
 use crate::gateway::Connector;
 
-/// How long one request may take.
-const PATIENCE: Duration = Duration::from_secs(30);
+/// How long one request may take: a change asks the store up to five times, ten seconds each.
+const PATIENCE: Duration = Duration::from_secs(60);
 /// The largest answer that is read: a page of keys, or one body.
 const ANSWER_BYTES_MAX: usize = 16 << 20;
 /// How often to come back after having been told to.
@@ -104,6 +104,7 @@ impl Client {
         body: Bytes,
     ) -> Result<Value, (Refusal, Option<u64>)> {
         let none = |what: String| (Refusal { status: None, what }, None);
+        let changes = method == Method::POST;
         let mut request = Request::builder().method(method).uri(format!("{}{path}", self.base));
         if !body.is_empty() {
             request = request.header(CONTENT_TYPE, "application/json");
@@ -116,21 +117,30 @@ impl Client {
         }
         let request = request.body(Full::new(body)).map_err(|error| none(error.to_string()))?;
         let asked = async {
-            let response = self.http.request(request).await.map_err(|error| root(&error))?;
+            let response = self.http.request(request).await;
+            let response = response.map_err(|error| (!error.is_connect(), root(&error)))?;
             let (head, body) = response.into_parts();
             let body = Limited::new(body, ANSWER_BYTES_MAX).collect().await;
-            Ok((head, body.map_err(|error| error.to_string())?.to_bytes()))
+            Ok((head, body.map_err(|error| (true, error.to_string()))?.to_bytes()))
         };
         let answered = tokio::select! {
             answered = asked => answered,
-            () = self.clock.sleep(PATIENCE) => Err("no answer in time".to_owned()),
+            () = self.clock.sleep(PATIENCE) => Err((true, "no answer in time".to_owned())),
         };
-        let (head, body) = answered.map_err(|why: String| {
-            none(format!(
-                "the admin API at {} cannot be asked: {why}. Is the gateway running? Name another with \
-                 --admin URL",
-                self.base
-            ))
+        let (head, body) = answered.map_err(|(was_sent, why): (bool, String)| {
+            none(if changes && was_sent {
+                format!(
+                    "the admin API at {} did not answer: {why}. It may have been done all the same: look with \
+                     `onetake keys get` before you try again",
+                    self.base
+                )
+            } else {
+                format!(
+                    "the admin API at {} cannot be asked: {why}. Is the gateway running? Name another with \
+                     --admin URL",
+                    self.base
+                )
+            })
         })?;
         let read: Option<Value> = serde_json::from_slice(&body).ok();
         if head.status.is_success()

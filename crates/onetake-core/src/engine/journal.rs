@@ -4,6 +4,7 @@
 //! knows goes into a [`Journal`], and is settled at the next start. That is fenced like any settlement: if
 //! somebody settled the attempt meanwhile, theirs stands, and the difference is logged.
 
+use std::collections::HashSet;
 use std::fmt;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
@@ -27,12 +28,12 @@ const PAUSE_MAX: Duration = Duration::from_secs(5);
 const LOOK_EVERY: Duration = Duration::from_secs(60);
 
 /// Some settlements that were kept together.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Kept {
-    /// What the journal calls them.
-    pub name: String,
-    /// The settlements.
+    /// Those that can be read.
     pub settlements: Vec<Settlement>,
+    /// Whether that is all of them. What cannot be read is logged, and left where it is.
+    pub is_whole: bool,
 }
 
 /// A place on this machine for settlements that the store did not take.
@@ -40,8 +41,11 @@ pub trait Journal: fmt::Debug + Send + Sync + 'static {
     /// Keeps them, durably.
     fn keep(&self, settlements: Vec<Settlement>) -> BoxFuture<'_, Result<(), StoreError>>;
 
-    /// What was kept and not let go of. What cannot be read is left where it is, and logged.
-    fn kept(&self) -> BoxFuture<'_, Result<Vec<Kept>, StoreError>>;
+    /// The names of what was kept and not let go of.
+    fn names(&self) -> BoxFuture<'_, Result<Vec<String>, StoreError>>;
+
+    /// What is kept under a name; `None` if nothing is any more.
+    fn read(&self, name: String) -> BoxFuture<'_, Result<Option<Kept>, StoreError>>;
 
     /// Lets go of what was settled.
     fn let_go(&self, name: String) -> BoxFuture<'_, Result<(), StoreError>>;
@@ -106,8 +110,10 @@ impl Inner {
 /// there.
 async fn finish_all(engine: Arc<Inner>, journal: Arc<dyn Journal>) {
     let mut pause = PAUSE_MIN;
+    // What this process can do nothing about; to try it over and over would be of no use.
+    let mut left = HashSet::new();
     loop {
-        match finish(&engine, &*journal).await {
+        match finish(&engine, &*journal, &mut left).await {
             Ok(()) => pause = LOOK_EVERY,
             Err(error) => {
                 tracing::warn!(%error, "what the journal kept could not be settled yet; it is tried again");
@@ -120,35 +126,49 @@ async fn finish_all(engine: Arc<Inner>, journal: Arc<dyn Journal>) {
     }
 }
 
-async fn finish(engine: &Inner, journal: &dyn Journal) -> Result<(), StoreError> {
+async fn finish(
+    engine: &Inner,
+    journal: &dyn Journal,
+    left: &mut HashSet<String>,
+) -> Result<(), StoreError> {
     let mut unsettled = None;
-    for kept in journal.kept().await? {
+    for name in journal.names().await? {
+        if left.contains(&name) {
+            continue;
+        }
+        let Some(kept) = journal.read(name.clone()).await? else { continue };
         let count = kept.settlements.len();
         let submitted =
             kept.settlements.iter().map(|settlement| engine.settles.submit(settlement.clone()));
         let answers = futures_util::future::join_all(submitted).await;
-        let mut is_whole = true;
+        let (mut is_refused, mut is_late) = (!kept.is_whole, false);
         for (settlement, answer) in kept.settlements.iter().zip(answers) {
             match answer {
                 Ok(Settled::Done { .. }) => {}
                 Ok(Settled::Stale { current }) => report(settlement, current.as_deref()),
-                // It stays where it is for the next start; to try it over and over would be of no use.
                 Err(error) if error.kind() == StoreErrorKind::Invalid => {
                     tracing::error!(
                         reference = %settlement.id.reference(), %error,
                         "an outcome from the journal is refused by the store"
                     );
-                    is_whole = false;
+                    is_refused = true;
                 }
                 Err(error) => {
                     unsettled.get_or_insert(error);
-                    is_whole = false;
+                    is_late = true;
                 }
             }
         }
-        if is_whole {
-            journal.let_go(kept.name).await?;
-            tracing::info!(count, "outcomes that an earlier process could not write are settled");
+        match (is_late, is_refused) {
+            (true, _) => {}
+            (false, true) => drop(left.insert(name)), // It waits for the next start.
+            (false, false) => {
+                journal.let_go(name).await?;
+                tracing::info!(
+                    count,
+                    "outcomes that an earlier process could not write are settled"
+                );
+            }
         }
     }
     unsettled.map_or(Ok(()), Err)

@@ -24,8 +24,10 @@ use super::{Engine, Inner};
 /// Whom the audit names for what is settled here.
 const BY: &str = "reconciler";
 
-/// For how long a key is left alone of which nobody here can tell anything.
-const NOBODY: Duration = Duration::from_secs(300);
+/// For how long a key is left alone at most of which nobody here can tell anything.
+const NOBODY_MAX: Duration = Duration::from_secs(300);
+/// And at least.
+const NOBODY_MIN: Duration = Duration::from_secs(2);
 
 /// Knows, or can find out, what became of an operation.
 pub trait Reconcile: fmt::Debug + Send + Sync + 'static {
@@ -156,7 +158,7 @@ async fn one(
     let record = match engine.read_from_store(lost.id).await {
         // One that cannot be read must not stand in the way of others.
         Err(error) if error.kind() == StoreErrorKind::Invalid => {
-            defer(engine, lost, NOBODY).await?;
+            defer(engine, lost, NOBODY_MAX).await?;
             return Err(error);
         }
         found => found?,
@@ -248,7 +250,10 @@ fn too_early(record: &Record, inquiry: Inquiry, now: Timestamp) -> Duration {
 
 /// For how long nobody else asks: until it is time at all, or as long as asking takes and then some.
 fn hold(record: &Record, at: Timestamp, inquiry: Option<Inquiry>, now: Timestamp) -> Duration {
-    let Some(inquiry) = inquiry else { return NOBODY };
+    let Some(inquiry) = inquiry else {
+        // Another node may know better, and must get its turns while there is time.
+        return now.since(at).max(NOBODY_MIN).min(NOBODY_MAX);
+    };
     let shortest = inquiry.timeout.saturating_add(inquiry.pause_min);
     let too_early = too_early(record, inquiry, now);
     if !too_early.is_zero() {

@@ -289,22 +289,30 @@ async fn the_owner_who_comes_back_first_is_believed() {
 
 /// A journal in memory.
 #[derive(Debug, Default)]
-struct Paper(Mutex<Vec<Kept>>);
+struct Paper(Mutex<Vec<(String, Kept)>>);
 
 impl Journal for Paper {
     fn keep(&self, settlements: Vec<Settlement>) -> BoxFuture<'_, Result<(), StoreError>> {
         let mut pages = self.0.lock().unwrap();
         let name = format!("page {}", pages.len());
-        pages.push(Kept { name, settlements });
+        pages.push((name, Kept { settlements, is_whole: true }));
         std::future::ready(Ok(())).boxed()
     }
 
-    fn kept(&self) -> BoxFuture<'_, Result<Vec<Kept>, StoreError>> {
-        std::future::ready(Ok(self.0.lock().unwrap().clone())).boxed()
+    fn names(&self) -> BoxFuture<'_, Result<Vec<String>, StoreError>> {
+        let pages = self.0.lock().unwrap();
+        let names = pages.iter().map(|(name, _)| name.clone()).collect();
+        std::future::ready(Ok(names)).boxed()
+    }
+
+    fn read(&self, name: String) -> BoxFuture<'_, Result<Option<Kept>, StoreError>> {
+        let pages = self.0.lock().unwrap();
+        let kept = pages.iter().find(|(known, _)| *known == name).map(|(_, kept)| kept.clone());
+        std::future::ready(Ok(kept)).boxed()
     }
 
     fn let_go(&self, name: String) -> BoxFuture<'_, Result<(), StoreError>> {
-        self.0.lock().unwrap().retain(|kept| kept.name != name);
+        self.0.lock().unwrap().retain(|(known, _)| *known != name);
         std::future::ready(Ok(())).boxed()
     }
 }
@@ -379,8 +387,8 @@ async fn what_is_refused_holds_nothing_up() {
         attempt: onetake_core::AttemptId::from_bytes([1; 16]),
         verb: onetake_core::Verb::Release,
     };
-    let page = Kept { name: "a first page".into(), settlements: vec![refused.clone()] };
-    journal.0.lock().unwrap().insert(0, page);
+    let page = Kept { settlements: vec![refused.clone()], is_whole: true };
+    journal.0.lock().unwrap().insert(0, ("a first page".into(), page));
     let store = Arc::new(Refusing(Arc::clone(&world.store), refused.id));
     let next = World::engine(&world.clock, store);
     next.use_journal(Arc::clone(&journal) as Arc<dyn Journal>);
@@ -388,7 +396,7 @@ async fn what_is_refused_holds_nothing_up() {
         tokio::task::yield_now().await;
     }
     assert_eq!(world.state("a").await.name(), "completed");
-    assert_eq!(journal.0.lock().unwrap()[0].name, "a first page", "it is kept");
+    assert_eq!(journal.0.lock().unwrap()[0].0, "a first page", "it is kept");
 }
 
 #[tokio::test]

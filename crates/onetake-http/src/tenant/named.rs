@@ -6,7 +6,7 @@ use super::{credential, public, tagged};
 
 /// What can be written for a tenant.
 pub const TENANT_FORMS: &str = "public, bearer:TOKEN (or another scheme in its place), basic:USER, x-api-key:KEY, header:VALUE, \
-    client-ip:ADDRESS, jwt:CLAIM, jwt:ISSUER CLAIM, or forward-auth:NAME";
+    client-ip:ADDRESS, jwt:CLAIM, jwt:ISSUER CLAIM, forward-auth:NAME, or consumer:NAME (of an inbox, in the namespace inbox)";
 
 /// The tenant that a layer makes of such a client, as [`Caller::tenant`](super::Caller::tenant) has it;
 /// `None` if the text is none of [`TENANT_FORMS`].
@@ -36,6 +36,7 @@ pub fn tenant_named(text: &str) -> Option<Vec<u8>> {
             tagged(b"jwt", &super::jwt::name_of(issuer, b's', claim))
         }
         "forward-auth" => tagged(b"asked", bytes),
+        "consumer" => tagged(b"consumer", bytes),
         _ => return None,
     })
 }

@@ -51,7 +51,7 @@ use rows::Answer;
 
 pub use finish::finish;
 pub use schema::Migrated;
-pub use transactional::{Transactional, WorkError};
+pub use transactional::{Inbox, Transactional, WorkError};
 
 /// How to talk to the server.
 #[derive(Clone, Debug)]

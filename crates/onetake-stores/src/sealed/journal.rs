@@ -52,20 +52,27 @@ impl Journal for SealedJournal {
         .boxed()
     }
 
-    fn kept(&self) -> BoxFuture<'_, Result<Vec<Kept>, StoreError>> {
+    fn names(&self) -> BoxFuture<'_, Result<Vec<String>, StoreError>> {
+        self.inner.names()
+    }
+
+    fn read(&self, name: String) -> BoxFuture<'_, Result<Option<Kept>, StoreError>> {
         async move {
-            let mut all = Vec::new();
-            for Kept { name, settlements } in self.inner.kept().await? {
-                let open = |settlement| self.open(settlement);
-                match settlements.into_iter().map(open).collect() {
-                    Ok(settlements) => all.push(Kept { name, settlements }),
+            let Some(mut kept) = self.inner.read(name.clone()).await? else { return Ok(None) };
+            let all = kept.settlements.len();
+            let open = |settlement: Settlement| {
+                let reference = settlement.id.reference();
+                let opened = self.open(settlement);
+                opened
                     // It stays where it is: the key may come back.
-                    Err(error) => tracing::error!(
-                        %name, %error, "outcomes in the journal cannot be read: they are unknown"
-                    ),
-                }
-            }
-            Ok(all)
+                    .inspect_err(|error| {
+                        tracing::error!(%name, %reference, %error, "an outcome in the journal cannot be read: it is unknown");
+                    })
+                    .ok()
+            };
+            kept.settlements = kept.settlements.into_iter().filter_map(open).collect();
+            kept.is_whole &= kept.settlements.len() == all;
+            Ok(Some(kept))
         }
         .boxed()
     }

@@ -69,7 +69,7 @@ use committer::{Committer, Job};
 use schema::Owner;
 
 pub use finish::finish;
-pub use transactional::{Transactional, WorkError};
+pub use transactional::{Inbox, Transactional, WorkError};
 
 /// The SQLite store.
 #[derive(Debug)]

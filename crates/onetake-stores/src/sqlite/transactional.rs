@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use onetake_core::inbox::{Inbox, ReceiveError, Received};
+use onetake_core::inbox::{self, InboxOptions, ReceiveError, Received};
 use onetake_core::{
     Attempt, Completion, Engine, FinishError, NotDone, Operation, Outcome, Seal, StoreError,
 };
@@ -63,10 +63,11 @@ impl Transactional {
         self
     }
 
-    /// The inbox of the consumer of this name, on the same engine: see [`process`](Self::process).
+    /// The inbox of the consumer of this name: two consumers of one message each deal with it.
     #[must_use]
-    pub fn inbox(&self, consumer: &str) -> Inbox {
-        Inbox::new(self.engine.clone(), consumer)
+    pub fn inbox(&self, consumer: &str, options: InboxOptions) -> Inbox {
+        let messages = inbox::Inbox::new(self.engine.clone(), consumer, options);
+        Inbox { messages, transactional: self.clone() }
     }
 
     /// Runs the operation, or tells what became of it before. `work` writes its effects in the transaction, on a
@@ -88,26 +89,6 @@ impl Transactional {
         let this = self.clone();
         let worked = move |attempt| async move { this.work(attempt, work).await };
         self.engine.transact(operation, worked).await
-    }
-
-    /// Deals with a message of an inbox, unless somebody did: `work` writes its effects in the transaction, and
-    /// answers what is remembered of it, and what it says to others.
-    ///
-    /// # Errors
-    /// If it could not even be tried.
-    pub async fn process<E, F>(
-        &self,
-        inbox: &Inbox,
-        message: &str,
-        work: F,
-    ) -> Result<Received<WorkError<E>>, ReceiveError>
-    where
-        E: Send + 'static,
-        F: FnOnce(&Transaction<'_>, Attempt) -> Result<Completion, E> + Send + 'static,
-    {
-        let this = self.clone();
-        let worked = move |attempt| async move { this.work(attempt, work).await };
-        inbox.receive(message, worked).await
     }
 
     async fn work<E, F>(self, attempt: Attempt, work: F) -> Result<(), WorkError<E>>
@@ -140,5 +121,41 @@ impl Transactional {
                 Err(_) => std::future::pending().await,
             },
         }
+    }
+}
+
+/// Deals with each message of a consumer once, in transactions: see [`Transactional::inbox`].
+#[derive(Clone, Debug)]
+pub struct Inbox {
+    messages: inbox::Inbox,
+    transactional: Transactional,
+}
+
+impl Inbox {
+    /// Deals with a message, unless somebody did: `work` writes its effects in the transaction, and
+    /// answers what is remembered of it, and what it says to others.
+    ///
+    /// # Errors
+    /// If it could not even be tried.
+    pub async fn process<E, F>(
+        &self,
+        message: &str,
+        work: F,
+    ) -> Result<Received<WorkError<E>>, ReceiveError>
+    where
+        E: Send + 'static,
+        F: FnOnce(&Transaction<'_>, Attempt) -> Result<Completion, E> + Send + 'static,
+    {
+        let this = self.transactional.clone();
+        let worked = move |attempt| async move { this.work(attempt, work).await };
+        self.messages.receive(message, worked).await
+    }
+
+    /// See [`forget`](inbox::Inbox::forget): lets poison be tried anew.
+    ///
+    /// # Errors
+    /// If the id cannot be a key, or the store does not answer in time.
+    pub async fn forget(&self, message: &str, by: &str, why: &str) -> Result<bool, ReceiveError> {
+        self.messages.forget(message, by, why).await
     }
 }

@@ -4,11 +4,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::FutureExt;
-use onetake_core::inbox::{POISONED, Received};
-use onetake_core::{Attempt, Completion, Engine, Inbox, Message, Recording};
+use onetake_core::inbox::{InboxOptions, POISONED, Received};
+use onetake_core::{Attempt, Completion, Engine, Message, Recording};
 use onetake_sim::servers::Postgres;
 use onetake_stores::PostgresOptions;
-use onetake_stores::postgres::{Transactional, WorkError};
+use onetake_stores::postgres::{Inbox, Transactional, WorkError};
 use tokio_postgres::Transaction;
 
 use super::store_on;
@@ -24,13 +24,17 @@ async fn deal(tx: &Transaction<'_>, attempt: Attempt) -> Result<Completion, Stri
     Ok(Completion::new(Recording::new("dealt with")).with_message(said))
 }
 
-async fn process(transactional: &Transactional, inbox: &Inbox, message: &str) -> Answer {
-    let processed = transactional.process(inbox, message, |tx, attempt| deal(tx, attempt).boxed());
+fn mailer(transactional: &Transactional, attempts_max: u32) -> Inbox {
+    transactional.inbox("mailer", InboxOptions { attempts_max, ..InboxOptions::default() })
+}
+
+async fn process(inbox: &Inbox, message: &str) -> Answer {
+    let processed = inbox.process(message, |tx, attempt| deal(tx, attempt).boxed());
     processed.await.unwrap()
 }
 
-async fn fail(transactional: &Transactional, inbox: &Inbox, message: &str) -> Answer {
-    let processed = transactional.process(inbox, message, |tx, attempt| {
+async fn fail(inbox: &Inbox, message: &str) -> Answer {
+    let processed = inbox.process(message, |tx, attempt| {
         async move {
             deal(tx, attempt).await?;
             Err("cannot be dealt with".to_owned())
@@ -57,7 +61,7 @@ async fn a_message_has_one_effect_however_often_it_comes(server: &Postgres) {
             .into();
     let deliveries = (0..16).map(|number| {
         let consumer = &consumers[number % 2];
-        async move { process(consumer, &consumer.inbox("mailer"), "message 1").await }
+        async move { process(&mailer(consumer, 5), "message 1").await }
     });
     let answers = futures_util::future::join_all(deliveries).await;
     let done = answers.iter().filter(|answer| matches!(answer, Received::Done(_))).count();
@@ -66,58 +70,67 @@ async fn a_message_has_one_effect_however_often_it_comes(server: &Postgres) {
         matches!(answer, Received::Done(_) | Received::Duplicate(_) | Received::InProgress)
     };
     assert_eq!(answers.iter().filter(others).count(), 16, "{answers:?}");
-    let again = process(&consumers[1], &consumers[1].inbox("mailer"), "message 1").await;
+    let again = process(&mailer(&consumers[1], 5), "message 1").await;
     let Received::Duplicate(recording) = again else { panic!("{again:?}") };
     assert_eq!(recording, Recording::new("dealt with"));
     assert_eq!((bank.count("transfers").await, bank.count("onetake_outbox").await), (1, 1));
     // Another consumer has an inbox of its own.
-    let other = process(&consumers[0], &consumers[0].inbox("biller"), "message 1").await;
+    let other = process(&consumers[0].inbox("biller", InboxOptions::default()), "message 1").await;
     assert!(matches!(other, Received::Done(_)), "{other:?}");
     let week = "onetake_records WHERE ttl = 7 * 24 * 3600 * 1000000::bigint AND on_unknown = 3";
     assert_eq!(bank.count(week).await, 2);
-    let inbox = consumers[0].inbox("mailer");
-    let empty = consumers[0].process(&inbox, "", |tx, attempt| deal(tx, attempt).boxed());
+    let empty = mailer(&consumers[0], 5);
+    let empty = empty.process("", |tx, attempt| deal(tx, attempt).boxed());
     assert!(empty.await.unwrap_err().to_string().contains("id"), "it says what is wrong");
 }
 
 async fn poison_is_parked(server: &Postgres) {
     let bank = Bank::open(server).await;
     let consumer = bank.transactional();
-    let inbox = consumer.inbox("mailer").attempts_max(3);
+    let inbox = mailer(&consumer, 3);
     for (attempt, seconds) in [(1, 1), (2, 2)] {
-        let failed = fail(&consumer, &inbox, "poison").await;
+        let failed = fail(&inbox, "poison").await;
         let Received::Failed { again, attempts, error } = failed else { panic!("{failed:?}") };
         assert_eq!((again, attempts), (Duration::from_secs(seconds), attempt));
         assert_eq!(error.unwrap().to_string(), "cannot be dealt with");
     }
     for _ in 0..2 {
-        let poisoned = fail(&consumer, &inbox, "poison").await;
-        let Received::Poisoned(failure) = poisoned else { panic!("{poisoned:?}") };
+        let poisoned = fail(&inbox, "poison").await;
+        let Received::Poisoned { reference, failure } = poisoned else { panic!("{poisoned:?}") };
+        let found = bank.engine.find(reference).await.unwrap();
+        assert_eq!(found.len(), 1, "an operator finds it by its reference");
         assert_eq!((failure.code.as_str(), failure.detail.contains("3 times")), (POISONED, true));
     }
     // Also on a node that has not seen it, and whatever would come of it by now.
     let elsewhere = Engine::new(Arc::new(store_on(&bank.url).await));
     let elsewhere = Transactional::new(elsewhere, &bank.url, &PostgresOptions::default()).unwrap();
-    let parked = process(&elsewhere, &inbox, "poison").await;
-    assert!(matches!(parked, Received::Poisoned(_)), "{parked:?}");
+    let parked = process(&mailer(&elsewhere, 3), "poison").await;
+    assert!(matches!(parked, Received::Poisoned { .. }), "{parked:?}");
     assert_eq!((bank.count("transfers").await, bank.count("onetake_outbox").await), (0, 0));
     assert_eq!(bank.count("onetake_records WHERE state = 2").await, 1);
-    let fine = process(&consumer, &inbox, "another").await;
+    let fine = process(&inbox, "another").await;
     assert!(matches!(fine, Received::Done(_)), "one is not held up by the other: {fine:?}");
+    // Once the cause is mended, it is tried anew; and nothing else can be forgotten in this way.
+    for (message, is_poison) in [("another", false), ("unheard of", false), ("poison", true)] {
+        let forgotten = inbox.forget(message, "somebody", "it is mended").await.unwrap();
+        assert_eq!(forgotten, is_poison, "{message}");
+    }
+    let mended = process(&inbox, "poison").await;
+    assert!(matches!(mended, Received::Done(_)), "{mended:?}");
+    assert_eq!(bank.count("transfers").await, 2);
 }
 
 /// Nobody is left to say that it failed: the attempts themselves are counted.
 async fn what_kills_its_consumer_is_poison_too(server: &Postgres) {
     let bank = Bank::open(server).await;
     let consumer = bank.transactional();
-    let inbox = consumer.inbox("mailer").attempts_max(2);
+    let inbox = mailer(&consumer, 2);
     for number in 1..=2_u64 {
-        let killed =
-            consumer.process(&inbox, "deadly", |_, _| async { panic!("as good as dead") }.boxed());
+        let killed = inbox.process("deadly", |_, _| async { panic!("as good as dead") }.boxed());
         let killed: Answer = killed.await.unwrap();
         assert!(matches!(killed, Received::Failed { error: None, .. }), "{number}: {killed:?}");
     }
-    let parked = process(&consumer, &inbox, "deadly").await;
-    assert!(matches!(parked, Received::Poisoned(_)), "{parked:?}");
+    let parked = process(&inbox, "deadly").await;
+    assert!(matches!(parked, Received::Poisoned { .. }), "{parked:?}");
     assert_eq!(bank.count("transfers").await, 0);
 }

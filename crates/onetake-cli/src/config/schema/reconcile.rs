@@ -13,13 +13,13 @@ pub(super) fn reconcile() -> Value {
         "For how long to go on asking, before it is recorded as failed. {}",
         units::RECONCILE_LIMIT.sentence()
     );
-    let statuses = list(&text("[3-5](xx|[0-9]{2})"));
+    let statuses = list(&text("404|410"));
     let table = table(
         "reconcile",
         [
             field(
                 "request",
-                "GET and a URL, with {derived_key}, {tenant}, {key} or {reference} in its path or query.",
+                "GET and a URL, with {derived_key} or {key} in its path or query; {tenant} and {reference} too.",
                 request(),
             ),
             field(
@@ -37,7 +37,7 @@ pub(super) fn reconcile() -> Value {
 
 fn request() -> Value {
     let host = r"(\[[^/?#@\[\]{}\s]+\]|[^/?#@:\[\]{}\s]+)(:[0-9]+)?";
-    let place = r"\{(derived_key|tenant|key|reference)\}";
+    let place = r"\{(derived_key|key)\}";
     text(&format!(r"\s*GET\s+https?://{host}[/?][^#\s]*{place}[^#\s]*\s*"))
 }
 

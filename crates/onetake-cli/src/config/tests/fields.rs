@@ -422,7 +422,7 @@ const POLICY: &[(Lines, Refused)] = &[
         &[
             "on_unknown = \"reconcile\"\nreconcile = \"GET http://127.0.0.1:3000/charges/by-key/{derived_key}\"",
             "on_unknown = \"reconcile\"\nreconcile = \"GET https://a?key={derived_key}&ref={reference}\"",
-            "on_unknown = \"reconcile\"\nreconcile = { request = \"GET http://[::1]:80/a/{derived_key}/b\", not_executed = [\"404\", \"5xx\"], headers = { X-Api-Key = \"abc\", Authorization = { env = \"TEST_SECRET\" } }, limit = \"30d\", timeout = \"10ms\" }",
+            "on_unknown = \"reconcile\"\nreconcile = { request = \"GET http://[::1]:80/a/{derived_key}/b\", not_executed = [\"404\", \"410\"], headers = { X-Api-Key = \"abc\", Authorization = { env = \"TEST_SECRET\" } }, limit = \"30d\", timeout = \"10ms\" }",
             "on_unknown = \"reconcile\"\ntenant = \"public\"\nreconcile = \"GET http://a/{key}\"",
             "on_unknown = \"reconcile\"\ntenant = \"client-ip\"\nreconcile = \"GET http://a/{tenant}/{key}\"",
         ],
@@ -439,6 +439,19 @@ const POLICY: &[(Lines, Refused)] = &[
             ("on_unknown = \"reconcile\"\nreconcile = \"GET /a/{derived_key}\"", "reconcile"),
             ("on_unknown = \"reconcile\"\nreconcile = \"GET ftp://a/{derived_key}\"", "reconcile"),
             ("on_unknown = \"reconcile\"\nreconcile = \"GET http://a/\"", "reconcile"),
+            ("on_unknown = \"reconcile\"\nreconcile = \"GET http://a/{reference}\"", "reconcile"),
+            (
+                "on_unknown = \"reconcile\"\ntenant = \"public\"\nreconcile = \"GET http://a/{tenant}\"",
+                "reconcile",
+            ),
+            (
+                "on_unknown = \"reconcile\"\nttl = \"129s\"\nreconcile = \"GET http://a/{derived_key}\"",
+                "ttl",
+            ),
+            (
+                "on_unknown = \"reconcile\"\nttl = \"1h\"\nupstream_timeout = \"30m\"\nreconcile = \"GET http://a/{derived_key}\"",
+                "ttl",
+            ),
             (
                 "on_unknown = \"reconcile\"\nreconcile = \"GET http://{tenant}/{derived_key}\"",
                 "reconcile",
@@ -497,8 +510,16 @@ const POLICY: &[(Lines, Refused)] = &[
                 "reconcile.not_executed",
             ),
             (
-                "on_unknown = \"reconcile\"\nreconcile = { request = \"GET http://a/{derived_key}\", not_executed = [\"404\", \"2xx\"] }",
+                "on_unknown = \"reconcile\"\nreconcile = { request = \"GET http://a/{derived_key}\", not_executed = [\"404\", \"4xx\"] }",
                 "reconcile.not_executed[1]",
+            ),
+            (
+                "on_unknown = \"reconcile\"\nreconcile = { request = \"GET http://a/{derived_key}\", not_executed = [\"401\"] }",
+                "reconcile.not_executed[0]",
+            ),
+            (
+                "on_unknown = \"reconcile\"\nreconcile = { request = \"GET http://a/{derived_key}\", not_executed = [\"5xx\"] }",
+                "reconcile.not_executed[0]",
             ),
             (
                 "on_unknown = \"reconcile\"\nreconcile = { request = \"GET http://a/{derived_key}\", not_executed = [\"204\"] }",

@@ -22,13 +22,13 @@ use http_body_util::Empty;
 use hyper_util::client::legacy::Client;
 use hyper_util::rt::{TokioExecutor, TokioTimer};
 
-use onetake_core::{Clock, Found, Inquiry, Origin, Reconcile, Record, TenantDigest};
+use onetake_core::{Clock, Failure, Found, Inquiry, Origin, Reconcile, Record, TenantDigest};
 use onetake_http::recording::record_response;
 use onetake_http::{Known, Remembered};
 
 use super::Connector;
 use super::plan::{NO_ROUTE, label_of};
-use crate::config::{self, Config, Placeholder, Policy, StoreUrl};
+use crate::config::{self, Config, InFlight, Placeholder, Policy};
 use answer::Means;
 use health::Health;
 
@@ -36,8 +36,6 @@ use health::Health;
 const PAUSE_MIN: Duration = Duration::from_secs(1);
 /// The longest.
 const PAUSE_MAX: Duration = Duration::from_secs(300);
-/// By how much clocks may differ in front of DynamoDB, as its store has it.
-const SKEW_MAX: Duration = Duration::from_secs(600);
 /// The largest head of an answer.
 const HEAD_BYTES_MAX: usize = 64 << 10;
 /// Idle connections are closed before the other side does it.
@@ -62,6 +60,8 @@ struct Route {
     name: Arc<str>,
     asked: config::Reconcile,
     upstream_timeout: Duration,
+    /// Whether a client may have been told 202: then nothing is released, and it is told how it ended.
+    answers_later: bool,
     body_bytes_max: usize,
     health: Health,
 }
@@ -97,11 +97,7 @@ impl Reconciler {
             .timer(TokioTimer::new())
             .http1_max_buf_size(HEAD_BYTES_MAX)
             .build(connector.clone());
-        let skew = match config.store.url {
-            StoreUrl::DynamoDb(_) => SKEW_MAX,
-            _ => Duration::ZERO,
-        };
-        Some(Self { routes, client, skew, clock })
+        Some(Self { routes, client, skew: config.store.url.clock_skew_max(), clock })
     }
 
     fn route(&self, record: &Record) -> Option<&Route> {
@@ -110,21 +106,21 @@ impl Reconciler {
 
     async fn found(&self, record: &Record) -> Found {
         let Some(route) = self.route(record) else {
-            return unclear("its route has no reconciler any more");
+            return not_asked("its route has no reconciler any more");
         };
         let known = Known::of(&record.origin.memo);
         let Some(uri) = target::fill(&route.asked.target, &known, record.id.reference()) else {
-            return unclear(
-                "the record does not hold what it can be asked for by: the tenant is too long to be kept, a key or tenant is nothing but dots, or the route asked otherwise when the key was claimed",
+            return not_asked(
+                "the record does not hold what it can be asked for by: the tenant is too long to be kept, a key or tenant is nothing but dots, the route asked otherwise when the key was claimed, or what was kept cannot be decrypted here",
             );
         };
         let mut request = Request::new(Empty::new());
         *request.uri_mut() = uri;
         *request.headers_mut() = headers(&route.asked.headers.0);
         let Some(ask) = route.health.ask(&*self.clock) else {
-            let why =
-                "who is asked has kept several asks waiting lately, and is left alone for a while";
-            return Found::NotAsked(why.to_owned());
+            return not_asked(
+                "who is asked has kept several asks waiting lately, and is left alone for a while",
+            );
         };
         let found = self.answer(route, request, record).await;
         ask.answered();
@@ -148,6 +144,7 @@ impl Reconciler {
         let (mut parts, body) = response.into_parts();
         let status = match answer::means(parts.status, &parts.headers, &route.asked.not_executed) {
             Means::Outcome(status) => status,
+            Means::NotExecuted if route.answers_later => return Found::Failed(not_executed()),
             Means::NotExecuted => return Found::NotExecuted,
             Means::Nothing(why) => return Found::Unclear(why),
         };
@@ -192,6 +189,7 @@ fn routes<'a>(named: impl Iterator<Item = (String, &'a Policy)>) -> Vec<Route> {
                 name,
                 asked,
                 upstream_timeout: policy.upstream_timeout,
+                answers_later: policy.in_flight == InFlight::Async,
                 body_bytes_max: policy.max_response_body,
                 health: Health::default(),
             });
@@ -207,6 +205,18 @@ fn headers(configured: &HeaderMap) -> HeaderMap {
     headers.extend(configured.clone());
     headers.insert(ACCEPT_ENCODING, HeaderValue::from_static("identity"));
     headers
+}
+
+/// What becomes of an operation without effect that somebody was promised an outcome of.
+fn not_executed() -> Failure {
+    Failure {
+        code: "not_executed".to_owned(),
+        detail: "it had no effect: a new try needs a new key".to_owned(),
+    }
+}
+
+fn not_asked(why: &str) -> Found {
+    Found::NotAsked(why.to_owned())
 }
 
 fn unclear(why: &str) -> Found {

@@ -20,7 +20,7 @@ pub(super) fn fill(template: &Template, known: &Known, reference: Reference) -> 
                 encode(known.derived_key?.to_string().as_bytes(), &mut target)?;
             }
             Piece::Place(Placeholder::Key) => {
-                encode(known.key.as_ref()?.as_str().as_bytes(), &mut target)?;
+                encode(known.key.as_ref()?.as_bytes(), &mut target)?;
             }
             Piece::Place(Placeholder::Tenant) => encode(known.tenant.as_ref()?, &mut target)?,
             Piece::Place(Placeholder::Reference) => {
@@ -66,8 +66,11 @@ mod tests {
     fn try_filled(text: &str) -> Option<Uri> {
         let key = Key::new(text).unwrap();
         let reference = RecordId::derive(&Scope::new("t"), &key).reference();
-        let known =
-            Known { key: Some(key), tenant: Some(text.to_owned().into()), ..Known::default() };
+        let known = Known {
+            key: Some(text.to_owned()),
+            tenant: Some(text.to_owned().into()),
+            ..Known::default()
+        };
         let (place, text) = (Piece::Place, |text: &str| Piece::Text(text.to_owned()));
         let pieces = vec![
             text("/by/"),

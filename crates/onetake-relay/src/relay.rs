@@ -17,6 +17,36 @@ use crate::sink::{Sink, SinkError, SinkErrorKind};
 const ERROR_BYTES_MAX: usize = 1_024;
 
 /// Delivers an outbox.
+///
+/// A service that runs one inside, beside the operations that write messages (`onetake` has the same stores and clocks
+/// under its own name):
+///
+/// ```no_run
+/// # #[cfg(feature = "nats")]
+/// # async fn serve() -> Result<(), Box<dyn std::error::Error>> {
+/// use std::sync::Arc;
+/// use onetake_core::{Clock, SystemClock, SystemRng};
+/// use onetake_relay::{NatsOptions, NatsSink, Relay, RelayOptions};
+/// use onetake_stores::{PostgresOptions, PostgresStore};
+/// use tokio_util::sync::CancellationToken;
+///
+/// let url = "postgres://me:secret@127.0.0.1/payments";
+/// let outbox = Arc::new(PostgresStore::open(url, PostgresOptions::default()).await?);
+/// let clock: Arc<dyn Clock> = Arc::new(SystemClock);
+/// let options = NatsOptions { subject_prefix: "payments.".to_owned(), ..NatsOptions::default() };
+/// let sink = NatsSink::connect("nats://127.0.0.1:4222", options, Arc::clone(&clock)).await?;
+/// let options = RelayOptions::default();
+/// let relay = Relay::new(outbox, Arc::new(sink), clock, Arc::new(SystemRng), options);
+///
+/// let stop = CancellationToken::new();
+/// let until = stop.clone();
+/// let running = tokio::spawn(async move { relay.run(until).await });
+/// // … and when the service stops:
+/// stop.cancel();
+/// running.await?;
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug)]
 pub struct Relay {
     outbox: Arc<dyn Outbox>,

@@ -7,6 +7,8 @@
 //! DATABASE_URL=postgres://localhost/bank NATS_URL=nats://localhost:4222 \
 //!     cargo run -p onetake --example consumer --features postgres
 //! ```
+//!
+//! Messages come from a relay: docs/OUTBOX.md runs all of it.
 
 use std::error::Error;
 use std::sync::Arc;

@@ -3,9 +3,9 @@
 //!
 //! ```text
 //! onetake migrate --store postgres://localhost/bank
-//! DATABASE_URL=postgres://localhost/bank cargo run --example transfers --features axum,postgres
+//! DATABASE_URL=postgres://localhost/bank cargo run -p onetake --example transfers --features axum,postgres
 //! curl -d '{"from": "alice", "to": "bob", "cents": 500}' -H 'content-type: application/json' \
-//!      -H "idempotency-key: $(uuidgen)" http://127.0.0.1:3000/transfers
+//!      -H 'idempotency-key: 6f1c8d6a-3a09-4b6e-9c8f-2d1f5e7b8a90' http://127.0.0.1:3000/transfers
 //! ```
 
 use std::error::Error;

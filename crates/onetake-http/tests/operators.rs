@@ -13,7 +13,7 @@ use common::{key, send};
 use http::Request;
 use onetake_core::engine::{Deed, Intervention, Standing};
 use onetake_core::store::{Settlement, Verb};
-use onetake_core::{Cause, Engine, MemoryStore, Store};
+use onetake_core::{Cause, Engine, Failure, MemoryStore, Store};
 use onetake_http::{HttpLimits, OnetakeLayer, Policy, Tenant};
 use tokio::sync::Semaphore;
 
@@ -43,6 +43,26 @@ fn request(body: &'static str) -> Request<Body> {
         .header("idempotency-key", key(1))
         .body(body.into())
         .unwrap()
+}
+
+/// What is final is told as such to whoever comes back after it was recorded, and brings another ending.
+#[tokio::test]
+async fn who_comes_late_is_told_that_it_failed() {
+    let store = Arc::new(MemoryStore::new());
+    let slow = Arc::new(Slow { runs: Semaphore::new(0), gate: Semaphore::new(0) });
+    let (_, one) = node(&store, &slow);
+    let late = tokio::spawn(async move { send(&one, request("pay 10")).await });
+    slow.runs.acquire().await.unwrap().forget();
+    let id = store.page(None, 10).await.unwrap().ids.remove(0);
+    let attempt = store.load(vec![id]).await.remove(0).unwrap().unwrap().attempt;
+    let failure = Failure { code: "lost".to_owned(), detail: "nobody could tell".to_owned() };
+    for verb in [Verb::Unknown(Cause::LeaseEnded), Verb::Fail(failure)] {
+        store.settle(vec![Settlement { id, attempt, verb }]).await.remove(0).unwrap();
+    }
+    slow.gate.add_permits(1);
+    let answered = late.await.unwrap();
+    assert_eq!((answered.status, &*answered.code()), (500, "previous_attempt_failed"));
+    assert!(String::from_utf8_lossy(&answered.body).contains("nobody could tell"));
 }
 
 /// S9: another payload is never replayed, in any state; nor to somebody who ran, and came too late.

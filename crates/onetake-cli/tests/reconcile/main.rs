@@ -6,6 +6,7 @@ mod bad;
 mod common;
 mod desk;
 mod found;
+mod later;
 mod shop;
 mod when;
 

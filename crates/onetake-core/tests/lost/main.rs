@@ -259,6 +259,10 @@ async fn a_key_that_nobody_can_ask_for_stays_unknown() {
     assert_eq!(world.tick(&ignorant).await, 1);
     assert_eq!(world.tick(&ignorant).await, 0, "nor is it looked at all the time");
     assert_eq!((ignorant.asked(), world.state("a").await.name()), (0, "unknown"));
+    // As long again as it has been unknown, and then whoever knows better has a turn.
+    world.clock.advance(MINUTE);
+    assert_eq!(world.tick(&*Scripted::saying([Found::NotExecuted])).await, 1);
+    assert_eq!(world.state("a").await.name(), "released");
 }
 
 #[tokio::test]

@@ -249,6 +249,34 @@ mod tests {
     use super::*;
     use crate::config::{Overrides, load};
 
+    /// A node without the key that the record was sealed with reads an empty memo: another may ask.
+    #[tokio::test]
+    async fn who_does_not_know_what_to_ask_for_has_not_asked() {
+        let text = "[gateway]\nupstream = \"http://a\"\n[defaults]\non_unknown = \"reconcile\"\n\
+             reconcile = \"GET http://127.0.0.1:1/{derived_key}\"\n";
+        let config = load(Some(text), "test", std::iter::empty(), Overrides::default()).unwrap();
+        let clock: Arc<dyn Clock> = Arc::new(onetake_core::SystemClock);
+        let connector = Connector::new(None, Arc::clone(&clock)).unwrap();
+        let reconciler = Reconciler::new(&config, &connector, clock).unwrap();
+        let at = onetake_core::Timestamp::from_micros(1);
+        let record = |route: &str| Record {
+            id: onetake_core::RecordId::from_bytes([1; 16]),
+            attempt: onetake_core::AttemptId::from_bytes([2; 16]),
+            fence: onetake_core::Fence::new(1),
+            fingerprint: onetake_core::Fingerprint::of(b"pay"),
+            terms: onetake_core::Terms::default(),
+            origin: Origin::new(TenantDigest::default(), route),
+            created_at: at,
+            claimed_at: at,
+            history: onetake_core::origin::History::default(),
+            state: onetake_core::State::Running { lease_until: at },
+        };
+        for route in [NO_ROUTE, "POST /gone"] {
+            let found = reconciler.found(&record(route)).await;
+            assert!(matches!(found, Found::NotAsked(_)), "{route}: {found:?}");
+        }
+    }
+
     #[test]
     fn routes_are_known_by_what_records_call_them() {
         let long = "a".repeat(300);

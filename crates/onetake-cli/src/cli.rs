@@ -156,21 +156,35 @@ impl From<Failed> for ExitCode {
 }
 
 fn check(path: &Path) -> ExitCode {
-    let checked = load(Some(path), Overrides::default()).and_then(|config| {
-        let faults = gateway::check_files(&config);
-        let faults: Vec<_> = faults.iter().map(ToString::to_string).collect();
-        if faults.is_empty() { Ok(config) } else { Err(Failed(faults.join("\n\n"), 2)) }
-    });
-    match checked {
-        Ok(config) => {
-            for warning in config.warnings() {
-                println!("warning: {warning}");
-            }
-            println!("{}: fine, {} routes", path.display(), config.routes.len());
+    match check_file(path) {
+        Ok(said) => {
+            say(&said);
             ExitCode::SUCCESS
         }
         Err(failed) => failed.into(),
     }
+}
+
+/// What is to be said of a file without a fault: for whatever it is for, a gateway or a relay.
+fn check_file(path: &Path) -> Result<String, Failed> {
+    let (text, name) = read(Some(path))?;
+    let purposes = config::purposes(text.as_deref().unwrap_or_default());
+    let (mut said, mut found) = (String::new(), Vec::new());
+    if purposes.gateway {
+        let config = load(Some(path), Overrides::default())?;
+        let faults = gateway::check_files(&config);
+        let faults: Vec<_> = faults.iter().map(ToString::to_string).collect();
+        if !faults.is_empty() {
+            return Err(Failed(faults.join("\n\n"), 2));
+        }
+        said.extend(config.warnings().iter().map(|warning| format!("warning: {warning}\n")));
+        found.push(format!("{} routes", config.routes.len()));
+    }
+    if purposes.relay {
+        let relay = relay::check(text.as_deref(), &name)?;
+        found.push(format!("a relay to {relay}"));
+    }
+    Ok(format!("{said}{name}: fine, {}\n", found.join(" and ")))
 }
 
 fn load(path: Option<&Path>, overrides: Overrides) -> Result<Config, Failed> {

@@ -122,6 +122,37 @@ fn schema_prints_a_json_schema_and_nothing_else() {
     assert_eq!(schema["$schema"], "https://json-schema.org/draft/2020-12/schema");
 }
 
+/// A file for a relay alone needs no upstream, and its rules are checked too.
+#[test]
+fn a_relay_is_checked_too() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("onetake.toml");
+    let path = file.to_str().unwrap();
+    let check = |text: &str| {
+        std::fs::write(&file, text).unwrap();
+        let (code, said, errors) = onetake(&["check", "--config", path], &[]);
+        (code, said + &errors)
+    };
+    let relay = "[store]\nurl = \"sqlite:a\"\n[relay]\nsink = \"nats://me:secret@b:4222\"\n";
+    let (code, said) = check(relay);
+    assert!(
+        code == 0 && said.contains("fine, a relay to nats://") && !said.contains("secret"),
+        "{said}"
+    );
+    let both = "[gateway]\nupstream = \"http://a\"\nupstream_tls = { roots = \"/nowhere\" }\n\
+                [relay]\nsink = \"https://b/hook\"\nsecrets = [\"whsec_AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA=\"]\n";
+    let (code, said) = check(both);
+    assert!(code == 2 && said.contains("/nowhere") && !said.contains("without effect"), "{said}");
+    let (code, said) = check(&both.replace("upstream_tls = { roots = \"/nowhere\" }", ""));
+    assert!(code == 0 && said.contains("fine, 0 routes and a relay to b"), "{said}");
+    for (wrong, field) in [("timeout = \"29s\"", "relay.timeout"), ("batch = 0", "relay.batch")] {
+        let (code, said) = check(&format!("{relay}{wrong}\n"));
+        assert!(code == 2 && said.contains(field), "{said}");
+    }
+    let (code, said) = check("[relay]\nbatch = 1\n");
+    assert!(code == 2 && said.contains("relay.sink") && !said.contains("upstream"), "{said}");
+}
+
 #[test]
 fn an_example_passes_check() {
     let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../../examples/gateway.toml");

@@ -110,18 +110,38 @@ pub struct Message {
     pub payload: Bytes,
 }
 
-/// A message that cannot be written.
+/// Why messages cannot be written.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{what} of message {number} is {found}, and may be {limit} at most")]
-pub struct MessageTooLarge {
-    /// Which message, from 0.
-    pub number: usize,
-    /// What of it is too large.
-    pub what: &'static str,
-    /// How large it is, in bytes; or how many there are.
-    pub found: usize,
-    /// How large it may be.
-    pub limit: usize,
+#[non_exhaustive]
+pub enum MessageRefused {
+    /// There are too many for one completion.
+    #[error("{found} messages are too many for one completion: {MESSAGES_MAX} at most")]
+    TooMany {
+        /// How many there are.
+        found: usize,
+    },
+    /// One is too large.
+    #[error("{what} of message {number} has {found} bytes, and may have {limit} at most")]
+    TooLarge {
+        /// Which message, from 0.
+        number: usize,
+        /// What of it is too large.
+        what: &'static str,
+        /// How large it is, in bytes.
+        found: usize,
+        /// How large it may be.
+        limit: usize,
+    },
+    /// One has something that nobody could deliver or keep.
+    #[error("{what} of message {number} {fault}")]
+    Malformed {
+        /// Which message, from 0.
+        number: usize,
+        /// What of it is wrong.
+        what: &'static str,
+        /// What is wrong with it.
+        fault: &'static str,
+    },
 }
 
 impl Message {
@@ -174,24 +194,37 @@ impl Message {
         Ok(headers)
     }
 
-    /// Refuses what is too large to be written, before anything is.
+    /// Refuses what cannot be written, before anything is.
     ///
     /// # Errors
-    /// If there are too many messages, or one is too large.
-    pub fn check(messages: &[Self]) -> Result<(), MessageTooLarge> {
-        let fits = |number, what, found, limit| {
-            if found > limit {
-                return Err(MessageTooLarge { number, what, found, limit });
-            }
-            Ok(())
-        };
-        fits(0, "the number", messages.len(), MESSAGES_MAX)?;
+    /// If there are too many messages, one is too large, or its topic or ordering key is malformed.
+    pub fn check(messages: &[Self]) -> Result<(), MessageRefused> {
+        if messages.len() > MESSAGES_MAX {
+            return Err(MessageRefused::TooMany { found: messages.len() });
+        }
         for (number, message) in messages.iter().enumerate() {
             let headers = message.headers.iter().map(|(name, value)| name.len() + value.len());
-            fits(number, "the topic", message.topic.len(), TOPIC_BYTES_MAX)?;
-            fits(number, "the ordering key", message.order.len(), ORDER_BYTES_MAX)?;
-            fits(number, "what the headers hold", headers.sum(), HEADERS_BYTES_MAX)?;
-            fits(number, "the payload", message.payload.len(), PAYLOAD_BYTES_MAX)?;
+            for (what, found, limit) in [
+                ("the topic", message.topic.len(), TOPIC_BYTES_MAX),
+                ("the ordering key", message.order.len(), ORDER_BYTES_MAX),
+                ("what the headers hold", headers.sum(), HEADERS_BYTES_MAX),
+                ("the payload", message.payload.len(), PAYLOAD_BYTES_MAX),
+            ] {
+                if found > limit {
+                    return Err(MessageRefused::TooLarge { number, what, found, limit });
+                }
+            }
+            let malformed = |what, fault| Err(MessageRefused::Malformed { number, what, fault });
+            if message.topic.is_empty() {
+                return malformed("the topic", "is empty");
+            }
+            // PostgreSQL has no place for it in a text.
+            if message.topic.contains('\0') {
+                return malformed("the topic", "holds a NUL");
+            }
+            if message.order.contains('\0') {
+                return malformed("the ordering key", "holds a NUL");
+            }
         }
         Ok(())
     }
@@ -342,10 +375,21 @@ mod tests {
     #[test]
     fn what_is_too_large_is_named() {
         let large = Message::new("t".repeat(256), "o", "p");
-        let error = Message::check(&[Message::default(), large]).unwrap_err();
-        assert_eq!(error.to_string(), "the topic of message 1 is 256, and may be 255 at most");
-        assert!(Message::check(&[Message::default()]).is_ok());
-        let many = vec![Message::default(); MESSAGES_MAX + 1];
-        assert!(Message::check(&many).is_err());
+        let fine = Message::new("t", "", "");
+        let told = |messages: &[Message]| Message::check(messages).unwrap_err().to_string();
+        assert_eq!(
+            told(&[fine.clone(), large]),
+            "the topic of message 1 has 256 bytes, and may have 255 at most"
+        );
+        assert_eq!(Message::check(&vec![fine.clone(); MESSAGES_MAX]), Ok(()));
+        let many = vec![fine; MESSAGES_MAX + 1];
+        assert_eq!(told(&many), "1001 messages are too many for one completion: 1000 at most");
+        for (topic, order, what) in [
+            ("", "o", "the topic of message 0 is empty"),
+            ("t\0", "o", "the topic of message 0 holds a NUL"),
+            ("t", "\0", "the ordering key of message 0 holds a NUL"),
+        ] {
+            assert_eq!(told(&[Message::new(topic, order, "")]), what);
+        }
     }
 }

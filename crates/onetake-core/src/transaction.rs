@@ -6,8 +6,7 @@
 //! statement fails and nothing of the transaction remains. So an attempt that is passed over had no effect, and
 //! what became of one is told by looking: [`Engine::transact`](crate::Engine::transact).
 
-use crate::engine::Attempt;
-use crate::outbox::{Message, MessageTooLarge};
+use crate::outbox::{Message, MessageRefused};
 use crate::record::Recording;
 use crate::store::StoreError;
 
@@ -45,12 +44,19 @@ pub enum FinishError<E> {
     /// database does not let it commit any more.
     #[error("the attempt does not own its key any more, so its transaction is rolled back")]
     Stale,
-    /// A message is too large. Nothing was written.
+    /// A message cannot be written as it is. Nothing was written.
     #[error(transparent)]
-    TooLarge(#[from] MessageTooLarge),
+    Message(#[from] MessageRefused),
     /// The recording could not be sealed. Nothing was written.
     #[error("the recording cannot be sealed: {0}")]
-    Unsealed(StoreError),
+    Unsealed(#[source] StoreError),
+    /// There is no transaction that holds its effects: outside of one, the outcome would stand without them.
+    /// Nothing was written.
+    #[error("finish it in the transaction that holds its effects")]
+    NoTransaction,
+    /// The record cannot be read.
+    #[error("the record cannot be read: {0}")]
+    Unreadable(#[source] StoreError),
     /// The connection does not make durable what it commits. Nothing was written.
     #[error("commits on this connection are not durable: {0}")]
     NotDurable(&'static str),
@@ -58,7 +64,3 @@ pub enum FinishError<E> {
     #[error("the transaction could not be finished: {0}")]
     Database(#[source] E),
 }
-
-/// Seals a recording for its attempt, as the `SealedStore` around the store would on its way there: what a
-/// transaction writes itself does not pass through it.
-pub type Seal = dyn Fn(&Attempt, &Recording) -> Result<Recording, StoreError> + Send + Sync;

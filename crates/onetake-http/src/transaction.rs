@@ -12,7 +12,7 @@ use bytes::Bytes;
 use http::Response;
 use http_body::Body;
 
-use onetake_core::{Attempt, AttemptId, Completion, Message};
+use onetake_core::{Attempt, AttemptId, Completion, Message, StoreError};
 
 use crate::BoxError;
 use crate::body::ResponseBody;
@@ -33,10 +33,17 @@ pub(crate) struct Recorder {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Finished(pub(crate) AttemptId);
 
-/// The response's body broke off, so there is nothing to record.
+/// Why a response cannot be recorded.
 #[derive(Debug, thiserror::Error)]
-#[error("the body of the response broke off: {0}")]
-pub struct ResponseBroken(BoxError);
+#[non_exhaustive]
+pub enum NotRecorded {
+    /// Its body broke off.
+    #[error("the body of the response broke off: {0}")]
+    Broken(#[source] BoxError),
+    /// It could not be encrypted.
+    #[error("the recording cannot be sealed: {0}")]
+    Unsealed(#[source] StoreError),
+}
 
 impl Recorder {
     /// What the layer would record of a response, and the response that it recognises.
@@ -49,7 +56,7 @@ impl Recorder {
         attempt: &Attempt,
         mut response: Response<B>,
         messages: Vec<Message>,
-    ) -> Result<(Completion, Response<ResponseBody<B>>), ResponseBroken>
+    ) -> Result<(Completion, Response<ResponseBody<B>>), NotRecorded>
     where
         B: Body<Data = Bytes>,
         B::Error: Into<BoxError>,
@@ -57,10 +64,11 @@ impl Recorder {
         let value = self.shared.types.value_of(&mut response, self.body_bytes_max);
         let (mut parts, body) = response.into_parts();
         let max = (!is_stream(&parts.headers)).then_some(self.body_bytes_max);
-        let read = read_response(body, max).await.map_err(ResponseBroken)?;
+        let read = read_response(body, max).await.map_err(NotRecorded::Broken)?;
         let (recording, body) = recording_of(&parts, read, value);
         parts.extensions.insert(Finished(attempt.attempt));
-        Ok((Completion { recording, messages }, Response::from_parts(parts, body)))
+        let sealed = self.shared.engine.seal(attempt, Completion { recording, messages });
+        Ok((sealed.map_err(NotRecorded::Unsealed)?, Response::from_parts(parts, body)))
     }
 }
 
@@ -73,7 +81,7 @@ mod for_axum {
 
     use onetake_core::{Attempt, Completion, Message};
 
-    use super::{Recorder, ResponseBroken};
+    use super::{NotRecorded, Recorder};
     use crate::extract::{NotThere, RunningAttempt};
 
     /// Completes the running operation in the handler's own transaction.
@@ -101,12 +109,12 @@ mod for_axum {
         /// response to return once that is committed. If it is not, return an error instead.
         ///
         /// # Errors
-        /// If the response has a body that breaks off.
+        /// If the response has a body that breaks off, or cannot be encrypted.
         pub async fn complete(
             &self,
             response: impl IntoResponse,
             messages: Vec<Message>,
-        ) -> Result<(Completion, Response), ResponseBroken> {
+        ) -> Result<(Completion, Response), NotRecorded> {
             let response = response.into_response();
             let (completion, response) =
                 self.recorder.complete(&self.attempt, response, messages).await?;

@@ -1,6 +1,7 @@
 //! A client that shows everything it got.
 
 use std::net::SocketAddr;
+use std::time::Duration;
 
 use bytes::Bytes;
 use http::{HeaderMap, Request, StatusCode};
@@ -8,6 +9,10 @@ use http_body_util::{BodyExt, Full};
 use hyper_util::client::legacy::Client as Pooled;
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioExecutor;
+use onetake_core::{Clock, SystemClock};
+
+/// How long an answer may take: longer than anything that is tested for.
+const PATIENCE: Duration = Duration::from_secs(90);
 
 /// What came back.
 #[derive(Clone, Debug)]
@@ -65,6 +70,9 @@ pub enum ClientError {
     /// The answer broke off.
     #[error("the answer broke off: {0}")]
     Body(#[from] hyper::Error),
+    /// It took too long.
+    #[error("there was no answer within {0:?}")]
+    Late(Duration),
 }
 
 /// Sends requests to one server.
@@ -155,6 +163,15 @@ impl Call {
     /// # Errors
     /// If there is none.
     pub async fn send(self) -> Result<Answer, ClientError> {
+        // Nobody waits for ever, not even for a connection that was lost in a way that the pool did not hear of.
+        tokio::select! {
+            biased;
+            answer = self.sent() => answer,
+            () = SystemClock.sleep(PATIENCE) => Err(ClientError::Late(PATIENCE)),
+        }
+    }
+
+    async fn sent(self) -> Result<Answer, ClientError> {
         let uri = format!("http://{}{}", self.client.address, self.path);
         let mut request = Request::builder().method(self.method.as_str()).uri(uri);
         for (name, value) in &self.headers {

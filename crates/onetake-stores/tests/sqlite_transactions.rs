@@ -223,3 +223,20 @@ async fn a_message_has_one_effect_and_poison_is_parked() {
     assert!(!inbox.forget("poison", "somebody", "it is mended").await.unwrap());
     assert_eq!((bank.count("transfers"), bank.count("onetake_outbox")), (1, 1));
 }
+
+#[cfg(feature = "sealed")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_a_transaction_records_is_sealed() {
+    use onetake_stores::{EncryptionKey, SealedStore};
+    let bank = Bank::open();
+    let keys = vec![EncryptionKey::new("k1", &[7; 32])];
+    let store = SqliteStore::open_in(&bank.file).unwrap();
+    let engine = Engine::new(Arc::new(SealedStore::around(Arc::new(store), keys)));
+    let sealed = Transactional::open(engine, &bank.file).unwrap();
+    for _ in 0..2 {
+        let outcome = run(&sealed, operation("sealed"), "alice").await.unwrap();
+        assert_eq!(said(&outcome), b"alice paid");
+    }
+    let open = "onetake_records WHERE instr(head || ifnull(body, ''), 'paid') > 0";
+    assert_eq!((bank.count(open), bank.count("onetake_records")), (0, 1));
+}

@@ -109,6 +109,27 @@ pub fn load_relay(
     Ok(relay)
 }
 
+/// What a file is for: a gateway, a relay, or both.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Purposes {
+    /// `onetake serve`
+    pub gateway: bool,
+    /// `onetake relay`
+    pub relay: bool,
+}
+
+/// What a file is for, by its sections: whatever names a sink is for a relay, and a gateway needs what a relay does not.
+#[must_use]
+pub fn purposes(text: &str) -> Purposes {
+    let tree = tree::parse(text, &mut Problems::new(Some(text), ""));
+    let tree::Kind::Table(sections) = &tree.kind else {
+        return Purposes { gateway: true, relay: false };
+    };
+    let has = |name: &str| sections.iter().any(|section| section.name == name);
+    let relay = has("relay");
+    Purposes { gateway: !relay || ["gateway", "defaults", "route"].into_iter().any(has), relay }
+}
+
 /// As [`load`], for what needs nothing but the admin listener: nothing else of the file is read.
 ///
 /// # Errors
@@ -191,6 +212,8 @@ pub struct Config {
     pub defaults: Policy,
     /// The routes in the order of the file; the first match wins.
     pub routes: Vec<Route>,
+    /// Whether `[relay]` of the same file has a webhook that is met by `gateway.upstream_tls`.
+    pub has_https_relay: bool,
 }
 
 impl Config {
@@ -198,8 +221,9 @@ impl Config {
     #[must_use]
     pub fn warnings(&self) -> Vec<String> {
         let mut warnings = Vec::new();
-        if self.gateway.upstream_tls != UpstreamTls::default() && !self.has_https_upstream() {
-            let what = "gateway.upstream_tls is without effect: no upstream, forward_auth or reconcile is https://";
+        let is_used = self.has_https_upstream() || self.has_https_relay;
+        if self.gateway.upstream_tls != UpstreamTls::default() && !is_used {
+            let what = "gateway.upstream_tls is without effect: no upstream, forward_auth, reconcile or relay.sink is https://";
             warnings.push(what.to_owned());
         }
         for (index, route) in self.routes.iter().enumerate() {

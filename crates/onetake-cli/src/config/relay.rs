@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use http::Uri;
+use http::uri::Scheme;
 use onetake_relay::{RelayOptions, WebhookSecret};
 
 use super::admin::Token;
@@ -89,6 +90,16 @@ pub(super) struct RelayDraft {
     tries_max: Option<usize>,
     kept: Option<Duration>,
     listen: Option<(SocketAddr, Origin)>,
+}
+
+impl RelayDraft {
+    pub(super) fn has_https_webhook(&self) -> bool {
+        let scheme = match &self.place {
+            Some((Place::Webhook(url), _)) => url.scheme(),
+            _ => None,
+        };
+        scheme == Some(&Scheme::HTTPS)
+    }
 }
 
 pub(super) fn read(value: &Value<'_>, env: &Env, problems: &mut Problems<'_>) -> RelayDraft {

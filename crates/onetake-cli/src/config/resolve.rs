@@ -56,6 +56,7 @@ pub(super) fn resolve(mut draft: Draft, problems: &mut Problems<'_>) -> Config {
         loopback.map(|(address, prefix)| Cidr::new(address, prefix)).into()
     });
     Config {
+        has_https_relay: draft.relay.has_https_webhook(),
         defaults: policy(&[defaults]),
         gateway: Gateway {
             listen,

@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use clap::{Args, Subcommand};
+use http::Uri;
 use http_body_util::Full;
 use hyper_util::client::legacy::Client;
 use hyper_util::rt::{TokioExecutor, TokioTimer};
@@ -16,8 +17,8 @@ use onetake_relay::{Relay, Sink, WebhookOptions, WebhookSink};
 use tokio_util::sync::CancellationToken;
 
 use crate::cli::{Failed, read, runtime, stop_signal};
-use crate::config::{self, Overrides, RelayConfig, SinkConfig, StoreConfig};
-use crate::gateway::{Connector, serve_metrics};
+use crate::config::{self, Overrides, RelayConfig, SinkConfig, StoreConfig, UpstreamTls};
+use crate::gateway::{Connector, TlsFailed, serve_metrics};
 use crate::logs::{self, LogFormat};
 use crate::stores;
 
@@ -101,6 +102,20 @@ impl Arguments {
     }
 }
 
+/// Where the relay of a file would deliver to, if nothing is wrong with it and the files that it names.
+pub(crate) fn check(text: Option<&str>, name: &str) -> Result<String, Failed> {
+    let config = config::load_relay(text, name, std::env::vars(), Overrides::default());
+    let config = config.map_err(|error| Failed(error.to_string(), 2))?;
+    match &config.sink {
+        SinkConfig::Nats { url, .. } => Ok(url.to_string()),
+        SinkConfig::Webhook { url, .. } => {
+            let clock: Arc<dyn Clock> = Arc::new(SystemClock);
+            connector(url, &config.tls, &clock).map_err(|error| Failed(error.to_string(), 2))?;
+            Ok(host_of(url))
+        }
+    }
+}
+
 /// Build, announce, deliver, drain.
 async fn deliver(config: RelayConfig) -> Result<(), Failed> {
     let clock: Arc<dyn Clock> = Arc::new(SystemClock);
@@ -163,8 +178,7 @@ async fn sink(
             Err(Failed(format!("relay.sink {url}: {what}"), 2))
         }
         SinkConfig::Webhook { url, secrets } => {
-            let is_https = url.scheme() == Some(&http::uri::Scheme::HTTPS);
-            let connector = Connector::new(is_https.then(|| config.tls.clone()), Arc::clone(clock));
+            let connector = connector(url, &config.tls, clock);
             let connector = connector.map_err(|error| Failed(error.to_string(), 3))?;
             let client = Client::builder(TokioExecutor::new())
                 .pool_idle_timeout(IDLE_MAX)
@@ -174,8 +188,17 @@ async fn sink(
                 WebhookOptions { answer_timeout: config.timeout, ..WebhookOptions::default() };
             let (client, clock) = (Arc::new(client), Arc::clone(clock));
             let sink = WebhookSink::new(url.clone(), secrets.clone(), client, clock, options);
-            let host = url.authority().map(ToString::to_string).unwrap_or_default();
-            Ok((Arc::new(sink), host))
+            Ok((Arc::new(sink), host_of(url)))
         }
     }
+}
+
+fn connector(url: &Uri, tls: &UpstreamTls, clock: &Arc<dyn Clock>) -> Result<Connector, TlsFailed> {
+    let is_https = url.scheme() == Some(&http::uri::Scheme::HTTPS);
+    Connector::new(is_https.then(|| tls.clone()), Arc::clone(clock))
+}
+
+/// A webhook without what may be secret of its URL.
+fn host_of(url: &Uri) -> String {
+    url.authority().map(ToString::to_string).unwrap_or_default()
 }

@@ -4,6 +4,8 @@ use std::future::Future;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::record::{OnUnknown, State};
+use crate::store::StoreError;
+use crate::transaction::Completion;
 
 use super::operation::{Attempt, EngineError, Operation, Outcome, Verdict};
 use super::{Engine, Settling};
@@ -27,6 +29,21 @@ pub enum NotDone<E> {
 }
 
 impl Engine {
+    /// A completion as it has to be written past the store, in a transaction: encrypted, where the store encrypts. Those of a
+    /// `Transactional` and of `InTransaction` are so already.
+    ///
+    /// # Errors
+    /// If it cannot be encrypted.
+    pub fn seal(
+        &self,
+        attempt: &Attempt,
+        completion: Completion,
+    ) -> Result<Completion, StoreError> {
+        let Completion { recording, messages } = completion;
+        let recording = self.inner.store.seal(attempt.id, attempt.attempt, recording)?;
+        Ok(Completion { recording, messages })
+    }
+
     /// Runs an operation that writes its own completion in the transaction of its effects; see
     /// [`transaction`](crate::transaction). `work` answers once it has committed, or with why it did not.
     ///

@@ -133,7 +133,7 @@ impl Policy {
     #[must_use]
     pub fn terms(mut self, terms: Terms) -> Self {
         self.terms = terms;
-        self
+        self.promising_what_it_keeps()
     }
 
     /// Sets what to do while the operation runs, and how long to wait for it.
@@ -143,10 +143,22 @@ impl Policy {
         self
     }
 
-    /// Sets what to do with an outcome that nobody knows.
+    /// Sets what to do with an outcome that nobody knows. It changes nothing where the route is
+    /// [`transactional`](Self::transactional), and [`OnUnknown::Rollback`] is for those alone: elsewhere it is
+    /// [`OnUnknown::Fail`].
     #[must_use]
     pub fn on_unknown(mut self, on_unknown: OnUnknown) -> Self {
         self.terms.on_unknown = on_unknown;
+        self.promising_what_it_keeps()
+    }
+
+    /// What rolls back by itself is never unknown, and nothing else may run again because it is taken for that (S16).
+    fn promising_what_it_keeps(mut self) -> Self {
+        self.terms.on_unknown = match self.terms.on_unknown {
+            _ if self.is_transactional => OnUnknown::Rollback,
+            OnUnknown::Rollback => OnUnknown::Fail,
+            chosen => chosen,
+        };
         self
     }
 
@@ -170,9 +182,9 @@ impl Policy {
     /// may one that answered 5xx, because it rolled back.
     #[must_use]
     pub fn transactional(mut self) -> Self {
-        self.terms.on_unknown = OnUnknown::Rollback;
+        self.is_transactional = true;
         self.outcomes = self.outcomes.with_every_5xx(Disposition::Release);
-        self
+        self.promising_what_it_keeps()
     }
 
     /// Sets what to do while the store is away.

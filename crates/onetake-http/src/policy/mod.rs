@@ -40,6 +40,8 @@ pub struct Policy {
     pub fingerprint: FingerprintPolicy,
     /// Lease, grace, ttl, and what to do with an unknown outcome.
     pub terms: Terms,
+    /// Whether every effect of the operation commits with its outcome: see [`transactional`](Self::transactional).
+    pub is_transactional: bool,
     /// What is kept with the record, for whoever is asked what became of an attempt; nothing by default.
     pub remember: Vec<Remembered>,
     /// What is called before an operation runs again whose earlier attempt may have left work half done.
@@ -165,6 +167,7 @@ impl Default for Policy {
             namespace: String::new(),
             fingerprint: FingerprintPolicy::default(),
             terms: Terms::default(),
+            is_transactional: false,
             remember: Vec::new(),
             on_retry: None,
             velocity: Vec::new(),

@@ -9,7 +9,10 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::post;
 use axum::{Json, Router};
 use http::StatusCode;
-use onetake_core::{Engine, MemoryStore, OnUnknown, Settled, Settlement, Store, Verb};
+use onetake_core::{
+    AttemptId, Engine, MemoryStore, OnUnknown, RecordId, Recording, Settled, Settlement, Store,
+    StoreError, Terms, Verb, delegate_store,
+};
 use onetake_http::transaction::InTransaction;
 use onetake_http::typed::{Stored, Typed, json};
 use onetake_http::{OnetakeLayer, Policy};
@@ -70,6 +73,11 @@ fn world() -> (World, Router) {
     let engine = Engine::new(Arc::new(world.store.clone()));
     let policy = Policy::new().transactional();
     assert_eq!(policy.terms.on_unknown, OnUnknown::Rollback);
+    // Whatever is set afterwards; and nothing else is taken for a transaction.
+    let policy = policy.terms(Terms::default()).on_unknown(OnUnknown::Fail);
+    assert_eq!(policy.terms.on_unknown, OnUnknown::Rollback);
+    let plain = Policy::new().on_unknown(OnUnknown::Rollback);
+    assert_eq!(plain.terms.on_unknown, OnUnknown::Fail);
     let layer = OnetakeLayer::new(engine, policy).typed::<Receipt>();
     let router = Router::new()
         .route("/plain", post(|| async { Json("as usual") }))
@@ -145,4 +153,30 @@ async fn other_answers_are_recorded_as_usual() {
     let other = KEY.replace('9', "8");
     assert_eq!(send(&router, post_of("alice", "/plain", &other)).await.status, 200);
     assert!(send(&router, post_of("alice", "/plain", &other)).await.is_replay());
+}
+
+/// A store that writes recordings in its own way.
+#[derive(Debug)]
+struct Sealing(MemoryStore);
+
+impl Store for Sealing {
+    fn seal(&self, _: RecordId, _: AttemptId, told: Recording) -> Result<Recording, StoreError> {
+        Ok(Recording::new([b"sealed: ", &told.body.unwrap_or_default()[..]].concat()))
+    }
+
+    delegate_store!(self => self.0; name, claim, settle, load, abandoned, unsettled, sweep, inspect, secret, ready, close);
+}
+
+/// What a transaction writes does not pass through the store, and is as the store would have written it.
+#[tokio::test]
+async fn what_is_to_be_written_is_sealed() {
+    let engine = Engine::new(Arc::new(Sealing(MemoryStore::new())));
+    let act = async |running: InTransaction| {
+        let (completion, _) = running.complete("paid", Vec::new()).await.unwrap();
+        completion.recording.body.unwrap_or(completion.recording.head)
+    };
+    let layer = OnetakeLayer::new(engine, Policy::new().transactional());
+    let router = Router::new().route("/pay", post(act)).layer(layer);
+    let told = send(&router, post_of("alice", "/pay", KEY)).await;
+    assert_eq!(told.body, "sealed: paid");
 }

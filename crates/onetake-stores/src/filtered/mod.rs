@@ -42,8 +42,8 @@ use tokio::task::JoinHandle;
 use onetake_core::note::{Note, Notes};
 use onetake_core::store::{Abandoned, Answers, Cursor, Page, Swept};
 use onetake_core::{
-    Claim, Claimed, Clock, Record, RecordId, Reference, Rng, Settled, Settlement, Store,
-    StoreError, StoreErrorKind, SystemClock, SystemRng,
+    AttemptId, Claim, Claimed, Clock, Record, RecordId, Recording, Reference, Rng, Settled,
+    Settlement, Store, StoreError, StoreErrorKind, SystemClock, SystemRng,
 };
 
 use counters::Counters;
@@ -207,6 +207,15 @@ fn no_answer() -> StoreError {
 impl Store for FilteredStore {
     fn name(&self) -> &'static str {
         "filtered"
+    }
+
+    fn seal(
+        &self,
+        id: RecordId,
+        attempt: AttemptId,
+        recording: Recording,
+    ) -> Result<Recording, StoreError> {
+        self.shared.authority.seal(id, attempt, recording)
     }
 
     fn claim(&self, batch: Vec<Claim>) -> BoxFuture<'_, Answers<Claimed>> {

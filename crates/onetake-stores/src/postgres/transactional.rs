@@ -5,7 +5,7 @@ use std::sync::Arc;
 use futures_util::future::BoxFuture;
 use onetake_core::inbox::{self, InboxOptions, ReceiveError, Received};
 use onetake_core::{
-    Attempt, Completion, Engine, FinishError, NotDone, Operation, Outcome, Seal, StoreError,
+    Attempt, Completion, Engine, FinishError, NotDone, Operation, Outcome, StoreError,
 };
 use tokio_postgres::Transaction;
 
@@ -37,7 +37,6 @@ pub enum WorkError<E> {
 pub struct Transactional {
     engine: Engine,
     pool: Arc<Pool>,
-    seal: Option<Arc<Seal>>,
 }
 
 impl std::fmt::Debug for Transactional {
@@ -54,15 +53,7 @@ impl Transactional {
     /// `Invalid` if the URL is none.
     pub fn new(engine: Engine, url: &str, options: &PostgresOptions) -> Result<Self, StoreError> {
         let pool = Pool::new(url, options, Demands::None)?;
-        Ok(Self { engine, pool: Arc::new(pool), seal: None })
-    }
-
-    /// Seals recordings so. Needed where a `SealedStore` with keys is around the engine's store: what is
-    /// written here does not pass through it.
-    #[must_use]
-    pub fn sealed_by(mut self, seal: Arc<Seal>) -> Self {
-        self.seal = Some(seal);
-        self
+        Ok(Self { engine, pool: Arc::new(pool) })
     }
 
     /// The inbox of the consumer of this name: two consumers of one message each deal with it.
@@ -101,12 +92,9 @@ impl Transactional {
         let mut link = self.pool.link().await.map_err(WorkError::Connect)?;
         let client = link.borrowed().map_err(WorkError::Connect)?;
         let transaction = client.transaction().await.map_err(WorkError::Transaction)?;
-        let mut completion = work(&transaction, attempt).await.map_err(WorkError::Own)?;
-        if let Some(seal) = &self.seal {
-            let sealed = seal(&attempt, &completion.recording);
-            completion.recording =
-                sealed.map_err(|error| WorkError::Finish(FinishError::Unsealed(error)))?;
-        }
+        let completion = work(&transaction, attempt).await.map_err(WorkError::Own)?;
+        let sealed = self.engine.seal(&attempt, completion);
+        let completion = sealed.map_err(|error| WorkError::Finish(FinishError::Unsealed(error)))?;
         finish(&transaction, &attempt, &completion).await.map_err(WorkError::Finish)?;
         transaction.commit().await.map_err(WorkError::Transaction)?;
         link.returned();

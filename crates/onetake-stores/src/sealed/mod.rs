@@ -24,8 +24,8 @@ use futures_util::future::BoxFuture;
 use onetake_core::note::{Note, Notes};
 use onetake_core::store::{Abandoned, Answers, Cursor, Page, Swept};
 use onetake_core::{
-    Claim, Claimed, Memo, Origin, Record, RecordId, Recording, Reference, Settled, Settlement,
-    State, Store, StoreError, StoreErrorKind, Verb,
+    AttemptId, Claim, Claimed, Memo, Origin, Record, RecordId, Recording, Reference, Settled,
+    Settlement, State, Store, StoreError, StoreErrorKind, Verb,
 };
 
 pub use census::{KeysInUse, keys_in_use};
@@ -140,6 +140,16 @@ impl std::fmt::Debug for SealedStore {
 impl Store for SealedStore {
     fn name(&self) -> &'static str {
         self.inner.name()
+    }
+
+    fn seal(
+        &self,
+        id: RecordId,
+        attempt: AttemptId,
+        recording: Recording,
+    ) -> Result<Recording, StoreError> {
+        let sealed = self.sealer.seal(id, attempt, &recording)?;
+        self.inner.seal(id, attempt, sealed)
     }
 
     fn claim(&self, batch: Vec<Claim>) -> BoxFuture<'_, Answers<Claimed>> {

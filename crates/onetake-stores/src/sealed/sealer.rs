@@ -2,9 +2,7 @@
 
 use std::sync::Arc;
 
-use onetake_core::{
-    Attempt, AttemptId, RecordId, Recording, Seal, Settlement, StoreError, StoreErrorKind, Verb,
-};
+use onetake_core::{AttemptId, RecordId, Recording, Settlement, StoreError, StoreErrorKind, Verb};
 
 use super::seal::{self, EncryptionKey, NotOpened, Of};
 
@@ -63,14 +61,6 @@ impl Sealer {
             verb => verb,
         };
         Ok(Settlement { id, attempt, verb })
-    }
-
-    /// The same for transactions that complete their own operations.
-    #[must_use]
-    pub fn into_seal(self) -> Arc<Seal> {
-        Arc::new(move |attempt: &Attempt, recording: &Recording| {
-            self.seal(attempt.id, attempt.attempt, recording)
-        })
     }
 
     pub(super) fn try_open(&self, of: Of, sealed: &Recording) -> Result<Recording, NotOpened> {

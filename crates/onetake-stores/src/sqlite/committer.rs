@@ -7,9 +7,8 @@ use std::time::Duration;
 use rusqlite::{Connection, TransactionBehavior};
 use tokio::sync::oneshot;
 
-use onetake_core::note::{NotePlace, Notes};
-use onetake_core::store::{Abandoned, Answers, FOUND_MAX, Swept};
-use onetake_core::{Clock, Record, RecordId, Reference, StoreError, StoreErrorKind, Timestamp};
+use onetake_core::store::{Abandoned, Answers, Swept};
+use onetake_core::{Clock, Record, RecordId, StoreError, StoreErrorKind, Timestamp};
 
 use super::error::{During, refused};
 use super::ledger::{self, Moment, Write};
@@ -25,15 +24,16 @@ const SWEEP_STEP: usize = 250;
 pub(super) enum Job {
     Write(Box<dyn Write>),
     Load(Vec<RecordId>, oneshot::Sender<Answers<Option<Arc<Record>>>>),
-    Ids(Option<RecordId>, usize, oneshot::Sender<Result<Vec<RecordId>, StoreError>>),
-    Find(Reference, oneshot::Sender<Result<Vec<RecordId>, StoreError>>),
-    Notes(Option<RecordId>, Option<NotePlace>, usize, oneshot::Sender<Result<Notes, StoreError>>),
+    Read(Read),
     Abandoned(usize, oneshot::Sender<Result<Vec<Abandoned>, StoreError>>),
     Unsettled(usize, oneshot::Sender<Result<Vec<Abandoned>, StoreError>>),
     Sweep(usize, oneshot::Sender<Result<Swept, StoreError>>),
     Settings(oneshot::Sender<Result<Settings, StoreError>>),
     Close(oneshot::Sender<Result<(), StoreError>>),
 }
+
+/// Reads, at a moment, and answers by itself.
+pub(super) type Read = Box<dyn FnOnce(Result<&Connection, StoreError>, Timestamp) + Send>;
 
 /// What durability rests on, as the connection says.
 #[derive(Debug)]
@@ -144,21 +144,7 @@ impl Committer {
                 let one = |id| poisoned.clone().and_then(|()| self.load(id, now));
                 let _gone = to.send(ids.into_iter().map(one).collect());
             }
-            Job::Ids(from, limit, to) => {
-                let ids = || table::ids(&self.connection, from, limit);
-                let ids = poisoned.and_then(|()| ids().map_err(|e| refused(e, During::Work)));
-                let _gone = to.send(ids);
-            }
-            Job::Find(reference, to) => {
-                let ids = || table::with_reference(&self.connection, reference, FOUND_MAX);
-                let ids = poisoned.and_then(|()| ids().map_err(|e| refused(e, During::Work)));
-                let _gone = to.send(ids);
-            }
-            Job::Notes(of, from, limit, to) => {
-                let notes = || notes::read(&self.connection, of, from, limit);
-                let notes = poisoned.and_then(|()| notes().map_err(|e| refused(e, During::Work)));
-                let _gone = to.send(notes);
-            }
+            Job::Read(read) => read(poisoned.map(|()| &self.connection), self.clock.now()),
             Job::Abandoned(limit, to) => {
                 let _gone = to.send(poisoned.and_then(|()| self.abandoned(limit)));
             }

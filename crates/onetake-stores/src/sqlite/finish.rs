@@ -2,8 +2,8 @@
 
 use onetake_core::decide::{self, SettleEffect};
 use onetake_core::{
-    Attempt, Clock, Completion, FinishError, Message, MessageId, Settlement, StoreError,
-    SystemClock, Timestamp, Verb,
+    Attempt, Clock, Completion, FinishError, Message, MessageId, Settlement, SystemClock,
+    Timestamp, Verb,
 };
 use rusqlite::{Connection, Transaction, named_params};
 
@@ -43,7 +43,7 @@ fn write(
 ) -> Result<(), FinishError<rusqlite::Error>> {
     Message::check(&completion.messages)?;
     if connection.is_autocommit() {
-        return Err(FinishError::NotDurable("finish it in the transaction that holds its effects"));
+        return Err(FinishError::NoTransaction);
     }
     let synchronous =
         connection.pragma_query_value(None, "synchronous", |row| row.get::<_, i64>(0));
@@ -54,10 +54,7 @@ fn write(
     let verb = Verb::Complete(recording.clone());
     let settlement = Settlement { id: attempt.id, attempt: attempt.attempt, verb };
     let found = ledger::load(connection, attempt.id).map_err(FinishError::Database)?;
-    let found = found.map_err(|error: StoreError| {
-        tracing::error!(reference = %attempt.id.reference(), %error, "a record cannot be read");
-        FinishError::Stale
-    })?;
+    let found = found.map_err(FinishError::Unreadable)?;
     let SettleEffect::Write(record) = decide::settle(found.as_ref(), &settlement, now) else {
         return Err(FinishError::Stale);
     };

@@ -55,17 +55,19 @@ use std::thread::JoinHandle;
 
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
+use rusqlite::Connection;
 use tokio::sync::oneshot;
 
 use onetake_core::note::{Note, NotePlace, Notes};
-use onetake_core::store::{Abandoned, Answers, Cursor, Page, Swept};
+use onetake_core::store::{Abandoned, Answers, Cursor, FOUND_MAX, Page, Swept};
 use onetake_core::{
     Claim, Claimed, Clock, Record, RecordId, Reference, Settled, Settlement, Store, StoreError,
-    StoreErrorKind, SystemClock,
+    StoreErrorKind, SystemClock, Timestamp,
 };
 
 use crate::Diagnosis;
 use committer::{Committer, Job};
+use error::{During, refused};
 use schema::Owner;
 
 pub use finish::finish;
@@ -151,6 +153,22 @@ impl SqliteStore {
         answer.await.map_err(|_| self.gone())
     }
 
+    /// Has the thread read something.
+    async fn read<R: Send + 'static>(
+        &self,
+        read: impl FnOnce(&Connection, Timestamp) -> rusqlite::Result<R> + Send + 'static,
+    ) -> Result<R, StoreError> {
+        self.ask(|reply| {
+            Job::Read(Box::new(move |connection, now| {
+                let read = |connection| read(connection, now);
+                let answer = connection
+                    .and_then(|it| read(it).map_err(|error| refused(error, During::Work)));
+                let _gone = reply.send(answer);
+            }))
+        })
+        .await?
+    }
+
     /// The answer to a batch of one.
     fn only<T>(&self, answers: Answers<T>) -> Result<T, StoreError> {
         answers.into_iter().next().unwrap_or_else(|| Err(self.gone()))
@@ -208,14 +226,14 @@ impl Store for SqliteStore {
     fn page(&self, from: Option<Cursor>, limit: usize) -> BoxFuture<'_, Result<Page, StoreError>> {
         async move {
             let from = from.map(|cursor| cursor.id()).transpose()?;
-            let ids = self.ask(|reply| Job::Ids(from, limit, reply)).await??;
+            let ids = self.read(move |it, _| table::ids(it, from, limit)).await?;
             Ok(Page::in_order(ids, limit))
         }
         .boxed()
     }
 
     fn find(&self, reference: Reference) -> BoxFuture<'_, Result<Vec<RecordId>, StoreError>> {
-        async move { self.ask(|reply| Job::Find(reference, reply)).await? }.boxed()
+        self.read(move |it, _| table::with_reference(it, reference, FOUND_MAX)).boxed()
     }
 
     fn note(&self, note: Note) -> BoxFuture<'_, Result<(), StoreError>> {
@@ -231,7 +249,7 @@ impl Store for SqliteStore {
     ) -> BoxFuture<'_, Result<Notes, StoreError>> {
         async move {
             let from = from.map(|cursor| NotePlace::of(&cursor)).transpose()?;
-            self.ask(|reply| Job::Notes(of, from, limit, reply)).await?
+            self.read(move |it, _| notes::read(it, of, from, limit)).await
         }
         .boxed()
     }

@@ -181,16 +181,15 @@ fn prune(connection: &Connection, asked: &(Duration, usize), moment: Moment) -> 
     statement.execute(named_params! { ":until": signed(until), ":limit": limit }).map(Ok)
 }
 
-fn counts(connection: &Connection, (): &(), moment: Moment) -> Decided<OutboxCounts> {
-    let counted = connection.prepare_cached(COUNTS)?.query_row(
+fn counts(connection: &Connection, now: Timestamp) -> rusqlite::Result<OutboxCounts> {
+    connection.prepare_cached(COUNTS)?.query_row(
         named_params! { ":most": signed(COUNTED_MAX) },
         |row| {
             let oldest: Option<i64> = row.get(1)?;
-            let lag = oldest.map(|at| moment.now.since(timestamp(at))).unwrap_or_default();
+            let lag = oldest.map(|at| now.since(timestamp(at))).unwrap_or_default();
             Ok(OutboxCounts { waiting: unsigned(row.get(0)?), lag, parked: unsigned(row.get(2)?) })
         },
-    );
-    counted.map(Ok)
+    )
 }
 
 /// A message, and whether all of it could be read.
@@ -282,15 +281,15 @@ impl Outbox for SqliteStore {
     }
 
     fn counts(&self) -> BoxFuture<'_, Result<OutboxCounts, StoreError>> {
-        self.outbox((), counts)
+        self.read(counts).boxed()
     }
 
     fn parked(&self, behind: u64, limit: usize) -> BoxFuture<'_, Result<Vec<Parked>, StoreError>> {
-        self.outbox((PARKED, behind, limit), parked)
+        self.read(move |it, _| parked(it, PARKED, behind, limit)).boxed()
     }
 
     fn failing(&self, behind: u64, limit: usize) -> BoxFuture<'_, Result<Vec<Parked>, StoreError>> {
-        self.outbox((FAILING, behind, limit), parked)
+        self.read(move |it, _| parked(it, FAILING, behind, limit)).boxed()
     }
 
     fn retry(&self, id: MessageId) -> BoxFuture<'_, Result<bool, StoreError>> {

@@ -30,18 +30,19 @@ const DISCARD: &str = "DELETE FROM onetake_outbox WHERE place = :place";
 
 pub(super) fn parked(
     connection: &Connection,
-    (sql, behind, limit): &(&'static str, u64, usize),
-    _: Moment,
-) -> Decided<Vec<Parked>> {
-    let limit = i64::try_from(*limit).unwrap_or(i64::MAX);
+    sql: &str,
+    behind: u64,
+    limit: usize,
+) -> rusqlite::Result<Vec<Parked>> {
+    let limit = i64::try_from(limit).unwrap_or(i64::MAX);
     let mut statement = connection.prepare_cached(sql)?;
     let rows = statement.query_map(
-        named_params! { ":behind": signed(*behind), ":limit": limit },
+        named_params! { ":behind": signed(behind), ":limit": limit },
         |row| {
             Ok(Parked { waiting: waiting(row)?.0, at: timestamp(row.get(8)?), error: row.get(9)? })
         },
     )?;
-    rows.collect::<rusqlite::Result<_>>().map(Ok)
+    rows.collect()
 }
 
 pub(super) fn retry(connection: &Connection, id: &MessageId, moment: Moment) -> Decided<bool> {

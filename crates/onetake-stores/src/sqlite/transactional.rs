@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use onetake_core::inbox::{self, InboxOptions, ReceiveError, Received};
 use onetake_core::{
-    Attempt, Completion, Engine, FinishError, NotDone, Operation, Outcome, Seal, StoreError,
+    Attempt, Completion, Engine, FinishError, NotDone, Operation, Outcome, StoreError,
 };
 use rusqlite::{Connection, Transaction, TransactionBehavior};
 use tokio::sync::Mutex;
@@ -35,7 +35,6 @@ pub enum WorkError<E> {
 pub struct Transactional {
     engine: Engine,
     connection: Arc<Mutex<Connection>>,
-    seal: Option<Arc<Seal>>,
 }
 
 impl std::fmt::Debug for Transactional {
@@ -52,15 +51,7 @@ impl Transactional {
     /// If it cannot be opened.
     pub fn open(engine: Engine, file: &Path) -> Result<Self, StoreError> {
         let connection = Arc::new(Mutex::new(schema::open_again(file)?));
-        Ok(Self { engine, connection, seal: None })
-    }
-
-    /// Seals recordings so. Needed where a `SealedStore` with keys is around the engine's store: what is
-    /// written here does not pass through it.
-    #[must_use]
-    pub fn sealed_by(mut self, seal: Arc<Seal>) -> Self {
-        self.seal = Some(seal);
-        self
+        Ok(Self { engine, connection })
     }
 
     /// The inbox of the consumer of this name: two consumers of one message each deal with it.
@@ -98,17 +89,15 @@ impl Transactional {
     {
         // Waited for here, and not on a thread of which there are few.
         let mut connection = Arc::clone(&self.connection).lock_owned().await;
-        let seal = self.seal;
+        let engine = self.engine;
         let working = tokio::task::spawn_blocking(move || {
             let transaction = connection
                 .transaction_with_behavior(TransactionBehavior::Immediate)
                 .map_err(WorkError::Transaction)?;
-            let mut completion = work(&transaction, attempt).map_err(WorkError::Own)?;
-            if let Some(seal) = seal {
-                let sealed = seal(&attempt, &completion.recording);
-                completion.recording =
-                    sealed.map_err(|error| WorkError::Finish(FinishError::Unsealed(error)))?;
-            }
+            let completion = work(&transaction, attempt).map_err(WorkError::Own)?;
+            let sealed = engine.seal(&attempt, completion);
+            let completion =
+                sealed.map_err(|error| WorkError::Finish(FinishError::Unsealed(error)))?;
             finish(&transaction, &attempt, &completion).map_err(WorkError::Finish)?;
             transaction.commit().map_err(WorkError::Transaction)
         });

@@ -468,10 +468,8 @@ async fn what_a_transaction_records_is_sealed(server: &Postgres) {
     let bank = Bank::open(server).await;
     let keys = vec![EncryptionKey::new("k1", &[7; 32])];
     let store = SealedStore::around(Arc::new(store_on(&bank.url).await), keys);
-    let seal = store.sealer().into_seal();
     let engine = Engine::new(Arc::new(store));
     let sealed = Transactional::new(engine, &bank.url, &PostgresOptions::default()).unwrap();
-    let sealed = sealed.sealed_by(seal);
     let first = run(&sealed, operation("sealed"), "alice").await.unwrap();
     assert!(matches!(first, Outcome::Ran(Settling::Recorded(_))), "{first:?}");
     assert_eq!(said(&first), b"alice paid");

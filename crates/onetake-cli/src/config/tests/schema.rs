@@ -110,6 +110,9 @@ const CHECK_ONLY: &[&str] = &[
     "tenant = { forward_auth = { url = \"http://a\", cache = \"61s\" } }",
     "on_unknown = \"reconcile\"",
     "reconcile = \"GET http://a/{derived_key}\"",
+    // What must fit together.
+    "on_unknown = \"reconcile\"\nttl = \"129s\"\nreconcile = \"GET http://a/{derived_key}\"",
+    "on_unknown = \"reconcile\"\nttl = \"1h\"\nupstream_timeout = \"30m\"\nreconcile = \"GET http://a/{derived_key}\"",
     "on_unknown = \"retry\"\nreconcile = \"GET http://a/{derived_key}\"",
     "on_unknown = \"reconcile\"\nreconcile = \"GET https://a..b/{derived_key}\"",
     "on_unknown = \"reconcile\"\nreconcile = \"GET http://a/{derived_key}/{id}\"",

@@ -98,7 +98,7 @@ struct Get {
     #[arg(long, requires = "tenant")]
     key: Option<String>,
     /// Whose key it is: public, bearer:TOKEN, basic:USER, x-api-key:KEY, header:VALUE,
-    /// client-ip:ADDRESS, jwt:CLAIM, "jwt:ISSUER CLAIM" or forward-auth:NAME.
+    /// client-ip:ADDRESS, jwt:CLAIM, "jwt:ISSUER CLAIM", forward-auth:NAME or consumer:NAME.
     #[arg(long, requires = "key")]
     tenant: Option<String>,
     /// The namespace of its route, if it has one.

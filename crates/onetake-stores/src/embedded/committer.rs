@@ -7,11 +7,11 @@ use std::time::Duration;
 
 use tokio::sync::oneshot;
 
-use onetake_core::note::{Note, NotePlace, Notes};
+use onetake_core::note::{Action, Ended, Note, NotePlace, Notes};
 use onetake_core::store::{Abandoned, Answers, Swept};
 use onetake_core::{
     Cause, Claim, Claimed, Clock, Fence, Record, RecordId, Reference, Settled, Settlement, State,
-    StoreError, Timestamp,
+    StoreError, SystemRng, Timestamp,
 };
 
 use super::folder::{Folder, OpenError};
@@ -89,9 +89,23 @@ struct Sweeping {
     to: oneshot::Sender<Result<Swept, StoreError>>,
 }
 
+/// What the audit says of an attempt whose process ended without a word.
+fn passed_over(record: &Record, now: Timestamp) -> Note {
+    Note {
+        place: NotePlace::new(now, &SystemRng),
+        id: record.id,
+        attempt: record.attempt,
+        action: Action::Abandon,
+        ended: Ended::Done,
+        before: "running".to_owned(),
+        by: "restart".to_owned(),
+        reason: "it was running when the store was last closed".to_owned(),
+    }
+}
+
 impl Committer {
     /// Takes over an opened folder: what was running when it was last closed is unknown from now, or
-    /// released where it rolls back by itself. Says how many are unknown by that.
+    /// released where it rolls back by itself, and the audit says so. Says how many are unknown by that.
     pub(super) fn new(
         tables: Tables,
         clock: Arc<dyn Clock>,
@@ -114,7 +128,10 @@ impl Committer {
         }
         for lost in lost.chunks(RESTART_BATCH) {
             let mut group = tables.group();
-            lost.iter().for_each(|record| group.write(record, true, None));
+            for record in lost {
+                group.write(record, true, None);
+                group.note(&passed_over(record, now));
+            }
             let failed = |error| OpenError::io(folder.path(), "write", io::Error::other(error));
             group.commit().map_err(failed)?;
         }

@@ -94,6 +94,7 @@ pub enum Received<E> {
 
 /// Why a message could not even be tried.
 #[derive(Clone, Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum ReceiveError {
     /// The message's id cannot be a key.
     #[error("the message's id cannot be used: {0}")]

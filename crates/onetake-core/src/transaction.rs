@@ -39,6 +39,7 @@ impl Completion {
 
 /// Why a transaction was not finished: roll it back, and say that the attempt failed.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum FinishError<E> {
     /// Another attempt was given the key, or it is settled: nothing of this transaction may remain. The
     /// database does not let it commit any more.

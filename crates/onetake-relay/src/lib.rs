@@ -11,6 +11,7 @@
 //! | `nats` (feature `nats`) | NATS JetStream |
 //! | `webhook` (feature `webhooks`) | signed webhooks, as [Standard Webhooks](https://www.standardwebhooks.com) says |
 
+mod counters;
 #[cfg(feature = "nats")]
 pub mod nats;
 mod options;
@@ -25,4 +26,4 @@ pub use options::RelayOptions;
 pub use relay::Relay;
 pub use sink::{Sink, SinkError, SinkErrorKind};
 #[cfg(feature = "webhooks")]
-pub use webhook::{HttpClient, WebhookOptions, WebhookSecret, WebhookSink};
+pub use webhook::{CallError, HttpClient, WebhookOptions, WebhookSecret, WebhookSink};

@@ -58,6 +58,24 @@ impl Default for RelayOptions {
 }
 
 impl RelayOptions {
+    /// For how long messages of a turn may be on their way: a quarter of the hold is left for saying what came of it.
+    #[must_use]
+    pub fn deliver_within(&self) -> Duration {
+        self.hold.mul_f64(0.75)
+    }
+
+    /// With a hold that is long enough for a receiver that may take so long: what is cut off would be repeated for ever.
+    pub(crate) fn patient(mut self, patience: Duration) -> Self {
+        if self.deliver_within() < patience {
+            self.hold = patience.saturating_mul(4) / 3 + Duration::from_millis(1);
+            tracing::warn!(
+                hold = ?self.hold, ?patience,
+                "a relay's hold is shorter than its sink may take, and is made longer"
+            );
+        }
+        self
+    }
+
     /// How long to wait after `failures` failures in a row: between a half and the whole of what doubling
     /// comes to.
     pub(crate) fn backoff(&self, failures: u32, rng: &dyn Rng) -> Duration {
@@ -80,6 +98,15 @@ mod tests {
     impl Rng for Fixed {
         fn fill(&self, into: &mut [u8]) {
             into.fill(self.0);
+        }
+    }
+
+    #[test]
+    fn a_hold_leaves_time_for_the_slowest_answer() {
+        for seconds in [1, 10, 22, 23, 60, 4000] {
+            let options = RelayOptions::default().patient(Duration::from_secs(seconds));
+            assert!(options.deliver_within() >= Duration::from_secs(seconds), "{seconds}");
+            assert_eq!(options.hold == RelayOptions::default().hold, seconds < 23, "{seconds}");
         }
     }
 

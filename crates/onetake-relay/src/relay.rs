@@ -10,6 +10,7 @@ use onetake_core::{Clock, Rng};
 use tokio::sync::{Mutex, Notify};
 use tokio_util::sync::CancellationToken;
 
+use crate::counters::{self, Counters};
 use crate::options::RelayOptions;
 use crate::sink::{Sink, SinkError, SinkErrorKind};
 
@@ -62,6 +63,7 @@ pub struct Relay {
     fruitless: AtomicU32,
     /// Whether the receiver ever took anything from this relay.
     has_delivered: AtomicBool,
+    counters: Counters,
 }
 
 /// What became of a turn, by messages.
@@ -84,6 +86,7 @@ impl Relay {
         rng: Arc<dyn Rng>,
         options: RelayOptions,
     ) -> Self {
+        let options = options.patient(sink.patience());
         Self {
             outbox,
             sink,
@@ -94,6 +97,7 @@ impl Relay {
             given_back: Notify::new(),
             fruitless: AtomicU32::new(0),
             has_delivered: AtomicBool::new(false),
+            counters: Counters::new(),
         }
     }
 
@@ -149,8 +153,7 @@ impl Relay {
     }
 
     async fn deliver(&self, turn: Turn, since: Duration) {
-        // A quarter of the hold is left for saying what came of it.
-        let end = since.saturating_add(self.options.hold.mul_f64(0.75));
+        let end = since.saturating_add(self.options.deliver_within());
         let within = end.saturating_sub(self.clock.monotonic());
         let answers = if within.is_zero() {
             Vec::new()
@@ -172,9 +175,9 @@ impl Relay {
         if tally.delivered > 0 && self.is_full(&turn.messages) {
             self.given_back.notify_one();
         }
-        metrics::counter!("onetake_outbox_delivered_total").increment(tally.delivered);
-        metrics::counter!("onetake_outbox_parked_total").increment(tally.parked);
-        metrics::counter!("onetake_outbox_failed_total").increment(tally.failed);
+        self.counters.delivered.increment(tally.delivered);
+        self.counters.parked.increment(tally.parked);
+        self.counters.failed.increment(tally.failed);
         if let Some(why) = tally.why {
             let (parked, failed) = (tally.parked, tally.failed);
             let sink = self.sink.name();
@@ -188,7 +191,7 @@ impl Relay {
         messages.len() >= self.options.batch_items || bytes >= self.options.batch_bytes / 2
     }
 
-    /// What becomes of each message by what the sink said of it.
+    /// What becomes of each message by what the sink said of it, and whether anybody takes messages at all.
     fn judge(
         &self,
         messages: &[Waiting],
@@ -287,11 +290,7 @@ impl Relay {
     async fn count(&self, cancel: &CancellationToken) {
         while !cancel.is_cancelled() {
             match self.outbox.counts().await {
-                Ok(counts) => {
-                    metrics::gauge!("onetake_outbox_waiting").set(counts.waiting as f64);
-                    metrics::gauge!("onetake_outbox_parked").set(counts.parked as f64);
-                    metrics::gauge!("onetake_outbox_lag_seconds").set(counts.lag.as_secs_f64());
-                }
+                Ok(counts) => counters::tell(&counts),
                 Err(error) => tracing::warn!(%error, "the outbox could not be counted"),
             }
             self.pause(self.options.count_interval, cancel).await;

@@ -19,6 +19,11 @@ pub trait Sink: Send + Sync + fmt::Debug + 'static {
     /// What it is, for logs.
     fn name(&self) -> &'static str;
 
+    /// How long it may take for one message: a relay holds its turns for longer. Nothing by default.
+    fn patience(&self) -> Duration {
+        Duration::ZERO
+    }
+
     /// Delivers messages; one answer for each, in their order. It must answer within the given time: after
     /// that, another relay may be at the same messages.
     fn deliver<'a>(
@@ -30,6 +35,7 @@ pub trait Sink: Send + Sync + fmt::Debug + 'static {
 
 /// What to do about a message that was not delivered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum SinkErrorKind {
     /// Try it again.
     Retry,

@@ -245,8 +245,8 @@ pub(super) fn resolve(mut draft: Draft, problems: &mut Problems<'_>) -> RelayCon
         ..usual
     };
     let (timeout, listen) = (relay.timeout.unwrap_or(TIMEOUT), relay.listen.map(|(at, _)| at));
-    // A turn delivers for three quarters of its hold: what takes longer would be cut off, and repeated for ever.
-    if timeout > options.hold * 3 / 4 {
+    // What takes longer would be cut off, and repeated for ever.
+    if timeout > options.deliver_within() {
         let fault = Fault::new(
             format!(
                 "longer than three quarters of `hold` ({:?}), within which it must be told",

@@ -12,6 +12,7 @@ use super::{Engine, Settling};
 
 /// Why an operation has no outcome. It had no effect and its key is released, unless the engine says otherwise.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum NotDone<E> {
     /// The engine could not even try.
     #[error(transparent)]

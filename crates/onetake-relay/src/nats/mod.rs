@@ -38,7 +38,7 @@ pub struct NatsOptions {
 
 impl Default for NatsOptions {
     fn default() -> Self {
-        Self { subject_prefix: String::new(), ack_timeout: Duration::from_secs(5), at_once: 64 }
+        Self { subject_prefix: String::new(), ack_timeout: Duration::from_secs(10), at_once: 64 }
     }
 }
 
@@ -139,6 +139,10 @@ impl NatsSink {
 impl Sink for NatsSink {
     fn name(&self) -> &'static str {
         "nats"
+    }
+
+    fn patience(&self) -> Duration {
+        self.options.ack_timeout
     }
 
     fn deliver<'a>(

@@ -15,10 +15,10 @@ use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use http::header::{CONTENT_TYPE, HeaderName, HeaderValue, RETRY_AFTER, USER_AGENT};
 use http::{HeaderMap, Method, Request, Response, StatusCode, Uri};
+use http_body_util::combinators::UnsyncBoxBody;
 use http_body_util::{BodyExt, Full};
-use hyper::body::Incoming;
+use hyper_util::client::legacy::Client;
 use hyper_util::client::legacy::connect::Connect;
-use hyper_util::client::legacy::{self, Client};
 use onetake_core::Clock;
 use onetake_core::outbox::{Message, Waiting};
 
@@ -46,21 +46,43 @@ const OURS: [&str; 10] = [
     TOPIC,
 ];
 
-/// Sends a request and returns the head of its answer. Redirects are not followed.
+/// The body of an answer, of whatever client.
+pub type AnswerBody = UnsyncBoxBody<Bytes, Box<dyn std::error::Error + Send + Sync>>;
+
+/// Why a call has no answer, for people. It must hold nothing secret.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum CallError {
+    /// There was no connection: nothing was sent, and no other message would do better.
+    #[error("{0}")]
+    Away(String),
+    /// It failed, and may have been heard.
+    #[error("{0}")]
+    Failed(String),
+}
+
+/// Sends a request and returns the head of its answer. It follows no redirect.
 pub trait HttpClient: Send + Sync + 'static {
     /// Sends it.
     fn send(
         &self,
         request: Request<Full<Bytes>>,
-    ) -> BoxFuture<'_, Result<Response<Incoming>, Box<dyn std::error::Error + Send + Sync>>>;
+    ) -> BoxFuture<'_, Result<Response<AnswerBody>, CallError>>;
 }
 
 impl<C: Connect + Clone + Send + Sync + 'static> HttpClient for Client<C, Full<Bytes>> {
     fn send(
         &self,
         request: Request<Full<Bytes>>,
-    ) -> BoxFuture<'_, Result<Response<Incoming>, Box<dyn std::error::Error + Send + Sync>>> {
-        self.request(request).map(|answer| answer.map_err(Into::into)).boxed()
+    ) -> BoxFuture<'_, Result<Response<AnswerBody>, CallError>> {
+        async move {
+            let answer = self.request(request).await.map_err(|error| {
+                let kind = if error.is_connect() { CallError::Away } else { CallError::Failed };
+                kind(chain(&error))
+            })?;
+            Ok(answer.map(|body| body.map_err(Into::into).boxed_unsync()))
+        }
+        .boxed()
     }
 }
 
@@ -75,7 +97,7 @@ pub struct WebhookOptions {
 
 impl Default for WebhookOptions {
     fn default() -> Self {
-        Self { answer_timeout: Duration::from_secs(15), at_once: 16 }
+        Self { answer_timeout: Duration::from_secs(10), at_once: 16 }
     }
 }
 
@@ -112,7 +134,7 @@ impl WebhookSink {
         let request = self.request(waiting)?;
         let called = async {
             let answer = self.client.send(request).await;
-            let answer = answer.map_err(|error| uncalled(&*error))?;
+            let answer = answer.map_err(uncalled)?;
             let (head, body) = answer.into_parts();
             // Taken is taken: what else it says, and for how long, is of no interest.
             let said = if head.status.is_success() { String::new() } else { beginning(body).await };
@@ -162,6 +184,10 @@ impl Sink for WebhookSink {
         "webhook"
     }
 
+    fn patience(&self) -> Duration {
+        self.options.answer_timeout
+    }
+
     fn deliver<'a>(
         &'a self,
         batch: &'a [Waiting],
@@ -174,10 +200,12 @@ impl Sink for WebhookSink {
 }
 
 /// Why there is no answer.
-fn uncalled(error: &(dyn std::error::Error + Send + Sync + 'static)) -> SinkError {
-    let is_away = error.downcast_ref::<legacy::Error>().is_some_and(legacy::Error::is_connect);
-    let said = format!("the endpoint could not be called: {}", chain(error));
-    if is_away { SinkError::away(said) } else { SinkError::retry(said) }
+fn uncalled(error: CallError) -> SinkError {
+    let said = format!("the endpoint could not be called: {error}");
+    match error {
+        CallError::Away(_) => SinkError::away(said),
+        CallError::Failed(_) => SinkError::retry(said),
+    }
 }
 
 /// What an answer means.
@@ -234,7 +262,7 @@ fn visible(text: &str) -> String {
 }
 
 /// How an answer begins, in one line. What is longer is not read, and its connection closed.
-async fn beginning(mut body: Incoming) -> String {
+async fn beginning(mut body: AnswerBody) -> String {
     let mut read = Vec::new();
     while let Some(Ok(frame)) = body.frame().await {
         let Ok(data) = frame.into_data() else { break };

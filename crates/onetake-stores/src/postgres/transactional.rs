@@ -15,6 +15,7 @@ use super::pool::{Demands, Pool};
 
 /// Why the work of an operation has no outcome.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum WorkError<E> {
     /// What the work itself said: it was rolled back.
     #[error("{0}")]

@@ -189,10 +189,11 @@ pub(crate) struct Lookup {
     #[schema(min_length = 1, max_length = 255)]
     key: String,
     /// Whose key it is: `public`, `bearer:TOKEN`, `basic:USER`, `x-api-key:KEY`, `header:VALUE`,
-    /// `client-ip:ADDRESS`, `jwt:CLAIM`, `jwt:ISSUER CLAIM`, or `forward-auth:NAME`.
+    /// `client-ip:ADDRESS`, `jwt:CLAIM`, `jwt:ISSUER CLAIM`, `forward-auth:NAME`, or
+    /// `consumer:NAME`.
     #[schema(
         example = "header:acct_1",
-        pattern = "^(public|(bearer|basic|x-api-key|header|jwt|forward-auth):[ -~]+|client-ip:[0-9a-fA-F.:]+)$"
+        pattern = "^(public|(bearer|basic|x-api-key|header|jwt|forward-auth|consumer):[ -~]+|client-ip:[0-9a-fA-F.:]+)$"
     )]
     tenant: String,
     /// The namespace of its route; empty by default.

@@ -1,0 +1,50 @@
+//! What a relay tells of its work.
+
+use metrics::{Counter, counter, describe_counter, describe_gauge, gauge};
+use onetake_core::outbox::OutboxCounts;
+
+const WAITING: &str = "onetake_outbox_waiting";
+const PARKED: &str = "onetake_outbox_parked";
+const LAG: &str = "onetake_outbox_lag_seconds";
+
+/// What became of messages.
+#[derive(Debug)]
+pub(crate) struct Counters {
+    pub(crate) delivered: Counter,
+    pub(crate) parked: Counter,
+    pub(crate) failed: Counter,
+}
+
+impl Counters {
+    /// They are there, and nothing, from the beginning.
+    pub(crate) fn new() -> Self {
+        let made = |name, what| {
+            describe_counter!(name, what);
+            let counter = counter!(name);
+            counter.increment(0);
+            counter
+        };
+        describe_gauge!(WAITING, "Messages that wait to be delivered, a hundred thousand at most.");
+        describe_gauge!(
+            PARKED,
+            "Messages that an operator has to look at, a hundred thousand at most."
+        );
+        describe_gauge!(LAG, "For how long the oldest message has waited.");
+        Self {
+            delivered: made("onetake_outbox_delivered_total", "Messages that were delivered."),
+            parked: made("onetake_outbox_parked_total", "Messages that were set aside."),
+            failed: made(
+                "onetake_outbox_failed_total",
+                "Deliveries that failed and are tried again.",
+            ),
+        }
+    }
+}
+
+/// Tells how much there is.
+#[expect(clippy::cast_precision_loss, reason = "counting stops long before")]
+pub(crate) fn tell(counts: &OutboxCounts) {
+    gauge!(WAITING).set(counts.waiting as f64);
+    gauge!(PARKED).set(counts.parked as f64);
+    gauge!(LAG).set(counts.lag.as_secs_f64());
+}

@@ -52,7 +52,7 @@ impl World {
         let call = tokio::spawn(call.send());
         self.upstream.ran("gate", 1).await;
         self.proxy.set(Weather::Dead);
-        self.upstream.open_gate();
+        self.upstream.open("gate");
         until("the outcome is in hand", async || {
             let logs = gateway.logs.lock().unwrap();
             logs.contains("an outcome could not be made durable yet")

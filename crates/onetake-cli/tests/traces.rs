@@ -150,7 +150,7 @@ async fn what_became_of_a_request_is_in_its_span() {
         let answer = call.header("traceparent", &format!("00-{id}-{PARENT}-01")).send().await;
         expected.push((id, outcome, problem, answer.unwrap()));
     }
-    upstream.open_gate();
+    upstream.open("in-flight-key-0001");
     assert_eq!(running.await.unwrap().unwrap().status(), 201);
     assert!(setting.gateway.terminate().await.success());
     let spans = collector.spans();

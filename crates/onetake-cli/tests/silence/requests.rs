@@ -173,6 +173,7 @@ impl Sender {
         self.send(gate(self), 409, "request_in_progress").await;
         // The client of this one goes away, and it goes on.
         running.abort();
+        upstream.open("gate");
     }
 
     async fn bad_keys(&mut self) {
@@ -271,14 +272,14 @@ impl Sender {
     }
 
     async fn later(&mut self, upstream: &Upstream) {
-        let call = self.call("/async/gate", 80);
+        let call = self.call("/async/gate", 80).header("x-case", "later");
         let accepted = self.send(call, 202, "").await;
         let handle = accepted.header("location").to_owned();
         let look = dressed(&self.client, &handle).method("GET").body("");
         self.send(look.clone(), 200, "").await;
         let stranger = look.clone().without("authorization").header("authorization", "Bearer bob");
         self.send(stranger, 404, "operation_not_found").await;
-        upstream.open_gate();
+        upstream.open("later");
         until("it is done", async || look.clone().send().await.unwrap().is_replay()).await;
         self.made.push(handle.rsplit('/').next().unwrap().to_owned());
     }

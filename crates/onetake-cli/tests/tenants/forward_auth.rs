@@ -199,7 +199,7 @@ async fn handles_and_issued_keys_are_asked_about_too() {
     };
     assert_eq!(look("t").await.status(), 200);
     assert_eq!(look("bobs").await.code(), "operation_not_found");
-    world.upstream.open_gate();
+    world.upstream.open(KEY);
     until("there is an outcome", async || look("t").await.status() == 201).await;
     for (says, status) in [(Says::Refuse, 401), (Says::Forbid, 403), (Says::Break, 503)] {
         auth.says("t", says);

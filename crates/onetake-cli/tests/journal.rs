@@ -38,7 +38,10 @@ impl World {
     async fn gateway(&self, routes: &str) -> Process {
         let url = self.server.url_at(self.proxy.address(), "test_0");
         let variables = [("ONETAKE__STORE__URL", &*url)];
-        Process::start_with(self.folder.path(), routes, &self.upstream.url(), &variables).await
+        // It is told to stop while the store is away, and gives that up soon.
+        let arguments = ["--log-format", "json", "--drain-seconds", "3"];
+        let (folder, upstream) = (self.folder.path(), self.upstream.url());
+        Process::start_as(&arguments, folder, routes, &upstream, &variables).await
     }
 
     fn journal(&self) -> PathBuf {

@@ -38,7 +38,10 @@ impl World {
     async fn gateway(&self, routes: &str) -> Process {
         let url = self.server.url_at(self.proxy.address(), "test_0");
         let variables = [("ONETAKE__STORE__URL", &*url)];
-        Process::start_with(self.folder.path(), routes, &self.upstream.url(), &variables).await
+        // It is told to stop while the store is away, and gives that up soon.
+        let arguments = ["--log-format", "json", "--drain-seconds", "3"];
+        let (folder, upstream) = (self.folder.path(), self.upstream.url());
+        Process::start_as(&arguments, folder, routes, &upstream, &variables).await
     }
 
     fn journal(&self) -> PathBuf {
@@ -52,7 +55,7 @@ impl World {
         let call = tokio::spawn(call.send());
         self.upstream.ran("gate", 1).await;
         self.proxy.set(Weather::Dead);
-        self.upstream.open_gate();
+        self.upstream.open("gate");
         until("the outcome is in hand", async || {
             let logs = gateway.logs.lock().unwrap();
             logs.contains("an outcome could not be made durable yet")

@@ -1,9 +1,10 @@
 //! An upstream that does what its path says, and counts what it did.
 //!
 //! The last segment of a path is the behaviour: `/any/route/slow?ms=600` takes 600 ms. Everything
-//! before it is for the gateway's routes.
+//! before it is for the gateway's routes. Behind `gate`, the first operation of a case runs until
+//! its test opens it; one more, that should not be, is not held up, so that it is soon seen.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::convert::Infallible;
 use std::io;
 use std::net::SocketAddr;
@@ -39,7 +40,8 @@ pub struct Upstream {
 #[derive(Debug)]
 struct State {
     runs: Mutex<HashMap<String, usize>>,
-    gate: watch::Sender<bool>,
+    /// The cases whose gate is open.
+    open: watch::Sender<HashSet<String>>,
     idle: Option<Duration>,
 }
 
@@ -60,8 +62,8 @@ impl Upstream {
         let listener = TcpListener::bind(address).await?;
         let address = listener.local_addr()?;
         let (stop, stopped) = watch::channel(());
-        let gate = watch::Sender::new(false);
-        let state = Arc::new(State { runs: Mutex::default(), gate, idle });
+        let open = watch::Sender::default();
+        let state = Arc::new(State { runs: Mutex::default(), open, idle });
         tokio::spawn(accept(listener, Arc::clone(&state), stopped));
         Ok(Self { address, state, _stop: Arc::new(stop) })
     }
@@ -100,9 +102,11 @@ impl Upstream {
         }
     }
 
-    /// Lets everything behind `gate` through.
-    pub fn open_gate(&self) {
-        self.state.gate.send_replace(true);
+    /// Lets the first operation of a case through its `gate`, also if it is still to come.
+    pub fn open(&self, case: &str) {
+        self.state.open.send_modify(|open| {
+            open.insert(case.to_owned());
+        });
     }
 }
 
@@ -147,10 +151,12 @@ async fn act(request: Request<Incoming>, state: Arc<State>) -> Result<Response<B
     let number = |name: &str| number(request.uri().query(), name);
     let (ms, bytes) = (number("ms"), number("bytes"));
     let case = header(&request, "x-case");
-    {
+    let run = {
         let mut runs = state.runs.lock().unwrap_or_else(PoisonError::into_inner);
-        *runs.entry(case).or_default() += 1;
-    }
+        let run = runs.entry(case.clone()).or_default();
+        *run += 1;
+        *run
+    };
     if word == "ws" {
         return Ok(upgrade(request));
     }
@@ -158,9 +164,9 @@ async fn act(request: Request<Incoming>, state: Arc<State>) -> Result<Response<B
     let body = body.collect().await.map_err(|_| Closed)?.to_bytes();
     match word.as_str() {
         "slow" => SystemClock.sleep(Duration::from_millis(ms as u64)).await,
-        "gate" => {
-            let mut gate = state.gate.subscribe();
-            let _open = gate.wait_for(|open| *open).await;
+        "gate" if run == 1 => {
+            let mut open = state.open.subscribe();
+            let _open = open.wait_for(|open| open.contains(&case)).await;
         }
         "close" => return Err(Closed),
         _ => {}

@@ -248,7 +248,7 @@ async fn what_runs_is_left_alone() {
         let answer = world.ask("POST", &path, Some(change)).await;
         assert_eq!((answer.status(), answer.code().as_str()), (409, "key_running"));
     }
-    world.upstream.open_gate();
+    world.upstream.open(key);
     assert_eq!(running.await.unwrap().unwrap().status(), 201);
     assert_eq!(world.upstream.runs(key), 1);
     let audit = world.get("/v1/audit").await;

@@ -28,6 +28,7 @@ async fn schemathesis_finds_nothing() {
     command.args(["--seed", "1", "--generation-database", "none", "--rate-limit", "40/s"]);
     // A cursor is valid only if it was told: what looks like one may well be refused.
     command.args(["--exclude-checks", "positive_data_acceptance", "--no-color"]);
+    command.args(["--suppress-health-check", "too_slow"]);
     command.current_dir(world.folder.path()).kill_on_drop(true);
     let output = command.output().await.unwrap();
     let said = String::from_utf8_lossy(&output.stdout);

@@ -12,7 +12,9 @@ use hyper_util::rt::TokioIo;
 use hyper_util::service::TowerToHyperService;
 use onetake_core::{Clock, SystemClock};
 use onetake_sim::client::Client;
+use onetake_sim::servers::until;
 use tokio::net::TcpListener;
+use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
 use crate::Dice;
@@ -21,7 +23,13 @@ use crate::Dice;
 pub(crate) struct Merchant {
     pub(crate) address: SocketAddr,
     router: Router,
-    life: Mutex<CancellationToken>,
+    life: Mutex<Life>,
+}
+
+/// Until it is killed.
+struct Life {
+    over: CancellationToken,
+    serving: JoinHandle<()>,
 }
 
 struct Inside {
@@ -35,21 +43,28 @@ impl Merchant {
         let router = Router::new().route("/pay", post(pay)).with_state(Arc::new(inside));
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
-        let life = CancellationToken::new();
-        tokio::spawn(serve(listener, router.clone(), life.clone()));
-        Self { address, router, life: Mutex::new(life) }
+        let life = Mutex::new(Life::start(listener, router.clone()));
+        Self { address, router, life }
     }
 
     /// Ends whatever it does, in the middle of it.
     pub(crate) fn kill(&self) {
-        self.life.lock().unwrap().cancel();
+        self.life.lock().unwrap().over.cancel();
     }
 
     pub(crate) async fn restart(&self) {
+        let is_over = || self.life.lock().unwrap().serving.is_finished();
+        until("nobody listens any more", async || is_over()).await;
         let listener = TcpListener::bind(self.address).await.unwrap();
-        let life = CancellationToken::new();
-        tokio::spawn(serve(listener, self.router.clone(), life.clone()));
-        *self.life.lock().unwrap() = life;
+        *self.life.lock().unwrap() = Life::start(listener, self.router.clone());
+    }
+}
+
+impl Life {
+    fn start(listener: TcpListener, router: Router) -> Self {
+        let over = CancellationToken::new();
+        let serving = tokio::spawn(serve(listener, router, over.clone()));
+        Self { over, serving }
     }
 }
 

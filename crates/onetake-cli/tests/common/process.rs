@@ -31,12 +31,13 @@ impl Process {
         upstream: &str,
         variables: &[(&str, &str)],
     ) -> Self {
-        Self::start_logging("json", folder, routes, upstream, variables).await
+        let arguments = ["--log-format", "json", "--drain-seconds", "30"];
+        Self::start_as(&arguments, folder, routes, upstream, variables).await
     }
 
-    /// As [`Self::start_with`], with logs in this format.
-    pub(crate) async fn start_logging(
-        format: &str,
+    /// As [`Self::start_with`], with arguments of its own.
+    pub(crate) async fn start_as(
+        arguments: &[&str],
         folder: &Path,
         routes: &str,
         upstream: &str,
@@ -50,9 +51,7 @@ impl Process {
         );
         std::fs::write(&file, text).unwrap();
         let mut command = Command::new(env!("CARGO_BIN_EXE_onetake"));
-        command.arg("serve").arg("--config").arg(&file).args(["--log-format", format]);
-        // Long enough for what takes a moment, short where a test ends it while the store is away.
-        command.args(["--drain-seconds", "3"]).current_dir(folder);
+        command.arg("serve").arg("--config").arg(&file).args(arguments).current_dir(folder);
         command.env("ONETAKE_LOG", "trace").stdout(Stdio::piped()).stderr(Stdio::piped());
         command.envs(variables.iter().copied());
         let mut child = tokio::process::Command::from(command).kill_on_drop(true).spawn().unwrap();

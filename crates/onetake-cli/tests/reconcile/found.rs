@@ -86,7 +86,7 @@ async fn what_was_not_executed_runs_again_once() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_404_settles_nothing_unless_the_route_says_so() {
-    let world = World::start("timeout = \"400ms\", limit = \"3s\"", "").await;
+    let world = World::start("timeout = \"5s\", limit = \"4s\"", "").await;
     world.lose(KEY).await;
     until("it was asked", async || !world.desk.asked().is_empty()).await;
     let pending = world.pay(KEY).await;

@@ -26,8 +26,9 @@ pub(crate) struct World {
     pub(crate) gateway: InProcess,
 }
 
-/// What a route of these tests says of its reconciler, besides whom it asks.
-pub(crate) const PATIENT: &str = "timeout = \"400ms\", limit = \"1s\"";
+/// What a route of these tests says of its reconciler, besides whom it asks: longer than they take, so that who is told
+/// something is not asked again.
+pub(crate) const PATIENT: &str = "timeout = \"30s\", limit = \"1h\"";
 
 impl World {
     pub(crate) async fn start(more: &str, lines: &str) -> Self {
@@ -87,7 +88,7 @@ url = "{store}"
 match = "POST /pay"
 tenant = "public"
 key = {{ min_length = 1 }}
-upstream_timeout = "100ms"
+upstream_timeout = "2s"
 grace = "100ms"
 on_unknown = "reconcile"
 reconcile = {{ request = "GET http://{}/by/{{key}}", {more} }}

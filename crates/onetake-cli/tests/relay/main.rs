@@ -47,8 +47,8 @@ impl World {
         let url = postgres.database();
         let database = url.rsplit_once('/').unwrap().1.to_owned();
         let text = format!(
-            "[store]\nurl = \"{url}\"\n[relay]\nsink = \"{}\"\nsubject_prefix = \"test.\"\nhold = \"300ms\"\n\
-             poll = \"10ms\"\ntimeout = \"200ms\"\nbackoff_max = \"200ms\"\n",
+            "[store]\nurl = \"{url}\"\n[relay]\nsink = \"{}\"\nsubject_prefix = \"test.\"\nhold = \"3s\"\n\
+             poll = \"10ms\"\ntimeout = \"1s\"\nbackoff_max = \"200ms\"\n",
             nats.url()
         );
         std::fs::write(folder.path().join("relay.toml"), text).unwrap();
@@ -104,9 +104,15 @@ impl World {
         self.postgres.sql(&self.database, sql)
     }
 
+    /// Waits until everything is delivered, for as long as that goes on.
     async fn drained(&self) {
-        let waiting = "SELECT count(*) FROM onetake_outbox WHERE state NOT IN (1, 2)";
-        until("everything is delivered", async || self.sql(waiting) == "0").await;
+        let sql = "SELECT count(*) FROM onetake_outbox WHERE state NOT IN (1, 2)";
+        let waiting = || self.sql(sql).parse::<u64>().unwrap();
+        let mut left = waiting();
+        while left > 0 {
+            until("more is delivered", async || waiting() < left).await;
+            left = waiting();
+        }
     }
 }
 

@@ -21,6 +21,10 @@ pub(super) trait Shared {
     fn lines(&self) -> &'static str {
         ""
     }
+    /// How many ways it has to be away; they take turns.
+    fn ways_to_be_away(&self) -> usize {
+        1
+    }
     /// From now on nothing is answered.
     fn go_away(&mut self);
     /// From now on everything is answered again; what was acknowledged is still there.
@@ -32,7 +36,6 @@ pub(super) trait Shared {
 pub(super) struct OnPostgres {
     server: Postgres,
     proxy: FaultProxy,
-    /// Outages take turns: silence, and closed connections.
     outages: usize,
 }
 
@@ -50,6 +53,11 @@ impl Shared for OnPostgres {
         self.server.url_at(self.proxy.address(), "test_0")
     }
 
+    fn ways_to_be_away(&self) -> usize {
+        2
+    }
+
+    // Silence, and closed connections.
     fn go_away(&mut self) {
         self.outages += 1;
         self.proxy.set(if self.outages % 2 == 1 { Weather::Cut } else { Weather::Dead });
@@ -71,7 +79,13 @@ pub(super) struct OnRedisCluster {
 
 impl OnRedisCluster {
     pub(super) async fn start() -> Self {
-        Self { cluster: RedisCluster::start().await }
+        let cluster = RedisCluster::start().await;
+        // Longer than any outage here, and than a restart may take.
+        for node in cluster.nodes() {
+            let patient = ["CONFIG", "SET", "cluster-node-timeout", "60000"];
+            assert_eq!(node.cli(&patient).trim(), "OK");
+        }
+        Self { cluster }
     }
 
     fn signal(&self, signal: &str) {

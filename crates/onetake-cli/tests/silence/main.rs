@@ -39,8 +39,9 @@ impl Scene {
         let url = collector.url();
         let mut all = vec![("OTEL_EXPORTER_OTLP_ENDPOINT", &*url)];
         all.extend(variables);
+        let arguments = ["--log-format", format, "--drain-seconds", "30"];
         let gateway =
-            Process::start_logging(format, folder.path(), ROUTES, &upstream.url(), &all).await;
+            Process::start_as(&arguments, folder.path(), ROUTES, &upstream.url(), &all).await;
         let sender = Sender::new(gateway.address);
         Self { gateway, collector, upstream, sender, _folder: folder }
     }

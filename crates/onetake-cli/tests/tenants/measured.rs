@@ -48,7 +48,8 @@ async fn every_question_is_counted_once() {
              {{ url = \"{url}\", cache = \"{cache}\", timeout = \"{timeout}\" }} }}\n"
         )
     };
-    let routes = route("pay", "60s", "200ms") + &route("patient", "0s", "30s");
+    let patient = route("pay", "60s", "30s") + &route("patient", "0s", "30s");
+    let routes = patient + &route("impatient", "0s", "200ms");
     let gateway = Process::start(folder.path(), &routes, &upstream.url()).await;
     assert_eq!(counted(&gateway).await, (counts([]), 0, 0.0), "there from the start");
 
@@ -56,19 +57,19 @@ async fn every_question_is_counted_once() {
         let call = gateway.client.post(path).without("authorization").key(key);
         call.header("authorization", "Bearer t").send().await.unwrap()
     };
-    for (says, status) in [
-        (Says::Refuse, 401),
-        (Says::Forbid, 403),
-        (Says::Break, 503),
-        (Says::Nameless, 503),
-        (Says::Nothing, 503),
-        (Says::Allow("alice"), 201),
+    for (says, path, status) in [
+        (Says::Refuse, "/pay/charge", 401),
+        (Says::Forbid, "/pay/charge", 403),
+        (Says::Break, "/pay/charge", 503),
+        (Says::Nameless, "/pay/charge", 503),
+        (Says::Nothing, "/impatient/charge", 503),
+        (Says::Allow("alice"), "/pay/charge", 201),
         // Not asked any more.
-        (Says::Refuse, 201),
-        (Says::Break, 201),
+        (Says::Refuse, "/pay/charge", 201),
+        (Says::Break, "/pay/charge", 201),
     ] {
         auth.says("t", says);
-        assert_eq!(pay("/pay/charge", KEY).await.status(), status, "{says:?}");
+        assert_eq!(pay(path, KEY).await.status(), status, "{says:?}");
     }
     let mut expected = counts([("refused", 2), ("unavailable", 3), ("allowed", 1), ("cached", 2)]);
     let (answers, timed, seconds) = counted(&gateway).await;

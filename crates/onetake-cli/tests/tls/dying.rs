@@ -84,8 +84,9 @@ async fn what_was_not_sent_is_released_and_what_was_is_unknown() {
         let read = Arc::new(AtomicUsize::new(0));
         let address = dying(Arc::clone(&config), dies, Arc::clone(&read)).await;
         let lines = format!("upstream = \"https://localhost:{}\"\n{roots}", address.port());
-        let short = "[defaults]\nupstream_timeout = \"400ms\"";
-        let gateway = gateway(&format!("{lines}\n{short}")).await;
+        let timeout = if dies == Dies::NeverSpeaks { "400ms" } else { "30s" };
+        let defaults = format!("[defaults]\nupstream_timeout = \"{timeout}\"");
+        let gateway = gateway(&format!("{lines}\n{defaults}")).await;
         let client = Client::new(gateway.address());
         for (number, expected) in [first, again, again].into_iter().enumerate() {
             let answer =

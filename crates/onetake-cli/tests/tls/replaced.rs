@@ -34,10 +34,7 @@ async fn new_connections_use_new_certificates_and_old_ones_go_on() {
     second.write(files.path());
     let mut newer = seen(&gateway, &authority, &second.certificate).await;
     assert_eq!(newer.post("/any/charge", "under-a-new-certificate").await.unwrap().status(), 201);
-    for old in &mut olds {
-        let answer = old.post("/any/charge", "under-a-new-certificate").await.unwrap();
-        assert!(answer.is_replay(), "the old connections go on: {}", answer.text());
-    }
+    go_on(&mut olds).await;
 
     let metrics = Client::new(gateway.admin).post("/metrics").method("GET").body("");
     let refused =
@@ -51,28 +48,29 @@ async fn new_connections_use_new_certificates_and_old_ones_go_on() {
     // Half of it, and for good: the old pair stays, which is told once.
     replace(files.path(), "cert.pem", &third.certificate[..100]);
     told(&gateway, NOT_USED, 1).await;
+    go_on(&mut olds).await;
     until("others see it", async || text(&metrics).await.contains(&refused(1))).await;
     let peer = Peer::connect(address, &authority, &["h2"]).await.unwrap();
     assert_eq!(peer.certificate, certificate(&second.certificate));
     // The key is missing still.
     replace(files.path(), "cert.pem", &third.certificate);
     told(&gateway, NOT_USED, 2).await;
+    go_on(&mut olds).await;
     let peer = Peer::connect(address, &authority, &["h2"]).await.unwrap();
     assert_eq!(peer.certificate, certificate(&second.certificate));
     replace(files.path(), "key.pem", &third.key);
     let _newest = seen(&gateway, &authority, &third.certificate).await;
+    go_on(&mut olds).await;
     until("others see it", async || text(&metrics).await.contains(&refused(0))).await;
 
     // By another authority, and back again: every state of the files is found.
     let fourth = successor.issue("localhost");
     fourth.write(files.path());
     let _newest = seen(&gateway, &successor, &fourth.certificate).await;
+    go_on(&mut olds).await;
     first.write(files.path());
     let _newest = seen(&gateway, &authority, &first.certificate).await;
-    for old in &mut olds {
-        let answer = old.post("/any/charge", "under-a-new-certificate").await.unwrap();
-        assert!(answer.is_replay(), "the old connections go on: {}", answer.text());
-    }
+    go_on(&mut olds).await;
     assert_eq!(upstream.runs("under-a-new-certificate"), 1);
     assert!(gateway.terminate().await.success());
     let logs = gateway.logs.lock().unwrap().clone();
@@ -80,6 +78,14 @@ async fn new_connections_use_new_certificates_and_old_ones_go_on() {
     for pair in [&first, &second, &third, &fourth] {
         let secret = pair.key.lines().nth(1).unwrap();
         assert!(!logs.contains(&secret[..16]), "a key is in the logs");
+    }
+}
+
+/// Uses old connections, before they have been idle for too long.
+async fn go_on(olds: &mut [Peer]) {
+    for old in olds {
+        let answer = old.post("/any/charge", "under-a-new-certificate").await.unwrap();
+        assert!(answer.is_replay(), "the old connections go on: {}", answer.text());
     }
 }
 

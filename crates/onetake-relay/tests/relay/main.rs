@@ -120,7 +120,6 @@ impl Running {
 /// As it is for users, but in a hurry.
 fn hurried() -> RelayOptions {
     RelayOptions {
-        hold: Duration::from_secs(2),
         idle_poll: Duration::from_millis(10),
         backoff_min: Duration::from_millis(20),
         backoff_max: Duration::from_millis(200),

@@ -121,18 +121,21 @@ async fn several_relays_are_never_at_one_key_at_once() {
 async fn relays_that_die_lose_nothing_and_keep_the_order() {
     let world = World::start().await;
     let receiver = Arc::new(Receiver { pause: Duration::from_millis(1), ..Receiver::default() });
-    let options = RelayOptions { hold: Duration::from_millis(200), batch_items: 20, ..hurried() };
-    world.write("t", 0..50, 0..30, 0);
+    let options = RelayOptions { hold: Duration::from_secs(2), batch_items: 20, ..hurried() };
     let start = || world.relay(Arc::new(Way(Arc::clone(&receiver))), options.clone());
-    for _ in 0..30 {
+    let delivered = || receiver.ids.lock().unwrap().len();
+    for number in 0..20 {
+        world.write("t", 0..50, number..number + 1, 0);
+        let before = delivered();
         let dying = start();
-        SystemClock.sleep(Duration::from_millis(20)).await;
+        // What those had who died before it is theirs for a while.
+        until("it is at work", async || delivered() > before).await;
         dying.kill();
     }
     let relay = start();
     world.drained().await;
     relay.stop().await;
-    assert_all(&receiver, 50, 30);
+    assert_all(&receiver, 50, 20);
 }
 
 /// Takes nothing, whatever it is.
@@ -218,15 +221,16 @@ async fn who_has_delivered_nothing_yet_parks_nothing() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_a_turn_has_no_time_for_is_left_for_the_next() {
     let world = World::start().await;
-    let receiver = Arc::new(Receiver { pause: Duration::from_millis(20), ..Receiver::default() });
-    let options = RelayOptions { hold: Duration::from_millis(200), ..hurried() };
-    world.write("t", 0..1, 0..40, 0);
+    let receiver = Arc::new(Receiver { pause: Duration::from_millis(200), ..Receiver::default() });
+    let options = RelayOptions { hold: Duration::from_secs(4), ..hurried() };
+    // Six seconds, all of them.
+    world.write("t", 0..1, 0..30, 0);
     let relays = [0; 2].map(|_| world.relay(Arc::new(Way(Arc::clone(&receiver))), options.clone()));
     world.drained().await;
     for relay in relays {
         relay.stop().await;
     }
-    assert_all(&receiver, 1, 40);
+    assert_all(&receiver, 1, 30);
     assert_eq!(receiver.met.load(Ordering::Relaxed), 0, "a turn ends before its hold");
     assert_eq!(world.sql("SELECT count(*) FROM onetake_outbox WHERE tries > 3"), "0");
 }
@@ -239,7 +243,9 @@ async fn an_outage_of_the_store_ends_no_relay() {
     let way = proxy.address().to_string();
     let world = World::start_behind(|url| url.replace(&server.address().to_string(), &way)).await;
     let receiver = Arc::new(Receiver { pause: Duration::from_millis(1), ..Receiver::default() });
-    let relay = world.relay(Arc::new(Way(Arc::clone(&receiver))), hurried());
+    // What is taken by an answer that does not arrive is nobody's for so long.
+    let options = RelayOptions { hold: Duration::from_secs(3), ..hurried() };
+    let relay = world.relay(Arc::new(Way(Arc::clone(&receiver))), options);
     world.write("t", 0..20, 0..10, 0);
     until("some are delivered", async || receiver.ids.lock().unwrap().len() > 5).await;
     for weather in [Weather::Dead, Weather::CutBack, Weather::Cut] {

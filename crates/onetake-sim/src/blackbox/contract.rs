@@ -74,7 +74,7 @@ pub(super) async fn only_issued_keys_where_a_route_says_so(world: &World) {
 
 pub(super) async fn a_long_operation_is_answered_later(world: &World) {
     let key = "answered-later-000001";
-    let call = || world.client.post("/async/slow?ms=2000").key(key).send();
+    let call = || world.client.post("/async/gate").key(key).send();
     let (first, retry) = tokio::join!(call(), async {
         world.upstream.ran(key, 1).await;
         call().await
@@ -94,6 +94,7 @@ pub(super) async fn a_long_operation_is_answered_later(world: &World) {
     {
         assert_eq!(look(handle, who).await.unwrap().code(), "operation_not_found");
     }
+    world.upstream.open(key);
     loop {
         let answer = look(&handle, "Bearer alice").await.unwrap();
         if answer.is_replay() {
@@ -126,10 +127,12 @@ pub(super) async fn a_deadline_that_is_over_runs_nothing(world: &World) {
 
 pub(super) async fn a_deadline_ends_the_wait_for_the_upstream(world: &World) {
     let key = "deadline-in-between-1";
-    let call = || world.client.post("/any/slow?ms=5000").key(key);
-    let cut = call().header("x-request-timeout-ms", "1000").send().await.unwrap();
+    let call = || world.client.post("/any/gate").key(key);
+    // Long enough to reach the upstream, whatever is slow today.
+    let cut = call().header("x-request-timeout-ms", "5000").send().await.unwrap();
     assert_eq!((cut.status(), cut.code().as_str()), (504, "upstream_timeout"));
     assert_eq!(call().send().await.unwrap().code(), "previous_attempt_failed");
+    world.upstream.ran(key, 1).await;
     assert_eq!(world.upstream.runs(key), 1);
 }
 

@@ -2,12 +2,17 @@
 
 use futures_util::future::join_all;
 
-use super::World;
+use super::{World, pause};
 
 pub(super) async fn a_thousand_at_once_wait_for_one_run(world: &World) {
     let key = "a-thousand-wait-0001";
-    let call = || world.client.post("/wait/slow?ms=300").key(key).send();
-    let answers = join_all((0..1_000).map(|_| call())).await;
+    let call = || world.client.post("/wait/gate").key(key).send();
+    let (answers, ()) = tokio::join!(join_all((0..1_000).map(|_| call())), async {
+        world.upstream.ran(key, 1).await;
+        // So that most of them wait by now; for the result it does not matter how many.
+        pause(300).await;
+        world.upstream.open(key);
+    });
     let first = answers[0].as_ref().unwrap();
     for answer in &answers {
         let answer = answer.as_ref().unwrap();
@@ -19,7 +24,7 @@ pub(super) async fn a_thousand_at_once_wait_for_one_run(world: &World) {
 
 pub(super) async fn a_thousand_at_once_are_told_that_it_runs(world: &World) {
     let key = "a-thousand-reject-01";
-    let call = || world.client.post("/any/slow?ms=1500").key(key).send();
+    let call = || world.client.post("/any/gate").key(key).send();
     let first = tokio::spawn(call());
     world.upstream.ran(key, 1).await;
     for answer in join_all((0..999).map(|_| call())).await {
@@ -27,6 +32,7 @@ pub(super) async fn a_thousand_at_once_are_told_that_it_runs(world: &World) {
         assert_eq!((answer.status(), answer.code().as_str()), (409, "request_in_progress"));
         assert!(answer.header("retry-after").parse::<u64>().unwrap() >= 1);
     }
+    world.upstream.open(key);
     assert_eq!(first.await.unwrap().unwrap().status(), 201);
     assert_eq!(world.upstream.runs(key), 1);
 }
@@ -45,14 +51,15 @@ pub(super) async fn quoted_and_bare_are_one_operation(world: &World) {
 
 pub(super) async fn another_body_is_refused_in_flight_too(world: &World) {
     let key = "another-body-0000001";
-    let first = tokio::spawn(world.client.post("/any/slow?ms=400").key(key).send());
+    let first = tokio::spawn(world.client.post("/any/gate").key(key).send());
     world.upstream.ran(key, 1).await;
     for _ in 0..2 {
-        let other = world.client.post("/any/slow?ms=400").key(key).body("99").send().await.unwrap();
+        let other = world.client.post("/any/gate").key(key).body("99").send().await.unwrap();
         assert_eq!((other.status(), other.code().as_str()), (422, "idempotency_payload_mismatch"));
     }
+    world.upstream.open(key);
     assert_eq!(first.await.unwrap().unwrap().status(), 201);
-    let other = world.client.post("/any/slow?ms=400").key(key).body("99").send().await.unwrap();
+    let other = world.client.post("/any/gate").key(key).body("99").send().await.unwrap();
     assert_eq!(other.status(), 422);
     assert_eq!(world.upstream.runs(key), 1);
 }
@@ -128,13 +135,14 @@ pub(super) async fn a_tenant_header_names_the_tenant(world: &World) {
 
 pub(super) async fn an_impatient_waiter_is_told(world: &World) {
     let key = "impatient-waiter-001";
-    let first = tokio::spawn(world.client.post("/impatient/slow?ms=500").key(key).send());
+    let first = tokio::spawn(world.client.post("/impatient/gate").key(key).send());
     world.upstream.ran(key, 1).await;
-    let waiter = world.client.post("/impatient/slow?ms=500").key(key).send().await.unwrap();
+    let waiter = world.client.post("/impatient/gate").key(key).send().await.unwrap();
     assert_eq!((waiter.status(), waiter.code().as_str()), (504, "in_progress_timeout"));
     assert!(!waiter.header("retry-after").is_empty());
+    world.upstream.open(key);
     assert_eq!(first.await.unwrap().unwrap().status(), 201);
-    assert!(world.client.post("/impatient/slow?ms=500").key(key).send().await.unwrap().is_replay());
+    assert!(world.client.post("/impatient/gate").key(key).send().await.unwrap().is_replay());
 }
 
 pub(super) async fn put_and_delete_are_keyed_where_a_route_says_so(world: &World) {

@@ -21,9 +21,10 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::future::BoxFuture;
+use futures_util::future::{BoxFuture, join_all};
 
 use onetake_core::conformance::Report;
+use onetake_core::{Clock, SystemClock};
 
 use crate::client::Client;
 use crate::upstream::Upstream;
@@ -91,12 +92,12 @@ wait_timeout = "50ms"
 
 [[route]]
 match = "POST /short-lease/{{*rest}}"
-lease = "300ms"
-grace = "300ms"
+lease = "2s"
+grace = "2s"
 
 [[route]]
 match = "POST /short-ttl/{{*rest}}"
-ttl = "1s"
+ttl = "4s"
 
 [[route]]
 match = "POST /release-5xx/{{*rest}}"
@@ -134,7 +135,7 @@ max_response_body = "1KiB"
 
 [[route]]
 match = "POST /impatient-upstream/{{*rest}}"
-upstream_timeout = "100ms"
+upstream_timeout = "3s"
 
 [[route]]
 match = "POST /other-namespace/{{*rest}}"
@@ -199,6 +200,14 @@ macro_rules! cases {
     };
 }
 
+/// They wait for seconds to pass, and do so all at once. Nothing else runs meanwhile: other cases count what reaches
+/// the upstream.
+const WAITING_CASES: &[(&str, Case)] = cases! {
+    outcomes: an_operation_may_outlast_its_lease, a_timeout_is_unknown, running_is_not_run_again_past_its_ttl,
+        a_key_is_reusable_after_it_expired_with_a_higher_fence;
+    contract: a_deadline_ends_the_wait_for_the_upstream;
+};
+
 const CASES: &[(&str, Case)] = cases! {
     keys: a_thousand_at_once_wait_for_one_run, a_thousand_at_once_are_told_that_it_runs,
         quoted_and_bare_are_one_operation, another_body_is_refused_in_flight_too,
@@ -206,17 +215,16 @@ const CASES: &[(&str, Case)] = cases! {
         a_namespace_is_another_operation, a_tenant_header_names_the_tenant,
         an_impatient_waiter_is_told, put_and_delete_are_keyed_where_a_route_says_so;
     outcomes: a_replay_is_the_same_to_the_byte, a_client_that_goes_away_loses_nothing,
-        an_operation_may_outlast_its_lease, an_upstream_that_refuses_lets_the_retry_run,
+        an_upstream_that_refuses_lets_the_retry_run,
         an_upstream_that_closes_makes_it_unknown, an_answer_that_breaks_off_makes_it_unknown,
         a_500_is_unknown_and_not_run_again, a_released_500_runs_again, an_unknown_may_be_retried,
-        presets_decide_over_503, a_timeout_is_unknown, running_is_not_run_again_past_its_ttl,
-        a_key_is_reusable_after_it_expired_with_a_higher_fence,
+        presets_decide_over_503,
         a_large_response_is_passed_whole_and_not_run_again, an_event_stream_is_passed_on;
     bad_input: bad_keys_are_refused, a_body_over_the_cap_is_refused, bad_json_is_refused,
         json_is_compared_by_value, unstable_and_missing_tenants_are_refused;
     contract: a_member_of_the_body_names_the_operation, parts_of_the_body_name_the_operation,
         only_issued_keys_where_a_route_says_so, a_long_operation_is_answered_later,
-        a_deadline_that_is_over_runs_nothing, a_deadline_ends_the_wait_for_the_upstream,
+        a_deadline_that_is_over_runs_nothing,
         too_many_new_operations_are_refused_and_known_ones_are_not, errors_in_the_words_of_stripe,
         statuses_and_headers_that_a_route_chose,
         the_upstream_gets_the_same_derived_key_in_every_attempt;
@@ -224,6 +232,10 @@ const CASES: &[(&str, Case)] = cases! {
         forwarding_headers_are_honest, what_could_smuggle_is_refused,
         problems_are_explained_where_they_link_to;
 };
+
+async fn pause(milliseconds: u64) {
+    SystemClock.sleep(Duration::from_millis(milliseconds)).await;
+}
 
 /// Goes through all cases. `start` gets the configuration and starts a gateway with it.
 pub async fn run<F, T>(start: impl FnOnce(String) -> F, store: &str) -> Report
@@ -251,7 +263,16 @@ where
     let target = start(configuration(&upstream.url(), dead, store)).await;
     let client = Client::new(target.address());
     let world = Arc::new(World { client, upstream, target: Box::new(target), dead, can });
-    let mut report = Report::default();
+    let waiting = WAITING_CASES.iter().map(|(name, case)| {
+        let case = case(Arc::clone(&world));
+        async move {
+            let mut report = Report::default();
+            report.add(name, case).await;
+            report.cases
+        }
+    });
+    let cases = join_all(waiting).await.into_iter().flatten().collect();
+    let mut report = Report { cases };
     for (name, case) in CASES {
         report.add(name, case(Arc::clone(&world))).await;
     }

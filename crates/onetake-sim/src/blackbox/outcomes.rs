@@ -1,16 +1,8 @@
 //! What becomes of an attempt, and what its retries get.
 
-use std::time::Duration;
-
-use onetake_core::{Clock, SystemClock};
-
-use super::World;
+use super::{World, pause};
 use crate::client::Answer;
 use crate::upstream::Upstream;
-
-async fn pause(milliseconds: u64) {
-    SystemClock.sleep(Duration::from_millis(milliseconds)).await;
-}
 
 async fn twice(world: &World, path: &str, key: &str) -> (Answer, Answer) {
     let first = world.client.post(path).key(key).send().await.unwrap();
@@ -46,13 +38,16 @@ pub(super) async fn a_replay_is_the_same_to_the_byte(world: &World) {
 
 pub(super) async fn a_client_that_goes_away_loses_nothing(world: &World) {
     let key = "client-goes-away-001";
-    let call = || world.client.post("/wait/slow?ms=600").key(key).send();
+    let call = || world.client.post("/wait/gate").key(key).send();
     let first = tokio::spawn(call());
     world.upstream.ran(key, 1).await;
-    pause(100).await;
     first.abort();
     assert!(first.await.is_err());
-    let retry = call().await.unwrap();
+    let retry = tokio::spawn(call());
+    // For the gateway to see that the first one is gone, and for the other one to wait.
+    pause(300).await;
+    world.upstream.open(key);
+    let retry = retry.await.unwrap().unwrap();
     assert_eq!(retry.status(), 201);
     assert!(retry.is_replay() || retry.text().starts_with("charged"), "the recorded outcome");
     assert_eq!(world.upstream.runs(key), 1);
@@ -60,15 +55,16 @@ pub(super) async fn a_client_that_goes_away_loses_nothing(world: &World) {
 
 pub(super) async fn an_operation_may_outlast_its_lease(world: &World) {
     let key = "outlasts-its-lease-1";
-    // Lease and grace, 300 ms each, three times over.
-    let call = || world.client.post("/short-lease/slow?ms=1900").key(key).send();
+    let call = || world.client.post("/short-lease/gate").key(key).send();
     let first = tokio::spawn(call());
     world.upstream.ran(key, 1).await;
-    for _ in 0..8 {
-        pause(200).await;
+    // For longer than lease and grace, two seconds each.
+    for _ in 0..11 {
+        pause(500).await;
         let other = call().await.unwrap();
         assert_eq!((other.status(), other.code().as_str()), (409, "request_in_progress"));
     }
+    world.upstream.open(key);
     assert_eq!(first.await.unwrap().unwrap().status(), 201, "not preempted");
     assert!(call().await.unwrap().is_replay());
     assert_eq!(world.upstream.runs(key), 1);
@@ -150,20 +146,22 @@ pub(super) async fn presets_decide_over_503(world: &World) {
 
 pub(super) async fn a_timeout_is_unknown(world: &World) {
     let key = "upstream-timeout-001";
-    let (first, retry) = twice(world, "/impatient-upstream/slow?ms=60000", key).await;
+    let (first, retry) = twice(world, "/impatient-upstream/gate", key).await;
     assert_eq!((first.status(), first.code().as_str()), (504, "upstream_timeout"));
     is_not_run_again(&retry);
     assert!(retry.text().contains("took longer than it was allowed to"), "{}", retry.text());
+    world.upstream.ran(key, 1).await;
     assert_eq!(world.upstream.runs(key), 1);
 }
 
 pub(super) async fn running_is_not_run_again_past_its_ttl(world: &World) {
     let key = "older-than-its-ttl-1";
-    let call = || world.client.post("/short-ttl/slow?ms=1600").key(key).send();
+    let call = || world.client.post("/short-ttl/gate").key(key).send();
     let first = tokio::spawn(call());
     world.upstream.ran(key, 1).await;
-    pause(1_300).await;
-    assert_eq!(call().await.unwrap().status(), 409, "the ttl is a second, and it still runs");
+    pause(4_300).await;
+    assert_eq!(call().await.unwrap().status(), 409, "the ttl is four seconds, and it still runs");
+    world.upstream.open(key);
     assert_eq!(first.await.unwrap().unwrap().status(), 201);
     assert!(call().await.unwrap().is_replay());
     assert_eq!(world.upstream.runs(key), 1);
@@ -176,7 +174,7 @@ pub(super) async fn a_key_is_reusable_after_it_expired_with_a_higher_fence(world
     };
     let first = world.client.post("/short-ttl/charge").key(key).send().await.unwrap();
     assert!(world.client.post("/short-ttl/charge").key(key).send().await.unwrap().is_replay());
-    pause(1_100).await;
+    pause(4_300).await;
     let second = world.client.post("/short-ttl/charge").key(key).body("99").send().await.unwrap();
     if !world.can.expiry_margin.is_zero() {
         assert_eq!(second.status(), 422, "respected for longer: {}", second.text());

@@ -19,6 +19,7 @@ mod stripe;
 
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use onetake_core::{Clock, SystemClock};
@@ -36,11 +37,24 @@ const START_MAX: Duration = Duration::from_secs(60);
 /// How long to wait between two looks.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 
-/// A loopback port that nobody listened on a moment ago.
+/// The ports that servers get. Systems take those of who asks for any port, and of who connects, from higher up: nobody
+/// is given one of these between this look and the server's start, nor while a server is away that comes back.
+const PORTS: std::ops::Range<u16> = 10_000..30_000;
+/// About as many as the tests of one process need.
+const PORTS_OF_A_PROCESS: u32 = 251;
+
+/// A loopback port that nobody listened on a moment ago, and that nobody else is given.
 #[must_use]
 pub fn free_port() -> u16 {
-    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("there is a free port");
-    listener.local_addr().expect("it has an address").port()
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    let first = std::process::id().wrapping_mul(PORTS_OF_A_PROCESS);
+    let count = u32::from(PORTS.end - PORTS.start);
+    let ports = (0..count).filter_map(|_| {
+        let number = first.wrapping_add(NEXT.fetch_add(1, Ordering::Relaxed)) % count;
+        u16::try_from(number).ok().map(|number| PORTS.start + number)
+    });
+    let mut free = ports.filter(|port| TcpListener::bind((Ipv4Addr::LOCALHOST, *port)).is_ok());
+    free.next().expect("there is a free port")
 }
 
 fn loopback(port: u16) -> SocketAddr {

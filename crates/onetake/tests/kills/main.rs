@@ -14,6 +14,7 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
+use futures_util::future::join_all;
 use onetake::{OnUnknown, PostgresOptions, PostgresStore};
 use onetake_sim::client::{Answer, Client};
 use onetake_sim::servers::Postgres;
@@ -183,11 +184,12 @@ async fn undisturbed(place: &Place<'_>, on_unknown: OnUnknown) -> Vec<String> {
     Steps::read(&case.orders.steps)
 }
 
-/// Kills at each step in turn. `effects` says how many there may be in the end.
+/// Kills at each step. `effects` says how many there may be in the end.
 async fn matrix(place: Place<'_>, on_unknown: OnUnknown, effects: std::ops::RangeInclusive<usize>) {
     let steps = undisturbed(&place, on_unknown).await;
     assert!(steps.len() >= 7, "too few steps to be true: {steps:?}");
-    for (number, step) in steps.iter().enumerate() {
+    // All at once: most wait for a lease to end.
+    join_all(steps.iter().enumerate().map(async |(number, step)| {
         let mut case = Case::new(&place, on_unknown, number + 1).await;
         let server = Server::start(&case.orders).await;
         let first = server.pay().await;
@@ -213,7 +215,8 @@ async fn matrix(place: Place<'_>, on_unknown: OnUnknown, effects: std::ops::Rang
         let again = server.pay_until_answered().await;
         assert_eq!((again.status(), &again.body), (answer.status(), &answer.body), "{step}");
         assert_eq!(case.effects(), found, "{step}: a replay had an effect (S17)");
-    }
+    }))
+    .await;
 }
 
 #[tokio::test]

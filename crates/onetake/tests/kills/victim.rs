@@ -87,8 +87,9 @@ impl Orders {
     }
 }
 
-/// Short, so that a killed attempt is passed over soon.
-pub(crate) const LEASE: Duration = Duration::from_millis(250);
+/// Short, so that a killed attempt is passed over soon; but a claim may take most of it.
+const LEASE: Duration = Duration::from_secs(2);
+const GRACE: Duration = Duration::from_millis(500);
 
 /// Serves until it is killed. Does nothing in a process that is no victim.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -103,7 +104,7 @@ async fn victim() {
         ..Housekeeping::default()
     });
     let terms =
-        Terms { lease: LEASE, grace: LEASE, on_unknown: orders.on_unknown, ..Terms::default() };
+        Terms { lease: LEASE, grace: GRACE, on_unknown: orders.on_unknown, ..Terms::default() };
     let mut policy = Policy::new().tenant(Tenant::Public).terms(terms);
     if orders.on_unknown == OnUnknown::Rollback {
         policy = policy.transactional();

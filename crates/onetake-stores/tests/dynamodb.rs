@@ -110,8 +110,7 @@ async fn overlapping_batches_from_four_nodes() {
         let store = DynamoStore::open(&url, DynamoOptions::default()).await.unwrap();
         nodes.push(Arc::new(store));
     }
-    let settled = many::overlapping_batches(nodes, 64, Duration::from_secs(3)).await;
-    assert!(settled > 100, "{settled}");
+    many::overlapping_batches(nodes, 64, Duration::from_secs(3), 100).await;
 }
 
 fn claim(key: &str, attempt: u8) -> Claim {

@@ -130,10 +130,8 @@ async fn overlapping_batches_of_four_nodes_never_deadlock() {
         PostgresStore::migrate(&url, options.clone()).await.unwrap();
         nodes.push(std::sync::Arc::new(PostgresStore::open(&url, options).await.unwrap()) as _);
     }
-    let settled =
-        many::overlapping_batches(nodes, 64, super::long_or(std::time::Duration::from_secs(4)))
-            .await;
-    assert!(settled > 1_000, "only {settled} items were settled");
+    let time = super::long_or(std::time::Duration::from_secs(4));
+    many::overlapping_batches(nodes, 64, time, 1_000).await;
     let log = server.log();
     assert!(!log.contains("deadlock"), "{log}");
 }

@@ -236,7 +236,7 @@ async fn a_deadline_bounds_the_run_and_the_wait() {
     let api = Api::default();
     let hour = Duration::from_secs(3600);
     let router = api.with(Policy::new().in_flight(InFlight::Wait(hour)).upstream_timeout(hour));
-    let lines = [("idempotency-key", KEY), ("x-request-timeout-ms", "400")];
+    let lines = [("idempotency-key", KEY), ("x-request-timeout-ms", "2000")];
     let both = async {
         tokio::join!(send(&router, "/slow", &lines, ""), async {
             api.started.notified().await;

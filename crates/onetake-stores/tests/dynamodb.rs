@@ -106,12 +106,17 @@ async fn overlapping_batches_from_four_nodes() {
     let url = server.table();
     migrate(&url).await;
     let mut nodes: Vec<Arc<dyn Store>> = Vec::new();
+    let patience = Duration::from_secs(60);
+    let options = DynamoOptions {
+        connect_timeout: patience,
+        command_timeout: patience,
+        ..DynamoOptions::default()
+    };
     for _ in 0..4 {
-        let store = DynamoStore::open(&url, DynamoOptions::default()).await.unwrap();
+        let store = DynamoStore::open(&url, options.clone()).await.unwrap();
         nodes.push(Arc::new(store));
     }
-    let settled = many::overlapping_batches(nodes, 64, Duration::from_secs(3)).await;
-    assert!(settled > 100, "{settled}");
+    many::overlapping_batches(nodes, 64, Duration::from_secs(3), 100).await;
 }
 
 fn claim(key: &str, attempt: u8) -> Claim {

@@ -37,8 +37,19 @@ async fn complete(store: &DynamoStore, claim: &Claim) -> Result<Settled, StoreEr
     store.settle(vec![settlement]).await.remove(0)
 }
 
+/// Asks until there is an answer: with little patience, a moment of the machine's own is one too many.
+async fn answer<T>(mut ask: impl AsyncFnMut() -> Result<T, StoreError>) -> T {
+    let mut answer = None;
+    until("the store answers", async || {
+        answer = ask().await.ok();
+        answer.is_some()
+    })
+    .await;
+    answer.unwrap()
+}
+
 async fn state(store: &DynamoStore, claim: &Claim) -> Option<(AttemptId, &'static str)> {
-    let record = store.load(vec![claim.id]).await.remove(0).unwrap()?;
+    let record = answer(async || store.load(vec![claim.id]).await.remove(0)).await?;
     Some((record.attempt, record.state.name()))
 }
 
@@ -66,16 +77,18 @@ fn through(server: &Dynamo, address: SocketAddr) -> String {
 async fn an_answer_that_is_lost_leaves_it_open_and_the_own_attempt_tells() {
     let server = server().await;
     let proxy = FaultProxy::start(server.address()).await.unwrap();
-    let store = DynamoStore::open(&through(&server, proxy.address()), impatient()).await.unwrap();
+    let url = through(&server, proxy.address());
+    let store = answer(async || DynamoStore::open(&url, impatient()).await).await;
     let key = claim("a", 1);
     proxy.set(Weather::CutBack);
     let error = ask(&store, &key).await.unwrap_err();
     assert_eq!(error.kind(), StoreErrorKind::Indeterminate, "{error}");
     proxy.set(Weather::Fair);
+    until("the store is back", async || store.ready().await.is_ok()).await;
     assert_eq!(state(&store, &key).await, Some((key.attempt, "running")), "it landed");
-    let again = ask(&store, &key).await.unwrap();
+    let again = answer(async || ask(&store, &key).await).await;
     assert!(matches!(again, Claimed::Granted { .. }), "its own success: {again:?}");
-    let other = ask(&store, &claim("a", 2)).await.unwrap();
+    let other = answer(async || ask(&store, &claim("a", 2)).await).await;
     assert!(matches!(other, Claimed::Found { .. }), "and nobody else's");
 
     proxy.set(Weather::CutBack);
@@ -224,13 +237,13 @@ async fn a_forgetting_that_landed_and_is_sent_again_is_its_own_success() {
 async fn a_server_that_is_not_there_has_written_nothing() {
     let nobody = SocketAddr::from((Ipv4Addr::LOCALHOST, free_port()));
     let url = format!("dynamodb://eu-central-1/onetake?endpoint=http://{nobody}");
-    let error = DynamoStore::open(&url, impatient()).await.unwrap_err();
+    let error = DynamoStore::open(&url, DynamoOptions::default()).await.unwrap_err();
     assert_eq!(error.kind(), StoreErrorKind::Unavailable, "{error}");
     assert!(error.to_string().contains("cannot be reached"), "{error}");
 
     let mut server = Some(server().await);
     let url = server.as_ref().unwrap().url_at(server.as_ref().unwrap().address(), "onetake_0");
-    let store = DynamoStore::open(&url, impatient()).await.unwrap();
+    let store = DynamoStore::open(&url, DynamoOptions::default()).await.unwrap();
     drop(server.take());
     let mut kinds = Vec::new();
     for _ in 0..5 {
@@ -244,7 +257,8 @@ async fn a_server_that_is_not_there_has_written_nothing() {
 async fn a_store_that_was_away_comes_back_by_itself() {
     let server = server().await;
     let proxy = FaultProxy::start(server.address()).await.unwrap();
-    let store = DynamoStore::open(&through(&server, proxy.address()), impatient()).await.unwrap();
+    let url = through(&server, proxy.address());
+    let store = DynamoStore::open(&url, DynamoOptions::default()).await.unwrap();
     let key = claim("a", 1);
     assert!(matches!(ask(&store, &key).await.unwrap(), Claimed::Granted { .. }));
     proxy.set(Weather::Dead);
@@ -252,11 +266,16 @@ async fn a_store_that_was_away_comes_back_by_itself() {
         ask(&store, &claim("b", 2)).await.unwrap_err();
         store.ready().await.unwrap_err();
     }
+    // One caller tries now and then, and says what it found.
     let asked = proxy.connections();
+    let mut tried = Vec::new();
     for _ in 0..50 {
-        let error = ask(&store, &claim("b", 2)).await.unwrap_err();
-        assert!(error.to_string().contains("tried again by itself"), "{error}");
+        let error = ask(&store, &claim("b", 2)).await.unwrap_err().to_string();
+        if !error.contains("tried again by itself") {
+            tried.push(error);
+        }
     }
+    assert!(tried.len() <= 3, "a dead store is left alone: {tried:?}");
     assert!(proxy.connections() <= asked + 3, "a dead store is left alone");
     proxy.set(Weather::Fair);
     until("the store is back", async || complete(&store, &key).await.is_ok()).await;

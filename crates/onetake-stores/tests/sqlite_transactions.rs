@@ -9,7 +9,7 @@ use std::time::Duration;
 use onetake_core::inbox::{InboxOptions, Received};
 use onetake_core::{
     Answer, Attempt, Completion, Engine, Fingerprint, FinishError, Key, Message, NotDone,
-    Operation, Outcome, Recording, Scope, Settling, Store as _, StoreErrorKind, Terms,
+    Operation, Outcome, Recording, Scope, Settling, Store as _, StoreErrorKind,
 };
 use onetake_stores::SqliteStore;
 use onetake_stores::sqlite::{Transactional, WorkError, finish};
@@ -156,18 +156,13 @@ async fn a_commit_that_nobody_heard_of_is_settled_by_looking() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_late_finisher_is_rolled_back_and_told_the_outcome() {
     let bank = Bank::open();
-    let lease = Duration::from_millis(100);
-    let hasty = || {
-        operation("late")
-            .terms(Terms { lease, grace: lease, ..Terms::default() })
-            .run_max(lease * 2)
-    };
     let (begun, is_begun) = tokio::sync::oneshot::channel();
     let (resume, resumed) = mpsc::channel::<()>();
     let (ended, has_ended) = tokio::sync::oneshot::channel();
     let file = bank.file.clone();
     // It goes on after `run_max`, as a thread does.
-    let late = bank.engine.transact(hasty(), move |attempt: Attempt| async move {
+    let soon_over = operation("late").run_max(Duration::from_millis(200));
+    let late = bank.engine.transact(soon_over, move |attempt: Attempt| async move {
         let late = tokio::task::spawn_blocking(move || {
             begun.send(attempt).unwrap();
             resumed.recv().unwrap();
@@ -183,13 +178,13 @@ async fn a_late_finisher_is_rolled_back_and_told_the_outcome() {
     assert!(matches!(late.await, Err(NotDone::Interrupted)));
     let _attempt = is_begun.await.unwrap();
     let (_engine, taking) = open(&bank.file);
-    let took = run(&taking, hasty(), "other").await.unwrap();
+    let took = run(&taking, operation("late"), "other").await.unwrap();
     assert_eq!(said(&took), b"other paid");
     resume.send(()).unwrap();
     let (finished, committed) = has_ended.await.unwrap();
     assert!(matches!(finished, Err(FinishError::Stale)), "{finished:?}");
     assert!(committed.is_err());
-    let again = run(&bank.transactional, hasty(), "again").await.unwrap();
+    let again = run(&bank.transactional, operation("late"), "again").await.unwrap();
     assert_eq!(said(&again), b"other paid");
     assert_eq!((bank.count("transfers"), bank.count("onetake_outbox")), (1, 1));
 }

@@ -23,6 +23,12 @@ pub struct Bench {
     attempts: AtomicU64,
 }
 
+/// Of simulated time: as long as anything could take.
+pub(super) const ENDLESS: Duration = Duration::from_secs(1 << 30);
+
+/// Of real time: what takes longer never comes.
+pub(super) const REAL_TIME_MAX: Duration = Duration::from_secs(60);
+
 /// How many milliseconds a server may take for an answer before time passes all the same.
 const QUIET_TRIES: usize = 5_000;
 

@@ -4,19 +4,19 @@ use std::future::Future;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use futures_util::FutureExt;
-use futures_util::future::{BoxFuture, join_all};
-use tokio::sync::{Notify, Semaphore};
+use futures_util::future::join_all;
+use tokio::sync::Notify;
 use tokio::task::JoinHandle;
 
-use super::bench::{Bench, body, breathe, id, is};
-use crate::clock::SystemRng;
+use super::bench::{Bench, ENDLESS, REAL_TIME_MAX, body, breathe, id, is};
+use super::gate::Gate;
+use crate::clock::{Clock, SystemClock, SystemRng};
 use crate::engine::{
     Answer, Begin, Engine, EngineError, InFlight, Limits, Operation, Outcome, Settling, Verdict,
 };
 use crate::fingerprint::Fingerprint;
 use crate::record::{OnUnknown, Recording, State};
-use crate::store::{Answers, Claim, Claimed, Settled, Settlement, Store};
+use crate::store::Store;
 
 pub(super) type Running = JoinHandle<Result<Outcome, EngineError>>;
 
@@ -26,16 +26,22 @@ impl Bench {
     }
 
     pub(super) fn engine_on(&self, store: Arc<dyn Store>) -> Engine {
-        // Without the memory of settled records, so that the store is what is tested. On a machine that is busy,
-        // the suite's time may pass while a task waits for its turn: that is not the store's doing.
-        let patience = self.can.tick * 50;
-        let limits = Limits {
-            cache_bytes_max: 0,
-            claim_patience: patience,
-            settle_patience: patience,
-            ..Limits::default()
-        };
+        self.engine_within(store, self.limits())
+    }
+
+    pub(super) fn engine_within(&self, store: Arc<dyn Store>, limits: Limits) -> Engine {
         Engine::with(store, self.clock(), Arc::new(SystemRng), limits)
+    }
+
+    /// Without the memory of settled records, so that the store is what is tested. A patience ends only
+    /// where it is what is tested.
+    pub(super) fn limits(&self) -> Limits {
+        Limits {
+            cache_bytes_max: 0,
+            claim_patience: ENDLESS,
+            settle_patience: ENDLESS,
+            ..Limits::default()
+        }
     }
 
     pub(super) fn operation(&self, key: &str, payload: &str) -> Operation {
@@ -46,26 +52,33 @@ impl Bench {
             terms: self.terms(OnUnknown::Fail),
             origin: crate::Origin::default(),
             in_flight: InFlight::Reject,
-            run_max: self.can.tick * 100,
+            run_max: ENDLESS,
             on_retry: None,
         }
     }
 
-    pub(super) fn waiting(&self, key: &str, payload: &str, ticks: u32) -> Operation {
+    /// One that waits for as long as it takes.
+    pub(super) fn waiting(&self, key: &str, payload: &str) -> Operation {
+        self.operation(key, payload).in_flight(InFlight::Wait(ENDLESS))
+    }
+
+    /// One that waits for a few ticks.
+    fn waiting_for(&self, key: &str, payload: &str, ticks: u32) -> Operation {
         self.operation(key, payload).in_flight(InFlight::Wait(self.can.tick * ticks))
     }
 
     /// Lets time pass in small steps until the future is done.
     pub(super) async fn drive<T>(&self, future: impl Future<Output = T>) -> T {
         let mut future = std::pin::pin!(future);
-        for _ in 0..2_000 {
+        let until = SystemClock.monotonic() + REAL_TIME_MAX;
+        while SystemClock.monotonic() < until {
             tokio::select! {
                 biased;
                 done = &mut future => return done,
                 () = self.step() => {}
             }
         }
-        panic!("it did not end within 200 ticks");
+        panic!("it did not end within {REAL_TIME_MAX:?}");
     }
 }
 
@@ -73,7 +86,7 @@ impl Bench {
 #[derive(Clone, Default)]
 pub(super) struct Work {
     runs: Arc<AtomicUsize>,
-    pub(super) started: Arc<Notify>,
+    started: Arc<Notify>,
     pub(super) finish: Arc<Notify>,
 }
 
@@ -92,6 +105,15 @@ impl Work {
         })
     }
 
+    /// Waits until it runs. No time passes meanwhile.
+    pub(super) async fn has_started(&self) {
+        tokio::select! {
+            biased;
+            () = self.started.notified() => {}
+            () = SystemClock.sleep(REAL_TIME_MAX) => panic!("it did not start within {REAL_TIME_MAX:?}"),
+        }
+    }
+
     pub(super) fn runs(&self) -> usize {
         self.runs.load(Ordering::SeqCst)
     }
@@ -108,8 +130,8 @@ pub(super) async fn many_callers_one_run(bench: &Bench) {
     let engine = bench.engine();
     let work = Work::default();
     let callers: Vec<Running> =
-        (0..200).map(|_| work.run(&engine, bench.waiting("a", "pay", 50))).collect();
-    work.started.notified().await;
+        (0..200).map(|_| work.run(&engine, bench.waiting("a", "pay"))).collect();
+    work.has_started().await;
     work.finish.notify_waiters();
     work.finish.notify_one();
     for outcome in bench.drive(join_all(callers)).await {
@@ -123,8 +145,8 @@ pub(super) async fn nothing_is_shown_before_it_is_durable(bench: &Bench) {
     let engine = bench.engine_on(Arc::clone(&gate) as Arc<dyn Store>);
     let work = Work::default();
     let first = work.run(&engine, bench.operation("a", "pay"));
-    work.started.notified().await;
-    let waiter = work.run(&engine, bench.waiting("a", "pay", 100));
+    work.has_started().await;
+    let waiter = work.run(&engine, bench.waiting("a", "pay"));
     gate.hold_settlements.store(1, Ordering::SeqCst);
     work.finish.notify_one();
     bench.drive(gate.settlement_came.notified()).await;
@@ -158,14 +180,13 @@ pub(super) async fn nothing_runs_before_its_claim_is_durable(bench: &Bench) {
 pub(super) async fn a_store_that_hangs_is_not_waited_for(bench: &Bench) {
     let gate = Gate::around(&bench.store);
     gate.hold_claims.store(1, Ordering::SeqCst);
-    let limits = Limits { claim_patience: bench.can.tick, ..Limits::default() };
-    let store = Arc::clone(&gate) as Arc<dyn Store>;
-    let engine = Engine::with(store, bench.clock(), Arc::new(SystemRng), limits);
+    let limits = Limits { claim_patience: bench.can.tick, ..bench.limits() };
+    let engine = bench.engine_within(Arc::clone(&gate) as Arc<dyn Store>, limits);
     let work = Work::default();
     // The one that asked, one that joined it, and one that holds its own lease.
     let callers = [
         work.run(&engine, bench.operation("a", "pay")),
-        work.run(&engine, bench.waiting("a", "pay", 50)),
+        work.run(&engine, bench.waiting("a", "pay")),
     ];
     let begin = bench.operation("b", "pay");
     let explicit = engine.begin(&begin);
@@ -194,10 +215,10 @@ pub(super) async fn another_payload_is_refused_while_it_runs(bench: &Bench) {
     let engine = bench.engine();
     let work = Work::default();
     let first = work.run(&engine, bench.operation("a", "pay 10"));
-    work.started.notified().await;
+    work.has_started().await;
     for _ in 0..2 {
         // Driven, so that one that waits instead of being refused ends too.
-        let other = work.run(&engine, bench.waiting("a", "pay 99", 5));
+        let other = work.run(&engine, bench.waiting_for("a", "pay 99", 5));
         let other = bench.drive(other).await.unwrap().unwrap();
         assert!(matches!(other, Outcome::Answered(Answer::Mismatch)), "{other:?} (S9)");
         let same = work.run(&engine, bench.operation("a", "pay 10")).await.unwrap().unwrap();
@@ -214,9 +235,9 @@ pub(super) async fn waiters_get_the_outcome(bench: &Bench) {
     let engine = bench.engine();
     let work = Work::default();
     let first = work.run(&engine, bench.operation("a", "pay"));
-    work.started.notified().await;
+    work.has_started().await;
     let waiters: Vec<Running> =
-        (0..20).map(|_| work.run(&engine, bench.waiting("a", "pay", 50))).collect();
+        (0..20).map(|_| work.run(&engine, bench.waiting("a", "pay"))).collect();
     bench.step().await;
     work.finish.notify_one();
     bench.drive(first).await.unwrap().unwrap();
@@ -229,8 +250,8 @@ pub(super) async fn a_waiter_gives_up_at_its_deadline(bench: &Bench) {
     let engine = bench.engine();
     let work = Work::default();
     let first = work.run(&engine, bench.operation("a", "pay"));
-    work.started.notified().await;
-    let waiter = bench.drive(work.run(&engine, bench.waiting("a", "pay", 3))).await;
+    work.has_started().await;
+    let waiter = bench.drive(work.run(&engine, bench.waiting_for("a", "pay", 3))).await;
     assert!(matches!(waiter.unwrap().unwrap(), Outcome::Answered(Answer::WaitTimeout)));
     work.finish.notify_one();
     bench.drive(first).await.unwrap().unwrap();
@@ -240,11 +261,11 @@ pub(super) async fn a_caller_that_goes_away_changes_nothing(bench: &Bench) {
     let engine = bench.engine();
     let work = Work::default();
     let first = work.run(&engine, bench.operation("a", "pay"));
-    work.started.notified().await;
+    work.has_started().await;
     first.abort();
     let _aborted = first.await;
     work.finish.notify_one();
-    let retry = bench.drive(work.run(&engine, bench.waiting("a", "pay", 50))).await;
+    let retry = bench.drive(work.run(&engine, bench.waiting("a", "pay"))).await;
     assert_eq!(said(&retry.unwrap().unwrap()), b"outcome 0");
     assert_eq!(work.runs(), 1);
 }
@@ -307,10 +328,10 @@ pub(super) async fn a_waiter_takes_over_what_never_started(bench: &Bench) {
         panic!("not granted");
     };
     let waiters: Vec<Running> =
-        (0..20).map(|_| work.run(&engine, bench.waiting("a", "pay", 50))).collect();
+        (0..20).map(|_| work.run(&engine, bench.waiting("a", "pay"))).collect();
     bench.step().await;
     drop(lease);
-    work.started.notified().await;
+    work.has_started().await;
     work.finish.notify_one();
     for waiter in bench.drive(join_all(waiters)).await {
         assert_eq!(said(&waiter.unwrap().unwrap()), b"outcome 0");
@@ -325,28 +346,31 @@ pub(super) async fn a_long_operation_keeps_its_lease(bench: &Bench) {
     let operation = bench.operation("a", "pay");
     let retry = crate::record::Terms { on_unknown: OnUnknown::Retry, ..operation.terms };
     let first = work.run(&engine, operation.terms(retry));
-    work.started.notified().await;
+    work.has_started().await;
+    // One that ends at once, should it be let run.
+    let hasty = Work::default();
+    hasty.finish.notify_one();
     // Lease and grace three times over.
     for _ in 0..120 {
         bench.step().await;
         breathe().await;
-        let other = bench.drive(work.run(&other_node, bench.operation("a", "pay"))).await;
+        let other = bench.drive(hasty.run(&other_node, bench.operation("a", "pay"))).await;
         let other = other.unwrap().unwrap();
         assert!(matches!(other, Outcome::Answered(Answer::InFlight)), "preempted: {other:?}");
         assert_eq!(other_node.reap(10).await, 0, "a heartbeating owner was reaped");
     }
     work.finish.notify_one();
     assert_eq!(said(&bench.drive(first).await.unwrap().unwrap()), b"outcome 0");
-    assert_eq!(work.runs(), 1);
+    assert_eq!((work.runs(), hasty.runs()), (1, 0));
 }
 
 pub(super) async fn a_node_waits_for_another(bench: &Bench) {
     let (node, other_node) = (bench.engine(), bench.engine());
     let work = Work::default();
     let first = work.run(&node, bench.operation("a", "pay"));
-    work.started.notified().await;
+    work.has_started().await;
     let waiters: Vec<Running> =
-        (0..10).map(|_| work.run(&other_node, bench.waiting("a", "pay", 50))).collect();
+        (0..10).map(|_| work.run(&other_node, bench.waiting("a", "pay"))).collect();
     bench.step().await;
     work.finish.notify_one();
     bench.drive(first).await.unwrap().unwrap();
@@ -354,58 +378,4 @@ pub(super) async fn a_node_waits_for_another(bench: &Bench) {
         assert_eq!(said(&waiter.unwrap().unwrap()), b"outcome 0");
     }
     assert_eq!(work.runs(), 1);
-}
-
-/// A store whose writes can be held back.
-#[derive(Debug)]
-struct Gate {
-    inner: Arc<dyn Store>,
-    hold_claims: AtomicUsize,
-    hold_settlements: AtomicUsize,
-    claim_came: Notify,
-    settlement_came: Notify,
-    open: Semaphore,
-}
-
-impl Gate {
-    fn around(inner: &Arc<dyn Store>) -> Arc<Self> {
-        Arc::new(Self {
-            inner: Arc::clone(inner),
-            hold_claims: AtomicUsize::new(0),
-            hold_settlements: AtomicUsize::new(0),
-            claim_came: Notify::new(),
-            settlement_came: Notify::new(),
-            open: Semaphore::new(0),
-        })
-    }
-}
-
-impl Store for Gate {
-    fn name(&self) -> &'static str {
-        "gate"
-    }
-
-    fn claim(&self, batch: Vec<Claim>) -> BoxFuture<'_, Answers<Claimed>> {
-        async move {
-            if self.hold_claims.load(Ordering::SeqCst) > 0 {
-                self.claim_came.notify_one();
-                self.open.acquire().await.unwrap().forget();
-            }
-            self.inner.claim(batch).await
-        }
-        .boxed()
-    }
-
-    fn settle(&self, batch: Vec<Settlement>) -> BoxFuture<'_, Answers<Settled>> {
-        async move {
-            if self.hold_settlements.load(Ordering::SeqCst) > 0 {
-                self.settlement_came.notify_one();
-                self.open.acquire().await.unwrap().forget();
-            }
-            self.inner.settle(batch).await
-        }
-        .boxed()
-    }
-
-    crate::delegate_store!(self => self.inner; load, abandoned, unsettled, sweep, inspect, secret, ready, close);
 }

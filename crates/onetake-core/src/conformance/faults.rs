@@ -45,6 +45,8 @@ pub(super) async fn a_claim_whose_answer_got_lost_is_its_own(bench: &Bench) {
 pub(super) async fn a_claim_that_nobody_can_tell_of_is_let_go(bench: &Bench) {
     let (store, engine) = faulty(bench);
     let work = Work::default();
+    // It would end at once, should it be let run.
+    work.finish.notify_one();
     store.fail_claims(Fault::LostAnswer);
     store.fail_settlements(Fault::Unavailable);
     let answer = bench.drive(work.run(&engine, bench.operation("a", "pay"))).await.unwrap();
@@ -70,13 +72,11 @@ pub(super) async fn a_claim_that_nobody_can_tell_of_is_let_go(bench: &Bench) {
 
 pub(super) async fn an_outcome_waits_for_the_store_to_come_back(bench: &Bench) {
     let store = Faulty::around(Arc::clone(&bench.store));
-    let limits = Limits { settle_patience: bench.can.tick, ..Limits::default() };
-    let shared = Arc::clone(&store) as Arc<dyn Store>;
-    let rng = Arc::new(crate::clock::SystemRng);
-    let engine = Engine::with(shared, bench.clock(), rng, limits);
+    let limits = Limits { settle_patience: bench.can.tick, ..bench.limits() };
+    let engine = bench.engine_within(Arc::clone(&store) as Arc<dyn Store>, limits);
     let work = Work::default();
     let first = work.run(&engine, bench.operation("a", "pay"));
-    work.started.notified().await;
+    work.has_started().await;
     store.fail_settlements(Fault::Unavailable);
     work.finish.notify_one();
     let answer = bench.drive(first).await.unwrap().unwrap();
@@ -88,7 +88,7 @@ pub(super) async fn an_outcome_waits_for_the_store_to_come_back(bench: &Bench) {
         bench.step().await;
     }
     store.fail_settlements(Fault::None);
-    let retry = bench.drive(work.run(&engine, bench.waiting("a", "pay", 100))).await.unwrap();
+    let retry = bench.drive(work.run(&engine, bench.waiting("a", "pay"))).await.unwrap();
     assert_eq!(said(&retry.unwrap()), b"outcome 0");
     assert_eq!(work.runs(), 1);
 }
@@ -97,7 +97,7 @@ pub(super) async fn a_settlement_whose_answer_got_lost_is_done(bench: &Bench) {
     let (store, engine) = faulty(bench);
     let work = Work::default();
     let first = work.run(&engine, bench.operation("a", "pay"));
-    work.started.notified().await;
+    work.has_started().await;
     store.fail_settlements(Fault::LostAnswer);
     work.finish.notify_one();
     bench
@@ -114,14 +114,13 @@ pub(super) async fn a_settlement_whose_answer_got_lost_is_done(bench: &Bench) {
 }
 
 pub(super) async fn too_many_at_once_are_refused(bench: &Bench) {
-    let limits = Limits { running_max: 3, ..Limits::default() };
-    let rng = Arc::new(crate::clock::SystemRng);
-    let engine = Engine::with(Arc::clone(&bench.store), bench.clock(), rng, limits);
+    let limits = Limits { running_max: 3, ..bench.limits() };
+    let engine = bench.engine_within(Arc::clone(&bench.store), limits);
     let work = Work::default();
     let mut running: Vec<Running> = Vec::new();
     for key in ["a", "b", "c"] {
         running.push(work.run(&engine, bench.operation(key, "pay")));
-        work.started.notified().await;
+        work.has_started().await;
     }
     let one_more = bench.drive(work.run(&engine, bench.operation("d", "pay"))).await.unwrap();
     assert!(matches!(one_more, Err(EngineError::Overloaded)), "{one_more:?} (S19)");
@@ -143,17 +142,16 @@ pub(super) async fn too_many_at_once_are_refused(bench: &Bench) {
 
 pub(super) async fn too_many_waiters_are_told_that_it_runs(bench: &Bench) {
     for limits in [
-        Limits { waiting_max: 5, ..Limits::default() },
-        Limits { waiting_per_key_max: 5, ..Limits::default() },
+        Limits { waiting_max: 5, ..bench.limits() },
+        Limits { waiting_per_key_max: 5, ..bench.limits() },
     ] {
-        let rng = Arc::new(crate::clock::SystemRng);
-        let engine = Engine::with(Arc::clone(&bench.store), bench.clock(), rng, limits);
+        let engine = bench.engine_within(Arc::clone(&bench.store), limits);
         let work = Work::default();
         let key = format!("{}-{}", limits.waiting_max, limits.waiting_per_key_max);
         let first = work.run(&engine, bench.operation(&key, "pay"));
-        work.started.notified().await;
+        work.has_started().await;
         let waiters: Vec<Running> =
-            (0..20).map(|_| work.run(&engine, bench.waiting(&key, "pay", 100))).collect();
+            (0..20).map(|_| work.run(&engine, bench.waiting(&key, "pay"))).collect();
         bench
             .drive(async {
                 while waiters.iter().filter(|waiter| waiter.is_finished()).count() < 15 {

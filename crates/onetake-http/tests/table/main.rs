@@ -137,6 +137,9 @@ async fn on_the_embedded_store() {
 async fn on_postgres() {
     let server = Postgres::start().await;
     let url = server.database();
-    PostgresStore::migrate(&url, PostgresOptions::default()).await.unwrap();
-    holds_on(Arc::new(PostgresStore::open(&url, PostgresOptions::default()).await.unwrap())).await;
+    // Many cases at once share a few connections: with a slow disk, the last of them wait for long.
+    let options =
+        PostgresOptions { command_timeout: Duration::from_secs(60), ..PostgresOptions::default() };
+    PostgresStore::migrate(&url, options.clone()).await.unwrap();
+    holds_on(Arc::new(PostgresStore::open(&url, options).await.unwrap())).await;
 }

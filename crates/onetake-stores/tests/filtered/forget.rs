@@ -107,8 +107,7 @@ async fn without_the_filter_nothing_is_forgotten_and_the_rest_is_done() {
     let proxy = FaultProxy::start(redis.address()).await.unwrap();
     let authority = Watched::new();
     let url = format!("redis://{}", proxy.address());
-    let options = FilterOptions { check_every: 0, ..FilterOptions::default() };
-    let store = filtered(&url, authority.clone(), options).await;
+    let store = filtered(&url, authority.clone(), patient()).await;
     let a = completed(&store, "a", "paid").await;
     written(&redis, "a").await;
     let (b, c) = (running(&store, "b").await, running(&store, "c").await);

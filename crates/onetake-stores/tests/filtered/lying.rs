@@ -199,6 +199,7 @@ async fn a_redis_that_never_answers_is_asked_a_few_times_at_most() {
     let authority: Arc<dyn Store> = Arc::new(MemoryStore::new());
     let url = format!("redis://{address}");
     let store = filtered(&url, authority, FilterOptions::default()).await;
+    let from = SystemClock.monotonic();
     // Time enough to connect again and again, if nobody kept them from it.
     for number in 0..400 {
         claim(&store, &claim_of(&format!("key-{number}"), "pay")).await;
@@ -206,6 +207,8 @@ async fn a_redis_that_never_answers_is_asked_a_few_times_at_most() {
     }
     let (reads, connections) =
         (liar.reads.load(Ordering::SeqCst), liar.connections.load(Ordering::SeqCst));
-    assert!((1..=8).contains(&reads), "{reads} of 400 waited");
-    assert!(connections <= 9, "{connections} connections");
+    // It is tried again once in a while, and the more often the longer this took.
+    let more = 2 * (SystemClock.monotonic() - from).as_secs() as usize;
+    assert!((1..=8 + more).contains(&reads), "{reads} of 400 waited");
+    assert!(connections <= 9 + more, "{connections} connections");
 }

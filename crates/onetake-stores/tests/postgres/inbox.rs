@@ -4,15 +4,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::FutureExt;
-use onetake_core::inbox::{InboxOptions, POISONED, Received};
+use onetake_core::inbox::{InboxOptions, POISONED, ReceiveError, Received};
 use onetake_core::{Attempt, Completion, Engine, Message, Recording};
-use onetake_sim::servers::Postgres;
-use onetake_stores::PostgresOptions;
+use onetake_sim::servers::{Postgres, until};
 use onetake_stores::postgres::{Inbox, Transactional, WorkError};
 use tokio_postgres::Transaction;
 
-use super::store_on;
 use super::transactions::Bank;
+use super::{is_busy, patient, store_on};
 
 type Answer = Received<WorkError<String>>;
 
@@ -29,8 +28,15 @@ fn mailer(transactional: &Transactional, attempts_max: u32) -> Inbox {
 }
 
 async fn process(inbox: &Inbox, message: &str) -> Answer {
-    let processed = inbox.process(message, |tx, attempt| deal(tx, attempt).boxed());
-    processed.await.unwrap()
+    let mut answer = None;
+    until("its key is free", async || {
+        let processed = inbox.process(message, |tx, attempt| deal(tx, attempt).boxed()).await;
+        let is_held = matches!(&processed, Err(ReceiveError::Engine(error)) if is_busy(error));
+        answer = Some(processed);
+        !is_held
+    })
+    .await;
+    answer.unwrap().unwrap()
 }
 
 async fn fail(inbox: &Inbox, message: &str) -> Answer {
@@ -56,7 +62,7 @@ async fn a_message_has_one_effect_however_often_it_comes(server: &Postgres) {
     let bank = Bank::open(server).await;
     let consumers: Vec<Transactional> =
         [bank.engine.clone(), Engine::new(Arc::new(store_on(&bank.url).await))]
-            .map(|engine| Transactional::new(engine, &bank.url, &PostgresOptions::default()))
+            .map(|engine| Transactional::new(engine, &bank.url, &patient()))
             .map(Result::unwrap)
             .into();
     let deliveries = (0..16).map(|number| {
@@ -103,7 +109,7 @@ async fn poison_is_parked(server: &Postgres) {
     }
     // Also on a node that has not seen it, and whatever would come of it by now.
     let elsewhere = Engine::new(Arc::new(store_on(&bank.url).await));
-    let elsewhere = Transactional::new(elsewhere, &bank.url, &PostgresOptions::default()).unwrap();
+    let elsewhere = Transactional::new(elsewhere, &bank.url, &patient()).unwrap();
     let parked = process(&mailer(&elsewhere, 3), "poison").await;
     assert!(matches!(parked, Received::Poisoned { .. }), "{parked:?}");
     assert_eq!((bank.count("transfers").await, bank.count("onetake_outbox").await), (0, 0));

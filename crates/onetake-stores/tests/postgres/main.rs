@@ -20,7 +20,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use onetake_core::conformance::{Capabilities, Shifted, run, run_engine};
-use onetake_core::{Clock, Shift};
+use onetake_core::{Clock, EngineError, Shift, StoreErrorKind};
 use onetake_sim::servers::{PgBouncer, Postgres};
 use onetake_stores::{PostgresOptions, PostgresStore};
 
@@ -31,10 +31,25 @@ async fn store(url: &str, clock: Arc<dyn Clock>, shift: Shift) -> PostgresStore 
     PostgresStore::open(url, options).await.unwrap()
 }
 
+/// For as long as a slow disk may take.
+fn patient() -> PostgresOptions {
+    let timeout = Duration::from_secs(60);
+    PostgresOptions {
+        connect_timeout: timeout,
+        command_timeout: timeout,
+        ..PostgresOptions::default()
+    }
+}
+
 /// A store on a database, on real time.
 async fn store_on(url: &str) -> PostgresStore {
-    PostgresStore::migrate(url, PostgresOptions::default()).await.unwrap();
-    PostgresStore::open(url, PostgresOptions::default()).await.unwrap()
+    PostgresStore::migrate(url, patient()).await.unwrap();
+    PostgresStore::open(url, patient()).await.unwrap()
+}
+
+/// Whether another transaction holds what was asked for: nothing was written, and it is asked for again.
+fn is_busy(error: &EngineError) -> bool {
+    matches!(error, EngineError::Store(error) if error.kind() == StoreErrorKind::Busy)
 }
 
 /// How long a race goes on: this long, or for a minute if `ONETAKE_LONG` is set.

@@ -136,14 +136,15 @@ async fn a_turn_reads_a_few_rows_of_many() {
     );
     // The planner knows by now that one of two rows is fresh: but those are not the ones at the beginning.
     server.sql(database, "ANALYZE onetake_outbox");
-    // What a statement answers, and how many rows it read. What a session read is told when it ends.
-    let read = "SELECT sum(idx_tup_read) + (SELECT seq_tup_read FROM pg_stat_user_tables
-                                             WHERE relname = 'onetake_outbox')
-                  FROM pg_stat_user_indexes WHERE relname = 'onetake_outbox'";
-    let read = || server.sql(database, read).parse::<u64>().unwrap();
+    // What a statement answers, and how many rows its own transaction read.
+    let read = "SELECT sum(pg_stat_get_xact_tuples_returned(oid)) FROM pg_class
+                 WHERE oid = 'onetake_outbox'::regclass
+                    OR oid IN (SELECT indexrelid FROM pg_index WHERE indrelid = 'onetake_outbox'::regclass)";
     let cost = |sql: &str| {
-        let before = read();
-        (server.sql(database, sql), read() - before)
+        let output = server.psql(database).args(["-1", "-c", sql, "-c", read]).output().unwrap();
+        let told = String::from_utf8(output.stdout).unwrap();
+        let (answer, rows) = told.trim_end().rsplit_once('\n').unwrap();
+        (answer.to_owned(), rows.parse::<u64>().unwrap())
     };
     let hour = 3_600_000_000_u64;
     let take = |shift: u64, limit: u32| {

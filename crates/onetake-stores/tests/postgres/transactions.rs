@@ -13,12 +13,11 @@ use onetake_core::{
 };
 use onetake_sim::fault_proxy::FaultProxy;
 use onetake_sim::servers::{PgBouncer, Postgres, until};
-use onetake_stores::PostgresOptions;
 use onetake_stores::postgres::{Transactional, WorkError, finish};
 use tokio::sync::{Notify, oneshot};
 use tokio_postgres::{Client, NoTls};
 
-use super::store_on;
+use super::{is_busy, patient, store_on};
 
 /// A database with a table of the user's own.
 pub(crate) struct Bank {
@@ -44,7 +43,7 @@ impl Bank {
     }
 
     pub(crate) fn transactional_at(&self, url: &str) -> Transactional {
-        Transactional::new(self.engine.clone(), url, &PostgresOptions::default()).unwrap()
+        Transactional::new(self.engine.clone(), url, &patient()).unwrap()
     }
 
     pub(crate) async fn count(&self, what: &str) -> i64 {
@@ -83,10 +82,9 @@ async fn mode_t() {
     assert!(!server.log().contains("deadlock"), "{}", server.log());
 }
 
-/// One that is passed over soon.
+/// One that is passed over soon after its lease.
 fn hasty(key: &str) -> Operation {
-    let (lease, grace) = (Duration::from_millis(300), Duration::from_millis(100));
-    operation(key).terms(Terms { lease, grace, ..Terms::default() })
+    operation(key).terms(Terms { grace: Duration::from_millis(100), ..Terms::default() })
 }
 
 async fn transfer(
@@ -105,7 +103,17 @@ async fn run(
     operation: Operation,
     who: &'static str,
 ) -> Result<Outcome, NotDone<WorkError<tokio_postgres::Error>>> {
-    transactional.run(operation, move |tx, attempt| transfer(tx, attempt, who).boxed()).await
+    let mut ran = None;
+    until("its key is free", async || {
+        let work = transactional
+            .run(operation.clone(), move |tx, attempt| transfer(tx, attempt, who).boxed());
+        let done = work.await;
+        let is_held = matches!(&done, Err(NotDone::Engine(error)) if is_busy(error));
+        ran = Some(done);
+        !is_held
+    })
+    .await;
+    ran.unwrap()
 }
 
 fn said(outcome: &Outcome) -> &[u8] {
@@ -141,7 +149,7 @@ async fn effects_messages_and_outcome_commit_together(server: &Postgres) {
 async fn what_fails_leaves_nothing_and_may_run_again(server: &Postgres) {
     let bank = Bank::open(server).await;
     let transactional = bank.transactional();
-    let key = || operation("two").run_max(Duration::from_millis(500));
+    let key = || operation("two");
     let failed = transactional.run(key(), |tx, attempt| {
         async move {
             transfer(tx, attempt, "alice").await.unwrap();
@@ -159,7 +167,8 @@ async fn what_fails_leaves_nothing_and_may_run_again(server: &Postgres) {
         .boxed()
     });
     assert!(matches!(panicked.await.unwrap_err(), NotDone::Interrupted));
-    let hung = transactional.run::<(), _>(key(), |tx, attempt| {
+    let soon_over = key().run_max(Duration::from_millis(500));
+    let hung = transactional.run::<(), _>(soon_over, |tx, attempt| {
         async move {
             transfer(tx, attempt, "alice").await.unwrap();
             std::future::pending().await
@@ -301,7 +310,7 @@ async fn a_look_waits_for_a_transaction_that_is_being_committed(server: &Postgre
 async fn a_late_finisher_is_rolled_back_and_told_the_outcome(server: &Postgres) {
     let bank = Bank::open(server).await;
     let other = Engine::new(Arc::new(store_on(&bank.url).await));
-    let taking = Transactional::new(other, &bank.url, &PostgresOptions::default()).unwrap();
+    let taking = Transactional::new(other, &bank.url, &patient()).unwrap();
     let (begun, is_begun) = oneshot::channel();
     let resume = Arc::new(Notify::new());
     let (url, resumed) = (bank.url.clone(), Arc::clone(&resume));
@@ -447,13 +456,11 @@ async fn many_at_once_have_one_effect(server: &Postgres) {
     let bank = Bank::open(server).await;
     let nodes: Vec<Transactional> =
         [bank.engine.clone(), Engine::new(Arc::new(store_on(&bank.url).await))]
-            .map(|engine| {
-                Transactional::new(engine, &bank.url, &PostgresOptions::default()).unwrap()
-            })
+            .map(|engine| Transactional::new(engine, &bank.url, &patient()).unwrap())
             .into();
     let calls = (0..40).map(|number| {
         let node = nodes[number % 2].clone();
-        let key = operation("hot").in_flight(InFlight::Wait(Duration::from_secs(10)));
+        let key = operation("hot").in_flight(InFlight::Wait(Duration::from_secs(60)));
         async move { run(&node, key, "alice").await.unwrap() }
     });
     for outcome in futures_util::future::join_all(calls).await {
@@ -469,7 +476,7 @@ async fn what_a_transaction_records_is_sealed(server: &Postgres) {
     let keys = vec![EncryptionKey::new("k1", &[7; 32])];
     let store = SealedStore::around(Arc::new(store_on(&bank.url).await), keys);
     let engine = Engine::new(Arc::new(store));
-    let sealed = Transactional::new(engine, &bank.url, &PostgresOptions::default()).unwrap();
+    let sealed = Transactional::new(engine, &bank.url, &patient()).unwrap();
     let first = run(&sealed, operation("sealed"), "alice").await.unwrap();
     assert!(matches!(first, Outcome::Ran(Settling::Recorded(_))), "{first:?}");
     assert_eq!(said(&first), b"alice paid");

@@ -44,12 +44,13 @@ async fn a_replica_takes_over_from_a_dead_primary() {
         answer.unwrap();
     }
 
-    // Operations whose lease and grace will be over when the replica takes over.
-    let (lease, grace) = (Duration::from_millis(100), Duration::from_millis(1_800));
+    // Operations whose lease and grace will be over when it is the replica that is asked.
+    let (lease, grace) = (Duration::from_millis(100), Duration::from_secs(6));
     let mut running: Vec<_> = (0..30).map(|key| claim_of(&format!("running {key}"))).collect();
     for this in &mut running {
         this.terms = Terms { lease, grace, ..Terms::default() };
     }
+    let from = SystemClock.monotonic();
     for answer in careful.claim(running.clone()).await {
         assert!(matches!(answer.unwrap(), Claimed::Granted { .. }));
     }
@@ -64,20 +65,17 @@ async fn a_replica_takes_over_from_a_dead_primary() {
         .collect();
     assert!(!lost.is_empty());
     cluster.nodes_mut()[primary].kill();
-    let from = SystemClock.monotonic();
+    SystemClock.sleep((from + lease + grace).saturating_sub(SystemClock.monotonic())).await;
     until("the store answers again for every key", async || {
         let batch = keys.iter().map(|key| claim_of(key)).collect();
         store.claim(batch).await.iter().all(Result::is_ok)
     })
     .await;
-    let took = SystemClock.monotonic() - from;
     let again = |this: &Claim| Claim { attempt: AttemptId::random(&SystemRng), ..this.clone() };
     for answer in store.claim(lost.iter().map(again).collect()).await {
         let Claimed::Found { record, .. } = answer.unwrap() else { panic!("granted") };
         assert_eq!(record.state.name(), "running", "its owner could not renew: grace anew");
     }
-    assert!(took > lease + grace, "it was over by then: {took:?}");
-    assert!(took < Duration::from_secs(20), "it took {took:?}");
     for key in &keys {
         let record = load(&store, key).await.unwrap().expect("nothing acknowledged is lost");
         assert_eq!(record.state.name(), "completed");

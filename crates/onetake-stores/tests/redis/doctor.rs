@@ -25,9 +25,11 @@ async fn a_durable_server_is_fine() {
     assert_eq!(diagnosis.worst(), Weight::Fine, "{diagnosis:#?}");
     assert!(diagnosis.server.starts_with("Redis 7."), "{}", diagnosis.server);
     assert!(diagnosis.server.contains("standalone"), "{}", diagnosis.server);
-    assert!(diagnosis.round_trip > Duration::ZERO && diagnosis.round_trip < Duration::from_secs(1));
+    assert!(
+        diagnosis.round_trip > Duration::ZERO && diagnosis.round_trip < Duration::from_secs(10)
+    );
     let ahead = diagnosis.clock_ahead_micros.unwrap();
-    assert!(ahead.abs() < 1_000_000, "it is the same machine: {ahead}");
+    assert!(ahead.abs() < 10_000_000, "it is the same machine: {ahead}");
 }
 
 #[tokio::test]

@@ -33,13 +33,8 @@ async fn killed_under_load_no_key_is_granted_twice() {
 async fn a_deaf_server_costs_a_few_timeouts_and_then_none() {
     let server = Redis::start().await;
     let proxy = FaultProxy::start(server.address()).await.unwrap();
-    let timeout = Duration::from_millis(200);
-    let options = RedisOptions {
-        prefix: prefix(),
-        connect_timeout: timeout,
-        command_timeout: timeout,
-        ..RedisOptions::default()
-    };
+    let options = RedisOptions { prefix: prefix(), ..RedisOptions::default() };
+    let timeout = options.command_timeout;
     let url = format!("redis://{}", proxy.address());
     let store = RedisStore::open(&url, options).await.unwrap();
     let this = granted(&store, "a").await;
@@ -122,11 +117,7 @@ async fn what_was_stuck_in_the_network_takes_nothing_from_an_owner() {
         FaultProxy::start(server.address()).await.unwrap(),
         FaultProxy::start(server.address()).await.unwrap(),
     );
-    let options = RedisOptions {
-        prefix: prefix(),
-        command_timeout: Duration::from_millis(200),
-        ..RedisOptions::default()
-    };
+    let options = RedisOptions { prefix: prefix(), ..RedisOptions::default() };
     let through = |way: &FaultProxy| {
         let url = format!("redis://{}", way.address());
         let options = options.clone();

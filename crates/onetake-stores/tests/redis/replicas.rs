@@ -3,9 +3,9 @@
 use onetake_core::{Claimed, Store, StoreErrorKind};
 use onetake_sim::fault_proxy::{FaultProxy, Weather};
 use onetake_sim::servers::{Flavour, Redis, until};
-use onetake_stores::Weight;
+use onetake_stores::{RedisOptions, RedisStore, Weight};
 
-use super::{claim, claim_of, done, granted, load, open, outcome, settle};
+use super::{claim, claim_of, done, granted, load, open, outcome, prefix, settle};
 
 /// A server, a replica, and the link between them.
 async fn pair() -> (Redis, Redis, FaultProxy) {
@@ -24,8 +24,15 @@ async fn pair() -> (Redis, Redis, FaultProxy) {
 #[tokio::test]
 async fn too_few_replicas_make_it_indeterminate() {
     let (primary, replica, link) = pair().await;
-    let store = open(&format!("{}?wait_replicas=1&wait_timeout=100ms", primary.url())).await;
-    let this = granted(&store, "a").await;
+    // Both look at the same keys: one for what must come, and one for what cannot.
+    let prefix = prefix();
+    let waiting = async |within: &str| {
+        let url = format!("{}?wait_replicas=1&wait_timeout={within}", primary.url());
+        let options = RedisOptions { prefix: prefix.clone(), ..RedisOptions::default() };
+        RedisStore::open(&url, options).await.unwrap()
+    };
+    let (patient, store) = (waiting("10s").await, waiting("100ms").await);
+    let this = granted(&patient, "a").await;
     assert!(!super::records(&replica).is_empty(), "granted means that the replica has it");
 
     link.set(Weather::Cut);
@@ -47,10 +54,10 @@ async fn too_few_replicas_make_it_indeterminate() {
     assert!(matches!(claim(&hasty, &claim_of("c")).await.unwrap(), Claimed::Granted { .. }));
 
     link.set(Weather::Fair);
-    until("the replica is back", async || settle(&store, &this, outcome()).await.is_ok()).await;
-    assert_eq!(done(&store, &this, outcome()).await.state.name(), "completed");
-    assert_eq!(load(&store, "a").await.unwrap().unwrap().state.name(), "completed");
-    assert_eq!(store.secret("one", [3; 32]).await.unwrap(), [1; 32], "the first that landed");
+    until("the replica is back", async || settle(&patient, &this, outcome()).await.is_ok()).await;
+    assert_eq!(done(&patient, &this, outcome()).await.state.name(), "completed");
+    assert_eq!(load(&patient, "a").await.unwrap().unwrap().state.name(), "completed");
+    assert_eq!(patient.secret("one", [3; 32]).await.unwrap(), [1; 32], "the first that landed");
 }
 
 #[tokio::test]

@@ -15,8 +15,8 @@ use futures_util::future::BoxFuture;
 use onetake_core::codec::{DecodeError, Reader, put_slice};
 use onetake_core::engine::{Journal, Kept};
 use onetake_core::{
-    AttemptId, Cause, Failure, Fingerprint, RecordId, Recording, Rng, Settlement, StoreError,
-    StoreErrorKind, SystemRng, Verb,
+    AttemptId, Cause, Failure, Fingerprint, RecordId, Recording, Rng, Settlement, Store,
+    StoreError, StoreErrorKind, SystemRng, Verb,
 };
 
 /// How files begin.
@@ -41,8 +41,25 @@ pub struct FileJournal {
 type Identity = [u8; 32];
 
 impl FileJournal {
-    /// A journal in this folder, which is made when there is something to keep. `secret` is one that the store keeps
-    /// ([`Store::secret`](onetake_core::Store::secret)): the files of other stores in the same folder are left alone.
+    /// The name of the secret by which a store knows the journals that are its own.
+    pub const SECRET: &str = "journal";
+
+    /// The journal of `store` in this folder: see [`open`](Self::open).
+    ///
+    /// # Errors
+    /// If the store does not answer, or the folder is of no use.
+    pub async fn of(store: &dyn Store, folder: impl Into<PathBuf>) -> Result<Self, StoreError> {
+        let mut fresh = [0; 32];
+        SystemRng.fill(&mut fresh);
+        let (folder, secret) = (folder.into(), store.secret(Self::SECRET, fresh).await?);
+        blocking(move || {
+            Self::open(&folder, &secret).map_err(|error| failed("write to", &folder, error))
+        })
+        .await
+    }
+
+    /// A journal in this folder, which is made when there is something to keep. `secret` is the one that the store keeps
+    /// as [`SECRET`](Self::SECRET) ([`Store::secret`]): the files of other stores in the same folder are left alone.
     ///
     /// # Errors
     /// If it could not be made, or not be written to: better now than when there is something to lose.
@@ -370,6 +387,19 @@ mod tests {
         assert_eq!(all(&journal).await, [kept]);
         let other = FileJournal::open(&place, &[2; 32]).unwrap();
         assert_eq!(all(&other).await, [], "another store's are not its own");
+    }
+
+    #[tokio::test]
+    async fn a_stores_journal_is_its_own() {
+        let folder = tempfile::tempdir().unwrap();
+        let (one, other) = (onetake_core::MemoryStore::new(), onetake_core::MemoryStore::new());
+        let journal = FileJournal::of(&one, folder.path()).await.unwrap();
+        journal.keep(settlements()).await.unwrap();
+        let again = FileJournal::of(&one, folder.path()).await.unwrap();
+        assert_eq!(all(&again).await.len(), 1);
+        let foreign = FileJournal::of(&other, folder.path()).await.unwrap();
+        assert_eq!(all(&foreign).await, []);
+        assert!(FileJournal::of(&one, folder.path().join("\0")).await.is_err());
     }
 
     #[test]

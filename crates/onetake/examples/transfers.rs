@@ -16,8 +16,9 @@ use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use axum::routing::post;
 use axum::{Json, Router};
+use onetake::postgres::finish;
 use onetake::{
-    Engine, InTransaction, Message, OnetakeLayer, Policy, PostgresOptions, PostgresStore, finish,
+    Engine, InTransaction, Message, OnetakeLayer, Policy, PostgresOptions, PostgresStore,
 };
 use serde::{Deserialize, Serialize};
 use tokio_postgres::{Client, NoTls};

@@ -79,9 +79,6 @@ pub use onetake_http::transaction::InTransaction;
 /// PostgreSQL: `Transactional`, and `finish` for transactions of tokio-postgres and of sqlx.
 #[cfg(feature = "postgres")]
 pub use onetake_stores::postgres;
-/// Operations that commit their effects with their outcome, in PostgreSQL.
-#[cfg(feature = "postgres")]
-pub use onetake_stores::postgres::finish;
 /// SQLite: `Transactional`, and `finish` for transactions of rusqlite.
 #[cfg(feature = "sqlite")]
 pub use onetake_stores::sqlite;
@@ -98,7 +95,7 @@ pub use onetake_stores::{DynamoOptions, DynamoStore};
 #[cfg(feature = "embedded")]
 pub use onetake_stores::{EmbeddedStore, OpenError};
 #[cfg(feature = "sealed")]
-pub use onetake_stores::{EncryptionKey, SealedJournal, SealedStore};
+pub use onetake_stores::{EncryptionKey, SealedJournal, SealedStore, Sealer};
 #[cfg(feature = "filtered")]
 pub use onetake_stores::{FilterOptions, FilteredStore};
 #[cfg(feature = "postgres")]

@@ -40,8 +40,6 @@ const SHARED_WRITERS: usize = 2;
 /// How often a node asks a shared store for abandoned attempts; every node does.
 #[cfg(any(feature = "postgres", feature = "redis", feature = "dynamodb"))]
 const SHARED_REAP_INTERVAL: Duration = Duration::from_secs(5);
-/// The name of the secret by which a store knows the journals that are its own.
-const JOURNAL_SECRET: &str = "journal";
 /// The name of the secret that authenticates what the filter holds.
 #[cfg(feature = "filtered")]
 const FILTER_SECRET: &str = "filter";
@@ -142,7 +140,7 @@ pub async fn open(config: &StoreConfig) -> Result<OpenStore, StoreFailed> {
         Some(folder) => {
             let mut fresh = [0; 32];
             SystemRng.fill(&mut fresh);
-            let of = store.secret(JOURNAL_SECRET, fresh).await;
+            let of = store.secret(FileJournal::SECRET, fresh).await;
             let of = of.map_err(failed("open", &config.url))?;
             open_journal(folder, of, store.sealer()).await
         }

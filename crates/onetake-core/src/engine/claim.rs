@@ -15,7 +15,8 @@ use super::flight::{Flight, Landing};
 use super::housekeeping::note;
 use super::lease::{Granted, Lease};
 use super::operation::{EngineError, Operation};
-use super::{Engine, Inner, Led};
+use super::resolve::Led;
+use super::{Engine, Inner};
 
 /// Asks the store for the right to run, and lands the flight if it is not given.
 pub(super) async fn claim(

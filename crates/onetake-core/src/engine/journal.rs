@@ -6,7 +6,6 @@
 
 use std::collections::HashSet;
 use std::fmt;
-use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
@@ -58,14 +57,6 @@ impl Engine {
         if self.inner.journal.set(Arc::clone(&journal)).is_ok() {
             self.inner.runtime.spawn(finish_all(Arc::clone(&self.inner), journal));
         }
-    }
-
-    /// Stops at once, because the store [must not be used any more](Engine::fatal): what could not be settled goes
-    /// to the journal, and the store is not touched again.
-    pub async fn give_up(&self) {
-        self.inner.closing.store(true, Ordering::Release);
-        self.inner.stopped.cancel();
-        self.inner.hand_over().await;
     }
 }
 

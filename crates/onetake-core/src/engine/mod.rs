@@ -7,6 +7,7 @@
 mod batch;
 mod cache;
 mod claim;
+mod end;
 mod flight;
 mod heart;
 mod housekeeping;
@@ -19,37 +20,33 @@ mod operators;
 mod reconcile;
 mod remote;
 mod replays;
+mod resolve;
 mod retry;
 mod transact;
 mod wait;
 
 use std::future::Future;
-use std::panic::AssertUnwindSafe;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
-use futures_util::FutureExt;
+use futures_util::future::BoxFuture;
 use tokio::runtime::Handle;
 use tokio::sync::{Semaphore, oneshot, watch};
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tokio_util::task::TaskTracker;
-use tracing::Instrument;
 
-use crate::clock::{Clock, Rng, SystemClock, SystemRng, Timestamp};
-use crate::record::{Cause, Record};
+use crate::clock::{Clock, Rng, SystemClock, SystemRng};
 use crate::scope::RecordId;
-use crate::store::{Claim, Claimed, Settled, Settlement, Store, StoreError, StoreErrorKind, Verb};
+use crate::store::{Answers, Claim, Claimed, Settled, Settlement, Store, StoreError};
 
 use batch::Lane;
 use cache::Cache;
-use claim::claim;
-use flight::{Entered, Flight, Flights};
+use flight::Flights;
 use heart::Heart;
 use metrics::Metrics;
 use remote::Remote;
-use retry::roll_back;
-use wait::{Next, Patience, elsewhere, interpret, join, settled};
+use resolve::Lead;
 
 pub use housekeeping::Housekeeping;
 pub use journal::{Journal, Kept};
@@ -66,9 +63,6 @@ pub use transact::NotDone;
 
 /// The target of all spans of a trace, here and in the crates around: filters select them by it.
 pub const SPANS: &str = "onetake::trace";
-
-/// How long the store may take to close.
-const CLOSE_PATIENCE: Duration = Duration::from_secs(10);
 
 /// Runs each operation once. Cheap to clone; all clones are one engine.
 #[derive(Clone, Debug)]
@@ -138,8 +132,12 @@ impl Engine {
         let runtime = Handle::current();
         let metrics = Arc::new(Metrics::new());
         let inner = Arc::new(Inner {
-            claims: claims(&runtime, &store, &clock, &metrics, limits),
-            settles: settles(&runtime, &store, &clock, &metrics, limits),
+            claims: lane(&runtime, &store, &clock, &metrics, limits, |store, metrics, batch| {
+                (store.claim(batch), &metrics.claims)
+            }),
+            settles: lane(&runtime, &store, &clock, &metrics, limits, |store, metrics, batch| {
+                (store.settle(batch), &metrics.settlements)
+            }),
             flights: Flights::new(),
             cache: Cache::new(limits.cache_bytes_max, limits.cache_age_max),
             heart: Heart::default(),
@@ -275,241 +273,35 @@ impl Engine {
         }
         Ok(self.inner.store.ready().await?)
     }
-
-    /// Resolves when the store must not be used any more: the process should end.
-    pub async fn fatal(&self) -> StoreError {
-        let mut fatal = self.inner.fatal.subscribe();
-        match fatal.wait_for(Option::is_some).await.map(|error| error.clone()) {
-            Ok(Some(error)) => error,
-            // The sender lives as long as this engine.
-            _ => std::future::pending().await,
-        }
-    }
-
-    /// Takes no new operations, waits for the running ones for at most `patience`, then stops, hands what could
-    /// not be settled to the journal, if there is [one](Self::use_journal), and closes the store. Says whether everything ended by itself.
-    ///
-    /// # Errors
-    /// If the store could not be closed.
-    pub async fn shutdown(&self, patience: Duration) -> Result<bool, StoreError> {
-        let inner = &self.inner;
-        inner.closing.store(true, Ordering::Release);
-        inner.tracker.close();
-        let drained = tokio::select! {
-            biased;
-            () = inner.tracker.wait() => true,
-            () = inner.clock.sleep(patience) => false,
-        };
-        inner.stopped.cancel();
-        inner.hand_over().await;
-        let closed = tokio::select! {
-            biased;
-            closed = inner.store.close() => closed,
-            () = inner.clock.sleep(CLOSE_PATIENCE) => {
-                let what = "the store did not close in time";
-                Err(StoreError::new(StoreErrorKind::Unavailable, what))
-            }
-        };
-        // What ended meanwhile.
-        inner.hand_over().await;
-        closed.map(|()| drained)
-    }
-
-    /// What this process knows without asking anybody.
-    fn known(&self, operation: &mut Operation) -> Option<Answer> {
-        let record = self.inner.cache.get(&operation.id, self.inner.clock.monotonic())?;
-        let answer = if operation.recognise(&record.fingerprint) {
-            settled(&record)?
-        } else {
-            Answer::Mismatch
-        };
-        Some(self.told(answer))
-    }
-
-    async fn resolve(&self, operation: &Operation, lead: Lead) -> Result<Begin, EngineError> {
-        let inner = &self.inner;
-        let operation = &mut operation.clone();
-        let mut patience = Patience::new(inner, operation.in_flight);
-        loop {
-            if let Some(answer) = self.known(operation) {
-                return Ok(Begin::Answer(answer));
-            }
-            let next = match inner.flights.enter(operation.id, inner.limits.waiting_per_key_max) {
-                Entered::Full => Next::Answer(Answer::InFlight),
-                Entered::Leader(flight) => match self.lead(operation, flight, lead).await? {
-                    // How long the store may take for a claim does not bound a rollback.
-                    Led::Run(lease) => match &operation.on_retry {
-                        Some(hook) => return roll_back(self, lease, hook, operation.run_max).await,
-                        None => return Ok(Begin::Run(lease)),
-                    },
-                    Led::Found(record, now) => interpret(&record, operation, now),
-                },
-                Entered::Joiner(phase) => join(operation, phase, &mut patience).await?,
-            };
-            let answer = match next {
-                Next::Answer(answer) => answer,
-                Next::Again => continue,
-                Next::Other(found) if operation.recognise(&found) => continue,
-                Next::Other(_) => Answer::Mismatch,
-                Next::RunsElsewhere => match elsewhere(inner, operation, &mut patience).await {
-                    Some(answer) => answer,
-                    None => continue,
-                },
-            };
-            return Ok(Begin::Answer(self.told(answer)));
-        }
-    }
-
-    /// Counts an answer.
-    fn told(&self, answer: Answer) -> Answer {
-        let metrics = &self.inner.metrics;
-        match &answer {
-            Answer::Replay(record) | Answer::Failed(record) => {
-                metrics.replayed.increment(1);
-                self.inner.replays.count(record, self.inner.clock.now());
-            }
-            Answer::InFlight => metrics.in_flight.increment(1),
-            Answer::WaitTimeout => metrics.wait_timeouts.increment(1),
-            Answer::Mismatch => metrics.mismatches.increment(1),
-            Answer::Unknown(_) => metrics.unknown_answers.increment(1),
-        }
-        answer
-    }
-
-    async fn lead(
-        &self,
-        operation: &Operation,
-        flight: Arc<Flight>,
-        lead: Lead,
-    ) -> Result<Led, EngineError> {
-        let span = tracing::debug_span!(target: SPANS, "claim");
-        let claiming = claim(self.clone(), operation.clone(), flight).instrument(span);
-        let mut claiming = Box::pin(claiming);
-        let patience = self.inner.clock.sleep(self.inner.limits.claim_patience);
-        match lead {
-            Lead::Here => tokio::select! {
-                biased;
-                led = &mut claiming => led,
-                () = patience => {
-                    // It goes on by itself; a lease that nobody takes is released.
-                    self.spawn(async move { drop(claiming.await) });
-                    Err(EngineError::no_answer())
-                }
-            },
-            Lead::InTask => {
-                let (tell, told) = oneshot::channel();
-                self.spawn(async move {
-                    // If nobody listens any more, the lease is dropped here: released.
-                    drop(tell.send(claiming.await));
-                });
-                tokio::select! {
-                    biased;
-                    led = told => led.unwrap_or(Err(EngineError::Closing)),
-                    () = patience => Err(EngineError::no_answer()),
-                }
-            }
-        }
-    }
-
-    async fn perform<F, Fut>(&self, operation: Operation, lease: Lease, work: F) -> Outcome
-    where
-        F: FnOnce(Attempt) -> Fut + Send,
-        Fut: Future<Output = Verdict> + Send,
-    {
-        if lease.start().is_err() {
-            return match lease.release().await {
-                settling @ Settling::Pending => Outcome::Ran(settling),
-                _ => Outcome::Answered(Answer::InFlight),
-            };
-        }
-        let attempt = Attempt { id: lease.id(), attempt: lease.attempt(), fence: lease.fence() };
-        let work = AssertUnwindSafe(async { work(attempt).await }).catch_unwind();
-        let verb = tokio::select! {
-            biased;
-            verdict = work => match verdict {
-                Ok(verdict) => verdict.into(),
-                Err(_panic) => Verb::Unknown(Cause::Interrupted),
-            },
-            () = self.inner.clock.sleep(operation.run_max) => Verb::Unknown(Cause::TimedOut),
-        };
-        Outcome::Ran(lease.settle(verb).await)
-    }
 }
 
-/// Where the claim is waited for.
-#[derive(Clone, Copy)]
-enum Lead {
-    /// In a task that nobody can drop.
-    Here,
-    /// In a task of its own, because the caller may be dropped.
-    InTask,
-}
-
-enum Led {
-    Run(Lease),
-    Found(Arc<Record>, Timestamp),
-}
-
-impl Inner {
-    /// Counts a store's error, and remembers the one after which nothing may go on.
-    pub(crate) fn failed(&self, error: &StoreError) {
-        self.metrics.store_errors.increment(1);
-        if error.kind() == StoreErrorKind::Corrupt {
-            self.fatal.send_if_modified(|fatal| {
-                let first = fatal.is_none();
-                fatal.get_or_insert_with(|| error.clone());
-                first
-            });
-        }
-    }
-}
-
-fn claims(
+/// Writes batches of one kind to the store, as `write` says, and observes how that goes.
+fn lane<T, A>(
     runtime: &Handle,
     store: &Arc<dyn Store>,
     clock: &Arc<dyn Clock>,
     metrics: &Arc<Metrics>,
     limits: Limits,
-) -> Lane<Claim, Claimed> {
-    let (store, clock, metrics) = (Arc::clone(store), Arc::clone(clock), Arc::clone(metrics));
-    let lane_clock = Arc::clone(&clock);
-    Lane::new(
-        runtime.clone(),
-        limits.batch_items_max,
-        limits.writers_max,
-        lane_clock,
-        move |batch| {
-            let (store, clock, metrics) =
-                (Arc::clone(&store), Arc::clone(&clock), Arc::clone(&metrics));
-            Box::pin(async move {
-                let count = batch.len();
-                metrics.claims.observe(&*clock, count, store.claim(batch)).await
-            })
-        },
-    )
-}
-
-fn settles(
-    runtime: &Handle,
-    store: &Arc<dyn Store>,
-    clock: &Arc<dyn Clock>,
-    metrics: &Arc<Metrics>,
-    limits: Limits,
-) -> Lane<Settlement, Settled> {
-    let (store, clock, metrics) = (Arc::clone(store), Arc::clone(clock), Arc::clone(metrics));
-    let lane_clock = Arc::clone(&clock);
-    Lane::new(
-        runtime.clone(),
-        limits.batch_items_max,
-        limits.writers_max,
-        lane_clock,
-        move |batch| {
-            let (store, clock, metrics) =
-                (Arc::clone(&store), Arc::clone(&clock), Arc::clone(&metrics));
-            Box::pin(async move {
-                let count = batch.len();
-                metrics.settlements.observe(&*clock, count, store.settle(batch)).await
-            })
-        },
-    )
+    write: for<'a> fn(
+        &'a dyn Store,
+        &'a Metrics,
+        Vec<T>,
+    ) -> (BoxFuture<'a, Answers<A>>, &'a metrics::Writes),
+) -> Lane<T, A>
+where
+    T: batch::Item,
+    A: Send + 'static,
+{
+    let (store, metrics) = (Arc::clone(store), Arc::clone(metrics));
+    let (lane_clock, clock) = (Arc::clone(clock), Arc::clone(clock));
+    let (items, writers) = (limits.batch_items_max, limits.writers_max);
+    Lane::new(runtime.clone(), items, writers, lane_clock, move |batch: Vec<T>| {
+        let (store, clock, metrics) =
+            (Arc::clone(&store), Arc::clone(&clock), Arc::clone(&metrics));
+        Box::pin(async move {
+            let count = batch.len();
+            let (writing, writes) = write(&*store, &metrics, batch);
+            writes.observe(&*clock, count, writing).await
+        })
+    })
 }

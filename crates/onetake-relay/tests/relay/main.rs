@@ -39,7 +39,9 @@ impl World {
         let url = server.database();
         let database = url.rsplit_once('/').unwrap().1.to_owned();
         PostgresStore::migrate(&url, PostgresOptions::default()).await.unwrap();
-        let store = PostgresStore::open(&way(url), PostgresOptions::default()).await.unwrap();
+        let connect_timeout = Duration::from_secs(60);
+        let options = PostgresOptions { connect_timeout, ..PostgresOptions::default() };
+        let store = PostgresStore::open(&way(url), options).await.unwrap();
         Self { server, database, store: Arc::new(store) }
     }
 

@@ -98,6 +98,8 @@ pub struct PostgresStore {
     server_ahead: AtomicI64,
 }
 
+/// How long a migration may take to connect, at least.
+const MIGRATE_CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// Nobody heard the server's time yet.
 const UNHEARD: i64 = i64::MIN;
 
@@ -134,7 +136,9 @@ impl PostgresStore {
     ///
     /// # Errors
     /// As [`open`](Self::open), and if the tables are of a version that this program is too old for.
-    pub async fn migrate(url: &str, options: PostgresOptions) -> Result<Migrated, StoreError> {
+    pub async fn migrate(url: &str, mut options: PostgresOptions) -> Result<Migrated, StoreError> {
+        // Nobody's request waits for it.
+        options.connect_timeout = options.connect_timeout.max(MIGRATE_CONNECT_TIMEOUT);
         let store = Self::new(url, options, Demands::None)?;
         let mut link = store.pool.link().await?;
         match link.client() {

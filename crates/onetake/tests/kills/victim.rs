@@ -144,7 +144,10 @@ async fn open(url: &str) -> Arc<dyn Store> {
     if let Some(file) = url.strip_prefix("sqlite:") {
         return Arc::new(SqliteStore::open_in(Path::new(file)).unwrap());
     }
-    Arc::new(PostgresStore::open(url, PostgresOptions::default()).await.unwrap())
+    let (connect_timeout, command_timeout) = (Duration::from_secs(60), Duration::from_secs(60));
+    let options =
+        PostgresOptions { connect_timeout, command_timeout, ..PostgresOptions::default() };
+    Arc::new(PostgresStore::open(url, options).await.unwrap())
 }
 
 /// Here a server may be frozen.

@@ -1,0 +1,74 @@
+//! The end of an engine: drained, or because its store cannot be trusted any more.
+
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use crate::store::{StoreError, StoreErrorKind};
+
+use super::{Engine, Inner};
+
+/// How long the store may take to close.
+const CLOSE_PATIENCE: Duration = Duration::from_secs(10);
+
+impl Engine {
+    /// Resolves when the store must not be used any more: the process should end.
+    pub async fn fatal(&self) -> StoreError {
+        let mut fatal = self.inner.fatal.subscribe();
+        match fatal.wait_for(Option::is_some).await.map(|error| error.clone()) {
+            Ok(Some(error)) => error,
+            // The sender lives as long as this engine.
+            _ => std::future::pending().await,
+        }
+    }
+
+    /// Takes no new operations, waits for the running ones for at most `patience`, then stops, hands what could
+    /// not be settled to the journal, if there is [one](Self::use_journal), and closes the store. Says whether everything ended by itself.
+    ///
+    /// # Errors
+    /// If the store could not be closed.
+    pub async fn shutdown(&self, patience: Duration) -> Result<bool, StoreError> {
+        let inner = &self.inner;
+        inner.closing.store(true, Ordering::Release);
+        inner.tracker.close();
+        let drained = tokio::select! {
+            biased;
+            () = inner.tracker.wait() => true,
+            () = inner.clock.sleep(patience) => false,
+        };
+        inner.stopped.cancel();
+        inner.hand_over().await;
+        let closed = tokio::select! {
+            biased;
+            closed = inner.store.close() => closed,
+            () = inner.clock.sleep(CLOSE_PATIENCE) => {
+                let what = "the store did not close in time";
+                Err(StoreError::new(StoreErrorKind::Unavailable, what))
+            }
+        };
+        // What ended meanwhile.
+        inner.hand_over().await;
+        closed.map(|()| drained)
+    }
+
+    /// Stops at once, because the store [must not be used any more](Engine::fatal): what could not be settled goes
+    /// to the journal, and the store is not touched again.
+    pub async fn give_up(&self) {
+        self.inner.closing.store(true, Ordering::Release);
+        self.inner.stopped.cancel();
+        self.inner.hand_over().await;
+    }
+}
+
+impl Inner {
+    /// Counts a store's error, and remembers the one after which nothing may go on.
+    pub(crate) fn failed(&self, error: &StoreError) {
+        self.metrics.store_errors.increment(1);
+        if error.kind() == StoreErrorKind::Corrupt {
+            self.fatal.send_if_modified(|fatal| {
+                let first = fatal.is_none();
+                fatal.get_or_insert_with(|| error.clone());
+                first
+            });
+        }
+    }
+}

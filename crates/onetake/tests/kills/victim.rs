@@ -144,7 +144,17 @@ async fn open(url: &str) -> Arc<dyn Store> {
     if let Some(file) = url.strip_prefix("sqlite:") {
         return Arc::new(SqliteStore::open_in(Path::new(file)).unwrap());
     }
-    Arc::new(PostgresStore::open(url, PostgresOptions::default()).await.unwrap())
+    Arc::new(PostgresStore::open(url, patient()).await.unwrap())
+}
+
+/// Whatever is slow today.
+pub(crate) fn patient() -> PostgresOptions {
+    let patience = Duration::from_secs(30);
+    PostgresOptions {
+        connect_timeout: patience,
+        command_timeout: patience,
+        ..PostgresOptions::default()
+    }
 }
 
 /// Here a server may be frozen.

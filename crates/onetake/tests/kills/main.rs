@@ -26,7 +26,7 @@ use victim::Orders;
 const KEY: &str = "6f1c8d6a-3a09-4b6e-9c8f-2d1f5e7b8a90";
 
 /// How often something is looked at that will be so, a few milliseconds apart, before it is given up.
-const LOOKS: usize = 4_000;
+const LOOKS: usize = 12_000;
 
 #[expect(clippy::disallowed_methods, reason = "processes live in real time")]
 async fn breathe() {

@@ -232,6 +232,8 @@ async fn what_a_transaction_records_is_sealed() {
         let outcome = run(&sealed, operation("sealed"), "alice").await.unwrap();
         assert_eq!(said(&outcome), b"alice paid");
     }
-    let open = "onetake_records WHERE instr(head || ifnull(body, ''), 'paid') > 0";
+    let open = "onetake_records WHERE instr(record, CAST('paid' AS BLOB)) > 0";
     assert_eq!((bank.count(open), bank.count("onetake_records")), (0, 1));
+    run(&bank.transactional, operation("open"), "bob").await.unwrap();
+    assert_eq!(bank.count(open), 1, "and would be seen");
 }

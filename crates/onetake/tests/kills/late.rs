@@ -49,8 +49,7 @@ async fn until(mut so: impl FnMut() -> bool) {
 }
 
 /// Another attempt takes over: what it recorded is what everybody is told.
-async fn another_takes_over(place: Place<'_>, on_unknown: OnUnknown, effects: usize) {
-    let frozen = Frozen::new(&place, on_unknown).await;
+async fn another_takes_over(frozen: Frozen<'_>, effects: usize) {
     let second = Server::start(&frozen.case.second()).await;
     let taken_over = second.pay_until_answered().await;
     assert_eq!(taken_over.status(), 200);
@@ -64,8 +63,7 @@ async fn another_takes_over(place: Place<'_>, on_unknown: OnUnknown, effects: us
 }
 
 /// Nobody takes over: the late truth is recorded.
-async fn nobody_takes_over(place: Place<'_>, on_unknown: OnUnknown) {
-    let frozen = Frozen::new(&place, on_unknown).await;
+async fn nobody_takes_over(frozen: Frozen<'_>) {
     let second = Server::start(&frozen.case.second()).await;
     // It is passed over, and not run again.
     let refused = second.pay_until_answered().await;
@@ -77,22 +75,23 @@ async fn nobody_takes_over(place: Place<'_>, on_unknown: OnUnknown) {
     assert_eq!(case.effects(), 1);
 }
 
+async fn late(place: Place<'_>) {
+    // All are frozen first: their leases end at the same time.
+    let retried = Frozen::new(&place, OnUnknown::Retry).await;
+    let rolled_back = Frozen::new(&place, OnUnknown::Rollback).await;
+    let failed = Frozen::new(&place, OnUnknown::Fail).await;
+    another_takes_over(retried, 2).await;
+    another_takes_over(rolled_back, 1).await;
+    nobody_takes_over(failed).await;
+}
+
 #[tokio::test]
 async fn late_on_sqlite() {
-    // All at once: each waits for a lease to end.
-    tokio::join!(
-        another_takes_over(Place::Sqlite, OnUnknown::Retry, 2),
-        another_takes_over(Place::Sqlite, OnUnknown::Rollback, 1),
-        nobody_takes_over(Place::Sqlite, OnUnknown::Fail),
-    );
+    late(Place::Sqlite).await;
 }
 
 #[tokio::test]
 async fn late_on_postgres() {
     let server = Postgres::start().await;
-    tokio::join!(
-        another_takes_over(Place::Postgres(&server), OnUnknown::Retry, 2),
-        another_takes_over(Place::Postgres(&server), OnUnknown::Rollback, 1),
-        nobody_takes_over(Place::Postgres(&server), OnUnknown::Fail),
-    );
+    late(Place::Postgres(&server)).await;
 }

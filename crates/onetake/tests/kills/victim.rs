@@ -144,10 +144,17 @@ async fn open(url: &str) -> Arc<dyn Store> {
     if let Some(file) = url.strip_prefix("sqlite:") {
         return Arc::new(SqliteStore::open_in(Path::new(file)).unwrap());
     }
-    let (connect_timeout, command_timeout) = (Duration::from_secs(60), Duration::from_secs(60));
-    let options =
-        PostgresOptions { connect_timeout, command_timeout, ..PostgresOptions::default() };
-    Arc::new(PostgresStore::open(url, options).await.unwrap())
+    Arc::new(PostgresStore::open(url, patient()).await.unwrap())
+}
+
+/// Whatever is slow today.
+pub(crate) fn patient() -> PostgresOptions {
+    let patience = Duration::from_secs(30);
+    PostgresOptions {
+        connect_timeout: patience,
+        command_timeout: patience,
+        ..PostgresOptions::default()
+    }
 }
 
 /// Here a server may be frozen.

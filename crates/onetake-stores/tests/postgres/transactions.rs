@@ -181,7 +181,7 @@ async fn what_fails_leaves_nothing_and_may_run_again(server: &Postgres) {
         async { Ok(Completion::new(Recording::new("x")).with_message(message)) }.boxed()
     });
     let large = large.await.unwrap_err();
-    assert!(large.to_string().contains("the topic of message 0 is 300"), "{large}");
+    assert!(large.to_string().contains("the topic of message 0 has 300 bytes"), "{large}");
     // The look, and not the operation's word, decides.
     let forgot = bank.engine.transact(key(), |_| async { Ok::<(), ()>(()) }).await;
     assert!(matches!(forgot, Err(NotDone::NotCommitted)), "{forgot:?}");

@@ -68,8 +68,9 @@ async fn every_planted_bug_is_caught() {
     // A suite that fails prints each panic; the table is what matters here.
     std::panic::set_hook(Box::new(|_| {}));
     let mut wrong = Vec::new();
-    let clean = all_findings(&SUITES).await;
-    assert!(clean.iter().all(Vec::is_empty), "nothing is planted, and yet: {clean:#?}");
+    for found in all_findings(&SUITES).await.into_iter().flatten() {
+        wrong.push(format!("nothing is planted, and yet: {found}"));
+    }
     for (bug, expected) in CAUGHT_BY {
         plant(Some(bug));
         let found = all_findings(expected).await;

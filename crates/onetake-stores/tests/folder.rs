@@ -290,7 +290,8 @@ async fn what_is_to_be_asked_for_is_known_after_a_crash() {
     let noted = store.notes(None, None, 10).await.unwrap().notes;
     let mut noted: Vec<_> = noted.iter().map(|note| (note.id, &*note.by)).collect();
     let mut lost = [(ran.id, "restart"), (rolled.id, "restart")];
-    (noted.sort_unstable(), lost.sort_unstable());
+    noted.sort_unstable();
+    lost.sort_unstable();
     assert_eq!(noted, lost, "the audit has each");
     assert_eq!(store.unsettled(10).await.unwrap(), named(&[&said, &ran]));
     assert_eq!(load(&store, &rolled).await.unwrap().state, State::Released { at: clock.now() });

@@ -275,6 +275,13 @@ impl Engine {
     }
 }
 
+/// How a batch of one kind is written, and what counts it.
+type Write<T, A> = for<'a> fn(
+    &'a dyn Store,
+    &'a Metrics,
+    Vec<T>,
+) -> (BoxFuture<'a, Answers<A>>, &'a metrics::Writes);
+
 /// Writes batches of one kind to the store, as `write` says, and observes how that goes.
 fn lane<T, A>(
     runtime: &Handle,
@@ -282,11 +289,7 @@ fn lane<T, A>(
     clock: &Arc<dyn Clock>,
     metrics: &Arc<Metrics>,
     limits: Limits,
-    write: for<'a> fn(
-        &'a dyn Store,
-        &'a Metrics,
-        Vec<T>,
-    ) -> (BoxFuture<'a, Answers<A>>, &'a metrics::Writes),
+    write: Write<T, A>,
 ) -> Lane<T, A>
 where
     T: batch::Item,

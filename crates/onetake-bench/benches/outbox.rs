@@ -50,7 +50,7 @@ async fn run(phase: Duration) {
     let sink = NatsSink::connect(&place, NatsOptions::default(), Arc::clone(&clock)).await;
     let sink = Arc::new(sink.unwrap());
     let outbox = Arc::clone(&store) as Arc<dyn Outbox>;
-    let relay = Relay::new(Arc::clone(&outbox), sink, clock, rng, RelayOptions::default());
+    let relay = Relay::with(Arc::clone(&outbox), sink, clock, rng, RelayOptions::default());
     let stop = CancellationToken::new();
     let ended = stop.clone();
     let relaying = tokio::spawn(async move { relay.run(ended).await });

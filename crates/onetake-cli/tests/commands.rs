@@ -145,6 +145,15 @@ fn a_relay_is_checked_too() {
     assert!(code == 2 && said.contains("/nowhere") && !said.contains("without effect"), "{said}");
     let (code, said) = check(&both.replace("upstream_tls = { roots = \"/nowhere\" }", ""));
     assert!(code == 0 && said.contains("fine, 0 routes and a relay to b"), "{said}");
+    // With files that can be read; and a relay alone may say how its webhook is met.
+    let authority = rcgen::generate_simple_self_signed(vec!["b".to_owned()]).unwrap();
+    let roots = folder.path().join("roots.pem");
+    std::fs::write(&roots, authority.cert.pem()).unwrap();
+    let both = both.replace("/nowhere", roots.to_str().unwrap());
+    let (code, said) = check(&both);
+    assert!(code == 0 && said.contains("0 routes and a relay to b"), "{said}");
+    let (code, said) = check(&both.replace("upstream = \"http://a\"\n", ""));
+    assert!(code == 0 && said.contains("fine, a relay to b"), "{said}");
     for (wrong, field) in [("timeout = \"29s\"", "relay.timeout"), ("batch = 0", "relay.batch")] {
         let (code, said) = check(&format!("{relay}{wrong}\n"));
         assert!(code == 2 && said.contains(field), "{said}");

@@ -106,18 +106,8 @@ impl FromStr for DerivedKey {
     type Err = NoDerivedKey;
 
     fn from_str(text: &str) -> Result<Self, NoDerivedKey> {
-        let mut bytes = [0; Self::BYTES];
-        let digits: String = text.split('-').collect();
-        if digits.len() != 2 * Self::BYTES {
-            return Err(NoDerivedKey);
-        }
-        for (to, pair) in bytes.iter_mut().zip(digits.as_bytes().chunks_exact(2)) {
-            let pair = std::str::from_utf8(pair).map_err(|_| NoDerivedKey)?;
-            *to = u8::from_str_radix(pair, 16).map_err(|_| NoDerivedKey)?;
-        }
         // Dashes elsewhere, signs and other spellings are not what was handed over.
-        let key = Self(bytes);
-        if key.to_string().eq_ignore_ascii_case(text) { Ok(key) } else { Err(NoDerivedKey) }
+        crate::hex::parse_uuid(text).map(Self).ok_or(NoDerivedKey)
     }
 }
 

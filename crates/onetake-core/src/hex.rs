@@ -25,6 +25,15 @@ pub fn decode<const N: usize>(text: &str) -> Option<[u8; N]> {
     Some(bytes)
 }
 
+/// The bytes of a UUID; `None` if it is spelled otherwise than [`write_uuid`] does, but for letter case.
+pub(crate) fn parse_uuid(text: &str) -> Option<[u8; 16]> {
+    let dashes = text.bytes().enumerate().filter(|(_, byte)| *byte == b'-').map(|(at, _)| at);
+    if text.len() != 36 || !dashes.eq([8, 13, 18, 23]) {
+        return None;
+    }
+    decode(&text.replace('-', ""))
+}
+
 /// Writes sixteen bytes as a UUID.
 pub(crate) fn write_uuid(f: &mut std::fmt::Formatter<'_>, bytes: &[u8; 16]) -> std::fmt::Result {
     for (at, byte) in bytes.iter().enumerate() {

@@ -26,6 +26,10 @@ pub const POISONED: &str = "poisoned";
 
 /// The first pause before a message should be delivered again; it doubles up to [`AGAIN_MAX`].
 const AGAIN_MIN: Duration = Duration::from_secs(1);
+/// The first pause before a record is read again; it doubles up to [`READ_PAUSE_MAX`].
+const READ_PAUSE_MIN: Duration = Duration::from_millis(100);
+/// The longest pause before a record is read again: then nobody waits any more.
+const READ_PAUSE_MAX: Duration = Duration::from_secs(2);
 /// The longest pause before a message should be delivered again.
 const AGAIN_MAX: Duration = Duration::from_secs(300);
 
@@ -141,15 +145,7 @@ impl Inbox {
                 *slot.lock().unwrap_or_else(PoisonError::into_inner) = Some(said);
             };
             // Each attempt before this one stands in the record, in the statement that granted the next.
-            let record = match engine.read(attempt.id).await {
-                Ok(Some(record)) => record,
-                Ok(None) => return Verdict::Release,
-                Err(error) => {
-                    let reference = attempt.id.reference();
-                    tracing::warn!(%reference, %error, "a message was not tried: how often it was before is not known");
-                    return Verdict::Release;
-                }
-            };
+            let Some(record) = read(&engine, attempt.id).await else { return Verdict::Release };
             let before = u32::try_from(record.history.attempts().count()).unwrap_or(u32::MAX);
             let attempts = before.saturating_add(1);
             told(Said { attempt, attempts, error: None });
@@ -198,6 +194,23 @@ impl Inbox {
     fn terms(&self) -> Terms {
         let InboxOptions { ttl, lease, .. } = self.options;
         Terms { ttl, lease, grace: lease, on_unknown: OnUnknown::Rollback }
+    }
+}
+
+/// The record of an attempt that runs; `None` if it cannot be had for a while.
+async fn read(engine: &Engine, id: RecordId) -> Option<Arc<Record>> {
+    let mut pause = READ_PAUSE_MIN;
+    loop {
+        match engine.read(id).await {
+            Ok(record) => return record,
+            Err(error) if pause > READ_PAUSE_MAX => {
+                let reference = id.reference();
+                tracing::warn!(%reference, %error, "a message was not tried: how often it was before is not known");
+                return None;
+            }
+            Err(_) => engine.clock().sleep(pause).await,
+        }
+        pause *= 2;
     }
 }
 

@@ -91,9 +91,7 @@ impl std::str::FromStr for MessageId {
     type Err = NoMessageId;
 
     fn from_str(text: &str) -> Result<Self, NoMessageId> {
-        let digits: String = text.split('-').collect();
-        let id = crate::hex::decode(&digits).map(Self).ok_or(NoMessageId)?;
-        if id.to_string().eq_ignore_ascii_case(text) { Ok(id) } else { Err(NoMessageId) }
+        crate::hex::parse_uuid(text).map(Self).ok_or(NoMessageId)
     }
 }
 

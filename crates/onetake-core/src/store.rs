@@ -335,7 +335,7 @@ pub trait Store: Send + Sync + fmt::Debug + 'static {
     ) -> BoxFuture<'_, Result<[u8; 32], StoreError>>;
 
     /// A recording as this store would write it for an attempt, for transactions that complete their own operation past
-    /// it: encrypted, where it encrypts.
+    /// it: encrypted, where it encrypts. A store around another one has to ask that one, too.
     ///
     /// # Errors
     /// If it cannot be.

@@ -10,9 +10,6 @@ use crate::outbox::{Message, MessageRefused};
 use crate::record::Recording;
 use crate::store::StoreError;
 
-/// The SQLSTATE of a completion that is stale: the transaction that it stands in cannot commit.
-pub const STALE_SQLSTATE: &str = "OT001";
-
 /// What a transaction ends with.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Completion {

@@ -52,7 +52,7 @@ impl Unlucky {
 }
 
 impl Store for Unlucky {
-    delegate_store!(self => self.memory; name, settle, load, abandoned, unsettled, sweep, page, find, notes, secret, ready, close);
+    delegate_store!(self => self.memory; seal, name, settle, load, abandoned, unsettled, sweep, page, find, notes, secret, ready, close);
 
     fn note(&self, note: Note) -> BoxFuture<'_, Result<(), StoreError>> {
         async move {
@@ -163,7 +163,7 @@ async fn a_forgotten_outcome_is_not_remembered_by_a_claim_that_was_under_way() {
 struct Unnoted(MemoryStore);
 
 impl Store for Unnoted {
-    delegate_store!(self => self.0; name, claim, settle, load, abandoned, unsettled, sweep, page, find, notes, secret, ready, close);
+    delegate_store!(self => self.0; seal, name, claim, settle, load, abandoned, unsettled, sweep, page, find, notes, secret, ready, close);
 
     fn note(&self, _: Note) -> BoxFuture<'_, Result<(), StoreError>> {
         let error = StoreError::new(StoreErrorKind::Unavailable, "the disk is full");

@@ -126,7 +126,7 @@ impl Asked {
         let clock = &**shared.engine.clock();
         let policy = &self.policy;
         let (current, earlier) = shared.secrets.seal(print);
-        let mut terms = policy.terms;
+        let mut terms = policy.kept_terms();
         if let Some(until) = self.issued_until {
             terms.ttl = terms.ttl.max(until.since(clock.now()).saturating_add(OUTLIVES));
         }

@@ -49,7 +49,7 @@ struct Slow {
 }
 
 impl Store for Slow {
-    delegate_store!(self => self.memory; name, settle, abandoned, unsettled, sweep, inspect, ready, close);
+    delegate_store!(self => self.memory; seal, name, settle, abandoned, unsettled, sweep, inspect, ready, close);
 
     fn claim(&self, batch: Vec<Claim>) -> BoxFuture<'_, Answers<Claimed>> {
         async move {

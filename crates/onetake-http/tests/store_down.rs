@@ -352,7 +352,7 @@ impl Store for Odd {
         self.inner.settle(batch)
     }
 
-    delegate_store!(self => self.inner; load, abandoned, unsettled, sweep, inspect, secret, ready, close);
+    delegate_store!(self => self.inner; seal, load, abandoned, unsettled, sweep, inspect, secret, ready, close);
 }
 
 #[tokio::test]

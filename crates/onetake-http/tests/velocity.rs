@@ -78,7 +78,7 @@ impl Api {
 struct Reading(Arc<dyn Store>);
 
 impl Store for Reading {
-    delegate_store!(self => self.0; name, claim, settle, abandoned, unsettled, sweep, inspect, secret, ready, close);
+    delegate_store!(self => self.0; seal, name, claim, settle, abandoned, unsettled, sweep, inspect, secret, ready, close);
 
     fn load(&self, ids: Vec<RecordId>) -> BoxFuture<'_, Answers<Option<Arc<Record>>>> {
         async move {

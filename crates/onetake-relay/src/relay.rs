@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use futures_util::future::{join_all, join3};
 use onetake_core::outbox::{Delivery, Outbox, Turn, Waiting};
-use onetake_core::{Clock, Rng};
+use onetake_core::{Clock, Rng, SystemClock, SystemRng};
 use tokio::sync::{Mutex, Notify};
 use tokio_util::sync::CancellationToken;
 
@@ -26,8 +26,8 @@ const ERROR_BYTES_MAX: usize = 1_024;
 /// # #[cfg(feature = "nats")]
 /// # async fn serve() -> Result<(), Box<dyn std::error::Error>> {
 /// use std::sync::Arc;
-/// use onetake_core::{Clock, SystemClock, SystemRng};
-/// use onetake_relay::{NatsOptions, NatsSink, Relay, RelayOptions};
+/// use onetake_core::{Clock, SystemClock};
+/// use onetake_relay::{NatsOptions, NatsSink, Relay};
 /// use onetake_stores::{PostgresOptions, PostgresStore};
 /// use tokio_util::sync::CancellationToken;
 ///
@@ -35,9 +35,8 @@ const ERROR_BYTES_MAX: usize = 1_024;
 /// let outbox = Arc::new(PostgresStore::open(url, PostgresOptions::default()).await?);
 /// let clock: Arc<dyn Clock> = Arc::new(SystemClock);
 /// let options = NatsOptions { subject_prefix: "payments.".to_owned(), ..NatsOptions::default() };
-/// let sink = NatsSink::connect("nats://127.0.0.1:4222", options, Arc::clone(&clock)).await?;
-/// let options = RelayOptions::default();
-/// let relay = Relay::new(outbox, Arc::new(sink), clock, Arc::new(SystemRng), options);
+/// let sink = NatsSink::connect("nats://127.0.0.1:4222", options, clock).await?;
+/// let relay = Relay::new(outbox, Arc::new(sink));
 ///
 /// let stop = CancellationToken::new();
 /// let until = stop.clone();
@@ -77,9 +76,16 @@ struct Tally {
 }
 
 impl Relay {
-    /// A relay that does nothing until it [`run`](Self::run)s.
+    /// A relay with the system's clock and the usual bounds, that does nothing until it [`run`](Self::run)s.
     #[must_use]
-    pub fn new(
+    pub fn new(outbox: Arc<dyn Outbox>, sink: Arc<dyn Sink>) -> Self {
+        let (clock, rng) = (Arc::new(SystemClock), Arc::new(SystemRng));
+        Self::with(outbox, sink, clock, rng, RelayOptions::default())
+    }
+
+    /// A relay with everything chosen.
+    #[must_use]
+    pub fn with(
         outbox: Arc<dyn Outbox>,
         sink: Arc<dyn Sink>,
         clock: Arc<dyn Clock>,

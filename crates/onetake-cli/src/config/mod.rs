@@ -118,16 +118,22 @@ pub struct Purposes {
     pub relay: bool,
 }
 
-/// What a file is for, by its sections: whatever names a sink is for a relay, and a gateway needs what a relay does not.
+/// What a file is for, by its sections: one with `[relay]` is a gateway's too if it has what only that needs.
 #[must_use]
 pub fn purposes(text: &str) -> Purposes {
     let tree = tree::parse(text, &mut Problems::new(Some(text), ""));
     let tree::Kind::Table(sections) = &tree.kind else {
         return Purposes { gateway: true, relay: false };
     };
-    let has = |name: &str| sections.iter().any(|section| section.name == name);
-    let relay = has("relay");
-    Purposes { gateway: !relay || ["gateway", "defaults", "route"].into_iter().any(has), relay }
+    let is_gateways = |section: &tree::Entry| match (section.name.as_str(), &section.value.kind) {
+        // How webhooks are met, too.
+        ("gateway", tree::Kind::Table(fields)) => {
+            fields.iter().any(|field| field.name != "upstream_tls")
+        }
+        (name, _) => ["gateway", "defaults", "route"].contains(&name),
+    };
+    let relay = sections.iter().any(|section| section.name == "relay");
+    Purposes { gateway: !relay || sections.iter().any(is_gateways), relay }
 }
 
 /// As [`load`], for what needs nothing but the admin listener: nothing else of the file is read.

@@ -36,6 +36,8 @@ pub(super) const X_FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwa
 pub(super) const X_FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
 const X_FORWARDED_PORT: HeaderName = HeaderName::from_static("x-forwarded-port");
 const X_REAL_IP: HeaderName = HeaderName::from_static("x-real-ip");
+/// How the names of a family begin.
+const X_FORWARDED: &str = "x-forwarded-";
 
 /// What upstreams believe: it comes from the gateway, or not at all.
 const BELIEVED: [HeaderName; 2] = [IDEMPOTENCY_FENCE, IDEMPOTENCY_DERIVED_KEY];
@@ -146,15 +148,23 @@ fn admit(plans: &Plans, peer: IpAddr, parts: &mut Parts) -> Result<Arc<Plan>, Pr
 /// To many servers `X_Account` is `X-Account`: what may not be said with the one may not with the other either.
 fn lookalikes(plans: &Plans, headers: &mut http::HeaderMap) {
     let is_one = |name: &&HeaderName| {
-        let text = name.as_str().replace('_', "-");
-        let is_believed =
-            BELIEVED.iter().chain(&plans.tenant_headers).any(|known| known.as_str() == text);
-        is_believed || text == X_REAL_IP.as_str() || text.starts_with("x-forwarded-")
+        let text = name.as_str();
+        let is_alike = |known: &str| known != text && is_alike(known, text);
+        let beginning = text.get(..X_FORWARDED.len()).unwrap_or_default();
+        BELIEVED.iter().any(|known| is_alike(known.as_str()))
+            || plans.tenant_headers.iter().any(|known| is_alike(known.as_str()))
+            || is_alike(X_REAL_IP.as_str())
+            || (beginning != X_FORWARDED && self::is_alike(X_FORWARDED, beginning))
     };
-    let odd = headers.keys().filter(|name| name.as_str().contains('_'));
-    for name in odd.filter(is_one).cloned().collect::<Vec<_>>() {
+    for name in headers.keys().filter(is_one).cloned().collect::<Vec<_>>() {
         headers.remove(name);
     }
+}
+
+/// Whether two names are the same to who does not tell `_` from `-`.
+fn is_alike(one: &str, other: &str) -> bool {
+    let fold = |byte: u8| if byte == b'_' { b'-' } else { byte };
+    one.len() == other.len() && one.bytes().map(fold).eq(other.bytes().map(fold))
 }
 
 fn refused(what: &str) -> Problem {
@@ -367,6 +377,7 @@ mod tests {
             ("idempotency_derived-key", "k"),
             ("X_Account", "victim"),
             ("x_forwarded_for", "1.2.3.4"),
+            ("x-forwarded_host", "other"),
             ("x-real_ip", "1.2.3.4"),
         ];
         for peer in ["203.0.113.9", "10.1.2.3"] {
@@ -379,6 +390,14 @@ mod tests {
             assert!(headers.is_empty(), "{headers:?}");
         }
         assert!(seen("203.0.113.9", &[("my_header", "1")]).contains_key("my_header"));
+        // Whichever of the two the route names.
+        let file = FILE.replace("X-Account", "X_Account");
+        let request = Request::post("/charges").header("host", "h");
+        let request = request.header("x-account", "victim").header("x_account", "me");
+        let mut parts = request.body(()).unwrap().into_parts().0;
+        assert!(admit(&plans(&file), "10.1.2.3".parse().unwrap(), &mut parts).is_ok());
+        assert_eq!(parts.headers.get("x-account"), None);
+        assert_eq!(parts.headers["x_account"], "me");
     }
 
     #[test]

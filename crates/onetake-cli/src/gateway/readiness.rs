@@ -104,7 +104,7 @@ mod tests {
     }
 
     impl Store for Probed {
-        delegate_store!(self => self.inner; name, claim, settle, load, abandoned, unsettled, sweep, inspect, secret, close);
+        delegate_store!(self => self.inner; seal, name, claim, settle, load, abandoned, unsettled, sweep, inspect, secret, close);
 
         fn ready(&self) -> BoxFuture<'_, Result<(), StoreError>> {
             async {

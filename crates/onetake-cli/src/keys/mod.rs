@@ -241,7 +241,7 @@ impl Get {
                 if let (Some(namespace), Some(asked)) = (self.namespace, asked.as_object_mut()) {
                     asked.insert("namespace".to_owned(), namespace.into());
                 }
-                client.post("/v1/keys/lookup", &asked).await?
+                client.post(client::LOOKUP, &asked).await?
             }
             (None, name) => {
                 let path = key_path(&name.unwrap_or_default(), "");

@@ -17,8 +17,8 @@ use onetake_relay::{Relay, Sink, WebhookOptions, WebhookSink};
 use tokio_util::sync::CancellationToken;
 
 use crate::cli::{Failed, read, runtime, stop_signal};
-use crate::config::{self, Overrides, RelayConfig, SinkConfig, StoreConfig, UpstreamTls};
-use crate::gateway::{Connector, TlsFailed, serve_metrics};
+use crate::config::{self, Overrides, RelayConfig, SinkConfig, StoreConfig};
+use crate::gateway::{Connector, serve_metrics};
 use crate::logs::{self, LogFormat};
 use crate::stores;
 
@@ -109,8 +109,10 @@ pub(crate) fn check(text: Option<&str>, name: &str) -> Result<String, Failed> {
     match &config.sink {
         SinkConfig::Nats { url, .. } => Ok(url.to_string()),
         SinkConfig::Webhook { url, .. } => {
-            let clock: Arc<dyn Clock> = Arc::new(SystemClock);
-            connector(url, &config.tls, &clock).map_err(|error| Failed(error.to_string(), 2))?;
+            if is_https(url) {
+                let checked = Connector::check(&config.tls, &SystemClock);
+                checked.map_err(|error| Failed(error.to_string(), 2))?;
+            }
             Ok(host_of(url))
         }
     }
@@ -132,7 +134,7 @@ async fn deliver(config: RelayConfig) -> Result<(), Failed> {
     let outbox = outbox.map_err(|error| Failed(error.to_string(), 3))?;
     let (sink, place) = sink(&config, &clock).await?;
     let (store, name) = (config.store.url.to_string(), sink.name());
-    let relay = Relay::new(outbox, sink, clock, Arc::new(SystemRng), config.options);
+    let relay = Relay::with(outbox, sink, clock, Arc::new(SystemRng), config.options);
     let metrics = metrics.map(|address| address.to_string()).unwrap_or_default();
     tracing::info!(store, sink = name, place, metrics, "onetake relays");
     let running = relay.run(stop.clone());
@@ -178,7 +180,8 @@ async fn sink(
             Err(Failed(format!("relay.sink {url}: {what}"), 2))
         }
         SinkConfig::Webhook { url, secrets } => {
-            let connector = connector(url, &config.tls, clock);
+            let tls = is_https(url).then(|| config.tls.clone());
+            let connector = Connector::new(tls, Arc::clone(clock));
             let connector = connector.map_err(|error| Failed(error.to_string(), 3))?;
             let client = Client::builder(TokioExecutor::new())
                 .pool_idle_timeout(IDLE_MAX)
@@ -193,9 +196,8 @@ async fn sink(
     }
 }
 
-fn connector(url: &Uri, tls: &UpstreamTls, clock: &Arc<dyn Clock>) -> Result<Connector, TlsFailed> {
-    let is_https = url.scheme() == Some(&http::uri::Scheme::HTTPS);
-    Connector::new(is_https.then(|| tls.clone()), Arc::clone(clock))
+fn is_https(url: &Uri) -> bool {
+    url.scheme() == Some(&http::uri::Scheme::HTTPS)
 }
 
 /// A webhook without what may be secret of its URL.

@@ -32,7 +32,11 @@ pub(crate) const PATIENT: &str = "timeout = \"30s\", limit = \"1h\"";
 
 impl World {
     pub(crate) async fn start(more: &str, lines: &str) -> Self {
-        let (shop, desk) = (Shop::start().await, Desk::start().await);
+        Self::start_with(Shop::start().await, more, lines).await
+    }
+
+    pub(crate) async fn start_with(shop: Shop, more: &str, lines: &str) -> Self {
+        let desk = Desk::start().await;
         let gateway = InProcess::start(config(&shop, &desk, "memory:", more, lines)).await;
         let client = Client::new(gateway.address());
         Self { shop, desk, client, gateway }

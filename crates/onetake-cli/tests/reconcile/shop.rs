@@ -6,18 +6,25 @@ use std::sync::{Arc, Mutex};
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::Semaphore;
 
 #[derive(Clone)]
 pub(crate) struct Shop {
     pub(crate) address: SocketAddr,
     runs: Arc<Mutex<HashMap<String, usize>>>,
+    /// A place for each request that may break off, where they have to wait for it.
+    pub(crate) slow: Option<Arc<Semaphore>>,
 }
 
 impl Shop {
     pub(crate) async fn start() -> Self {
+        Self::start_slow(None).await
+    }
+
+    pub(crate) async fn start_slow(slow: Option<Arc<Semaphore>>) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
-        let shop = Self { address, runs: Arc::default() };
+        let shop = Self { address, runs: Arc::default(), slow };
         let serving = shop.clone();
         tokio::spawn(async move {
             while let Ok((stream, _)) = listener.accept().await {
@@ -45,6 +52,9 @@ impl Shop {
             *run += 1;
             *run
         };
+        if let Some(slow) = &self.slow {
+            slow.acquire().await.unwrap().forget();
+        }
         if run > 1 {
             let body = format!("run {run}");
             let answer = format!(

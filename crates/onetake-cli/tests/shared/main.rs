@@ -183,6 +183,8 @@ async fn waiters_are_told_soon_by_few_reads(server: impl Shared) {
     );
     let turns = took.as_millis() / Limits::default().poll_interval.as_millis();
     assert!(reads as u128 <= turns + 2, "{reads} reads in {took:?}");
+    // Not seldom either, though a read may take as long as twenty turns on a bad day.
+    assert!(reads as u128 >= turns / 40, "{reads} reads in {took:?}");
     assert!(median < SOON, "{median:?}");
 }
 

@@ -44,5 +44,5 @@ impl Store for Counting {
         self.inner.load(ids)
     }
 
-    delegate_store!(self => self.inner; name, claim, settle, abandoned, unsettled, sweep, inspect, secret, ready, close);
+    delegate_store!(self => self.inner; seal, name, claim, settle, abandoned, unsettled, sweep, inspect, secret, ready, close);
 }

@@ -71,6 +71,16 @@ macro_rules! delegate_store {
             name: &'static str, fresh: [u8; 32]
         ) -> Result<[u8; 32], $crate::store::StoreError>);
     };
+    (@seal $this:ident, $inner:expr) => {
+        fn seal(
+            &$this,
+            id: $crate::scope::RecordId,
+            attempt: $crate::record::AttemptId,
+            recording: $crate::record::Recording,
+        ) -> Result<$crate::record::Recording, $crate::store::StoreError> {
+            $inner.seal(id, attempt, recording)
+        }
+    };
     (@ready $this:ident, $inner:expr) => {
         $crate::delegate_store!(@method $this, $inner, ready(
         ) -> Result<(), $crate::store::StoreError>);

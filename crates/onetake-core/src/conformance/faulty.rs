@@ -138,5 +138,5 @@ impl Store for Faulty {
         .boxed()
     }
 
-    crate::delegate_store!(self => self.inner; abandoned, unsettled, sweep, inspect, ready, close);
+    crate::delegate_store!(self => self.inner; seal, abandoned, unsettled, sweep, inspect, ready, close);
 }

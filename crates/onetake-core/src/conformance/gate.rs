@@ -60,5 +60,5 @@ impl Store for Gate {
         .boxed()
     }
 
-    crate::delegate_store!(self => self.inner; load, abandoned, unsettled, sweep, inspect, secret, ready, close);
+    crate::delegate_store!(self => self.inner; seal, load, abandoned, unsettled, sweep, inspect, secret, ready, close);
 }

@@ -4,6 +4,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
@@ -16,6 +17,9 @@ use crate::store::{
     Abandoned, Answers, Claim, Claimed, Settled, Settlement, Store, StoreError, StoreErrorKind,
     Swept,
 };
+
+/// Before what was busy is asked for again, in real time.
+const PAUSE: Duration = Duration::from_millis(5);
 
 /// A store that counts who is inside.
 #[derive(Debug)]
@@ -61,21 +65,25 @@ impl Drop for Inside<'_> {
     }
 }
 
-/// Asks, and asks again for the items that were busy.
+/// Asks, and asks again for the items that were busy, unless nobody else can have been at them: then it is a mistake.
 async fn until_free<'a, I: Clone, T>(
+    inside: &AtomicUsize,
     items: Vec<I>,
     ask: impl Fn(Vec<I>) -> BoxFuture<'a, Answers<T>>,
 ) -> Answers<T> {
     let until = SystemClock.monotonic() + REAL_TIME_MAX;
+    let mut is_alone = inside.load(Ordering::SeqCst) <= 1;
     let mut answers = ask(items.clone()).await;
+    is_alone &= inside.load(Ordering::SeqCst) <= 1;
     loop {
         let is_busy = |answer: &Result<T, StoreError>| {
             answer.as_ref().is_err_and(|error| error.kind() == StoreErrorKind::Busy)
         };
         let busy: Vec<usize> = (0..answers.len()).filter(|at| is_busy(&answers[*at])).collect();
-        if busy.is_empty() || SystemClock.monotonic() > until {
+        if busy.is_empty() || is_alone || SystemClock.monotonic() > until {
             return answers;
         }
+        SystemClock.sleep(PAUSE).await;
         let again = ask(busy.iter().map(|at| items[*at].clone()).collect()).await;
         for (at, answer) in busy.into_iter().zip(again) {
             answers[at] = answer;
@@ -89,11 +97,11 @@ impl Store for Quiet {
     }
 
     fn claim(&self, batch: Vec<Claim>) -> BoxFuture<'_, Answers<Claimed>> {
-        self.count(until_free(batch, |batch| self.inner.claim(batch)).boxed())
+        self.count(until_free(&self.inside, batch, |batch| self.inner.claim(batch)).boxed())
     }
 
     fn settle(&self, batch: Vec<Settlement>) -> BoxFuture<'_, Answers<Settled>> {
-        self.count(until_free(batch, |batch| self.inner.settle(batch)).boxed())
+        self.count(until_free(&self.inside, batch, |batch| self.inner.settle(batch)).boxed())
     }
 
     fn load(&self, ids: Vec<RecordId>) -> BoxFuture<'_, Answers<Option<Arc<Record>>>> {
@@ -113,7 +121,7 @@ impl Store for Quiet {
     }
 
     // Nobody runs these beside an engine.
-    crate::delegate_store!(self => self.inner; inspect);
+    crate::delegate_store!(self => self.inner; seal, inspect);
 
     fn secret(
         &self,

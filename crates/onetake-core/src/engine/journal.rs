@@ -127,7 +127,15 @@ async fn finish(
         if left.contains(&name) {
             continue;
         }
-        let Some(kept) = journal.read(name.clone()).await? else { continue };
+        // One that cannot be read now must not hold up the others.
+        let kept = match journal.read(name.clone()).await {
+            Ok(Some(kept)) => kept,
+            Ok(None) => continue,
+            Err(error) => {
+                unsettled.get_or_insert(error);
+                continue;
+            }
+        };
         let count = kept.settlements.len();
         let submitted =
             kept.settlements.iter().map(|settlement| engine.settles.submit(settlement.clone()));
@@ -153,13 +161,13 @@ async fn finish(
         match (is_late, is_refused) {
             (true, _) => {}
             (false, true) => drop(left.insert(name)), // It waits for the next start.
-            (false, false) => {
-                journal.let_go(name).await?;
-                tracing::info!(
+            (false, false) => match journal.let_go(name).await {
+                Ok(()) => tracing::info!(
                     count,
                     "outcomes that an earlier process could not write are settled"
-                );
-            }
+                ),
+                Err(error) => drop(unsettled.get_or_insert(error)),
+            },
         }
     }
     unsettled.map_or(Ok(()), Err)

@@ -262,9 +262,10 @@ fn hold(record: &Record, at: Timestamp, inquiry: Option<Inquiry>, now: Timestamp
         return too_early.min(inquiry.after).min(to_last);
     }
     let pause = now.since(at).max(inquiry.pause_min).min(inquiry.pause_max);
-    // The last ask is made at the limit.
-    let to_limit = ends(record, at, inquiry).since(now).max(shortest);
-    inquiry.timeout.saturating_add(pause).min(to_limit)
+    // The last ask is made at the limit; and if nobody could be asked then, before the key expires.
+    let ends = ends(record, at, inquiry);
+    let last = if ends > now { ends } else { last_moment(record, at) };
+    inquiry.timeout.saturating_add(pause).min(last.since(now).max(shortest))
 }
 
 async fn ask(

@@ -291,6 +291,9 @@ async fn the_owner_who_comes_back_first_is_believed() {
     assert_eq!((reconciler.asked(), world.state("a").await.name()), (0, "completed"));
 }
 
+/// The page of a journal that nobody can read.
+const TORN: &str = "a torn page";
+
 /// A journal in memory.
 #[derive(Debug, Default)]
 struct Paper(Mutex<Vec<(String, Kept)>>);
@@ -310,6 +313,10 @@ impl Journal for Paper {
     }
 
     fn read(&self, name: String) -> BoxFuture<'_, Result<Option<Kept>, StoreError>> {
+        if name == TORN {
+            let torn = StoreError::new(onetake_core::StoreErrorKind::Unavailable, "it is torn");
+            return std::future::ready(Err(torn)).boxed();
+        }
         let pages = self.0.lock().unwrap();
         let kept = pages.iter().find(|(known, _)| *known == name).map(|(_, kept)| kept.clone());
         std::future::ready(Ok(kept)).boxed()
@@ -378,7 +385,7 @@ impl Store for Refusing {
         .boxed()
     }
 
-    onetake_core::delegate_store!(self => self.0; name, claim, load, abandoned, unsettled, sweep, inspect, secret, ready, close);
+    onetake_core::delegate_store!(self => self.0; seal, name, claim, load, abandoned, unsettled, sweep, inspect, secret, ready, close);
 }
 
 #[tokio::test]
@@ -393,14 +400,16 @@ async fn what_is_refused_holds_nothing_up() {
     };
     let page = Kept { settlements: vec![refused.clone()], is_whole: true };
     journal.0.lock().unwrap().insert(0, ("a first page".into(), page));
+    journal.0.lock().unwrap().insert(0, (TORN.into(), Kept::default()));
     let store = Arc::new(Refusing(Arc::clone(&world.store), refused.id));
     let next = World::engine(&world.clock, store);
     next.use_journal(Arc::clone(&journal) as Arc<dyn Journal>);
-    while journal.0.lock().unwrap().len() > 1 {
+    while journal.0.lock().unwrap().len() > 2 {
         tokio::task::yield_now().await;
     }
     assert_eq!(world.state("a").await.name(), "completed");
-    assert_eq!(journal.0.lock().unwrap()[0].0, "a first page", "it is kept");
+    let left: Vec<String> = journal.0.lock().unwrap().iter().map(|it| it.0.clone()).collect();
+    assert_eq!(left, [TORN, "a first page"], "they are kept");
 }
 
 #[tokio::test]

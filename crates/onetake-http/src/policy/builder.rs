@@ -152,14 +152,19 @@ impl Policy {
         self.promising_what_it_keeps()
     }
 
-    /// What rolls back by itself is never unknown, and nothing else may run again because it is taken for that (S16).
     fn promising_what_it_keeps(mut self) -> Self {
-        self.terms.on_unknown = match self.terms.on_unknown {
+        self.terms = self.kept_terms();
+        self
+    }
+
+    /// What rolls back by itself is never unknown, and nothing else may run again because it is taken for that (S16).
+    pub(crate) fn kept_terms(&self) -> Terms {
+        let on_unknown = match self.terms.on_unknown {
             _ if self.is_transactional => OnUnknown::Rollback,
             OnUnknown::Rollback => OnUnknown::Fail,
             chosen => chosen,
         };
-        self
+        Terms { on_unknown, ..self.terms }
     }
 
     /// Sets what is kept with the record, so that whoever reconciles can ask for the operation: see

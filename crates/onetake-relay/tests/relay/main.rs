@@ -68,7 +68,7 @@ impl World {
     fn relay(&self, sink: Arc<dyn Sink>, options: RelayOptions) -> Running {
         let outbox = Arc::clone(&self.store) as Arc<dyn Outbox>;
         let (clock, rng) = (Arc::new(SystemClock), Arc::new(SystemRng));
-        let relay = Relay::new(outbox, sink, clock, rng, options);
+        let relay = Relay::with(outbox, sink, clock, rng, options);
         let cancel = CancellationToken::new();
         let stop = cancel.clone();
         let task = tokio::spawn(async move { relay.run(cancel).await });

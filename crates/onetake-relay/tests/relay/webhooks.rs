@@ -240,5 +240,6 @@ async fn what_fails_too_often_parks_only_where_that_is_asked_for() {
     let parked = world.parked().await;
     assert_eq!(parked.len(), 1);
     assert_eq!(parked[0].error, "the endpoint answered (500): no  [31m luck");
-    assert!(parked[0].waiting.tries >= 2);
+    // At its second try, unless nobody else was delivered to since the one before.
+    assert!((2..number).contains(&parked[0].waiting.tries), "{}", parked[0].waiting.tries);
 }

@@ -129,8 +129,11 @@ pub(super) async fn a_deadline_ends_the_wait_for_the_upstream(world: &World) {
     let key = "deadline-in-between-1";
     let call = || world.client.post("/any/gate").key(key);
     // Long enough to reach the upstream, whatever is slow today.
+    let from = SystemClock.monotonic();
     let cut = call().header("x-request-timeout-ms", "5000").send().await.unwrap();
     assert_eq!((cut.status(), cut.code().as_str()), (504, "upstream_timeout"));
+    // The route's own time is over after thirty.
+    assert!(SystemClock.monotonic() - from < Duration::from_secs(25));
     assert_eq!(call().send().await.unwrap().code(), "previous_attempt_failed");
     world.upstream.ran(key, 1).await;
     assert_eq!(world.upstream.runs(key), 1);

@@ -80,6 +80,10 @@ listen = "127.0.0.1:0"
 [store]
 url = "{store}"
 
+# Nothing is mistaken for what a route says: these are longer than any case waits.
+[defaults]
+wait_timeout = "5m"
+
 [[route]]
 match = "POST /wait/{{*rest}}"
 in_flight = "wait"

@@ -1,9 +1,11 @@
 //! The last statement of a transaction that completes its own operation (mode T).
 
-use onetake_core::transaction::STALE_SQLSTATE;
 use onetake_core::{Attempt, Completion, FinishError, Message, MessageId};
 use tokio_postgres::Transaction;
 use tokio_postgres::types::{ToSql, Type};
+
+/// The SQLSTATE of a completion that is stale: the transaction that it stands in cannot commit.
+pub const STALE_SQLSTATE: &str = "OT001";
 
 /// See `transactions.sql`.
 pub(super) const FINISH: &str = "SELECT onetake_finish_1($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)";

@@ -49,7 +49,7 @@ use fault::{Effect, Fault};
 use pool::{Demands, Parameters, Pool};
 use rows::Answer;
 
-pub use finish::finish;
+pub use finish::{STALE_SQLSTATE, finish};
 pub use schema::Migrated;
 pub use transactional::{Inbox, Transactional, WorkError};
 

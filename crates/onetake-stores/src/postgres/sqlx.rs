@@ -1,10 +1,9 @@
 //! For whoever's own transactions are sqlx's.
 
 use ::sqlx::{Postgres, Transaction};
-use onetake_core::transaction::STALE_SQLSTATE;
 use onetake_core::{Attempt, Completion, FinishError, Message};
 
-use super::finish::{Columns, FINISH};
+use super::finish::{Columns, FINISH, STALE_SQLSTATE};
 
 /// The same as [`finish`](super::finish()), in a transaction of sqlx.
 ///

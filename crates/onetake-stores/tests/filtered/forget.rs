@@ -158,7 +158,7 @@ impl Store for Cutting {
         self.inner.settle(batch).boxed()
     }
 
-    delegate_store!(self => self.inner; claim, load, abandoned, unsettled, sweep, inspect, secret, ready, close);
+    delegate_store!(self => self.inner; seal, claim, load, abandoned, unsettled, sweep, inspect, secret, ready, close);
 }
 
 #[tokio::test]

@@ -73,5 +73,5 @@ impl Store for Watched {
         async move { self.inner().load(ids).await }.boxed()
     }
 
-    delegate_store!(self => self.inner(); abandoned, unsettled, sweep, inspect, secret, ready, close);
+    delegate_store!(self => self.inner(); seal, abandoned, unsettled, sweep, inspect, secret, ready, close);
 }

@@ -80,5 +80,5 @@ impl Store for Stepping {
         .boxed()
     }
 
-    delegate_store!(self => self.inner; name, load, abandoned, unsettled, sweep, inspect, secret, ready, close);
+    delegate_store!(self => self.inner; seal, name, load, abandoned, unsettled, sweep, inspect, secret, ready, close);
 }

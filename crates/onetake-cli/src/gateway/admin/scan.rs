@@ -231,7 +231,7 @@ mod tests {
     }
 
     impl onetake_core::Store for Weighed {
-        onetake_core::delegate_store!(self => self.inner; name, claim, settle, abandoned, unsettled, sweep, inspect, secret, ready, close);
+        onetake_core::delegate_store!(self => self.inner; seal, name, claim, settle, abandoned, unsettled, sweep, inspect, secret, ready, close);
 
         fn load(
             &self,

@@ -77,7 +77,7 @@ impl Connector {
     }
 
     /// As [`Self::new`], and then nothing is done with them.
-    pub(super) fn check(tls: &UpstreamTls, clock: &dyn Clock) -> Result<(), TlsFailed> {
+    pub(crate) fn check(tls: &UpstreamTls, clock: &dyn Clock) -> Result<(), TlsFailed> {
         client_config(tls, &mut Files::default(), clock).map(drop)
     }
 

@@ -3,32 +3,30 @@
 //! A hand-over is one file, or some if it is large. Each is there whole or not at all: it is written under another
 //! name, made durable, and renamed. One that cannot be read is left where it is, and an error in the log names it.
 
+mod codec;
+
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read as _, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use bytes::{BufMut, Bytes, BytesMut};
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 
-use onetake_core::codec::{DecodeError, Reader, put_slice};
+use onetake_core::codec::DecodeError;
 use onetake_core::engine::{Journal, Kept};
-use onetake_core::{
-    AttemptId, Cause, Failure, Fingerprint, RecordId, Recording, Rng, Settlement, Store,
-    StoreError, StoreErrorKind, SystemRng, Verb,
-};
+use onetake_core::{Fingerprint, Rng, Settlement, Store, StoreError, StoreErrorKind, SystemRng};
 
-/// How files begin.
-const TITLE: &[u8] = b"onetake journal 1\n";
+use codec::{Identity, TITLE, decode, encode};
+
 /// How files of the journal are called.
 const ENDING: &str = "settlements";
 /// How a file is called while it is written.
 const UNFINISHED: &str = "unfinished";
 /// A file has no more after this many bytes: it is written and read as a whole.
 const FILE_BYTES: usize = 64 << 20;
-/// The largest file that is read: one full file, and one settlement more, of which none is as large.
-const FILE_BYTES_MAX: u64 = 4 * FILE_BYTES as u64;
+/// The largest file that is read: a full one, and the largest settlement that can be written behind it.
+const FILE_BYTES_MAX: u64 = (5 << 30) + FILE_BYTES as u64;
 
 /// Settlements in files of one folder. Several processes may share it.
 #[derive(Debug)]
@@ -36,9 +34,6 @@ pub struct FileJournal {
     folder: Arc<Path>,
     store: Identity,
 }
-
-/// Tells the files of one store from those of another.
-type Identity = [u8; 32];
 
 impl FileJournal {
     /// The name of the secret by which a store knows the journals that are its own.
@@ -104,7 +99,8 @@ impl Journal for FileJournal {
     fn read(&self, name: String) -> BoxFuture<'_, Result<Option<Kept>, StoreError>> {
         let (folder, store) = (Arc::clone(&self.folder), self.store);
         blocking(move || {
-            read(&folder.join(name), &store).map_err(|error| failed("read", &folder, error))
+            let file = folder.join(name);
+            read(&file, &store).map_err(|error| failed("read a file of", &file, error))
         })
         .boxed()
     }
@@ -143,9 +139,11 @@ fn make_folder(folder: &Path) -> io::Result<()> {
     #[cfg(unix)]
     std::os::unix::fs::DirBuilderExt::mode(&mut builder, 0o700);
     builder.create(folder)?;
-    // Another process may have made it a moment ago: so what it is in is made durable in any case.
-    let made = if missing.is_empty() { vec![folder] } else { missing };
-    made.into_iter().try_for_each(|made| File::open(above(made))?.sync_all())
+    if missing.is_empty() {
+        // Another process may have made it a moment ago. If it is older, nothing depends on this.
+        let _not_ours = File::open(above(folder)).and_then(|above| above.sync_all());
+    }
+    missing.into_iter().try_for_each(|made| File::open(above(made))?.sync_all())
 }
 
 /// The folder that a folder is in.
@@ -211,7 +209,8 @@ fn names(folder: &Path, store: &Identity) -> io::Result<Vec<String>> {
             Ok(true) => tracing::debug!(file = name, "these are outcomes of another store"),
             // Another process of this folder was faster.
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-            Err(error) => return Err(error),
+            // Whoever reads it is told why it cannot be.
+            Err(_) => names.push(name.to_owned()),
         }
     }
     names.sort_unstable();
@@ -250,100 +249,11 @@ fn read(path: &Path, store: &Identity) -> io::Result<Option<Kept>> {
     }
 }
 
-type Read = Result<(Identity, Vec<Settlement>), DecodeError>;
-
-/// Files of the title, the store, settlements behind their lengths, and a digest of it all. A file has no more
-/// settlements once it has so many bytes.
-fn encode(
-    store: &Identity,
-    settlements: &[Settlement],
-    bytes: usize,
-) -> impl Iterator<Item = Bytes> {
-    let mut rest = settlements.iter().peekable();
-    std::iter::from_fn(move || {
-        rest.peek()?;
-        let mut out = BytesMut::new();
-        out.put_slice(TITLE);
-        out.put_slice(store);
-        while out.len() < bytes
-            && let Some(settlement) = rest.next()
-        {
-            put_slice(&mut out, &encode_one(settlement));
-        }
-        let digest = Fingerprint::of(&out);
-        out.put_slice(digest.digest());
-        Some(out.freeze())
-    })
-}
-
-fn decode(mut bytes: Bytes) -> Read {
-    let cut = DecodeError::new("it is cut");
-    let end = bytes.len().checked_sub(32).ok_or(cut.clone())?;
-    let digest = bytes.split_off(end);
-    if Fingerprint::of(&bytes).digest().as_slice() != digest.as_ref() {
-        return Err(DecodeError::new("it is not as it was written"));
-    }
-    let entries = bytes.strip_prefix(TITLE).ok_or(cut)?;
-    let mut from = Reader(Bytes::copy_from_slice(entries));
-    let store = from.array("the store")?;
-    let mut settlements = Vec::new();
-    while !from.0.is_empty() {
-        settlements.push(decode_one(from.slice("a settlement")?)?);
-    }
-    Ok((store, settlements))
-}
-
-fn encode_one(settlement: &Settlement) -> Bytes {
-    let mut out = BytesMut::new();
-    out.put_slice(settlement.id.as_bytes());
-    out.put_slice(settlement.attempt.as_bytes());
-    match &settlement.verb {
-        Verb::Complete(recording) => {
-            out.put_u8(1);
-            put_slice(&mut out, &recording.head);
-            out.put_u8(u8::from(recording.body.is_some()));
-            put_slice(&mut out, recording.body.as_deref().unwrap_or_default());
-        }
-        Verb::Fail(failure) => {
-            out.put_u8(2);
-            put_slice(&mut out, failure.code.as_bytes());
-            put_slice(&mut out, failure.detail.as_bytes());
-        }
-        Verb::Release => out.put_u8(3),
-        // Only the store's own words are left, and nothing is lost by saying that nobody knows.
-        Verb::Unknown(cause) => {
-            out.put_u8(4);
-            put_slice(&mut out, cause.to_string().as_bytes());
-        }
-        Verb::Renew | Verb::Abandon | Verb::Defer(_) | Verb::Forget => out.put_u8(0),
-    }
-    out.freeze()
-}
-
-fn decode_one(bytes: Bytes) -> Result<Settlement, DecodeError> {
-    let mut from = Reader(bytes);
-    let id = RecordId::from_bytes(from.array("id")?);
-    let attempt = AttemptId::from_bytes(from.array("attempt")?);
-    let verb = match from.u8("verb")? {
-        // What only mattered while it ran.
-        0 => Verb::Renew,
-        1 => {
-            let head = from.slice("head")?;
-            let kept = from.u8("body flag")? == 1;
-            let body = from.slice("body")?;
-            Verb::Complete(Recording { head, body: kept.then_some(body) })
-        }
-        2 => Verb::Fail(Failure { code: from.text("code")?, detail: from.text("detail")? }),
-        3 => Verb::Release,
-        4 => Verb::Unknown(Cause::Reported(from.text("cause")?)),
-        _ => return Err(DecodeError::new("verb")),
-    };
-    from.end()?;
-    Ok(Settlement { id, attempt, verb })
-}
-
 #[cfg(test)]
 mod tests {
+    use bytes::Bytes;
+    use onetake_core::{AttemptId, Cause, Failure, RecordId, Recording, Verb};
+
     use super::*;
 
     fn settlements() -> Vec<Settlement> {
@@ -432,7 +342,15 @@ mod tests {
         }
         fs::write(folder.path().join("x.settlements"), &bytes[..40]).unwrap();
         fs::write(folder.path().join("y.unfinished"), &bytes).unwrap();
-        let kept = all(&journal).await;
+        fs::create_dir(folder.path().join("a folder.settlements")).unwrap();
+        let names = journal.names().await.unwrap();
+        let (odd, names) = names.split_first().unwrap();
+        let error = journal.read(odd.clone()).await.unwrap_err().to_string();
+        assert!(error.contains("a folder.settlements"), "{error}");
+        let mut kept = Vec::new();
+        for name in names {
+            kept.extend(journal.read(name.clone()).await.unwrap());
+        }
         assert_eq!(kept.len(), 2);
         assert_eq!(kept.iter().filter(|kept| kept.is_whole).count(), 1);
         assert!(folder.path().join("x.settlements").exists());

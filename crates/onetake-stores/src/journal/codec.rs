@@ -1,0 +1,104 @@
+//! What a file of the journal holds.
+
+use bytes::{BufMut, Bytes, BytesMut};
+
+use onetake_core::codec::{DecodeError, Reader, put_slice};
+use onetake_core::{AttemptId, Cause, Failure, Fingerprint, RecordId, Recording, Settlement, Verb};
+
+/// How files begin.
+pub(super) const TITLE: &[u8] = b"onetake journal 1\n";
+
+/// Tells the files of one store from those of another.
+pub(super) type Identity = [u8; 32];
+
+pub(super) type Read = Result<(Identity, Vec<Settlement>), DecodeError>;
+
+/// Files of the title, the store, settlements behind their lengths, and a digest of it all. A file has no more
+/// settlements once it has so many bytes.
+pub(super) fn encode(
+    store: &Identity,
+    settlements: &[Settlement],
+    bytes: usize,
+) -> impl Iterator<Item = Bytes> {
+    let mut rest = settlements.iter().peekable();
+    std::iter::from_fn(move || {
+        rest.peek()?;
+        let mut out = BytesMut::new();
+        out.put_slice(TITLE);
+        out.put_slice(store);
+        while out.len() < bytes
+            && let Some(settlement) = rest.next()
+        {
+            put_slice(&mut out, &encode_one(settlement));
+        }
+        let digest = Fingerprint::of(&out);
+        out.put_slice(digest.digest());
+        Some(out.freeze())
+    })
+}
+
+pub(super) fn decode(mut bytes: Bytes) -> Read {
+    let cut = DecodeError::new("it is cut");
+    let end = bytes.len().checked_sub(32).ok_or(cut.clone())?;
+    let digest = bytes.split_off(end);
+    if Fingerprint::of(&bytes).digest().as_slice() != digest.as_ref() {
+        return Err(DecodeError::new("it is not as it was written"));
+    }
+    let entries = bytes.strip_prefix(TITLE).ok_or(cut)?;
+    let mut from = Reader(Bytes::copy_from_slice(entries));
+    let store = from.array("the store")?;
+    let mut settlements = Vec::new();
+    while !from.0.is_empty() {
+        settlements.push(decode_one(from.slice("a settlement")?)?);
+    }
+    Ok((store, settlements))
+}
+
+fn encode_one(settlement: &Settlement) -> Bytes {
+    let mut out = BytesMut::new();
+    out.put_slice(settlement.id.as_bytes());
+    out.put_slice(settlement.attempt.as_bytes());
+    match &settlement.verb {
+        Verb::Complete(recording) => {
+            out.put_u8(1);
+            put_slice(&mut out, &recording.head);
+            out.put_u8(u8::from(recording.body.is_some()));
+            put_slice(&mut out, recording.body.as_deref().unwrap_or_default());
+        }
+        Verb::Fail(failure) => {
+            out.put_u8(2);
+            put_slice(&mut out, failure.code.as_bytes());
+            put_slice(&mut out, failure.detail.as_bytes());
+        }
+        Verb::Release => out.put_u8(3),
+        // Only the store's own words are left, and nothing is lost by saying that nobody knows.
+        Verb::Unknown(cause) => {
+            out.put_u8(4);
+            put_slice(&mut out, cause.to_string().as_bytes());
+        }
+        Verb::Renew | Verb::Abandon | Verb::Defer(_) | Verb::Forget => out.put_u8(0),
+    }
+    out.freeze()
+}
+
+fn decode_one(bytes: Bytes) -> Result<Settlement, DecodeError> {
+    let mut from = Reader(bytes);
+    let id = RecordId::from_bytes(from.array("id")?);
+    let attempt = AttemptId::from_bytes(from.array("attempt")?);
+    let verb = match from.u8("verb")? {
+        // What only mattered while it ran.
+        0 => Verb::Renew,
+        1 => {
+            let head = from.slice("head")?;
+            let kept = from.u8("body flag")? == 1;
+            let body = from.slice("body")?;
+            Verb::Complete(Recording { head, body: kept.then_some(body) })
+        }
+        2 => Verb::Fail(Failure { code: from.text("code")?, detail: from.text("detail")? }),
+        3 => Verb::Release,
+        4 => Verb::Unknown(Cause::Reported(from.text("cause")?)),
+        _ => return Err(DecodeError::new("verb")),
+    };
+    from.end()?;
+    Ok(Settlement { id, attempt, verb })
+}

@@ -177,7 +177,9 @@ async fn one(
         .map(|inquiry| Inquiry { limit: inquiry.limit.min(record.terms.ttl / 2), ..inquiry });
     // By this node's clock, which may differ from the store's: only how long to wait goes by it.
     let here = engine.clock.now();
-    let hold = hold(&record, at, inquiry, here);
+    // Who began a moment ago has not heard the answers of before, and whom it asks may be about to start too.
+    let asks_for = engine.clock.monotonic().saturating_sub(engine.began);
+    let hold = hold(&record, at, inquiry, here, asks_for);
     // What is under way in this very process is not over, whatever the store says: its word is better.
     let is_under_way = engine.flights.runs(&record.id);
     let Settled::Done { record, now } = defer(engine, lost, hold).await? else {
@@ -203,8 +205,6 @@ async fn one(
     } else {
         ask(engine, reconciler, &record, inquiry).await
     };
-    // Who began a moment ago has not heard the answers of before, and whom it asks may be about to start too.
-    let asks_for = engine.clock.monotonic().saturating_sub(engine.began);
     let is_over =
         ends(&record, at, inquiry) <= now && asks_for >= inquiry.limit.min(inquiry.pause_max);
     let found = match found {
@@ -249,7 +249,13 @@ fn too_early(record: &Record, inquiry: Inquiry, now: Timestamp) -> Duration {
 }
 
 /// For how long nobody else asks: until it is time at all, or as long as asking takes and then some.
-fn hold(record: &Record, at: Timestamp, inquiry: Option<Inquiry>, now: Timestamp) -> Duration {
+fn hold(
+    record: &Record,
+    at: Timestamp,
+    inquiry: Option<Inquiry>,
+    now: Timestamp,
+    asks_for: Duration,
+) -> Duration {
     let Some(inquiry) = inquiry else {
         // Another node may know better, and must get its turns while there is time.
         return now.since(at).max(NOBODY_MIN).min(NOBODY_MAX);
@@ -261,11 +267,19 @@ fn hold(record: &Record, at: Timestamp, inquiry: Option<Inquiry>, now: Timestamp
         let to_last = last_moment(record, at).since(now).max(inquiry.pause_min);
         return too_early.min(inquiry.after).min(to_last);
     }
-    let pause = now.since(at).max(inquiry.pause_min).min(inquiry.pause_max);
-    // The last ask is made at the limit; and if nobody could be asked then, before the key expires.
+    // The last ask is made at the limit. Behind it: when this engine has asked for long enough to say so; and if nobody
+    // could be asked then, before the key expires.
     let ends = ends(record, at, inquiry);
-    let last = if ends > now { ends } else { last_moment(record, at) };
-    inquiry.timeout.saturating_add(pause).min(last.since(now).max(shortest))
+    let enough = inquiry.limit.min(inquiry.pause_max);
+    let (asked_for, left) = if ends > now {
+        (now.since(at), ends.since(now))
+    } else if asks_for < enough {
+        (asks_for, enough.saturating_sub(asks_for))
+    } else {
+        (asks_for, last_moment(record, at).since(now))
+    };
+    let pause = asked_for.max(inquiry.pause_min).min(inquiry.pause_max);
+    inquiry.timeout.saturating_add(pause).min(left.max(shortest))
 }
 
 async fn ask(

@@ -48,6 +48,14 @@ async fn who_was_not_asked_has_not_answered() {
         world.tick(&*not_asked).await;
     }
     assert!(not_asked.asked() > 30);
+    // Also behind the limit no more often than every 35 seconds: a pause, and the time for an answer.
+    let before = not_asked.asked();
+    for _ in 0..350 {
+        world.clock.advance(Duration::from_secs(1));
+        world.tick(&*not_asked).await;
+    }
+    let asked = not_asked.asked() - before;
+    assert!((9..=11).contains(&asked), "{asked}");
     assert_eq!(world.state("a").await.name(), "unknown", "far behind the limit");
     // Before it expires, and could run again, it is failed all the same.
     for _ in 0..18 * 60 {

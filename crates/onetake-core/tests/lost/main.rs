@@ -298,6 +298,19 @@ const TORN: &str = "a torn page";
 #[derive(Debug, Default)]
 struct Paper(Mutex<Vec<(String, Kept)>>);
 
+impl Paper {
+    /// Waits until no more pages are left than these.
+    async fn has(&self, pages: usize) {
+        for _ in 0..100_000 {
+            if self.0.lock().unwrap().len() <= pages {
+                return;
+            }
+            tokio::task::yield_now().await;
+        }
+        panic!("nobody settles what is in the journal");
+    }
+}
+
 impl Journal for Paper {
     fn keep(&self, settlements: Vec<Settlement>) -> BoxFuture<'_, Result<(), StoreError>> {
         let mut pages = self.0.lock().unwrap();
@@ -355,9 +368,7 @@ async fn an_outcome_in_hand_survives_the_end() {
     assert_eq!(world.state("a").await.name(), "running");
     let next = World::engine(&world.clock, Arc::clone(&world.store) as Arc<dyn Store>);
     next.use_journal(Arc::clone(&journal) as Arc<dyn Journal>);
-    while !journal.0.lock().unwrap().is_empty() {
-        tokio::task::yield_now().await;
-    }
+    journal.has(0).await;
     let answer = next.begin(&operation("a")).await.unwrap();
     let Begin::Answer(Answer::Replay(record)) = answer else { panic!("{answer:?}") };
     let State::Completed { recording, .. } = &record.state else { panic!() };
@@ -404,9 +415,7 @@ async fn what_is_refused_holds_nothing_up() {
     let store = Arc::new(Refusing(Arc::clone(&world.store), refused.id));
     let next = World::engine(&world.clock, store);
     next.use_journal(Arc::clone(&journal) as Arc<dyn Journal>);
-    while journal.0.lock().unwrap().len() > 2 {
-        tokio::task::yield_now().await;
-    }
+    journal.has(2).await;
     assert_eq!(world.state("a").await.name(), "completed");
     let left: Vec<String> = journal.0.lock().unwrap().iter().map(|it| it.0.clone()).collect();
     assert_eq!(left, [TORN, "a first page"], "they are kept");
@@ -424,9 +433,7 @@ async fn what_was_settled_meanwhile_stands() {
     let found = Found::Completed(Recording::new("paid, as the bank says"));
     next.reconcile(&*Scripted::saying([found]), Asking::default()).await;
     next.use_journal(Arc::clone(&journal) as Arc<dyn Journal>);
-    while !journal.0.lock().unwrap().is_empty() {
-        tokio::task::yield_now().await;
-    }
+    journal.has(0).await;
     let State::Completed { recording, .. } = world.state("a").await else { panic!() };
     assert_eq!(recording, Recording::new("paid, as the bank says"), "theirs stands (S4)");
 }

@@ -193,12 +193,25 @@ pub async fn charges_under<T>(
     }
     for (name, body) in &told {
         for engine in &engines {
-            let again = engine.run(operation(name, terms), never).await.expect("the store answers");
+            let again = answered(engine, name, terms).await;
             let recorded = again.recording().and_then(|recording| recording.body.clone());
             assert_eq!(recorded.as_deref(), Some(body.as_slice()), "{name} was lost: {again:?}");
         }
     }
     Tally { acknowledged: told.len(), after: told.len().saturating_sub(before) }
+}
+
+/// What is known of a charge. A node that was not asked lately may have to find out first that its store is back.
+async fn answered(engine: &Engine, name: &str, terms: Terms) -> Outcome {
+    let until = SystemClock.monotonic() + REAL_TIME_MAX;
+    loop {
+        match engine.run(operation(name, terms), never).await {
+            Err(error) if error.is_store_down() && SystemClock.monotonic() < until => {
+                SystemClock.sleep(Duration::from_millis(20)).await;
+            }
+            answer => return answer.expect("the store answers"),
+        }
+    }
 }
 
 #[derive(Default)]

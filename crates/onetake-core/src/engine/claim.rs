@@ -144,6 +144,7 @@ async fn disown(engine: Arc<Inner>, id: RecordId, attempt: AttemptId, terms: Ter
     let mut pause = Duration::from_millis(50);
     loop {
         let answer = tokio::select! {
+            biased;
             answer = engine.settles.submit(release.clone()) => answer,
             () = engine.stopped.cancelled() => return engine.could_not_settle(release),
         };
@@ -154,6 +155,7 @@ async fn disown(engine: Arc<Inner>, id: RecordId, attempt: AttemptId, terms: Ter
             _ => {}
         }
         tokio::select! {
+            biased;
             () = engine.clock.sleep(pause) => pause = (pause * 2).min(Duration::from_secs(5)),
             () = engine.stopped.cancelled() => return engine.could_not_settle(release),
         }

@@ -132,9 +132,10 @@ pub(crate) async fn beat(engine: Arc<Inner>) {
             Err(next) => {
                 let rest = Duration::from_micros(next).saturating_sub(now);
                 tokio::select! {
-                    () = engine.clock.sleep(rest.min(Duration::from_secs(3600))) => {}
-                    () = heart.wake.notified() => {}
+                    biased;
                     () = engine.stopped.cancelled() => return,
+                    () = heart.wake.notified() => {}
+                    () = engine.clock.sleep(rest.min(Duration::from_secs(3600))) => {}
                 }
             }
         }

@@ -156,7 +156,8 @@ async fn sweeper(engine: Arc<Inner>, plan: Housekeeping) {
 pub(super) async fn rest(engine: &Inner, duration: Duration) -> bool {
     let clock: &dyn Clock = &*engine.clock;
     tokio::select! {
-        () = clock.sleep(duration) => true,
+        biased;
         () = engine.stopped.cancelled() => false,
+        () = clock.sleep(duration) => true,
     }
 }

@@ -336,8 +336,9 @@ async fn settle(
                 }
                 report(&pulse, &error);
                 tokio::select! {
-                    () = engine.clock.sleep(pause) => {}
+                    biased;
                     () = engine.stopped.cancelled() => {}
+                    () = engine.clock.sleep(pause) => {}
                 }
                 pause = (pause * 2).min(RETRY_MAX);
             }

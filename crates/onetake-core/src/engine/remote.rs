@@ -3,7 +3,7 @@
 //! One batched read for all waiters of this process every 25 ms, only while somebody waits. No
 //! waiter holds a connection.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -30,7 +30,8 @@ pub(crate) struct Remote {
 
 #[derive(Debug, Default)]
 struct Inner {
-    watched: HashMap<RecordId, watch::Sender<Seen>>,
+    /// In order, so that one run of a simulation is like the next.
+    watched: BTreeMap<RecordId, watch::Sender<Seen>>,
     polling: bool,
 }
 

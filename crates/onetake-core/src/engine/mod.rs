@@ -14,6 +14,7 @@ mod housekeeping;
 mod journal;
 mod lease;
 mod look;
+mod lost_claim;
 mod metrics;
 mod operation;
 mod operators;
@@ -44,6 +45,7 @@ use batch::Lane;
 use cache::Cache;
 use flight::Flights;
 use heart::Heart;
+use lost_claim::LostClaims;
 use metrics::Metrics;
 use remote::Remote;
 use resolve::Lead;
@@ -92,6 +94,7 @@ pub(crate) struct Inner {
     /// What could not be settled before everything stopped.
     unwritten: Mutex<Vec<Settlement>>,
     journal: OnceLock<Arc<dyn Journal>>,
+    lost_claims: LostClaims,
     /// When it began, by the monotonic clock.
     began: Duration,
     running: Arc<Semaphore>,
@@ -152,6 +155,7 @@ impl Engine {
             settling: TaskTracker::new(),
             unwritten: Mutex::default(),
             journal: OnceLock::new(),
+            lost_claims: LostClaims::default(),
             began: clock.monotonic(),
             running: Arc::new(Semaphore::new(limits.running_max)),
             waiting: Semaphore::new(limits.waiting_max),

@@ -188,8 +188,7 @@ impl Engine {
         F: FnOnce(Attempt) -> Fut + Send + 'static,
         Fut: Future<Output = Verdict> + Send + 'static,
     {
-        let mut operation = operation;
-        if let Some(answer) = self.known(&mut operation) {
+        if let Some(answer) = self.known(&operation) {
             return Ok(Outcome::Answered(answer));
         }
         let (tell, told) = oneshot::channel();

@@ -127,17 +127,9 @@ impl Operation {
         self
     }
 
-    /// Whether a record's fingerprint is this operation's. If it was sealed with an earlier secret, this
-    /// operation goes by that one from now on.
-    pub(crate) fn recognise(&mut self, found: &Fingerprint) -> bool {
-        if self.fingerprint == *found {
-            return true;
-        }
-        let is_earlier = self.earlier.contains(found);
-        if is_earlier {
-            self.fingerprint = *found;
-        }
-        is_earlier
+    /// Whether a record's fingerprint is this operation's, sealed with the current secret or an earlier one.
+    pub(crate) fn recognises(&self, found: &Fingerprint) -> bool {
+        self.fingerprint == *found || self.earlier.contains(found)
     }
 
     /// Sets the terms.

@@ -2,6 +2,7 @@
 #![expect(clippy::unwrap_used, clippy::panic, reason = "tests may panic")]
 
 mod journal;
+mod key_lives;
 mod late_claims;
 mod lease_start;
 

@@ -1,6 +1,7 @@
 //! The engine through its public seams: a store that misbehaves, a clock that tests move, a journal in memory.
 #![expect(clippy::unwrap_used, clippy::panic, reason = "tests may panic")]
 
+mod bounds;
 mod journal;
 mod key_lives;
 mod late_claims;

@@ -15,11 +15,13 @@ use std::time::Duration;
 
 use tokio_util::sync::CancellationToken;
 
-use crate::record::AttemptId;
+use crate::record::{AttemptId, OnUnknown, Record};
 use crate::scope::RecordId;
 use crate::store::{Settled, Settlement, Verb};
 
 use super::Inner;
+use super::operation::Attempt;
+use super::untried::note_untried;
 
 /// The pause before the second release; each pause is twice the one before, up to [`PAUSE_MAX`].
 const PAUSE_MIN: Duration = Duration::from_millis(50);
@@ -88,13 +90,21 @@ pub(super) fn release(engine: &Arc<Inner>, id: RecordId, attempt: AttemptId) {
 }
 
 /// Sends the release until it finds the claim, or the claim cannot land any more.
-async fn until_settled(engine: &Inner, release: &Settlement) {
+async fn until_settled(engine: &Arc<Inner>, release: &Settlement) {
     let patience = engine.limits.lost_claim_patience;
     let mut until = engine.clock.monotonic().saturating_add(patience);
     let mut pause = PAUSE_MIN;
     loop {
         match engine.settles.submit(release.clone()).await {
-            Ok(Settled::Done { .. }) => return,
+            Ok(Settled::Done { record, .. }) => {
+                // Those who count how often such a key was tried look at its attempts.
+                if record.terms.on_unknown == OnUnknown::Rollback {
+                    let Record { id, attempt, fence, .. } = *record;
+                    let attempt = Attempt { id, attempt, fence };
+                    note_untried(engine, attempt, "engine", "the answer to its claim was lost");
+                }
+                return;
+            }
             // It landed, and somebody else settled it.
             Ok(Settled::Stale { current: Some(record) }) if record.attempt == release.attempt => {
                 return;

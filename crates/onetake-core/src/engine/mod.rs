@@ -24,6 +24,7 @@ mod replays;
 mod resolve;
 mod retry;
 mod transact;
+mod untried;
 mod wait;
 
 use std::future::Future;

@@ -2,6 +2,7 @@
 #![expect(clippy::unwrap_used, clippy::panic, reason = "tests may panic")]
 
 mod bounds;
+mod inbox;
 mod journal;
 mod key_lives;
 mod late_claims;

@@ -15,12 +15,15 @@ use crate::engine::{
 };
 use crate::fingerprint::Fingerprint;
 use crate::key::{Key, KeyError};
-use crate::origin::{Origin, TenantDigest};
+use crate::origin::{Origin, PastAttempt, TenantDigest};
 use crate::record::{Failure, OnUnknown, Record, Recording, State, Terms};
 use crate::scope::{RecordId, Reference, Scope};
+use crate::store::StoreError;
 
 /// The most attempts that may be asked for: as many as every record remembers.
 pub const ATTEMPTS_MAX: u32 = 15;
+/// The author of the inbox's entries in the audit log.
+const BY: &str = "inbox";
 /// The code of a poisoned message's record.
 pub const POISONED: &str = "poisoned";
 
@@ -42,7 +45,8 @@ pub struct InboxOptions {
     pub lease: Duration,
     /// For how long the work may take.
     pub run_max: Duration,
-    /// How often a message is tried, from 1 to [`ATTEMPTS_MAX`]. An attempt whose process died counts too.
+    /// How often a message is tried, from 1 to [`ATTEMPTS_MAX`]. An attempt whose process died counts; one that could
+    /// not begin, because the database was unreachable, does not.
     pub attempts_max: u32,
 }
 
@@ -118,13 +122,33 @@ impl Inbox {
     }
 
     /// Deals with a message, unless somebody did. `work` writes its effects and its completion in one transaction
-    /// and answers once it has committed, or with why it did not.
+    /// and answers once it has committed, or with why it did not. Every failure of it counts as a try.
     ///
     /// # Errors
     /// If it could not even be tried.
     pub async fn receive<E, F, Fut>(
         &self,
         message: &str,
+        work: F,
+    ) -> Result<Received<E>, ReceiveError>
+    where
+        E: Send + 'static,
+        F: FnOnce(Attempt) -> Fut + Send + 'static,
+        Fut: Future<Output = Result<(), E>> + Send + 'static,
+    {
+        self.receive_counting(message, |_| true, work).await
+    }
+
+    /// Deals with a message as [`receive`](Self::receive) does, and counts a failure as a try only if `is_try`
+    /// returns true for its error. It should be false if the work could not begin, because its database was
+    /// unreachable: a message is not to blame for that.
+    ///
+    /// # Errors
+    /// If it could not even be tried.
+    pub async fn receive_counting<E, F, Fut>(
+        &self,
+        message: &str,
+        is_try: fn(&E) -> bool,
         work: F,
     ) -> Result<Received<E>, ReceiveError>
     where
@@ -144,9 +168,10 @@ impl Inbox {
             let told = |said: Said<E>| {
                 *slot.lock().unwrap_or_else(PoisonError::into_inner) = Some(said);
             };
-            // Each attempt before this one stands in the record, in the statement that granted the next.
-            let Some(record) = read(&engine, attempt.id).await else { return Verdict::Release };
-            let before = u32::try_from(record.history.attempts().count()).unwrap_or(u32::MAX);
+            let Some(before) = tries_before(&engine, attempt.id).await else {
+                not_tried(&engine, attempt, "its earlier tries could not be counted").await;
+                return Verdict::Release;
+            };
             let attempts = before.saturating_add(1);
             told(Said { attempt, attempts, error: None });
             if before >= max {
@@ -155,6 +180,11 @@ impl Inbox {
             match work(attempt).await {
                 // Whether it is so is looked at.
                 Ok(()) => Verdict::Release,
+                Err(error) if !is_try(&error) => {
+                    told(Said { attempt, attempts: before, error: Some(error) });
+                    not_tried(&engine, attempt, "its work could not begin").await;
+                    Verdict::Release
+                }
                 Err(error) => {
                     told(Said { attempt, attempts, error: Some(error) });
                     if attempts < max {
@@ -197,12 +227,34 @@ impl Inbox {
     }
 }
 
-/// The record of an attempt that runs; `None` if it cannot be had for a while.
-async fn read(engine: &Engine, id: RecordId) -> Option<Arc<Record>> {
+/// Notes that an attempt was no try, before it is released.
+async fn not_tried(engine: &Engine, attempt: Attempt, why: &str) {
+    let _panicked = engine.note_untried(attempt, BY, why).await;
+}
+
+/// How often the message of an attempt that runs was tried before; `None` if that cannot be known for a while.
+///
+/// Each attempt before this one stands in the record, in the statement that granted the next.
+async fn tries_before(engine: &Engine, id: RecordId) -> Option<u32> {
+    let record = patiently(engine, id, || engine.read(id)).await??;
+    let attempts: Vec<PastAttempt> = record.history.attempts().collect();
+    if attempts.is_empty() {
+        return Some(0);
+    }
+    let untried = patiently(engine, id, || engine.untried(id)).await?;
+    let tries = attempts.iter().filter(|past| !untried.contains(&past.fence)).count();
+    Some(u32::try_from(tries).unwrap_or(u32::MAX))
+}
+
+/// Asks the store, and again for a few seconds if it does not answer.
+async fn patiently<T, Fut>(engine: &Engine, id: RecordId, ask: impl Fn() -> Fut) -> Option<T>
+where
+    Fut: Future<Output = Result<T, StoreError>>,
+{
     let mut pause = READ_PAUSE_MIN;
     loop {
-        match engine.read(id).await {
-            Ok(record) => return record,
+        match ask().await {
+            Ok(answer) => return Some(answer),
             Err(error) if pause > READ_PAUSE_MAX => {
                 let reference = id.reference();
                 tracing::warn!(%reference, %error, "a message was not tried: how often it was before is not known");

@@ -95,7 +95,8 @@ impl<T: Typed> Stored<T> {
             }
             Err(error) => {
                 tracing::error!(
-                    result = T::NAME, %error,
+                    result = T::NAME,
+                    error = unquoted(&error),
                     "a result cannot be kept as a value; its response is kept instead"
                 );
                 self.0.respond()
@@ -213,7 +214,8 @@ impl Types {
                 Ok(Recorded { status, headers, body: Some(body), trailers: HeaderMap::new() })
             }
             Err(error) => {
-                tracing::error!(name, %error, "a recorded result cannot be read by this version");
+                let error = unquoted(&error);
+                tracing::error!(name, error, "a recorded result cannot be read by this version");
                 refused("this version cannot read its result")
             }
         }
@@ -240,6 +242,12 @@ fn head(recording: &Recording) -> Result<(StatusCode, String), DecodeError> {
     let name = name.map_err(|_| DecodeError::new("name"))?;
     from.end()?;
     Ok((status, name))
+}
+
+/// The kind and the place of an error, without its text, which may quote the value.
+fn unquoted(error: &serde_json::Error) -> String {
+    let (kind, line, column) = (error.classify(), error.line(), error.column());
+    format!("{kind:?} error at line {line} column {column}")
 }
 
 fn not_rebuilt(why: &str) -> Problem {

@@ -616,3 +616,24 @@ async fn a_plain_tower_service_keeps_its_error_type() {
     assert_eq!(retry.status(), 500, "an error after the start is unknown");
     assert_eq!(runs.load(Ordering::SeqCst), 2);
 }
+
+/// An HTTP/2 stream that is reset in the middle can look like the end of its body.
+#[tokio::test]
+async fn a_body_of_another_length_than_announced_runs_nothing() {
+    let api = Api::default();
+    let router = api.router(Policy::new());
+    for announced in ["3", "1", "0", "-2", "two", "2, 2", "99999999999999999999999"] {
+        let mut broken = request("/charges", KEY, "10");
+        broken.headers_mut().insert("content-length", announced.parse().unwrap());
+        let answered = send(&router, broken).await;
+        let told = (answered.status, answered.code());
+        assert_eq!(told, (408, "request_body_incomplete".to_owned()), "{announced}");
+    }
+    assert_eq!(api.runs(), 0);
+    // Nothing was claimed for the part of a payload: the whole one runs under the same key.
+    let mut whole = request("/charges", KEY, "100");
+    whole.headers_mut().insert("content-length", "3".parse().unwrap());
+    let answered = send(&router, whole).await;
+    assert_eq!((answered.status, &answered.body[..]), (201, &b"charged 100"[..]));
+    assert_eq!(api.runs(), 1);
+}

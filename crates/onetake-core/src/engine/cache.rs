@@ -11,8 +11,9 @@ use crate::clock::Timestamp;
 use crate::record::{AttemptId, Record, State};
 use crate::scope::RecordId;
 
-/// What an entry costs beside its recording.
-const ENTRY_BYTES: usize = 300;
+/// The bytes of an entry beside the texts and bytes of its record: the record itself, and its places in the map
+/// and in the order.
+const ENTRY_BYTES: usize = 512;
 
 /// How many outcomes that were forgotten are remembered as such: more than operators forget in a minute.
 const FORGOTTEN_MAX: usize = 1_024;
@@ -93,11 +94,13 @@ impl Cache {
 }
 
 fn cost(record: &Record) -> usize {
-    ENTRY_BYTES
-        + match &record.state {
-            State::Completed { recording, .. } => recording.bytes(),
-            _ => 0,
-        }
+    let outcome = match &record.state {
+        State::Completed { recording, .. } => recording.bytes(),
+        State::Failed { failure, .. } => failure.code.len() + failure.detail.len(),
+        _ => 0,
+    };
+    let origin = record.origin.route.len() + record.origin.memo.as_bytes().len();
+    ENTRY_BYTES + outcome + origin + record.history.as_text().len()
 }
 
 impl Inner {
@@ -176,5 +179,12 @@ mod tests {
         let inner = cache.inner.lock().unwrap();
         let sum: usize = inner.entries.values().map(|entry| cost(&entry.record)).sum();
         assert_eq!(inner.bytes, sum);
+    }
+
+    /// A map has up to twice as many places as entries, and an order, too.
+    #[test]
+    fn an_entry_takes_no_more_bytes_than_are_counted() {
+        let places = size_of::<(RecordId, Entry)>() + 1 + size_of::<(RecordId, u64)>();
+        assert!(size_of::<Record>() + 2 * places <= ENTRY_BYTES, "{}", size_of::<Record>());
     }
 }

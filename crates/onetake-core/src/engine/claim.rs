@@ -2,18 +2,18 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
 
 use tokio::sync::OwnedSemaphorePermit;
 
 use crate::clock::Timestamp;
-use crate::record::{AttemptId, Cause, Record, State, Terms};
+use crate::record::{AttemptId, Cause, Record, State};
 use crate::scope::RecordId;
 use crate::store::{Claim, Claimed, Settled, Settlement, StoreError, StoreErrorKind, Verb};
 
 use super::flight::{Flight, Landing};
 use super::housekeeping::note;
 use super::lease::{Granted, Lease};
+use super::lost_claim;
 use super::operation::{EngineError, Operation};
 use super::resolve::Led;
 use super::{Engine, Inner};
@@ -111,15 +111,15 @@ async fn try_claim(
 
 /// A claim whose answer got lost may have landed: renew it, and believe that. Reading it would not do: it
 /// may be visible where it is not durable yet, and a renewal is a write, which is answered when it and
-/// everything before it is. If that fails too, nothing ran, and what may have landed is released when
-/// the store is back.
+/// everything before it is. If that fails too, nothing ran, and the claim is released whenever it lands:
+/// see [`lost_claim`].
 async fn recover(
     engine: &Arc<Inner>,
     operation: &Operation,
     attempt: AttemptId,
     error: StoreError,
 ) -> Result<Claimed, StoreError> {
-    let (id, terms) = (operation.id, operation.terms);
+    let id = operation.id;
     let renewal = Settlement { id, attempt, verb: Verb::Renew };
     match engine.settles.submit(renewal).await {
         Ok(Settled::Done { record, .. })
@@ -129,35 +129,8 @@ async fn recover(
         }
         // Somebody else's, or nothing: ours did not land, or not yet. Not running is always safe.
         _ => {
-            let disowning = disown(Arc::clone(engine), id, attempt, terms);
-            engine.runtime.spawn(engine.settling.track_future(disowning));
+            lost_claim::release(engine, id, attempt);
             Err(error)
-        }
-    }
-}
-
-/// Releases a claim that may have landed, or may still land, although nobody runs it. If everything stops before
-/// the store answers, that is left to the next start.
-async fn disown(engine: Arc<Inner>, id: RecordId, attempt: AttemptId, terms: Terms) {
-    let release = Settlement { id, attempt, verb: Verb::Release };
-    let until = engine.clock.monotonic().saturating_add(terms.lease).saturating_add(terms.grace);
-    let mut pause = Duration::from_millis(50);
-    loop {
-        let answer = tokio::select! {
-            biased;
-            answer = engine.settles.submit(release.clone()) => answer,
-            () = engine.stopped.cancelled() => return engine.could_not_settle(release),
-        };
-        match answer {
-            Ok(Settled::Done { .. }) => return,
-            // It has not landed. It could until its lease would be over anyway.
-            Ok(Settled::Stale { .. }) if engine.clock.monotonic() >= until => return,
-            _ => {}
-        }
-        tokio::select! {
-            biased;
-            () = engine.clock.sleep(pause) => pause = (pause * 2).min(Duration::from_secs(5)),
-            () = engine.stopped.cancelled() => return engine.could_not_settle(release),
         }
     }
 }

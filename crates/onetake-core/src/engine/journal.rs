@@ -15,7 +15,7 @@ use crate::record::{Record, State};
 use crate::store::{Settled, Settlement, StoreError, StoreErrorKind, Verb};
 
 use super::housekeeping::rest;
-use super::{Engine, Inner};
+use super::{Engine, Inner, lost_claim};
 
 /// How long settlements that are under way when everything stops may take to notice.
 const HAND_OVER_PATIENCE: Duration = Duration::from_secs(5);
@@ -118,7 +118,7 @@ async fn finish_all(engine: Arc<Inner>, journal: Arc<dyn Journal>) {
 }
 
 async fn finish(
-    engine: &Inner,
+    engine: &Arc<Inner>,
     journal: &dyn Journal,
     left: &mut HashSet<String>,
 ) -> Result<(), StoreError> {
@@ -144,7 +144,15 @@ async fn finish(
         for (settlement, answer) in kept.settlements.iter().zip(answers) {
             match answer {
                 Ok(Settled::Done { .. }) => {}
-                Ok(Settled::Stale { current }) => report(settlement, current.as_deref()),
+                Ok(Settled::Stale { current }) => {
+                    // A claim whose answer was lost may land even now, after its process ended.
+                    let has_landed =
+                        current.as_ref().is_some_and(|it| it.attempt == settlement.attempt);
+                    if settlement.verb == Verb::Release && !has_landed {
+                        lost_claim::release(engine, settlement.id, settlement.attempt);
+                    }
+                    report(settlement, current.as_deref());
+                }
                 Err(error) if error.kind() == StoreErrorKind::Invalid => {
                     tracing::error!(
                         reference = %settlement.id.reference(), %error,

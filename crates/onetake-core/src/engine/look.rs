@@ -31,7 +31,7 @@ impl Engine {
             return Promise::Elsewhere;
         };
         let is_ours = match flight.phase() {
-            Phase::Running(found) => operation.clone().recognise(&found),
+            Phase::Running(found) => operation.recognises(&found),
             Phase::Claiming | Phase::Landed(_) => false,
         };
         if is_ours && flight.promise() { Promise::Given } else { Promise::Refused }

@@ -28,6 +28,7 @@ pub(crate) struct Metrics {
     pub(crate) swept: Counter,
     pub(crate) running: Gauge,
     pub(crate) waiting: Gauge,
+    pub(crate) lost_claims: Gauge,
     pub(crate) claims: Writes,
     pub(crate) settlements: Writes,
 }
@@ -53,6 +54,7 @@ impl Metrics {
             swept: counter!("onetake_swept_total"),
             running: gauge!("onetake_running"),
             waiting: gauge!("onetake_waiting"),
+            lost_claims: gauge!("onetake_lost_claims"),
             claims: Writes::new("claim"),
             settlements: Writes::new("settle"),
         }
@@ -91,6 +93,10 @@ fn describe() {
     }
     describe_gauge!("onetake_running", "Operations that run now.");
     describe_gauge!("onetake_waiting", "Callers that wait now.");
+    describe_gauge!(
+        "onetake_lost_claims",
+        "Claims whose answer was lost, to be released if they land."
+    );
     describe_histogram!("onetake_store_seconds", "Time of one write to the store.");
     describe_histogram!("onetake_batch_size", "Items in one write to the store.");
 }

@@ -14,6 +14,7 @@ mod housekeeping;
 mod journal;
 mod lease;
 mod look;
+mod lost_claim;
 mod metrics;
 mod operation;
 mod operators;
@@ -23,6 +24,7 @@ mod replays;
 mod resolve;
 mod retry;
 mod transact;
+mod untried;
 mod wait;
 
 use std::future::Future;
@@ -44,6 +46,7 @@ use batch::Lane;
 use cache::Cache;
 use flight::Flights;
 use heart::Heart;
+use lost_claim::LostClaims;
 use metrics::Metrics;
 use remote::Remote;
 use resolve::Lead;
@@ -92,6 +95,7 @@ pub(crate) struct Inner {
     /// What could not be settled before everything stopped.
     unwritten: Mutex<Vec<Settlement>>,
     journal: OnceLock<Arc<dyn Journal>>,
+    lost_claims: LostClaims,
     /// When it began, by the monotonic clock.
     began: Duration,
     running: Arc<Semaphore>,
@@ -152,6 +156,7 @@ impl Engine {
             settling: TaskTracker::new(),
             unwritten: Mutex::default(),
             journal: OnceLock::new(),
+            lost_claims: LostClaims::default(),
             began: clock.monotonic(),
             running: Arc::new(Semaphore::new(limits.running_max)),
             waiting: Semaphore::new(limits.waiting_max),
@@ -184,8 +189,7 @@ impl Engine {
         F: FnOnce(Attempt) -> Fut + Send + 'static,
         Fut: Future<Output = Verdict> + Send + 'static,
     {
-        let mut operation = operation;
-        if let Some(answer) = self.known(&mut operation) {
+        if let Some(answer) = self.known(&operation) {
             return Ok(Outcome::Answered(answer));
         }
         let (tell, told) = oneshot::channel();

@@ -38,6 +38,11 @@ pub struct Limits {
     /// How long a caller waits for an outcome to become durable before it is told that it is
     /// pending.
     pub settle_patience: Duration,
+    /// How long the engine goes on releasing a claim whose answer was lost, counted from the last error of the
+    /// store: longer than a network or a stalled server can hold a request back.
+    pub lost_claim_patience: Duration,
+    /// Claims whose answer was lost and that are being released at once; one more gives up on the oldest.
+    pub lost_claims_max: usize,
 }
 
 impl Default for Limits {
@@ -53,6 +58,8 @@ impl Default for Limits {
             poll_interval: Duration::from_millis(25),
             claim_patience: Duration::from_secs(5),
             settle_patience: Duration::from_secs(5),
+            lost_claim_patience: Duration::from_secs(3600),
+            lost_claims_max: 10_000,
         }
     }
 }
@@ -120,17 +127,9 @@ impl Operation {
         self
     }
 
-    /// Whether a record's fingerprint is this operation's. If it was sealed with an earlier secret, this
-    /// operation goes by that one from now on.
-    pub(crate) fn recognise(&mut self, found: &Fingerprint) -> bool {
-        if self.fingerprint == *found {
-            return true;
-        }
-        let is_earlier = self.earlier.contains(found);
-        if is_earlier {
-            self.fingerprint = *found;
-        }
-        is_earlier
+    /// Whether a record's fingerprint is this operation's, sealed with the current secret or an earlier one.
+    pub(crate) fn recognises(&self, found: &Fingerprint) -> bool {
+        self.fingerprint == *found || self.earlier.contains(found)
     }
 
     /// Sets the terms.

@@ -42,8 +42,13 @@ pub trait Reconcile: fmt::Debug + Send + Sync + 'static {
 /// How patiently to ask.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Inquiry {
-    /// No sooner than this after the attempt was given its key: what it sent must have arrived by then, or
-    /// never will. Where a store has no clock of its own (DynamoDB), add by how much clocks may differ.
+    /// The pause between the moment at which the outcome became unknown and the first ask: what the attempt sent
+    /// must have arrived by then, or never will.
+    ///
+    /// An attempt may start long after its claim, as its lease is renewed. The store does not know when, but it was
+    /// before its outcome became unknown: the attempt itself says so after its start, and the reaper does after the
+    /// last lease, on which nothing starts any more. Where a store has no clock of its own (DynamoDB), add by
+    /// how much clocks may differ.
     pub after: Duration,
     /// How long one ask may take.
     pub timeout: Duration,
@@ -51,7 +56,7 @@ pub struct Inquiry {
     pub pause_min: Duration,
     /// The longest pause between two asks.
     pub pause_max: Duration,
-    /// For how long to go on after it became unknown and may be asked for, and for no longer than half of what the key is
+    /// For how long to go on after it may be asked for, and for no longer than half of what the key is
     /// kept for; then it is recorded as failed. An engine that began a moment ago asks some more.
     pub limit: Duration,
 }
@@ -193,7 +198,7 @@ async fn one(
         return Ok(true);
     };
     // By the store's clock, and by this node's: who is early by that has deferred for no longer than until it is time.
-    let is_early = [now, here].iter().any(|now| !too_early(&record, inquiry, *now).is_zero());
+    let is_early = [now, here].iter().any(|now| !too_early(at, inquiry, *now).is_zero());
     let is_last = last_moment(&record, at) <= now;
     if is_under_way || (is_early && !is_last) {
         return Ok(true);
@@ -232,10 +237,9 @@ async fn defer(engine: &Inner, lost: Abandoned, hold: Duration) -> Result<Settle
     engine.patiently(Box::pin(engine.settles.submit(defer))).await
 }
 
-/// When to give up: the limit begins when it is unknown, and may be asked for.
+/// When to give up: the limit begins when it may be asked for.
 fn ends(record: &Record, at: Timestamp, inquiry: Inquiry) -> Timestamp {
-    let from = at.max(record.claimed_at.plus(inquiry.after));
-    from.plus(inquiry.limit).min(last_moment(record, at))
+    at.plus(inquiry.after).plus(inquiry.limit).min(last_moment(record, at))
 }
 
 /// A key that expires unknown may run again: it must be recorded as failed before that, asked for or not.
@@ -243,9 +247,9 @@ fn last_moment(record: &Record, at: Timestamp) -> Timestamp {
     at.plus(record.terms.ttl / 4 * 3)
 }
 
-/// How much is left of the time before which nobody asks.
-fn too_early(record: &Record, inquiry: Inquiry, now: Timestamp) -> Duration {
-    record.claimed_at.plus(inquiry.after).since(now)
+/// How much is left of the time before which nobody asks: see [`Inquiry::after`].
+fn too_early(at: Timestamp, inquiry: Inquiry, now: Timestamp) -> Duration {
+    at.plus(inquiry.after).since(now)
 }
 
 /// For how long nobody else asks: until it is time at all, or as long as asking takes and then some.
@@ -261,7 +265,7 @@ fn hold(
         return now.since(at).max(NOBODY_MIN).min(NOBODY_MAX);
     };
     let shortest = inquiry.timeout.saturating_add(inquiry.pause_min);
-    let too_early = too_early(record, inquiry, now);
+    let too_early = too_early(at, inquiry, now);
     if !too_early.is_zero() {
         // Not for ever where this node's clock is wrong: another may know better.
         let to_last = last_moment(record, at).since(now).max(inquiry.pause_min);

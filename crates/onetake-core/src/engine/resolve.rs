@@ -37,9 +37,9 @@ pub(super) enum Led {
 
 impl Engine {
     /// What this process knows without asking anybody.
-    pub(super) fn known(&self, operation: &mut Operation) -> Option<Answer> {
+    pub(super) fn known(&self, operation: &Operation) -> Option<Answer> {
         let record = self.inner.cache.get(&operation.id, self.inner.clock.monotonic())?;
-        let answer = if operation.recognise(&record.fingerprint) {
+        let answer = if operation.recognises(&record.fingerprint) {
             settled(&record)?
         } else {
             Answer::Mismatch
@@ -53,7 +53,8 @@ impl Engine {
         lead: Lead,
     ) -> Result<Begin, EngineError> {
         let inner = &self.inner;
-        let operation = &mut operation.clone();
+        // The store compares one fingerprint: that of the record, if it was sealed with an earlier secret.
+        let mut asking = operation.clone();
         let mut patience = Patience::new(inner, operation.in_flight);
         loop {
             if let Some(answer) = self.known(operation) {
@@ -61,22 +62,25 @@ impl Engine {
             }
             let next = match inner.flights.enter(operation.id, inner.limits.waiting_per_key_max) {
                 Entered::Full => Next::Answer(Answer::InFlight),
-                Entered::Leader(flight) => match self.lead(operation, flight, lead).await? {
+                Entered::Leader(flight) => match self.lead(&asking, flight, lead).await? {
                     // How long the store may take for a claim does not bound a rollback.
                     Led::Run(lease) => match &operation.on_retry {
                         Some(hook) => return roll_back(self, lease, hook, operation.run_max).await,
                         None => return Ok(Begin::Run(lease)),
                     },
-                    Led::Found(record, now) => interpret(&record, operation, now),
+                    Led::Found(record, now) => interpret(&record, &asking, now),
                 },
-                Entered::Joiner(phase) => join(operation, phase, &mut patience).await?,
+                Entered::Joiner(phase) => join(&asking, phase, &mut patience).await?,
             };
             let answer = match next {
                 Next::Answer(answer) => answer,
                 Next::Again => continue,
-                Next::Other(found) if operation.recognise(&found) => continue,
+                Next::Other(found) if operation.recognises(&found) => {
+                    asking.fingerprint = found;
+                    continue;
+                }
                 Next::Other(_) => Answer::Mismatch,
-                Next::RunsElsewhere => match elsewhere(inner, operation, &mut patience).await {
+                Next::RunsElsewhere => match elsewhere(inner, &asking, &mut patience).await {
                     Some(answer) => answer,
                     None => continue,
                 },

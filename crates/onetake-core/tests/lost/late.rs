@@ -120,3 +120,47 @@ async fn what_was_promised_ends_with_an_outcome() {
         assert_eq!(record.state.name(), expected);
     }
 }
+
+/// An attempt may start long after its claim, on a lease that was renewed: the time that its request may take counts
+/// from then.
+#[tokio::test]
+async fn nobody_asks_too_early_for_an_attempt_that_started_late() {
+    let world = World::new();
+    let asked = operation("a").run_max(10 * MINUTE);
+    let Begin::Run(lease) = world.engine.begin(&asked).await.unwrap() else { panic!() };
+    for _ in 0..59 {
+        world.clock.advance(Duration::from_secs(1));
+        for _ in 0..20 {
+            tokio::task::yield_now().await;
+        }
+    }
+    lease.start().unwrap();
+    let settled = lease.unknown(Cause::Interrupted).await;
+    assert!(matches!(settled, Settling::Recorded(_)), "{settled:?}");
+    let found = Scripted::saying([Found::NotExecuted]);
+    for second in 0..60 {
+        world.tick(&*found).await;
+        assert_eq!(found.asked(), 0, "{second} seconds after it started");
+        world.clock.advance(Duration::from_secs(1));
+    }
+    world.tick(&*found).await;
+    assert_eq!((found.asked(), world.state("a").await.name()), (1, "released"));
+}
+
+/// The limit counts from the moment at which it may be asked for.
+#[tokio::test]
+async fn the_limit_begins_when_it_may_be_asked_for() {
+    let world = World::new();
+    world.unknown("a").await;
+    let unclear = Scripted::saying([]);
+    let mut seconds = 0;
+    while world.state("a").await.name() == "unknown" && seconds < 2_000 {
+        world.tick(&*unclear).await;
+        world.clock.advance(Duration::from_secs(1));
+        seconds += 1;
+    }
+    assert!(
+        (660..=670).contains(&seconds),
+        "a minute before, and ten minutes of asking: {seconds}"
+    );
+}

@@ -430,6 +430,7 @@ async fn what_was_settled_meanwhile_stands() {
     world.clock.advance(10 * MINUTE);
     let next = World::engine(&world.clock, Arc::clone(&world.store) as Arc<dyn Store>);
     assert_eq!(next.reap(10).await, 1);
+    world.clock.advance(MINUTE);
     let found = Found::Completed(Recording::new("paid, as the bank says"));
     next.reconcile(&*Scripted::saying([found]), Asking::default()).await;
     next.use_journal(Arc::clone(&journal) as Arc<dyn Journal>);

@@ -1,11 +1,14 @@
 //! What tests of routers share: how a request is sent, and what came back.
 
+use std::sync::{Arc, Mutex};
+
 use axum::Router;
 use axum::body::Body;
 use http::{HeaderMap, Request};
 use http_body_util::BodyExt;
 use serde_json::Value;
 use tower::ServiceExt;
+use tracing::span;
 
 pub(crate) const KEY: &str = "6f1c8d6a-3a09-4b6e-9c8f-2d1f5e7b8a90";
 
@@ -41,4 +44,46 @@ pub(crate) fn post_of(who: &str, path: &str, key: &str) -> Request<Body> {
         .header("idempotency-key", key)
         .body(Body::from("10"))
         .unwrap()
+}
+
+/// Collects the lines that this thread logs, as long as the guard lives.
+pub(crate) fn logs() -> (Arc<Mutex<Vec<String>>>, tracing::subscriber::DefaultGuard) {
+    let lines = Arc::new(Mutex::new(Vec::new()));
+    let guard = tracing::subscriber::set_default(Lines(Arc::clone(&lines)));
+    (lines, guard)
+}
+
+/// Keeps every event as a line of its fields.
+struct Lines(Arc<Mutex<Vec<String>>>);
+
+impl tracing::Subscriber for Lines {
+    fn enabled(&self, _: &tracing::Metadata<'_>) -> bool {
+        true
+    }
+
+    fn new_span(&self, _: &span::Attributes<'_>) -> span::Id {
+        span::Id::from_u64(1)
+    }
+
+    fn record(&self, _: &span::Id, _: &span::Record<'_>) {}
+
+    fn record_follows_from(&self, _: &span::Id, _: &span::Id) {}
+
+    fn event(&self, event: &tracing::Event<'_>) {
+        let mut line = Line(String::new());
+        event.record(&mut line);
+        self.0.lock().unwrap().push(line.0);
+    }
+
+    fn enter(&self, _: &span::Id) {}
+
+    fn exit(&self, _: &span::Id) {}
+}
+
+struct Line(String);
+
+impl tracing::field::Visit for Line {
+    fn record_debug(&mut self, field: &tracing::field::Field, value: &dyn std::fmt::Debug) {
+        self.0 += &format!("{field}={value:?} ");
+    }
 }

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use crate::shared::{Answered, KEY, post_of, send};
+use crate::shared::{Answered, KEY, logs, post_of, send};
 use axum::Router;
 use axum::extract::State;
 use axum::routing::post;
@@ -318,4 +318,75 @@ async fn a_response_that_was_changed_on_its_way_is_replayed_as_it_was_shown() {
         assert_eq!((again.status, &again.body), (first.status, &first.body), "{what}");
         assert_eq!(again.headers.get("x-added"), first.headers.get("x-added"), "{what}");
     }
+}
+
+/// A result with something secret in it.
+#[derive(Serialize, Deserialize)]
+struct Paid {
+    card: String,
+}
+
+impl Typed for Paid {
+    const NAME: &'static str = "paid";
+
+    fn respond(&self) -> Response<Bytes> {
+        json(StatusCode::CREATED, self)
+    }
+}
+
+/// A later version of it, which cannot read the earlier one's value.
+#[derive(Serialize, Deserialize)]
+struct PaidLater {
+    card: u64,
+}
+
+impl Typed for PaidLater {
+    const NAME: &'static str = "paid";
+
+    fn respond(&self) -> Response<Bytes> {
+        json(StatusCode::CREATED, self)
+    }
+}
+
+/// A result that is written as a text and read as a number.
+#[derive(Deserialize)]
+struct Unreadable(u64);
+
+impl Serialize for Unreadable {
+    fn serialize<S: serde::Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        to.serialize_str(CARD)
+    }
+}
+
+impl Typed for Unreadable {
+    const NAME: &'static str = "unreadable";
+
+    fn respond(&self) -> Response<Bytes> {
+        json(StatusCode::OK, &self.0)
+    }
+}
+
+const CARD: &str = "4242 4242 4242 4242";
+
+/// Errors of a parser quote what they could not read.
+#[tokio::test]
+async fn logs_hold_nothing_of_a_recording() {
+    let (logged, _guard) = logs();
+    let store = MemoryStore::new();
+    let pays = || async { Stored(Paid { card: CARD.to_owned() }) };
+    let router = Router::new().route("/", post(pays)).layer(layer(&store).typed::<Paid>());
+    assert_eq!(send(&router, post_of("alice", "/", KEY)).await.status, 201);
+    let later = Router::new().route("/", post(pays)).layer(layer(&store).typed::<PaidLater>());
+    let again = send(&later, post_of("alice", "/", KEY)).await;
+    assert_eq!(again.problem(), (410, "response_not_replayable".to_owned()));
+    let reads = || async { Stored(Unreadable(7)) };
+    let onetake = layer(&MemoryStore::new()).typed::<Unreadable>();
+    let router = Router::new().route("/", post(reads)).layer(onetake);
+    assert_eq!(send(&router, post_of("alice", "/", KEY)).await.body, "7");
+    let logged = logged.lock().unwrap().join("\n");
+    for message in ["cannot be read by this version", "cannot be kept as a value"] {
+        assert!(logged.contains(message), "{logged}");
+    }
+    assert!(!logged.contains("4242"), "{logged}");
+    assert!(!again.body.contains("4242"), "{}", again.body);
 }

@@ -6,6 +6,7 @@ use futures_util::future::BoxFuture;
 use onetake_core::inbox::{self, InboxOptions, ReceiveError, Received};
 use onetake_core::{
     Attempt, Completion, Engine, FinishError, NotDone, Operation, Outcome, StoreError,
+    StoreErrorKind,
 };
 use tokio_postgres::Transaction;
 
@@ -20,15 +21,22 @@ pub enum WorkError<E> {
     /// What the work itself said: it was rolled back.
     #[error("{0}")]
     Own(E),
-    /// No connection could be had.
+    /// The transaction could not be begun: the database is unreachable. The work was not tried.
     #[error(transparent)]
     Connect(StoreError),
-    /// The transaction could not be begun or committed.
+    /// The transaction could not be committed.
     #[error("the transaction failed: {0}")]
     Transaction(#[source] tokio_postgres::Error),
     /// The transaction could not be finished.
     #[error(transparent)]
     Finish(FinishError<tokio_postgres::Error>),
+}
+
+impl<E> WorkError<E> {
+    /// Whether the work was tried at all.
+    fn is_try(&self) -> bool {
+        !matches!(self, Self::Connect(_))
+    }
 }
 
 /// Runs operations in transactions on connections of its own, to the database that keeps the records.
@@ -92,7 +100,11 @@ impl Transactional {
     {
         let mut link = self.pool.link().await.map_err(WorkError::Connect)?;
         let client = link.borrowed().map_err(WorkError::Connect)?;
-        let transaction = client.transaction().await.map_err(WorkError::Transaction)?;
+        let transaction = client.transaction().await.map_err(|error| {
+            let what = format!("the transaction could not be begun: {error}");
+            let error = StoreError::new(StoreErrorKind::Unavailable, what).with_source(error);
+            WorkError::Connect(error)
+        })?;
         let completion = work(&transaction, attempt).await.map_err(WorkError::Own)?;
         let sealed = self.engine.seal(&attempt, completion);
         let completion = sealed.map_err(|error| WorkError::Finish(FinishError::Unsealed(error)))?;
@@ -129,7 +141,7 @@ impl Inbox {
     {
         let this = self.transactional.clone();
         let worked = move |attempt| async move { this.work(attempt, work).await };
-        self.messages.receive(message, worked).await
+        self.messages.receive_counting(message, WorkError::is_try, worked).await
     }
 
     /// See [`forget`](inbox::Inbox::forget): lets poison be tried anew.

@@ -20,12 +20,22 @@ pub enum WorkError<E> {
     /// What the work itself said: it was rolled back.
     #[error("{0}")]
     Own(E),
-    /// The transaction could not be begun or committed.
+    /// The transaction could not be begun: the file is locked, or out of reach. The work was not tried.
+    #[error("the transaction could not be begun: {0}")]
+    Begin(#[source] rusqlite::Error),
+    /// The transaction could not be committed.
     #[error("the transaction failed: {0}")]
     Transaction(#[source] rusqlite::Error),
     /// The transaction could not be finished.
     #[error(transparent)]
     Finish(FinishError<rusqlite::Error>),
+}
+
+impl<E> WorkError<E> {
+    /// Whether the work was tried at all.
+    fn is_try(&self) -> bool {
+        !matches!(self, Self::Begin(_))
+    }
 }
 
 /// Runs operations in transactions on a connection of its own, in the file that keeps the records.
@@ -94,7 +104,7 @@ impl Transactional {
         let working = tokio::task::spawn_blocking(move || {
             let transaction = connection
                 .transaction_with_behavior(TransactionBehavior::Immediate)
-                .map_err(WorkError::Transaction)?;
+                .map_err(WorkError::Begin)?;
             let completion = work(&transaction, attempt).map_err(WorkError::Own)?;
             let sealed = engine.seal(&attempt, completion);
             let completion =
@@ -138,7 +148,7 @@ impl Inbox {
     {
         let this = self.transactional.clone();
         let worked = move |attempt| async move { this.work(attempt, work).await };
-        self.messages.receive(message, worked).await
+        self.messages.receive_counting(message, WorkError::is_try, worked).await
     }
 
     /// See [`forget`](inbox::Inbox::forget): lets poison be tried anew.

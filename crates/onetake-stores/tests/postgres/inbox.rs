@@ -56,6 +56,7 @@ async fn inbox() {
     a_message_has_one_effect_however_often_it_comes(&server).await;
     poison_is_parked(&server).await;
     what_kills_its_consumer_is_poison_too(&server).await;
+    work_whose_database_is_unreachable_is_no_try(&server).await;
 }
 
 async fn a_message_has_one_effect_however_often_it_comes(server: &Postgres) {
@@ -139,4 +140,21 @@ async fn what_kills_its_consumer_is_poison_too(server: &Postgres) {
     let parked = process(&inbox, "deadly").await;
     assert!(matches!(parked, Received::Poisoned { .. }), "{parked:?}");
     assert_eq!(bank.count("transfers").await, 0);
+}
+
+/// Nothing listens on port 1: no transaction can be begun, while the engine's own connections work.
+async fn work_whose_database_is_unreachable_is_no_try(server: &Postgres) {
+    let bank = Bank::open(server).await;
+    let nowhere = "postgres://nobody@127.0.0.1:1/nothing";
+    let unreachable = Transactional::new(bank.engine.clone(), nowhere, &patient()).unwrap();
+    for number in 0..3 {
+        let failed = fail(&mailer(&unreachable, 2), "unlucky").await;
+        let Received::Failed { attempts, error, .. } = failed else {
+            panic!("{number}: {failed:?}")
+        };
+        assert!(matches!(error, Some(WorkError::Connect(_))), "{error:?}");
+        assert_eq!(attempts, 0);
+    }
+    let done = process(&mailer(&bank.transactional(), 2), "unlucky").await;
+    assert!(matches!(done, Received::Done(_)), "{done:?}");
 }

@@ -1,0 +1,77 @@
+//! Attempts that were claimed and never tried, as the audit log has them.
+//!
+//! The history of a record tells that an attempt was released, not why. Whoever counts tries ([`Inbox`]) has to
+//! leave out attempts that could not even begin, because a database was unreachable, say. Each of them has an
+//! entry in the audit log, which stands at its fence instead of the time of writing: so the two can be compared.
+//!
+//! [`Inbox`]: crate::Inbox
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::task::JoinHandle;
+
+use crate::clock::Timestamp;
+use crate::note::{Action, Ended, Note, NotePlace};
+use crate::record::Fence;
+use crate::scope::RecordId;
+use crate::store::StoreError;
+
+use super::housekeeping::rest;
+use super::operation::Attempt;
+use super::{Engine, Inner};
+
+/// The pause before an entry is written again that the store did not take; it doubles up to [`PAUSE_MAX`].
+const PAUSE_MIN: Duration = Duration::from_millis(50);
+/// The longest pause before an entry is written again.
+const PAUSE_MAX: Duration = Duration::from_secs(1);
+/// Entries that are read of one record: more than its history has attempts, several for each.
+const ENTRIES_MAX: usize = 100;
+/// The state before, by which these entries differ from those of operators, who release what is unknown.
+const BEFORE: &str = "running";
+
+impl Engine {
+    /// Writes that an attempt is released without having been tried: again until the store takes it or the engine
+    /// stops, also if nobody waits for it any more.
+    pub(crate) fn note_untried(&self, attempt: Attempt, by: &str, reason: &str) -> JoinHandle<()> {
+        note_untried(&self.inner, attempt, by, reason)
+    }
+
+    /// The fences of a record's attempts that were never tried.
+    pub(crate) async fn untried(&self, id: RecordId) -> Result<Vec<Fence>, StoreError> {
+        let notes = self.notes(Some(id), None, ENTRIES_MAX).await?.notes;
+        let untried = notes
+            .iter()
+            .filter(|note| note.action == Action::Release && note.before == BEFORE)
+            .map(|note| Fence::new(note.place.at().as_micros()));
+        Ok(untried.collect())
+    }
+}
+
+/// See [`Engine::note_untried`].
+pub(super) fn note_untried(
+    engine: &Arc<Inner>,
+    attempt: Attempt,
+    by: &str,
+    reason: &str,
+) -> JoinHandle<()> {
+    let note = Note {
+        place: NotePlace::new(Timestamp::from_micros(attempt.fence.get()), &*engine.rng),
+        id: attempt.id,
+        attempt: attempt.attempt,
+        action: Action::Release,
+        ended: Ended::Done,
+        before: BEFORE.to_owned(),
+        by: by.to_owned(),
+        reason: reason.to_owned(),
+    };
+    let own = Arc::clone(engine);
+    let writing = async move {
+        let mut pause = PAUSE_MIN;
+        while own.patiently(own.store.note(note.clone())).await.is_err() && rest(&own, pause).await
+        {
+            pause = (pause * 2).min(PAUSE_MAX);
+        }
+    };
+    engine.tracker.spawn_on(writing, &engine.runtime)
+}

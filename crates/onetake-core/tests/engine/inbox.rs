@@ -1,0 +1,195 @@
+//! An inbox whose database cannot be reached.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::time::Duration;
+
+use futures_util::FutureExt;
+use futures_util::future::BoxFuture;
+use onetake_core::conformance::{Fault, Faulty};
+use onetake_core::note::{Note, Notes};
+use onetake_core::store::{Answers, Claim, Claimed, Cursor, Settled};
+use onetake_core::{
+    Inbox, InboxOptions, Limits, ManualClock, MemoryStore, Received, Record, RecordId, Settlement,
+    Store, StoreError, StoreErrorKind, delegate_store,
+};
+
+use super::{engine_on, memory, pass};
+
+/// A store that becomes unreachable once it has granted a claim, while it is told to.
+#[derive(Debug)]
+struct Unreachable {
+    memory: Arc<MemoryStore>,
+    fails_after_claims: AtomicBool,
+    is_down: AtomicBool,
+}
+
+impl Unreachable {
+    fn error(&self) -> Option<StoreError> {
+        let is_down = self.is_down.load(Ordering::SeqCst);
+        is_down.then(|| StoreError::new(StoreErrorKind::Unavailable, "the database is unreachable"))
+    }
+
+    async fn or_error<T>(
+        &self,
+        answer: BoxFuture<'_, Result<T, StoreError>>,
+    ) -> Result<T, StoreError> {
+        match self.error() {
+            Some(error) => Err(error),
+            None => answer.await,
+        }
+    }
+
+    async fn or_errors<T>(&self, items: usize, answers: BoxFuture<'_, Answers<T>>) -> Answers<T> {
+        match self.error() {
+            Some(error) => (0..items).map(|_| Err(error.clone())).collect(),
+            None => answers.await,
+        }
+    }
+}
+
+impl Store for Unreachable {
+    delegate_store!(self => self.memory; seal, name, abandoned, unsettled, sweep, page, find, secret, ready, close);
+
+    fn claim(&self, batch: Vec<Claim>) -> BoxFuture<'_, Answers<Claimed>> {
+        async move {
+            let answers = self.memory.claim(batch).await;
+            if self.fails_after_claims.load(Ordering::SeqCst) {
+                self.is_down.store(true, Ordering::SeqCst);
+            }
+            answers
+        }
+        .boxed()
+    }
+
+    fn settle(&self, batch: Vec<Settlement>) -> BoxFuture<'_, Answers<Settled>> {
+        let items = batch.len();
+        async move { self.or_errors(items, self.memory.settle(batch)).await }.boxed()
+    }
+
+    fn load(&self, ids: Vec<RecordId>) -> BoxFuture<'_, Answers<Option<Arc<Record>>>> {
+        let items = ids.len();
+        async move { self.or_errors(items, self.memory.load(ids)).await }.boxed()
+    }
+
+    fn note(&self, note: Note) -> BoxFuture<'_, Result<(), StoreError>> {
+        async move { self.or_error(self.memory.note(note)).await }.boxed()
+    }
+
+    fn notes(
+        &self,
+        of: Option<RecordId>,
+        from: Option<Cursor>,
+        limit: usize,
+    ) -> BoxFuture<'_, Result<Notes, StoreError>> {
+        async move { self.or_error(self.memory.notes(of, from, limit)).await }.boxed()
+    }
+}
+
+/// An inbox on such a store, and the number of times that its work ran.
+struct World {
+    clock: Arc<ManualClock>,
+    store: Arc<Unreachable>,
+    inbox: Inbox,
+    runs: Arc<AtomicU32>,
+}
+
+impl World {
+    fn new() -> Self {
+        let (clock, memory) = memory();
+        let (fails_after_claims, is_down) = (AtomicBool::new(false), AtomicBool::new(false));
+        let store = Arc::new(Unreachable { memory, fails_after_claims, is_down });
+        let engine = engine_on(Arc::clone(&store) as Arc<dyn Store>, &clock, Limits::default());
+        let inbox = Inbox::new(engine, "mailer", InboxOptions::default());
+        Self { clock, store, inbox, runs: Arc::default() }
+    }
+
+    /// Delivers the message once; the work fails with `error`.
+    async fn deliver(&self, outage: Duration) -> Received<&'static str> {
+        let (inbox, runs) = (self.inbox.clone(), Arc::clone(&self.runs));
+        self.store.fails_after_claims.store(!outage.is_zero(), Ordering::SeqCst);
+        let delivery = tokio::spawn(async move {
+            let work = async move |_| {
+                runs.fetch_add(1, Ordering::SeqCst);
+                Err("cannot be dealt with")
+            };
+            inbox.receive("message 1", work).await
+        });
+        pass(&self.clock, Duration::from_millis(100), outage.as_millis() as usize / 100).await;
+        self.store.is_down.store(false, Ordering::SeqCst);
+        while !delivery.is_finished() {
+            pass(&self.clock, Duration::from_millis(100), 1).await;
+        }
+        // What is still to be written is.
+        pass(&self.clock, Duration::from_millis(500), 20).await;
+        delivery.await.unwrap().unwrap()
+    }
+}
+
+#[tokio::test]
+async fn a_delivery_whose_database_was_unreachable_is_no_try() {
+    for outage in [10, 60].map(Duration::from_secs) {
+        let world = World::new();
+        for number in 0..7 {
+            let received = world.deliver(outage).await;
+            assert!(matches!(received, Received::InProgress), "{number}: {received:?}");
+        }
+        assert_eq!(world.runs.load(Ordering::SeqCst), 0);
+        for number in 1..=4 {
+            let received = world.deliver(Duration::ZERO).await;
+            let Received::Failed { attempts, error, .. } = received else { panic!("{received:?}") };
+            assert_eq!((attempts, error), (number, Some("cannot be dealt with")));
+            if number == 2 {
+                let received = world.deliver(outage).await;
+                assert!(matches!(received, Received::InProgress), "{received:?}");
+            }
+        }
+        let received = world.deliver(Duration::ZERO).await;
+        let Received::Poisoned { failure, .. } = received else { panic!("{received:?}") };
+        assert_eq!(failure.detail, "it was tried 5 times and never succeeded");
+        assert_eq!(world.runs.load(Ordering::SeqCst), 5);
+    }
+}
+
+/// The work itself says that its database was unreachable.
+#[tokio::test]
+async fn work_that_could_not_begin_is_no_try() {
+    let (clock, memory) = memory();
+    let engine = engine_on(memory, &clock, Limits::default());
+    let options = InboxOptions { attempts_max: 2, ..InboxOptions::default() };
+    let inbox = Inbox::new(engine, "mailer", options);
+    let deliver = |error: &'static str| {
+        let is_try: fn(&&'static str) -> bool = |error| *error != "unreachable";
+        inbox.receive_counting("message 1", is_try, async move |_| Err(error))
+    };
+    let expected = [("unreachable", 0), ("unreachable", 0), ("refused", 1), ("unreachable", 1)];
+    for (said, number) in expected {
+        let received = deliver(said).await.unwrap();
+        let Received::Failed { again, attempts, error } = received else { panic!("{received:?}") };
+        assert_eq!((attempts, error, again), (number, Some(said), Duration::from_secs(1)));
+    }
+    let received = deliver("refused").await.unwrap();
+    assert!(matches!(received, Received::Poisoned { .. }), "{received:?}");
+}
+
+/// The engine itself releases a claim whose answer was lost: nothing ran.
+#[tokio::test]
+async fn a_claim_whose_answer_was_lost_is_no_try() {
+    let (clock, memory) = memory();
+    let faulty = Faulty::around(memory);
+    let engine = engine_on(Arc::clone(&faulty) as Arc<dyn Store>, &clock, Limits::default());
+    let inbox = Inbox::new(engine, "mailer", InboxOptions::default());
+    let deliver = || inbox.receive("message 1", async move |_| Err("cannot be dealt with"));
+    for number in 0..6 {
+        faulty.fail_claims(Fault::LostAnswer);
+        faulty.fail_settlements(Fault::Unavailable);
+        let lost = deliver().await;
+        assert!(lost.is_err(), "{number}: {lost:?}");
+        faulty.fail_claims(Fault::None);
+        faulty.fail_settlements(Fault::None);
+        pass(&clock, Duration::from_secs(1), 10).await;
+    }
+    let received = deliver().await.unwrap();
+    let Received::Failed { attempts, .. } = received else { panic!("{received:?}") };
+    assert_eq!(attempts, 1);
+}

@@ -1,0 +1,239 @@
+//! Claims that reach the store long after the engine gave up on them.
+
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use futures_util::FutureExt;
+use futures_util::future::BoxFuture;
+use onetake_core::store::{Answers, Claim, Claimed, Settled};
+use onetake_core::{
+    Begin, Clock, Engine, EngineError, Journal, Limits, ManualClock, MemoryStore, Operation,
+    Settlement, Store, StoreError, StoreErrorKind, SystemRng, Terms, Verb, delegate_store,
+};
+
+use super::{Pages, operation, settle_down};
+
+/// A store whose claims are held back by the network: their answers are lost, and they land when they are told to.
+#[derive(Debug)]
+struct Stalled {
+    memory: MemoryStore,
+    held: Mutex<Vec<Claim>>,
+    releases: AtomicUsize,
+    is_down: AtomicBool,
+}
+
+impl Stalled {
+    /// Carries out the claims that were held back.
+    async fn land(&self) {
+        let held = std::mem::take(&mut *self.held.lock().unwrap());
+        assert!(!held.is_empty(), "no claim is on its way");
+        for answer in self.memory.claim(held).await {
+            assert!(matches!(answer, Ok(Claimed::Granted { .. })), "{answer:?}");
+        }
+    }
+
+    fn releases(&self) -> usize {
+        self.releases.load(Ordering::SeqCst)
+    }
+}
+
+impl Store for Stalled {
+    delegate_store!(self => self.memory; seal, name, load, abandoned, unsettled, sweep, inspect, secret, ready, close);
+
+    fn claim(&self, batch: Vec<Claim>) -> BoxFuture<'_, Answers<Claimed>> {
+        let lost = || StoreError::new(StoreErrorKind::Indeterminate, "the connection stalls");
+        let answers = batch.iter().map(|_| Err(lost())).collect();
+        self.held.lock().unwrap().extend(batch);
+        std::future::ready(answers).boxed()
+    }
+
+    fn settle(&self, batch: Vec<Settlement>) -> BoxFuture<'_, Answers<Settled>> {
+        let releases = batch.iter().filter(|it| it.verb == Verb::Release).count();
+        self.releases.fetch_add(releases, Ordering::SeqCst);
+        if self.is_down.load(Ordering::SeqCst) {
+            let down = || StoreError::new(StoreErrorKind::Unavailable, "the store is unreachable");
+            let answers = batch.iter().map(|_| Err(down())).collect();
+            return std::future::ready(answers).boxed();
+        }
+        self.memory.settle(batch)
+    }
+}
+
+struct World {
+    clock: Arc<ManualClock>,
+    store: Arc<Stalled>,
+}
+
+impl World {
+    fn new() -> Self {
+        let clock = Arc::new(ManualClock::default());
+        let memory = MemoryStore::with_clock(Arc::clone(&clock) as Arc<dyn Clock>);
+        let store = Stalled {
+            memory,
+            held: Mutex::default(),
+            releases: AtomicUsize::new(0),
+            is_down: AtomicBool::new(false),
+        };
+        Self { clock, store: Arc::new(store) }
+    }
+
+    /// An engine whose claims stall.
+    fn stalled(&self, limits: Limits) -> Engine {
+        let store = Arc::clone(&self.store) as Arc<dyn Store>;
+        Engine::with(store, Arc::clone(&self.clock) as Arc<dyn Clock>, Arc::new(SystemRng), limits)
+    }
+
+    /// An engine of another node, whose connection works.
+    fn other_node(&self) -> Engine {
+        let (store, clock) = (Arc::new(self.store.memory.clone()), Arc::clone(&self.clock));
+        Engine::with(store, clock, Arc::new(SystemRng), Limits::default())
+    }
+
+    async fn lose_claim(&self, engine: &Engine, operation: &Operation) {
+        let lost = engine.begin(operation).await;
+        assert!(matches!(lost, Err(EngineError::Store(_))), "{lost:?}");
+    }
+
+    async fn state(&self, operation: &Operation) -> &'static str {
+        let found = self.store.memory.load(vec![operation.id]).await.remove(0).unwrap();
+        found.map_or("absent", |record| record.state.name())
+    }
+
+    /// Lets time pass, second by second.
+    async fn pass(&self, seconds: usize) {
+        for _ in 0..seconds {
+            self.clock.advance(Duration::from_secs(1));
+            settle_down().await;
+        }
+    }
+
+    /// Lets time pass until the engine has sent one more release.
+    async fn pass_until_released_once_more(&self) {
+        let before = self.store.releases();
+        for _ in 0..60 {
+            if self.store.releases() > before {
+                return;
+            }
+            self.pass(1).await;
+        }
+        panic!("the engine does not release its claim any more");
+    }
+}
+
+#[tokio::test]
+async fn a_claim_that_lands_after_lease_and_grace_is_released() {
+    let world = World::new();
+    let (engine, asked) = (world.stalled(Limits::default()), operation("a"));
+    world.lose_claim(&engine, &asked).await;
+    world.pass(90).await;
+    world.store.land().await;
+    assert_eq!(world.state(&asked).await, "running");
+    world.pass(31).await;
+    assert_eq!(world.state(&asked).await, "released", "nothing ran");
+    let retry = world.other_node().begin(&asked).await.unwrap();
+    assert!(matches!(retry, Begin::Run(_)), "{retry:?}");
+}
+
+#[tokio::test]
+async fn a_late_claim_that_the_reaper_called_unknown_is_released() {
+    let world = World::new();
+    let second = Duration::from_secs(1);
+    let terms = Terms { lease: 5 * second, grace: 5 * second, ..Terms::default() };
+    let (engine, asked) = (world.stalled(Limits::default()), operation("a").terms(terms));
+    world.lose_claim(&engine, &asked).await;
+    world.pass(90).await;
+    world.pass_until_released_once_more().await;
+    world.store.land().await;
+    world.pass(10).await;
+    assert_eq!(world.other_node().reap(10).await, 1);
+    assert_eq!(world.state(&asked).await, "unknown");
+    world.pass(30).await;
+    assert_eq!(world.state(&asked).await, "released", "its own attempt knows that nothing ran");
+}
+
+#[tokio::test]
+async fn a_claim_that_does_not_land_is_given_up_after_an_hour() {
+    let world = World::new();
+    let (engine, asked) = (world.stalled(Limits::default()), operation("a"));
+    world.lose_claim(&engine, &asked).await;
+    world.pass(3_500).await;
+    let before = world.store.releases();
+    assert!((100..200).contains(&before), "pauses grow to 30 seconds: {before}");
+    world.pass(200).await;
+    let after = world.store.releases();
+    world.pass(600).await;
+    assert_eq!(world.store.releases(), after, "it goes on for ever");
+}
+
+/// What held back the releases may have held back the claim, so the hour counts from the end of that.
+#[tokio::test]
+async fn a_claim_that_lands_after_a_long_outage_is_released() {
+    let world = World::new();
+    let (engine, asked) = (world.stalled(Limits::default()), operation("a"));
+    world.lose_claim(&engine, &asked).await;
+    world.store.is_down.store(true, Ordering::SeqCst);
+    world.pass(3_000).await;
+    let before = world.store.releases();
+    world.pass(1_000).await;
+    let sent = world.store.releases() - before;
+    assert!((190..=210).contains(&sent), "a release every 5 seconds: {sent}");
+    world.store.is_down.store(false, Ordering::SeqCst);
+    world.pass_until_released_once_more().await;
+    world.store.land().await;
+    world.pass(10).await;
+    assert_eq!(world.state(&asked).await, "released");
+}
+
+#[tokio::test]
+async fn another_owner_is_left_alone_by_late_releases() {
+    let world = World::new();
+    let (engine, asked) = (world.stalled(Limits::default()), operation("a"));
+    world.lose_claim(&engine, &asked).await;
+    let other = world.other_node();
+    let Begin::Run(lease) = other.begin(&asked).await.unwrap() else { panic!("not granted") };
+    lease.start().unwrap();
+    world.pass(120).await;
+    assert_eq!(world.state(&asked).await, "running");
+    drop(lease);
+    settle_down().await;
+    assert_eq!(world.state(&asked).await, "unknown");
+    world.pass(60).await;
+    assert_eq!(world.state(&asked).await, "unknown", "the other attempt had started");
+}
+
+#[tokio::test]
+async fn too_many_lost_claims_give_up_on_the_oldest() {
+    let world = World::new();
+    let engine = world.stalled(Limits { lost_claims_max: 2, ..Limits::default() });
+    let asked = ["first", "second", "third"].map(operation);
+    for asked in &asked {
+        world.lose_claim(&engine, asked).await;
+    }
+    world.pass(10).await;
+    world.store.land().await;
+    world.pass(30).await;
+    let states = [&asked[0], &asked[1], &asked[2]].map(|asked| world.state(asked));
+    let states = futures_util::future::join_all(states).await;
+    assert_eq!(states, ["running", "released", "released"]);
+}
+
+/// The process ends, the next one replays the journal, and only then does the claim land.
+#[tokio::test]
+async fn a_claim_that_lands_after_the_journal_was_replayed_is_released() {
+    let world = World::new();
+    let (engine, asked) = (world.stalled(Limits::default()), operation("a"));
+    let journal = Arc::new(Pages::default());
+    engine.use_journal(Arc::clone(&journal) as Arc<dyn Journal>);
+    world.lose_claim(&engine, &asked).await;
+    world.pass(90).await;
+    engine.shutdown(Duration::ZERO).await.unwrap();
+    assert_eq!(journal.names_now().len(), 1, "the release is handed over");
+    let next = world.stalled(Limits::default());
+    next.use_journal(Arc::clone(&journal) as Arc<dyn Journal>);
+    world.pass(1).await;
+    assert!(journal.names_now().is_empty(), "it was replayed");
+    world.store.land().await;
+    world.pass(31).await;
+    assert_eq!(world.state(&asked).await, "released");
+}

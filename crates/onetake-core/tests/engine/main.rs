@@ -1,0 +1,94 @@
+//! The engine through its public seams: a store that misbehaves, a clock that tests move, a journal in memory.
+#![expect(clippy::unwrap_used, clippy::panic, reason = "tests may panic")]
+
+mod bounds;
+mod inbox;
+mod journal;
+mod key_lives;
+mod late_claims;
+mod lease_start;
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use futures_util::FutureExt;
+use futures_util::future::BoxFuture;
+use onetake_core::engine::Kept;
+use onetake_core::{
+    Clock, Engine, Fingerprint, Journal, Key, Limits, ManualClock, MemoryStore, Operation, Scope,
+    Settlement, Store, StoreError, SystemRng,
+};
+
+/// Lets every task do what it can do without time passing.
+async fn settle_down() {
+    for _ in 0..60 {
+        tokio::task::yield_now().await;
+    }
+}
+
+/// Lets time pass in steps.
+async fn pass(clock: &ManualClock, step: Duration, steps: usize) {
+    for _ in 0..steps {
+        clock.advance(step);
+        settle_down().await;
+    }
+}
+
+fn operation(key: &str) -> Operation {
+    Operation::new(&Scope::new("engine"), &Key::new(key).unwrap(), Fingerprint::of(b"pay"))
+}
+
+/// A clock and a store in memory that goes by it.
+fn memory() -> (Arc<ManualClock>, Arc<MemoryStore>) {
+    let clock = Arc::new(ManualClock::default());
+    let store = MemoryStore::with_clock(Arc::clone(&clock) as Arc<dyn Clock>);
+    (clock, Arc::new(store))
+}
+
+fn engine_on(store: Arc<dyn Store>, clock: &Arc<ManualClock>, limits: Limits) -> Engine {
+    let clock = Arc::clone(clock) as Arc<dyn Clock>;
+    Engine::with(store, clock, Arc::new(SystemRng), limits)
+}
+
+/// A journal in memory that counts how often its pages are read.
+#[derive(Debug, Default)]
+struct Pages {
+    pages: Mutex<Vec<(String, Kept)>>,
+    reads: AtomicUsize,
+}
+
+impl Pages {
+    fn names_now(&self) -> Vec<String> {
+        self.pages.lock().unwrap().iter().map(|(name, _)| name.clone()).collect()
+    }
+
+    fn reads(&self) -> usize {
+        self.reads.load(Ordering::SeqCst)
+    }
+}
+
+impl Journal for Pages {
+    fn keep(&self, settlements: Vec<Settlement>) -> BoxFuture<'_, Result<(), StoreError>> {
+        let mut pages = self.pages.lock().unwrap();
+        let name = format!("page {}", pages.len());
+        pages.push((name, Kept { settlements, is_whole: true }));
+        std::future::ready(Ok(())).boxed()
+    }
+
+    fn names(&self) -> BoxFuture<'_, Result<Vec<String>, StoreError>> {
+        std::future::ready(Ok(self.names_now())).boxed()
+    }
+
+    fn read(&self, name: String) -> BoxFuture<'_, Result<Option<Kept>, StoreError>> {
+        self.reads.fetch_add(1, Ordering::SeqCst);
+        let pages = self.pages.lock().unwrap();
+        let kept = pages.iter().find(|(known, _)| *known == name).map(|(_, kept)| kept.clone());
+        std::future::ready(Ok(kept)).boxed()
+    }
+
+    fn let_go(&self, name: String) -> BoxFuture<'_, Result<(), StoreError>> {
+        self.pages.lock().unwrap().retain(|(known, _)| *known != name);
+        std::future::ready(Ok(())).boxed()
+    }
+}

@@ -193,7 +193,8 @@ impl Asked {
             return None;
         };
         let clock = &**shared.engine.clock();
-        let handle = shared.handles.of(operation.id, &self.caller);
+        let fingerprints = std::iter::once(&operation.fingerprint).chain(&operation.earlier);
+        let handle = shared.handles.of(operation.id, &self.caller, fingerprints);
         let left = self.deadline.map(|deadline| deadline.left(clock));
         let waits = (wait, Prefer::of(&parts.headers));
         let later = Later::new(operation.clone(), handle, waits, left, clock.monotonic());

@@ -1,24 +1,40 @@
-//! Handles: by what a client asks later for the outcome of an operation that took long.
+//! Handles of operations that take long: a client fetches the outcome by them.
 //!
-//! A handle is the record's id and a MAC over it, the tenant and its proof: nobody can make one up,
-//! and somebody else's is worth nothing. Nothing is stored for it.
+//! A handle holds the record's id, a short digest of the request, and a MAC over both, the tenant and its proof.
+//! Nobody can make one up, and another tenant's handle is worth nothing. The store keeps nothing for it.
+//!
+//! The digest of the request tells two lives of a key apart: a handle that outlives its record does not lead to
+//! the outcome of another request that was sent under the same key later (S9).
 
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use hmac::{Hmac, KeyInit, Mac};
 use sha2::Sha256;
 
-use onetake_core::RecordId;
+use onetake_core::{Fingerprint, RecordId};
 
 use crate::tenant::Caller;
 
 /// How much of the MAC stands in a handle: 128 bits.
 const TAG_BYTES: usize = 16;
-/// Base64 of the id and the tag, without padding.
-const TEXT_BYTES: usize = (RecordId::BYTES + TAG_BYTES) * 4 / 3 + 1;
+/// How much of a fingerprint's digest stands in a handle: 32 bits.
+const PRINT_BYTES: usize = 4;
+/// How many fingerprints a handle holds at most: one for each secret that seals fingerprints.
+const PRINTS_MAX: usize = 8;
+/// The longest handle, in base64 without padding.
+const TEXT_BYTES_MAX: usize =
+    (RecordId::BYTES + TAG_BYTES + PRINT_BYTES * PRINTS_MAX).div_ceil(3) * 4;
 
 /// Makes handles, and recognises them.
 pub(crate) struct Handles(Hmac<Sha256>);
+
+/// A genuine handle.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Handle {
+    /// The record.
+    pub(crate) id: RecordId,
+    prints: Vec<[u8; PRINT_BYTES]>,
+}
 
 impl Handles {
     pub(crate) fn new(secret: &[u8; 32]) -> Self {
@@ -28,33 +44,63 @@ impl Handles {
         Self(<Hmac<Sha256> as KeyInit>::new(&block.into()))
     }
 
-    /// The handle of a record, for this caller. It is always the same.
-    pub(crate) fn of(&self, id: RecordId, caller: &Caller) -> String {
-        let tag = self.mac(id, caller).finalize().into_bytes();
-        let bytes: Vec<u8> =
+    /// The handle of a record, for this caller and this request. `fingerprints` are those of the request under all
+    /// secrets that are in use: the record has one of them. The same request always gets the same handle.
+    pub(crate) fn of<'a>(
+        &self,
+        id: RecordId,
+        caller: &Caller,
+        fingerprints: impl IntoIterator<Item = &'a Fingerprint>,
+    ) -> String {
+        let mut prints: Vec<_> =
+            fingerprints.into_iter().take(PRINTS_MAX).map(|print| self.print(print)).collect();
+        // In an order that does not depend on which secret is the newest.
+        prints.sort_unstable();
+        let tag = self.mac(id, caller, &prints).finalize().into_bytes();
+        let mut bytes: Vec<u8> =
             id.as_bytes().iter().chain(tag.iter().take(TAG_BYTES)).copied().collect();
+        bytes.extend(prints.iter().flatten());
         URL_SAFE_NO_PAD.encode(bytes)
     }
 
-    /// The record of a handle, if it was made for one of these callers.
-    pub(crate) fn read(&self, text: &str, callers: &[Caller]) -> Option<RecordId> {
-        if text.len() != TEXT_BYTES {
+    /// Reads a handle that was made for one of these callers.
+    pub(crate) fn read(&self, text: &str, callers: &[Caller]) -> Option<Handle> {
+        if text.len() > TEXT_BYTES_MAX {
             return None;
         }
         let bytes = URL_SAFE_NO_PAD.decode(text).ok()?;
-        let (id, tag) = bytes.split_first_chunk::<{ RecordId::BYTES }>()?;
+        let (id, rest) = bytes.split_first_chunk::<{ RecordId::BYTES }>()?;
+        let (tag, rest) = rest.split_first_chunk::<TAG_BYTES>()?;
+        let (prints, odd) = rest.as_chunks::<PRINT_BYTES>();
+        if prints.is_empty() || !odd.is_empty() {
+            return None;
+        }
         let id = RecordId::from_bytes(*id);
-        // `verify_truncated_left` takes the same time wherever the difference is; shorter tags, which
-        // it would take too, cannot come from a text of this length.
-        let fits = |caller| self.mac(id, caller).verify_truncated_left(tag).is_ok();
-        callers.iter().any(fits).then_some(id)
+        // `verify_truncated_left` takes the same time wherever the difference is.
+        let fits = |caller| self.mac(id, caller, prints).verify_truncated_left(tag).is_ok();
+        callers.iter().any(fits).then(|| Handle { id, prints: prints.to_vec() })
     }
 
-    fn mac(&self, id: RecordId, caller: &Caller) -> Hmac<Sha256> {
+    /// Whether a record's fingerprint is that of the request which the handle was made for.
+    pub(crate) fn is_for(&self, handle: &Handle, fingerprint: &Fingerprint) -> bool {
+        handle.prints.contains(&self.print(fingerprint))
+    }
+
+    fn print(&self, fingerprint: &Fingerprint) -> [u8; PRINT_BYTES] {
         let mut mac = self.0.clone();
-        mac.update(b"onetake handle v1");
+        mac.update(b"onetake handle print v1");
+        mac.update(fingerprint.digest());
+        let digest = mac.finalize().into_bytes();
+        let mut print = [0; PRINT_BYTES];
+        print.iter_mut().zip(digest).for_each(|(to, from)| *to = from);
+        print
+    }
+
+    fn mac(&self, id: RecordId, caller: &Caller, prints: &[[u8; PRINT_BYTES]]) -> Hmac<Sha256> {
+        let mut mac = self.0.clone();
+        mac.update(b"onetake handle v2");
         mac.update(id.as_bytes());
-        for part in [&caller.tenant, &caller.proof] {
+        for part in [&*caller.tenant, &*caller.proof, prints.as_flattened()] {
             mac.update(&(part.len() as u64).to_be_bytes());
             mac.update(part);
         }
@@ -74,9 +120,11 @@ mod tests {
     fn a_handle_is_good_for_its_caller_alone() {
         let handles = Handles::new(&[7; 32]);
         let (id, alice) = (RecordId::from_bytes([1; 16]), caller("alice", "one"));
-        let handle = handles.of(id, &alice);
-        assert_eq!(handle, handles.of(id, &alice), "retries get the same");
-        assert_eq!(handles.read(&handle, &[caller("bob", ""), alice.clone()]), Some(id));
+        let pay = [Fingerprint::of(b"pay")];
+        let handle = handles.of(id, &alice, &pay);
+        assert_eq!(handle, handles.of(id, &alice, &pay), "retries get the same");
+        let read = handles.read(&handle, &[caller("bob", ""), alice.clone()]);
+        assert_eq!(read.map(|handle| handle.id), Some(id));
         for other in [caller("bob", "one"), caller("alice", "two"), caller("aliceo", "ne")] {
             assert_eq!(handles.read(&handle, &[other]), None);
         }
@@ -85,9 +133,24 @@ mod tests {
     }
 
     #[test]
+    fn a_handle_is_for_its_request_alone() {
+        let (handles, alice) = (Handles::new(&[7; 32]), [caller("alice", "")]);
+        let (newer, older) = (Fingerprint::of(b"pay, newer"), Fingerprint::of(b"pay, older"));
+        let id = RecordId::from_bytes([1; 16]);
+        let text = handles.of(id, &alice[0], [&newer, &older]);
+        assert_eq!(text, handles.of(id, &alice[0], [&older, &newer]), "whichever secret is first");
+        let handle = handles.read(&text, &alice).unwrap();
+        assert!(handles.is_for(&handle, &newer) && handles.is_for(&handle, &older));
+        assert!(!handles.is_for(&handle, &Fingerprint::of(b"something else")));
+        let most: Vec<_> = (0..=20).map(|number| Fingerprint::of(&[number])).collect();
+        assert!(handles.read(&handles.of(id, &alice[0], &most), &alice).is_some());
+    }
+
+    #[test]
     fn every_change_is_noticed() {
         let (handles, alice) = (Handles::new(&[7; 32]), [caller("alice", "")]);
-        let handle = handles.of(RecordId::from_bytes([1; 16]), &alice[0]);
+        let handle =
+            handles.of(RecordId::from_bytes([1; 16]), &alice[0], &[Fingerprint::of(b"pay")]);
         for at in 0..handle.len() {
             let mut bytes = handle.clone().into_bytes();
             bytes[at] = if bytes[at] == b'A' { b'B' } else { b'A' };

@@ -20,6 +20,7 @@ use onetake_core::engine::{Answer, Begin, EngineError, Operation, Promise};
 use onetake_core::{Engine, InFlight, Record, RecordId, State};
 
 use crate::body::ResponseBody;
+use crate::handle::Handle;
 use crate::layer::Shared;
 use crate::prefer::{PREFERENCE_APPLIED, Prefer};
 use crate::problem::{Answers, Code, IDEMPOTENCY_REFERENCE, Problem, insert};
@@ -171,22 +172,26 @@ pub(crate) async fn look<Res>(
     parts: &Parts,
     handle: &str,
 ) -> Response<ResponseBody<Res>> {
-    let id = match whose(shared, parts, handle).await {
-        Ok(id) => id,
+    let handle = match whose(shared, parts, handle).await {
+        Ok(handle) => handle,
         Err(problem) => return told(problem, None),
     };
+    let id = handle.id;
     match shared.engine.look(id).await {
-        Ok(Some(record)) => found(shared, &record),
-        Ok(None) => told(not_found(), None),
+        // The record may be of another request, which came with the same key after the first one had expired.
+        Ok(Some(record)) if shared.handles.is_for(&handle, &record.fingerprint) => {
+            found(shared, &record)
+        }
+        Ok(_) => told(not_found(), None),
         Err(EngineError::Overloaded) => told(overloaded(), Some(id)),
         Err(_) => told(unavailable(), Some(id)),
     }
 }
 
-/// The record of a handle, if it is one of whoever asks.
+/// Reads a handle, if it belongs to the sender.
 ///
 /// A problem tells of the sender alone: it is the same for every handle that is not theirs.
-async fn whose(shared: &Shared, parts: &Parts, handle: &str) -> Result<RecordId, Problem> {
+async fn whose(shared: &Shared, parts: &Parts, handle: &str) -> Result<Handle, Problem> {
     let clock = &**shared.engine.clock();
     let (mut is_somebody, mut refusal) = (false, None);
     let mut tenants = shared.policies.handle_tenants();
@@ -196,8 +201,8 @@ async fn whose(shared: &Shared, parts: &Parts, handle: &str) -> Result<RecordId,
         match tenant.resolve(parts, clock).await {
             Ok(caller) => {
                 is_somebody = true;
-                if let Some(id) = shared.handles.read(handle, &[caller]) {
-                    return Ok(id);
+                if let Some(handle) = shared.handles.read(handle, &[caller]) {
+                    return Ok(handle);
                 }
             }
             Err(problem) if problem.code().status().is_server_error() => return Err(problem),

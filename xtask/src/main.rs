@@ -1,4 +1,4 @@
-//! Development tasks: `cargo xtask test`, `cargo xtask lint`.
+//! Development tasks: `cargo xtask` lists them.
 
 mod install;
 mod programs;
@@ -21,9 +21,41 @@ const LINT: &[&[&str]] = &[
     &["doc", "--workspace", "--lib", "--no-deps", "--all-features"],
 ];
 
+/// Runs the simulator; what is behind `sim` on the command line is handed to it.
+const SIMULATE: &[&str] = &[
+    "run",
+    "--quiet",
+    "--profile",
+    "sim",
+    "--package",
+    "onetake-sim",
+    "--bin",
+    "onetake-simulate",
+    "--",
+];
+
+const USAGE: &str = "\
+cargo xtask test    install what the tests need, run all tests
+cargo xtask lint    check formatting, run clippy, build the documentation
+cargo xtask sim     simulate whole systems: --seeds N, --minutes M, or --seed S --trace";
+
 fn main() -> ExitCode {
-    let task = std::env::args().nth(1);
+    let mut arguments = std::env::args().skip(1);
+    let task = arguments.next();
+    let rest: Vec<String> = arguments.collect();
     let steps = match task.as_deref() {
+        Some("sim") => {
+            let given: Vec<&str> =
+                SIMULATE.iter().copied().chain(rest.iter().map(String::as_str)).collect();
+            return match cargo(&given) {
+                Ok(true) => ExitCode::SUCCESS,
+                Ok(false) => ExitCode::FAILURE,
+                Err(error) => {
+                    eprintln!("cargo could not be started: {error}");
+                    ExitCode::FAILURE
+                }
+            };
+        }
         Some("test") => {
             if let Err(error) = install::servers().and_then(|()| programs::run()) {
                 eprintln!("{error}");
@@ -33,9 +65,7 @@ fn main() -> ExitCode {
         }
         Some("lint") => LINT,
         _ => {
-            eprintln!(
-                "cargo xtask test    install what the tests need, run all tests\ncargo xtask lint    check formatting, run clippy, build the documentation"
-            );
+            eprintln!("{USAGE}");
             return ExitCode::from(2);
         }
     };

@@ -2,6 +2,7 @@
 //!
 //! | module | what it holds |
 //! | --- | --- |
+//! | [`simulation`] | several real engines and layers on simulated time, with faults of every kind |
 //! | [`model`] | an exhaustive model of one record's life, over the very functions that stores apply |
 //! | [`blackbox`] | what a client sees of a gateway, whatever store is behind it |
 //! | [`upstream`] | an upstream that does what its path says, and counts what it did |
@@ -14,4 +15,5 @@ pub mod client;
 pub mod fault_proxy;
 pub mod model;
 pub mod servers;
+pub mod simulation;
 pub mod upstream;

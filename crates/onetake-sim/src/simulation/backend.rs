@@ -1,0 +1,161 @@
+//! The store's server: the reference store on a clock of its own. The history sees each change.
+
+use std::sync::Arc;
+
+use futures_util::FutureExt;
+use onetake_core::note::{Note, Notes};
+use onetake_core::store::{
+    Abandoned, Claimed, Cursor, Page, Settled, Store, StoreError, StoreErrorKind, Swept,
+};
+use onetake_core::{
+    Cause, Claim, Clock, MemoryStore, Record, RecordId, Reference, Settlement, State, Verb,
+};
+
+use super::history::{Actor, History};
+use super::timeline::{Micros, SimulatedClock, Timeline};
+
+/// As many records as a simulation can have.
+const ALL: usize = 10_000;
+
+/// The server. What it answers is durable.
+#[derive(Debug)]
+pub struct Backend {
+    memory: MemoryStore,
+    clock: Arc<SimulatedClock>,
+}
+
+impl Backend {
+    /// An empty store.
+    #[must_use]
+    pub fn new(timeline: &Arc<Timeline>) -> Self {
+        let clock = SimulatedClock::new(timeline, 0, 0);
+        let memory = MemoryStore::with_clock(Arc::<SimulatedClock>::clone(&clock));
+        Self { memory, clock }
+    }
+
+    /// The server's clock.
+    #[must_use]
+    pub fn clock(&self) -> &SimulatedClock {
+        &self.clock
+    }
+
+    /// Decides a claim.
+    pub fn claim(
+        &self,
+        history: &History,
+        at: Micros,
+        by: Actor,
+        claim: Claim,
+    ) -> Result<Claimed, StoreError> {
+        let answer = now(self.memory.claim(vec![claim.clone()])).pop().unwrap_or_else(no_answer)?;
+        let after = self.stored(claim.id);
+        history.claimed(at, by, &claim, &answer, after.as_deref(), self.clock.now());
+        Ok(answer)
+    }
+
+    /// Decides a settlement.
+    pub fn settle(
+        &self,
+        history: &History,
+        at: Micros,
+        by: Actor,
+        settlement: Settlement,
+    ) -> Result<Settled, StoreError> {
+        let batch = vec![settlement.clone()];
+        let answer = now(self.memory.settle(batch)).pop().unwrap_or_else(no_answer)?;
+        let after = match &answer {
+            // Also where it is expired from now on.
+            Settled::Done { record, .. } => Some(Arc::clone(record)),
+            Settled::Stale { current } => current.clone(),
+        };
+        history.settled(at, by, &settlement, &answer, after.as_deref(), self.clock.now());
+        Ok(answer)
+    }
+
+    /// Deletes what has expired.
+    pub fn sweep(&self, history: &History, at: Micros, by: Actor, limit: usize) -> Swept {
+        let swept = now(self.memory.sweep(limit)).unwrap_or_default();
+        let left = self.ids();
+        history.swept(at, by, |id| left.contains(&id), self.clock.now());
+        swept
+    }
+
+    /// Opens the store for its only process: what ran in an earlier one does not run any more.
+    pub fn open(&self, history: &History, at: Micros) {
+        for id in self.ids() {
+            let Some(record) = self.load(id) else { continue };
+            if matches!(record.state, State::Running { .. }) {
+                let (attempt, verb) = (record.attempt, Verb::Unknown(Cause::Restarted));
+                let _done =
+                    self.settle(history, at, Actor::Opening, Settlement { id, attempt, verb });
+            }
+        }
+    }
+
+    /// Reads a record that has not expired.
+    #[must_use]
+    pub fn load(&self, id: RecordId) -> Option<Arc<Record>> {
+        now(self.memory.load(vec![id])).pop().and_then(Result::ok).flatten()
+    }
+
+    /// All records, those that expired included.
+    #[must_use]
+    pub fn ids(&self) -> Vec<RecordId> {
+        now(self.memory.page(None, ALL)).map(|page| page.ids).unwrap_or_default()
+    }
+
+    /// Attempts whose lease and grace are over.
+    pub fn abandoned(&self, limit: usize) -> Result<Vec<Abandoned>, StoreError> {
+        now(self.memory.abandoned(limit))
+    }
+
+    /// Unknown attempts that are due to be asked for.
+    pub fn unsettled(&self, limit: usize) -> Result<Vec<Abandoned>, StoreError> {
+        now(self.memory.unsettled(limit))
+    }
+
+    /// Goes through all records.
+    pub fn page(&self, from: Option<Cursor>, limit: usize) -> Result<Page, StoreError> {
+        now(self.memory.page(from, limit))
+    }
+
+    /// Finds records by their reference.
+    pub fn find(&self, reference: Reference) -> Result<Vec<RecordId>, StoreError> {
+        now(self.memory.find(reference))
+    }
+
+    /// Writes an entry of the audit log.
+    pub fn note(&self, note: Note) -> Result<(), StoreError> {
+        now(self.memory.note(note))
+    }
+
+    /// Reads the audit log.
+    pub fn notes(
+        &self,
+        of: Option<RecordId>,
+        from: Option<Cursor>,
+        limit: usize,
+    ) -> Result<Notes, StoreError> {
+        now(self.memory.notes(of, from, limit))
+    }
+
+    /// A secret that all nodes share.
+    pub fn secret(&self, name: &'static str, fresh: [u8; 32]) -> Result<[u8; 32], StoreError> {
+        now(self.memory.secret(name, fresh))
+    }
+
+    /// The record of a claim: it has just been decided, so that it cannot have expired since.
+    fn stored(&self, id: RecordId) -> Option<Arc<Record>> {
+        self.load(id)
+    }
+}
+
+/// The reference store answers at once.
+#[expect(clippy::expect_used, reason = "the reference store never waits")]
+fn now<T>(answer: impl Future<Output = T>) -> T {
+    answer.now_or_never().expect("the reference store answers at once")
+}
+
+fn no_answer<T>() -> Result<T, StoreError> {
+    Err(StoreError::new(StoreErrorKind::Invalid, "the reference store gave no answer"))
+}

@@ -1,0 +1,248 @@
+//! The history of a simulation, and the invariants that it is held to.
+//!
+//! The history sees what no engine sees: every change of the store in the order in which it happened, every run
+//! and effect of the upstream, and every response. Each event is checked when it happens, against the words of the
+//! design and not by the engine's own functions. The first violation ends the simulation.
+
+mod responses;
+mod runs;
+mod store;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use bytes::Bytes;
+use onetake_core::{AttemptId, Cause, OnUnknown, Record, RecordId, State, Timestamp};
+
+use super::plan::{Fault, Mode, Plan};
+use super::timeline::Micros;
+
+pub use responses::{Asked, Heard};
+pub use runs::{RunNumber, Truth};
+pub use store::Actor;
+
+/// An invariant that was broken, and how.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Violation {
+    /// The name of the invariant.
+    pub invariant: &'static str,
+    /// What happened.
+    pub what: String,
+    /// When.
+    pub at: Micros,
+}
+
+impl fmt::Display for Violation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { invariant, what, at } = self;
+        write!(f, "{invariant} is broken at {}.{:06} s: {what}", at / 1_000_000, at % 1_000_000)
+    }
+}
+
+/// Everything that happened so far.
+pub struct History {
+    facts: Mutex<Facts>,
+}
+
+/// What is known.
+pub(super) struct Facts {
+    violation: Option<Violation>,
+    hash: u64,
+    events: u64,
+    trace: Option<Vec<String>>,
+    keys: BTreeMap<RecordId, KeyHistory>,
+    runs: Vec<runs::Run>,
+    /// What each operation asks for, by tenant and key: to tell a false mismatch.
+    payloads: BTreeMap<(u8, String), BTreeSet<u8>>,
+    clocks_agree: bool,
+    cache_age_max: Micros,
+}
+
+/// What is known of one key.
+#[derive(Default)]
+struct KeyHistory {
+    /// As the store holds it, expired or not.
+    record: Option<Record>,
+    fence_max: u64,
+    grants: Vec<Grant>,
+    recorded: Vec<Recorded>,
+    /// Intervals in which the outcome was unknown, or failed: from when, and until when.
+    refused: Vec<(Micros, Micros)>,
+    released: BTreeSet<AttemptId>,
+    promised: BTreeSet<AttemptId>,
+    forgotten: bool,
+    /// The store cannot tell the attempts of nodes that are gone: their claims are nobody's fault.
+    owners: BTreeMap<AttemptId, Actor>,
+}
+
+/// A claim that was granted.
+#[derive(Clone, Copy)]
+struct Grant {
+    attempt: AttemptId,
+    fence: u64,
+    /// Names the life of the key.
+    created_at: Timestamp,
+    on_unknown: OnUnknown,
+}
+
+/// An outcome that was recorded, and when it could be shown.
+struct Recorded {
+    body: Bytes,
+    from: Micros,
+    until: Micros,
+}
+
+impl History {
+    /// An empty history.
+    #[must_use]
+    pub fn new(plan: &Plan, traces: bool) -> Self {
+        let set_clocks = plan.faults.iter().any(|planned| {
+            matches!(planned.fault, Fault::WallClock { .. } | Fault::StoreClockBack { .. })
+        });
+        let ages = plan.nodes.iter().map(|node| node.limits.cache_age_max);
+        let facts = Facts {
+            violation: None,
+            hash: 0xcbf2_9ce4_8422_2325,
+            events: 0,
+            trace: traces.then(Vec::new),
+            keys: BTreeMap::new(),
+            runs: Vec::new(),
+            payloads: BTreeMap::new(),
+            clocks_agree: plan.is_uniform && !set_clocks,
+            cache_age_max: ages.max().map_or(0, onetake_core::clock::micros),
+        };
+        Self { facts: Mutex::new(facts) }
+    }
+
+    /// Notes an event: it becomes part of the trace and of its hash.
+    pub fn event(&self, at: Micros, kind: &str, numbers: &[u64], text: impl FnOnce() -> String) {
+        self.lock().event(at, kind, numbers, text);
+    }
+
+    /// Notes that an invariant was broken. Only the first violation counts.
+    pub fn violate(&self, at: Micros, invariant: &'static str, what: String) {
+        self.lock().violate(at, invariant, what);
+    }
+
+    /// The violation, if there is one.
+    #[must_use]
+    pub fn violation(&self) -> Option<Violation> {
+        self.lock().violation.clone()
+    }
+
+    /// Whether an invariant was broken.
+    #[must_use]
+    pub fn is_violated(&self) -> bool {
+        self.lock().violation.is_some()
+    }
+
+    /// A digest of everything that happened, in its order.
+    #[must_use]
+    pub fn hash(&self) -> u64 {
+        self.lock().hash
+    }
+
+    /// How much happened.
+    #[must_use]
+    pub fn events(&self) -> u64 {
+        self.lock().events
+    }
+
+    /// The events as text, where they are kept.
+    #[must_use]
+    pub fn take_trace(&self) -> Vec<String> {
+        self.lock().trace.take().unwrap_or_default()
+    }
+
+    /// Says that a client will ask for a payload.
+    pub fn will_ask(&self, tenant: u8, key: &str, payload: u8) {
+        let mut facts = self.lock();
+        facts.payloads.entry((tenant, key.to_owned())).or_default().insert(payload);
+    }
+
+    /// All keys that the store has heard of.
+    #[must_use]
+    pub fn ids(&self) -> Vec<RecordId> {
+        self.lock().keys.keys().copied().collect()
+    }
+
+    /// Keys whose attempt still runs, by the store.
+    #[must_use]
+    pub fn unfinished(&self) -> Vec<(RecordId, &'static str)> {
+        let facts = self.lock();
+        let records = facts.keys.iter().filter_map(|(id, key)| Some((*id, key.record.as_ref()?)));
+        let running = records.filter(|(_, record)| matches!(record.state, State::Running { .. }));
+        running.map(|(id, record)| (id, record.state.name())).collect()
+    }
+
+    /// Keys whose lease ended although their attempt, of a process that still lives, was never started.
+    #[must_use]
+    pub fn unknown_but_never_started(&self, of: Actor) -> Vec<(RecordId, AttemptId)> {
+        let facts = self.lock();
+        let records =
+            facts.keys.iter().filter_map(|(id, key)| Some((*id, key, key.record.as_ref()?)));
+        records
+            .filter(|(id, key, record)| {
+                matches!(record.state, State::Unknown { cause: Cause::LeaseEnded, .. })
+                    && key.owners.get(&record.attempt) == Some(&of)
+                    && !facts.runs.iter().any(|run| run.is_of(*id, record.attempt))
+            })
+            .map(|(id, _, record)| (id, record.attempt))
+            .collect()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Facts> {
+        self.facts.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Facts {
+    fn event(&mut self, at: Micros, kind: &str, numbers: &[u64], text: impl FnOnce() -> String) {
+        self.events += 1;
+        self.mix(at);
+        for byte in kind.bytes() {
+            self.mix(u64::from(byte));
+        }
+        for number in numbers {
+            self.mix(*number);
+        }
+        if let Some(trace) = &mut self.trace {
+            trace.push(format!("{:4}.{:06} {kind:12} {}", at / 1_000_000, at % 1_000_000, text()));
+        }
+    }
+
+    fn mix(&mut self, number: u64) {
+        self.hash = (self.hash ^ number).wrapping_mul(0x0000_0100_0000_01b3).rotate_left(17);
+    }
+
+    fn violate(&mut self, at: Micros, invariant: &'static str, what: String) {
+        if self.violation.is_none() {
+            self.event(at, "VIOLATION", &[], || format!("{invariant}: {what}"));
+            self.violation = Some(Violation { invariant, what, at });
+        }
+    }
+}
+
+/// What a run writes as its outcome: a client can tell from it whose outcome it got.
+#[must_use]
+pub fn outcome_text(tenant: u8, key: &str, payload: u8, run: usize, word: &str) -> String {
+    format!("{tenant}|{key}|{payload}|{run}|{word}")
+}
+
+/// How an outcome for this client begins.
+fn outcome_prefix(tenant: u8, key: &str, payload: u8) -> String {
+    format!("{tenant}|{key}|{payload}|")
+}
+
+/// The key that an operation is known by.
+#[must_use]
+pub fn key_text(operation: usize, mode: Mode) -> String {
+    format!("operation-{operation:04}{}", mode.path().replace('/', "-"))
+}
+
+impl fmt::Debug for History {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("History").finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,158 @@
+//! Checks of what clients are told.
+
+use bytes::Bytes;
+use onetake_core::{RecordId, State};
+
+use super::{Actor, Facts, History, outcome_prefix};
+use crate::simulation::plan::Mode;
+use crate::simulation::timeline::Micros;
+
+/// What a client asked for.
+#[derive(Clone, Debug)]
+pub struct Asked {
+    /// The operation's number.
+    pub operation: usize,
+    /// The route.
+    pub mode: Mode,
+    /// The tenant.
+    pub tenant: u8,
+    /// The key.
+    pub key: String,
+    /// The payload.
+    pub payload: u8,
+    /// When it was sent.
+    pub sent_at: Micros,
+}
+
+/// What a client was told.
+#[derive(Clone, Debug)]
+pub struct Heard {
+    /// The node that answered.
+    pub node: usize,
+    /// The status.
+    pub status: u16,
+    /// The code of a problem.
+    pub code: Option<String>,
+    /// The key's reference.
+    pub reference: Option<String>,
+    /// Where the outcome can be fetched later.
+    pub location: Option<String>,
+    /// Whether it says that the operation still runs.
+    pub is_running: bool,
+    /// Whether it is marked as a replay.
+    pub is_replay: bool,
+    /// The body.
+    pub body: Bytes,
+}
+
+impl Heard {
+    /// Whether it is an outcome of the operation: not a problem, nor "come back later", nor a response that says
+    /// that nothing was done. The last is an outcome where it is replayed: it was promised one.
+    #[must_use]
+    pub fn is_outcome(&self) -> bool {
+        let is_first = matches!(self.status, 200 | 402);
+        self.code.is_none() && !self.is_running && (is_first || self.is_replay)
+    }
+}
+
+impl History {
+    /// A client heard something.
+    pub fn heard(&self, at: Micros, asked: &Asked, heard: &Heard) {
+        let facts = &mut *self.lock();
+        let Asked { operation, tenant, ref key, payload, .. } = *asked;
+        facts.event(at, "heard", &[operation as u64, u64::from(heard.status)], || {
+            let Heard { status, code, is_replay, .. } = heard;
+            format!("operation {operation} payload {payload}: {status} {code:?} replay {is_replay}")
+        });
+        if heard.is_outcome() {
+            facts.check_outcome(at, asked, heard);
+        }
+        match heard.code.as_deref() {
+            Some("idempotency_payload_mismatch") => {
+                let asked_for = facts.payloads.get(&(tenant, key.clone()));
+                if asked_for.is_some_and(|payloads| payloads.len() == 1) {
+                    let what = format!("{key} was refused although all requests are the same");
+                    facts.violate(at, "no false mismatch", what);
+                }
+            }
+            Some("previous_attempt_failed") => facts.check_refusal(at, asked, heard),
+            _ => {}
+        }
+        if heard.status == 202 {
+            facts.promised(heard);
+        }
+    }
+}
+
+impl Facts {
+    /// The record that a reference names.
+    fn referred(&self, reference: Option<&str>) -> Option<RecordId> {
+        let reference = reference?;
+        self.keys.keys().copied().find(|id| id.reference().to_string() == reference)
+    }
+
+    /// An outcome is the client's own (S8, S9), is what the store held at some time between the question and the
+    /// answer (S4, S6), and comes from a run of it (S17).
+    fn check_outcome(&mut self, at: Micros, asked: &Asked, heard: &Heard) {
+        let Asked { mode, tenant, ref key, payload, sent_at, .. } = *asked;
+        let text = String::from_utf8_lossy(&heard.body).into_owned();
+        if !text.starts_with(&outcome_prefix(tenant, key, payload)) {
+            let what = format!("{key}/{payload} of tenant {tenant} was answered with {text}");
+            self.violate(at, "S8, S9", what);
+            return;
+        }
+        if !self.ran(tenant, key, payload, &text) {
+            self.violate(at, "S17", format!("{key} was answered with {text}, which never ran"));
+            return;
+        }
+        if self.is_unrecorded(&text) && mode == Mode::FailOpen && !heard.is_replay {
+            return;
+        }
+        let Some(id) = self.referred(heard.reference.as_deref()) else {
+            self.violate(at, "S6", format!("{key} was answered without a known reference"));
+            return;
+        };
+        let was_recorded = self.keys.get(&id).is_some_and(|history| {
+            history
+                .recorded
+                .iter()
+                .any(|it| it.body == heard.body && it.from <= at && it.until >= sent_at)
+        });
+        if !was_recorded {
+            let what = format!("{key} was answered with {text}, which the store did not hold");
+            self.violate(at, "S6", what);
+        }
+    }
+
+    /// That an attempt failed or is unknown is said only where the store says so.
+    fn check_refusal(&mut self, at: Micros, asked: &Asked, heard: &Heard) {
+        let Some(id) = self.referred(heard.reference.as_deref()) else { return };
+        let is_true = self.keys.get(&id).is_some_and(|history| {
+            history.refused.iter().any(|(from, until)| *from <= at && *until >= asked.sent_at)
+        });
+        // A service that fails in the middle says so itself; and a handle says that its attempt was released.
+        let text = String::from_utf8_lossy(&heard.body);
+        let exceptions = ["failed in the middle", "ended without an outcome"];
+        if !is_true && !exceptions.iter().any(|exception| text.contains(exception)) {
+            let what = format!("{} was refused as unknown or failed, and is not", asked.key);
+            self.violate(at, "no false refusal", what);
+        }
+    }
+
+    /// Whoever was told 202 by the node that runs the attempt was promised that it is not released. Another node
+    /// cannot promise that: a release may be on its way to the store.
+    fn promised(&mut self, heard: &Heard) {
+        let Some(id) = self.referred(heard.reference.as_deref()) else { return };
+        let key = self.key(id);
+        if let Some(record) =
+            key.record.as_ref().filter(|record| matches!(record.state, State::Running { .. }))
+        {
+            let attempt = record.attempt;
+            let runs_here =
+                |actor: &Actor| matches!(actor, Actor::Node(it, _) if *it == heard.node);
+            if key.owners.get(&attempt).is_some_and(runs_here) {
+                key.promised.insert(attempt);
+            }
+        }
+    }
+}

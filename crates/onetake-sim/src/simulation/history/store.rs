@@ -1,0 +1,251 @@
+//! Checks of every change of the store.
+
+use onetake_core::store::{Claimed, Settled};
+use onetake_core::{Claim, OnUnknown, Record, RecordId, Settlement, State, Timestamp, Verb};
+
+use super::{Facts, Grant, History, Recorded};
+use crate::simulation::timeline::Micros;
+
+/// Who changed the store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Actor {
+    /// A process of a node: the node, and how often it has been started.
+    Node(usize, u64),
+    /// The opening of a store that one process owns.
+    Opening,
+}
+
+impl Actor {
+    fn number(self) -> u64 {
+        match self {
+            Self::Node(node, incarnation) => node as u64 + 1 + (incarnation << 8),
+            Self::Opening => 0,
+        }
+    }
+}
+
+impl History {
+    /// The store decided a claim.
+    pub fn claimed(
+        &self,
+        at: Micros,
+        by: Actor,
+        claim: &Claim,
+        answer: &Claimed,
+        after: Option<&Record>,
+        store_now: Timestamp,
+    ) {
+        let facts = &mut *self.lock();
+        let fence = match answer {
+            Claimed::Granted { fence } => fence.get(),
+            Claimed::Found { .. } => 0,
+        };
+        facts.event(at, "claim", &[by.number(), fence], || {
+            let stands = after.map_or("absent", |record| record.state.name());
+            format!("{by:?} {:?} {:?} fence {fence}, stands {stands}", claim.id, claim.attempt)
+        });
+        if let Claimed::Granted { fence } = answer {
+            facts.granted(at, claim, fence.get(), after, store_now);
+        }
+        facts.key(claim.id).owners.insert(claim.attempt, by);
+        facts.written(at, claim.id, after, false, store_now);
+    }
+
+    /// The store decided a settlement.
+    pub fn settled(
+        &self,
+        at: Micros,
+        by: Actor,
+        settlement: &Settlement,
+        answer: &Settled,
+        after: Option<&Record>,
+        store_now: Timestamp,
+    ) {
+        let facts = &mut *self.lock();
+        let is_done = matches!(answer, Settled::Done { .. });
+        facts.event(at, "settle", &[by.number(), u64::from(is_done)], || {
+            let stands = after.map_or("absent", |record| record.state.name());
+            let Settlement { id, attempt, verb } = settlement;
+            let verb = format!("{verb:?}");
+            let verb: String = verb.chars().take(24).collect();
+            format!("{by:?} {id:?} {attempt:?} {verb} done {is_done}, stands {stands}")
+        });
+        let before = facts.key(settlement.id).record.clone();
+        let owns = before.as_ref().is_some_and(|record| record.attempt == settlement.attempt);
+        if is_done && !owns {
+            let what = format!("{settlement:?} was done although another attempt owns the key");
+            facts.violate(at, "S3", what);
+        }
+        let released = match (&before, after) {
+            (Some(before), Some(after)) => {
+                is_open(&before.state) && matches!(after.state, State::Released { .. })
+            }
+            _ => false,
+        };
+        if released && owns {
+            facts.released(at, settlement);
+        }
+        facts.written(at, settlement.id, after, settlement.verb == Verb::Forget, store_now);
+    }
+
+    /// The store deleted what had expired: `left` are the records that are still there.
+    pub fn swept(
+        &self,
+        at: Micros,
+        by: Actor,
+        is_left: impl Fn(RecordId) -> bool,
+        store_now: Timestamp,
+    ) {
+        let facts = &mut *self.lock();
+        let gone: Vec<(RecordId, bool)> = facts
+            .keys
+            .iter()
+            .filter(|(id, key)| key.record.is_some() && !is_left(**id))
+            .map(|(id, key)| {
+                (*id, key.record.as_ref().is_some_and(|record| is_expired(record, store_now)))
+            })
+            .collect();
+        for (id, was_expired) in gone {
+            facts.event(at, "sweep", &[by.number()], || format!("{by:?} {id:?}"));
+            if !was_expired {
+                facts.violate(at, "S13", format!("{id:?} was deleted before it expired"));
+            }
+            facts.written(at, id, None, false, store_now);
+        }
+    }
+}
+
+impl Facts {
+    pub(super) fn key(&mut self, id: RecordId) -> &mut super::KeyHistory {
+        self.keys.entry(id).or_default()
+    }
+
+    fn granted(
+        &mut self,
+        at: Micros,
+        claim: &Claim,
+        fence: u64,
+        after: Option<&Record>,
+        store_now: Timestamp,
+    ) {
+        let key = self.key(claim.id);
+        let fence_max = std::mem::replace(&mut key.fence_max, fence);
+        let before = key.record.clone();
+        let created_at = after.map_or(store_now, |record| record.created_at);
+        let (attempt, on_unknown) = (claim.attempt, claim.terms.on_unknown);
+        key.grants.push(Grant { attempt, fence, created_at, on_unknown });
+        if fence <= fence_max {
+            self.violate(at, "S2", format!("fence {fence} came after fence {fence_max}"));
+        }
+        let Some(before) = before.filter(|record| !is_expired(record, store_now)) else { return };
+        let again = before.terms.on_unknown.runs_again();
+        let may_run = match before.state {
+            State::Released { .. } => true,
+            State::Unknown { .. } => again,
+            State::Running { lease_until } => {
+                again && lease_until.plus(before.terms.grace) <= store_now
+            }
+            State::Completed { .. } | State::Failed { .. } => false,
+        };
+        if !may_run {
+            let (id, state) = (claim.id, before.state.name());
+            self.violate(at, "S12", format!("{id:?} was given away although it was {state}"));
+        }
+        if before.fingerprint != claim.fingerprint {
+            let id = claim.id;
+            self.violate(at, "S9", format!("{id:?} was given to another payload"));
+        }
+    }
+
+    /// An attempt is known to have had no effect.
+    fn released(&mut self, at: Micros, settlement: &Settlement) {
+        let Settlement { id, attempt, .. } = settlement;
+        let key = self.key(*id);
+        key.released.insert(*attempt);
+        let is_promised = key.promised.contains(attempt) && settlement.verb == Verb::Release;
+        let rolls_back = key
+            .grants
+            .iter()
+            .any(|grant| grant.attempt == *attempt && grant.on_unknown == OnUnknown::Rollback);
+        // What never started can be released: its handle says that a retry runs it.
+        let has_started = self.runs.iter().any(|run| run.is_of(*id, *attempt));
+        let by_others = self.is_settled_by_others(settlement);
+        if is_promised && has_started && !rolls_back && self.clocks_agree && !by_others {
+            self.violate(at, "promise", format!("{id:?} was released after a 202"));
+        }
+        let effect = self.runs.iter().find(|run| run.is_of(*id, *attempt) && run.effect.is_some());
+        if let Some(run) = effect {
+            let what = format!("{id:?} was released although run {} had an effect", run.number);
+            self.violate(at, "S16", what);
+        }
+    }
+
+    /// Whether the record was unknown: then a reconciler or an operator may release it.
+    fn is_settled_by_others(&self, settlement: &Settlement) -> bool {
+        let record = self.keys.get(&settlement.id).and_then(|key| key.record.as_ref());
+        record.is_some_and(|record| matches!(record.state, State::Unknown { .. }))
+    }
+
+    /// A record is as it is from now on.
+    fn written(
+        &mut self,
+        at: Micros,
+        id: RecordId,
+        after: Option<&Record>,
+        forgets: bool,
+        store_now: Timestamp,
+    ) {
+        let cache_age = self.cache_age_max;
+        let key = self.key(id);
+        let before = key.record.take();
+        key.record = after.cloned();
+        let final_before = before.as_ref().filter(|record| {
+            matches!(record.state, State::Completed { .. } | State::Failed { .. })
+                && !is_expired(record, store_now)
+        });
+        let changed = before.as_ref().map(|record| &record.state) != after.map(|it| &it.state)
+            || before.as_ref().map(|record| record.fence) != after.map(|it| it.fence);
+        let broken = final_before.is_some() && changed && !forgets;
+        if changed {
+            // A forgotten outcome may be in the memory of other nodes for a while.
+            let until = if forgets { at.saturating_add(cache_age) } else { at };
+            if let Some(open) = key.recorded.last_mut().filter(|it| it.until == Micros::MAX) {
+                open.until = until;
+            }
+            if let Some(open) = key.refused.last_mut().filter(|it| it.1 == Micros::MAX) {
+                open.1 = until;
+            }
+            match after.map(|record| &record.state) {
+                Some(State::Completed { recording, .. }) => {
+                    let body = recording.body.clone().unwrap_or_default();
+                    key.recorded.push(Recorded { body, from: at, until: Micros::MAX });
+                }
+                Some(State::Unknown { .. } | State::Failed { .. }) => {
+                    key.refused.push((at, Micros::MAX));
+                }
+                _ => {}
+            }
+        }
+        key.forgotten |= forgets;
+        if broken {
+            self.violate(at, "S4", format!("the outcome of {id:?} changed before it expired"));
+        }
+    }
+}
+
+fn is_open(state: &State) -> bool {
+    matches!(state, State::Running { .. } | State::Unknown { .. })
+}
+
+/// Whether a record counts as absent. Written from the design, not called from the code under test.
+fn is_expired(record: &Record, now: Timestamp) -> bool {
+    let hour = std::time::Duration::from_secs(3_600);
+    let ttl = record.terms.ttl;
+    match record.state {
+        State::Running { .. } => false,
+        State::Completed { at, .. } | State::Failed { at, .. } | State::Released { at } => {
+            now >= record.created_at.plus(ttl) && now >= at.plus(ttl.min(hour))
+        }
+        State::Unknown { at, .. } => now >= at.plus(ttl),
+    }
+}

@@ -1,0 +1,176 @@
+//! Jobs: operations that use the engine itself, as consumers and schedulers do.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use futures_util::FutureExt;
+use onetake_core::engine::{
+    Answer, Attempt, Begin, Engine, InFlight, Operation, Outcome, Settling, Verdict,
+};
+use onetake_core::{Cause, Fingerprint, Key, Lease, Record, Recording, Scope, State};
+
+use super::history::{Asked, Heard};
+use super::node::terms;
+use super::plan::{Mode, NodePlan, Waiting};
+use super::upstream::{Conduct, Exchange};
+use super::world::World;
+
+/// How a job uses the engine.
+#[derive(Clone, Copy)]
+enum Style {
+    /// `Engine::run`.
+    Run,
+    /// `Engine::begin`, and a pause before the start.
+    BeginLate,
+    /// `Engine::begin`, and the lease is dropped.
+    BeginAndDrop,
+}
+
+/// One try of a job.
+pub async fn job(
+    world: Arc<World>,
+    node: usize,
+    plan: NodePlan,
+    engine: Engine,
+    asked: Asked,
+) -> Option<Heard> {
+    let key = Key::new(&asked.key).ok()?;
+    let scope = Scope::new(format!("tenant {}", asked.tenant));
+    let fingerprint = Fingerprint::of(&[asked.payload]);
+    let in_flight = match plan.waiting {
+        Waiting::Reject => InFlight::Reject,
+        Waiting::Wait(wait) => InFlight::Wait(wait),
+    };
+    let operation = Operation::new(&scope, &key, fingerprint)
+        .terms(terms(&plan, Mode::Job))
+        .in_flight(in_flight)
+        .run_max(plan.run_max);
+    let is_calm = world.is_calm();
+    let style = world.decide("job", |random| match random.below(6) {
+        _ if is_calm => Style::Run,
+        0..=2 => Style::Run,
+        3 | 4 => Style::BeginLate,
+        _ => Style::BeginAndDrop,
+    });
+    let reference = operation.id.reference().to_string();
+    let told = match style {
+        Style::Run => {
+            let asked = asked.clone();
+            let ran = engine.run(operation, move |attempt| {
+                let world = Arc::clone(&world);
+                async move {
+                    let exchange = work(&world, node, attempt, &asked).await;
+                    verdict(&exchange)
+                }
+            });
+            match ran.await {
+                Ok(Outcome::Ran(settling)) => settled(&settling),
+                Ok(Outcome::Answered(answer)) => answered(&answer),
+                Err(_) => (503, Some("idempotency_store_unavailable"), None),
+            }
+        }
+        Style::BeginLate | Style::BeginAndDrop => match engine.begin(&operation).await {
+            Ok(Begin::Run(lease)) => {
+                begun(&world, node, &plan, lease, &asked, matches!(style, Style::BeginLate)).await
+            }
+            Ok(Begin::Answer(answer)) => answered(&answer),
+            Err(_) => (503, Some("idempotency_store_unavailable"), None),
+        },
+    };
+    let (status, code, body) = told;
+    let (code, body) = (code.map(str::to_owned), body.unwrap_or_default());
+    let (is_running, is_replay) = (false, false);
+    let (reference, location) = (Some(reference), None);
+    Some(Heard { node, status, code, reference, location, is_running, is_replay, body })
+}
+
+type Told = (u16, Option<&'static str>, Option<Bytes>);
+
+/// Runs what was begun, after a pause.
+async fn begun(
+    world: &Arc<World>,
+    node: usize,
+    plan: &NodePlan,
+    lease: Lease,
+    asked: &Asked,
+    runs: bool,
+) -> Told {
+    let late = onetake_core::clock::micros(plan.terms.lease) * 3 / 2;
+    let pause = world.decide("late starts", |random| random.below(late));
+    world.timeline.sleep(pause, node + 1).await;
+    if !runs {
+        drop(lease);
+        return (409, Some("request_in_progress"), None);
+    }
+    if lease.start().is_err() {
+        return settled(&lease.release().await);
+    }
+    let attempt = Attempt { id: lease.id(), attempt: lease.attempt(), fence: lease.fence() };
+    let exchange = work(world, node, attempt, asked);
+    let engine_clock = world.timeline.sleep(onetake_core::clock::micros(plan.run_max), node + 1);
+    let exchange = tokio::select! {
+        biased;
+        exchange = exchange => exchange,
+        () = engine_clock => return settled(&lease.unknown(Cause::TimedOut).await),
+    };
+    settled(&match verdict(&exchange) {
+        Verdict::Complete(recording) => lease.complete(recording).await,
+        Verdict::Fail(failure) => lease.fail(failure).await,
+        Verdict::Release => lease.release().await,
+        Verdict::Unknown(cause) => lease.unknown(cause).await,
+    })
+}
+
+async fn work(world: &Arc<World>, node: usize, attempt: Attempt, asked: &Asked) -> Exchange {
+    let whose = (asked.tenant, &*asked.key, asked.payload);
+    let (run, text) = world.history.started(world.now(), node, Some(attempt), whose, Mode::Job);
+    let (_, told) = world.call_upstream(node, run, &text);
+    told.then(|exchange| async move {
+        match exchange {
+            Ok(exchange) => exchange,
+            Err(_) => std::future::pending().await,
+        }
+    })
+    .await
+}
+
+fn verdict(exchange: &Exchange) -> Verdict {
+    match exchange.conduct {
+        Conduct::Done | Conduct::Declined => {
+            Verdict::Complete(Recording::new(exchange.text.clone()))
+        }
+        Conduct::Busy | Conduct::SaysReleased | Conduct::Unreachable => Verdict::Release,
+        Conduct::Failed(_) | Conduct::Hangs(_) | Conduct::Breaks(_) | Conduct::Panics(_) => {
+            Verdict::Unknown(Cause::Reported("the upstream failed".to_owned()))
+        }
+    }
+}
+
+fn settled(settling: &Settling) -> Told {
+    match settling {
+        Settling::Recorded(record) | Settling::Stale(Some(record)) => recorded(record),
+        Settling::Stale(None) => (409, Some("request_in_progress"), None),
+        Settling::Pending => (503, Some("outcome_pending"), None),
+    }
+}
+
+fn recorded(record: &Record) -> Told {
+    match &record.state {
+        State::Completed { recording, .. } => (200, None, recording.body.clone()),
+        State::Failed { .. } | State::Unknown { .. } => {
+            (500, Some("previous_attempt_failed"), None)
+        }
+        State::Running { .. } | State::Released { .. } => (409, Some("request_in_progress"), None),
+    }
+}
+
+fn answered(answer: &Answer) -> Told {
+    match answer {
+        Answer::Replay(record) | Answer::Failed(record) | Answer::Unknown(record) => {
+            recorded(record)
+        }
+        Answer::InFlight => (409, Some("request_in_progress"), None),
+        Answer::WaitTimeout => (504, Some("in_progress_timeout"), None),
+        Answer::Mismatch => (422, Some("idempotency_payload_mismatch"), None),
+    }
+}

@@ -1,0 +1,256 @@
+//! A node: one process with a real engine and a real HTTP layer.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use http::request::Parts;
+use onetake_core::engine::{Asking, Engine, Housekeeping, Limits};
+use onetake_core::{Clock, FingerprintKey, OnRetry, Terms};
+use onetake_http::{
+    HttpLimits, InFlight, OnStoreDown, Onetake, OnetakeLayer, Policy, Remembered, Secrets, Tenant,
+};
+use tower_layer::Layer;
+
+use super::executor::Executor;
+use super::journal::SimulatedJournal;
+use super::node_store::NodeStore;
+use super::plan::{Mode, NodePlan, Waiting};
+use super::random::{Random, SeededRng};
+use super::reconciler::Desk;
+use super::timeline::{MILLISECOND, Micros, SimulatedClock};
+use super::upstream::{Proxy, TENANT};
+use super::world::World;
+
+/// The service of a node: the layer around the proxy.
+pub type Front = Onetake<Proxy>;
+
+/// A fault that waits for a number of polls.
+#[derive(Clone, Copy, Debug)]
+pub enum Armed {
+    /// The process ends.
+    Crash {
+        /// How many polls are left.
+        polls: u32,
+        /// For how long it is gone.
+        gone_for: Micros,
+    },
+    /// The process is suspended.
+    Suspend {
+        /// How many polls are left.
+        polls: u32,
+        /// For how long.
+        length: Micros,
+    },
+}
+
+/// One node, running or gone.
+#[derive(Debug)]
+pub struct Node {
+    /// Its number.
+    pub index: usize,
+    /// Its configuration.
+    pub plan: NodePlan,
+    /// Its clock, which survives the process.
+    pub clock: Arc<SimulatedClock>,
+    /// The running process.
+    pub process: Option<Process>,
+    /// Until when it is suspended.
+    pub suspended_until: Micros,
+    /// A fault that is about to happen.
+    pub armed: Option<Armed>,
+    incarnation: u64,
+}
+
+/// A running process.
+#[derive(Debug)]
+pub struct Process {
+    /// Its tasks.
+    pub executor: Executor,
+    /// Its engine.
+    pub engine: Engine,
+    /// Its service.
+    pub front: Front,
+    /// Which start of the node this is.
+    pub incarnation: u64,
+    is_alive: Arc<AtomicBool>,
+}
+
+impl Node {
+    /// A node that is not running yet.
+    #[must_use]
+    pub fn new(world: &Arc<World>, index: usize, plan: NodePlan) -> Self {
+        let clock = SimulatedClock::new(&world.timeline, index + 1, plan.drift_ppm);
+        clock.step_wall(plan.wall_offset);
+        let (process, suspended_until, armed, incarnation) = (None, 0, None, 0);
+        Self { index, plan, clock, process, suspended_until, armed, incarnation }
+    }
+
+    /// Starts the process.
+    pub fn start(&mut self, world: &Arc<World>) {
+        let Ok(executor) = Executor::new() else {
+            world.history.violate(world.now(), "simulation", "no runtime could be made".into());
+            return;
+        };
+        let Some(handle) = executor.handle().cloned() else { return };
+        self.incarnation += 1;
+        let (index, incarnation) = (self.index, self.incarnation);
+        world.history.event(world.now(), "start_node", &[index as u64, incarnation], || {
+            format!("node {index}, start {incarnation}")
+        });
+        if world.plan.is_exclusive {
+            world.backend.open(&world.history, world.now());
+        }
+        let is_alive = Arc::new(AtomicBool::new(true));
+        let store = Arc::new(NodeStore::new(world, index, incarnation, &is_alive));
+        let stream = format!("node {index} {incarnation}");
+        let rng = Arc::new(SeededRng::new(Random::new(world.plan.seed, &stream)));
+        let clock = Arc::<SimulatedClock>::clone(&self.clock) as Arc<dyn Clock>;
+        let engine = {
+            let _inside = handle.enter();
+            let engine = Engine::with(store, clock, rng, limits(&self.plan));
+            engine.keep_house(self.housekeeping());
+            if self.plan.has_journal {
+                engine.use_journal(Arc::new(SimulatedJournal::new(world, index)));
+            }
+            let asking = Asking { interval: Duration::from_millis(700), batch: 4, at_once: 2 };
+            engine.reconcile_with(Arc::new(Desk::new(world, index)), asking);
+            engine
+        };
+        let secrets = secrets(self.plan.seals_with_newer);
+        let http = HttpLimits { bodies_max: 64, ..HttpLimits::default() };
+        let layer =
+            OnetakeLayer::with(engine.clone(), Routes(policies(world, &self.plan)), http, secrets);
+        let front = layer.layer(Proxy::new(world, index, incarnation));
+        watch_for_damage(world, &executor, &engine, index);
+        self.process = Some(Process { executor, engine, front, incarnation, is_alive });
+        world.mark_busy(index + 1);
+    }
+
+    /// Ends the process without warning.
+    pub fn crash(&mut self, world: &World) {
+        self.armed = None;
+        let Some(mut process) = self.process.take() else { return };
+        let index = self.index;
+        world.history.event(world.now(), "crash", &[index as u64], || format!("node {index}"));
+        process.is_alive.store(false, Ordering::Relaxed);
+        world.set_corrupt(index, false);
+        process.executor.crash();
+    }
+
+    fn housekeeping(&self) -> Housekeeping {
+        Housekeeping {
+            reap_interval: self.plan.reap_every,
+            reap_batch: 2,
+            sweep_interval: self.plan.sweep_every,
+            sweep_batch: 2,
+            sweep_pause: Duration::from_millis(50),
+        }
+    }
+}
+
+/// Resolves policies, and knows by which header every tenant is told.
+struct Routes(Vec<(&'static str, Arc<Policy>)>);
+
+impl onetake_http::Resolve for Routes {
+    fn resolve(&self, parts: &Parts) -> Option<Arc<Policy>> {
+        let (_, policy) = self.0.iter().find(|(path, _)| *path == parts.uri.path())?;
+        Some(Arc::clone(policy))
+    }
+
+    fn handle_tenants(&self) -> Vec<Tenant> {
+        vec![tenant()]
+    }
+}
+
+fn tenant() -> Tenant {
+    Tenant::Header(http::HeaderName::from_static(TENANT))
+}
+
+/// Ends the process when its store must not be used any more, as the gateway does.
+fn watch_for_damage(world: &Arc<World>, executor: &Executor, engine: &Engine, index: usize) {
+    let (engine, world) = (engine.clone(), Arc::clone(world));
+    executor.spawn(async move {
+        let _error = engine.fatal().await;
+        engine.give_up().await;
+        let gone_for = world.decide("damage", |random| random.below(3_000) * MILLISECOND);
+        world.timeline.after(0, Box::new(move |simulator| simulator.restart(index, gone_for)));
+    });
+}
+
+fn limits(plan: &NodePlan) -> Limits {
+    let planned = plan.limits;
+    Limits {
+        running_max: planned.running_max,
+        waiting_max: planned.waiting_max,
+        waiting_per_key_max: planned.waiting_per_key_max,
+        batch_items_max: planned.batch_items_max,
+        writers_max: planned.writers_max,
+        cache_bytes_max: planned.cache_bytes_max,
+        cache_age_max: planned.cache_age_max,
+        poll_interval: planned.poll_interval,
+        claim_patience: planned.claim_patience,
+        settle_patience: planned.settle_patience,
+        ..Limits::default()
+    }
+}
+
+/// A newer and an older secret: every node recognises both, and seals with one of them.
+fn secrets(seals_with_newer: bool) -> Secrets {
+    let older = FingerprintKey::new("f1", &[1; 32]);
+    let newer = FingerprintKey::new("f2", &[2; 32]);
+    let keys = if seals_with_newer { [newer, older] } else { [older, newer] };
+    Secrets::default().fingerprint(keys).handles([3; 32]).tenants([4; 32])
+}
+
+fn policies(world: &Arc<World>, plan: &NodePlan) -> Vec<(&'static str, Arc<Policy>)> {
+    let routes = Mode::ALL.into_iter().filter(|mode| *mode != Mode::Job);
+    routes.map(|mode| (mode.path(), Arc::new(policy(world, plan, mode)))).collect()
+}
+
+fn policy(world: &Arc<World>, plan: &NodePlan, mode: Mode) -> Policy {
+    let in_flight = match (mode, plan.waiting) {
+        (Mode::Async, _) => InFlight::Async(plan.async_wait),
+        (_, Waiting::Reject) => InFlight::Reject,
+        (_, Waiting::Wait(wait)) => InFlight::Wait(wait),
+    };
+    let policy = Policy::new()
+        .label(mode.path())
+        .key_required()
+        .key_min_length(4)
+        .tenant(tenant())
+        .terms(terms(plan, mode))
+        .in_flight(in_flight)
+        .remember([Remembered::Key])
+        .upstream_timeout(plan.run_max);
+    match mode {
+        Mode::Rollback => policy.transactional(),
+        Mode::FailOpen => policy.on_store_down(OnStoreDown::FailOpen),
+        Mode::Retry => policy.on_retry(roll_back(world)),
+        _ => policy,
+    }
+}
+
+/// The terms of a route.
+#[must_use]
+pub fn terms(plan: &NodePlan, mode: Mode) -> Terms {
+    let mut terms = Terms { on_unknown: mode.on_unknown(), ..plan.terms };
+    // What is to be reconciled is kept for long enough to ask.
+    if mode == Mode::Reconcile {
+        terms.ttl = terms.ttl.max(Duration::from_secs(120));
+    }
+    terms
+}
+
+/// Rolls back what an earlier attempt left half done; sometimes it cannot.
+fn roll_back(world: &Arc<World>) -> OnRetry {
+    let world = Arc::clone(world);
+    OnRetry::new(move |_| {
+        let world = Arc::clone(&world);
+        async move {
+            let is_calm = world.is_calm();
+            let can = world.decide("roll back", |random| is_calm || !random.chance(200));
+            if can { Ok(()) } else { Err("the simulated rollback failed".to_owned()) }
+        }
+    })
+}

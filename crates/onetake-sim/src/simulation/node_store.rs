@@ -1,0 +1,334 @@
+//! The store as one node sees it: behind a network that delays, reorders, repeats and loses calls and answers.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use futures_util::FutureExt;
+use futures_util::future::BoxFuture;
+use onetake_core::note::{Note, Notes};
+use onetake_core::store::{
+    Abandoned, Answers, Claimed, Cursor, Page, Settled, Store, StoreError, StoreErrorKind, Swept,
+};
+use onetake_core::{Claim, Record, RecordId, Reference, Settlement};
+use tokio::sync::oneshot;
+
+use super::history::Actor;
+use super::random::Random;
+use super::timeline::{MILLISECOND, Micros, SECOND};
+use super::world::World;
+
+/// The connection of one process to the store.
+#[derive(Debug)]
+pub struct NodeStore {
+    world: Arc<World>,
+    node: usize,
+    incarnation: u64,
+    is_alive: Arc<AtomicBool>,
+}
+
+/// What becomes of one item of a call.
+#[derive(Clone, Copy, Debug)]
+struct Fate {
+    /// When the server does it, if it ever does.
+    applied_after: Option<Micros>,
+    /// When the server does it once more.
+    repeated_after: Option<Micros>,
+    /// What the caller is told instead of the server's answer.
+    error: Option<StoreErrorKind>,
+    /// When the caller is told.
+    told_after: Micros,
+}
+
+/// Does one item on the server.
+type Apply<T, R> = fn(&World, Actor, T) -> Result<R, StoreError>;
+type Answered<R> = Arc<Mutex<Vec<Result<R, StoreError>>>>;
+
+impl NodeStore {
+    /// The connection of a process that lives for as long as `is_alive` says.
+    #[must_use]
+    pub fn new(
+        world: &Arc<World>,
+        node: usize,
+        incarnation: u64,
+        is_alive: &Arc<AtomicBool>,
+    ) -> Self {
+        Self { world: Arc::clone(world), node, incarnation, is_alive: Arc::clone(is_alive) }
+    }
+
+    fn actor(&self) -> Actor {
+        Actor::Node(self.node, self.incarnation)
+    }
+
+    /// Sends a batch of writes. Items share one fate, or have one each.
+    fn write<T, R>(
+        &self,
+        batch: Vec<T>,
+        can_repeat: bool,
+        apply: Apply<T, R>,
+    ) -> BoxFuture<'_, Answers<R>>
+    where
+        T: Clone + Send + 'static,
+        R: Send + 'static,
+    {
+        let count = batch.len();
+        let fates = self.fates(count);
+        let told_after = fates.iter().map(|fate| fate.told_after).max().unwrap_or(0);
+        let answers = fates.iter().map(|fate| {
+            let kind = fate.error.unwrap_or(StoreErrorKind::Indeterminate);
+            Err(StoreError::new(kind, "the simulated network failed"))
+        });
+        let answered: Answered<R> = Arc::new(Mutex::new(answers.collect()));
+        for (index, (item, fate)) in batch.into_iter().zip(fates).enumerate() {
+            if let Some(after) = fate.repeated_after.filter(|_| can_repeat) {
+                self.apply_after(after, item.clone(), apply, None);
+            }
+            if let Some(after) = fate.applied_after {
+                let slot = fate.error.is_none().then(|| (Arc::clone(&answered), index));
+                self.apply_after(after, item, apply, slot);
+            }
+        }
+        self.tell_after(told_after, answered)
+    }
+
+    /// Lets the server do one item later, and keeps its answer.
+    fn apply_after<T, R>(
+        &self,
+        after: Micros,
+        item: T,
+        apply: Apply<T, R>,
+        slot: Option<(Answered<R>, usize)>,
+    ) where
+        T: Send + 'static,
+        R: Send + 'static,
+    {
+        let (world, actor, is_alive) =
+            (Arc::clone(&self.world), self.actor(), Arc::clone(&self.is_alive));
+        self.world.timeline.after(
+            after,
+            Box::new(move |_| {
+                // What a process had not quite sent when it ended may never arrive.
+                let is_gone = !is_alive.load(Ordering::Relaxed);
+                let lost_per_mille = if world.plan.is_exclusive { 1_000 } else { 300 };
+                let is_lost = |random: &mut Random| random.chance(lost_per_mille);
+                if is_gone && world.decide("lost at a crash", is_lost) {
+                    return;
+                }
+                let answer = apply(&world, actor, item);
+                if let Some((answered, index)) = slot
+                    && let Some(slot) =
+                        answered.lock().unwrap_or_else(PoisonError::into_inner).get_mut(index)
+                {
+                    *slot = answer;
+                }
+            }),
+        );
+    }
+
+    /// Tells the caller later.
+    fn tell_after<R: Send + 'static>(
+        &self,
+        after: Micros,
+        answered: Answered<R>,
+    ) -> BoxFuture<'static, Answers<R>> {
+        let (tell, told) = oneshot::channel();
+        let (world, place) = (Arc::clone(&self.world), self.node + 1);
+        self.world.timeline.after(
+            after,
+            Box::new(move |_| {
+                let mut answers = answered.lock().unwrap_or_else(PoisonError::into_inner);
+                let _gone = tell.send(std::mem::take(&mut *answers));
+                world.mark_busy(place);
+            }),
+        );
+        async move {
+            match told.await {
+                Ok(answers) => answers,
+                Err(_) => std::future::pending().await,
+            }
+        }
+        .boxed()
+    }
+
+    /// A read, or another call that changes no record.
+    fn ask<R: Send + 'static>(
+        &self,
+        ask: impl FnOnce(&World, Actor) -> Result<R, StoreError> + Send + 'static,
+    ) -> BoxFuture<'static, Result<R, StoreError>> {
+        let fate = self.fates(1).pop();
+        let (world, actor, place) = (Arc::clone(&self.world), self.actor(), self.node + 1);
+        let (tell, told) = oneshot::channel();
+        let Some(Fate { applied_after, error, told_after, .. }) = fate else {
+            return std::future::pending().boxed();
+        };
+        let after = if error.is_some() { told_after } else { applied_after.unwrap_or(told_after) };
+        self.world.timeline.after(
+            after,
+            Box::new(move |_| {
+                let answer = match error {
+                    None => ask(&world, actor),
+                    Some(kind) => Err(StoreError::new(kind, "the simulated network failed")),
+                };
+                let _gone = tell.send(answer);
+                world.mark_busy(place);
+            }),
+        );
+        async move {
+            match told.await {
+                Ok(answer) => answer,
+                Err(_) => std::future::pending().await,
+            }
+        }
+        .boxed()
+    }
+
+    fn fates(&self, count: usize) -> Vec<Fate> {
+        let (cut, noise) = (self.world.is_cut(self.node), self.world.noise_per_mille());
+        let (delay_max, late_max) =
+            (self.world.plan.delay_max, 3 * self.world.plan.lease_and_grace());
+        if self.world.is_corrupt(self.node) {
+            let error = Some(StoreErrorKind::Corrupt);
+            let fate =
+                Fate { applied_after: None, repeated_after: None, error, told_after: MILLISECOND };
+            return vec![fate; count];
+        }
+        self.world.decide("store", |random| {
+            let is_each = random.chance(300);
+            let one = fate(random, cut, noise, delay_max, late_max);
+            if !is_each {
+                return vec![one; count];
+            }
+            (0..count).map(|_| fate(random, cut, noise, delay_max, late_max)).collect()
+        })
+    }
+}
+
+/// What becomes of an item. `late_max` is how long the network can hold back a call.
+fn fate(
+    random: &mut Random,
+    cut: Option<bool>,
+    noise: u64,
+    delay_max: Micros,
+    late_max: Micros,
+) -> Fate {
+    let there = random.below(delay_max);
+    let back = random.below(delay_max);
+    let good = Fate {
+        applied_after: Some(there),
+        repeated_after: None,
+        error: None,
+        told_after: there + back,
+    };
+    let refused = |kind, told_after| Fate {
+        applied_after: None,
+        repeated_after: None,
+        error: Some(kind),
+        told_after,
+    };
+    let timeout = random.between(100 * MILLISECOND, 3 * SECOND);
+    let lost = |applied_after| Fate {
+        applied_after,
+        repeated_after: None,
+        error: Some(StoreErrorKind::Indeterminate),
+        told_after: timeout,
+    };
+    match cut {
+        Some(false) => return refused(StoreErrorKind::Unavailable, there),
+        Some(true) => {
+            return match random.below(4) {
+                0 => lost(Some(timeout + random.below(late_max))),
+                1 => lost(None),
+                _ => refused(StoreErrorKind::Unavailable, timeout),
+            };
+        }
+        None => {}
+    }
+    if !random.chance(noise) {
+        return good;
+    }
+    match random.below(8) {
+        0 | 1 => lost(Some(there.min(timeout))),
+        2 => lost(None),
+        3 => refused(StoreErrorKind::Unavailable, there),
+        4 => lost(Some(timeout + random.below(late_max))),
+        5 => refused(StoreErrorKind::Busy, there),
+        6 => {
+            let there = random.between(200 * MILLISECOND, 5 * SECOND);
+            Fate { applied_after: Some(there), told_after: there + back, ..good }
+        }
+        _ => Fate { repeated_after: Some(there + random.below(2 * SECOND)), ..good },
+    }
+}
+
+impl Store for NodeStore {
+    fn name(&self) -> &'static str {
+        "simulated"
+    }
+
+    fn claim(&self, batch: Vec<Claim>) -> BoxFuture<'_, Answers<Claimed>> {
+        // No store carries out one claim twice.
+        self.write(batch, false, |world, actor, claim| {
+            world.backend.claim(&world.history, world.now(), actor, claim)
+        })
+    }
+
+    fn settle(&self, batch: Vec<Settlement>) -> BoxFuture<'_, Answers<Settled>> {
+        self.write(batch, true, |world, actor, settlement| {
+            world.backend.settle(&world.history, world.now(), actor, settlement)
+        })
+    }
+
+    fn load(&self, ids: Vec<RecordId>) -> BoxFuture<'_, Answers<Option<Arc<Record>>>> {
+        self.write(ids, false, |world, _, id| Ok(world.backend.load(id)))
+    }
+
+    fn abandoned(&self, limit: usize) -> BoxFuture<'_, Result<Vec<Abandoned>, StoreError>> {
+        self.ask(move |world, _| world.backend.abandoned(limit))
+    }
+
+    fn unsettled(&self, limit: usize) -> BoxFuture<'_, Result<Vec<Abandoned>, StoreError>> {
+        self.ask(move |world, _| world.backend.unsettled(limit))
+    }
+
+    fn sweep(&self, limit: usize) -> BoxFuture<'_, Result<Swept, StoreError>> {
+        self.ask(move |world, actor| {
+            Ok(world.backend.sweep(&world.history, world.now(), actor, limit))
+        })
+    }
+
+    fn page(&self, from: Option<Cursor>, limit: usize) -> BoxFuture<'_, Result<Page, StoreError>> {
+        self.ask(move |world, _| world.backend.page(from, limit))
+    }
+
+    fn find(&self, reference: Reference) -> BoxFuture<'_, Result<Vec<RecordId>, StoreError>> {
+        self.ask(move |world, _| world.backend.find(reference))
+    }
+
+    fn note(&self, note: Note) -> BoxFuture<'_, Result<(), StoreError>> {
+        self.ask(move |world, _| world.backend.note(note))
+    }
+
+    fn notes(
+        &self,
+        of: Option<RecordId>,
+        from: Option<Cursor>,
+        limit: usize,
+    ) -> BoxFuture<'_, Result<Notes, StoreError>> {
+        self.ask(move |world, _| world.backend.notes(of, from, limit))
+    }
+
+    fn secret(
+        &self,
+        name: &'static str,
+        fresh: [u8; 32],
+    ) -> BoxFuture<'_, Result<[u8; 32], StoreError>> {
+        self.ask(move |world, _| world.backend.secret(name, fresh))
+    }
+
+    fn ready(&self) -> BoxFuture<'_, Result<(), StoreError>> {
+        self.ask(|_, _| Ok(()))
+    }
+
+    fn close(&self) -> BoxFuture<'_, Result<(), StoreError>> {
+        std::future::ready(Ok(())).boxed()
+    }
+}

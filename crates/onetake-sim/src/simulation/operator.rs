@@ -1,0 +1,49 @@
+//! An operator who tells the truth about unknown keys, and forgets settled ones.
+
+use std::sync::Arc;
+
+use onetake_core::engine::{Deed, Engine, Intervened, Intervention, Standing};
+use onetake_core::{Failure, State};
+
+use super::history::Truth;
+use super::reconciler::recording_of;
+use super::world::World;
+
+/// Whom the audit log names.
+const NAME: &str = "operator";
+
+/// Looks at a key, and settles or forgets it.
+pub async fn operate(world: Arc<World>, engine: Engine, number: usize, forgets: bool) {
+    let Ok(page) = engine.page(None, 100).await else { return };
+    let Some(id) = page.ids.get(number % page.ids.len().max(1)).copied() else { return };
+    let Ok(mut found) = engine.inspect(vec![id]).await else { return };
+    let Some(Ok(Some(record))) = found.pop() else { return };
+    let fails = world.decide("operator", |random| random.chance(300));
+    let deed = match &record.state {
+        State::Running { .. } => return,
+        State::Unknown { .. } => match world.history.truth(id, record.created_at) {
+            Truth::Done(text) => Deed::Resolve(recording_of(&text)),
+            Truth::NotDone if fails => {
+                let (code, detail) = ("given_up".to_owned(), "an operator gave up".to_owned());
+                Deed::Fail(Failure { code, detail })
+            }
+            Truth::NotDone if forgets => Deed::Forget { seen: Standing::Unknown },
+            Truth::NotDone => Deed::Release,
+            Truth::Working | Truth::OnItsWay => return,
+        },
+        State::Completed { .. } if forgets => Deed::Forget { seen: Standing::Completed },
+        State::Failed { .. } if forgets => Deed::Forget { seen: Standing::Failed },
+        State::Released { .. } if forgets => Deed::Forget { seen: Standing::Released },
+        State::Completed { .. } | State::Failed { .. } | State::Released { .. } => return,
+    };
+    let (by, reason) = (NAME.to_owned(), "simulated".to_owned());
+    let wanted = Intervention { id, attempt: record.attempt, deed, by, reason };
+    if let Ok(Intervened::Done(_)) = engine.intervene(wanted).await {
+        let notes = world.backend.notes(Some(id), None, 100);
+        let is_noted = notes.is_ok_and(|notes| notes.notes.iter().any(|note| note.by == NAME));
+        if !is_noted {
+            let what = format!("{id:?} was settled by an operator without a note");
+            world.history.violate(world.now(), "S20", what);
+        }
+    }
+}

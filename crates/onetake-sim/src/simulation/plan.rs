@@ -1,0 +1,452 @@
+//! The plan of one simulation: everything that a seed decides in advance.
+//!
+//! A plan is data, so that a failing one can be shrunk: operations and faults are left out one by one for as long
+//! as the simulation still fails.
+
+use std::time::Duration;
+
+use onetake_core::{OnUnknown, Terms};
+
+use super::random::Random;
+use super::timeline::{MILLISECOND, Micros, SECOND};
+
+/// What a route promises for unknown outcomes, and how it answers requests that take long.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Mode {
+    /// `on_unknown = "fail"`.
+    Plain,
+    /// `on_unknown = "retry"`.
+    Retry,
+    /// `on_unknown = "reconcile"`.
+    Reconcile,
+    /// The effect commits with the outcome (mode T).
+    Rollback,
+    /// 202 with a handle.
+    Async,
+    /// Runs unrecorded while the store cannot be reached.
+    FailOpen,
+    /// A job: the engine without the HTTP layer, begun early and started late.
+    Job,
+}
+
+impl Mode {
+    /// Every mode.
+    pub const ALL: [Self; 7] = [
+        Self::Plain,
+        Self::Retry,
+        Self::Reconcile,
+        Self::Rollback,
+        Self::Async,
+        Self::FailOpen,
+        Self::Job,
+    ];
+
+    /// The path of its route.
+    #[must_use]
+    pub const fn path(self) -> &'static str {
+        match self {
+            Self::Plain => "/plain",
+            Self::Retry => "/retry",
+            Self::Reconcile => "/reconcile",
+            Self::Rollback => "/rollback",
+            Self::Async => "/async",
+            Self::FailOpen => "/open",
+            Self::Job => "/job",
+        }
+    }
+
+    /// What becomes of unknown outcomes.
+    #[must_use]
+    pub const fn on_unknown(self) -> OnUnknown {
+        match self {
+            Self::Plain | Self::Async | Self::FailOpen | Self::Job => OnUnknown::Fail,
+            Self::Retry => OnUnknown::Retry,
+            Self::Reconcile => OnUnknown::Reconcile,
+            Self::Rollback => OnUnknown::Rollback,
+        }
+    }
+}
+
+/// How requests for a key that runs are answered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Waiting {
+    /// At once, with 409.
+    Reject,
+    /// After a wait.
+    Wait(Duration),
+}
+
+/// How one node is configured. Nodes may differ.
+#[derive(Clone, Copy, Debug)]
+pub struct NodePlan {
+    /// Parts per million by which its clock is too fast.
+    pub drift_ppm: i64,
+    /// By how much its wall clock differs at the beginning.
+    pub wall_offset: i64,
+    /// The terms of all its routes, but for what happens to unknown outcomes.
+    pub terms: Terms,
+    /// The upstream timeout.
+    pub run_max: Duration,
+    /// What happens to retries while an attempt runs.
+    pub waiting: Waiting,
+    /// The wait of asynchronous routes.
+    pub async_wait: Duration,
+    /// Whether outcomes that could not be written at shutdown go to a journal.
+    pub has_journal: bool,
+    /// Whether its fingerprints are sealed with the newer secret. All nodes recognise both.
+    pub seals_with_newer: bool,
+    /// Bounds of the engine that are small now and then.
+    pub limits: LimitsPlan,
+    /// How often the reaper looks.
+    pub reap_every: Duration,
+    /// How often the sweeper looks.
+    pub sweep_every: Duration,
+}
+
+/// The bounds of an engine.
+#[derive(Clone, Copy, Debug)]
+pub struct LimitsPlan {
+    /// Operations that run at once.
+    pub running_max: usize,
+    /// Callers that wait at once.
+    pub waiting_max: usize,
+    /// Callers that wait for one key.
+    pub waiting_per_key_max: usize,
+    /// Items of one write.
+    pub batch_items_max: usize,
+    /// Writes at once.
+    pub writers_max: usize,
+    /// Bytes of the cache.
+    pub cache_bytes_max: usize,
+    /// Age of an entry of the cache.
+    pub cache_age_max: Duration,
+    /// How often keys of other nodes are looked at.
+    pub poll_interval: Duration,
+    /// How long a claim may take.
+    pub claim_patience: Duration,
+    /// How long a settlement may take before its caller is told that it is pending.
+    pub settle_patience: Duration,
+}
+
+/// One operation: a key, what is asked under it, and the clients that ask.
+#[derive(Clone, Debug)]
+pub struct OperationPlan {
+    /// Its number, which stays the same when others are left out.
+    pub number: usize,
+    /// Its route.
+    pub mode: Mode,
+    /// Its tenant.
+    pub tenant: u8,
+    /// The clients.
+    pub clients: Vec<ClientPlan>,
+}
+
+/// One client with its retries.
+#[derive(Clone, Copy, Debug)]
+pub struct ClientPlan {
+    /// When it begins.
+    pub starts_at: Micros,
+    /// Which payload it sends: 0, or 1 for another one under the same key.
+    pub payload: u8,
+    /// How often it tries at most.
+    pub tries: u32,
+    /// The pause before a retry.
+    pub pause: Micros,
+    /// How long it waits for a response.
+    pub patience: Micros,
+    /// After how many polls of its request the connection is cut, if at all.
+    pub cut_after_polls: Option<u32>,
+}
+
+/// Something that goes wrong, or that an operator does.
+#[derive(Clone, Debug)]
+pub struct FaultPlan {
+    /// Its number, which stays the same when others are left out.
+    pub number: usize,
+    /// When it happens.
+    pub at: Micros,
+    /// What happens.
+    pub fault: Fault,
+}
+
+/// Something that goes wrong, or that an operator does.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// A node ends without warning, so many polls after the moment, and starts again later.
+    Crash {
+        /// The node.
+        node: usize,
+        /// How many polls later.
+        polls: u32,
+        /// For how long it is gone.
+        gone_for: Micros,
+    },
+    /// A node is suspended, so many polls after the moment.
+    Suspend {
+        /// The node.
+        node: usize,
+        /// How many polls later.
+        polls: u32,
+        /// For how long.
+        length: Micros,
+    },
+    /// A node shuts down in good order, with so much patience, and starts again later.
+    Shutdown {
+        /// The node.
+        node: usize,
+        /// How long it waits for what runs.
+        patience: Micros,
+        /// For how long it is gone.
+        gone_for: Micros,
+    },
+    /// A node cannot reach the store.
+    CutStore {
+        /// The node.
+        node: usize,
+        /// For how long.
+        length: Micros,
+        /// Whether calls hang instead of failing at once.
+        hangs: bool,
+    },
+    /// The store's answers get lost more often.
+    Noise {
+        /// For how long.
+        length: Micros,
+        /// In how many of a thousand calls.
+        per_mille: u64,
+    },
+    /// The store's clock is set back.
+    StoreClockBack {
+        /// By how much.
+        by: Micros,
+    },
+    /// A node's wall clock is set.
+    WallClock {
+        /// The node.
+        node: usize,
+        /// By how much.
+        by: i64,
+    },
+    /// A node's store reports that it cannot be trusted any more.
+    Corrupt {
+        /// The node.
+        node: usize,
+        /// For how long the node is gone afterwards.
+        gone_for: Micros,
+    },
+    /// A node's journal cannot be written or read.
+    JournalDown {
+        /// The node.
+        node: usize,
+        /// For how long.
+        length: Micros,
+    },
+    /// An operator settles an unknown key truthfully, or forgets a settled one.
+    Operator {
+        /// The node that is asked.
+        node: usize,
+        /// The operation.
+        operation: usize,
+        /// Whether a settled key is forgotten.
+        forgets: bool,
+    },
+    /// Somebody reaps and sweeps out of turn.
+    Housekeeping {
+        /// The node.
+        node: usize,
+    },
+}
+
+impl Fault {
+    /// Whether it can happen only between a node and a store on another machine.
+    const fn is_of_the_network(&self) -> bool {
+        matches!(self, Self::CutStore { .. } | Self::Noise { .. })
+    }
+}
+
+/// Everything that a seed decides in advance.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    /// The seed.
+    pub seed: u64,
+    /// The nodes.
+    pub nodes: Vec<NodePlan>,
+    /// The operations.
+    pub operations: Vec<OperationPlan>,
+    /// The faults.
+    pub faults: Vec<FaultPlan>,
+    /// In how many of a thousand calls the store misbehaves even in good times.
+    pub noise_per_mille: u64,
+    /// In how many of a thousand runs the upstream misbehaves.
+    pub upstream_noise_per_mille: u64,
+    /// The longest delay of a message in good times.
+    pub delay_max: Micros,
+    /// When faults end.
+    pub faults_end: Micros,
+    /// Whether wall clocks agree and configurations are the same. Some promises need that.
+    pub is_uniform: bool,
+    /// Whether one node owns the store alone, and opening it makes what ran unknown (as the embedded store does).
+    pub is_exclusive: bool,
+}
+
+impl Plan {
+    /// The plan of a seed.
+    #[must_use]
+    pub fn new(seed: u64) -> Self {
+        let mut random = Random::new(seed, "plan");
+        let faults_end = random.between(10, 40) * SECOND;
+        let is_uniform = random.chance(500);
+        let is_exclusive = random.chance(150);
+        let count = if is_exclusive { 1 } else { random.pick(&[1, 2, 2, 3, 3], 2) };
+        let first = node(&mut random, is_uniform);
+        let nodes: Vec<NodePlan> = (0..count)
+            .map(|number| {
+                let mut other = if number == 0 { first } else { node(&mut random, is_uniform) };
+                if is_uniform {
+                    // What clients can tell is the same everywhere; clocks and secrets are each node's own.
+                    let NodePlan { drift_ppm, seals_with_newer, has_journal, limits, .. } = other;
+                    other = NodePlan { drift_ppm, seals_with_newer, has_journal, limits, ..first };
+                }
+                other
+            })
+            .collect();
+        let calm = random.chance(150);
+        // A store inside of its process has no network that could fail.
+        let is_quiet = calm || is_exclusive;
+        let noise_per_mille = if is_quiet { 0 } else { random.pick(&[0, 5, 20, 60], 0) };
+        let upstream_noise_per_mille = random.pick(&[0, 100, 300, 600], 100);
+        let delay_max = random.pick(&[2, 10, 50, 200], 10) * MILLISECOND;
+        let operations = (0..random.between(1, 9) as usize)
+            .map(|number| operation(&mut random, number, faults_end))
+            .collect::<Vec<_>>();
+        let faults_max = if calm { 0 } else { random.pick(&[1, 3, 6, 12], 3) };
+        let faults = (0..random.between(0, faults_max) as usize)
+            .map(|number| fault(&mut random, number, &nodes, operations.len(), faults_end))
+            .filter(|planned| !is_exclusive || !planned.fault.is_of_the_network())
+            .collect();
+        Self {
+            seed,
+            nodes,
+            operations,
+            faults,
+            noise_per_mille,
+            upstream_noise_per_mille,
+            delay_max,
+            faults_end,
+            is_uniform,
+            is_exclusive,
+        }
+    }
+
+    /// The longest lease and grace of any node.
+    #[must_use]
+    pub fn lease_and_grace(&self) -> Micros {
+        let each = self.nodes.iter().map(|node| node.terms.lease + node.terms.grace);
+        each.max().map_or(0, onetake_core::clock::micros)
+    }
+}
+
+fn millis(random: &mut Random, from: u64, to: u64) -> Duration {
+    Duration::from_millis(random.between(from, to))
+}
+
+fn node(random: &mut Random, is_uniform: bool) -> NodePlan {
+    let lease = millis(random, 1_000, 4_000);
+    let grace = lease * u32::try_from(random.between(5, 15)).unwrap_or(10) / 10;
+    let ttl = if random.chance(300) {
+        millis(random, 8_000, 30_000)
+    } else {
+        millis(random, 120_000, 240_000)
+    };
+    let drift = 10_000_u64;
+    let offset = if is_uniform { 0 } else { 3 * SECOND };
+    NodePlan {
+        drift_ppm: random.between(0, 2 * drift).cast_signed() - drift.cast_signed(),
+        wall_offset: random.between(0, 2 * offset).cast_signed() - offset.cast_signed(),
+        terms: Terms { ttl, lease, grace, on_unknown: OnUnknown::Fail },
+        run_max: millis(random, 500, 6_000),
+        waiting: if random.chance(400) {
+            Waiting::Reject
+        } else {
+            Waiting::Wait(millis(random, 100, 8_000))
+        },
+        async_wait: millis(random, 50, 2_000),
+        has_journal: random.chance(500),
+        seals_with_newer: random.chance(500),
+        limits: limits(random),
+        reap_every: millis(random, 300, 3_000),
+        sweep_every: millis(random, 1_000, 9_000),
+    }
+}
+
+fn limits(random: &mut Random) -> LimitsPlan {
+    LimitsPlan {
+        running_max: random.pick(&[1, 2, 4, 100, 100, 100], 100),
+        waiting_max: random.pick(&[1, 2, 100, 100, 100], 100),
+        waiting_per_key_max: random.pick(&[1, 2, 100, 100, 100], 100),
+        batch_items_max: random.pick(&[1, 2, 8, 64], 8),
+        writers_max: random.pick(&[1, 1, 2, 3], 1),
+        cache_bytes_max: random.pick(&[0, 3_000, 1 << 20], 1 << 20),
+        cache_age_max: millis(random, 500, 5_000),
+        poll_interval: millis(random, 40, 400),
+        claim_patience: millis(random, 400, 3_000),
+        settle_patience: millis(random, 300, 3_000),
+    }
+}
+
+fn operation(random: &mut Random, number: usize, faults_end: Micros) -> OperationPlan {
+    let mode = random.pick(&Mode::ALL, Mode::Plain);
+    let begins = random.below(faults_end);
+    let clients = (0..random.pick(&[1_u64, 2, 2, 3, 5], 2))
+        .map(|client| {
+            let apart = random.pick(&[20 * MILLISECOND, 500 * MILLISECOND, 10 * SECOND], SECOND);
+            ClientPlan {
+                starts_at: begins + random.below(apart),
+                payload: u8::from(client > 0 && random.chance(150)),
+                tries: u32::try_from(random.between(1, 6)).unwrap_or(1),
+                pause: random.between(20 * MILLISECOND, 4 * SECOND),
+                patience: random.between(100 * MILLISECOND, 10 * SECOND),
+                cut_after_polls: random
+                    .chance(200)
+                    .then(|| u32::try_from(random.below(12)).unwrap_or(0)),
+            }
+        })
+        .collect();
+    OperationPlan { number, mode, tenant: u8::from(random.chance(300)), clients }
+}
+
+fn fault(
+    random: &mut Random,
+    number: usize,
+    nodes: &[NodePlan],
+    operations: usize,
+    faults_end: Micros,
+) -> FaultPlan {
+    let at = random.below(faults_end);
+    let node = random.index(nodes.len());
+    let lease = nodes
+        .get(node)
+        .map_or(SECOND, |node| onetake_core::clock::micros(node.terms.lease + node.terms.grace));
+    let polls = u32::try_from(random.below(40)).unwrap_or(0);
+    let length = random.between(50 * MILLISECOND, 3 * lease);
+    let fault = match random.below(20) {
+        0..=3 => Fault::Crash { node, polls, gone_for: length },
+        4..=6 => Fault::Suspend { node, polls, length },
+        7..=8 => Fault::Shutdown { node, patience: random.below(5 * SECOND), gone_for: length },
+        9..=11 => Fault::CutStore { node, length, hangs: random.chance(500) },
+        12..=13 => Fault::Noise { length, per_mille: random.between(100, 700) },
+        14 => Fault::StoreClockBack { by: random.between(MILLISECOND, lease / 4) },
+        15 => {
+            let by = random.between(0, 4 * SECOND).cast_signed() - (2 * SECOND).cast_signed();
+            Fault::WallClock { node, by }
+        }
+        16 => Fault::Corrupt { node, gone_for: length },
+        17 => Fault::JournalDown { node, length },
+        18 => {
+            let (operation, forgets) = (random.index(operations), random.chance(300));
+            Fault::Operator { node, operation, forgets }
+        }
+        _ => Fault::Housekeeping { node },
+    };
+    FaultPlan { number, at, fault }
+}

@@ -1,0 +1,73 @@
+//! The service that knows what became of operations.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::FutureExt;
+use futures_util::future::BoxFuture;
+use http::{HeaderMap, StatusCode};
+use onetake_core::engine::{Found, Inquiry, Reconcile};
+use onetake_core::{Record, Recording};
+use onetake_http::recording::record;
+
+use super::history::Truth;
+use super::world::World;
+
+/// Asks the upstream what became of operations, on behalf of one node.
+#[derive(Debug)]
+pub struct Desk {
+    world: Arc<World>,
+    node: usize,
+    after: Duration,
+}
+
+impl Desk {
+    /// The desk of a node.
+    #[must_use]
+    pub fn new(world: &Arc<World>, node: usize) -> Self {
+        // The upstream timeout of the node that sent it is not known here: the longest counts.
+        let after = world.plan.nodes.iter().map(|node| node.run_max + node.terms.grace).max();
+        Self { world: Arc::clone(world), node, after: after.unwrap_or_default() }
+    }
+}
+
+impl Reconcile for Desk {
+    fn inquiry(&self, _: &Record) -> Option<Inquiry> {
+        Some(Inquiry {
+            after: self.after,
+            timeout: Duration::from_secs(1),
+            pause_min: Duration::from_millis(500),
+            pause_max: Duration::from_secs(5),
+            limit: Duration::from_secs(60),
+        })
+    }
+
+    fn ask(&self, asked: Arc<Record>) -> BoxFuture<'_, Found> {
+        async move {
+            let world = &self.world;
+            let is_calm = world.is_calm();
+            let (delay, is_lost) = world.decide("reconciler", |random| {
+                (random.below(world.plan.delay_max), !is_calm && random.chance(200))
+            });
+            world.timeline.sleep(delay, self.node + 1).await;
+            if is_lost {
+                return Found::Unclear("no response".to_owned());
+            }
+            match world.history.truth(asked.id, asked.created_at) {
+                Truth::Done(text) => Found::Completed(recording_of(&text)),
+                Truth::Working => Found::Unclear("it is being worked on".to_owned()),
+                // The upstream has never heard of it, and says so.
+                Truth::OnItsWay | Truth::NotDone => Found::NotExecuted,
+            }
+        }
+        .boxed()
+    }
+}
+
+/// The recording of an outcome that somebody found out.
+#[must_use]
+pub fn recording_of(text: &str) -> Recording {
+    let body = Bytes::copy_from_slice(text.as_bytes());
+    record(StatusCode::OK, &HeaderMap::new(), Some(body), None)
+}

@@ -1,0 +1,105 @@
+//! Shrinks a failing plan: leaves out operations, clients and faults for as long as it still fails.
+
+use super::history::Violation;
+use super::plan::Plan;
+use super::simulator::Simulator;
+
+/// The parts of a seed's plan that are left out.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Without {
+    /// Operations, by their numbers.
+    pub operations: Vec<usize>,
+    /// Faults, by their numbers.
+    pub faults: Vec<usize>,
+    /// The store's noise.
+    pub noise: bool,
+    /// The upstream's noise.
+    pub upstream_noise: bool,
+}
+
+impl Without {
+    /// The plan of a seed without these parts.
+    #[must_use]
+    pub fn plan(&self, seed: u64) -> Plan {
+        let mut plan = Plan::new(seed);
+        plan.operations.retain(|operation| !self.operations.contains(&operation.number));
+        plan.faults.retain(|fault| !self.faults.contains(&fault.number));
+        if self.noise {
+            plan.noise_per_mille = 0;
+        }
+        if self.upstream_noise {
+            plan.upstream_noise_per_mille = 0;
+        }
+        plan
+    }
+
+    /// The arguments that repeat it.
+    #[must_use]
+    pub fn arguments(&self, seed: u64) -> String {
+        let mut text = format!("--seed {seed}");
+        let list =
+            |numbers: &[usize]| numbers.iter().map(usize::to_string).collect::<Vec<_>>().join(",");
+        if !self.operations.is_empty() {
+            text.push_str(&format!(" --without-operations {}", list(&self.operations)));
+        }
+        if !self.faults.is_empty() {
+            text.push_str(&format!(" --without-faults {}", list(&self.faults)));
+        }
+        for (is_so, argument) in
+            [(self.noise, " --without-noise"), (self.upstream_noise, " --without-upstream-noise")]
+        {
+            if is_so {
+                text.push_str(argument);
+            }
+        }
+        text
+    }
+}
+
+/// Leaves out as much of a failing seed as possible, so that the same invariant is still broken.
+#[must_use]
+pub fn shrink(seed: u64, violation: &Violation) -> (Without, Violation) {
+    let mut best = (Without::default(), violation.clone());
+    let whole = Plan::new(seed);
+    loop {
+        let before = best.0.clone();
+        let mut candidates = Vec::new();
+        for number in whole.operations.iter().map(|operation| operation.number) {
+            let mut fewer = best.0.clone();
+            fewer.operations.push(number);
+            candidates.push(fewer);
+        }
+        for number in whole.faults.iter().map(|fault| fault.number) {
+            let mut fewer = best.0.clone();
+            fewer.faults.push(number);
+            candidates.push(fewer);
+        }
+        candidates.push(Without { noise: true, ..best.0.clone() });
+        candidates.push(Without { upstream_noise: true, ..best.0.clone() });
+        for candidate in candidates {
+            let is_new = !candidate.operations.iter().any(|it| best.0.operations.contains(it))
+                || candidate.operations.len() > best.0.operations.len();
+            if candidate == best.0 || !is_new && candidate.faults == best.0.faults {
+                continue;
+            }
+            let report = Simulator::run(candidate.plan(seed), false);
+            if let Some(found) = report.violation.filter(|it| it.invariant == violation.invariant) {
+                best = (merged(&best.0, &candidate), found);
+                break;
+            }
+        }
+        if best.0 == before {
+            return best;
+        }
+    }
+}
+
+/// A candidate in a canonical form.
+fn merged(_: &Without, candidate: &Without) -> Without {
+    let mut merged = candidate.clone();
+    merged.operations.sort_unstable();
+    merged.operations.dedup();
+    merged.faults.sort_unstable();
+    merged.faults.dedup();
+    merged
+}

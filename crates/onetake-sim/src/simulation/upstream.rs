@@ -1,0 +1,340 @@
+//! The upstream: it has effects, and misbehaves in every way that a service can.
+
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use axum::body::Body;
+use axum::extract::FromRequestParts;
+use futures_util::FutureExt;
+use futures_util::future::BoxFuture;
+use http::request::Parts;
+use http::{HeaderValue, Request, Response, StatusCode};
+use http_body_util::BodyExt;
+use onetake_core::clock::micros;
+use onetake_core::engine::Attempt;
+use onetake_core::store::{Settled, Settlement};
+use onetake_core::{Completion, Verb};
+use onetake_http::transaction::InTransaction;
+use onetake_http::{Disposition, RequestBody};
+use tokio::sync::oneshot;
+use tower_service::Service;
+
+use super::history::{Actor, RunNumber};
+use super::plan::Mode;
+use super::random::Random;
+use super::timeline::{MILLISECOND, Micros};
+use super::world::World;
+
+/// The payload of a request, as a header says it.
+pub const PAYLOAD: &str = "x-payload";
+/// The tenant of a request.
+pub const TENANT: &str = "x-tenant";
+
+/// How the upstream behaves in one run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Conduct {
+    /// It does what was asked.
+    Done,
+    /// It refuses for good, without an effect: 402, which is recorded.
+    Declined,
+    /// It was too busy: 503, without an effect.
+    Busy,
+    /// It says itself that it had no effect.
+    SaysReleased,
+    /// It fails with 500, with or without an effect.
+    Failed(bool),
+    /// It never answers, with or without an effect.
+    Hangs(bool),
+    /// The connection breaks after the request was sent, with or without an effect.
+    Breaks(bool),
+    /// It could not be reached: nothing was sent.
+    Unreachable,
+    /// The handler panics, with or without an effect.
+    Panics(bool),
+}
+
+/// What is sent to the upstream, and what comes back.
+#[derive(Clone, Debug)]
+pub struct Exchange {
+    /// The run.
+    pub run: RunNumber,
+    /// How the upstream behaves.
+    pub conduct: Conduct,
+    /// What it answers.
+    pub text: String,
+}
+
+impl World {
+    /// Sends a run to the upstream. The answer comes through the channel, or never.
+    pub fn call_upstream(
+        self: &Arc<Self>,
+        node: usize,
+        run: RunNumber,
+        text: &str,
+    ) -> (Conduct, oneshot::Receiver<Exchange>) {
+        let conduct = self.conduct();
+        let (tell, told) = oneshot::channel();
+        let exchange = Exchange { run, conduct, text: text.to_owned() };
+        if conduct == Conduct::Unreachable {
+            self.history.run_ended(self.now(), run);
+            let _listens = tell.send(exchange);
+            return (conduct, told);
+        }
+        let times = self.times(node);
+        let world = Arc::clone(self);
+        self.timeline
+            .after(times.arrival, Box::new(move |_| world.work(node, exchange, &times, tell)));
+        (conduct, told)
+    }
+
+    /// The request has arrived.
+    fn work(
+        self: &Arc<Self>,
+        node: usize,
+        exchange: Exchange,
+        times: &Times,
+        tell: oneshot::Sender<Exchange>,
+    ) {
+        let (run, conduct) = (exchange.run, exchange.conduct);
+        self.history.arrived(self.now(), run);
+        let has_effect = match conduct {
+            Conduct::Done => true,
+            Conduct::Failed(effect)
+            | Conduct::Hangs(effect)
+            | Conduct::Breaks(effect)
+            | Conduct::Panics(effect) => effect,
+            _ => false,
+        };
+        let world = Arc::clone(self);
+        let answer_after = times.answer;
+        self.timeline.after(
+            times.work,
+            Box::new(move |_| {
+                let now = world.now();
+                if has_effect {
+                    world.history.effect(now, run);
+                }
+                world.history.run_ended(now, run);
+                if matches!(conduct, Conduct::Hangs(_)) {
+                    return;
+                }
+                let later = Arc::clone(&world);
+                world.timeline.after(
+                    answer_after,
+                    Box::new(move |_| {
+                        let _gone = tell.send(exchange);
+                        later.mark_busy(node + 1);
+                    }),
+                );
+            }),
+        );
+    }
+
+    fn conduct(&self) -> Conduct {
+        let noise = if self.is_calm() { 0 } else { self.plan.upstream_noise_per_mille };
+        self.decide("upstream", |random| {
+            if !random.chance(noise) {
+                return if random.chance(100) { Conduct::Declined } else { Conduct::Done };
+            }
+            let effect = random.chance(500);
+            match random.below(10) {
+                0 | 1 => Conduct::Busy,
+                2 => Conduct::SaysReleased,
+                3 | 4 => Conduct::Failed(effect),
+                5 => Conduct::Hangs(effect),
+                6 => Conduct::Breaks(effect),
+                7 => Conduct::Unreachable,
+                8 => Conduct::Panics(effect),
+                _ => Conduct::Done,
+            }
+        })
+    }
+
+    /// How long a run takes. A request arrives within the upstream timeout and half of the grace, or never: that
+    /// is what reconciliation relies on.
+    fn times(&self, node: usize) -> Times {
+        let Some(planned) = self.plan.nodes.get(node) else { return Times::default() };
+        let (run_max, grace) = (micros(planned.run_max), micros(planned.terms.grace));
+        let (noise, delay_max) = (self.plan.upstream_noise_per_mille, self.plan.delay_max);
+        let is_calm = self.is_calm();
+        self.decide("upstream times", |random| {
+            let usual = |random: &mut Random| random.below(delay_max);
+            let mut times =
+                Times { arrival: usual(random), work: usual(random), answer: usual(random) };
+            if !is_calm && random.chance(noise / 2) {
+                times.arrival = random.below(run_max + grace / 2);
+            }
+            if !is_calm && random.chance(noise) {
+                times.work = random.below(2 * run_max);
+            }
+            times
+        })
+    }
+}
+
+/// How long the parts of a run take.
+#[derive(Clone, Copy, Debug, Default)]
+struct Times {
+    arrival: Micros,
+    work: Micros,
+    answer: Micros,
+}
+
+/// The gateway's proxy in a simulated node: the service inside of the layer.
+#[derive(Clone, Debug)]
+pub struct Proxy {
+    world: Arc<World>,
+    node: usize,
+    incarnation: u64,
+}
+
+/// The connection to the upstream broke.
+#[derive(Debug, thiserror::Error)]
+#[error("the connection to the upstream broke")]
+pub struct Broken;
+
+impl Proxy {
+    /// The proxy of one process.
+    #[must_use]
+    pub fn new(world: &Arc<World>, node: usize, incarnation: u64) -> Self {
+        Self { world: Arc::clone(world), node, incarnation }
+    }
+
+    /// The work of a route whose effect commits with its outcome.
+    async fn transact(self, mut parts: Parts, run: RunNumber, text: String) -> Response<Body> {
+        let Ok(running) = InTransaction::from_request_parts(&mut parts, &()).await else {
+            self.world.history.run_ended(self.world.now(), run);
+            return answer(StatusCode::INTERNAL_SERVER_ERROR, "not in a transaction");
+        };
+        let attempt = *running.attempt();
+        let done = answer(StatusCode::OK, &text);
+        let Ok((completion, response)) = running.complete(done, Vec::new()).await else {
+            self.world.history.run_ended(self.world.now(), run);
+            return answer(StatusCode::INTERNAL_SERVER_ERROR, "not recorded");
+        };
+        match self.commit(run, attempt, completion).await {
+            Some(true) => response,
+            Some(false) | None => answer(StatusCode::INTERNAL_SERVER_ERROR, "not committed"),
+        }
+    }
+
+    /// Commits the effect with the completion. `None` if the answer got lost; whether it committed is open then.
+    async fn commit(&self, run: RunNumber, attempt: Attempt, done: Completion) -> Option<bool> {
+        let world = Arc::clone(&self.world);
+        let (noise, cut) = (world.noise_per_mille(), world.is_cut(self.node).is_some());
+        let (is_lost, is_deaf, is_slow) = world.decide("commit", |random| {
+            (random.chance(noise / 4), random.chance(noise), random.chance(noise))
+        });
+        let times = world.times(self.node);
+        let slow = if is_slow { times.work * 3 } else { 0 };
+        if is_lost || cut {
+            world.timeline.sleep(times.work, self.node + 1).await;
+            world.history.run_ended(world.now(), run);
+            return None;
+        }
+        let (tell, told) = oneshot::channel();
+        let (place, actor) = (self.node + 1, Actor::Node(self.node, self.incarnation));
+        let server = Arc::clone(&world);
+        world.timeline.after(
+            times.work + slow,
+            Box::new(move |_| {
+                let Attempt { id, attempt, .. } = attempt;
+                let settlement = Settlement { id, attempt, verb: Verb::Complete(done.recording) };
+                let now = server.now();
+                let settled = server.backend.settle(&server.history, now, actor, settlement);
+                let is_committed = matches!(settled, Ok(Settled::Done { .. }));
+                if is_committed {
+                    server.history.effect(now, run);
+                }
+                server.history.run_ended(now, run);
+                let _gone = tell.send(is_committed);
+                server.mark_busy(place);
+            }),
+        );
+        let is_committed = told.await.ok()?;
+        if is_deaf { None } else { Some(is_committed) }
+    }
+}
+
+impl<Req> Service<Request<RequestBody<Req>>> for Proxy
+where
+    RequestBody<Req>: http_body::Body,
+{
+    type Response = Response<Body>;
+    type Error = Broken;
+    type Future = BoxFuture<'static, Result<Response<Body>, Broken>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Broken>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: Request<RequestBody<Req>>) -> Self::Future {
+        let (parts, body) = request.into_parts();
+        // A keyed request was read whole; its body is there at once.
+        let is_whole = body.collect().now_or_never().is_some_and(|read| read.is_ok());
+        let asked = asked(&parts);
+        let mode = Mode::ALL.into_iter().find(|mode| mode.path() == parts.uri.path());
+        let (Some((tenant, key, payload)), Some(mode), true) = (asked, mode, is_whole) else {
+            return std::future::ready(Ok(answer(StatusCode::NOT_FOUND, "not a route"))).boxed();
+        };
+        let attempt = parts.extensions.get::<Attempt>().copied();
+        let now = self.world.now();
+        let (run, text) =
+            self.world.history.started(now, self.node, attempt, (tenant, &key, payload), mode);
+        if mode == Mode::Rollback {
+            let proxy = self.clone();
+            return async move { Ok(proxy.transact(parts, run, text).await) }.boxed();
+        }
+        let (_, told) = self.world.call_upstream(self.node, run, &text);
+        async move {
+            match told.await {
+                Ok(exchange) => respond(&exchange),
+                Err(_) => std::future::pending().await,
+            }
+        }
+        .boxed()
+    }
+}
+
+fn asked(parts: &Parts) -> Option<(u8, String, u8)> {
+    let header = |name: &str| parts.headers.get(name).and_then(|value| value.to_str().ok());
+    let tenant = header(TENANT)?.parse().ok()?;
+    let payload = header(PAYLOAD)?.parse().ok()?;
+    Some((tenant, header("idempotency-key")?.to_owned(), payload))
+}
+
+fn respond(exchange: &Exchange) -> Result<Response<Body>, Broken> {
+    let text = &*exchange.text;
+    Ok(match exchange.conduct {
+        Conduct::Done => answer(StatusCode::OK, text),
+        Conduct::Declined => answer(StatusCode::PAYMENT_REQUIRED, text),
+        Conduct::Busy => answer(StatusCode::SERVICE_UNAVAILABLE, text),
+        Conduct::SaysReleased => {
+            let mut response = answer(StatusCode::CONFLICT, text);
+            let released = HeaderValue::from_static("release");
+            response.headers_mut().insert("onetake-outcome", released);
+            response
+        }
+        Conduct::Unreachable => {
+            let mut response = answer(StatusCode::BAD_GATEWAY, text);
+            response.extensions_mut().insert(Disposition::Release);
+            response
+        }
+        Conduct::Failed(_) | Conduct::Hangs(_) => answer(StatusCode::INTERNAL_SERVER_ERROR, text),
+        Conduct::Breaks(_) => return Err(Broken),
+        #[expect(clippy::panic, reason = "the panic of a handler is what is simulated")]
+        Conduct::Panics(_) => panic!("{SIMULATED_PANIC}"),
+    })
+}
+
+/// What a handler says that panics on purpose.
+pub const SIMULATED_PANIC: &str = "a simulated panic of a handler";
+
+fn answer(status: StatusCode, text: &str) -> Response<Body> {
+    let mut response = Response::new(Body::from(text.to_owned()));
+    *response.status_mut() = status;
+    response
+}
+
+/// The longest that a usual call of the upstream takes.
+pub const USUAL_MAX: Micros = 600 * MILLISECOND;

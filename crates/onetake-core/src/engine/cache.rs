@@ -187,4 +187,26 @@ mod tests {
         let places = size_of::<(RecordId, Entry)>() + 1 + size_of::<(RecordId, u64)>();
         assert!(size_of::<Record>() + 2 * places <= ENTRY_BYTES, "{}", size_of::<Record>());
     }
+
+    #[test]
+    fn what_is_too_old_or_forgotten_takes_no_bytes() {
+        let cache = Cache::new(100_000, Duration::from_secs(60));
+        let bytes = || cache.inner.lock().unwrap().bytes;
+        cache.put(&record(1, 86_400, 1_000), NOW, Duration::from_secs(100));
+        let one = bytes();
+        assert!((1_000..2_000).contains(&one), "{one}");
+        cache.put(&record(2, 86_400, 1_000), NOW, Duration::from_secs(130));
+        assert_eq!(bytes(), 2 * one);
+        // The first is a minute old.
+        cache.put(&record(3, 86_400, 1_000), NOW, Duration::from_secs(160));
+        assert_eq!(bytes(), 2 * one);
+        let attempt = AttemptId::from_bytes([0; 16]);
+        cache.forget(RecordId::from_bytes([3; 16]), attempt, Duration::from_secs(161));
+        assert_eq!(bytes(), one);
+        // Somebody who read it before comes with it once more.
+        cache.put(&record(3, 86_400, 1_000), NOW, Duration::from_secs(220));
+        assert!(!has(&cache, 3, 220));
+        cache.put(&record(3, 86_400, 1_000), NOW, Duration::from_secs(221));
+        assert!(has(&cache, 3, 221), "by then nobody can have read it before");
+    }
 }

@@ -191,3 +191,13 @@ async fn a_page_that_can_be_read_in_part_is_settled_in_part_and_kept() {
     assert_eq!(state(&memory, "a").await, "completed");
     assert_eq!((journal.names_now(), journal.reads()), (vec!["torn".to_owned()], 1));
 }
+
+#[tokio::test]
+async fn an_empty_journal_is_looked_at_once_a_minute() {
+    let (clock, memory) = memory();
+    let journal = Arc::new(Pages::default());
+    let _engine = replay(&Failing::around(&memory, &[]), &journal, &clock);
+    pass(&clock, Duration::from_secs(1), 600).await;
+    let looks = journal.looks.load(Ordering::SeqCst);
+    assert!((10..=11).contains(&looks), "{looks}");
+}

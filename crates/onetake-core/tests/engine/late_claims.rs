@@ -216,6 +216,17 @@ async fn too_many_lost_claims_give_up_on_the_oldest() {
     let states = [&asked[0], &asked[1], &asked[2]].map(|asked| world.state(asked));
     let states = futures_util::future::join_all(states).await;
     assert_eq!(states, ["running", "released", "released"]);
+    // Those that are settled do not count any more.
+    let more = ["fourth", "fifth"].map(operation);
+    for asked in &more {
+        world.lose_claim(&engine, asked).await;
+    }
+    world.pass(10).await;
+    world.store.land().await;
+    world.pass(30).await;
+    for asked in &more {
+        assert_eq!(world.state(asked).await, "released");
+    }
 }
 
 /// The process ends, the next one replays the journal, and only then does the claim land.

@@ -2,11 +2,14 @@
 #![expect(clippy::unwrap_used, clippy::panic, reason = "tests may panic")]
 
 mod bounds;
+mod decisions;
 mod inbox;
 mod journal;
 mod key_lives;
 mod late_claims;
 mod lease_start;
+mod renewal;
+mod waiting;
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -56,6 +59,7 @@ fn engine_on(store: Arc<dyn Store>, clock: &Arc<ManualClock>, limits: Limits) ->
 struct Pages {
     pages: Mutex<Vec<(String, Kept)>>,
     reads: AtomicUsize,
+    looks: AtomicUsize,
 }
 
 impl Pages {
@@ -77,6 +81,7 @@ impl Journal for Pages {
     }
 
     fn names(&self) -> BoxFuture<'_, Result<Vec<String>, StoreError>> {
+        self.looks.fetch_add(1, Ordering::SeqCst);
         std::future::ready(Ok(self.names_now())).boxed()
     }
 

@@ -4,9 +4,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::FutureExt;
+use futures_util::future::BoxFuture;
 use onetake_core::engine::{Promise, Settling};
+use onetake_core::store::Answers;
 use onetake_core::{
-    Asking, Begin, Cause, Engine, Found, Journal, OnUnknown, State, Store, Terms, Verdict,
+    Asking, Begin, Cause, Engine, Found, Journal, OnUnknown, State, Store, StoreError,
+    StoreErrorKind, Terms, Verdict,
 };
 
 use super::{MINUTE, Paper, Scripted, World, end_with_an_outcome_in_hand, operation};
@@ -163,4 +167,86 @@ async fn the_limit_begins_when_it_may_be_asked_for() {
         (660..=670).contains(&seconds),
         "a minute before, and ten minutes of asking: {seconds}"
     );
+}
+
+/// Half of the ttl bounds the limit: an ask every few seconds for 300 seconds, after the first minute.
+#[tokio::test]
+async fn the_limit_is_no_longer_than_half_of_what_the_key_is_kept_for() {
+    let world = World::new();
+    let terms = Terms { ttl: 10 * MINUTE, on_unknown: OnUnknown::Reconcile, ..Terms::default() };
+    let unknown = async move |_| Verdict::Unknown(Cause::TimedOut);
+    world.engine.run(operation("a").terms(terms), unknown).await.unwrap();
+    let unclear = Scripted::saying([]);
+    let mut seconds = 0;
+    while world.state("a").await.name() == "unknown" && seconds < 2_000 {
+        world.tick(&*unclear).await;
+        world.clock.advance(Duration::from_secs(1));
+        seconds += 1;
+    }
+    assert!((360..=370).contains(&seconds), "{seconds}");
+}
+
+/// A key that nobody knows is looked at again after as long as it has been unknown.
+#[tokio::test]
+async fn pauses_grow_for_a_key_that_nobody_knows() {
+    let world = World::new();
+    world.unknown("a").await;
+    let ignorant = Scripted { knows_nothing: true, ..Scripted::default() };
+    let mut looks = Vec::new();
+    for second in 0..2_000 {
+        if world.tick(&ignorant).await == 1 {
+            looks.push(second);
+        }
+        world.clock.advance(Duration::from_secs(1));
+    }
+    assert_eq!(looks, [0, 2, 4, 8, 16, 32, 64, 128, 256, 512, 812, 1_112, 1_412, 1_712]);
+}
+
+/// The clocks of a node and its store differ: it is asked for when both say that it is time.
+#[tokio::test]
+async fn nobody_asks_too_early_by_either_clock() {
+    let world = World::new();
+    world.unknown("a").await;
+    // The store's clock goes on, and that of this node does not.
+    let behind = Arc::new(onetake_core::ManualClock::default());
+    let node = World::engine(&behind, Arc::clone(&world.store) as Arc<dyn Store>);
+    let found = Scripted::saying([Found::NotExecuted]);
+    world.clock.advance(2 * MINUTE);
+    assert_eq!(node.reconcile(&*found, Asking::default()).await, 1);
+    assert_eq!(found.asked(), 0, "by this node's clock it is too early");
+    world.clock.advance(2 * MINUTE);
+    behind.advance(MINUTE);
+    assert_eq!(node.reconcile(&*found, Asking::default()).await, 1);
+    assert_eq!((found.asked(), world.state("a").await.name()), (1, "released"));
+}
+
+/// A record that cannot be read is left alone for five minutes, so that it does not stand in the way of others.
+#[tokio::test]
+async fn a_record_that_cannot_be_read_is_postponed() {
+    let world = World::new();
+    world.unknown("a").await;
+    let node = World::engine(&world.clock, Arc::new(Unreadable(Arc::clone(&world.store))));
+    let found = Scripted::saying([Found::NotExecuted]);
+    world.clock.advance(2 * MINUTE);
+    node.reconcile(&*found, Asking::default()).await;
+    assert_eq!(world.tick(&*found).await, 0, "it is not due");
+    world.clock.advance(5 * MINUTE);
+    assert_eq!(world.tick(&*found).await, 1);
+    assert_eq!(world.state("a").await.name(), "released");
+}
+
+/// A store whose records cannot be read.
+#[derive(Debug)]
+struct Unreadable(Arc<onetake_core::MemoryStore>);
+
+impl Store for Unreadable {
+    onetake_core::delegate_store!(self => self.0; seal, name, claim, settle, abandoned, unsettled, sweep, inspect, secret, ready, close);
+
+    fn load(
+        &self,
+        ids: Vec<onetake_core::RecordId>,
+    ) -> BoxFuture<'_, Answers<Option<Arc<onetake_core::Record>>>> {
+        let damaged = || StoreError::new(StoreErrorKind::Invalid, "the record is damaged");
+        std::future::ready(ids.iter().map(|_| Err(damaged())).collect()).boxed()
+    }
 }

@@ -1,0 +1,162 @@
+//! Renewal of leases on a store that is slow, or fails now and then.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::FutureExt;
+use futures_util::future::BoxFuture;
+use onetake_core::conformance::{Fault, Faulty};
+use onetake_core::engine::Settling;
+use onetake_core::store::{Answers, Settled};
+use onetake_core::{
+    Begin, Clock, Fingerprint, Limits, ManualClock, MemoryStore, Operation, Recording, Settlement,
+    Store, StoreError, StoreErrorKind, Verb, Verdict, delegate_store,
+};
+
+use super::{Pages, engine_on, memory, operation, pass, settle_down};
+
+const SECOND: Duration = Duration::from_secs(1);
+
+fn long(key: &str) -> Operation {
+    operation(key).run_max(600 * SECOND)
+}
+
+#[tokio::test]
+async fn a_lease_that_is_renewed_is_never_nearly_over() {
+    let (clock, memory) = memory();
+    let engine = engine_on(memory, &clock, Limits::default());
+    let Begin::Run(lease) = engine.begin(&long("a")).await.unwrap() else { panic!() };
+    for second in 0..120 {
+        assert!(lease.start().is_ok(), "{second}");
+        pass(&clock, SECOND, 1).await;
+    }
+}
+
+/// A renewal that fails is tried again after a ninth of the lease.
+#[tokio::test]
+async fn a_renewal_that_fails_is_soon_tried_again() {
+    let (clock, memory) = memory();
+    let faulty = Faulty::around(memory);
+    let engine = engine_on(Arc::clone(&faulty) as Arc<dyn Store>, &clock, Limits::default());
+    let Begin::Run(lease) = engine.begin(&long("a")).await.unwrap() else { panic!() };
+    pass(&clock, SECOND, 9).await;
+    faulty.fail_settlements(Fault::Unavailable);
+    pass(&clock, SECOND, 2).await;
+    assert_eq!(faulty.failures(), 1);
+    faulty.fail_settlements(Fault::None);
+    for second in 11..60 {
+        assert!(lease.start().is_ok(), "{second}");
+        pass(&clock, SECOND, 1).await;
+    }
+}
+
+/// A store that takes its time over settlements.
+#[derive(Debug)]
+struct SlowSettlements {
+    memory: Arc<MemoryStore>,
+    clock: Arc<ManualClock>,
+    takes: Duration,
+}
+
+impl Store for SlowSettlements {
+    delegate_store!(self => self.memory; seal, name, claim, load, abandoned, unsettled, sweep, inspect, secret, ready, close);
+
+    fn settle(&self, batch: Vec<Settlement>) -> BoxFuture<'_, Answers<Settled>> {
+        async move {
+            let answers = self.memory.settle(batch).await;
+            self.clock.sleep(self.takes).await;
+            answers
+        }
+        .boxed()
+    }
+}
+
+/// A renewal is asked for at 10 s and answered at 25 s: the lease is surely alive until 40 s.
+#[tokio::test]
+async fn a_renewed_lease_counts_from_the_question() {
+    let (clock, memory) = memory();
+    let takes = 15 * SECOND;
+    let slow = SlowSettlements { memory, clock: Arc::clone(&clock), takes };
+    let engine = engine_on(Arc::new(slow), &clock, Limits::default());
+    let Begin::Run(lease) = engine.begin(&long("a")).await.unwrap() else { panic!() };
+    pass(&clock, SECOND, 24).await;
+    assert!(lease.start().is_err(), "only the first lease is sure");
+    pass(&clock, SECOND, 2).await;
+    assert!(lease.start().is_ok(), "renewed");
+    pass(&clock, SECOND, 7).await;
+    assert!(lease.start().is_err(), "33 s: seven are left");
+}
+
+/// After `run_max` nothing is renewed: the reaper takes over.
+#[tokio::test]
+async fn an_operation_that_hangs_is_not_renewed_for_ever() {
+    let (clock, memory) = memory();
+    let engine = engine_on(memory, &clock, Limits::default());
+    let asked = operation("a").run_max(100 * SECOND);
+    let Begin::Run(lease) = engine.begin(&asked).await.unwrap() else { panic!() };
+    lease.start().unwrap();
+    for second in 0..150 {
+        assert_eq!(engine.reap(10).await, 0, "{second}");
+        pass(&clock, SECOND, 1).await;
+    }
+    pass(&clock, SECOND, 15).await;
+    assert_eq!(engine.reap(10).await, 1, "lease and grace are over");
+    drop(lease);
+}
+
+/// The key began another life, with another payload, while the first attempt was away (S9).
+#[tokio::test]
+async fn a_late_outcome_is_not_told_what_another_payload_came_to() {
+    for is_same in [false, true] {
+        let (clock, store) = memory();
+        let engine = engine_on(Arc::clone(&store) as Arc<dyn Store>, &clock, Limits::default());
+        let Begin::Run(lease) = engine.begin(&operation("a")).await.unwrap() else { panic!() };
+        lease.start().unwrap();
+        for verb in [Verb::Complete(Recording::new("resolved by hand")), Verb::Forget] {
+            let settlement = Settlement { id: lease.id(), attempt: lease.attempt(), verb };
+            store.settle(vec![settlement]).await.remove(0).unwrap();
+        }
+        let next = engine_on(Arc::clone(&store) as Arc<dyn Store>, &clock, Limits::default());
+        let mut asked = operation("a");
+        if !is_same {
+            asked.fingerprint = Fingerprint::of(b"something else");
+        }
+        let other = async |_| Verdict::Complete(Recording::new("the second life"));
+        next.run(asked, other).await.unwrap();
+        let settling = lease.complete(Recording::new("the first life, and late")).await;
+        let Settling::Stale(told) = settling else { panic!("{settling:?}") };
+        assert_eq!(told.is_some(), is_same);
+    }
+}
+
+/// A store that cannot be trusted any more once it is asked to settle.
+#[derive(Debug)]
+struct Corrupt(Arc<MemoryStore>);
+
+impl Store for Corrupt {
+    delegate_store!(self => self.0; seal, name, claim, load, abandoned, unsettled, sweep, inspect, secret, ready, close);
+
+    fn settle(&self, batch: Vec<Settlement>) -> BoxFuture<'_, Answers<Settled>> {
+        let corrupt = || StoreError::new(StoreErrorKind::Corrupt, "the disk failed");
+        std::future::ready(batch.iter().map(|_| Err(corrupt())).collect()).boxed()
+    }
+}
+
+#[tokio::test]
+async fn an_outcome_that_a_corrupt_store_did_not_take_goes_to_the_journal() {
+    let (clock, memory) = memory();
+    let engine = engine_on(Arc::new(Corrupt(memory)), &clock, Limits::default());
+    let journal = Arc::new(Pages::default());
+    engine.use_journal(Arc::clone(&journal) as Arc<dyn onetake_core::Journal>);
+    let Begin::Run(lease) = engine.begin(&operation("a")).await.unwrap() else { panic!() };
+    lease.start().unwrap();
+    let settling = lease.complete(Recording::new("paid")).await;
+    assert!(matches!(settling, Settling::Pending), "{settling:?}");
+    assert_eq!(engine.fatal().await.kind(), StoreErrorKind::Corrupt);
+    engine.give_up().await;
+    settle_down().await;
+    let pages = journal.pages.lock().unwrap();
+    let kept: Vec<_> = pages.iter().flat_map(|(_, kept)| &kept.settlements).collect();
+    assert_eq!(kept.len(), 1);
+    assert_eq!(kept[0].verb, Verb::Complete(Recording::new("paid")));
+}

@@ -8,14 +8,13 @@ use std::collections::hash_map::Entry;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use tokio::sync::watch;
-
 use crate::clock::Timestamp;
 use crate::fingerprint::Fingerprint;
 use crate::record::Record;
 use crate::scope::RecordId;
 
 use super::EngineError;
+use super::latest::{Latest, Reader};
 
 /// Enough to keep many threads out of each other's way.
 const SHARDS: usize = 16;
@@ -28,7 +27,7 @@ pub(crate) struct Flights {
 /// One record's flight.
 #[derive(Debug)]
 pub(crate) struct Flight {
-    phase: watch::Sender<Phase>,
+    phase: Latest<Phase>,
     /// Whether somebody was promised an outcome, or it was decided that there will be none. The first
     /// of the two stands: they exclude each other.
     ending: AtomicU8,
@@ -68,7 +67,7 @@ pub(crate) enum Entered {
     /// Nobody: the flight is now theirs to fly.
     Leader(Arc<Flight>),
     /// A flight that is under way.
-    Joiner(watch::Receiver<Phase>),
+    Joiner(Reader<Phase>),
     /// A flight that too many have joined already.
     Full,
 }
@@ -80,10 +79,8 @@ impl Flights {
 
     pub(crate) fn enter(&self, id: RecordId, joiners_max: usize) -> Entered {
         match self.shard(&id).entry(id) {
-            Entry::Occupied(flight) if flight.get().phase.receiver_count() >= joiners_max => {
-                Entered::Full
-            }
-            Entry::Occupied(flight) => Entered::Joiner(flight.get().phase.subscribe()),
+            Entry::Occupied(flight) if flight.get().phase.readers() >= joiners_max => Entered::Full,
+            Entry::Occupied(flight) => Entered::Joiner(flight.get().phase.reader()),
             Entry::Vacant(place) => {
                 let flight = Arc::new(Flight::new());
                 place.insert(Arc::clone(&flight));
@@ -105,7 +102,7 @@ impl Flights {
     /// Whether an attempt of this process owns the record.
     pub(crate) fn runs(&self, id: &RecordId) -> bool {
         let shard = self.shard(id);
-        shard.get(id).is_some_and(|flight| matches!(*flight.phase.borrow(), Phase::Running(_)))
+        shard.get(id).is_some_and(|flight| matches!(flight.phase.get(), Phase::Running(_)))
     }
 
     /// Ends a flight: first nobody can join it, then those who had are told.
@@ -115,7 +112,7 @@ impl Flights {
             shard.remove(&id);
         }
         drop(shard);
-        flight.phase.send_replace(Phase::Landed(landing));
+        flight.phase.set(Phase::Landed(landing));
     }
 
     fn shard(&self, id: &RecordId) -> MutexGuard<'_, HashMap<RecordId, Arc<Flight>>> {
@@ -128,11 +125,11 @@ impl Flights {
 
 impl Flight {
     fn new() -> Self {
-        Self { phase: watch::Sender::new(Phase::Claiming), ending: AtomicU8::new(OPEN) }
+        Self { phase: Latest::new(Phase::Claiming), ending: AtomicU8::new(OPEN) }
     }
 
     pub(crate) fn phase(&self) -> Phase {
-        self.phase.borrow().clone()
+        self.phase.get()
     }
 
     /// Promises that there will be an outcome; `false` if it was decided that there will be none.
@@ -153,6 +150,6 @@ impl Flight {
 
     /// Tells the others that an attempt of this process runs.
     pub(crate) fn run(&self, fingerprint: Fingerprint) {
-        self.phase.send_replace(Phase::Running(fingerprint));
+        self.phase.set(Phase::Running(fingerprint));
     }
 }

@@ -12,6 +12,7 @@ mod flight;
 mod heart;
 mod housekeeping;
 mod journal;
+mod latest;
 mod lease;
 mod look;
 mod lost_claim;

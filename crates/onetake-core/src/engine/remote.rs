@@ -8,12 +8,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tokio::runtime::Handle;
-use tokio::sync::watch;
 
 use crate::clock::Clock;
 use crate::record::{Record, State};
 use crate::scope::RecordId;
 use crate::store::Store;
+
+use super::latest::{Latest, Reader};
 
 /// `None` while the other node's attempt still runs; then the record, or that there is none.
 pub(crate) type Seen = Option<Option<Arc<Record>>>;
@@ -31,7 +32,7 @@ pub(crate) struct Remote {
 #[derive(Debug, Default)]
 struct Inner {
     /// In order, so that one run of a simulation is like the next.
-    watched: BTreeMap<RecordId, watch::Sender<Seen>>,
+    watched: BTreeMap<RecordId, Latest<Seen>>,
     polling: bool,
 }
 
@@ -47,10 +48,10 @@ impl Remote {
     }
 
     /// Tells when the record stops running.
-    pub(crate) fn watch(self: &Arc<Self>, id: RecordId) -> watch::Receiver<Seen> {
+    pub(crate) fn watch(self: &Arc<Self>, id: RecordId) -> Reader<Seen> {
         let mut inner = self.lock();
-        let sender = inner.watched.entry(id).or_insert_with(|| watch::Sender::new(None));
-        let receiver = sender.subscribe();
+        let sender = inner.watched.entry(id).or_insert_with(|| Latest::new(None));
+        let receiver = sender.reader();
         if !std::mem::replace(&mut inner.polling, true) {
             self.runtime.spawn(Polling { remote: Arc::clone(self) }.run());
         }
@@ -61,7 +62,7 @@ impl Remote {
     async fn look(&self) -> bool {
         let ids = {
             let mut inner = self.lock();
-            inner.watched.retain(|_, sender| sender.receiver_count() > 0);
+            inner.watched.retain(|_, sender| sender.readers() > 0);
             if inner.watched.is_empty() {
                 inner.polling = false;
                 return false;
@@ -83,7 +84,7 @@ impl Remote {
         let Some(found) = answer else { return };
         let runs = found.as_ref().is_some_and(|r| matches!(r.state, State::Running { .. }));
         if !runs && let Some(sender) = self.lock().watched.remove(&id) {
-            sender.send_replace(Some(found));
+            sender.set(Some(found));
         }
     }
 

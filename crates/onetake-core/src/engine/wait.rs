@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::{SemaphorePermit, watch};
+use tokio::sync::SemaphorePermit;
 
 use crate::clock::Timestamp;
 use crate::decide::{self, Reading};
@@ -12,7 +12,9 @@ use crate::record::{Record, State};
 
 use super::Inner;
 use super::flight::{Landing, Phase};
+use super::latest::Reader;
 use super::operation::{Answer, EngineError, InFlight, Operation};
+use super::remote::Seen;
 
 /// What to do after a look at a record.
 pub(super) enum Next {
@@ -85,12 +87,12 @@ impl Drop for Patience<'_> {
 /// Follows a flight of this process.
 pub(super) async fn join(
     operation: &Operation,
-    mut phase: watch::Receiver<Phase>,
+    mut phase: Reader<Phase>,
     patience: &mut Patience<'_>,
 ) -> Result<Next, EngineError> {
     let mut waited = false;
     loop {
-        let current = phase.borrow_and_update().clone();
+        let current = phase.get();
         match current {
             // Nobody can tell yet whether this is a retry.
             Phase::Claiming => {
@@ -146,7 +148,7 @@ pub(super) async fn elsewhere(
     let mut seen = engine.remote.watch(operation.id);
     let found = tokio::select! {
         biased;
-        found = seen.wait_for(Option::is_some) => found.ok().and_then(|seen| seen.clone().flatten()),
+        found = stopped(&mut seen) => found,
         () = engine.clock.sleep(left) => return Some(Answer::WaitTimeout),
     };
     let record = found?;
@@ -156,6 +158,16 @@ pub(super) async fn elsewhere(
     match record.state {
         State::Released { .. } => Some(Answer::InFlight),
         _ => settled(&record),
+    }
+}
+
+/// The record once it does not run any more; `None` if there is none, or nobody looks any more.
+async fn stopped(seen: &mut Reader<Seen>) -> Option<Arc<Record>> {
+    loop {
+        if let Some(found) = seen.get() {
+            return found;
+        }
+        seen.changed().await.ok()?;
     }
 }
 

@@ -127,7 +127,12 @@ async fn work(world: &Arc<World>, node: usize, attempt: Attempt, asked: &Asked) 
     let (_, told) = world.call_upstream(node, run, &text);
     told.then(|exchange| async move {
         match exchange {
-            Ok(exchange) => exchange,
+            Ok(exchange) => {
+                if matches!(exchange.conduct, Conduct::Done | Conduct::Declined) {
+                    world.history.answered(world.now(), exchange.run);
+                }
+                exchange
+            }
             Err(_) => std::future::pending().await,
         }
     })

@@ -127,12 +127,15 @@ impl Node {
         world.mark_busy(index + 1);
     }
 
-    /// Ends the process without warning.
-    pub fn crash(&mut self, world: &World) {
+    /// Ends the process. It loses what it has not written, unless it shut down in good order.
+    pub fn crash(&mut self, world: &World, is_lossy: bool) {
         self.armed = None;
         let Some(mut process) = self.process.take() else { return };
         let index = self.index;
         world.history.event(world.now(), "crash", &[index as u64], || format!("node {index}"));
+        if is_lossy {
+            world.history.lost_process(index, process.incarnation);
+        }
         process.is_alive.store(false, Ordering::Relaxed);
         world.set_corrupt(index, false);
         process.executor.crash();
@@ -174,7 +177,9 @@ fn watch_for_damage(world: &Arc<World>, executor: &Executor, engine: &Engine, in
         let _error = engine.fatal().await;
         engine.give_up().await;
         let gone_for = world.decide("damage", |random| random.below(3_000) * MILLISECOND);
-        world.timeline.after(0, Box::new(move |simulator| simulator.restart(index, gone_for)));
+        world
+            .timeline
+            .after(0, Box::new(move |simulator| simulator.restart(index, gone_for, true)));
     });
 }
 
@@ -245,12 +250,16 @@ pub fn terms(plan: &NodePlan, mode: Mode) -> Terms {
 /// Rolls back what an earlier attempt left half done; sometimes it cannot.
 fn roll_back(world: &Arc<World>) -> OnRetry {
     let world = Arc::clone(world);
-    OnRetry::new(move |_| {
+    OnRetry::new(move |again| {
         let world = Arc::clone(&world);
         async move {
             let is_calm = world.is_calm();
             let can = world.decide("roll back", |random| is_calm || !random.chance(200));
-            if can { Ok(()) } else { Err("the simulated rollback failed".to_owned()) }
+            if can {
+                return Ok(());
+            }
+            world.history.not_rolled_back(again.attempt.attempt);
+            Err("the simulated rollback failed".to_owned())
         }
     })
 }

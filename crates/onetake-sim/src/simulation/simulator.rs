@@ -196,20 +196,27 @@ impl Simulator {
             return;
         };
         let (engine, world) = (process.engine.clone(), Arc::clone(&self.world));
+        // What could not be written is in the journal now, unless there is none or it could not be written either.
+        let has_journal = self.nodes.get(index).is_some_and(|node| node.plan.has_journal);
+        let breaks =
+            |fault: &Fault| matches!(fault, Fault::JournalDown { .. } | Fault::Corrupt { .. });
+        let is_lossy =
+            !has_journal || world.plan.faults.iter().any(|planned| breaks(&planned.fault));
         process.executor.spawn(async move {
             let _drained = engine.shutdown(Duration::from_micros(patience)).await;
-            world.timeline.after(0, Box::new(move |simulator| simulator.restart(index, gone_for)));
+            let ends = move |simulator: &mut Self| simulator.restart(index, gone_for, is_lossy);
+            world.timeline.after(0, Box::new(ends));
         });
     }
 
     /// Ends a node's process, and starts it again later.
-    pub fn restart(&mut self, index: usize, gone_for: Micros) {
+    pub fn restart(&mut self, index: usize, gone_for: Micros, is_lossy: bool) {
         let world = Arc::clone(&self.world);
         let Some(node) = self.nodes.get_mut(index) else { return };
         if node.process.is_none() {
             return;
         }
-        node.crash(&world);
+        node.crash(&world, is_lossy);
         let starts = move |simulator: &mut Self| {
             let world = Arc::clone(&simulator.world);
             if let Some(node) = simulator.nodes.get_mut(index).filter(|it| it.process.is_none()) {
@@ -292,7 +299,7 @@ impl Simulator {
         match &mut node.armed {
             Some(Armed::Crash { polls: 0, gone_for }) => {
                 let gone_for = *gone_for;
-                self.restart(index, gone_for);
+                self.restart(index, gone_for, true);
             }
             Some(Armed::Suspend { polls: 0, length }) => {
                 let until = world.now().saturating_add(*length);
@@ -367,6 +374,10 @@ impl Simulator {
         let (history, now) = (&world.history, world.now());
         for (id, stands) in history.unfinished() {
             history.violate(now, "every key settles", format!("{id:?} is still {stands}"));
+        }
+        for (id, run) in history.lost_outcomes() {
+            let what = format!("run {run} of {id:?} had answered, and its outcome is not recorded");
+            history.violate(now, "outcomes are not lost", what);
         }
         for node in &self.nodes {
             let Some(process) = &node.process else { continue };

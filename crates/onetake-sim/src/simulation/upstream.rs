@@ -286,9 +286,15 @@ where
             return async move { Ok(proxy.transact(parts, run, text).await) }.boxed();
         }
         let (_, told) = self.world.call_upstream(self.node, run, &text);
+        let world = Arc::clone(&self.world);
         async move {
             match told.await {
-                Ok(exchange) => respond(&exchange),
+                Ok(exchange) => {
+                    if matches!(exchange.conduct, Conduct::Done | Conduct::Declined) {
+                        world.history.answered(world.now(), exchange.run);
+                    }
+                    respond(&exchange)
+                }
                 Err(_) => std::future::pending().await,
             }
         }

@@ -55,7 +55,15 @@ pub(super) struct Facts {
     runs: Vec<runs::Run>,
     /// What each operation asks for, by tenant and key: to tell a false mismatch.
     payloads: BTreeMap<(u8, String), BTreeSet<u8>>,
+    /// Attempts whose earlier attempt could not be rolled back: they must not start.
+    not_rolled_back: BTreeSet<AttemptId>,
+    /// Processes that ended without warning, or without a journal for what they could not write.
+    lossy: BTreeSet<(usize, u64)>,
     clocks_agree: bool,
+    /// Whether nothing goes wrong between the nodes and the store.
+    is_faultless: bool,
+    /// By how much the store's clock is set back in all.
+    set_back: Micros,
     cache_age_max: Micros,
 }
 
@@ -90,7 +98,10 @@ struct Grant {
 struct Recorded {
     body: Bytes,
     from: Micros,
+    /// When it expires, or was forgotten.
     until: Micros,
+    /// The node that forgot it: it must not show it any more. Others may for as long as they remember it.
+    forgotten_by: Option<usize>,
 }
 
 impl History {
@@ -99,6 +110,10 @@ impl History {
     pub fn new(plan: &Plan, traces: bool) -> Self {
         let set_clocks = plan.faults.iter().any(|planned| {
             matches!(planned.fault, Fault::WallClock { .. } | Fault::StoreClockBack { .. })
+        });
+        let set_back = plan.faults.iter().map(|planned| match planned.fault {
+            Fault::StoreClockBack { by } => by,
+            _ => 0,
         });
         let ages = plan.nodes.iter().map(|node| node.limits.cache_age_max);
         let facts = Facts {
@@ -109,6 +124,10 @@ impl History {
             keys: BTreeMap::new(),
             runs: Vec::new(),
             payloads: BTreeMap::new(),
+            not_rolled_back: BTreeSet::new(),
+            lossy: BTreeSet::new(),
+            is_faultless: plan.faults.is_empty() && plan.noise_per_mille == 0,
+            set_back: set_back.sum(),
             clocks_agree: plan.is_uniform && !set_clocks,
             cache_age_max: ages.max().map_or(0, onetake_core::clock::micros),
         };
@@ -189,6 +208,38 @@ impl History {
                     && !facts.runs.iter().any(|run| run.is_of(*id, record.attempt))
             })
             .map(|(id, _, record)| (id, record.attempt))
+            .collect()
+    }
+
+    /// An earlier attempt could not be rolled back.
+    pub fn not_rolled_back(&self, attempt: AttemptId) {
+        self.lock().not_rolled_back.insert(attempt);
+    }
+
+    /// A process ended, and with it what it had not written.
+    pub fn lost_process(&self, node: usize, incarnation: u64) {
+        self.lock().lossy.insert((node, incarnation));
+    }
+
+    /// Runs that had answered, although the store does not have their outcome, and the process that had it neither
+    /// crashed nor ended without a journal.
+    #[must_use]
+    pub fn lost_outcomes(&self) -> Vec<(RecordId, RunNumber)> {
+        let facts = self.lock();
+        let is_kept = |key: &KeyHistory, attempt: AttemptId| match key.owners.get(&attempt) {
+            Some(Actor::Node(node, incarnation)) => !facts.lossy.contains(&(*node, *incarnation)),
+            _ => false,
+        };
+        let answered = facts.runs.iter().filter(|run| run.has_answered);
+        answered
+            .filter_map(|run| {
+                let attempt = run.attempt?;
+                let key = facts.keys.get(&attempt.id)?;
+                let record = key.record.as_ref()?;
+                let is_open = record.attempt == attempt.attempt
+                    && matches!(record.state, State::Unknown { .. } | State::Running { .. });
+                (is_open && is_kept(key, attempt.attempt)).then_some((attempt.id, run.number))
+            })
             .collect()
     }
 

@@ -112,11 +112,13 @@ impl Facts {
             self.violate(at, "S6", format!("{key} was answered without a known reference"));
             return;
         };
+        let slack = self.cache_age_max;
         let was_recorded = self.keys.get(&id).is_some_and(|history| {
-            history
-                .recorded
-                .iter()
-                .any(|it| it.body == heard.body && it.from <= at && it.until >= sent_at)
+            history.recorded.iter().any(|it| {
+                let is_gone_here = it.forgotten_by == Some(heard.node);
+                let until = if is_gone_here { it.until.saturating_sub(slack) } else { it.until };
+                it.body == heard.body && it.from <= at && until >= sent_at
+            })
         });
         if !was_recorded {
             let what = format!("{key} was answered with {text}, which the store did not hold");

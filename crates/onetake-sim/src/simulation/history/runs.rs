@@ -14,13 +14,15 @@ pub type RunNumber = usize;
 pub(super) struct Run {
     pub(super) number: RunNumber,
     /// `None` if it is not recorded: its route is fail-open, and the store could not be reached.
-    attempt: Option<Attempt>,
+    pub(super) attempt: Option<Attempt>,
     tenant: u8,
     key: String,
     payload: u8,
     pub(super) effect: Option<Micros>,
     /// Whether the upstream has heard of it.
     has_arrived: bool,
+    /// Whether its node has its outcome in hand.
+    pub(super) has_answered: bool,
     /// Whether it can still have an effect.
     is_open: bool,
     text: String,
@@ -79,6 +81,7 @@ impl History {
             key,
             payload,
             effect: None,
+            has_answered: false,
             has_arrived: false,
             is_open: true,
             text,
@@ -113,6 +116,15 @@ impl History {
         facts.event(at, "arrived", &[number as u64], || format!("run {number}"));
         if let Some(run) = facts.runs.get_mut(number) {
             run.has_arrived = true;
+        }
+    }
+
+    /// The node has the outcome of a run in hand.
+    pub fn answered(&self, at: Micros, number: RunNumber) {
+        let facts = &mut *self.lock();
+        facts.event(at, "answered", &[number as u64], || format!("run {number}"));
+        if let Some(run) = facts.runs.get_mut(number) {
+            run.has_answered = true;
         }
     }
 
@@ -167,6 +179,10 @@ impl Facts {
         } else if !owns {
             let what = format!("{id:?} started with fence {fence}, but the store has it {stands}");
             self.violate(at, "S1", what);
+        }
+        if self.not_rolled_back.contains(&attempt.attempt) {
+            let what = format!("{id:?} started although an earlier attempt was not rolled back");
+            self.violate(at, "rollback before retry", what);
         }
         if self.runs.iter().any(|run| run.is_of(id, attempt.attempt)) {
             self.violate(at, "S7", format!("{id:?} started twice with fence {fence}"));

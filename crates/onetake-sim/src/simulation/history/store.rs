@@ -48,7 +48,7 @@ impl History {
             facts.granted(at, claim, fence.get(), after, store_now);
         }
         facts.key(claim.id).owners.insert(claim.attempt, by);
-        facts.written(at, claim.id, after, false, store_now);
+        facts.written(at, claim.id, after, None, store_now);
     }
 
     /// The store decided a settlement.
@@ -82,10 +82,17 @@ impl History {
             }
             _ => false,
         };
+        if let Some(before) = before.as_ref().filter(|_| is_done && owns) {
+            facts.check_passing_over(at, by, settlement, before, store_now);
+        }
         if released && owns {
             facts.released(at, settlement);
         }
-        facts.written(at, settlement.id, after, settlement.verb == Verb::Forget, store_now);
+        let forgotten_by = match by {
+            Actor::Node(node, _) if settlement.verb == Verb::Forget && is_done => Some(node),
+            _ => None,
+        };
+        facts.written(at, settlement.id, after, forgotten_by, store_now);
     }
 
     /// The store deleted what had expired: `left` are the records that are still there.
@@ -110,7 +117,7 @@ impl History {
             if !was_expired {
                 facts.violate(at, "S13", format!("{id:?} was deleted before it expired"));
             }
-            facts.written(at, id, None, false, store_now);
+            facts.written(at, id, None, None, store_now);
         }
     }
 }
@@ -180,6 +187,35 @@ impl Facts {
         }
     }
 
+    /// An attempt is passed over only after its lease and grace, by whoever does not run it; and not at all where
+    /// nothing hinders its owner.
+    fn check_passing_over(
+        &mut self,
+        at: Micros,
+        by: Actor,
+        settlement: &Settlement,
+        before: &Record,
+        store_now: Timestamp,
+    ) {
+        let State::Running { lease_until } = before.state else { return };
+        let owner =
+            self.keys.get(&before.id).and_then(|key| key.owners.get(&before.attempt)).copied();
+        let by_another =
+            matches!((owner, by), (Some(Actor::Node(owner, _)), Actor::Node(by, _)) if owner != by);
+        let passes_over = settlement.verb == Verb::Abandon
+            || by_another && !matches!(settlement.verb, Verb::Renew | Verb::Complete(_));
+        if !passes_over {
+            return;
+        }
+        if lease_until.plus(before.terms.grace) > store_now {
+            let what = format!("{:?} was passed over while its lease was alive", before.id);
+            self.violate(at, "S13", what);
+        } else if self.is_faultless {
+            let what = format!("{:?} lost its lease although nothing went wrong", before.id);
+            self.violate(at, "leases are renewed", what);
+        }
+    }
+
     /// Whether the record was unknown: then a reconciler or an operator may release it.
     fn is_settled_by_others(&self, settlement: &Settlement) -> bool {
         let record = self.keys.get(&settlement.id).and_then(|key| key.record.as_ref());
@@ -192,10 +228,11 @@ impl Facts {
         at: Micros,
         id: RecordId,
         after: Option<&Record>,
-        forgets: bool,
+        forgotten_by: Option<usize>,
         store_now: Timestamp,
     ) {
-        let cache_age = self.cache_age_max;
+        let (cache_age, set_back) = (self.cache_age_max, self.set_back);
+        let forgets = forgotten_by.is_some();
         let key = self.key(id);
         let before = key.record.take();
         key.record = after.cloned();
@@ -209,8 +246,9 @@ impl Facts {
         if changed {
             // A forgotten outcome may be in the memory of other nodes for a while.
             let until = if forgets { at.saturating_add(cache_age) } else { at };
-            if let Some(open) = key.recorded.last_mut().filter(|it| it.until == Micros::MAX) {
-                open.until = until;
+            if let Some(open) = key.recorded.last_mut().filter(|it| it.forgotten_by.is_none()) {
+                open.until = open.until.min(until);
+                open.forgotten_by = forgotten_by;
             }
             if let Some(open) = key.refused.last_mut().filter(|it| it.1 == Micros::MAX) {
                 open.1 = until;
@@ -218,7 +256,10 @@ impl Facts {
             match after.map(|record| &record.state) {
                 Some(State::Completed { recording, .. }) => {
                     let body = recording.body.clone().unwrap_or_default();
-                    key.recorded.push(Recorded { body, from: at, until: Micros::MAX });
+                    let expires_at = after.and_then(Record::expires_at).unwrap_or(store_now);
+                    let left = onetake_core::clock::micros(expires_at.since(store_now));
+                    let until = at.saturating_add(left).saturating_add(set_back);
+                    key.recorded.push(Recorded { body, from: at, until, forgotten_by: None });
                 }
                 Some(State::Unknown { .. } | State::Failed { .. }) => {
                     key.refused.push((at, Micros::MAX));

@@ -3,6 +3,7 @@
 
 mod bounds;
 mod decisions;
+mod housekeeping;
 mod inbox;
 mod journal;
 mod key_lives;

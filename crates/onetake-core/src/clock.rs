@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::future::Future;
 use std::pin::Pin;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -117,19 +117,28 @@ impl Rng for SystemRng {
 /// Time that passed only in a test: a store whose server has a clock adds it to what that clock
 /// says. It is zero everywhere else.
 #[derive(Clone, Debug, Default)]
-pub struct Shift(Arc<AtomicU64>);
+pub struct Shift(Arc<AtomicI64>);
 
 impl Shift {
     /// Lets time pass.
     pub fn advance(&self, by: Duration) {
-        self.0.fetch_add(micros(by), Ordering::AcqRel);
+        self.0.fetch_add(signed_micros(by), Ordering::AcqRel);
     }
 
-    /// What passed so far, in microseconds.
+    /// Sets the server's clock back, as an operator or a failover to a server with a slower clock can.
+    pub fn set_back(&self, by: Duration) {
+        self.0.fetch_sub(signed_micros(by), Ordering::AcqRel);
+    }
+
+    /// The sum of what passed so far, in microseconds; negative if the clock was set back by more.
     #[must_use]
-    pub fn as_micros(&self) -> u64 {
+    pub fn as_micros(&self) -> i64 {
         self.0.load(Ordering::Acquire)
     }
+}
+
+fn signed_micros(duration: Duration) -> i64 {
+    i64::try_from(duration.as_micros()).unwrap_or(i64::MAX)
 }
 
 /// A clock that stands still until it is told to move: for tests and simulation.

@@ -186,6 +186,37 @@ async fn a_file_is_reopened_as_it_was_closed() {
     assert!(matches!(found, Claimed::Found { record, .. } if record.state.name() == "unknown"));
 }
 
+/// The owner could not renew its lease while the machine was down. A process that opens the file
+/// afterwards respects the owner's whole grace, counted from its own start.
+#[tokio::test]
+async fn a_store_that_was_just_opened_respects_a_whole_grace() {
+    let (_folder, file) = place();
+    let clock = ManualClock::default();
+    let open = || SqliteStore::open_with(&file, Arc::new(clock.clone())).unwrap();
+    let store = open();
+    let runs = claim("runs", 1);
+    granted(&store, &runs).await;
+    store.close().await.unwrap();
+    let Terms { lease, grace, .. } = runs.terms;
+    clock.advance(lease + grace);
+
+    let store = open();
+    clock.advance(grace - Duration::from_micros(1));
+    let Claimed::Found { record, .. } = ask(&store, &claim("runs", 2)).await.unwrap() else {
+        panic!("a claim took the key from its owner");
+    };
+    assert_eq!(record.state.name(), "running");
+    assert_eq!(store.abandoned(10).await.unwrap(), []);
+    let abandon = Settlement { id: runs.id, attempt: runs.attempt, verb: Verb::Abandon };
+    let answer = store.settle(vec![abandon.clone()]).await.remove(0).unwrap();
+    assert!(matches!(answer, Settled::Stale { .. }), "{answer:?}");
+
+    clock.advance(Duration::from_micros(1));
+    assert_eq!(store.abandoned(10).await.unwrap().len(), 1);
+    let answer = store.settle(vec![abandon]).await.remove(0).unwrap();
+    assert!(matches!(answer, Settled::Done { .. }), "{answer:?}");
+}
+
 #[tokio::test]
 async fn fences_rise_although_everything_was_swept_and_the_clock_went_back() {
     let (_folder, file) = place();

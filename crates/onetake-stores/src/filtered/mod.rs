@@ -17,7 +17,8 @@
 //!
 //! **What is left.** An operator may make the authority forget a key before it expires:
 //! [`Verb::Forget`](onetake_core::Verb::Forget) and [`FilteredStore::forget`] take it from both, and from neither while the filter
-//! cannot be reached. A Redis that is rolled back to before that replays
+//! cannot be reached. A marker stands in the entry's place for a minute. No node's late write replaces or
+//! deletes the marker, and no node writes what the authority told it more than half a minute ago. A Redis that is rolled back to before that replays
 //! it, for no longer than `entry_age_max`, and may give it back to the authority: flush a Redis that
 //! was restored from a backup, which is always safe.
 
@@ -181,9 +182,9 @@ impl FilteredStore {
             match answer {
                 Settled::Done { record, now } => {
                     self.shared.time.hear(*now, asked_at);
-                    self.keep(record, None);
+                    self.keep(record, asked_at, None);
                 }
-                Settled::Stale { current: Some(record) } => self.keep(record, None),
+                Settled::Stale { current: Some(record) } => self.keep(record, asked_at, None),
                 Settled::Stale { current: None } => {}
             }
         }
@@ -191,10 +192,10 @@ impl FilteredStore {
     }
 
     /// The authority said that this is so, durably: the next retry may hear it from the filter.
-    fn keep(&self, record: &Arc<Record>, looked: Option<&Looked>) {
+    fn keep(&self, record: &Arc<Record>, asked_at: Duration, looked: Option<&Looked>) {
         if is_finished(record) {
             let overwrite = looked.is_some_and(|looked| looked.answers.contains_key(&record.id));
-            self.writer.keep(&self.shared, record, overwrite);
+            self.writer.keep(&self.shared, record, asked_at, overwrite);
         }
     }
 }
@@ -236,7 +237,7 @@ impl Store for FilteredStore {
                     let answer = asked.next().unwrap_or_else(|| Err(no_answer()));
                     if let Ok(Claimed::Found { record, now }) = &answer {
                         self.shared.time.hear(*now, asked_at);
-                        self.keep(record, Some(&looked));
+                        self.keep(record, asked_at, Some(&looked));
                     }
                     answer
                 }

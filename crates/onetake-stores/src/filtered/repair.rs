@@ -29,7 +29,7 @@ use onetake_core::{
 
 use super::entry::is_finished;
 use super::look::Look;
-use super::writer::Writer;
+use super::writer::{FORGOTTEN, Writer};
 use super::{CLOCK_MARGIN, Shared};
 
 /// Entries that may wait to be looked at.
@@ -98,12 +98,13 @@ impl Repairer {
 
     async fn compare(&self, entries: HashMap<RecordId, Arc<Record>>) {
         let ids: Vec<RecordId> = entries.keys().copied().collect();
+        let asked_at = self.shared.clock.monotonic();
         let found = self.shared.authority.load(ids.clone()).await;
         for (id, found) in ids.iter().zip(found) {
             // An authority that does not answer is asked about another sample later.
             let (Some(entry), Ok(found)) = (entries.get(id), found) else { continue };
             self.shared.counters.checked.increment(1);
-            if let Err(error) = self.settle(entry, found).await {
+            if let Err(error) = self.settle(entry, found, asked_at).await {
                 tracing::warn!(%error, "an entry of the filter could not be repaired");
             }
         }
@@ -113,6 +114,7 @@ impl Repairer {
         &self,
         entry: &Arc<Record>,
         found: Option<Arc<Record>>,
+        asked_at: Duration,
     ) -> Result<(), StoreError> {
         match found {
             Some(found) if same_outcome(entry, &found) => Ok(()),
@@ -124,17 +126,17 @@ impl Repairer {
                 self.claim_anew(entry).await
             }
             Some(found) => {
-                self.overrule(entry, Some(&found));
+                self.overrule(entry, Some(&found), asked_at);
                 Ok(())
             }
             None => self.claim_anew(entry).await,
         }
     }
 
-    /// The authority wins.
-    fn overrule(&self, entry: &Arc<Record>, found: Option<&Arc<Record>>) {
+    /// The authority wins, with what it said when it was asked at `asked_at`.
+    fn overrule(&self, entry: &Arc<Record>, found: Option<&Arc<Record>>, asked_at: Duration) {
         match found.filter(|found| is_finished(found)) {
-            Some(found) => self.writer.keep(&self.shared, found, true),
+            Some(found) => self.writer.keep(&self.shared, found, asked_at, true),
             None => self.writer.delete(&self.shared, entry.id),
         }
         self.shared.counters.overruled.increment(1);
@@ -149,16 +151,17 @@ impl Repairer {
     /// The authority has the attempt as unfinished: its owner's late word is believed.
     async fn give_back(&self, entry: &Arc<Record>) -> Result<(), StoreError> {
         let Some(verb) = outcome(entry) else { return Ok(()) };
+        let asked_at = self.shared.clock.monotonic();
         match self.settle_in_authority(entry, verb).await? {
             Settled::Done { record, .. } => {
-                self.writer.keep(&self.shared, &record, true);
+                self.writer.keep(&self.shared, &record, asked_at, true);
                 self.shared.counters.restored.increment(1);
                 tracing::error!(
                     reference = %entry.id.reference(),
                     "the authority had lost an outcome that it had acknowledged; the filter had it"
                 );
             }
-            Settled::Stale { current } => self.overrule(entry, current.as_ref()),
+            Settled::Stale { current } => self.overrule(entry, current.as_ref(), asked_at),
         }
         Ok(())
     }
@@ -183,14 +186,19 @@ impl Repairer {
             terms: Terms { ttl, ..entry.terms },
             origin: entry.origin.clone(),
         };
+        let asked_at = self.shared.clock.monotonic();
         let answer = self.shared.authority.claim(vec![claim]).await.pop();
         match answer.unwrap_or_else(|| Err(super::no_answer()))? {
             // A fence is not below the authority's microseconds: for its clock the record may have
             // ended, and then it is not ours to bring back.
             Claimed::Granted { fence } if Timestamp::from_micros(fence.get()) >= expires_at => {
                 self.settle_in_authority(entry, Verb::Release).await?;
-                self.overrule(entry, None);
+                self.overrule(entry, None, asked_at);
                 Ok(())
+            }
+            // Forgotten between the look and the claim: it stays forgotten.
+            Claimed::Granted { .. } if self.is_forgotten(entry.id).await => {
+                self.settle_in_authority(entry, Verb::Release).await.map(drop)
             }
             Claimed::Granted { .. } => self.give_back(entry).await,
             // Another node was quicker.
@@ -199,10 +207,17 @@ impl Repairer {
                 self.give_back(entry).await
             }
             Claimed::Found { record, .. } => {
-                self.overrule(entry, Some(&record));
+                self.overrule(entry, Some(&record), asked_at);
                 Ok(())
             }
         }
+    }
+
+    /// Whether an operator made the filter forget the key a moment ago. A filter that does not answer
+    /// took no such word.
+    async fn is_forgotten(&self, id: RecordId) -> bool {
+        let found = self.shared.link.get_many(&[id], FORGOTTEN.len()).await.pop();
+        matches!(found, Some(Ok(bytes)) if *bytes == *FORGOTTEN)
     }
 
     async fn settle_in_authority(&self, entry: &Record, verb: Verb) -> Result<Settled, StoreError> {

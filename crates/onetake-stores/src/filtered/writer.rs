@@ -8,14 +8,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use bytes::Bytes;
 use tokio::sync::{mpsc, oneshot};
 
 use onetake_core::{Record, RecordId, State, StoreError, StoreErrorKind};
 
 use super::Shared;
 use super::entry::HEAD_BYTES;
-use super::link::Put;
+use super::link::{Change, Put};
 
 /// Writes that may wait.
 const QUEUE_MAX: usize = 4_096;
@@ -29,14 +28,17 @@ const BATCH_BYTES_MAX: usize = 256 << 10;
 const RECORD_BYTES: usize = 240;
 /// For how long a forgotten key cannot get an entry by somebody who read it just before.
 const FORGOTTEN_FOR: Duration = Duration::from_secs(60);
+/// The age at which a queued entry is dropped, counted from the question to the authority. An older
+/// one could outlast the marker of a key that was forgotten since.
+const KEEP_AGE_MAX: Duration = Duration::from_secs(30);
 /// What stands in the place of a forgotten entry: never an entry, and not worth a mention.
 pub(super) const FORGOTTEN: &[u8] = b"-";
 
 /// Something to be written.
 #[derive(Debug)]
 enum Write {
-    /// An entry for this record.
-    Keep { record: Arc<Record>, overwrite: bool },
+    /// An entry for this record, which the authority was asked for at a moment of the monotonic clock.
+    Keep { record: Arc<Record>, asked_at: Duration, overwrite: bool },
     /// No entry any more.
     Delete(RecordId),
     /// No entry any more, nor for a while; somebody waits to hear of it.
@@ -59,9 +61,15 @@ impl Writer {
         Self { queue, bytes }
     }
 
-    /// Keeps a finished record of the authority. Where it does not `overwrite`, it leaves alone
-    /// what is there.
-    pub(super) fn keep(&self, shared: &Shared, record: &Arc<Record>, overwrite: bool) {
+    /// Keeps a finished record that the authority told when it was asked at `asked_at`. Where it does
+    /// not `overwrite`, it leaves alone what is there.
+    pub(super) fn keep(
+        &self,
+        shared: &Shared,
+        record: &Arc<Record>,
+        asked_at: Duration,
+        overwrite: bool,
+    ) {
         let cost = cost(record);
         if cost > shared.entry_bytes_max {
             return;
@@ -71,7 +79,7 @@ impl Writer {
             shared.counters.dropped.increment(1);
             return;
         }
-        let write = Write::Keep { record: Arc::clone(record), overwrite };
+        let write = Write::Keep { record: Arc::clone(record), asked_at, overwrite };
         if self.queue.try_send(write).is_err() {
             self.bytes.fetch_sub(cost, Ordering::AcqRel);
             shared.counters.dropped.increment(1);
@@ -108,31 +116,27 @@ fn cost(record: &Record) -> usize {
 async fn drain(shared: Arc<Shared>, mut queue: mpsc::Receiver<Write>, bytes: Arc<AtomicUsize>) {
     let mut batch = Vec::with_capacity(BATCH_MAX);
     while queue.recv_many(&mut batch, BATCH_MAX).await > 0 {
-        // The last word on each key: in a cluster nothing else keeps their order.
-        let mut last: HashMap<RecordId, Option<Put>> = HashMap::new();
+        let mut changes = Changes::default();
         let mut replies = Vec::new();
         for write in batch.drain(..) {
             match write {
-                Write::Keep { record, overwrite } => {
+                Write::Keep { record, asked_at, overwrite } => {
                     bytes.fetch_sub(cost(&record), Ordering::AcqRel);
-                    // What was forgotten, or replaced, a moment ago stays so.
-                    let first = !last.contains_key(&record.id);
-                    if let Some(put) = put(&shared, &record, overwrite)
-                        && (overwrite || first)
-                    {
-                        last.insert(record.id, Some(put));
+                    let age = shared.clock.monotonic().saturating_sub(asked_at);
+                    match put(&shared, &record, overwrite) {
+                        Some(_) if age > KEEP_AGE_MAX => shared.counters.dropped.increment(1),
+                        Some(put) => changes.put(record.id, put),
+                        None => {}
                     }
                 }
-                Write::Delete(id) => {
-                    last.insert(id, None);
-                }
+                Write::Delete(id) => changes.delete(id),
                 Write::Forget(ids, reply) => {
-                    last.extend(ids.iter().map(|id| (*id, Some(forgotten()))));
+                    ids.iter().for_each(|id| changes.forget(*id));
                     replies.push((ids, reply));
                 }
             }
         }
-        let failed = write(&shared, last).await;
+        let failed = write(&shared, changes.0).await;
         for (ids, reply) in replies {
             // Another key's trouble is not theirs (S21).
             let error = ids.iter().find_map(|id| failed.get(id)).cloned();
@@ -141,14 +145,37 @@ async fn drain(shared: Arc<Shared>, mut queue: mpsc::Receiver<Write>, bytes: Arc
     }
 }
 
-/// What went wrong, and where.
-async fn write(
-    shared: &Shared,
-    last: HashMap<RecordId, Option<Put>>,
-) -> HashMap<RecordId, StoreError> {
+/// The last word of a batch on each key: in a cluster nothing else keeps their order.
+#[derive(Debug, Default)]
+struct Changes(HashMap<RecordId, Change>);
+
+impl Changes {
+    /// What was forgotten a moment ago stays so. What was replaced or deleted a moment ago stays so
+    /// too, unless this replaces it in turn.
+    fn put(&mut self, id: RecordId, put: Put) {
+        match self.0.get(&id) {
+            Some(Change::Forget(_)) => {}
+            Some(_) if !put.overwrite => {}
+            _ => drop(self.0.insert(id, Change::Put(put))),
+        }
+    }
+
+    fn delete(&mut self, id: RecordId) {
+        if !matches!(self.0.get(&id), Some(Change::Forget(_))) {
+            self.0.insert(id, Change::Delete);
+        }
+    }
+
+    fn forget(&mut self, id: RecordId) {
+        self.0.insert(id, Change::Forget(FORGOTTEN_FOR));
+    }
+}
+
+/// Makes the changes; the errors, each with its key.
+async fn write(shared: &Shared, last: HashMap<RecordId, Change>) -> HashMap<RecordId, StoreError> {
     let mut failed = HashMap::new();
     for portion in in_portions(last) {
-        failed.extend(shared.link.put_many(&portion).await);
+        failed.extend(shared.link.change_many(&portion).await);
     }
     if let Some(error) = failed.values().next() {
         shared.counters.dropped.increment(failed.len() as u64);
@@ -157,17 +184,17 @@ async fn write(
     failed
 }
 
-fn in_portions(puts: HashMap<RecordId, Option<Put>>) -> Vec<Vec<(RecordId, Option<Put>)>> {
+fn in_portions(changes: HashMap<RecordId, Change>) -> Vec<Vec<(RecordId, Change)>> {
     let mut portions: Vec<Vec<_>> = Vec::new();
     let mut bytes = 0_usize;
-    for (id, put) in puts {
-        let more = put.as_ref().map_or(0, |put| put.value.len());
+    for (id, change) in changes {
+        let more = change.bytes();
         bytes = bytes.saturating_add(more);
         match portions.last_mut() {
-            Some(portion) if bytes <= BATCH_BYTES_MAX => portion.push((id, put)),
+            Some(portion) if bytes <= BATCH_BYTES_MAX => portion.push((id, change)),
             _ => {
                 bytes = more;
-                portions.push(vec![(id, put)]);
+                portions.push(vec![(id, change)]);
             }
         }
     }
@@ -183,7 +210,39 @@ fn put(shared: &Shared, record: &Arc<Record>, overwrite: bool) -> Option<Put> {
     (value.len() <= shared.entry_bytes_max).then_some(Put { value, keep, overwrite })
 }
 
-fn forgotten() -> Put {
-    let value = Bytes::from_static(FORGOTTEN);
-    Put { value, keep: FORGOTTEN_FOR, overwrite: true }
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use bytes::Bytes;
+
+    fn id() -> RecordId {
+        RecordId::from_bytes([7; 16])
+    }
+
+    fn entry(overwrite: bool) -> Put {
+        Put { value: Bytes::from_static(b"entry"), keep: Duration::from_secs(9), overwrite }
+    }
+
+    #[test]
+    fn nothing_in_a_batch_replaces_a_forget() {
+        for overwrite in [false, true] {
+            let mut changes = Changes::default();
+            changes.put(id(), entry(overwrite));
+            changes.forget(id());
+            changes.put(id(), entry(overwrite));
+            changes.delete(id());
+            changes.put(id(), entry(overwrite));
+            assert!(matches!(changes.0.get(&id()), Some(Change::Forget(_))), "{changes:?}");
+        }
+    }
+
+    #[test]
+    fn the_last_word_that_may_replace_counts() {
+        let mut changes = Changes::default();
+        changes.delete(id());
+        changes.put(id(), entry(false));
+        assert!(matches!(changes.0.get(&id()), Some(Change::Delete)), "{changes:?}");
+        changes.put(id(), entry(true));
+        assert!(matches!(changes.0.get(&id()), Some(Change::Put(_))), "{changes:?}");
+    }
 }

@@ -26,6 +26,7 @@ pub mod sqlx;
 mod tls;
 mod transactional;
 mod upkeep;
+mod watch;
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -92,6 +93,7 @@ impl Default for PostgresOptions {
 pub struct PostgresStore {
     pool: Pool,
     clock: Arc<dyn Clock>,
+    rng: Arc<dyn Rng>,
     shift: Shift,
     held: Held,
     /// How far the server's clock is ahead of our monotonic one, in microseconds.
@@ -176,13 +178,13 @@ impl PostgresStore {
 
     fn new(url: &str, options: PostgresOptions, demands: Demands) -> Result<Self, StoreError> {
         let pool = Pool::new(url, &options, demands)?;
-        let PostgresOptions { clock, shift, .. } = options;
+        let PostgresOptions { clock, rng, shift, .. } = options;
         let server_ahead = AtomicI64::new(UNHEARD);
-        Ok(Self { pool, clock, shift, held: Held::default(), server_ahead })
+        Ok(Self { pool, clock, rng, shift, held: Held::default(), server_ahead })
     }
 
     fn shift(&self) -> i64 {
-        i64::try_from(self.shift.as_micros()).unwrap_or(i64::MAX)
+        self.shift.as_micros()
     }
 
     /// For how long this node has been in touch with the server without a break, and until when,

@@ -9,7 +9,7 @@ use onetake_core::outbox::{
     COUNTED_MAX, Delivery, LOOKS_MAX, Message, MessageId, Outbox, OutboxCounts, Parked, Turn,
     Waiting,
 };
-use onetake_core::{StoreError, StoreErrorKind};
+use onetake_core::{Rng, StoreError, StoreErrorKind};
 use tokio_postgres::Row;
 use tokio_postgres::types::Type;
 
@@ -45,9 +45,14 @@ const RETRY: &str = "UPDATE onetake_outbox
 
 const DISCARD: &str = "SELECT onetake_discard_1($1, $2, $3)";
 
-/// How often a statement is sent again because the server asks for it (40001): where transactions are serializable by
-/// default, relays that look for a lane at the same moment are in each other's way.
-const AGAIN_MAX: u32 = 40;
+/// For how long a statement is sent again because the server asks for it (40001). Where transactions are
+/// serializable by default, relays that look for a lane at the same moment refuse each other.
+const AGAIN_FOR: Duration = Duration::from_secs(10);
+/// The first pause before a statement is sent again; it doubles up to [`AGAIN_PAUSE_MAX`]. Without pauses
+/// relays keep refusing each other, and one that is slower than the others never succeeds.
+const AGAIN_PAUSE_MIN: Duration = Duration::from_millis(1);
+/// The longest pause.
+const AGAIN_PAUSE_MAX: Duration = Duration::from_millis(64);
 
 // The states that a delivery leads to.
 const DELIVERED: i16 = 1;
@@ -61,10 +66,14 @@ impl PostgresStore {
         parameters: &Parameters<'_>,
         effect: Effect,
     ) -> Result<Vec<Row>, StoreError> {
-        let mut again = 0;
+        let until = self.clock.monotonic().saturating_add(AGAIN_FOR);
+        let mut pause = AGAIN_PAUSE_MIN;
         loop {
             match self.pool.query(sql, parameters, effect).await {
-                Err(Fault::Again) if again < AGAIN_MAX => again += 1,
+                Err(Fault::Again) if self.clock.monotonic() < until => {
+                    self.clock.sleep(jittered(&*self.rng, pause)).await;
+                    pause = (pause * 2).min(AGAIN_PAUSE_MAX);
+                }
                 answer => return answer.map_err(Fault::for_one),
             }
         }
@@ -237,6 +246,14 @@ fn read(row: &Row, id: MessageId, headers: Vec<(String, String)>) -> Result<Wait
         tries: u32::try_from(get::<i32>(row, 8)?).unwrap_or_default(),
         created_at: timestamp(get(row, 9)?),
     })
+}
+
+/// Between half of it and the whole.
+fn jittered(rng: &dyn Rng, pause: Duration) -> Duration {
+    let mut random = [0; 1];
+    rng.fill(&mut random);
+    let [random] = random;
+    pause.mul_f64(0.5 + f64::from(random) / 512.0)
 }
 
 fn odd(what: &str) -> StoreError {

@@ -11,15 +11,18 @@ use tokio_postgres::{Client, Transaction};
 use super::fault::{Effect, Fault, missing, read_only};
 
 /// The version that this program's statements are written for.
-pub(super) const VERSION: i32 = 1;
+pub(super) const VERSION: i32 = 2;
 
 /// How to get from each version to the next one; the first makes everything.
-const MIGRATIONS: [&[&str]; VERSION as usize] = [&[
-    include_str!("schema.sql"),
-    include_str!("functions.sql"),
-    include_str!("transactions.sql"),
-    include_str!("outbox.sql"),
-]];
+const MIGRATIONS: [&[&str]; VERSION as usize] = [
+    &[
+        include_str!("schema.sql"),
+        include_str!("functions.sql"),
+        include_str!("transactions.sql"),
+        include_str!("outbox.sql"),
+    ],
+    &[include_str!("version_2.sql")],
+];
 
 /// How often a migration that met another one is tried again.
 const TRIES_MAX: usize = 5;

@@ -98,7 +98,7 @@ impl Scripts {
         let terms = &claim.terms;
         self.run(&self.claim, &keys)
             .arg(claim.id.as_bytes().to_vec())
-            .arg(number(self.shift.as_micros()))
+            .arg(self.shift.as_micros().to_string())
             .arg(claim.attempt.as_bytes().to_vec())
             .arg(record::fingerprint(&claim.fingerprint))
             .arg(number(micros(terms.ttl)))
@@ -125,7 +125,7 @@ impl Scripts {
         let command = self
             .run(&self.settle, &keys)
             .arg(settlement.id.as_bytes().to_vec())
-            .arg(number(self.shift.as_micros()))
+            .arg(self.shift.as_micros().to_string())
             .arg(settlement.attempt.as_bytes().to_vec())
             .arg(verb)
             .arg(outcome.clone())
@@ -134,7 +134,7 @@ impl Scripts {
     }
 
     pub(super) fn load(&self, id: RecordId) -> Command {
-        self.run(&self.load, &[self.record(id)]).arg(number(self.shift.as_micros()))
+        self.run(&self.load, &[self.record(id)]).arg(self.shift.as_micros().to_string())
     }
 
     /// Reads the ids that have a reference.
@@ -147,7 +147,7 @@ impl Scripts {
     pub(super) fn due(&self, which: Due, limit: usize) -> Vec<Command> {
         let one = |shard| {
             self.run(&self.due, &[self.leases(shard)])
-                .arg(number(self.shift.as_micros()))
+                .arg(self.shift.as_micros().to_string())
                 .arg(limit.to_string())
                 .arg(which.name())
         };
@@ -162,7 +162,9 @@ impl Scripts {
 
     pub(super) fn trim(&self, id: RecordId) -> Command {
         let keys = [self.record(id), self.leases(shard(id))];
-        self.run(&self.trim, &keys).arg(id.as_bytes().to_vec()).arg(number(self.shift.as_micros()))
+        self.run(&self.trim, &keys)
+            .arg(id.as_bytes().to_vec())
+            .arg(self.shift.as_micros().to_string())
     }
 
     pub(super) fn secret(&self, name: &str, fresh: &[u8; 32]) -> Command {

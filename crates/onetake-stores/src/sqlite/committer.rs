@@ -59,41 +59,40 @@ struct Sweeping {
     to: oneshot::Sender<Result<Swept, StoreError>>,
 }
 
-/// Since when writing works. While it did not, no owner could renew its lease: it gets its whole
-/// grace anew.
-#[derive(Debug, Default)]
+/// The time since which writes succeed. During a failure no owner can renew its lease, so every owner
+/// gets its whole grace anew afterwards. A process that just opened the file cannot know how long the
+/// file was unusable before (a full disk, a machine that was down), so it counts from its start.
+#[derive(Debug)]
 struct Contact {
     failing: bool,
-    back_since: Option<Duration>,
+    back_since: Duration,
 }
 
 impl Contact {
+    /// Contact that begins now, by the monotonic clock.
+    fn new(monotonic: Duration) -> Self {
+        Self { failing: false, back_since: monotonic }
+    }
+
     fn note(&mut self, worked: bool, monotonic: Duration) {
         if worked && self.failing {
-            self.back_since = Some(monotonic);
+            self.back_since = monotonic;
         }
         self.failing = !worked;
     }
 
     fn back_for(&self, monotonic: Duration) -> Duration {
-        match self.back_since {
-            _ if self.failing => Duration::ZERO,
-            Some(since) => monotonic.saturating_sub(since),
-            None => Duration::MAX,
+        if self.failing {
+            return Duration::ZERO;
         }
+        monotonic.saturating_sub(self.back_since)
     }
 }
 
 impl Committer {
     pub(super) fn new(connection: Connection, owner: Owner, clock: Arc<dyn Clock>) -> Self {
-        Self {
-            connection,
-            owner,
-            clock,
-            writes: Vec::new(),
-            sweeps: VecDeque::new(),
-            contact: Contact::default(),
-        }
+        let contact = Contact::new(clock.monotonic());
+        Self { connection, owner, clock, writes: Vec::new(), sweeps: VecDeque::new(), contact }
     }
 
     /// Works until it is closed, or until everybody who could ask is gone.
@@ -262,9 +261,9 @@ mod tests {
     #[test]
     fn grace_is_counted_anew_after_a_failure() {
         let seconds = Duration::from_secs;
-        let mut contact = Contact::default();
-        contact.note(true, seconds(1));
-        assert_eq!(contact.back_for(seconds(2)), Duration::MAX);
+        let mut contact = Contact::new(seconds(1));
+        contact.note(true, seconds(2));
+        assert_eq!(contact.back_for(seconds(2)), seconds(1), "counted from the start");
         contact.note(false, seconds(3));
         assert_eq!(contact.back_for(seconds(9)), Duration::ZERO);
         contact.note(true, seconds(10));

@@ -7,11 +7,12 @@ use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use onetake_core::store::Answers;
 use onetake_core::{
-    Claim, Claimed, MemoryStore, Recording, Settled, Settlement, Store, StoreErrorKind, Verb,
-    delegate_store,
+    Claim, Claimed, Clock, ManualClock, MemoryStore, Recording, Settled, Settlement, Store,
+    StoreErrorKind, SystemClock, Verb, delegate_store,
 };
 use onetake_sim::fault_proxy::{FaultProxy, Weather};
 use onetake_stores::FilterOptions;
+use tokio::sync::{Notify, watch};
 
 use crate::watched::Watched;
 use crate::{
@@ -179,6 +180,175 @@ async fn a_filter_that_is_lost_in_the_middle_leaves_it_in_doubt() {
     let error = answers[0].as_ref().unwrap_err();
     assert_eq!(error.kind(), StoreErrorKind::Indeterminate);
     assert!(error.to_string().contains("forget it again"), "{error}");
+}
+
+/// An authority that holds back its answers to claims, once it has found them, while it is shut.
+#[derive(Debug)]
+struct Gated {
+    inner: MemoryStore,
+    open: watch::Sender<bool>,
+    held: watch::Sender<usize>,
+}
+
+impl Gated {
+    fn new() -> Arc<Self> {
+        let (open, held) = (watch::Sender::new(true), watch::Sender::new(0));
+        Arc::new(Self { inner: MemoryStore::new(), open, held })
+    }
+
+    /// Waits until an answer is held back.
+    async fn holds(&self) {
+        self.held.subscribe().wait_for(|held| *held > 0).await.unwrap();
+    }
+}
+
+impl Store for Gated {
+    fn name(&self) -> &'static str {
+        "gated"
+    }
+
+    fn claim(&self, batch: Vec<Claim>) -> BoxFuture<'_, Answers<Claimed>> {
+        async move {
+            let answers = self.inner.claim(batch).await;
+            if !*self.open.borrow() {
+                self.held.send_modify(|held| *held += 1);
+                self.open.subscribe().wait_for(|open| *open).await.unwrap();
+            }
+            answers
+        }
+        .boxed()
+    }
+
+    delegate_store!(self => self.inner; seal, settle, load, abandoned, unsettled, sweep, inspect, secret, ready, close);
+}
+
+/// What a node read before another node made both forget it does not come back, however late the
+/// first node's write arrives.
+#[tokio::test]
+async fn an_entry_that_another_node_writes_late_does_not_replace_the_marker() {
+    let redis = redis().await;
+    let proxy = FaultProxy::start(redis.address()).await.unwrap();
+    let authority = Gated::new();
+    let through = format!("redis://{}", proxy.address());
+    let late = filtered(&through, authority.clone(), patient()).await;
+    let other = filtered(&redis.url(), authority.clone(), patient()).await;
+    let asked = completed(&other, "a", "paid").await;
+    written(&redis, "a").await;
+    // An entry that is damaged is replaced by the node that finds it.
+    redis.cli(&["SET", &place("a"), "damaged"]);
+    authority.open.send_replace(false);
+    let (retry, ()) = tokio::join!(found(&late, &asked), async {
+        authority.holds().await;
+        // From here on its write is on its way.
+        proxy.set(Weather::Cut);
+        authority.open.send_replace(true);
+    });
+    assert_eq!(body(&retry), b"paid");
+    assert_eq!(settled(&other, &asked, Verb::Forget).await.state.name(), "released");
+    proxy.set(Weather::Fair);
+    // Whatever was queued before this has been written after it.
+    late.forget(vec![id("another")], async { Ok(()) }).await.unwrap();
+    assert_eq!(redis.cli(&["GET", &place("a")]), "-");
+    for store in [&late, &other] {
+        assert!(store.load(vec![id("a")]).await.remove(0).unwrap().is_none());
+    }
+    assert!(matches!(claim(&late, &claim_of("a", "pay")).await, Claimed::Granted { .. }));
+}
+
+/// Both wait behind a slow write, and are sent together.
+#[tokio::test]
+async fn an_entry_that_waits_behind_a_forget_does_not_undo_it() {
+    let redis = redis().await;
+    let proxy = FaultProxy::start(redis.address()).await.unwrap();
+    let authority = Gated::new();
+    let through = format!("redis://{}", proxy.address());
+    let store = filtered(&through, authority.clone(), patient()).await;
+    let (asked, other) = (completed(&store, "a", "paid").await, running(&store, "b").await);
+    written(&redis, "a").await;
+    redis.cli(&["SET", &place("a"), "damaged"]);
+    authority.open.send_replace(false);
+    let forgotten = Notify::new();
+    let forget = store.forget(vec![id("a")], async {
+        let settled = authority.settle(vec![item(&asked, Verb::Forget)]).await;
+        assert_eq!(names(&settled), ["released"]);
+        proxy.set(Weather::Cut);
+        // This write is stuck; the marker waits behind it.
+        settled_by(&store, &other).await;
+        forgotten.notify_one();
+        Ok(())
+    });
+    let retry = found(&store, &asked);
+    let (forget, retry, ()) = tokio::join!(
+        async {
+            // The retry has its answer of before.
+            authority.holds().await;
+            forget.await
+        },
+        retry,
+        async {
+            forgotten.notified().await;
+            authority.open.send_replace(true);
+            tokio::task::yield_now().await;
+            proxy.set(Weather::Fair);
+        }
+    );
+    forget.unwrap();
+    assert_eq!(body(&retry), b"paid");
+    store.forget(vec![id("another")], async { Ok(()) }).await.unwrap();
+    assert_eq!(redis.cli(&["GET", &place("a")]), "-");
+    assert!(matches!(claim(&store, &claim_of("a", "pay")).await, Claimed::Granted { .. }));
+}
+
+/// An answer that is older than half of a marker's life is not written: the key may have been
+/// forgotten, and the marker be gone again.
+#[tokio::test]
+async fn what_the_authority_said_long_ago_is_not_written() {
+    let redis = redis().await;
+    let authority = Gated::new();
+    let clock = ManualClock::new(SystemClock.now());
+    let options = FilterOptions { clock: Arc::new(clock.clone()), ..patient() };
+    let store = filtered(&redis.url(), authority.clone(), options).await;
+    let asked = completed(&authority.inner, "a", "paid").await;
+    authority.open.send_replace(false);
+    for (age, expected) in [(31, "0"), (29, "1")] {
+        let (retry, ()) = tokio::join!(found(&store, &asked), async {
+            authority.holds().await;
+            clock.advance(Duration::from_secs(age));
+            authority.held.send_replace(0);
+            authority.open.send_replace(true);
+        });
+        assert_eq!(body(&retry), b"paid");
+        store.forget(vec![id("another")], async { Ok(()) }).await.unwrap();
+        assert_eq!(redis.cli(&["EXISTS", &place("a")]), expected, "after {age} seconds");
+        authority.open.send_replace(false);
+    }
+}
+
+/// The authority lost the record, and the filter is about to give the outcome back when an operator
+/// makes both forget it.
+#[tokio::test]
+async fn what_is_forgotten_during_a_repair_is_not_given_back() {
+    let redis = redis().await;
+    let before = filtered(&redis.url(), Gated::new(), patient()).await;
+    completed(&before, "a", "paid").await;
+    written(&redis, "a").await;
+    let authority = Gated::new();
+    let options = FilterOptions { check_every: 1, ..patient() };
+    let store = filtered(&redis.url(), authority.clone(), options).await;
+    authority.open.send_replace(false);
+    assert_eq!(body(&*found(&store, &claim_of("a", "pay")).await), b"paid");
+    // The repair has looked at the entry, and holds the claim.
+    authority.holds().await;
+    store.forget(vec![id("a")], async { Ok(()) }).await.unwrap();
+    authority.open.send_replace(true);
+    store.close().await.unwrap();
+    let kept = authority.inner.load(vec![id("a")]).await.remove(0).unwrap();
+    assert_eq!(kept.map(|record| record.state.name()), Some("released"));
+    assert!(matches!(claim(&store, &claim_of("a", "pay")).await, Claimed::Granted { .. }));
+}
+
+async fn settled_by(store: &dyn Store, claim: &Claim) {
+    settled(store, claim, complete("b")).await;
 }
 
 #[tokio::test]

@@ -15,7 +15,7 @@ use onetake_stores::{PostgresOptions, PostgresStore};
 use tokio::sync::Notify;
 use tokio_postgres::{Client, NoTls};
 
-use super::store_on;
+use super::{patient, store_on};
 
 fn id(number: u64) -> RecordId {
     RecordId::derive(&Scope::new("attack"), &Key::new(format!("key {number}")).unwrap())
@@ -128,7 +128,7 @@ async fn many_held_keys_neither_delay_nor_fail_the_others() {
 }
 
 fn shifted(shift: &Shift) -> PostgresOptions {
-    PostgresOptions { shift: shift.clone(), ..PostgresOptions::default() }
+    PostgresOptions { shift: shift.clone(), ..patient() }
 }
 
 /// Short terms, so that this node's own time in touch is soon long enough.

@@ -2,6 +2,7 @@
 #![expect(clippy::unwrap_used, clippy::indexing_slicing, clippy::panic, reason = "tests may panic")]
 
 mod attacks;
+mod fences;
 mod held;
 mod inbox;
 mod later_attacks;
@@ -12,9 +13,11 @@ mod outages;
 mod outbox;
 mod refusals;
 mod schema;
+mod settlements;
 #[cfg(feature = "sqlx")]
 mod sqlx;
 mod transactions;
+mod watch;
 
 use std::sync::Arc;
 use std::time::Duration;

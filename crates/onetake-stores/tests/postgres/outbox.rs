@@ -47,7 +47,7 @@ impl OutboxSubject for Subject {
         async move {
             let mut writer = self.writer.lock().await;
             let transaction = writer.transaction().await.unwrap();
-            let shift = i64::try_from(self.shift.as_micros()).unwrap();
+            let shift = self.shift.as_micros();
             for (id, message) in messages {
                 let id: &[u8] = id.as_bytes();
                 let (lane, headers) = (i16::from(message.lane()), message.headers_to_bytes());
@@ -87,6 +87,32 @@ async fn postgres_outbox_behind_pgbouncer() {
         Subject::new(&server.url_at(bouncer.address(), database), &direct).await
     };
     run_outbox(fresh).await.assert_passed();
+}
+
+/// Where transactions are serializable, the server may ask for the same again for a while. It is given
+/// that while, and not only a number of tries that are over in an instant.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_statement_that_the_server_refuses_for_a_second_is_sent_again() {
+    let server = Postgres::start().await;
+    let url = server.database();
+    let subject = Subject::new(&url, &url).await;
+    let id = MessageId::of(RecordId::from_bytes([1; 16]), Fence::new(1), 0);
+    subject.write(vec![(id, Message::new("t", "a", "p"))]).await;
+    let (_, database) = url.rsplit_once('/').unwrap();
+    server.sql(
+        database,
+        "CREATE TABLE refused AS SELECT clock_timestamp() + interval '1.5 s' AS until;
+         CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS
+         $$ BEGIN
+              IF clock_timestamp() < (SELECT until FROM refused) THEN
+                RAISE 'could not serialize access' USING ERRCODE = '40001';
+              END IF;
+              RETURN NEW;
+            END $$;
+         CREATE TRIGGER refuse BEFORE UPDATE ON onetake_lanes FOR EACH ROW EXECUTE FUNCTION refuse()",
+    );
+    let turn = subject.store.take(Duration::from_secs(9), 9, 999).await.unwrap().unwrap();
+    assert_eq!(turn.messages.iter().map(|one| one.id).collect::<Vec<_>>(), [id]);
 }
 
 /// A row that nobody can read is set aside; it does not hold up its lane.

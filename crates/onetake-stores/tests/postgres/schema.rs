@@ -3,12 +3,13 @@
 use futures_util::future::join_all;
 use onetake_core::origin::Memo;
 use onetake_core::{
-    AttemptId, Claim, Fingerprint, Key, Origin, RecordId, Recording, Scope, Settlement, Store,
-    StoreErrorKind, TenantDigest, Terms, Verb,
+    AttemptId, Claim, Claimed, Fingerprint, Key, Origin, RecordId, Recording, Scope, Settled,
+    Settlement, Store, StoreErrorKind, TenantDigest, Terms, Verb,
 };
 use onetake_sim::servers::Postgres;
 use onetake_stores::{Migrated, PostgresOptions, PostgresStore, Weight};
 
+use super::attacks::{claim, stranger};
 use super::store_on;
 
 fn memo(text: &'static str) -> Memo {
@@ -23,7 +24,7 @@ async fn many_nodes_may_migrate_at_once_and_again() {
         join_all((0..6).map(|_| PostgresStore::migrate(&url, PostgresOptions::default()))).await;
     let migrated: Vec<Migrated> = migrated.into_iter().map(Result::unwrap).collect();
     assert_eq!(migrated.iter().filter(|done| done.from.is_none()).count(), 1, "{migrated:?}");
-    assert!(migrated.iter().all(|done| done.to == 1), "{migrated:?}");
+    assert!(migrated.iter().all(|done| done.to == 2), "{migrated:?}");
     store_on(&url).await.ready().await.unwrap();
 }
 
@@ -38,15 +39,15 @@ async fn older_and_newer_versions_are_told_apart() {
         server.sql(database, &format!("{update} {version}, works_from = {works_from}"));
     };
     let open = async || PostgresStore::open(&url, PostgresOptions::default()).await;
-    set(2, 1);
+    set(3, 2);
     open().await.unwrap().ready().await.unwrap();
     let kept = PostgresStore::migrate(&url, PostgresOptions::default()).await.unwrap();
-    assert_eq!(kept, Migrated { from: Some(2), to: 2 }, "a newer one is left alone");
-    set(3, 2);
+    assert_eq!(kept, Migrated { from: Some(3), to: 3 }, "a newer one is left alone");
+    set(4, 3);
     let newer = open().await.unwrap_err();
     assert_eq!(newer.kind(), StoreErrorKind::Invalid);
     assert!(
-        newer.to_string().contains("version 3")
+        newer.to_string().contains("version 4")
             && newer.to_string().contains("install a newer onetake")
     );
     PostgresStore::migrate(&url, PostgresOptions::default()).await.unwrap_err();
@@ -56,8 +57,70 @@ async fn older_and_newer_versions_are_told_apart() {
         older.to_string().contains("version 0") && older.to_string().contains("onetake migrate"),
         "{older}"
     );
-    set(1, 1);
+    set(2, 1);
     open().await.unwrap();
+}
+
+/// Tables of version 1, as a program of that version made them, with a key that runs and one that is
+/// finished. They are refused until they are migrated; then nodes of both versions work on them.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn tables_of_version_1_are_migrated_and_keep_what_they_have() {
+    let server = Postgres::start().await;
+    let url = server.database();
+    let database = url.rsplit_once('/').unwrap().1;
+    let old = stranger(&url).await;
+    for part in [
+        include_str!("../../src/postgres/schema.sql"),
+        include_str!("../../src/postgres/functions.sql"),
+        include_str!("../../src/postgres/transactions.sql"),
+        include_str!("../../src/postgres/outbox.sql"),
+    ] {
+        old.batch_execute(part).await.unwrap();
+    }
+    let claims: Vec<Claim> = (1..=3).map(claim).collect();
+    let by_version_1 = |claim: &Claim| {
+        let hex = |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
+        let (id, attempt) = (hex(claim.id.as_bytes()), hex(claim.attempt.as_bytes()));
+        let fingerprint =
+            format!("{:02x}{}", claim.fingerprint.scheme(), hex(claim.fingerprint.digest()));
+        format!(
+            "SELECT r_kind FROM onetake_claim_1(0, '1s', 0, 0, 0::smallint, ARRAY['\\x{id}'::bytea],
+               ARRAY['\\x{attempt}'::bytea], ARRAY['\\x{fingerprint}'::bytea], ARRAY[86400000000],
+               ARRAY[30000000], ARRAY[30000000], ARRAY[0::smallint], ARRAY[''::bytea])"
+        )
+    };
+    for claim in &claims[..2] {
+        old.batch_execute(&by_version_1(claim)).await.unwrap();
+    }
+    server.sql(database, "UPDATE onetake_watch SET seen_until = 12345");
+    let refused = PostgresStore::open(&url, PostgresOptions::default()).await.unwrap_err();
+    assert!(refused.to_string().contains("onetake migrate"), "{refused}");
+
+    let migrated =
+        join_all((0..3).map(|_| PostgresStore::migrate(&url, PostgresOptions::default()))).await;
+    let migrated: Vec<Migrated> = migrated.into_iter().map(Result::unwrap).collect();
+    assert!(migrated.contains(&Migrated { from: Some(1), to: 2 }), "{migrated:?}");
+    assert!(migrated.iter().all(|done| done.to == 2), "{migrated:?}");
+    let kept =
+        "SELECT version, works_from, seen_until, settled_until FROM onetake_schema, onetake_watch";
+    assert_eq!(server.sql(database, kept), "2|1|12345|12345");
+
+    let store = PostgresStore::open(&url, PostgresOptions::default()).await.unwrap();
+    let verb = Verb::Complete(Recording::new("paid"));
+    let done = Settlement { id: claims[0].id, attempt: claims[0].attempt, verb };
+    assert!(matches!(store.settle(vec![done]).await.remove(0), Ok(Settled::Done { .. })));
+    let answers = store.claim(claims.clone()).await;
+    let states: Vec<&str> = answers
+        .iter()
+        .map(|answer| match answer.as_ref().unwrap() {
+            Claimed::Found { record, .. } => record.state.name(),
+            Claimed::Granted { .. } => "granted",
+        })
+        .collect();
+    assert_eq!(states, ["completed", "running", "granted"]);
+    // A node of the version before is still served: it finds what the others wrote.
+    let rows = old.query(&by_version_1(&claims[2]), &[]).await.unwrap();
+    assert_eq!(rows[0].get::<_, i16>(0), 1);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -1,0 +1,177 @@
+-- Version 2 of the schema. Programs of version 1 still work on it: their functions stay.
+
+-- The reaper's watch looks at each claim once more when all claims of its time are certain to be visible.
+-- A commit can become visible long after its claim was made: a synchronous standby was unreachable, or the
+-- disk stalled. `mark_xid` is a transaction that began at `mark_at` or later. Once it and every transaction
+-- with a lower number have ended, all claims from before `mark_at` are visible.
+ALTER TABLE onetake_watch
+    ADD COLUMN settled_until bigint NOT NULL DEFAULT 0, -- every claim before it was visible when the watch looked
+    ADD COLUMN mark_at       bigint NOT NULL DEFAULT 0,
+    ADD COLUMN mark_xid      xid8   NOT NULL DEFAULT '0';
+-- Otherwise the first looks would go through all claims that there are.
+UPDATE onetake_watch SET settled_until = seen_until;
+
+-- Puts claims that were made at `at` under watch. It is for calls in which more than three seconds passed between
+-- reading the clock and writing the rows. A transaction gets its number with its first write, and the mark of
+-- the watch relies on a number that is given within three seconds of the claim's time.
+CREATE FUNCTION onetake_watch_claims_1 (at bigint, ids bytea[], attempts bytea[]) RETURNS void
+LANGUAGE plpgsql
+SET enable_seqscan = off SET jit = off SET plan_cache_mode = force_generic_plan
+AS $$
+#variable_conflict use_column
+BEGIN
+    UPDATE onetake_records AS record SET watch_at = record.state_at + record.grace
+      FROM unnest(ids, attempts) AS asked (id, attempt)
+     WHERE record.id BETWEEN asked.id AND asked.id AND record.attempt = asked.attempt
+       AND record.claimed_at = at AND record.state = 0;
+END $$;
+
+-- Claims keys, each at most once in a call and in the order of their ids. A row of kind 0 is a grant,
+-- one of kind 1 is the record as it stands, and a single one of kind 2 grants all of them: r_number is
+-- the fence. A key without a row was in somebody's hands: ask again.
+--
+-- Version 1 read the floor before the insert. A key that was swept in between, while the clock was set
+-- back, got a fence that is not above its last one. Here the floor is read after the insert, by a statement
+-- that sees every sweep that the insert saw: a sweep deletes rows and raises the floor in one transaction.
+CREATE FUNCTION onetake_claim_2 (
+    shift bigint, lock_wait text, in_touch bigint, counts_until bigint, manner smallint,
+    ids bytea[], attempts bytea[], fingerprints bytea[], ttls bigint[], leases bigint[], graces bigint[],
+    on_unknowns smallint[], origins bytea[]
+) RETURNS TABLE (
+    r_kind smallint, r_now bigint, r_number bigint, r_id bytea, r_numbers bigint[], r_texts bytea[],
+    r_head bytea, r_body bytea
+)
+LANGUAGE plpgsql
+SET enable_seqscan = off SET jit = off SET plan_cache_mode = force_generic_plan
+AS $$
+#variable_conflict use_column
+DECLARE
+    v_set    text;
+    v_now    bigint;
+    v_lowest bigint;
+    v_fence  bigint;
+    v_count  integer;
+    v_mine   bytea[];
+BEGIN
+    v_set := set_config('lock_timeout', lock_wait, true);
+    v_now := (extract(epoch FROM clock_timestamp()) * 1000000)::bigint + shift;
+    v_fence := v_now;
+    IF v_now > counts_until THEN
+        in_touch := -1;
+    END IF;
+
+    -- What is absent is inserted. This alone may wait, for somebody else's uncommitted row. With
+    -- ON CONFLICT every key is looked up, locked and confirmed once more, which the usual case is spared.
+    IF manner = 0 THEN
+        INSERT INTO onetake_records
+            (id, state, attempt, fence, fingerprint, ttl, lease, grace, on_unknown, origin, created_at, claimed_at,
+             state_at, sweep_at)
+        SELECT asked.id, 0, asked.attempt, v_fence, asked.fingerprint, asked.ttl, asked.lease,
+               asked.grace, asked.on_unknown, asked.origin, v_now, v_now, v_now + asked.lease, v_now + asked.ttl
+          FROM unnest(ids, attempts, fingerprints, ttls, leases, graces, on_unknowns, origins)
+               AS asked (id, attempt, fingerprint, ttl, lease, grace, on_unknown, origin)
+         WHERE NOT EXISTS (SELECT FROM onetake_records AS record WHERE record.id BETWEEN asked.id AND asked.id)
+         ORDER BY asked.id;
+    ELSE
+        INSERT INTO onetake_records
+            (id, state, attempt, fence, fingerprint, ttl, lease, grace, on_unknown, origin, created_at, claimed_at,
+             state_at, sweep_at)
+        SELECT asked.id, 0, asked.attempt, v_fence, asked.fingerprint, asked.ttl, asked.lease,
+               asked.grace, asked.on_unknown, asked.origin, v_now, v_now, v_now + asked.lease, v_now + asked.ttl
+          FROM unnest(ids, attempts, fingerprints, ttls, leases, graces, on_unknowns, origins)
+               AS asked (id, attempt, fingerprint, ttl, lease, grace, on_unknown, origin)
+         WHERE NOT EXISTS (SELECT FROM onetake_records AS record WHERE record.id BETWEEN asked.id AND asked.id)
+         ORDER BY asked.id
+        ON CONFLICT (id) DO NOTHING;
+    END IF;
+    GET DIAGNOSTICS v_count = ROW_COUNT;
+    SELECT fence INTO v_lowest FROM onetake_floor;
+    IF v_count > 0 AND v_lowest >= v_fence THEN
+        -- Nobody else has seen these rows yet.
+        v_fence := v_lowest + 1;
+        UPDATE onetake_records AS record SET fence = v_fence
+          FROM unnest(ids, attempts) AS asked (id, attempt)
+         WHERE record.id BETWEEN asked.id AND asked.id AND record.attempt = asked.attempt
+           AND record.claimed_at = v_now AND record.fence = v_now;
+    END IF;
+    IF v_count = cardinality(ids) THEN
+        IF (extract(epoch FROM clock_timestamp()) * 1000000)::bigint + shift
+           NOT BETWEEN v_now AND v_now + 3000000 THEN
+            PERFORM onetake_watch_claims_1(v_now, ids, attempts);
+        END IF;
+        r_kind := 2;
+        r_now := v_now;
+        r_number := v_fence;
+        RETURN NEXT;
+        RETURN;
+    END IF;
+
+    -- What may be taken is locked, and decided on again as it is by then.
+    IF manner = 2 THEN
+        SELECT array_agg(mine.id) INTO v_mine FROM (
+            SELECT record.id
+              FROM unnest(ids, fingerprints) AS asked (id, fingerprint)
+              JOIN onetake_records AS record ON record.id BETWEEN asked.id AND asked.id
+             WHERE onetake_free_1(record.fingerprint, record.state, record.state_at, record.grace,
+                       record.on_unknown, record.expires_at, asked.fingerprint, v_now, in_touch)
+             ORDER BY asked.id FOR NO KEY UPDATE OF record
+        ) AS mine;
+    ELSE
+        SELECT array_agg(mine.id) INTO v_mine FROM (
+            SELECT record.id
+              FROM unnest(ids, fingerprints) AS asked (id, fingerprint)
+              JOIN onetake_records AS record ON record.id BETWEEN asked.id AND asked.id
+             WHERE onetake_free_1(record.fingerprint, record.state, record.state_at, record.grace,
+                       record.on_unknown, record.expires_at, asked.fingerprint, v_now, in_touch)
+             ORDER BY asked.id FOR NO KEY UPDATE OF record SKIP LOCKED
+        ) AS mine;
+    END IF;
+    IF v_mine IS NOT NULL THEN
+        -- Nobody heard of its owner, and it is not to be run again: it becomes unknown.
+        UPDATE onetake_records AS record
+           SET state = 4, state_at = v_now, expires_at = v_now + record.ttl, watch_at = NULL,
+               ask_at = CASE record.on_unknown WHEN 1 THEN v_now END, code = 'lease_ended', detail = ''
+         WHERE record.id = ANY (v_mine) AND record.on_unknown < 2
+           AND onetake_over_1(record.state, record.state_at, record.grace, v_now, in_touch);
+        UPDATE onetake_records AS record
+           SET state = 0, attempt = asked.attempt, fence = greatest(greatest(record.fence, v_lowest) + 1, v_now),
+               fingerprint = asked.fingerprint, ttl = asked.ttl, lease = asked.lease, grace = asked.grace,
+               on_unknown = asked.on_unknown, origin = asked.origin,
+               -- A key that runs again within its life keeps its attempts, the latest of them (a NULL is no text).
+               history = CASE WHEN record.expires_at <= v_now THEN NULL ELSE right(concat(
+                   record.history, record.fence, ' ', record.claimed_at, ' ',
+                   CASE WHEN record.state = 0 THEN v_now ELSE record.state_at END, ' ',
+                   CASE record.state WHEN 0 THEN 'running' WHEN 3 THEN 'released' ELSE 'unknown' END, chr(10)),
+                   1024) END,
+               created_at = CASE WHEN record.expires_at <= v_now THEN v_now ELSE record.created_at END,
+               claimed_at = v_now, state_at = v_now + asked.lease, expires_at = NULL,
+               sweep_at = CASE WHEN record.expires_at <= v_now THEN v_now ELSE record.created_at END + asked.ttl,
+               watch_at = NULL, ask_at = NULL, head = NULL, body = NULL, code = NULL, detail = NULL
+          FROM unnest(ids, attempts, fingerprints, ttls, leases, graces, on_unknowns, origins)
+               AS asked (id, attempt, fingerprint, ttl, lease, grace, on_unknown, origin)
+         WHERE record.id BETWEEN asked.id AND asked.id AND record.id = ANY (v_mine)
+           AND onetake_free_1(record.fingerprint, record.state, record.state_at, record.grace,
+                   record.on_unknown, record.expires_at, asked.fingerprint, v_now, in_touch);
+    END IF;
+
+    IF (extract(epoch FROM clock_timestamp()) * 1000000)::bigint + shift
+       NOT BETWEEN v_now AND v_now + 3000000 THEN
+        PERFORM onetake_watch_claims_1(v_now, ids, attempts);
+    END IF;
+
+    -- What was granted just now, and everything else as it stands.
+    RETURN QUERY
+    SELECT CASE WHEN record.attempt = asked.attempt AND record.claimed_at = v_now THEN 0 ELSE 1 END::smallint,
+           v_now, record.fence, record.id,
+           ARRAY[record.state, record.fence, record.ttl, record.lease, record.grace, record.on_unknown,
+                 record.created_at, record.state_at, record.claimed_at, record.ask_at],
+           ARRAY[record.attempt, record.fingerprint, record.origin, convert_to(record.history, 'UTF8'),
+                 record.code, record.detail], record.head, record.body
+      FROM unnest(ids, attempts, fingerprints) AS asked (id, attempt, fingerprint)
+      JOIN onetake_records AS record ON record.id BETWEEN asked.id AND asked.id
+     WHERE (record.attempt = asked.attempt AND record.claimed_at = v_now)
+        OR NOT onetake_free_1(record.fingerprint, record.state, record.state_at, record.grace,
+               record.on_unknown, record.expires_at, asked.fingerprint, v_now, in_touch);
+END $$;
+
+UPDATE onetake_schema SET version = 2;

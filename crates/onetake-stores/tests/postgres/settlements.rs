@@ -1,0 +1,98 @@
+//! A settlement that was stuck in the network, and lands when its attempt has lost the key.
+
+use std::time::Duration;
+
+use onetake_core::{
+    Cause, Claim, Claimed, Failure, OnUnknown, Recording, Settled, Settlement, Store,
+    StoreErrorKind, Terms, Verb,
+};
+use onetake_sim::fault_proxy::{FaultProxy, Weather};
+use onetake_sim::servers::{Postgres, until};
+use onetake_stores::{PostgresOptions, PostgresStore};
+
+use super::attacks::claim;
+use super::{patient, store_on};
+
+/// A lease that is soon over, and whoever comes next takes over.
+const TERMS: Terms = Terms {
+    ttl: Duration::from_secs(86_400),
+    lease: Duration::from_millis(300),
+    grace: Duration::from_millis(10),
+    on_unknown: OnUnknown::Retry,
+};
+
+fn late_words() -> Vec<Verb> {
+    let failure = Failure { code: "late".into(), detail: "and wrong".into() };
+    vec![
+        Verb::Renew,
+        Verb::Complete(Recording::new("late and wrong")),
+        Verb::Fail(failure),
+        Verb::Release,
+        Verb::Unknown(Cause::TimedOut),
+        Verb::Abandon,
+        Verb::Forget,
+    ]
+}
+
+/// Each verb of the first attempt lands late: while the second runs, and when that has finished.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_settlement_that_lands_late_changes_nothing() {
+    let server = Postgres::start_with(&["log_min_duration_statement = 0"]).await;
+    let url = server.database();
+    let database = url.rsplit_once('/').unwrap().1;
+    let other = store_on(&url).await;
+    let logged = || server.log().matches("FROM onetake_settle_").count();
+    let sessions = || -> Vec<String> {
+        let pids = "SELECT pid FROM pg_stat_activity
+                     WHERE datname = current_database() AND pid <> pg_backend_pid()";
+        server.sql(database, pids).lines().map(ToOwned::to_owned).collect()
+    };
+    for (number, (verb, finishes)) in
+        (0..).zip(late_words().into_iter().flat_map(|verb| [(verb.clone(), false), (verb, true)]))
+    {
+        let others = sessions();
+        let proxy = FaultProxy::start(server.address()).await.unwrap();
+        let through = server.url_at(proxy.address(), database);
+        // It waits for its own settlement for a moment only.
+        let options = PostgresOptions { command_timeout: Duration::from_millis(200), ..patient() };
+        let owner = PostgresStore::open(&through, options).await.unwrap();
+        let first = Claim { terms: TERMS, ..claim(2 * number) };
+        let second = Claim { attempt: claim(2 * number + 1).attempt, ..first.clone() };
+        until("the owner has the key", async || {
+            matches!(owner.claim(vec![first.clone()]).await.remove(0), Ok(Claimed::Granted { .. }))
+                || owns(&other, &first).await
+        })
+        .await;
+        proxy.set(Weather::Cut);
+        let item = Settlement { id: first.id, attempt: first.attempt, verb: verb.clone() };
+        let stuck = owner.settle(vec![item]).await.remove(0).unwrap_err();
+        assert_eq!(stuck.kind(), StoreErrorKind::Indeterminate, "{stuck}");
+        drop(owner);
+
+        until("another attempt takes over", async || {
+            matches!(other.claim(vec![second.clone()]).await.remove(0), Ok(Claimed::Granted { .. }))
+        })
+        .await;
+        if finishes {
+            let paid = Verb::Complete(Recording::new("paid"));
+            let item = Settlement { id: second.id, attempt: second.attempt, verb: paid };
+            let settled = other.settle(vec![item]).await.remove(0).unwrap();
+            assert!(matches!(settled, Settled::Done { .. }), "{settled:?}");
+        }
+        let row = "SELECT onetake_records::text FROM onetake_records ORDER BY id";
+        let (before, settled) = (server.sql(database, row), logged());
+        proxy.set(Weather::Fair);
+        // Its session carries out what arrived, commits, and ends.
+        until("the late settlement has landed", async || {
+            logged() > settled && sessions().iter().all(|pid| others.contains(pid))
+        })
+        .await;
+        assert_eq!(server.sql(database, row), before, "{verb:?} (S3, S4)");
+    }
+}
+
+/// Whether the record runs for this attempt, although the answer got lost.
+async fn owns(store: &PostgresStore, claim: &Claim) -> bool {
+    let found = store.load(vec![claim.id]).await.remove(0).unwrap();
+    found.is_some_and(|record| record.attempt == claim.attempt)
+}

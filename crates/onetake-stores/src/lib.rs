@@ -21,6 +21,7 @@ pub mod dynamodb;
 pub mod embedded;
 #[cfg(feature = "filtered")]
 pub mod filtered;
+mod folders;
 mod journal;
 #[cfg(feature = "postgres")]
 pub mod postgres;

@@ -314,7 +314,7 @@ async fn a_newer_schema_is_refused_and_an_older_one_migrated() {
     other.execute_batch("PRAGMA user_version = 7").unwrap();
     let (kind, said) = refused(&file);
     assert_eq!(kind, StoreErrorKind::Invalid);
-    assert!(said.contains("schema version 7") && said.contains("up to 5"), "{said}");
+    assert!(said.contains("schema version 7") && said.contains("up to 6"), "{said}");
     // The oldest that there can be: ours, and empty.
     let nothing = "DROP TABLE onetake_records; DROP TABLE onetake_meta; DROP TABLE onetake_secrets; DROP TABLE onetake_notes; DROP TABLE onetake_outbox; DROP TABLE onetake_lanes; PRAGMA user_version = 0";
     other.execute_batch(nothing).unwrap();
@@ -344,7 +344,7 @@ async fn a_file_without_secrets_gets_some_and_keeps_its_records() {
     assert_eq!(stores[0].secret("one", secret).await.unwrap(), secret);
     assert_eq!(stores[1].secret("one", [8; 32]).await.unwrap(), secret, "one for all processes");
     let version: i64 = other.pragma_query_value(None, "user_version", |row| row.get(0)).unwrap();
-    assert_eq!(version, 5);
+    assert_eq!(version, 6);
     other.execute_batch("UPDATE onetake_secrets SET value = x'00'").unwrap();
     let error = stores[0].secret("one", [9; 32]).await.unwrap_err();
     assert_eq!(error.kind(), StoreErrorKind::Invalid);
@@ -353,7 +353,7 @@ async fn a_file_without_secrets_gets_some_and_keeps_its_records() {
 }
 
 /// Takes a file back to version 3.
-const WITHOUT_ASKS: &str = "DROP TABLE onetake_outbox; DROP TABLE onetake_lanes; DROP INDEX onetake_records_ask; ALTER TABLE onetake_records DROP COLUMN ask_at; PRAGMA user_version = 3";
+const WITHOUT_ASKS: &str = "DROP TRIGGER onetake_records_unchecked; DROP TRIGGER onetake_meta_unchecked; ALTER TABLE onetake_records DROP COLUMN checksum; ALTER TABLE onetake_meta DROP COLUMN checksum; ALTER TABLE onetake_secrets DROP COLUMN checksum; ALTER TABLE onetake_notes DROP COLUMN checksum; DROP TABLE onetake_outbox; DROP TABLE onetake_lanes; DROP INDEX onetake_records_ask; ALTER TABLE onetake_records DROP COLUMN ask_at; PRAGMA user_version = 3";
 
 #[tokio::test]
 async fn what_was_unknown_in_an_older_file_is_asked_for() {
@@ -559,4 +559,34 @@ async fn claim_and_complete(store: &SqliteStore, key: &str) -> Result<Claim, Sto
 fn fill(file: &Path) {
     let mut filler = std::fs::File::create(file).unwrap();
     while std::io::Write::write_all(&mut filler, &[0; 4096]).is_ok() {}
+}
+
+/// A row that changed on disk is refused. A row that a process of an earlier version changed is not.
+#[tokio::test]
+async fn a_row_is_refused_if_its_bytes_changed() {
+    let (_folder, file) = place();
+    let store = SqliteStore::open(&file).unwrap();
+    let claims = ["damaged", "from an earlier version", "whole"].map(|key| claim(key, 1));
+    for claim in &claims {
+        granted(&store, claim).await;
+        complete(&store, claim, b"paid".to_vec()).await.unwrap();
+    }
+    let [damaged, earlier, whole] = &claims;
+    let other = rusqlite::Connection::open(&file).unwrap();
+    let paid = "CAST(replace(hex(record), hex('paid'), hex('PAID')) AS TEXT)";
+    let as_on_disk = format!(
+        "DROP TRIGGER onetake_records_unchecked; UPDATE onetake_records SET record = unhex({paid}) WHERE id = ?1"
+    );
+    let statement = as_on_disk.split_once("; ").unwrap();
+    // As an earlier version does it: the trigger is there.
+    other.execute(statement.1, [earlier.id.as_bytes()]).unwrap();
+    other.execute(statement.0, []).unwrap();
+    other.execute(statement.1, [damaged.id.as_bytes()]).unwrap();
+    let error = store.load(vec![damaged.id]).await.remove(0).unwrap_err();
+    assert_eq!(error.kind(), StoreErrorKind::Invalid);
+    assert!(error.to_string().contains("checksum"), "{error}");
+    let error = ask(&store, &Claim { attempt: whole.attempt, ..damaged.clone() }).await;
+    assert!(error.is_err(), "it must not run again");
+    assert_eq!(body(&load(&store, earlier).await.unwrap()), b"PAID");
+    assert_eq!(body(&load(&store, whole).await.unwrap()), b"paid");
 }

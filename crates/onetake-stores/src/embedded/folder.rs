@@ -15,6 +15,7 @@ use std::path::{Path, PathBuf};
 use onetake_core::StoreError;
 
 use super::witness::{self, Witness};
+use crate::folders;
 
 /// What the first line of FORMAT says.
 const TITLE: &str = "onetake embedded store";
@@ -102,7 +103,7 @@ impl Folder {
     /// Takes the folder for this process, making it if it is not there.
     pub(super) fn lock(path: &Path) -> Result<Self, OpenError> {
         let io = |action| move |error| OpenError::io(path, action, error);
-        fs::create_dir_all(path).map_err(io("create the folder"))?;
+        folders::create(path, &mut fs::DirBuilder::new()).map_err(io("create the folder"))?;
         if is_foreign(path).map_err(io("read"))? {
             return Err(OpenError::NotOurs { path: path.to_owned() });
         }
@@ -166,7 +167,7 @@ impl Folder {
         File::create(self.path.join("CREATING"))?.sync_all()?;
         match fs::remove_dir_all(self.database()) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
-            _ => sync_folder(&self.path),
+            _ => folders::sync(&self.path),
         }
     }
 
@@ -174,17 +175,19 @@ impl Folder {
     pub(super) fn begin_use(&self, witness: &Witness) -> Result<(), OpenError> {
         let write = || -> io::Result<()> {
             if self.is_new {
+                // The tree does not sync the folder that its tables are in.
+                folders::sync_tree(&self.database())?;
                 let draft = self.path.join("FORMAT.new");
                 let mut file = File::create(&draft)?;
                 writeln!(file, "{TITLE}\nformat {FORMAT}")?;
                 file.sync_all()?;
                 fs::rename(draft, self.path.join("FORMAT"))?;
-                sync_folder(&self.path)?;
+                folders::sync(&self.path)?;
             }
             witness.write(&self.path)?;
             match fs::remove_file(self.path.join("CREATING")) {
                 Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
-                _ => sync_folder(&self.path),
+                _ => folders::sync(&self.path),
             }
         };
         write().map_err(|error| OpenError::io(&self.path, "write WITNESS", error))
@@ -244,8 +247,4 @@ fn check_format(path: &Path, text: &str) -> Result<(), OpenError> {
         Ok(FORMAT) => Ok(()),
         _ => Err(OpenError::OtherFormat { path: path.to_owned(), found: found.to_owned() }),
     }
-}
-
-pub(super) fn sync_folder(path: &Path) -> io::Result<()> {
-    File::open(path)?.sync_all()
 }

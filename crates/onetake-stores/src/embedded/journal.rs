@@ -16,7 +16,7 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::io;
+use std::io::{self, Read as _, Write as _};
 use std::path::{Path, PathBuf};
 
 use memchr::memmem;
@@ -31,8 +31,10 @@ const TRAILER: &[u8] = b"FJL\x03";
 pub(super) struct Journals {
     /// How far each can be read.
     pub(super) lengths: BTreeMap<String, u64>,
-    /// The newest, and how far it can be read, if a torn write stands at its end.
-    pub(super) torn: Option<(PathBuf, u64)>,
+    /// The newest, and how far it can be read.
+    newest: Option<(PathBuf, u64)>,
+    /// Whether a torn write stands at its end.
+    is_torn: bool,
 }
 
 /// Looks at every journal in the folder; or says which one is damaged, and how.
@@ -49,22 +51,28 @@ pub(super) fn check(database: &Path, mark: &Mark) -> io::Result<Result<Journals,
     let Some((_, newest)) = paths.last().cloned() else {
         return Ok(Err("its journal is missing".to_owned()));
     };
-    let mut journals = Journals { lengths: BTreeMap::new(), torn: None };
+    let mut journals = Journals { lengths: BTreeMap::new(), newest: None, is_torn: false };
+    let mut last = None;
     for (_, path) in paths {
         let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        let bytes = fs::read(&path)?;
-        let whole = whole(&bytes);
+        let bytes = read(&path)?;
+        let whole = whole(&bytes, last);
+        if !whole.is_in_order {
+            return Ok(Err(format!("{name} is out of order at byte {}", whole.end)));
+        }
+        last = whole.last;
         let (end, rest) = (whole.end, bytes.get(whole.end..).unwrap_or_default());
         if goes_on(rest, whole.last, mark) {
             return Ok(Err(format!("{name} cannot be read at byte {end}, but goes on behind it")));
         }
-        if rest.iter().any(|byte| *byte != 0) {
+        if !is_zeros(rest) {
             // A journal is complete before the next one is begun.
-            if path != newest {
+            if path != newest || is_one_bit_from_whole(rest) {
                 return Ok(Err(format!("{name} cannot be read at byte {end}")));
             }
-            journals.torn = Some((path, end as u64));
+            journals.is_torn = true;
         }
+        journals.newest = Some((path, end as u64));
         journals.lengths.insert(name, end as u64);
     }
     Ok(Ok(journals))
@@ -72,7 +80,7 @@ pub(super) fn check(database: &Path, mark: &Mark) -> io::Result<Result<Journals,
 
 /// Cuts off what a crash left of the last write. Nobody was ever told of it.
 pub(super) fn cut(journals: &Journals) -> io::Result<()> {
-    if let Some((path, end)) = &journals.torn {
+    if let Some((path, end)) = journals.newest.as_ref().filter(|_| journals.is_torn) {
         let file = fs::File::options().write(true).open(path)?;
         file.set_len(*end)?;
         file.sync_all()?;
@@ -80,18 +88,62 @@ pub(super) fn cut(journals: &Journals) -> io::Result<()> {
     Ok(())
 }
 
+/// Writes the newest journal once more, and syncs it.
+///
+/// After a sync that failed, the operating system shows bytes that are not on disk, also to the next process. What
+/// that one writes behind them would be lost with them.
+pub(super) fn write_again(journals: &Journals) -> io::Result<()> {
+    let Some((path, end)) = &journals.newest else { return Ok(()) };
+    let bytes = read(path)?;
+    let whole = usize::try_from(*end).ok().and_then(|end| bytes.get(..end)).unwrap_or(&bytes);
+    let mut file = fs::File::options().write(true).open(path)?;
+    file.write_all(whole)?;
+    file.sync_all()
+}
+
+/// Reads a file without the zeros at its end: a new journal consists of tens of mebibytes of them.
+fn read(path: &Path) -> io::Result<Vec<u8>> {
+    let mut file = fs::File::open(path)?;
+    let mut chunk = vec![0; 1 << 16];
+    let (mut bytes, mut length) = (Vec::new(), 0);
+    loop {
+        let count = file.read(&mut chunk)?;
+        let read = chunk.get(..count).unwrap_or_default();
+        if read.is_empty() {
+            return Ok(bytes);
+        }
+        if !is_zeros(read) {
+            bytes.resize(length, 0);
+            bytes.extend_from_slice(read);
+        }
+        length += count;
+    }
+}
+
+fn is_zeros(bytes: &[u8]) -> bool {
+    const ZEROS: [u8; 4096] = [0; 4096];
+    bytes.chunks(ZEROS.len()).all(|chunk| ZEROS.starts_with(chunk))
+}
+
 /// The part of a journal that consists of whole batches.
 struct Whole {
     end: usize,
     /// The sequence number of the last batch.
     last: Option<u64>,
+    /// Whether the sequence numbers rise. The tree guards them by no checksum, and leaves out what seems old.
+    is_in_order: bool,
 }
 
-fn whole(bytes: &[u8]) -> Whole {
+/// Reads whole batches. `last`: the sequence number before the first of them.
+fn whole(bytes: &[u8], last: Option<u64>) -> Whole {
     let mut reader = Reader { bytes, at: 0 };
-    let mut whole = Whole { end: 0, last: None };
+    let mut whole = Whole { end: 0, last, is_in_order: true };
     while let Some(sequence) = batch(&mut reader) {
-        whole = Whole { end: reader.at, last: Some(sequence) };
+        if whole.last.is_some_and(|last| sequence <= last) {
+            whole.is_in_order = false;
+            break;
+        }
+        whole = Whole { end: reader.at, last: Some(sequence), is_in_order: true };
     }
     whole
 }
@@ -106,6 +158,27 @@ fn goes_on(rest: &[u8], last: Option<u64>, mark: &Mark) -> bool {
         let Some(start) = at.checked_sub(MARK_AT) else { return false };
         let mut reader = Reader { bytes: rest, at: start };
         batch(&mut reader).is_some_and(|sequence| last.is_none_or(|last| sequence > last))
+    })
+}
+
+/// The largest last batch in which an inverted bit is looked for: each bit of it is tried.
+const TRIED_BYTES_MAX: usize = 8 << 10;
+
+/// Whether one inverted bit makes the last batch whole: then it is damaged, and not torn.
+fn is_one_bit_from_whole(rest: &[u8]) -> bool {
+    let end = rest.iter().rposition(|byte| *byte != 0).map_or(0, |last| last + 1);
+    if end > TRIED_BYTES_MAX {
+        return false;
+    }
+    // The last bytes of a batch are not zeros, but one inverted bit can make them so.
+    let mut bytes = rest.get(..rest.len().min(end + 8)).unwrap_or_default().to_vec();
+    (0..bytes.len() * 8).any(|bit| {
+        let mut invert = || bytes.get_mut(bit / 8).map(|byte| *byte ^= 1 << (bit % 8));
+        invert();
+        let is_whole = batch(&mut Reader { bytes: &bytes, at: 0 }).is_some();
+        let mut invert = || bytes.get_mut(bit / 8).map(|byte| *byte ^= 1 << (bit % 8));
+        invert();
+        is_whole
     })
 }
 
@@ -181,8 +254,8 @@ mod tests {
     const SECRET: Mark = *b"0123456789abcdef";
 
     fn damaged(bytes: &[u8]) -> bool {
-        let whole = whole(bytes);
-        goes_on(&bytes[whole.end..], whole.last, &SECRET)
+        let whole = whole(bytes, None);
+        !whole.is_in_order || goes_on(&bytes[whole.end..], whole.last, &SECRET)
     }
 
     /// A journal that fjall wrote: ten batches of a mark and three items.
@@ -210,7 +283,7 @@ mod tests {
     #[test]
     fn what_fjall_writes_is_readable_to_its_zeros() {
         let bytes = journal();
-        let end = whole(&bytes).end;
+        let end = whole(&bytes, None).end;
         assert!(end > 10 * 300, "all ten batches were read, not {end} bytes");
         assert!(bytes[end..].iter().all(|byte| *byte == 0));
         assert!(!damaged(&bytes));
@@ -219,7 +292,7 @@ mod tests {
     #[test]
     fn any_cut_is_a_torn_end_and_no_damage() {
         let bytes = journal();
-        let end = whole(&bytes).end;
+        let end = whole(&bytes, None).end;
         for cut in (0..end).step_by(7) {
             let mut torn = bytes.clone();
             torn[cut..].fill(0);
@@ -230,7 +303,7 @@ mod tests {
     #[test]
     fn a_body_that_looks_like_an_end_does_not_make_a_torn_batch_damage() {
         let bytes = journal();
-        let end = whole(&bytes).end;
+        let end = whole(&bytes, None).end;
         let batch = end / 10;
         let mut torn = bytes.clone();
         // Inside the value of the last batch, whose own end is torn off.
@@ -246,16 +319,33 @@ mod tests {
     }
 
     #[test]
+    fn an_inverted_bit_in_the_last_batch_is_not_a_torn_end() {
+        let bytes = journal();
+        let end = whole(&bytes, None).end;
+        let last = end - end / 10;
+        for at in last..end {
+            let mut changed = bytes.clone();
+            changed[at] ^= 1 << (at % 8);
+            assert!(is_one_bit_from_whole(&changed[last..]), "byte {at}");
+        }
+        for cut in last + 1..end {
+            let mut torn = bytes.clone();
+            torn[cut..end].fill(0);
+            assert!(!is_one_bit_from_whole(&torn[last..]), "cut at {cut}");
+        }
+    }
+
+    #[test]
     fn damage_in_the_middle_is_seen() {
         let bytes = journal();
-        let end = whole(&bytes).end;
+        let end = whole(&bytes, None).end;
         let batch = end / 10;
-        // The tag of a batch, of an item, a keyspace, a length, a value, the checksum, the trailer.
-        for at in [0, 13, 13 + 10, 13 + 11, 45, 150, batch - 8, batch - 2] {
+        // The tag of a batch, its sequence number, the tag of an item, a keyspace, a length, a value, the checksum, the trailer.
+        for at in [0, 12, 13, 13 + 10, 13 + 11, 45, 150, batch - 8, batch - 2] {
             for round in 0..9 {
                 let mut changed = bytes.clone();
                 changed[round * batch + at] ^= 0x40;
-                assert!(whole(&changed).end < end && damaged(&changed), "{round} {at}");
+                assert!(whole(&changed, None).end < end && damaged(&changed), "{round} {at}");
             }
         }
     }

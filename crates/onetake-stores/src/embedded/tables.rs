@@ -278,7 +278,10 @@ fn check_files(folder: &Folder, witness: &Witness) -> Result<(), OpenError> {
     // From here on it is in use: what it was like when it was closed does not count any more. Opening
     // the tree changes its journals, and may be interrupted.
     folder.begin_use(&Witness { journals: None, ..witness.clone() })?;
-    journal::cut(&journals).map_err(|error| OpenError::io(folder.path(), "cut the journal", error))
+    let is_clean = witness.journals.is_some();
+    let mended = journal::cut(&journals)
+        .and_then(|()| if is_clean { Ok(()) } else { journal::write_again(&journals) });
+    mended.map_err(|error| OpenError::io(folder.path(), "mend the journal", error))
 }
 
 /// Writes that become durable together.

@@ -11,8 +11,9 @@ use std::io::{self, Write};
 use std::path::Path;
 
 use onetake_core::Fence;
+use xxhash_rust::xxh3::xxh3_64;
 
-use super::folder::sync_folder;
+use crate::folders;
 
 /// The file's name.
 pub(super) const FILE: &str = "WITNESS";
@@ -41,7 +42,7 @@ impl Witness {
         file.write_all(self.text().as_bytes())?;
         file.sync_all()?;
         fs::rename(draft, folder.join(FILE))?;
-        sync_folder(folder)
+        folders::sync(folder)
     }
 
     /// Reads it; `None` if it says something else than what [`write`](Self::write) writes.
@@ -65,14 +66,26 @@ impl Witness {
                 text.push_str(&format!("journal {length} {name}\n"));
             }
         }
-        // The last line, so that a cut file is not taken for a whole one.
-        text.push_str("end\n");
+        // The last lines, so that a cut or damaged file is not taken for a whole one.
+        let checksum = xxh3_64(text.as_bytes());
+        text.push_str(&format!("checksum {checksum:016x}\nend\n"));
         text
     }
 
     fn parse(text: &str) -> Option<Self> {
         let mut witness = Self::default();
-        let mut lines = text.strip_suffix("end\n")?.lines();
+        let text = text.strip_suffix("end\n")?;
+        // Earlier versions wrote no checksum.
+        let text = match text.rsplit_once("checksum ") {
+            Some((text, checksum))
+                if checksum == format!("{:016x}\n", xxh3_64(text.as_bytes())) =>
+            {
+                text
+            }
+            Some(_) => return None,
+            None => text,
+        };
+        let mut lines = text.lines();
         let mark = lines.next()?.strip_prefix("mark ")?;
         witness.mark = u128::from_str_radix(mark, 16).ok()?.to_be_bytes();
         witness.ceiling = Fence::new(lines.next()?.strip_prefix("ceiling ")?.parse().ok()?);
@@ -111,7 +124,13 @@ mod tests {
             assert_eq!(Witness::parse(&text), Some(witness));
             for cut in 0..text.len() {
                 assert_eq!(Witness::parse(&text[..cut]), None, "cut at {cut}");
+                let mut flipped = text.clone().into_bytes();
+                flipped[cut] ^= 1;
+                let flipped = String::from_utf8(flipped).unwrap();
+                assert_eq!(Witness::parse(&flipped), None, "flipped at {cut}");
             }
+            let (facts, _) = text.split_once("checksum").unwrap();
+            assert!(Witness::parse(&format!("{facts}end\n")).is_some(), "as it was without");
         }
     }
 }

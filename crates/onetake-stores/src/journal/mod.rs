@@ -19,6 +19,8 @@ use onetake_core::{Fingerprint, Rng, Settlement, Store, StoreError, StoreErrorKi
 
 use codec::{Identity, TITLE, decode, encode};
 
+use crate::folders;
+
 /// How files of the journal are called.
 const ENDING: &str = "settlements";
 /// How a file is called while it is written.
@@ -130,28 +132,12 @@ fn failed(action: &str, folder: &Path, error: io::Error) -> StoreError {
     StoreError::new(StoreErrorKind::Unavailable, what).with_source(error)
 }
 
-/// Makes the folder, durably. What is kept may be an outcome: nobody else's to read.
+/// Creates the folder, durably. Only its owner may read the outcomes in it.
 fn make_folder(folder: &Path) -> io::Result<()> {
-    let is_missing = |folder: &&Path| !folder.as_os_str().is_empty() && !folder.exists();
-    let missing: Vec<&Path> = folder.ancestors().take_while(is_missing).collect();
     let mut builder = fs::DirBuilder::new();
-    builder.recursive(true);
     #[cfg(unix)]
     std::os::unix::fs::DirBuilderExt::mode(&mut builder, 0o700);
-    builder.create(folder)?;
-    if missing.is_empty() {
-        // Another process may have made it a moment ago. If it is older, nothing depends on this.
-        let _not_ours = File::open(above(folder)).and_then(|above| above.sync_all());
-    }
-    missing.into_iter().try_for_each(|made| File::open(above(made))?.sync_all())
-}
-
-/// The folder that a folder is in.
-fn above(folder: &Path) -> &Path {
-    match folder.parent() {
-        Some(above) if above.as_os_str().is_empty() => Path::new("."),
-        above => above.unwrap_or(folder),
-    }
+    folders::create(folder, &mut builder)
 }
 
 fn random_name() -> String {
@@ -178,7 +164,7 @@ fn write_once(folder: &Path, bytes: &[u8]) -> io::Result<()> {
     }
     written?;
     fs::rename(&unfinished, folder.join(format!("{name}.{ENDING}")))?;
-    File::open(folder)?.sync_all()
+    folders::sync(folder)
 }
 
 fn write_to(unfinished: &Path, bytes: &[u8]) -> io::Result<()> {
@@ -217,11 +203,19 @@ fn names(folder: &Path, store: &Identity) -> io::Result<Vec<String>> {
     Ok(names)
 }
 
+/// Whether a file is another store's. One that is not as it was written may be anybody's.
 fn is_of_another(path: &Path, store: &Identity) -> io::Result<bool> {
     let mut head = Vec::new();
     let length = TITLE.len() + store.len();
     File::open(path)?.take(length as u64).read_to_end(&mut head)?;
-    Ok(head.strip_prefix(TITLE).is_some_and(|of| of.len() == store.len() && of != store))
+    let is_named_so =
+        head.strip_prefix(TITLE).is_some_and(|of| of.len() == store.len() && of != store);
+    Ok(is_named_so && is_whole(path)?)
+}
+
+/// Whether a file has the digest of its bytes at its end.
+fn is_whole(path: &Path) -> io::Result<bool> {
+    Ok(fs::metadata(path)?.len() <= FILE_BYTES_MAX && decode(fs::read(path)?.into()).is_ok())
 }
 
 fn read(path: &Path, store: &Identity) -> io::Result<Option<Kept>> {
@@ -319,13 +313,6 @@ mod tests {
         let read = files.into_iter().flat_map(|file| decode(file).unwrap().1);
         assert_eq!(read.collect::<Vec<_>>(), settlements());
         assert_eq!(encode(&[1; 32], &[], 100).count(), 0);
-    }
-
-    #[test]
-    fn a_folder_where_the_process_runs_is_one() {
-        assert_eq!(above(Path::new("journal")), Path::new("."));
-        assert_eq!(above(Path::new("a/journal")), Path::new("a"));
-        assert_eq!(above(Path::new("/")), Path::new("/"));
     }
 
     #[tokio::test]

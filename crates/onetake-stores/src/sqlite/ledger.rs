@@ -114,7 +114,14 @@ fn claim(connection: &Connection, claim: &Claim, moment: Moment) -> Decided<Clai
         return Ok(Ok(Claimed::Found { record: Arc::new(record.clone()), now }));
     }
     // Only what is not there needs to know of fences that were swept.
-    let floor = if found.is_some() { Fence::default() } else { table::swept_fence(connection)? };
+    let floor = match found {
+        Some(_) => Ok(Fence::default()),
+        None => table::swept_fence(connection)?,
+    };
+    let floor = match floor {
+        Ok(floor) => floor,
+        Err(error) => return Ok(Err(unreadable(claim.id, error))),
+    };
     Ok(Ok(match (decide::claim(found.as_ref(), claim, now, floor), found) {
         (ClaimEffect::Grant(record), _) => {
             table::write(connection, &record)?;

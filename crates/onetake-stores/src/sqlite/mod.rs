@@ -29,6 +29,7 @@
 //! | `abandoned_at` | the end of lease and grace; null unless it runs |
 //! | `ask_at` | when to ask what became of it; null unless it is unknown and to be reconciled |
 //! | `record` | the whole record as onetake reads it; the other columns are written from it |
+//! | `checksum` | XXH3 of `id` and `record`; null if an earlier version wrote the row |
 //!
 //! `onetake_meta` holds `swept_fence`: the highest fence of any record that was swept, so that fences rise
 //! across that too (S2). `onetake_secrets` holds those that were made at first use, and `onetake_notes` the audit: `place`
@@ -43,10 +44,12 @@ mod ledger;
 mod notes;
 mod outbox;
 mod parked;
+mod recovery;
 mod schema;
 mod table;
 mod transactional;
 mod turns;
+mod wal_check;
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -4,18 +4,21 @@ use bytes::Bytes;
 use rusqlite::{Connection, Row, named_params};
 
 use onetake_core::clock::micros;
+use onetake_core::codec::DecodeError;
 use onetake_core::note::{NOTES_KEPT, Note, NotePlace, Notes};
 use onetake_core::{RecordId, Timestamp};
 
-pub(super) const WRITE: &str = "
-    INSERT INTO onetake_notes (place, id, said) VALUES (:place, :id, :said)
-    ON CONFLICT (place) DO UPDATE SET id = excluded.id, said = excluded.said";
+use super::table::{checksum, is_checked};
 
-pub(super) const READ: &str =
-    "SELECT place, said FROM onetake_notes WHERE place < :from ORDER BY place DESC LIMIT :limit";
+pub(super) const WRITE: &str = "
+    INSERT INTO onetake_notes (place, id, said, checksum) VALUES (:place, :id, :said, :checksum)
+    ON CONFLICT (place) DO UPDATE SET
+        id = excluded.id, said = excluded.said, checksum = excluded.checksum";
+
+pub(super) const READ: &str = "SELECT place, said, checksum FROM onetake_notes WHERE place < :from ORDER BY place DESC LIMIT :limit";
 
 pub(super) const READ_OF: &str = "
-    SELECT place, said FROM onetake_notes WHERE id = :id AND place < :from ORDER BY place DESC LIMIT :limit";
+    SELECT place, said, checksum FROM onetake_notes WHERE id = :id AND place < :from ORDER BY place DESC LIMIT :limit";
 
 pub(super) const SWEEP: &str = "
     DELETE FROM onetake_notes WHERE place IN (
@@ -24,10 +27,12 @@ pub(super) const SWEEP: &str = "
 /// Writes an entry, over one of the same place.
 pub(super) fn write(connection: &Connection, note: &Note) -> rusqlite::Result<()> {
     let mut statement = connection.prepare_cached(WRITE)?;
+    let said = note.encode();
     let written = statement.execute(named_params! {
         ":place": note.place.as_bytes(),
         ":id": note.id.as_bytes(),
-        ":said": note.encode().as_ref(),
+        ":said": said.as_ref(),
+        ":checksum": checksum([note.place.as_bytes(), &said]),
     });
     written.map(drop)
 }
@@ -45,8 +50,11 @@ pub(super) fn read(
     let count = i64::try_from(limit).unwrap_or(i64::MAX);
     let row = |row: &Row<'_>| {
         let place = NotePlace::from_bytes(row.get("place")?);
-        let said = row.get_ref("said")?.as_blob().map(Bytes::copy_from_slice)?;
-        Ok((place, Note::decode(place, said)))
+        let said = row.get_ref("said")?.as_blob()?;
+        if !is_checked(row, [place.as_bytes(), said])? {
+            return Ok((place, Err(DecodeError::new("its checksum is another"))));
+        }
+        Ok((place, Note::decode(place, Bytes::copy_from_slice(said))))
     };
     let found: rusqlite::Result<Vec<_>> = match of {
         None => {

@@ -8,6 +8,7 @@ use rusqlite::{Connection, OpenFlags, Row, TransactionBehavior};
 use onetake_core::{StoreError, StoreErrorKind};
 
 use super::error::{is_busy, unopened};
+use super::recovery;
 
 /// What one try for the write lock waits before the next.
 const BUSY_PAUSE: Duration = Duration::from_millis(1);
@@ -55,6 +56,21 @@ const MIGRATIONS: &[&str] = &[
     CREATE INDEX onetake_records_ask ON onetake_records (ask_at) WHERE ask_at IS NOT NULL;
     ",
     super::outbox::TABLES,
+    // A process of an earlier version writes no checksum: what it changes has none.
+    "
+    ALTER TABLE onetake_records ADD COLUMN checksum INTEGER;
+    ALTER TABLE onetake_meta ADD COLUMN checksum INTEGER;
+    ALTER TABLE onetake_secrets ADD COLUMN checksum INTEGER;
+    ALTER TABLE onetake_notes ADD COLUMN checksum INTEGER;
+    CREATE TRIGGER onetake_records_unchecked AFTER UPDATE OF record ON onetake_records
+    WHEN NEW.checksum IS OLD.checksum AND NEW.record IS NOT OLD.record BEGIN
+        UPDATE onetake_records SET checksum = NULL WHERE rowid = NEW.rowid;
+    END;
+    CREATE TRIGGER onetake_meta_unchecked AFTER UPDATE OF value ON onetake_meta
+    WHEN NEW.checksum IS OLD.checksum AND NEW.value IS NOT OLD.value BEGIN
+        UPDATE onetake_meta SET checksum = NULL WHERE rowid = NEW.rowid;
+    END;
+    ",
 ];
 
 /// Whose the file is.
@@ -74,6 +90,7 @@ pub(super) fn version() -> i64 {
 /// Opens the file, or makes it; its absolute path comes along.
 pub(super) fn open(file: &Path, owner: Owner) -> Result<(PathBuf, Connection), StoreError> {
     let file = place(file)?;
+    recovery::check_log(&file)?;
     let connection = connect(&file).map_err(|error| unopened(&file, error))?;
     let connection = set_up(connection, &file, owner)?;
     Ok((file, connection))
@@ -186,7 +203,9 @@ fn set_up(mut connection: Connection, file: &Path, owner: Owner) -> Result<Conne
         return Err(StoreError::new(StoreErrorKind::Invalid, what));
     }
     settle_settings(&connection).map_err(failed)?;
+    recovery::make_durable(&mut connection, file)?;
     migrate(&mut connection, file, owner)?;
+    recovery::check_pages(&connection, file, owner)?;
     Ok(connection)
 }
 
@@ -305,6 +324,7 @@ fn migrate(connection: &mut Connection, file: &Path, owner: Owner) -> Result<(),
     };
     marked.map_err(failed)?;
     transaction.commit().map_err(failed)?;
+    recovery::checkpoint(connection, file)?;
     if done > 0 {
         tracing::info!(from = found, to = version(), "the store's schema was migrated");
     }

@@ -1,25 +1,26 @@
 //! The rows: one named statement for each thing that is done with them.
 
 use bytes::Bytes;
-use rusqlite::types::ValueRef;
 use rusqlite::{Connection, OptionalExtension, Row, named_params};
 
-use onetake_core::store::Swept;
-use onetake_core::{Fence, Record, RecordId, Reference, State, Timestamp, codec};
+use xxhash_rust::xxh3::Xxh3;
 
-const FIND: &str = "SELECT id, record FROM onetake_records WHERE id = :id";
+use onetake_core::store::Swept;
+use onetake_core::{Fence, Record, RecordId, Reference, State, Timestamp, codec, decide};
+
+const FIND: &str = "SELECT id, record, checksum FROM onetake_records WHERE id = :id";
 
 const WRITE: &str = "
     INSERT INTO onetake_records (id, state, attempt, fence, fingerprint, created_at, settled_at, expires_at,
-                         lease_until, abandoned_at, ask_at, record)
+                         lease_until, abandoned_at, ask_at, record, checksum)
     VALUES (:id, :state, :attempt, :fence, :fingerprint, :created_at, :settled_at, :expires_at,
-            :lease_until, :abandoned_at, :ask_at, :record)
+            :lease_until, :abandoned_at, :ask_at, :record, :checksum)
     ON CONFLICT (id) DO UPDATE SET
         state = excluded.state, attempt = excluded.attempt, fence = excluded.fence,
         fingerprint = excluded.fingerprint, created_at = excluded.created_at,
         settled_at = excluded.settled_at, expires_at = excluded.expires_at,
         lease_until = excluded.lease_until, abandoned_at = excluded.abandoned_at,
-        ask_at = excluded.ask_at, record = excluded.record";
+        ask_at = excluded.ask_at, record = excluded.record, checksum = excluded.checksum";
 
 // Every id is behind nothing at all.
 const IDS: &str = "SELECT id FROM onetake_records WHERE id > :from ORDER BY id LIMIT :limit";
@@ -28,30 +29,35 @@ const WITH_REFERENCE: &str = "
     SELECT id FROM onetake_records WHERE id BETWEEN :first AND :last ORDER BY id LIMIT :limit";
 
 const ABANDONED: &str = "
-    SELECT id, record FROM onetake_records WHERE abandoned_at <= :now ORDER BY abandoned_at LIMIT :limit";
+    SELECT id, record, checksum FROM onetake_records WHERE abandoned_at <= :now ORDER BY abandoned_at LIMIT :limit";
 
 // The plus keeps the index of expiries out of it: it would go through all that is not expired.
 const UNSETTLED: &str = "
-    SELECT id, record FROM onetake_records WHERE ask_at <= :now AND +expires_at > :now ORDER BY ask_at LIMIT :limit";
+    SELECT id, record, checksum FROM onetake_records WHERE ask_at <= :now AND +expires_at > :now ORDER BY ask_at LIMIT :limit";
+
+const DUE: &str = "
+    SELECT id, record, checksum FROM onetake_records WHERE expires_at <= :now ORDER BY expires_at LIMIT :limit";
 
 // The row's own expiry is looked at by the statement that deletes it (S13).
-const SWEEP: &str = "
-    DELETE FROM onetake_records WHERE id IN (
-        SELECT id FROM onetake_records WHERE expires_at <= :now ORDER BY expires_at LIMIT :limit)
-    RETURNING state, fence";
+const SWEEP: &str = "DELETE FROM onetake_records WHERE id = :id AND expires_at <= :now";
+
+// What cannot be read stays where it is: somebody may want to mend it.
+const NEVER_SWEEP: &str = "UPDATE onetake_records SET expires_at = NULL WHERE id = :id";
 
 const MORE_TO_SWEEP: &str =
     "SELECT EXISTS (SELECT 1 FROM onetake_records WHERE expires_at <= :now)";
 
-const SWEPT_FENCE: &str = "SELECT value FROM onetake_meta WHERE name = 'swept_fence'";
+const SWEPT_FENCE: &str = "SELECT value, checksum FROM onetake_meta WHERE name = 'swept_fence'";
 
 const RAISE_SWEPT_FENCE: &str = "
-    INSERT INTO onetake_meta (name, value) VALUES ('swept_fence', :fence)
-    ON CONFLICT (name) DO UPDATE SET value = max(value, excluded.value)";
+    INSERT INTO onetake_meta (name, value, checksum) VALUES ('swept_fence', :fence, :checksum)
+    ON CONFLICT (name) DO UPDATE SET value = excluded.value, checksum = excluded.checksum
+    WHERE excluded.value > value";
 
-const SECRET: &str = "SELECT value FROM onetake_secrets WHERE name = :name";
+const SECRET: &str = "SELECT value, checksum FROM onetake_secrets WHERE name = :name";
 
-const MAKE_SECRET: &str = "INSERT INTO onetake_secrets (name, value) VALUES (:name, :value)";
+const MAKE_SECRET: &str =
+    "INSERT INTO onetake_secrets (name, value, checksum) VALUES (:name, :value, :checksum)";
 
 /// A row that was found, and what came of reading it: a row that cannot be read fails whoever asks
 /// for it, and nobody else (S21).
@@ -72,6 +78,7 @@ pub(super) fn write(connection: &Connection, record: &Record) -> rusqlite::Resul
         | State::Released { at }
         | State::Unknown { at, .. } => (Some(at), None),
     };
+    let bytes = codec::encode(record);
     let mut statement = connection.prepare_cached(WRITE)?;
     statement.execute(named_params! {
         ":id": record.id.as_bytes(),
@@ -85,7 +92,8 @@ pub(super) fn write(connection: &Connection, record: &Record) -> rusqlite::Resul
         ":lease_until": lease_until.map(time),
         ":abandoned_at": record.abandoned_at().map(time),
         ":ask_at": record.ask_at().map(time),
-        ":record": codec::encode(record).as_ref(),
+        ":record": bytes.as_ref(),
+        ":checksum": checksum([record.id.as_bytes(), &bytes]),
     })?;
     Ok(())
 }
@@ -144,12 +152,24 @@ fn due(
     now: Timestamp,
     limit: usize,
 ) -> rusqlite::Result<Vec<Found>> {
-    let mut statement = connection.prepare_cached(statement)?;
-    let limit = i64::try_from(limit).unwrap_or(i64::MAX);
-    statement.query_map(named_params! { ":now": time(now), ":limit": limit }, read)?.collect()
+    let found = due_with_ids(connection, statement, now, limit)?;
+    Ok(found.into_iter().map(|(_, found)| found).collect())
 }
 
-/// Deletes expired records, and remembers the highest of their fences.
+fn due_with_ids(
+    connection: &Connection,
+    statement: &str,
+    now: Timestamp,
+    limit: usize,
+) -> rusqlite::Result<Vec<(RecordId, Found)>> {
+    let mut statement = connection.prepare_cached(statement)?;
+    let limit = i64::try_from(limit).unwrap_or(i64::MAX);
+    let due = named_params! { ":now": time(now), ":limit": limit };
+    statement.query_map(due, read_with_id)?.collect()
+}
+
+/// Deletes expired records, and remembers the highest of their fences. Which ones are expired, the records themselves
+/// say: the index may be damaged.
 pub(super) fn sweep(
     connection: &Connection,
     now: Timestamp,
@@ -157,17 +177,26 @@ pub(super) fn sweep(
 ) -> rusqlite::Result<Swept> {
     let mut swept = Swept::default();
     let mut highest = None;
-    let mut statement = connection.prepare_cached(SWEEP)?;
-    let limit = i64::try_from(limit).unwrap_or(i64::MAX);
-    let mut rows = statement.query(named_params! { ":now": time(now), ":limit": limit })?;
-    while let Some(row) = rows.next()? {
-        swept.removed += 1;
-        swept.unknown += usize::from(row.get_ref("state")? == ValueRef::Text(b"unknown"));
-        highest = highest.max(Some(row.get::<_, i64>("fence")?));
+    for (id, found) in due_with_ids(connection, DUE, now, limit)? {
+        match found {
+            Ok(record) if decide::may_sweep(&record, now) => {
+                let mut statement = connection.prepare_cached(SWEEP)?;
+                statement.execute(named_params! { ":id": id.as_bytes(), ":now": time(now) })?;
+                swept.removed += 1;
+                swept.unknown += usize::from(matches!(record.state, State::Unknown { .. }));
+                highest = highest.max(Some(signed(record.fence.get())));
+            }
+            Ok(record) => write(connection, &record)?,
+            Err(_) => {
+                let mut statement = connection.prepare_cached(NEVER_SWEEP)?;
+                statement.execute(named_params! { ":id": id.as_bytes() })?;
+            }
+        }
     }
     if let Some(highest) = highest {
         let mut statement = connection.prepare_cached(RAISE_SWEPT_FENCE)?;
-        statement.execute(named_params! { ":fence": highest })?;
+        let checksum = checksum([&highest.to_le_bytes()]);
+        statement.execute(named_params! { ":fence": highest, ":checksum": checksum })?;
     }
     let mut statement = connection.prepare_cached(MORE_TO_SWEEP)?;
     swept.more = statement.query_row(named_params! { ":now": time(now) }, |row| row.get(0))?;
@@ -175,16 +204,30 @@ pub(super) fn sweep(
 }
 
 /// The highest fence of any record that is not there any more.
-pub(super) fn swept_fence(connection: &Connection) -> rusqlite::Result<Fence> {
+pub(super) fn swept_fence(
+    connection: &Connection,
+) -> rusqlite::Result<Result<Fence, codec::DecodeError>> {
     let mut statement = connection.prepare_cached(SWEPT_FENCE)?;
-    let fence = statement.query_row([], |row| row.get::<_, i64>(0)).optional()?;
-    Ok(Fence::new(fence.and_then(|fence| u64::try_from(fence).ok()).unwrap_or_default()))
+    let found = statement.query_row([], |row| {
+        let fence = row.get::<_, i64>("value")?;
+        Ok(is_checked(row, [&fence.to_le_bytes()])?.then_some(fence))
+    });
+    Ok(match found.optional()? {
+        Some(None) => Err(codec::DecodeError::new("the highest fence that was swept")),
+        Some(Some(fence)) => Ok(Fence::new(u64::try_from(fence).unwrap_or_default())),
+        None => Ok(Fence::default()),
+    })
 }
 
-/// The secret of this name, whatever its length.
+/// The secret of this name, whatever its length. Empty, if it is not as it was written.
 pub(super) fn secret(connection: &Connection, name: &str) -> rusqlite::Result<Option<Vec<u8>>> {
     let mut statement = connection.prepare_cached(SECRET)?;
-    statement.query_row(named_params! { ":name": name }, |row| row.get(0)).optional()
+    let read = |row: &Row<'_>| {
+        let value: Vec<u8> = row.get("value")?;
+        let is_whole = is_checked(row, [name.as_bytes(), &value])?;
+        Ok(if is_whole { value } else { Vec::new() })
+    };
+    statement.query_row(named_params! { ":name": name }, read).optional()
 }
 
 /// Writes a secret that was not there.
@@ -194,13 +237,38 @@ pub(super) fn make_secret(
     value: &[u8; 32],
 ) -> rusqlite::Result<()> {
     let mut statement = connection.prepare_cached(MAKE_SECRET)?;
-    statement.execute(named_params! { ":name": name, ":value": value }).map(drop)
+    let checksum = checksum([name.as_bytes(), value]);
+    let made = named_params! { ":name": name, ":value": value, ":checksum": checksum };
+    statement.execute(made).map(drop)
 }
 
 fn read(row: &Row<'_>) -> rusqlite::Result<Found> {
+    read_with_id(row).map(|(_, found)| found)
+}
+
+fn read_with_id(row: &Row<'_>) -> rusqlite::Result<(RecordId, Found)> {
     let id = RecordId::from_bytes(row.get("id")?);
-    let bytes = row.get_ref("record")?.as_blob().map(Bytes::copy_from_slice)?;
-    Ok(codec::decode(id, bytes))
+    let bytes = row.get_ref("record")?.as_blob()?;
+    if !is_checked(row, [id.as_bytes(), bytes])? {
+        return Ok((id, Err(codec::DecodeError::new("its checksum is another"))));
+    }
+    Ok((id, codec::decode(id, Bytes::copy_from_slice(bytes))))
+}
+
+/// Whether a row is as it was written. One that an earlier version wrote has no checksum.
+pub(super) fn is_checked<const N: usize>(
+    row: &Row<'_>,
+    parts: [&[u8]; N],
+) -> rusqlite::Result<bool> {
+    let written: Option<i64> = row.get("checksum")?;
+    Ok(written.is_none_or(|written| written == checksum(parts)))
+}
+
+/// The checksum of what a row holds.
+pub(super) fn checksum<const N: usize>(parts: [&[u8]; N]) -> i64 {
+    let mut hasher = Xxh3::new();
+    parts.iter().for_each(|part| hasher.update(part));
+    hasher.digest().cast_signed()
 }
 
 fn time(at: Timestamp) -> i64 {
@@ -231,7 +299,9 @@ mod tests {
             WITH_REFERENCE,
             ABANDONED,
             UNSETTLED,
+            DUE,
             SWEEP,
+            NEVER_SWEEP,
             MORE_TO_SWEEP,
             SWEPT_FENCE,
             notes::READ,

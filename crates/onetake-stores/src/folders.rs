@@ -1,0 +1,57 @@
+//! Folders that survive a power loss.
+
+use std::fs::{DirBuilder, File};
+use std::io;
+use std::path::Path;
+
+/// Creates a folder, and those that it is in, if they are not there. Their names are durable afterwards.
+pub(crate) fn create(folder: &Path, builder: &mut DirBuilder) -> io::Result<()> {
+    let is_missing = |folder: &&Path| !folder.as_os_str().is_empty() && !folder.exists();
+    let missing: Vec<&Path> = folder.ancestors().take_while(is_missing).collect();
+    builder.recursive(true).create(folder)?;
+    if missing.is_empty() {
+        // Another process may have created them a moment ago, and not have synced them: it was killed, or its sync
+        // failed. If they are older, nothing depends on this.
+        for folder in folder.ancestors() {
+            let _not_ours = sync(parent(folder));
+        }
+    }
+    missing.into_iter().try_for_each(|made| sync(parent(made)))
+}
+
+/// Makes the names in a folder durable.
+pub(crate) fn sync(folder: &Path) -> io::Result<()> {
+    File::open(folder)?.sync_all()
+}
+
+/// Makes the names in a folder and in all folders below it durable.
+#[cfg(feature = "embedded")]
+pub(crate) fn sync_tree(folder: &Path) -> io::Result<()> {
+    for entry in std::fs::read_dir(folder)? {
+        let entry = entry?;
+        if entry.file_type()?.is_dir() {
+            sync_tree(&entry.path())?;
+        }
+    }
+    sync(folder)
+}
+
+/// Returns the folder that a folder is in.
+pub(crate) fn parent(folder: &Path) -> &Path {
+    match folder.parent() {
+        Some(parent) if parent.as_os_str().is_empty() => Path::new("."),
+        parent => parent.unwrap_or(folder),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_relative_name_is_in_the_current_folder() {
+        assert_eq!(parent(Path::new("journal")), Path::new("."));
+        assert_eq!(parent(Path::new("a/journal")), Path::new("a"));
+        assert_eq!(parent(Path::new("/")), Path::new("/"));
+    }
+}

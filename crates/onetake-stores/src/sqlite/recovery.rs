@@ -1,0 +1,137 @@
+//! What an earlier process left, made durable or refused before anything builds on it.
+
+use std::fs::File;
+use std::io::{self, Read as _, Seek as _, SeekFrom, Write as _};
+use std::path::{Path, PathBuf};
+
+use rusqlite::{Connection, TransactionBehavior};
+
+use onetake_core::{StoreError, StoreErrorKind};
+
+use super::error::{is_busy, unopened};
+use super::schema::Owner;
+use super::wal_check;
+use crate::folders;
+
+/// The largest file of which every page is looked at when it is opened: a few tenths of a second.
+const CHECKED_BYTES_MAX: i64 = 64 << 20;
+/// How often a log is looked at before it counts as damaged.
+const LOOKS_MAX: usize = 3;
+/// How much of the write-ahead log is written at once.
+const CHUNK_BYTES: usize = 1 << 20;
+
+/// The write-ahead log of a file.
+fn log_of(file: &Path) -> PathBuf {
+    PathBuf::from([file.as_os_str(), "-wal".as_ref()].join("".as_ref()))
+}
+
+/// Refuses a write-ahead log that is damaged. SQLite would ignore what stands behind the damage.
+pub(super) fn check_log(file: &Path) -> Result<(), StoreError> {
+    let log = log_of(file);
+    let failed = |error| {
+        let what = format!("{} cannot be read: {error}", log.display());
+        StoreError::new(StoreErrorKind::Unavailable, what).with_source(error)
+    };
+    // Another process may be writing to it at this very moment: then a second look is another one.
+    for _ in 0..LOOKS_MAX {
+        if wal_check::damage(&log).map_err(failed)?.is_none() {
+            return Ok(());
+        }
+    }
+    match wal_check::damage(&log).map_err(failed)? {
+        None => Ok(()),
+        Some(what) => Err(damaged(file, &what)),
+    }
+}
+
+fn damaged(file: &Path, what: &str) -> StoreError {
+    let what = format!(
+        "{} cannot be opened: the database is damaged; restore it from a backup ({what})",
+        file.display()
+    );
+    StoreError::new(StoreErrorKind::Corrupt, what)
+}
+
+/// Makes the write-ahead log and its name durable.
+///
+/// After a sync that failed, the operating system shows bytes that are not on disk, also to the next process; what that
+/// one writes behind them would be lost with them. So the log is written once more and synced. The write lock keeps
+/// other processes away from it meanwhile; if one holds that for long, it has done all this.
+pub(super) fn make_durable(connection: &mut Connection, file: &Path) -> Result<(), StoreError> {
+    let lock = match connection.transaction_with_behavior(TransactionBehavior::Immediate) {
+        Err(error) if is_busy(&error) => return Ok(()),
+        lock => lock.map_err(|error| unopened(file, error))?,
+    };
+    let log = log_of(file);
+    // SQLite syncs the folder too, but goes on without it if too many files are open.
+    let written = write_again(&log).and_then(|()| folders::sync(folders::parent(file)));
+    written.map_err(|error| {
+        let what = format!("{} cannot be made durable: {error}", log.display());
+        StoreError::new(StoreErrorKind::Unavailable, what).with_source(error)
+    })?;
+    lock.rollback().map_err(|error| unopened(file, error))
+}
+
+fn write_again(log: &Path) -> io::Result<()> {
+    let mut file = match File::options().read(true).write(true).open(log) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        file => file?,
+    };
+    let mut chunk = vec![0; CHUNK_BYTES];
+    let mut at = 0;
+    loop {
+        file.seek(SeekFrom::Start(at))?;
+        let count = file.read(&mut chunk)?;
+        let read = chunk.get(..count).unwrap_or_default();
+        if read.is_empty() {
+            return file.sync_all();
+        }
+        file.seek(SeekFrom::Start(at))?;
+        file.write_all(read)?;
+        at += count as u64;
+    }
+}
+
+/// Moves a fresh schema from the log to the file itself, so that the file is not empty: SQLite throws away the log of an
+/// empty one.
+pub(super) fn checkpoint(connection: &Connection, file: &Path) -> Result<(), StoreError> {
+    let moved = connection.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |row| row.get(0));
+    match moved {
+        Ok(0) => Ok(()),
+        // Another process is at work in the file: it is not empty.
+        Ok::<i64, _>(_) => Ok(()),
+        Err(error) => Err(unopened(file, error)),
+    }
+}
+
+/// Refuses a file whose pages contradict each other: an index that has lost a key would let it run again.
+///
+/// SQLite has no checksums of its pages. Rows have one of their own, which is looked at when they are read.
+pub(super) fn check_pages(
+    connection: &Connection,
+    file: &Path,
+    owner: Owner,
+) -> Result<(), StoreError> {
+    const BYTES: &str = "SELECT page_count * page_size FROM pragma_page_count, pragma_page_size";
+    let failed = |error| unopened(file, error);
+    let bytes: i64 = connection.query_row(BYTES, [], |row| row.get(0)).map_err(failed)?;
+    if bytes > CHECKED_BYTES_MAX {
+        return Ok(());
+    }
+    let checks: &[&str] = match owner {
+        Owner::Onetake => &["PRAGMA integrity_check(1)"],
+        // The other tables are not ours to judge.
+        Owner::Another => &[
+            "PRAGMA integrity_check(onetake_records)",
+            "PRAGMA integrity_check(onetake_meta)",
+            "PRAGMA integrity_check(onetake_secrets)",
+        ],
+    };
+    for check in checks {
+        let found: String = connection.query_row(check, [], |row| row.get(0)).map_err(failed)?;
+        if found != "ok" {
+            return Err(damaged(file, &found));
+        }
+    }
+    Ok(())
+}

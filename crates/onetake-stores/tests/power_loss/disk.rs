@@ -1,0 +1,448 @@
+//! A disk with a write cache: which bytes and names a power loss can leave.
+//!
+//! The rules are those of POSIX, and weaker than those of any journaling file system:
+//! - Bytes of a file survive once the file was synced. Before, any of their sectors may.
+//! - A name survives once its folder was synced. Before, any change of names may, in any combination.
+//! - A sync that failed makes nothing durable, and neither does a later one of the same bytes.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use crate::random::Random;
+use crate::trace::Event;
+
+const PAGE: usize = 4096;
+const SECTOR: usize = 512;
+
+/// The bytes of a file; pages that are not there are zeros.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Content {
+    pub(crate) length: u64,
+    pages: BTreeMap<u64, Arc<[u8; PAGE]>>,
+}
+
+impl Content {
+    fn write(&mut self, at: u64, mut data: &[u8]) {
+        self.length = self.length.max(at + data.len() as u64);
+        let mut at = at;
+        while !data.is_empty() {
+            let (page, inside) = (at / PAGE as u64, (at % PAGE as u64) as usize);
+            let count = data.len().min(PAGE - inside);
+            let bytes = self.pages.entry(page).or_insert_with(|| Arc::new([0; PAGE]));
+            Arc::make_mut(bytes)[inside..inside + count].copy_from_slice(&data[..count]);
+            data = &data[count..];
+            at += count as u64;
+        }
+    }
+
+    fn set_length(&mut self, length: u64) {
+        if length < self.length {
+            let last = length / PAGE as u64;
+            self.pages.retain(|page, _| *page <= last);
+            if let Some(bytes) = self.pages.get_mut(&last) {
+                Arc::make_mut(bytes)[(length % PAGE as u64) as usize..].fill(0);
+            }
+        }
+        self.length = length;
+    }
+
+    fn apply(&mut self, change: &Change) {
+        match change {
+            Change::Write(at, data) => self.write(*at, data),
+            Change::Length(length) => self.set_length(*length),
+        }
+    }
+
+    /// The end of the last page that was written to.
+    pub(crate) fn written(&self) -> u64 {
+        self.pages.keys().last().map_or(0, |page| ((page + 1) * PAGE as u64).min(self.length))
+    }
+
+    /// Inverts one bit.
+    pub(crate) fn flip(&mut self, at: u64, bit: u8) {
+        let page = self.pages.entry(at / PAGE as u64).or_insert_with(|| Arc::new([0; PAGE]));
+        Arc::make_mut(page)[(at % PAGE as u64) as usize] ^= 1 << bit;
+    }
+
+    pub(crate) fn read(path: &Path) -> Self {
+        let bytes = fs::read(path).unwrap();
+        let mut content = Self { length: bytes.len() as u64, pages: BTreeMap::new() };
+        for (at, page) in (0..).step_by(PAGE).zip(bytes.chunks(PAGE)) {
+            if page.iter().any(|byte| *byte != 0) {
+                content.write(at, page);
+            }
+        }
+        content
+    }
+
+    /// Whether the bytes are the same.
+    fn is_same(&self, other: &Self) -> bool {
+        let is_zeros = |page: &Arc<[u8; PAGE]>| page.iter().all(|byte| *byte == 0);
+        let full = |content: &Self| {
+            let pages = content.pages.clone().into_iter();
+            pages.filter(|(_, page)| !is_zeros(page)).collect::<BTreeMap<_, _>>()
+        };
+        self.length == other.length && full(self) == full(other)
+    }
+
+    fn store(&self, path: &Path) {
+        let file = File::create(path).unwrap();
+        file.set_len(self.length).unwrap();
+        for (page, bytes) in &self.pages {
+            let at = page * PAGE as u64;
+            let count = (self.length.saturating_sub(at)).min(PAGE as u64) as usize;
+            file.write_all_at(&bytes[..count], at).unwrap();
+        }
+    }
+}
+
+#[derive(Clone, Debug)]
+enum Change {
+    Write(u64, Vec<u8>),
+    Length(u64),
+}
+
+#[derive(Clone, Debug)]
+enum NameChange {
+    Add(String, usize),
+    Remove(String),
+    Rename(String, String, usize),
+}
+
+impl NameChange {
+    fn apply(&self, names: &mut BTreeMap<String, usize>) {
+        match self {
+            Self::Add(name, node) => drop(names.insert(name.clone(), *node)),
+            Self::Remove(name) => drop(names.remove(name)),
+            Self::Rename(from, to, node) => {
+                names.remove(from);
+                names.insert(to.clone(), *node);
+            }
+        }
+    }
+}
+
+/// Something that changed, and when.
+type Pending<T> = Vec<(usize, T)>;
+
+#[derive(Clone, Debug)]
+enum Node {
+    File {
+        durable: Content,
+        current: Content,
+        pending: Pending<Change>,
+    },
+    Folder {
+        durable: BTreeMap<String, usize>,
+        current: BTreeMap<String, usize>,
+        pending: Pending<NameChange>,
+    },
+}
+
+/// How much of what was not synced a power loss leaves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Loss {
+    /// Nothing of it.
+    All,
+    /// Everything: the process was killed, the machine went on.
+    None,
+    /// The names, and no bytes.
+    Bytes,
+    /// The bytes, and no names.
+    Names,
+    /// What came before some moment, and a part of the write at that moment.
+    After,
+    /// Any sectors and any names.
+    Scattered,
+}
+
+impl Loss {
+    pub(crate) const EVERY: [Self; 6] =
+        [Self::All, Self::None, Self::Bytes, Self::Names, Self::After, Self::Scattered];
+}
+
+/// A folder as it is found after a power loss.
+pub(crate) type Image = BTreeMap<PathBuf, Option<Content>>;
+
+/// Whether two things in a folder are the same.
+pub(crate) fn is_same(one: &Option<Content>, other: &Option<Content>) -> bool {
+    match (one, other) {
+        (None, None) => true,
+        (Some(one), Some(other)) => one.is_same(other),
+        _ => false,
+    }
+}
+
+/// Writes an image to an empty folder.
+pub(crate) fn store(image: &Image, to: &Path) {
+    for (path, content) in image {
+        match content {
+            None => fs::create_dir(to.join(path)).unwrap(),
+            Some(content) => content.store(&to.join(path)),
+        }
+    }
+}
+
+/// A folder as it is.
+pub(crate) fn read(folder: &Path) -> Image {
+    let mut image = Image::new();
+    read_into(folder, Path::new(""), &mut image);
+    image
+}
+
+fn read_into(folder: &Path, below: &Path, image: &mut Image) {
+    for entry in fs::read_dir(folder.join(below)).unwrap() {
+        let entry = entry.unwrap();
+        let path = below.join(entry.file_name());
+        if entry.file_type().unwrap().is_dir() {
+            image.insert(path.clone(), None);
+            read_into(folder, &path, image);
+        } else {
+            image.insert(path, Some(Content::read(&entry.path())));
+        }
+    }
+}
+
+/// Which syncs the disk obeys.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Syncs {
+    All,
+    OfFilesOnly,
+    OfFoldersOnly,
+    None,
+}
+
+/// The disk, as the trace describes it up to some moment.
+#[derive(Clone, Debug)]
+pub(crate) struct Disk {
+    nodes: Vec<Node>,
+    now: usize,
+    syncs: Syncs,
+}
+
+impl Disk {
+    /// An empty folder.
+    pub(crate) fn new(syncs: Syncs) -> Self {
+        Self { nodes: vec![folder()], now: 0, syncs }
+    }
+
+    /// A folder that is durable as it is.
+    pub(crate) fn with(image: &Image) -> Self {
+        let mut disk = Self::new(Syncs::All);
+        for (path, content) in image {
+            let node = disk.nodes.len();
+            disk.nodes.push(match content {
+                None => folder(),
+                Some(content) => Node::File {
+                    durable: content.clone(),
+                    current: content.clone(),
+                    pending: Vec::new(),
+                },
+            });
+            disk.rename_in(path, |name| NameChange::Add(name, node));
+        }
+        for node in &mut disk.nodes {
+            sync(node);
+        }
+        disk
+    }
+
+    fn find(&self, path: &Path) -> Option<usize> {
+        path.iter().try_fold(0, |at, name| match &self.nodes[at] {
+            Node::Folder { current, .. } => current.get(name.to_str().unwrap()).copied(),
+            Node::File { .. } => None,
+        })
+    }
+
+    /// Changes a name in the folder of `path`.
+    fn rename_in(&mut self, path: &Path, change: impl FnOnce(String) -> NameChange) {
+        let parent = self.find(path.parent().unwrap()).unwrap();
+        let name = path.file_name().unwrap().to_str().unwrap().to_owned();
+        let now = self.now;
+        let Node::Folder { current, pending, .. } = &mut self.nodes[parent] else {
+            panic!("{} is not in a folder", path.display());
+        };
+        let change = change(name);
+        change.apply(current);
+        pending.push((now, change));
+    }
+
+    fn change(&mut self, path: &Path, change: Change) {
+        // A file that was deleted while it was open does not matter any more.
+        let Some(node) = self.find(path) else {
+            assert!(path.to_string_lossy().ends_with(" (deleted)"), "{}", path.display());
+            return;
+        };
+        let Node::File { current, pending, .. } = &mut self.nodes[node] else {
+            panic!("{} is not a file", path.display());
+        };
+        current.apply(&change);
+        pending.push((self.now, change));
+    }
+
+    pub(crate) fn apply(&mut self, event: &Event) {
+        self.now += 1;
+        let node = self.nodes.len();
+        match event {
+            Event::Create(path) => {
+                let (durable, current) = (Content::default(), Content::default());
+                self.nodes.push(Node::File { durable, current, pending: Vec::new() });
+                self.rename_in(path, |name| NameChange::Add(name, node));
+            }
+            Event::CreateFolder(path) => {
+                self.nodes.push(folder());
+                self.rename_in(path, |name| NameChange::Add(name, node));
+            }
+            Event::Write(path, at, data) => self.change(path, Change::Write(*at, data.clone())),
+            Event::SetLength(path, length) => self.change(path, Change::Length(*length)),
+            Event::Sync(path, worked) => {
+                if let Some(node) = self.find(path) {
+                    self.sync(node, *worked);
+                }
+            }
+            Event::Rename(from, to) => {
+                let node = self.find(from).unwrap();
+                if from.parent() == to.parent() {
+                    let to = to.file_name().unwrap().to_str().unwrap().to_owned();
+                    self.rename_in(from, |name| NameChange::Rename(name, to, node));
+                } else {
+                    self.rename_in(to, |name| NameChange::Add(name, node));
+                    self.rename_in(from, NameChange::Remove);
+                }
+            }
+            Event::Delete(path) => self.rename_in(path, NameChange::Remove),
+            Event::Open(_) | Event::Mark(_) | Event::Refused => {}
+        }
+    }
+
+    fn sync(&mut self, node: usize, worked: bool) {
+        let node = &mut self.nodes[node];
+        let is_file = matches!(node, Node::File { .. });
+        let is_obeyed = match self.syncs {
+            Syncs::All => true,
+            Syncs::OfFilesOnly => is_file,
+            Syncs::OfFoldersOnly => !is_file,
+            Syncs::None => false,
+        };
+        match node {
+            node if is_obeyed && worked => sync(node),
+            // The operating system forgets what it could not write.
+            Node::File { pending, .. } if !worked => pending.clear(),
+            _ => {}
+        }
+    }
+
+    /// What a power loss at this moment leaves.
+    pub(crate) fn lose_power(&self, loss: Loss, random: &mut Random) -> Image {
+        // Weighted towards the latest changes.
+        let oldest = self.nodes.iter().filter_map(oldest_pending).min().unwrap_or(self.now);
+        let cut = oldest + random.below(self.now + 1 - oldest);
+        let mut image = Image::new();
+        self.lose_below(0, Path::new(""), loss, cut, random, &mut image);
+        image
+    }
+
+    fn lose_below(
+        &self,
+        node: usize,
+        path: &Path,
+        loss: Loss,
+        cut: usize,
+        random: &mut Random,
+        image: &mut Image,
+    ) {
+        match &self.nodes[node] {
+            Node::File { durable, current, pending } => {
+                let content = match loss {
+                    Loss::None => current.clone(),
+                    Loss::All | Loss::Bytes => durable.clone(),
+                    Loss::Names | Loss::After | Loss::Scattered => {
+                        let mut content = durable.clone();
+                        for (at, change) in pending {
+                            leave(&mut content, change, loss, *at, cut, random);
+                        }
+                        content
+                    }
+                };
+                image.insert(path.to_owned(), Some(content));
+            }
+            Node::Folder { durable, current, pending } => {
+                if !path.as_os_str().is_empty() {
+                    image.insert(path.to_owned(), None);
+                }
+                let names = match loss {
+                    Loss::None | Loss::Bytes => current.clone(),
+                    Loss::All | Loss::Names => durable.clone(),
+                    Loss::After | Loss::Scattered => {
+                        let mut names = durable.clone();
+                        for (at, change) in pending {
+                            if if loss == Loss::After { *at < cut } else { random.below(2) == 0 } {
+                                change.apply(&mut names);
+                            }
+                        }
+                        names
+                    }
+                };
+                for (name, node) in names {
+                    self.lose_below(node, &path.join(name), loss, cut, random, image);
+                }
+            }
+        }
+    }
+}
+
+/// Applies what is left of a change that was not synced.
+fn leave(
+    content: &mut Content,
+    change: &Change,
+    loss: Loss,
+    at: usize,
+    cut: usize,
+    random: &mut Random,
+) {
+    match (loss, change) {
+        (Loss::After, _) if at > cut => {}
+        (Loss::After, Change::Write(offset, data)) if at == cut => {
+            content.write(*offset, &data[..random.below(data.len() + 1)]);
+        }
+        (Loss::Scattered, Change::Write(offset, data)) => {
+            let mut from = 0;
+            while from < data.len() {
+                let inside = (*offset as usize + from) % SECTOR;
+                let to = data.len().min(from + SECTOR - inside);
+                if random.below(2) == 0 {
+                    content.write(offset + from as u64, &data[from..to]);
+                }
+                from = to;
+            }
+        }
+        (Loss::Scattered, Change::Length(_)) if random.below(2) == 0 => {}
+        (_, change) => content.apply(change),
+    }
+}
+
+fn folder() -> Node {
+    let (durable, current) = (BTreeMap::new(), BTreeMap::new());
+    Node::Folder { durable, current, pending: Vec::new() }
+}
+
+fn sync(node: &mut Node) {
+    match node {
+        Node::File { durable, pending, .. } => {
+            pending.drain(..).for_each(|(_, change)| durable.apply(&change));
+        }
+        Node::Folder { durable, pending, .. } => {
+            pending.drain(..).for_each(|(_, change)| change.apply(durable));
+        }
+    }
+}
+
+fn oldest_pending(node: &Node) -> Option<usize> {
+    match node {
+        Node::File { pending, .. } => pending.first().map(|(at, _)| *at),
+        Node::Folder { pending, .. } => pending.first().map(|(at, _)| *at),
+    }
+}

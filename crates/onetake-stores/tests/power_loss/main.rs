@@ -1,0 +1,30 @@
+//! Power loss, kills, disk faults and bit flips under the embedded store, SQLite and the file journal.
+//!
+//! A worker process takes the steps of a script. A tracer records what it changes on disk. From the trace the
+//! folder is rebuilt as a power loss could have left it at each moment, opened, and compared with what the worker
+//! was told by then.
+//!
+//! `ONETAKE_POWER_LOSS=long` runs the long form: all moments, more seeds.
+#![cfg(all(target_os = "linux", feature = "embedded", feature = "sqlite"))]
+#![expect(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    clippy::disallowed_methods,
+    reason = "tests may panic, and wait for processes in real time"
+)]
+
+mod check;
+mod cycles;
+mod disk;
+mod expected;
+mod faults;
+mod figures;
+mod flips;
+mod losses;
+mod random;
+mod script;
+mod subject;
+mod trace;
+mod worker;

@@ -1,10 +1,13 @@
 //! A gateway in a process of its own, on the same port through all its lives.
 
-use std::net::{Ipv4Addr, SocketAddr, TcpStream};
+use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use onetake_core::planted::Bug;
+use onetake_core::{Clock, SystemClock};
+use onetake_sim::client::Client;
 use onetake_sim::history::{Event, Recorder};
 use onetake_sim::servers::{Child, free_port, until};
 
@@ -53,7 +56,7 @@ impl Gateway {
         std::fs::write(self.folder.join("onetake.toml"), text).unwrap();
     }
 
-    /// Starts it, and waits until it accepts connections.
+    /// Starts it, and waits until it answers.
     pub(crate) async fn start(&mut self) {
         let mut child = self.spawn();
         until("the gateway starts", async || {
@@ -61,7 +64,12 @@ impl Gateway {
             if child.is_gone() {
                 child = self.spawn();
             }
-            TcpStream::connect(self.listen).is_ok()
+            // A page of its own, which no upstream is asked for.
+            let page = Client::new(self.listen).post("/.onetake/problems").method("GET").send();
+            tokio::select! {
+                answer = page => answer.is_ok(),
+                () = SystemClock.sleep(Duration::from_millis(500)) => false,
+            }
         })
         .await;
         self.child = Some(child);
@@ -102,6 +110,7 @@ impl Gateway {
 
     async fn end(&mut self, signal: &str) {
         let Some(child) = self.child.take() else { return };
+        assert!(!child.is_gone(), "gateway {} ended by itself:\n{}", self.node, self.log());
         child.signal(signal);
         until("the gateway ends", async || child.is_gone()).await;
         // Its watcher takes a moment to end.

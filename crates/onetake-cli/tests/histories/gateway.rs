@@ -20,6 +20,7 @@ pub(crate) const BUG: &str = "HISTORIES_BUG";
 pub(crate) struct Gateway {
     node: usize,
     listen: SocketAddr,
+    admin: SocketAddr,
     folder: PathBuf,
     recorder: Arc<Recorder>,
     bug: Option<Bug>,
@@ -30,8 +31,9 @@ impl Gateway {
     /// A gateway that is not started yet; it keeps its files in `folder`.
     pub(crate) fn new(node: usize, folder: PathBuf, recorder: Arc<Recorder>) -> Self {
         std::fs::create_dir_all(&folder).unwrap();
-        let listen = SocketAddr::from((Ipv4Addr::LOCALHOST, free_port()));
-        Self { node, listen, folder, recorder, bug: None, child: None }
+        let [listen, admin] =
+            [(); 2].map(|()| SocketAddr::from((Ipv4Addr::LOCALHOST, free_port())));
+        Self { node, listen, admin, folder, recorder, bug: None, child: None }
     }
 
     /// Plants a bug in it.
@@ -44,14 +46,18 @@ impl Gateway {
         self.listen
     }
 
+    /// Where it listens for operators.
+    pub(crate) fn admin(&self) -> SocketAddr {
+        self.admin
+    }
+
     /// Writes its configuration: the part behind `[gateway]`, which names the upstream.
     pub(crate) fn configure(&self, upstream: &str, rest: &str) {
         let journal = self.folder.join("journal");
         let rest = rest.replace("JOURNAL", &format!("journal = \"{}\"", journal.display()));
         let text = format!(
-            "[gateway]\nlisten = \"{}\"\nupstream = \"{upstream}\"\n[admin]\nlisten = \
-             \"127.0.0.1:0\"\n{rest}",
-            self.listen
+            "[gateway]\nlisten = \"{}\"\nupstream = \"{upstream}\"\n[admin]\nlisten = \"{}\"\n{rest}",
+            self.listen, self.admin
         );
         std::fs::write(self.folder.join("onetake.toml"), text).unwrap();
     }

@@ -1,8 +1,9 @@
 //! Clients that share keys, retry, and give up now and then.
 
+use std::collections::HashSet;
 use std::net::SocketAddr;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use futures_util::StreamExt;
@@ -10,12 +11,14 @@ use futures_util::future::join_all;
 use onetake_core::{Clock, SystemClock};
 use onetake_sim::client::{Answer, Client};
 use onetake_sim::history::upstream::{REQUEST, RUN, mix};
-use onetake_sim::history::{Event, Key, Policy, Recorder, Response};
+use onetake_sim::history::{Decision, Event, Key, Policy, Recorder, Response};
 
 /// How long a client waits for a response, unless it is in a hurry.
 const PATIENCE: Duration = Duration::from_millis(2_500);
 /// How long the final read may take for one key.
 const FINAL_MAX: Duration = Duration::from_secs(60);
+/// The problem of an outcome that is unknown for good.
+const UNKNOWN: &str = "previous_attempt_failed";
 /// Requests of the final read that are under way at once.
 const FINAL_AT_ONCE: usize = 12;
 
@@ -51,6 +54,8 @@ pub(crate) struct Load {
     /// The first key's number: histories on one server have keys of their own.
     first: u64,
     keys: AtomicU64,
+    /// Keys that a client was told are unknown, and their references, for the operator.
+    unknown: Mutex<Vec<(Key, String)>>,
     stop: AtomicBool,
 }
 
@@ -70,6 +75,7 @@ impl Load {
             requests: AtomicU64::new(1),
             first,
             keys: AtomicU64::new(first),
+            unknown: Mutex::default(),
             stop: AtomicBool::new(false),
         })
     }
@@ -146,8 +152,53 @@ impl Load {
             () = SystemClock.sleep(patience) => None,
         };
         let response = answer.map(|answer| response(&answer));
+        if let Some(told) = response.as_ref().filter(|told| told.code == UNKNOWN && !is_final) {
+            self.unknown.lock().unwrap().push((key, told.reference.clone()));
+        }
         self.recorder.record(Event::Received { request, response: response.clone() });
         response
+    }
+
+    /// Lets an operator decide on some of the keys whose outcome is unknown.
+    pub(crate) async fn operate(&self, admins: &[SocketAddr]) {
+        let mut dice = Dice::new(mix(self.seed, 999));
+        let mut decided = HashSet::new();
+        while !self.stop.load(Ordering::SeqCst) {
+            SystemClock.sleep(dice.millis(50, 250)).await;
+            let next = self.unknown.lock().unwrap().pop();
+            let Some((key, reference)) = next.filter(|(key, _)| decided.insert(*key)) else {
+                continue;
+            };
+            let node = usize::try_from(dice.roll(admins.len() as u64)).unwrap();
+            let admin = Client::new(*admins.get(node).unwrap());
+            let decision = if dice.roll(2) == 0 { Decision::Release } else { Decision::Fail };
+            tokio::select! {
+                () = self.decide(&admin, key, &reference, decision) => {}
+                () = SystemClock.sleep(PATIENCE) => {}
+            }
+        }
+    }
+
+    /// Looks at a key, and settles the attempt that it shows.
+    async fn decide(&self, admin: &Client, key: Key, reference: &str, decision: Decision) {
+        let path = format!("/v1/keys/{reference}");
+        let Ok(life) = admin.post(&path).method("GET").send().await else { return };
+        let life: serde_json::Value = serde_json::from_slice(&life.body).unwrap_or_default();
+        let Some(attempt) = life.pointer("/key/attempt").and_then(|attempt| attempt.as_str())
+        else {
+            return;
+        };
+        let word = match decision {
+            Decision::Release => "release",
+            Decision::Fail => "fail",
+        };
+        let body = serde_json::json!({ "attempt": attempt, "reason": "a history" }).to_string();
+        self.recorder.record(Event::Deciding { key, decision });
+        let call = admin.post(&format!("{path}/{word}")).body(body);
+        let answer = call.header("content-type", "application/json").send().await;
+        if answer.is_ok_and(|answer| answer.status() == 200) {
+            self.recorder.record(Event::Decided { key, decision });
+        }
     }
 
     /// Reads every key until it has a definite answer, then once more through another gateway.
@@ -170,7 +221,7 @@ impl Load {
                     payload = if payload == b'a' { b'b' } else { b'a' };
                     continue;
                 }
-                Some("previous_attempt_failed") => true,
+                Some(UNKNOWN) => true,
                 Some("") => response.is_some_and(|answer| matches!(answer.status, 201 | 402)),
                 _ => false,
             };

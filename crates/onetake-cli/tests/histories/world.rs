@@ -56,6 +56,8 @@ pub(crate) struct Plan {
     pub(crate) clients: u64,
     /// The bug that is planted in the gateways.
     pub(crate) bug: Option<Bug>,
+    /// True if violations print the gateways' logs.
+    pub(crate) prints_logs: bool,
 }
 
 impl Plan {
@@ -68,6 +70,7 @@ impl Plan {
             lasts: Lasts::Time(seconds.unwrap_or(short)),
             clients: CLIENTS,
             bug: None,
+            prints_logs: true,
         }
     }
 }
@@ -120,6 +123,7 @@ pub(crate) async fn run<S: Setup>(setup: &mut S, plan: Plan) -> Report {
         gateway.start().await;
     }
     let addresses: Vec<_> = gateways.iter().map(Gateway::address).collect();
+    let admins: Vec<_> = gateways.iter().map(Gateway::admin).collect();
     let load = Load::new(Arc::clone(&recorder), &addresses, S::POLICIES, plan.seed);
     let began_load = SystemClock.monotonic();
     let progress = Progress { lasts: plan.lasts, began: began_load, cycles: AtomicU64::new(0) };
@@ -130,7 +134,8 @@ pub(crate) async fn run<S: Setup>(setup: &mut S, plan: Plan) -> Report {
         );
         load.stop();
     };
-    tokio::join!(load.run(plan.clients), faults);
+    tokio::join!(load.run(plan.clients), load.operate(&admins), faults);
+    let loaded = SystemClock.monotonic();
     // A new process knows nothing but what the store holds.
     for gateway in &mut gateways {
         gateway.kill().await;
@@ -141,9 +146,16 @@ pub(crate) async fn run<S: Setup>(setup: &mut S, plan: Plan) -> Report {
     }
     load.read_all().await;
     let report = check(&recorder.history(LEASE, LEASE));
-    let seconds = (SystemClock.monotonic() - began).as_secs_f64();
-    eprintln!("{}: seed {}, {report}, {seconds:.1} s", S::NAME, plan.seed);
-    if !report.violations.is_empty() {
+    let ended = SystemClock.monotonic();
+    eprintln!(
+        "{}: seed {}, {report}, {:.1} s ({:.1} s load, {:.1} s final read)",
+        S::NAME,
+        plan.seed,
+        (ended - began).as_secs_f64(),
+        (loaded - began_load).as_secs_f64(),
+        (ended - loaded).as_secs_f64(),
+    );
+    if !report.violations.is_empty() && plan.prints_logs {
         for gateway in &gateways {
             eprintln!("{}\n", gateway.log());
         }

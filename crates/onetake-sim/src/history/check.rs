@@ -40,6 +40,8 @@ pub enum Rule {
     UnknownHasACause,
     /// Nothing runs after "the outcome is unknown and it is not run again".
     NoRunAfterUnknown,
+    /// A failure that an operator decided on stays (S4, S20).
+    FailureStays,
     /// The final read of every key has a definite answer.
     Settles,
     /// The key has as many effects as its final answer says.
@@ -184,6 +186,7 @@ fn unless_lost(case: &Case<'_>) -> Findings {
     settled::recording_stays(case, &mut found);
     settled::unknown_has_a_cause(case, &mut found);
     settled::no_run_after_unknown(case, &mut found);
+    settled::failure_stays(case, &mut found);
     settled::effects(case, &mut found);
     found
 }

@@ -165,6 +165,13 @@ pub enum Event {
         /// The decision.
         decision: Decision,
     },
+    /// The gateway answered an operator that the decision was carried out.
+    Decided {
+        /// The key.
+        key: Key,
+        /// The decision.
+        decision: Decision,
+    },
     /// A gateway was killed.
     Killed(usize),
     /// A gateway accepts requests.

@@ -15,7 +15,7 @@ pub(super) fn render(history: &History, key: &KeyHistory, faults: &Faults) -> St
         moments.extend([Some(run.started), run.finished].into_iter().flatten());
     }
     moments.extend(key.reconciled.iter().map(|(at, _)| *at));
-    moments.extend(key.decisions.iter().map(|(at, _)| *at));
+    moments.extend(key.decisions.iter().chain(&key.decided).map(|(at, _)| *at));
     let (first, last) = (moments.iter().min().copied(), moments.iter().max().copied());
     let within = |at: &Moment| Some(*at) >= first && Some(*at) <= last;
     let outages = faults.outages.iter().flat_map(|outage| [Some(outage.from), outage.to]);

@@ -4,7 +4,7 @@ use std::collections::HashSet;
 
 use super::check::{Case, Findings, Rule};
 use super::spans::{Moment, Request};
-use super::{Chosen, Found, Policy, Response};
+use super::{Chosen, Decision, Found, Policy, Response};
 
 /// The problem of another payload.
 pub(super) const MISMATCH: &str = "idempotency_payload_mismatch";
@@ -13,16 +13,11 @@ const UNKNOWN: &str = "previous_attempt_failed";
 /// The problem of an unknown outcome that is being reconciled.
 const RECONCILING: &str = "outcome_unknown";
 /// Problems that say that this request ran nothing.
-const NOTHING_RAN: [&str; 8] = [
-    MISMATCH,
-    UNKNOWN,
-    RECONCILING,
-    "request_in_progress",
-    "in_progress_timeout",
-    "idempotency_store_unavailable",
-    "overloaded",
-    "upstream_unreachable",
-];
+const NOTHING_RAN: [&str; 4] =
+    [MISMATCH, "idempotency_store_unavailable", "overloaded", "upstream_unreachable"];
+/// Problems that speak of an attempt: of another one, unless this request's own was overtaken.
+const OF_AN_ATTEMPT: [&str; 4] =
+    [UNKNOWN, RECONCILING, "request_in_progress", "in_progress_timeout"];
 /// Problems that say that this request ran, or that another one did.
 const RAN: [&str; 3] = ["outcome_pending", "upstream_interrupted", "upstream_timeout"];
 /// Problems that a client may be answered after the recording was seen: it retries.
@@ -46,9 +41,14 @@ impl Case<'_> {
 }
 
 pub(super) fn nothing_ran(case: &Case<'_>, found: &mut Findings) {
-    for (request, _, response) in case.key.responses() {
+    for (request, moment, response) in case.key.responses() {
         let ran = case.key.runs.iter().find(|run| run.request == request.number);
-        if let Some(run) = ran.filter(|_| NOTHING_RAN.contains(&response.code.as_str())) {
+        let overtaken = case.key.runs.len() > 1
+            || !case.key.decisions.is_empty()
+            || case.faults.between(request.sent, moment);
+        let code = response.code.as_str();
+        let says_so = NOTHING_RAN.contains(&code) || OF_AN_ATTEMPT.contains(&code) && !overtaken;
+        if let Some(run) = ran.filter(|_| says_so) {
             let what = format!(
                 "request {} is answered {}, and was run {}",
                 request.number, response.code, run.number
@@ -101,7 +101,8 @@ pub(super) fn not_recorded(case: &Case<'_>, found: &mut Findings) {
 }
 
 pub(super) fn problems_are_known(case: &Case<'_>, found: &mut Findings) {
-    let known = |code: &str| NOTHING_RAN.contains(&code) || RAN.contains(&code);
+    let codes = [&NOTHING_RAN[..], &OF_AN_ATTEMPT, &RAN].concat();
+    let known = |code: &str| codes.contains(&code);
     for (request, moment, response) in case.key.responses() {
         let number = request.number;
         if response.run.is_none() && !known(&response.code) {
@@ -209,6 +210,24 @@ pub(super) fn no_run_after_unknown(case: &Case<'_>, found: &mut Findings) {
         if !released && !late {
             let what = format!("run {} started after \"not run again\"", run.number);
             found.push((Rule::NoRunAfterUnknown, what));
+        }
+    }
+}
+
+pub(super) fn failure_stays(case: &Case<'_>, found: &mut Findings) {
+    let mut failures = case.key.decided.iter().filter(|(_, word)| *word == Decision::Fail);
+    let Some((failed, _)) = failures.next() else { return };
+    for run in case.key.runs.iter().filter(|run| run.started > *failed) {
+        if !case.faults.suspended_over(run.node, *failed, run.started) {
+            let what = format!("run {} started after an operator failed the key", run.number);
+            found.push((Rule::FailureStays, what));
+        }
+    }
+    for (request, _, response) in case.key.responses() {
+        if request.sent > *failed && case.is_recording(response) {
+            let number = request.number;
+            let what = format!("request {number} is shown an outcome after the key failed");
+            found.push((Rule::FailureStays, what));
         }
     }
 }

@@ -67,8 +67,10 @@ pub struct KeyHistory {
     pub runs: Vec<Run>,
     /// Answers to reconcilers.
     pub reconciled: Vec<(Moment, Option<Found>)>,
-    /// Decisions of operators.
+    /// Decisions of operators, at the moment before they were sent.
     pub decisions: Vec<(Moment, Decision)>,
+    /// Decisions that were carried out, at the moment after the operator was told.
+    pub decided: Vec<(Moment, Decision)>,
 }
 
 /// A gateway that was killed, or suspended, and the moment when it was ready again.
@@ -111,8 +113,8 @@ impl Run {
 
 impl KeyHistory {
     fn new(key: Key) -> Self {
-        let (requests, runs) = (Vec::new(), Vec::new());
-        Self { key, requests, runs, reconciled: Vec::new(), decisions: Vec::new() }
+        let (requests, runs, reconciled) = (Vec::new(), Vec::new(), Vec::new());
+        Self { key, requests, runs, reconciled, decisions: Vec::new(), decided: Vec::new() }
     }
 
     /// Returns the run with this number.
@@ -192,6 +194,10 @@ pub fn gather(history: &History) -> (BTreeMap<Key, KeyHistory>, Faults) {
             Event::Deciding { key, decision } => {
                 let known = keys.entry(*key).or_insert_with(|| KeyHistory::new(*key));
                 known.decisions.push((moment, *decision));
+            }
+            Event::Decided { key, decision } => {
+                let known = keys.entry(*key).or_insert_with(|| KeyHistory::new(*key));
+                known.decided.push((moment, *decision));
             }
             other => faults.note(other, moment),
         }

@@ -335,6 +335,19 @@ fn nothing_runs_after_it_was_said_so_unless_an_operator_releases() {
 }
 
 #[test]
+fn a_failure_that_an_operator_decided_on_stays() {
+    let start = || {
+        let history = Script::new(Policy::Fail).sent(1).starts(1, 1, 5).event(Event::Killed(0));
+        let history = history.event(Event::Ready(0)).lost(1).records(1);
+        let (key, decision) = (history.key, Decision::Fail);
+        let history = history.event(Event::Deciding { key, decision });
+        history.event(Event::Decided { key, decision })
+    };
+    start().finally_unknown().holds();
+    start().finally_shows(1).breaks(Rule::FailureStays);
+}
+
+#[test]
 fn a_key_that_never_settles_is_refused() {
     let history = plain(Policy::Fail).sent(100).refused(100, 503, "overloaded");
     history.breaks(Rule::Settles);

@@ -1,6 +1,6 @@
 //! Clients that share keys, retry, and give up now and then.
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -20,7 +20,7 @@ const FINAL_MAX: Duration = Duration::from_secs(60);
 /// The problem of an outcome that is unknown for good.
 const UNKNOWN: &str = "previous_attempt_failed";
 /// Requests of the final read that are under way at once.
-const FINAL_AT_ONCE: usize = 12;
+const FINAL_AT_ONCE: usize = 24;
 
 /// Reproducible numbers.
 #[derive(Debug)]
@@ -50,6 +50,8 @@ pub(crate) struct Load {
     clients: Vec<Client>,
     policies: Vec<Policy>,
     seed: u64,
+    /// Requests for each key, on average.
+    requests_per_key: u64,
     requests: AtomicU64,
     /// The first key's number: histories on one server have keys of their own.
     first: u64,
@@ -65,6 +67,7 @@ impl Load {
         gateways: &[SocketAddr],
         policies: &[Policy],
         seed: u64,
+        requests_per_key: u64,
     ) -> Arc<Self> {
         let first = (seed % 90) * 1_000_000 + 1;
         Arc::new(Self {
@@ -72,6 +75,7 @@ impl Load {
             clients: gateways.iter().map(|address| Client::new(*address)).collect(),
             policies: policies.to_vec(),
             seed,
+            requests_per_key,
             requests: AtomicU64::new(1),
             first,
             keys: AtomicU64::new(first),
@@ -104,7 +108,8 @@ impl Load {
     fn key(&self, number: u64) -> Key {
         let dice = mix(self.seed ^ 0x6b65_7973, number);
         let other = usize::try_from((dice >> 8) % self.policies.len() as u64).unwrap();
-        let policy = if dice % 2 == 0 { Policy::Fail } else { *self.policies.get(other).unwrap() };
+        let policy =
+            if dice.is_multiple_of(2) { Policy::Fail } else { *self.policies.get(other).unwrap() };
         Key { number, policy }
     }
 
@@ -113,7 +118,7 @@ impl Load {
         while !self.stop.load(Ordering::SeqCst) {
             // A new key, or one of the latest, which others use at this moment.
             let latest = self.keys();
-            let key = match dice.roll(3) {
+            let key = match dice.roll(self.requests_per_key) {
                 0 => self.keys.fetch_add(1, Ordering::Relaxed),
                 _ => latest.saturating_sub(1 + dice.roll(10)).max(self.first),
             };
@@ -140,7 +145,7 @@ impl Load {
     ) -> Option<Response> {
         let request = self.requests.fetch_add(1, Ordering::Relaxed);
         // Keys with an even number are waited for, the others refused while they run.
-        let manner = if key.number % 2 == 0 { "wait" } else { "reject" };
+        let manner = if key.number.is_multiple_of(2) { "wait" } else { "reject" };
         let path = format!("/{}/{manner}", key.policy.word());
         let call = self.clients.get(node).unwrap().post(&path).without("authorization");
         let call = call.header("idempotency-key", &key.text());
@@ -201,11 +206,22 @@ impl Load {
         }
     }
 
-    /// Reads every key until it has a definite answer, then once more through another gateway.
-    pub(crate) async fn read_all(&self) {
+    /// Reads every key until it has a definite answer.
+    ///
+    /// Returns the longest time that a key took, for each policy.
+    pub(crate) async fn read_all(&self) -> BTreeMap<Policy, Duration> {
         let keys = (self.first..self.keys()).map(|number| self.key(number));
-        let reads = futures_util::stream::iter(keys).map(|key| self.read(key));
-        reads.buffer_unordered(FINAL_AT_ONCE).collect::<Vec<()>>().await;
+        let reads = futures_util::stream::iter(keys).map(|key| async move {
+            let from = SystemClock.monotonic();
+            self.read(key).await;
+            (key.policy, SystemClock.monotonic() - from)
+        });
+        let mut longest = BTreeMap::new();
+        for (policy, took) in reads.buffer_unordered(FINAL_AT_ONCE).collect::<Vec<_>>().await {
+            let longest: &mut Duration = longest.entry(policy).or_default();
+            *longest = took.max(*longest);
+        }
+        longest
     }
 
     async fn read(&self, key: Key) {
@@ -213,7 +229,9 @@ impl Load {
         let nodes = self.clients.len();
         let mut node = usize::try_from(key.number).unwrap() % nodes;
         let (mut payload, mut reads) = (b'a', 0);
-        while reads < 2 && SystemClock.monotonic() < give_up {
+        // One key in four is read through a second gateway, too.
+        let enough = if key.number.is_multiple_of(4) { 2 } else { 1 };
+        while reads < enough && SystemClock.monotonic() < give_up {
             let response = self.request(key, payload, node, true, PATIENCE).await;
             let code = response.as_ref().map(|response| response.code.as_str());
             let definite = match code {

@@ -97,6 +97,6 @@ async fn dynamodb() {
 async fn kill_cycles_on_postgres() {
     let _turn = turn().await;
     let cycles = number_from("ONETAKE_HISTORIES_CYCLES").unwrap_or(4);
-    let plan = Plan { lasts: Lasts::Cycles(cycles), clients: 6, ..Plan::new(SHORT) };
+    let plan = Plan { lasts: Lasts::Cycles(cycles), clients: 4, ..Plan::new(SHORT) };
     assert_clean(&run(&mut KillCycles(OnPostgres::start().await), plan).await);
 }

@@ -197,7 +197,7 @@ fn may_be_lost(case: &Case<'_>) -> bool {
     let settled = case.first_recording().or_else(|| settled::first_unknown(case));
     case.faults.losses.iter().any(|(at, lag)| {
         let used = case.key.requests.iter().any(|request| request.sent < *at);
-        used && !settled.is_some_and(|settled| settled.at + *lag < at.at)
+        used && settled.is_none_or(|settled| settled.at + *lag >= at.at)
     })
 }
 

@@ -181,7 +181,7 @@ fn plan(dice: u64, run: u64, key: Key) -> Plan {
         60..85 => 5 + (dice >> 24) % 40,
         _ => 50 + (dice >> 24) % 350,
     };
-    let (effect, padding) = ((dice >> 40) % 2 == 0, if size < 3 { 70_000 } else { 0 });
+    let (effect, padding) = ((dice >> 40).is_multiple_of(2), if size < 3 { 70_000 } else { 0 });
     let body = format!("run {run} of {}{}", key.text(), " ".repeat(padding));
     let (chosen, effect, closes) = match kind {
         0..64 => (Chosen::Record { status: 201, body: body.into() }, true, false),

@@ -8,6 +8,7 @@ use onetake_core::planted::Bug;
 use onetake_core::{Clock, SystemClock};
 use onetake_sim::history::{Event, Policy, RecordedUpstream, Recorder, Report, check};
 use tempfile::TempDir;
+use tokio::sync::{Mutex, MutexGuard};
 
 use super::gateway::Gateway;
 use super::load::{Dice, Load};
@@ -80,6 +81,9 @@ struct Progress {
     lasts: Lasts,
     began: Duration,
     cycles: AtomicU64,
+    /// Held while a gateway starts, and while the server is down, in histories that count cycles:
+    /// a gateway that starts without its store ends again, and could go on doing so for ever.
+    starting: Mutex<()>,
 }
 
 impl Progress {
@@ -87,6 +91,14 @@ impl Progress {
         match self.lasts {
             Lasts::Time(time) => SystemClock.monotonic() < self.began + time,
             Lasts::Cycles(cycles) => self.cycles.load(Ordering::Relaxed) < cycles,
+        }
+    }
+
+    /// Waits for its turn to start a gateway or to disturb the store.
+    async fn turn(&self) -> Option<MutexGuard<'_, ()>> {
+        match self.lasts {
+            Lasts::Time(_) => None,
+            Lasts::Cycles(_) => Some(self.starting.lock().await),
         }
     }
 
@@ -129,7 +141,8 @@ pub(crate) async fn run<S: Setup>(setup: &mut S, plan: Plan) -> Report {
     let recorder_of_load = Arc::clone(&recorder);
     let load = Load::new(recorder_of_load, &addresses, S::POLICIES, plan.seed, requests_per_key);
     let began_load = SystemClock.monotonic();
-    let progress = Progress { lasts: plan.lasts, began: began_load, cycles: AtomicU64::new(0) };
+    let (cycles, starting) = (AtomicU64::new(0), Mutex::new(()));
+    let progress = Progress { lasts: plan.lasts, began: began_load, cycles, starting };
     let faults = async {
         tokio::join!(
             disturb_store(setup, &plan, &progress, &recorder),
@@ -184,7 +197,9 @@ async fn disturb_store<S: Setup>(
     SystemClock.sleep(dice.millis(500, 900)).await;
     while progress.goes_on() {
         number += 1;
+        let turn = progress.turn().await;
         setup.disturb(number, &mut dice, recorder).await;
+        drop(turn);
         progress.count();
         SystemClock.sleep(dice.millis(50, 500)).await;
     }
@@ -210,6 +225,7 @@ async fn disturb_gateways(gateways: &mut [Gateway], plan: &Plan, progress: &Prog
             _ => {
                 gateway.kill().await;
                 SystemClock.sleep(dice.millis(0, 200)).await;
+                let _turn = progress.turn().await;
                 gateway.start().await;
             }
         }

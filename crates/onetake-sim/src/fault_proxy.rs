@@ -24,6 +24,10 @@ pub enum Weather {
     Cut,
     /// Requests arrive, answers do not, until it clears up.
     CutBack,
+    /// Requests do not arrive until it clears up; answers to earlier ones do.
+    CutThere,
+    /// Bytes arrive in pieces of at most this many, each after a pause of a millisecond.
+    Pieces(usize),
     /// Every connection is closed, and new ones are closed at once.
     Dead,
 }
@@ -33,9 +37,19 @@ pub enum Weather {
 pub struct FaultProxy {
     address: SocketAddr,
     weather: watch::Sender<Weather>,
-    answers_to_lose: Arc<AtomicUsize>,
+    server: watch::Sender<SocketAddr>,
+    next: Arc<Next>,
     connections: Arc<AtomicUsize>,
     accepting: JoinHandle<()>,
+}
+
+/// Faults of the next requests or answers, on whatever connection they travel.
+#[derive(Debug, Default)]
+struct Next {
+    /// Answers to be lost.
+    answers_to_lose: AtomicUsize,
+    /// Requests to be torn.
+    requests_to_tear: AtomicUsize,
 }
 
 impl FaultProxy {
@@ -48,18 +62,23 @@ impl FaultProxy {
         let address = listener.local_addr()?;
         let weather = watch::Sender::new(Weather::Fair);
         let connections = Arc::new(AtomicUsize::new(0));
-        let answers_to_lose = Arc::new(AtomicUsize::new(0));
+        let (server, next) = (watch::Sender::new(server), Arc::new(Next::default()));
         let (seen, count) = (weather.subscribe(), Arc::clone(&connections));
-        let lose = Arc::clone(&answers_to_lose);
+        let (target, faults) = (server.subscribe(), Arc::clone(&next));
         let accepting = tokio::spawn(async move {
             while let Ok((client, _)) = listener.accept().await {
                 count.fetch_add(1, Ordering::Relaxed);
                 if *seen.borrow() != Weather::Dead {
-                    tokio::spawn(carry(client, server, seen.clone(), Arc::clone(&lose)));
+                    tokio::spawn(carry(client, target.clone(), seen.clone(), Arc::clone(&faults)));
                 }
             }
         });
-        Ok(Self { address, weather, answers_to_lose, connections, accepting })
+        Ok(Self { address, weather, server, next, connections, accepting })
+    }
+
+    /// Sends new connections to another server, and closes those to the earlier one.
+    pub fn point_to(&self, server: SocketAddr) {
+        self.server.send_replace(server);
     }
 
     /// Where to connect instead.
@@ -76,7 +95,12 @@ impl FaultProxy {
     /// Loses the next answers: each request has arrived, and when the first byte of its answer comes,
     /// its connection is closed instead.
     pub fn lose_answers(&self, count: usize) {
-        self.answers_to_lose.store(count, Ordering::Relaxed);
+        self.next.answers_to_lose.store(count, Ordering::Relaxed);
+    }
+
+    /// Tears the next requests: half of the bytes arrive, then the connection is closed.
+    pub fn tear_requests(&self, count: usize) {
+        self.next.requests_to_tear.store(count, Ordering::Relaxed);
     }
 
     /// How many connections were ever asked for.
@@ -95,49 +119,75 @@ impl Drop for FaultProxy {
 
 async fn carry(
     client: TcpStream,
-    server: SocketAddr,
+    mut server: watch::Receiver<SocketAddr>,
     mut weather: watch::Receiver<Weather>,
-    answers_to_lose: Arc<AtomicUsize>,
+    next: Arc<Next>,
 ) {
-    let Ok(server) = TcpStream::connect(server).await else { return };
-    let _best_effort = (client.set_nodelay(true), server.set_nodelay(true));
+    let address = *server.borrow_and_update();
+    let Ok(connected) = TcpStream::connect(address).await else { return };
+    let _best_effort = (client.set_nodelay(true), connected.set_nodelay(true));
     let (from_client, to_client) = client.into_split();
-    let (from_server, to_server) = server.into_split();
+    let (from_server, to_server) = connected.into_split();
     let none = AtomicUsize::new(0);
-    let there =
-        one_way(from_client, to_server, weather.clone(), &none, |weather| weather == Weather::Cut);
-    let back = one_way(from_server, to_client, weather.clone(), &answers_to_lose, |weather| {
+    let there = Way { weather: weather.clone(), lose: &none, tear: &next.requests_to_tear };
+    let there = there.carry(from_client, to_server, |weather| {
+        matches!(weather, Weather::Cut | Weather::CutThere)
+    });
+    let back = Way { weather: weather.clone(), lose: &next.answers_to_lose, tear: &none };
+    let back = back.carry(from_server, to_client, |weather| {
         matches!(weather, Weather::Cut | Weather::CutBack)
     });
     tokio::select! {
         () = there => {}
         () = back => {}
         _ = weather.wait_for(|weather| *weather == Weather::Dead) => {}
+        _ = server.changed() => {}
     }
 }
 
-async fn one_way(
-    mut from: OwnedReadHalf,
-    mut to: OwnedWriteHalf,
-    mut weather: watch::Receiver<Weather>,
-    to_lose: &AtomicUsize,
-    stops: impl Fn(Weather) -> bool,
-) {
-    let mut buffer = vec![0; 64 << 10];
-    while let Ok(count @ 1..) = from.read(&mut buffer).await {
-        let fewer = |count: usize| count.checked_sub(1);
-        if to_lose.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fewer).is_ok() {
-            return;
-        }
-        let Ok(now) = weather.wait_for(|weather| !stops(*weather)).await.map(|now| *now) else {
-            return;
-        };
-        if let Weather::Slow(by) = now {
-            SystemClock.sleep(by).await;
-        }
-        let Some(bytes) = buffer.get(..count) else { return };
-        if to.write_all(bytes).await.is_err() {
-            return;
+/// One direction of a connection.
+struct Way<'a> {
+    weather: watch::Receiver<Weather>,
+    lose: &'a AtomicUsize,
+    tear: &'a AtomicUsize,
+}
+
+impl Way<'_> {
+    async fn carry(
+        mut self,
+        mut from: OwnedReadHalf,
+        mut to: OwnedWriteHalf,
+        stops: impl Fn(Weather) -> bool,
+    ) {
+        let mut buffer = vec![0; 64 << 10];
+        while let Ok(count @ 1..) = from.read(&mut buffer).await {
+            if takes_one(self.lose) {
+                return;
+            }
+            let fair = self.weather.wait_for(|weather| !stops(*weather)).await;
+            let Ok(now) = fair.map(|now| *now) else { return };
+            let Some(bytes) = buffer.get(..count) else { return };
+            if takes_one(self.tear) {
+                let _torn = to.write_all(bytes.get(..count / 2).unwrap_or_default()).await;
+                return;
+            }
+            let piece = if let Weather::Pieces(most) = now { most.max(1) } else { count };
+            for piece in bytes.chunks(piece) {
+                match now {
+                    Weather::Slow(by) => SystemClock.sleep(by).await,
+                    Weather::Pieces(_) => SystemClock.sleep(Duration::from_millis(1)).await,
+                    _ => {}
+                }
+                if to.write_all(piece).await.is_err() {
+                    return;
+                }
+            }
         }
     }
+}
+
+/// Takes one from a counter, if there is one to take.
+fn takes_one(counter: &AtomicUsize) -> bool {
+    let fewer = |count: usize| count.checked_sub(1);
+    counter.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fewer).is_ok()
 }

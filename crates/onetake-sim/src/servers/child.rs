@@ -29,7 +29,7 @@ pub struct Child {
 
 impl Child {
     /// Starts a program; its output goes to `log`. Where `user` is given, it runs as that user.
-    pub(super) fn start(command: &[String], log: &Path, user: Option<(u32, u32)>) -> Self {
+    pub fn start(command: &[String], log: &Path, user: Option<(u32, u32)>) -> Self {
         let mut watcher = Command::new("sh");
         watcher.arg("-c").arg(WATCH).arg("sh").arg(log).args(command);
         watcher.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
@@ -53,7 +53,8 @@ impl Child {
     }
 
     /// Whether the server has ended by itself, as far as this system tells.
-    pub(super) fn is_gone(&self) -> bool {
+    #[must_use]
+    pub fn is_gone(&self) -> bool {
         let told = |process: &str| std::fs::read_to_string(format!("/proc/{process}/stat"));
         match (told("self"), told(&self.pid.to_string())) {
             // What has ended stays listed, as a zombie, until its watcher looks.

@@ -118,6 +118,46 @@ impl Postgres {
         self.child = Some(child);
     }
 
+    /// Makes and starts a standby that follows this server, which is reached at `source`: its own
+    /// address, or that of a proxy in front of it.
+    pub async fn standby(&self, source: SocketAddr) -> Self {
+        let folder = tempfile::tempdir().expect("there is room for a folder");
+        let user = unprivileged();
+        let mut backup = Command::new(program("pg_basebackup", &folders()));
+        backup.arg("-D").arg(folder.path().join("data"));
+        backup.args(["-R", "-X", "stream", "-c", "fast", "--no-sync", "-d"]);
+        backup.arg(format!(
+            "host={} port={} user={USER} password='{PASSWORD}' application_name=standby",
+            source.ip(),
+            source.port()
+        ));
+        backup.current_dir(folder.path());
+        if let Some((user, group)) = user {
+            chown(folder.path(), Some(user), Some(group)).expect("root may");
+            backup.uid(user).gid(group);
+        }
+        let copied = tokio::task::spawn_blocking(move || backup.status()).await;
+        let copied = copied.expect("the copy does not panic");
+        assert!(copied.is_ok_and(|status| status.success()), "pg_basebackup failed");
+        let databases = AtomicU32::new(self.databases.load(Ordering::Relaxed));
+        let mut server = Self { child: None, folder, port: free_port(), databases };
+        server.restart().await;
+        server
+    }
+
+    /// Makes commits wait until the standby has them, from when the standby has everything so far.
+    pub async fn wait_for_standby(&self) {
+        self.sql("postgres", "ALTER SYSTEM SET synchronous_standby_names = '*'");
+        self.sql("postgres", "SELECT pg_reload_conf()");
+        let attached = "SELECT count(*) FROM pg_stat_replication WHERE sync_state = 'sync'";
+        until("the standby is synchronous", async || self.sql("postgres", attached) == "1").await;
+    }
+
+    /// Makes a standby a server that takes writes.
+    pub fn promote(&self) {
+        assert_eq!(self.sql("postgres", "SELECT pg_promote()"), "t", "{}", self.log());
+    }
+
     /// Ends it as an administrator would in a hurry (`pg_ctl stop -m fast`).
     pub fn stop(&mut self) {
         if let Some(child) = self.child.take() {

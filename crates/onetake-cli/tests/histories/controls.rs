@@ -1,0 +1,71 @@
+//! Deliberate bugs: a history with one of them must not pass.
+
+use std::time::Duration;
+
+use onetake_cli::config::{self, Overrides};
+use onetake_cli::gateway::Gateway;
+use onetake_core::planted::{Bug, plant};
+use onetake_sim::history::check::Rule;
+
+use super::failover::OnStandby;
+use super::gateway::{BUG, CONFIGURATION};
+use super::setups::{OnPostgres, OnSqlite};
+use super::turn;
+use super::world::{Lasts, Plan, Setup, run};
+
+/// The process of a gateway with a planted bug. As a test of its own it does nothing.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn gateway_with_a_planted_bug() {
+    let Ok(file) = std::env::var(CONFIGURATION) else { return };
+    let number: u8 = std::env::var(BUG).unwrap().parse().unwrap();
+    plant(Bug::ALL.into_iter().find(|bug| *bug as u8 == number));
+    let text = std::fs::read_to_string(&file).unwrap();
+    let config = config::load(Some(&text), &file, std::iter::empty(), Overrides::default());
+    let _gateway = Gateway::start(config.unwrap()).await.unwrap();
+    std::future::pending::<()>().await;
+}
+
+/// Runs histories with a bug until the checker finds it, and checks that it names one of `rules`.
+async fn is_found<S: Setup>(setup: &mut S, bug: Option<Bug>, seconds: u64, rules: &[Rule]) {
+    let plan = Plan { bug, prints_logs: false, ..Plan::new(Duration::ZERO) };
+    let mut found = Vec::new();
+    // A history may be lucky; three in a row are not.
+    for seed in 1..4 {
+        let lasts = Lasts::Time(Duration::from_secs(seconds));
+        found = run(setup, Plan { seed, lasts, ..plan }).await.rules();
+        eprintln!("{}: {bug:?} is found: {found:?}", S::NAME);
+        if rules.iter().any(|rule| found.contains(rule)) {
+            return;
+        }
+    }
+    panic!("{bug:?} is not found by any of {rules:?}, only {found:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn another_payload_that_runs_is_found() {
+    let _turn = turn().await;
+    let bug = Some(Bug::FingerprintInId);
+    is_found(&mut OnSqlite::new(), bug, 2, &[Rule::OnePayload]).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_fence_that_does_not_rise_is_found() {
+    let _turn = turn().await;
+    let bug = Some(Bug::FenceNotRaised);
+    is_found(&mut OnSqlite::new(), bug, 2, &[Rule::FencesRise]).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_outcome_that_is_shown_before_it_is_durable_is_found() {
+    let _turn = turn().await;
+    let rules = [Rule::RecordingStays, Rule::NoRunAfterRecording, Rule::OneRecording];
+    let bug = Some(Bug::AnswerBeforeCommit);
+    is_found(&mut OnPostgres::start().await, bug, 4, &rules).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_standby_that_is_promoted_without_the_latest_commits_is_found() {
+    let _turn = turn().await;
+    let rules = [Rule::OneRun, Rule::NoRunAfterRecording, Rule::OneRecording];
+    is_found(&mut OnStandby::start(false).await, None, 3, &rules).await;
+}

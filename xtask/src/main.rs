@@ -1,6 +1,7 @@
-//! Development tasks: `cargo xtask test`, `cargo xtask lint`.
+//! Development tasks: `cargo xtask test`, `cargo xtask lint`, `cargo xtask mutants`.
 
 mod install;
+mod mutants;
 mod programs;
 
 use std::process::{Command, ExitCode};
@@ -32,9 +33,11 @@ fn main() -> ExitCode {
             TEST
         }
         Some("lint") => LINT,
+        Some("mutants") => return mutants::run(std::env::args().skip(2)),
         _ => {
             eprintln!(
-                "cargo xtask test    install what the tests need, run all tests\ncargo xtask lint    check formatting, run clippy, build the documentation"
+                "cargo xtask test    install what the tests need, run all tests\ncargo xtask lint    check formatting, run clippy, build the documentation\n{}",
+                mutants::USAGE
             );
             return ExitCode::from(2);
         }

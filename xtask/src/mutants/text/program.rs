@@ -46,15 +46,24 @@ fn runs(language: Language, which: Which) -> &'static [Run] {
     match (language, which) {
         (Language::Sqlite, Which::All) => &[
             (UNIT_TESTS, &["sqlite::"]),
-            ("sqlite", &[]),
+            ("sqlite", &["sqlite_store"]),
             ("sqlite_transactions", &[]),
             ("sqlite_outbox", &[]),
+            ("sqlite", &[]),
         ],
-        (Language::Postgres, Which::All) => &[("postgres", &[])],
-        (Language::Lua, Which::All) => &[("redis", &[])],
-        (Language::Sqlite, Which::Sample) => &[("sqlite", &[])],
-        (Language::Postgres, Which::Sample) => &[("postgres", &[])],
-        (Language::Lua, Which::Sample) => &[("redis", &[])],
+        (Language::Postgres, Which::All) => &[
+            ("postgres", &["--exact", "postgres_store"]),
+            ("postgres", &["outbox::"]),
+            ("postgres", &[]),
+        ],
+        (Language::Lua, Which::All) => &[
+            ("redis", &["--exact", "suite::redis"]),
+            ("redis", &["velocity::", "operators::"]),
+            ("redis", &[]),
+        ],
+        (Language::Sqlite, Which::Sample) => &[("sqlite", &["--exact", "sqlite_store"])],
+        (Language::Postgres, Which::Sample) => &[("postgres", &["--exact", "postgres_store"])],
+        (Language::Lua, Which::Sample) => &[("redis", &["--exact", "suite::redis"])],
     }
 }
 
@@ -157,7 +166,8 @@ fn build(root: &Path, runs: &[Run]) -> Result<Vec<Program>, String> {
         name => vec!["--test", name],
     });
     let built = Command::new(cargo)
-        .args(["test", "--package", "onetake-stores", "--all-features", "--no-run"])
+        // Of the workspace, as `cargo xtask test` builds them: nothing is built twice.
+        .args(["test", "--workspace", "--all-features", "--no-run"])
         .args(targets)
         .arg("--message-format=json-render-diagnostics")
         .current_dir(root)
@@ -172,7 +182,8 @@ fn build(root: &Path, runs: &[Run]) -> Result<Vec<Program>, String> {
     let mut programs = Vec::new();
     for line in String::from_utf8_lossy(&built.stdout).lines() {
         let Some((name, file)) = program(line) else { continue };
-        if runs.iter().any(|(wanted, _)| *wanted == name) {
+        let is_built = programs.iter().any(|program: &Program| program.name == name);
+        if !is_built && runs.iter().any(|(wanted, _)| *wanted == name) {
             let copy = folder.join(&name);
             let _left_over = std::fs::remove_file(&copy);
             std::fs::copy(&file, &copy).map_err(|error| format!("{file}: {error}"))?;
@@ -200,12 +211,14 @@ fn find<'a>(programs: &'a [Program], name: &str) -> Result<&'a Program, String> 
 /// Runs some tests of a program.
 fn ended(program: &Program, run: &Run, options: &Options) -> Result<Ended, String> {
     let folder = options.root.join("crates/onetake-stores");
+    let log = program.file.with_extension("log");
+    let output = File::create(&log).map_err(|error| format!("{}: {error}", log.display()))?;
     let mut child = Command::new(&program.file)
         .args(run.1)
         .current_dir(folder)
         .env("ONETAKE_TOOLS", &options.tools)
         .stdin(Stdio::null())
-        .stdout(Stdio::null())
+        .stdout(output)
         .stderr(Stdio::null())
         .spawn()
         .map_err(|error| format!("{} could not be started: {error}", program.file.display()))?;
@@ -214,14 +227,19 @@ fn ended(program: &Program, run: &Run, options: &Options) -> Result<Ended, Strin
         match child.try_wait().map_err(|error| error.to_string())? {
             Some(status) if status.success() => return Ok(Ended::Passed),
             Some(_) => return Ok(Ended::Failed),
-            // The servers that it started end with it.
-            None if began.elapsed() > RUN_MAX => {
+            // The servers that it started end with it. One test that fails is enough.
+            None if began.elapsed() > RUN_MAX || has_failed(&log) => {
                 let _gone = child.kill().and_then(|()| child.wait());
-                return Ok(Ended::TooLate);
+                return Ok(if has_failed(&log) { Ended::Failed } else { Ended::TooLate });
             }
             None => pause(),
         }
     }
+}
+
+/// True if the output of a test run tells of a test that failed.
+fn has_failed(log: &Path) -> bool {
+    std::fs::read_to_string(log).is_ok_and(|text| text.contains("... FAILED"))
 }
 
 #[expect(clippy::disallowed_methods, reason = "test runs are bounded in real time")]

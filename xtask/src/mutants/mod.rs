@@ -21,8 +21,9 @@ use table::Score;
 
 /// How the task is called.
 pub(crate) const USAGE: &str =
-    "cargo xtask mutants [--scope NAME]... [--shard K/N] [--short | --list]
+    "cargo xtask mutants [--scope NAME]... [--only TEXT] [--shard K/N] [--short | --list]
     --scope     decide, journal, engine, http, stores, sql or lua; all of them if none is named
+    --only      the mutants whose names have this text
     --shard     every N-th mutant alone, from the K-th on: 0/4, 1/4, 2/4, 3/4
     --short     check the arguments, and test a fixed sample of SQL and Lua mutants
     --list      print the mutants of the scopes";
@@ -33,6 +34,7 @@ pub(crate) struct Options {
     root: PathBuf,
     tools: PathBuf,
     scopes: Vec<&'static Scope>,
+    only: String,
     shard: Option<String>,
     form: Form,
 }
@@ -78,6 +80,7 @@ fn options(mut arguments: impl Iterator<Item = String>) -> Result<Options, Strin
         root: root.to_owned(),
         tools: crate::install::tools(),
         scopes: Vec::new(),
+        only: String::new(),
         shard: None,
         form: Form::Long,
     };
@@ -85,6 +88,7 @@ fn options(mut arguments: impl Iterator<Item = String>) -> Result<Options, Strin
         match argument.as_str() {
             "--short" => options.form = Form::Short,
             "--list" => options.form = Form::List,
+            "--only" => options.only = arguments.next().ok_or("--only needs a text")?,
             "--shard" => {
                 let shard = arguments.next().filter(|shard| text::part(shard).is_some());
                 options.shard = Some(shard.ok_or("--shard needs K/N with K below N")?);

@@ -14,8 +14,9 @@ use super::{Options, tree};
 /// The version of cargo-mutants: the names of mutants are its own.
 const VERSION: &str = "27.1.0";
 
-/// The longest time for one mutant's tests, in seconds.
-const TEST_SECONDS_MAX: &str = "300";
+/// The shortest time after which the tests of a mutant count as hanging, in seconds. It is longer where
+/// the tests themselves take long.
+const HANGS_AFTER_SECONDS: &str = "60";
 
 /// What became of one mutant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -93,9 +94,13 @@ pub(crate) fn run(
         }
         let mut command = Command::new(&program);
         command.args(["mutants", "--in-place", "--workspace", "--all-features", "--no-times"]);
-        command.args(["--timeout", TEST_SECONDS_MAX, "--annotations", "none", "--caught"]);
+        command.args(["--minimum-test-timeout", HANGS_AFTER_SECONDS]);
+        command.args(["--annotations", "none", "--caught"]);
         command.arg("--dir").arg(&tree);
         selected(&mut command, files, except);
+        if number == 0 && !options.only.is_empty() {
+            command.arg("--re").arg(escaped(&options.only));
+        }
         if number > 0 {
             command.args(left.iter().flat_map(|name| ["--re".to_owned(), exactly(name)]));
         } else if let Some(shard) = &options.shard {
@@ -156,14 +161,19 @@ fn parse(found: &Value) -> Result<BTreeMap<String, Outcome>, String> {
 
 /// A regular expression that matches this text alone.
 fn exactly(text: &str) -> String {
-    let mut escaped = String::from("^");
+    format!("^{}$", escaped(text))
+}
+
+/// The same for a text that stands anywhere.
+fn escaped(text: &str) -> String {
+    let mut escaped = String::new();
     for sign in text.chars() {
         if !sign.is_alphanumeric() && !" _:".contains(sign) {
             escaped.push('\\');
         }
         escaped.push(sign);
     }
-    escaped + "$"
+    escaped
 }
 
 /// The mutants of a listing in the order of their files and lines: cargo-mutants lists those of a

@@ -169,9 +169,11 @@ impl Found<'_> {
     }
 
     fn is_operand(&self, at: Option<usize>) -> bool {
-        at.and_then(|at| self.token(at)).is_some_and(|token| {
-            token.kind != Kind::Sign && !token.is_any(&["THEN", "ELSE", "return", "and", "or"])
-                || token.is_any(&[")", "]"])
+        const BEFORE_OPERANDS: [&str; 11] =
+            ["THEN", "ELSE", "WHEN", "AND", "OR", "NOT", "WHERE", "SELECT", "return", "and", "or"];
+        at.and_then(|at| self.token(at)).is_some_and(|token| match token.kind {
+            Kind::Sign => token.is_any(&[")", "]"]),
+            _ => !token.is_any(&BEFORE_OPERANDS),
         })
     }
 
@@ -410,15 +412,15 @@ mod tests {
     #[test]
     fn constants_and_functions() {
         has(
-            "SELECT least(a + 3600, 0) - -1",
+            "SELECT least(a + 3600, 0) - -1 WHERE +b",
             Language::Postgres,
             &[
-                "SELECT greatest(a + 3600, 0) - -1",
-                "SELECT least(a - 3600, 0) - -1",
-                "SELECT least(a + 1800, 0) - -1",
-                "SELECT least(a + 3600, 1) - -1",
-                "SELECT least(a + 3600, 0) + -1",
-                "SELECT least(a + 3600, 0) - -2",
+                "SELECT greatest(a + 3600, 0) - -1 WHERE +b",
+                "SELECT least(a - 3600, 0) - -1 WHERE +b",
+                "SELECT least(a + 1800, 0) - -1 WHERE +b",
+                "SELECT least(a + 3600, 1) - -1 WHERE +b",
+                "SELECT least(a + 3600, 0) + -1 WHERE +b",
+                "SELECT least(a + 3600, 0) - -2 WHERE +b",
             ],
         );
     }

@@ -8,8 +8,8 @@ use super::change::{Change, changes, one_line};
 use super::literal::literals;
 use super::{Language, Which, fit, part, read};
 
-/// The longest piece of the old text in a mutant's name, in characters.
-const SHOWN_MAX: usize = 60;
+/// The most that a mutant's name has of the line on each side of the change, in characters.
+const SHOWN_MAX: usize = 30;
 
 /// The shortest text that is looked for in a program: a shorter one could be found in another place.
 const BYTES_MIN: usize = 24;
@@ -111,12 +111,16 @@ fn is_statement(piece: &str) -> bool {
 }
 
 fn mutant(file: &str, owner: &str, text: &str, change: &Change, language: Language) -> Mutant {
-    let line_start =
-        text.get(..change.at.start).and_then(|before| before.rfind('\n')).map_or(0, |at| at + 1);
-    let tail = text.get(change.at.end..).unwrap_or_default();
-    let line_end = change.at.end + tail.find('\n').unwrap_or(tail.len());
-    let line = one_line(text.get(line_start..line_end).unwrap_or_default());
-    let shown: String = line.chars().take(SHOWN_MAX).collect();
+    let before = text.get(..change.at.start).unwrap_or_default();
+    let before = one_line(before.rsplit('\n').next().unwrap_or_default());
+    let skipped = before.chars().count().saturating_sub(SHOWN_MAX);
+    let before: String = before.chars().skip(skipped).collect();
+    let changed = text.get(change.at.clone()).unwrap_or_default();
+    let changed = if change.with.is_empty() { "…".to_owned() } else { one_line(changed) };
+    let behind = text.get(change.at.end..).unwrap_or_default();
+    let behind = one_line(behind.lines().next().unwrap_or_default());
+    let behind: String = behind.chars().take(SHOWN_MAX).collect();
+    let shown = one_line(&format!("{before} {changed} {behind}"));
     Mutant {
         name: format!("{file}: {} in {owner}: {shown}", change.what),
         old: text.to_owned(),
@@ -157,15 +161,21 @@ fn is_text(name: &str) -> bool {
     !file(name).ends_with(".rs") || name.splitn(3, ": ").count() == 3
 }
 
-/// The mutants of a shard, or the fixed sample.
-pub(super) fn choose(mutants: Vec<Mutant>, shard: Option<&str>, which: Which) -> Vec<Mutant> {
+/// The mutants whose names have a text, of a shard; or the fixed sample.
+pub(super) fn choose(
+    mutants: Vec<Mutant>,
+    only: &str,
+    shard: Option<&str>,
+    which: Which,
+) -> Vec<Mutant> {
     let (index, count) = match which {
         Which::All => shard.and_then(part).unwrap_or((0, 1)),
         Which::Sample => {
             return mutants.into_iter().filter(|mutant| is_sampled(&mutant.name)).collect();
         }
     };
-    let chosen = mutants.into_iter().enumerate().filter(|(at, _)| at % count == index);
+    let mutants = mutants.into_iter().filter(|mutant| mutant.name.contains(only));
+    let chosen = mutants.enumerate().filter(|(at, _)| at % count == index);
     chosen.map(|(_, mutant)| mutant).collect()
 }
 
@@ -221,8 +231,8 @@ mod tests {
     fn a_shard_is_a_part() {
         let one = Mutant { name: String::new(), old: String::new(), new: None };
         let all = vec![one; 10];
-        let sizes =
-            ["0/3", "1/3", "2/3"].map(|shard| choose(all.clone(), Some(shard), Which::All).len());
+        let sizes = ["0/3", "1/3", "2/3"]
+            .map(|shard| choose(all.clone(), "", Some(shard), Which::All).len());
         assert_eq!(sizes, [4, 3, 3]);
     }
 }

@@ -14,6 +14,23 @@ pub(super) fn apply(text: &str, change: &Change, language: Language) -> Option<S
         return Some(format!("{before}{}{space}{behind}", change.with));
     }
     let mut missing = change.with.len() - old;
+    // A sign needs no space around it.
+    let is_sign =
+        |sign: Option<char>| sign.is_some_and(|sign| !sign.is_alphanumeric() && sign != ' ');
+    let behind = match behind.strip_prefix(' ') {
+        Some(rest) if is_sign(change.with.chars().last()) => {
+            missing -= 1;
+            rest
+        }
+        _ => behind,
+    };
+    let before = match before.strip_suffix(' ') {
+        Some(rest) if missing > 0 && is_sign(change.with.chars().next()) => {
+            missing -= 1;
+            rest
+        }
+        _ => before,
+    };
     // First the room behind the change, then the room before it.
     let behind = shorter(behind, &mut missing, language);
     let before =
@@ -94,10 +111,12 @@ mod tests {
 
     #[test]
     fn a_longer_text_takes_room() {
-        assert_eq!(changed("a < b", "<", "<=").as_deref(), None);
+        assert_eq!(changed("a < b", "<", "<=").as_deref(), Some("a <=b"));
+        assert_eq!(changed("a <b", "<", "<=").as_deref(), Some("a<=b"));
+        assert_eq!(changed("a OR b", "OR", "AND").as_deref(), None);
         assert_eq!(changed("a  OR\n   b", "OR", "AND").as_deref(), Some("a  AND\n  b"));
         assert_eq!(changed("a OR b -- why\n", "OR", "AND").as_deref(), Some("a AND b -- wh\n"));
-        assert_eq!(changed("x = y AND a < b", "a <", "a <=").as_deref(), Some("x =y AND a <= b"));
+        assert_eq!(changed("x = y AND a < b", "a <", "a <=").as_deref(), Some("x = y AND a <=b"));
         assert_eq!(changed("'  ' OR b", "OR", "AND").as_deref(), None);
     }
 }

@@ -175,7 +175,8 @@ fn find(folder: &Path, name: &str) -> Option<PathBuf> {
     })
 }
 
-fn tools() -> PathBuf {
+/// The folder of installed programs.
+pub(crate) fn tools() -> PathBuf {
     std::env::var_os("ONETAKE_TOOLS").map_or_else(
         || PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../target/tools")),
         PathBuf::from,

@@ -1,6 +1,7 @@
 //! Development tasks: `cargo xtask` lists them.
 
 mod install;
+mod mutants;
 mod programs;
 
 use std::process::{Command, ExitCode};
@@ -64,8 +65,9 @@ fn main() -> ExitCode {
             TEST
         }
         Some("lint") => LINT,
+        Some("mutants") => return mutants::run(std::env::args().skip(2)),
         _ => {
-            eprintln!("{USAGE}");
+            eprintln!("{USAGE}\n{}", mutants::USAGE);
             return ExitCode::from(2);
         }
     };

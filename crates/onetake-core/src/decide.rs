@@ -365,4 +365,141 @@ mod tests {
         let after = now.plus(Duration::from_secs(60));
         assert!(matches!(settle(Some(&record), &abandon, after), SettleEffect::Write(_)));
     }
+
+    /// A record that is 5 s old and may be asked for, in some state.
+    fn record(on_unknown: OnUnknown, state: State) -> Record {
+        Record {
+            id: crate::RecordId::from_bytes([0; 16]),
+            attempt: AttemptId::from_bytes([1; 16]),
+            fence: Fence::new(1),
+            fingerprint: Fingerprint::of(b""),
+            terms: Terms { on_unknown, ..Terms::default() },
+            origin: crate::Origin::default(),
+            created_at: THEN,
+            claimed_at: THEN,
+            history: History::default(),
+            state,
+        }
+    }
+
+    const THEN: Timestamp = Timestamp::from_micros(1_000_000_000);
+    const NOW: Timestamp = Timestamp::from_micros(1_005_000_000);
+    const EVERY_WAY: [OnUnknown; 4] =
+        [OnUnknown::Fail, OnUnknown::Retry, OnUnknown::Reconcile, OnUnknown::Rollback];
+
+    fn failure(code: &str) -> Failure {
+        Failure { code: code.into(), detail: "detail".into() }
+    }
+
+    fn every_verb() -> [Verb; 8] {
+        [
+            Verb::Renew,
+            Verb::Abandon,
+            Verb::Release,
+            Verb::Unknown(Cause::TimedOut),
+            Verb::Complete(Recording::new("new")),
+            Verb::Fail(failure("new")),
+            Verb::Defer(Duration::from_secs(7)),
+            Verb::Forget,
+        ]
+    }
+
+    /// What the owner's settlement leads to: a new state, `Already`, or `Stale`.
+    fn expected(record: &Record, verb: &Verb) -> Result<State, SettleEffect> {
+        let (stale, already) = (Err(SettleEffect::Stale), Err(SettleEffect::Already));
+        let rolls_back = record.terms.on_unknown == OnUnknown::Rollback;
+        match (record.state.name(), verb) {
+            ("running", Verb::Renew) => {
+                Ok(State::Running { lease_until: NOW.plus(record.terms.lease) })
+            }
+            ("running", Verb::Unknown(_)) if rolls_back => Ok(State::Released { at: NOW }),
+            ("running", Verb::Unknown(cause)) => {
+                Ok(State::Unknown { at: NOW, cause: cause.clone(), ask_at: NOW })
+            }
+            ("unknown", Verb::Unknown(_)) => already,
+            ("unknown", Verb::Defer(hold)) if record.terms.on_unknown == OnUnknown::Reconcile => {
+                Ok(State::Unknown { at: THEN, cause: Cause::TimedOut, ask_at: NOW.plus(*hold) })
+            }
+            ("running" | "unknown", Verb::Complete(recording)) => {
+                Ok(State::Completed { at: NOW, recording: recording.clone() })
+            }
+            ("running" | "unknown", Verb::Fail(failure)) => {
+                Ok(State::Failed { at: NOW, failure: failure.clone() })
+            }
+            ("running" | "unknown", Verb::Release) => Ok(State::Released { at: NOW }),
+            ("released", Verb::Release) => already,
+            ("released", Verb::Unknown(_)) if rolls_back => already,
+            _ => stale,
+        }
+    }
+
+    #[test]
+    fn every_verb_in_every_state() {
+        let states = [
+            State::Running { lease_until: NOW.plus(Duration::from_secs(1)) },
+            State::Unknown { at: THEN, cause: Cause::TimedOut, ask_at: THEN },
+            State::Released { at: THEN },
+            State::Completed { at: THEN, recording: Recording::new("old") },
+            State::Failed { at: THEN, failure: failure("old") },
+        ];
+        for (state, on_unknown) in
+            states.iter().flat_map(|state| EVERY_WAY.map(|on_unknown| (state, on_unknown)))
+        {
+            let record = record(on_unknown, state.clone());
+            for verb in every_verb().into_iter().filter(|verb| *verb != Verb::Forget) {
+                let own = Settlement { id: record.id, attempt: record.attempt, verb };
+                let expected = match expected(&record, &own.verb) {
+                    Ok(state) => SettleEffect::Write(record.with_state(state)),
+                    Err(effect) => effect,
+                };
+                assert_eq!(settle(Some(&record), &own, NOW), expected, "{record:?} {own:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_settlement_that_says_the_same_again_is_done() {
+        let outcomes = [
+            (
+                State::Completed { at: THEN, recording: Recording::new("old") },
+                Verb::Complete(Recording::new("old")),
+            ),
+            (State::Failed { at: THEN, failure: failure("old") }, Verb::Fail(failure("old"))),
+        ];
+        for (state, verb) in outcomes {
+            let record = record(OnUnknown::Fail, state);
+            let own = Settlement { id: record.id, attempt: record.attempt, verb };
+            assert_eq!(settle(Some(&record), &own, NOW), SettleEffect::Already);
+        }
+    }
+
+    #[test]
+    fn an_ask_is_taken_when_it_is_due() {
+        let micro = Duration::from_micros(1);
+        for (ask_at, is_due) in [(NOW, true), (NOW.plus(micro), false)] {
+            let state = State::Unknown { at: THEN, cause: Cause::TimedOut, ask_at };
+            let record = record(OnUnknown::Reconcile, state);
+            let verb = Verb::Defer(Duration::from_secs(7));
+            let own = Settlement { id: record.id, attempt: record.attempt, verb };
+            let is_taken = settle(Some(&record), &own, NOW) != SettleEffect::Stale;
+            assert_eq!(is_taken, is_due);
+        }
+    }
+
+    #[test]
+    fn a_forgotten_record_is_expired_whatever_the_clock_says() {
+        let completed = State::Completed { at: THEN, recording: Recording::new("old") };
+        for now in [NOW, Timestamp::from_micros(7)] {
+            let record = record(OnUnknown::Fail, completed.clone());
+            let own = Settlement { id: record.id, attempt: record.attempt, verb: Verb::Forget };
+            let gone = Record {
+                terms: Terms { ttl: Duration::ZERO, ..record.terms },
+                created_at: THEN.min(now),
+                state: State::Released { at: now },
+                ..record.clone()
+            };
+            assert!(gone.is_expired(now));
+            assert_eq!(settle(Some(&record), &own, now), SettleEffect::Write(gone));
+        }
+    }
 }

@@ -209,4 +209,80 @@ mod tests {
         cache.put(&record(3, 86_400, 1_000), NOW, Duration::from_secs(221));
         assert!(has(&cache, 3, 221), "by then nobody can have read it before");
     }
+
+    #[test]
+    fn an_eighth_of_the_bound_is_the_largest_entry() {
+        let small = record(1, 86_400, 700);
+        let eight = Cache::new(8 * cost(&small), Duration::from_secs(60));
+        eight.put(&small, NOW, Duration::from_secs(1));
+        assert!(has(&eight, 1, 2), "an eighth of the bound");
+        eight.put(&record(2, 86_400, 701), NOW, Duration::from_secs(1));
+        assert!(!has(&eight, 2, 2), "one byte more");
+    }
+
+    #[test]
+    fn an_expired_record_takes_no_room() {
+        let cache = Cache::new(1 << 20, Duration::from_secs(60));
+        let expired = NOW.plus(Duration::from_secs(3600));
+        cache.put(&record(1, 5, 10), expired, Duration::from_secs(1));
+        assert!(cache.inner.lock().unwrap().entries.is_empty());
+    }
+
+    #[test]
+    fn entries_that_are_too_old_make_room() {
+        let cache = Cache::new(1 << 20, Duration::from_secs(60));
+        cache.put(&record(1, 86_400, 10), NOW, Duration::from_secs(1));
+        cache.put(&record(2, 86_400, 10), NOW, Duration::from_secs(60));
+        assert_eq!(cache.inner.lock().unwrap().entries.len(), 2);
+        cache.put(&record(3, 86_400, 10), NOW, Duration::from_secs(61));
+        let inner = cache.inner.lock().unwrap();
+        assert_eq!((inner.entries.len(), inner.order.len()), (2, 2), "the first is 60 s old");
+    }
+
+    #[test]
+    fn a_record_that_is_put_again_is_the_youngest() {
+        let one = cost(&record(1, 86_400, 700));
+        let cache = Cache::new(8 * one, Duration::from_secs(60));
+        for id in [1, 2, 1, 3, 4, 5, 6, 7, 8] {
+            cache.put(&record(id, 86_400, 700), NOW, Duration::from_secs(1));
+        }
+        assert!((1..=8).all(|id| has(&cache, id, 2)), "all of them fit");
+        cache.put(&record(9, 86_400, 700), NOW, Duration::from_secs(1));
+        assert!(has(&cache, 1, 2) && !has(&cache, 2, 2), "2 is the oldest by now");
+        let inner = cache.inner.lock().unwrap();
+        assert_eq!(inner.bytes, 8 * one);
+    }
+
+    #[test]
+    fn a_forgotten_outcome_is_not_put_again() {
+        let cache = Cache::new(1 << 20, Duration::from_secs(60));
+        let at = Duration::from_secs;
+        cache.put(&record(1, 86_400, 10), NOW, at(1));
+        let forgotten = record(1, 86_400, 10);
+        cache.forget(forgotten.id, forgotten.attempt, at(2));
+        assert!(!has(&cache, 1, 2));
+        assert_eq!(cache.inner.lock().unwrap().bytes, 0);
+        cache.put(&forgotten, NOW, at(61));
+        assert!(!has(&cache, 1, 61), "it was read before it was forgotten");
+        cache.put(&record(2, 86_400, 10), NOW, at(3));
+        assert!(has(&cache, 2, 3), "another record of the same attempt");
+        let next = Record { attempt: AttemptId::from_bytes([1; 16]), ..(*forgotten).clone() };
+        cache.put(&Arc::new(next), NOW, at(3));
+        assert!(has(&cache, 1, 3), "the next attempt's outcome");
+        let cache = Cache::new(1 << 20, Duration::from_secs(60));
+        cache.forget(forgotten.id, forgotten.attempt, at(2));
+        cache.put(&forgotten, NOW, at(62));
+        assert!(has(&cache, 1, 63), "nobody can have read it before");
+    }
+
+    #[test]
+    fn only_the_latest_forgotten_outcomes_are_remembered() {
+        let cache = Cache::new(1 << 20, Duration::from_secs(60));
+        let attempt = AttemptId::from_bytes([0; 16]);
+        for number in 0..=1_024_u128 {
+            cache.forget(RecordId::from_bytes(number.to_be_bytes()), attempt, Duration::ZERO);
+            let expected = usize::try_from(number + 1).unwrap().min(1_024);
+            assert_eq!(cache.inner.lock().unwrap().forgotten.len(), expected);
+        }
+    }
 }

@@ -1,0 +1,186 @@
+//! Mutation testing: `cargo xtask mutants`.
+//!
+//! A mutant is the program with one small change. A mutant on which no test fails shows something
+//! that the tests do not check. Rust is mutated by cargo-mutants, in a copy of the sources under
+//! `target/mutants`. SQL and Lua are mutated by [`text`], inside the compiled test programs. Survivors
+//! that no test can catch stand in `xtask/mutants.argued`, one line each with the reason.
+
+mod argued;
+mod rust;
+mod scope;
+mod table;
+mod text;
+mod tree;
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use argued::Argued;
+use scope::{Kind, SCOPES, Scope};
+use table::Score;
+
+/// How the task is called.
+pub(crate) const USAGE: &str =
+    "cargo xtask mutants [--scope NAME]... [--only TEXT] [--shard K/N] [--short | --list]
+    --scope     decide, journal, engine, http, stores, sql or lua; all of them if none is named
+    --only      the mutants whose names have this text
+    --shard     every N-th mutant alone, from the K-th on: 0/4, 1/4, 2/4, 3/4
+    --short     check the arguments, and test a fixed sample of SQL and Lua mutants
+    --list      print the mutants of the scopes";
+
+/// What a run was asked for.
+#[derive(Debug)]
+pub(crate) struct Options {
+    root: PathBuf,
+    tools: PathBuf,
+    scopes: Vec<&'static Scope>,
+    only: String,
+    shard: Option<String>,
+    form: Form,
+}
+
+/// The forms of a run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Form {
+    Long,
+    Short,
+    List,
+}
+
+/// Runs the task with the arguments behind its name.
+pub(crate) fn run(arguments: impl Iterator<Item = String>) -> ExitCode {
+    let options = match options(arguments) {
+        Ok(options) => options,
+        Err(error) => {
+            eprintln!("{error}\n{USAGE}");
+            return ExitCode::from(2);
+        }
+    };
+    let scores = match options.form {
+        Form::Long => long(&options),
+        Form::Short => short(&options),
+        Form::List => list(&options).map(|()| Vec::new()),
+    };
+    match scores {
+        Ok(scores) if scores.is_empty() => ExitCode::SUCCESS,
+        Ok(scores) => {
+            println!("{}", table::show(&scores));
+            if scores.iter().all(Score::is_good) { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+        }
+        Err(error) => {
+            eprintln!("{error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn options(mut arguments: impl Iterator<Item = String>) -> Result<Options, String> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap_or(Path::new("."));
+    let mut options = Options {
+        root: root.to_owned(),
+        tools: crate::install::tools(),
+        scopes: Vec::new(),
+        only: String::new(),
+        shard: None,
+        form: Form::Long,
+    };
+    while let Some(argument) = arguments.next() {
+        match argument.as_str() {
+            "--short" => options.form = Form::Short,
+            "--list" => options.form = Form::List,
+            "--only" => options.only = arguments.next().ok_or("--only needs a text")?,
+            "--shard" => {
+                let shard = arguments.next().filter(|shard| text::part(shard).is_some());
+                options.shard = Some(shard.ok_or("--shard needs K/N with K below N")?);
+            }
+            "--scope" => {
+                let name = arguments.next().unwrap_or_default();
+                let scope = SCOPES.iter().find(|scope| scope.name == name);
+                options.scopes.push(scope.ok_or(format!("there is no scope `{name}`"))?);
+            }
+            other => return Err(format!("`{other}` is not an option")),
+        }
+    }
+    if options.scopes.is_empty() {
+        options.scopes = SCOPES.iter().collect();
+    }
+    Ok(options)
+}
+
+/// Prints the names of all mutants, as `xtask/mutants.argued` has them.
+fn list(options: &Options) -> Result<(), String> {
+    for scope in &options.scopes {
+        let names: Vec<String> = match &scope.kind {
+            Kind::Rust { files, except, .. } => {
+                let program = rust::install(&options.tools)?;
+                rust::list(&program, &options.root, files, except)?.into_values().collect()
+            }
+            Kind::Text { languages } => text::list(languages, &options.root)?,
+        };
+        println!("{}", names.join("\n"));
+    }
+    Ok(())
+}
+
+/// Tests all mutants of the scopes.
+fn long(options: &Options) -> Result<Vec<Score>, String> {
+    let argued = Argued::read(&options.root)?;
+    let mut scores = Vec::new();
+    for scope in &options.scopes {
+        let score = match &scope.kind {
+            Kind::Rust { files, except, stages } => {
+                rust::run(scope, (files, except, stages), options, &argued)
+            }
+            Kind::Text { languages } => {
+                text::run(scope, languages, options, &argued, text::Which::All)
+            }
+        };
+        scores.push(score?);
+    }
+    Ok(scores)
+}
+
+/// Checks that each argument names a mutant, and tests a fixed sample of SQL and Lua mutants. Mutants
+/// of Rust are not tested: each takes a build of its own. Where cargo-mutants is not installed, the
+/// arguments for Rust are not checked either, because to install it takes minutes.
+fn short(options: &Options) -> Result<Vec<Score>, String> {
+    let argued = Argued::read(&options.root)?;
+    let mut scores = Vec::new();
+    for scope in &options.scopes {
+        match (&scope.kind, rust::installed(&options.tools)) {
+            (Kind::Rust { files, except, .. }, Some(program)) => {
+                let listed = rust::list(&program, &options.root, files, except)?;
+                let stale = rust::stale(&listed, &argued);
+                if !stale.is_empty() {
+                    scores.push(Score { scope: scope.name, stale, ..Score::default() });
+                }
+            }
+            (Kind::Rust { .. }, None) => {}
+            (Kind::Text { languages }, _) => {
+                scores.push(text::run(scope, languages, options, &argued, text::Which::Sample)?);
+            }
+        }
+    }
+    Ok(scores)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn asked(text: &str) -> Result<Options, String> {
+        options(text.split_whitespace().map(str::to_owned))
+    }
+
+    #[test]
+    fn options_are_read() {
+        let all = asked("").unwrap();
+        assert_eq!(all.scopes.len(), SCOPES.len());
+        let some = asked("--scope lua --scope decide --shard 1/4").unwrap();
+        let names: Vec<_> = some.scopes.iter().map(|scope| scope.name).collect();
+        assert_eq!((names, some.shard.as_deref()), (vec!["lua", "decide"], Some("1/4")));
+        for bad in ["--scope cobol", "--shard 4/4", "--shard", "--fast"] {
+            assert!(asked(bad).is_err(), "{bad}");
+        }
+    }
+}

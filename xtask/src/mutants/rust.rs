@@ -1,0 +1,254 @@
+//! Mutants of Rust code, made and tested by cargo-mutants.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use serde_json::Value;
+
+use super::argued::{Argued, names};
+use super::scope::{Scope, Stage};
+use super::table::Score;
+use super::{Options, tree};
+
+/// The version of cargo-mutants: the names of mutants are its own.
+const VERSION: &str = "27.1.0";
+
+/// The shortest time after which the tests of a mutant count as hanging, in seconds. It is longer where
+/// the tests themselves take long.
+const HANGS_AFTER_SECONDS: &str = "60";
+
+/// What became of one mutant.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Outcome {
+    Caught,
+    Missed,
+    Timeout,
+    Unviable,
+}
+
+/// Where cargo-mutants is, if it is installed.
+pub(crate) fn installed(tools: &Path) -> Option<PathBuf> {
+    Some(tools.join("bin/cargo-mutants")).filter(|program| program.is_file())
+}
+
+/// Installs cargo-mutants if it is missing.
+pub(crate) fn install(tools: &Path) -> Result<PathBuf, String> {
+    if let Some(program) = installed(tools) {
+        return Ok(program);
+    }
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let mut install = Command::new(cargo);
+    install.args(["install", "cargo-mutants", "--locked", "--version", VERSION, "--root"]);
+    install.arg(tools).env("CARGO_TARGET_DIR", tools.join("build")).env_remove("RUSTFLAGS");
+    eprintln!("$ {install:?}");
+    match install.status() {
+        Ok(status) if status.success() => {}
+        _ => return Err("cargo-mutants could not be installed".to_owned()),
+    }
+    let _left_alone = std::fs::remove_dir_all(tools.join("build"));
+    installed(tools).ok_or_else(|| "cargo-mutants is not where it was installed".to_owned())
+}
+
+/// The mutants of some files: cargo-mutants' name for each, with its position, and our own.
+pub(crate) fn list(
+    program: &Path,
+    root: &Path,
+    files: &[&str],
+    except: &[&str],
+) -> Result<BTreeMap<String, String>, String> {
+    let mut command = Command::new(program);
+    command.args(["mutants", "--workspace", "--list", "--dir"]).arg(root);
+    selected(&mut command, files, except);
+    let listed = command.output().map_err(|error| format!("{command:?}: {error}"))?;
+    if !listed.status.success() {
+        return Err(String::from_utf8_lossy(&listed.stderr).into_owned());
+    }
+    let text = String::from_utf8_lossy(&listed.stdout);
+    let listed = in_order(&text.lines().collect::<Vec<_>>());
+    let ours = names(listed.iter().copied());
+    Ok(listed.into_iter().map(str::to_owned).zip(ours).collect())
+}
+
+/// Tests the mutants of a scope, stage by stage.
+pub(crate) fn run(
+    scope: &Scope,
+    (files, except, stages): (&[&str], &[&str], &[Stage]),
+    options: &Options,
+    argued: &Argued,
+) -> Result<Score, String> {
+    let program = install(&options.tools)?;
+    let tree = tree::copy(&options.root, "tree")?;
+    let listed = list(&program, &tree, files, except)?;
+    let mut outcomes: BTreeMap<String, Outcome> = BTreeMap::new();
+    for (number, stage) in stages.iter().enumerate() {
+        let left: Vec<&str> = outcomes
+            .iter()
+            .filter(|(name, outcome)| {
+                **outcome == Outcome::Missed && !is_argued(&listed, argued, name)
+            })
+            .map(|(name, _)| name.as_str())
+            .collect();
+        if number > 0 && left.is_empty() {
+            break;
+        }
+        let mut command = Command::new(&program);
+        command.args(["mutants", "--in-place", "--workspace", "--all-features", "--no-times"]);
+        command.args(["--minimum-test-timeout", HANGS_AFTER_SECONDS]);
+        command.args(["--annotations", "none", "--caught"]);
+        command.arg("--dir").arg(&tree);
+        selected(&mut command, files, except);
+        if number == 0 && !options.only.is_empty() {
+            command.arg("--re").arg(escaped(&options.only));
+        }
+        if number > 0 {
+            command.args(left.iter().flat_map(|name| ["--re".to_owned(), exactly(name)]));
+        } else if let Some(shard) = &options.shard {
+            command.args(["--shard", shard]);
+        }
+        command.args(stage.packages.iter().flat_map(|package| ["--test-package", package]));
+        let output = options.root.join(format!("target/mutants/{}-{number}", scope.name));
+        std::fs::create_dir_all(&output).map_err(|error| error.to_string())?;
+        command.arg("--output").arg(&output).arg("--").args(stage.arguments);
+        command.env("CARGO_TARGET_DIR", options.root.join("target/mutants/build"));
+        command.env("CARGO_PROFILE_DEV_DEBUG", "false").env("ONETAKE_TOOLS", &options.tools);
+        command.env("PROPTEST_DISABLE_FAILURE_PERSISTENCE", "1");
+        command.stdin(Stdio::null());
+        eprintln!("$ {command:?}");
+        command.status().map_err(|error| format!("cargo-mutants could not be started: {error}"))?;
+        outcomes.extend(read(&output.join("mutants.out/outcomes.json"))?);
+    }
+    Ok(score(scope, &listed, &outcomes, argued))
+}
+
+/// Chooses files by globs.
+fn selected(command: &mut Command, files: &[&str], except: &[&str]) {
+    command.args(files.iter().flat_map(|file| ["--file", file]));
+    command.args(except.iter().flat_map(|file| ["--exclude", file]));
+}
+
+/// Reads what cargo-mutants wrote about each mutant. It fails if the tests fail without a mutant.
+fn read(file: &Path) -> Result<BTreeMap<String, Outcome>, String> {
+    let text = std::fs::read_to_string(file)
+        .map_err(|error| format!("{} cannot be read: {error}", file.display()))?;
+    let found: Value = serde_json::from_str(&text).map_err(|error| error.to_string())?;
+    parse(&found)
+}
+
+fn parse(found: &Value) -> Result<BTreeMap<String, Outcome>, String> {
+    let outcomes = found.get("outcomes").and_then(Value::as_array);
+    let outcomes = outcomes.ok_or("cargo-mutants wrote no outcomes")?;
+    let mut read = BTreeMap::new();
+    for outcome in outcomes {
+        let summary = outcome.get("summary").and_then(Value::as_str).unwrap_or_default();
+        let Some(name) = outcome.pointer("/scenario/Mutant/name").and_then(Value::as_str) else {
+            if summary != "Success" {
+                return Err(format!("the tests end with {summary} without any mutant"));
+            }
+            continue;
+        };
+        let outcome = match summary {
+            "CaughtMutant" => Outcome::Caught,
+            "MissedMutant" => Outcome::Missed,
+            "Timeout" => Outcome::Timeout,
+            "Unviable" => Outcome::Unviable,
+            other => return Err(format!("cargo-mutants says {other} of {name}")),
+        };
+        read.insert(name.to_owned(), outcome);
+    }
+    Ok(read)
+}
+
+/// A regular expression that matches this text alone.
+fn exactly(text: &str) -> String {
+    format!("^{}$", escaped(text))
+}
+
+/// The same for a text that stands anywhere.
+fn escaped(text: &str) -> String {
+    let mut escaped = String::new();
+    for sign in text.chars() {
+        if !sign.is_alphanumeric() && !" _:".contains(sign) {
+            escaped.push('\\');
+        }
+        escaped.push(sign);
+    }
+    escaped
+}
+
+/// The mutants of a listing in the order of their files and lines: cargo-mutants lists those of a
+/// function by kind.
+fn in_order<'a>(listed: &[&'a str]) -> Vec<&'a str> {
+    let number = |part: Option<&str>| part.and_then(|part| part.parse::<u32>().ok());
+    let position = |mutant: &&'a str| {
+        let mut parts = mutant.splitn(4, ':');
+        (parts.next(), number(parts.next()), number(parts.next()))
+    };
+    let mut ordered = listed.to_vec();
+    ordered.sort_by(|one, other| position(one).cmp(&position(other)));
+    ordered
+}
+
+fn is_argued(listed: &BTreeMap<String, String>, argued: &Argued, name: &str) -> bool {
+    listed.get(name).is_some_and(|ours| argued.has(ours))
+}
+
+/// Counts the outcomes.
+fn score(
+    scope: &Scope,
+    listed: &BTreeMap<String, String>,
+    outcomes: &BTreeMap<String, Outcome>,
+    argued: &Argued,
+) -> Score {
+    let mut score = Score { scope: scope.name, is_strict: scope.is_strict, ..Score::default() };
+    for (name, outcome) in outcomes {
+        match outcome {
+            Outcome::Caught => score.caught += 1,
+            Outcome::Timeout => score.timeout += 1,
+            Outcome::Unviable => score.unviable += 1,
+            Outcome::Missed if is_argued(listed, argued, name) => score.argued += 1,
+            Outcome::Missed => score.survivors.push(name.clone()),
+        }
+    }
+    score.stale = stale(listed, argued);
+    score
+}
+
+/// Arguments for mutants of the listed files that do not exist any more.
+pub(crate) fn stale(listed: &BTreeMap<String, String>, argued: &Argued) -> Vec<String> {
+    let file = |name: &str| name.split(':').next().unwrap_or_default().to_owned();
+    let files: BTreeSet<String> = listed.values().map(|name| file(name)).collect();
+    let existing: BTreeSet<String> = listed.values().cloned().collect();
+    argued.stale(&existing, |file| files.contains(file)).into_iter().map(str::to_owned).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn outcomes_are_read() {
+        let mutant = |name: &str, summary: &str| serde_json::json!({ "scenario": { "Mutant": { "name": name } }, "summary": summary });
+        let baseline =
+            |summary: &str| serde_json::json!({ "scenario": "Baseline", "summary": summary });
+        let good = serde_json::json!({ "outcomes": [
+            baseline("Success"), mutant("a", "CaughtMutant"), mutant("b", "MissedMutant"),
+        ] });
+        let read = parse(&good).unwrap();
+        assert_eq!(read.get("a"), Some(&Outcome::Caught));
+        assert_eq!(read.get("b"), Some(&Outcome::Missed));
+        let bad = serde_json::json!({ "outcomes": [baseline("Failure")] });
+        assert!(parse(&bad).is_err(), "tests that fail by themselves catch nothing");
+    }
+
+    #[test]
+    fn mutants_are_ordered_by_position() {
+        let listed = ["a.rs:10:1: x", "a.rs:9:12: x", "a.rs:9:3: y"];
+        assert_eq!(in_order(&listed), ["a.rs:9:3: y", "a.rs:9:12: x", "a.rs:10:1: x"]);
+    }
+
+    #[test]
+    fn a_name_is_a_regular_expression_of_its_own() {
+        assert_eq!(exactly("a.rs:1:2: replace || with &&"), r"^a\.rs:1:2: replace \|\| with \&\&$");
+    }
+}

@@ -1,5 +1,6 @@
 //! Development tasks: `cargo xtask` lists them.
 
+mod bugs;
 mod install;
 mod mutants;
 mod programs;
@@ -38,7 +39,8 @@ const SIMULATE: &[&str] = &[
 const USAGE: &str = "\
 cargo xtask test    install what the tests need, run all tests
 cargo xtask lint    check formatting, run clippy, build the documentation
-cargo xtask sim     simulate whole systems: --seeds N, --minutes M, or --seed S --trace";
+cargo xtask sim     simulate whole systems: --seeds N, --minutes M, or --seed S --trace
+cargo xtask bugs    put deliberate bugs into the engine, and see whether the simulation finds them";
 
 fn main() -> ExitCode {
     let mut arguments = std::env::args().skip(1);
@@ -65,6 +67,15 @@ fn main() -> ExitCode {
             TEST
         }
         Some("lint") => LINT,
+        Some("bugs") => {
+            return match bugs::run() {
+                Ok(()) => ExitCode::SUCCESS,
+                Err(error) => {
+                    eprintln!("{error}");
+                    ExitCode::FAILURE
+                }
+            };
+        }
         Some("mutants") => return mutants::run(std::env::args().skip(2)),
         _ => {
             eprintln!("{USAGE}\n{}", mutants::USAGE);

@@ -10,7 +10,7 @@ mod rust;
 mod scope;
 mod table;
 mod text;
-mod tree;
+pub(crate) mod tree;
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;

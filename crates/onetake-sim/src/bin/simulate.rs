@@ -9,7 +9,7 @@ use onetake_core::{Clock, SystemClock};
 use onetake_sim::simulation::{Simulator, Violation, Without, shrink, simulate};
 
 const USAGE: &str = "\
-onetake-simulate --seeds N [--from SEED] [--minutes M] [--threads T]
+onetake-simulate --seeds N [--from SEED] [--minutes M] [--threads T] [--no-shrink]
     runs seeds from SEED on, until N are done, M minutes are over, or one fails
 onetake-simulate --seed SEED [--without-operations LIST] [--without-faults LIST]
     [--without-noise] [--without-upstream-noise] [--trace]
@@ -25,6 +25,7 @@ struct Arguments {
     seed: Option<u64>,
     without: Without,
     traces: bool,
+    shrinks_not: bool,
 }
 
 fn main() -> ExitCode {
@@ -46,6 +47,7 @@ fn arguments() -> Option<Arguments> {
     while let Some(name) = given.next() {
         match &*name {
             "--trace" => arguments.traces = true,
+            "--no-shrink" => arguments.shrinks_not = true,
             "--without-noise" => arguments.without.noise = true,
             "--without-upstream-noise" => arguments.without.upstream_noise = true,
             "--without-operations" => arguments.without.operations = list(&given.next()?)?,
@@ -92,6 +94,7 @@ fn many(arguments: &Arguments) -> ExitCode {
     let available = std::thread::available_parallelism().map_or(1, std::num::NonZeroUsize::get);
     let threads = arguments.threads.unwrap_or(available);
     let (next, done, events) = (AtomicU64::new(0), AtomicU64::new(0), AtomicU64::new(0));
+    let hashes = AtomicU64::new(0);
     let (stop, failed) = (AtomicBool::new(false), Mutex::new(None::<(u64, Violation)>));
     std::thread::scope(|scope| {
         for _ in 0..threads {
@@ -104,6 +107,7 @@ fn many(arguments: &Arguments) -> ExitCode {
                     let report = simulate(from + number);
                     done.fetch_add(1, Ordering::Relaxed);
                     events.fetch_add(report.events, Ordering::Relaxed);
+                    hashes.fetch_xor(report.hash, Ordering::Relaxed);
                     if let Some(violation) = report.violation {
                         stop.store(true, Ordering::Relaxed);
                         let mut failed = failed.lock().unwrap_or_else(PoisonError::into_inner);
@@ -119,8 +123,9 @@ fn many(arguments: &Arguments) -> ExitCode {
     let seconds = (clock.monotonic() - began).as_secs_f64();
     let (done, events) = (done.into_inner(), events.into_inner());
     println!(
-        "{done} seeds from {from} on, {events} events, {seconds:.1} s, {:.0} seeds a second",
-        done as f64 / seconds.max(0.001)
+        "{done} seeds from {from} on, {events} events, {seconds:.1} s, {:.0} seeds a second, trace hashes {:016x}",
+        done as f64 / seconds.max(0.001),
+        hashes.into_inner()
     );
     let failed = failed.into_inner().unwrap_or_else(PoisonError::into_inner);
     let Some((seed, violation)) = failed else {
@@ -128,6 +133,9 @@ fn many(arguments: &Arguments) -> ExitCode {
         return ExitCode::SUCCESS;
     };
     println!("seed {seed}: {violation}\nrepeat it with: cargo xtask sim --seed {seed} --trace");
+    if arguments.shrinks_not {
+        return ExitCode::FAILURE;
+    }
     let (without, violation) = shrink(seed, &violation);
     println!(
         "shrunk: {violation}\nrepeat it with: cargo xtask sim {} --trace",

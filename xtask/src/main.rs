@@ -2,6 +2,7 @@
 
 mod bugs;
 mod install;
+mod long_forms;
 mod mutants;
 mod programs;
 
@@ -23,42 +24,22 @@ const LINT: &[&[&str]] = &[
     &["doc", "--workspace", "--lib", "--no-deps", "--all-features"],
 ];
 
-/// Runs the simulator; what is behind `sim` on the command line is handed to it.
-const SIMULATE: &[&str] = &[
-    "run",
-    "--quiet",
-    "--profile",
-    "sim",
-    "--package",
-    "onetake-sim",
-    "--bin",
-    "onetake-simulate",
-    "--",
-];
-
 const USAGE: &str = "\
-cargo xtask test    install what the tests need, run all tests
-cargo xtask lint    check formatting, run clippy, build the documentation
-cargo xtask sim     simulate whole systems: --seeds N, --minutes M, or --seed S --trace
-cargo xtask bugs    put deliberate bugs into the engine, and see whether the simulation finds them";
+cargo xtask test        install what the tests need, run all tests
+cargo xtask lint        check formatting, run clippy, build the documentation";
 
 fn main() -> ExitCode {
     let mut arguments = std::env::args().skip(1);
     let task = arguments.next();
     let rest: Vec<String> = arguments.collect();
     let steps = match task.as_deref() {
-        Some("sim") => {
-            let given: Vec<&str> =
-                SIMULATE.iter().copied().chain(rest.iter().map(String::as_str)).collect();
-            return match cargo(&given) {
-                Ok(true) => ExitCode::SUCCESS,
-                Ok(false) => ExitCode::FAILURE,
-                Err(error) => {
-                    eprintln!("cargo could not be started: {error}");
-                    ExitCode::FAILURE
-                }
-            };
-        }
+        Some("sim") => return ended(long_forms::simulate(&rest)),
+        Some("bugs") => return ended(bugs::run()),
+        Some("coverage") => return ended(long_forms::coverage(&rest)),
+        Some("model") => return ended(long_forms::model()),
+        Some("histories") => return ended(long_forms::histories(&rest)),
+        Some("power-loss") => return ended(long_forms::power_loss(&rest)),
+        Some("mutants") => return mutants::run(rest.into_iter()),
         Some("test") => {
             if let Err(error) = install::servers().and_then(|()| programs::run()) {
                 eprintln!("{error}");
@@ -67,18 +48,8 @@ fn main() -> ExitCode {
             TEST
         }
         Some("lint") => LINT,
-        Some("bugs") => {
-            return match bugs::run() {
-                Ok(()) => ExitCode::SUCCESS,
-                Err(error) => {
-                    eprintln!("{error}");
-                    ExitCode::FAILURE
-                }
-            };
-        }
-        Some("mutants") => return mutants::run(std::env::args().skip(2)),
         _ => {
-            eprintln!("{USAGE}\n{}", mutants::USAGE);
+            eprintln!("{USAGE}\n{}\n{}", long_forms::USAGE, mutants::USAGE);
             return ExitCode::from(2);
         }
     };
@@ -94,6 +65,16 @@ fn main() -> ExitCode {
         }
     }
     ExitCode::SUCCESS
+}
+
+fn ended(task: Result<(), String>) -> ExitCode {
+    match task {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("{error}");
+            ExitCode::FAILURE
+        }
+    }
 }
 
 fn cargo(arguments: &[&str]) -> std::io::Result<bool> {

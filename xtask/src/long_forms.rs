@@ -1,0 +1,151 @@
+//! The long forms of the safety net: each is one command that prints its figures. docs/TESTING.md says what each
+//! of them shows.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use serde_json::Value;
+
+pub(crate) const USAGE: &str = "\
+cargo xtask sim         simulate whole systems: --seeds N, --minutes M, or --seed S --trace
+cargo xtask bugs        put deliberate bugs into the engine, and see whether the simulation finds them
+cargo xtask coverage    measure how much of the engine the simulation alone covers: [SEEDS]
+cargo xtask model       visit every state of the larger models
+cargo xtask histories   check histories of concurrent clients on real servers: [SECONDS] [CYCLES]
+cargo xtask power-loss  lose power at every moment, flip bits, kill the store again and again: [CYCLES]";
+
+/// Runs the simulator with the arguments of the command line.
+pub(crate) fn simulate(arguments: &[String]) -> Result<(), String> {
+    let mut command = program("onetake-simulate");
+    run(command.arg("--").args(arguments))
+}
+
+/// Runs the exhaustive models with larger bounds.
+pub(crate) fn model() -> Result<(), String> {
+    run(program("onetake-model").args(["--", "--long"]))
+}
+
+/// Runs concurrent clients against real servers for longer than the tests do.
+pub(crate) fn histories(arguments: &[String]) -> Result<(), String> {
+    crate::install::servers()?;
+    let (seconds, cycles) = (number(arguments, 0, 60)?, number(arguments, 1, 500)?);
+    let mut command = cargo();
+    command.args(["test", "--package", "onetake-cli", "--all-features", "--test", "histories"]);
+    command.args(["--", "--nocapture", "--test-threads", "2"]);
+    command.env("ONETAKE_HISTORIES_SECONDS", seconds.to_string());
+    run(command.env("ONETAKE_HISTORIES_CYCLES", cycles.to_string()))
+}
+
+/// Rebuilds folders for every moment of a power loss, and kills the embedded store many times.
+pub(crate) fn power_loss(arguments: &[String]) -> Result<(), String> {
+    let cycles = number(arguments, 0, 2_000)?;
+    let mut command = cargo();
+    command.args(["test", "--package", "onetake-stores", "--all-features", "--test", "power_loss"]);
+    command.args(["--", "--nocapture", "--test-threads", "2"]);
+    command.env("ONETAKE_POWER_LOSS_CYCLES", cycles.to_string());
+    run(command.env("ONETAKE_POWER_LOSS", "long"))
+}
+
+/// Measures the branches and lines of the engine that the simulation alone runs through.
+pub(crate) fn coverage(arguments: &[String]) -> Result<(), String> {
+    let seeds = number(arguments, 0, 20_000)?;
+    let tools = crate::install::tools();
+    if !tools.join("bin/cargo-llvm-cov").is_file() {
+        let mut install = cargo();
+        install.args(["install", "cargo-llvm-cov", "--locked", "--version", "0.9.1", "--root"]);
+        run(install.arg(&tools))?;
+    }
+    let report = tools.join("coverage.json");
+    let mut command = Command::new(tools.join("bin/cargo-llvm-cov"));
+    command.args(["llvm-cov", "run", "--branch", "--profile", "sim", "--package", "onetake-sim"]);
+    command.args(["--bin", "onetake-simulate", "--json", "--output-path"]).arg(&report);
+    command.args(["--", "--no-shrink", "--seeds", &seeds.to_string()]);
+    // Branches are counted by an option of the compiler that is not stable yet.
+    command.env("RUSTC_BOOTSTRAP", "1");
+    for (variable, tool) in [("LLVM_COV", "llvm-cov"), ("LLVM_PROFDATA", "llvm-profdata")] {
+        if std::env::var_os(variable).is_none() {
+            command.env(variable, llvm_tool(tool)?);
+        }
+    }
+    run(&mut command)?;
+    let text = std::fs::read_to_string(&report).map_err(|error| error.to_string())?;
+    let report: Value = serde_json::from_str(&text).map_err(|error| error.to_string())?;
+    print_coverage(&report)
+}
+
+/// A tool of the LLVM that the compiler is made with.
+fn llvm_tool(name: &str) -> Result<PathBuf, String> {
+    let version = Command::new("rustc").arg("-vV").output().map_err(|error| error.to_string())?;
+    let text = String::from_utf8_lossy(&version.stdout).into_owned();
+    let llvm = text.lines().find_map(|line| line.strip_prefix("LLVM version: "));
+    let major = llvm.and_then(|llvm| llvm.split('.').next()).unwrap_or_default();
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let names = [format!("{name}-{major}"), name.to_owned()];
+    let mut places = std::env::split_paths(&path)
+        .flat_map(|folder| names.iter().map(move |name| folder.join(name)).collect::<Vec<_>>());
+    places.find(|place| place.is_file()).ok_or_else(|| {
+        format!(
+            "{name} is missing: install the package llvm-{major}, or set LLVM_COV and LLVM_PROFDATA"
+        )
+    })
+}
+
+/// The engine's files, and all of them together.
+fn print_coverage(report: &Value) -> Result<(), String> {
+    let files = report.pointer("/data/0/files").and_then(Value::as_array);
+    let files = files.ok_or("the coverage report has no files")?;
+    let mut totals = [0_u64; 4];
+    println!("| file | branches | covered | lines | covered |\n| --- | --- | --- | --- | --- |");
+    for file in files {
+        let name = file.get("filename").and_then(Value::as_str).unwrap_or_default();
+        let is_engine = name.contains("onetake-core/src/engine/");
+        if !is_engine && !name.ends_with("onetake-core/src/decide.rs") {
+            continue;
+        }
+        let count = |what: &str| file.pointer(what).and_then(Value::as_u64).unwrap_or(0);
+        let counts = [
+            count("/summary/branches/count"),
+            count("/summary/branches/covered"),
+            count("/summary/lines/count"),
+            count("/summary/lines/covered"),
+        ];
+        totals.iter_mut().zip(counts).for_each(|(total, count)| *total += count);
+        let short = Path::new(name).file_name().map(|name| name.to_string_lossy().into_owned());
+        print_row(&short.unwrap_or_default(), counts);
+    }
+    print_row("all", totals);
+    Ok(())
+}
+
+fn print_row(name: &str, [branches, branches_hit, lines, lines_hit]: [u64; 4]) {
+    let share = |hit: u64, all: u64| 100.0 * hit as f64 / all.max(1) as f64;
+    println!(
+        "| {name} | {branches} | {:.1} % | {lines} | {:.1} % |",
+        share(branches_hit, branches),
+        share(lines_hit, lines)
+    );
+}
+
+fn number(arguments: &[String], at: usize, otherwise: u64) -> Result<u64, String> {
+    let Some(text) = arguments.get(at) else { return Ok(otherwise) };
+    text.parse().map_err(|_| format!("`{text}` is not a number"))
+}
+
+/// A program of the simulation crate, fast and with every assertion.
+fn program(name: &str) -> Command {
+    let mut command = cargo();
+    command.args(["run", "--quiet", "--profile", "sim", "--package", "onetake-sim", "--bin", name]);
+    command
+}
+
+fn cargo() -> Command {
+    Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
+}
+
+fn run(command: &mut Command) -> Result<(), String> {
+    match command.status() {
+        Ok(status) if status.success() => Ok(()),
+        Ok(status) => Err(format!("{command:?} ended with {status}")),
+        Err(error) => Err(format!("{command:?} could not be started: {error}")),
+    }
+}

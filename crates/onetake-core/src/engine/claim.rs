@@ -71,6 +71,10 @@ async fn try_claim(
     if engine.closing.load(Ordering::Acquire) {
         return Err(EngineError::Closing);
     }
+    // A store that must not be used any more is not asked: every claim would be handed over in vain.
+    if let Some(error) = engine.fatal.borrow().clone() {
+        return Err(error.into());
+    }
     let permit = Arc::clone(&engine.running).try_acquire_owned().map_err(|_| {
         engine.metrics.overloaded.increment(1);
         EngineError::Overloaded
@@ -84,7 +88,24 @@ async fn try_claim(
         origin: operation.origin.clone(),
     };
     let asked_at = engine.clock.monotonic();
-    let answer = match engine.claims.submit(claim).await {
+    // Shutdown waits until a claim that may have landed, and that nobody runs, is handed over.
+    let _handed_over = engine.settling.token();
+    let answer = tokio::select! {
+        biased;
+        answer = engine.claims.submit(claim) => answer,
+        () = engine.stopped.cancelled() => {
+            let what = "the engine stopped before the store answered";
+            Err(StoreError::new(StoreErrorKind::Indeterminate, what))
+        }
+    };
+    let answer = match answer {
+        // The claim may be on disk, nothing ran, and the store takes no release any more, because a
+        // write to it failed or because the engine stopped: the journal has it for the next start.
+        Err(error) if error.kind() == StoreErrorKind::Corrupt || is_lost(engine, &error) => {
+            let verb = Verb::Release;
+            engine.could_not_settle(Settlement { id: operation.id, attempt, verb });
+            Err(error)
+        }
         Err(error) if error.kind() == StoreErrorKind::Indeterminate => {
             recover(engine, operation, attempt, error).await
         }
@@ -107,6 +128,11 @@ async fn try_claim(
             Err(error.into())
         }
     }
+}
+
+/// Whether a claim may have landed, and the engine has stopped.
+fn is_lost(engine: &Inner, error: &StoreError) -> bool {
+    error.kind() == StoreErrorKind::Indeterminate && engine.stopped.is_cancelled()
 }
 
 /// A claim whose answer got lost may have landed: renew it, and believe that. Reading it would not do: it

@@ -216,15 +216,25 @@ async fn too_many_lost_claims_give_up_on_the_oldest() {
     let states = [&asked[0], &asked[1], &asked[2]].map(|asked| world.state(asked));
     let states = futures_util::future::join_all(states).await;
     assert_eq!(states, ["running", "released", "released"]);
-    // Those that are settled do not count any more.
-    let more = ["fourth", "fifth"].map(operation);
-    for asked in &more {
-        world.lose_claim(&engine, asked).await;
-    }
-    world.pass(10).await;
+}
+
+/// One that is settled makes room for another, and not at the cost of one that is older and still on its way.
+#[tokio::test]
+async fn a_lost_claim_that_is_settled_does_not_count_any_more() {
+    let world = World::new();
+    let engine = world.stalled(Limits { lost_claims_max: 2, ..Limits::default() });
+    let asked = ["first", "second", "third"].map(operation);
+    world.lose_claim(&engine, &asked[0]).await;
+    let first = std::mem::take(&mut *world.store.held.lock().unwrap());
+    world.lose_claim(&engine, &asked[1]).await;
     world.store.land().await;
-    world.pass(30).await;
-    for asked in &more {
+    world.pass(10).await;
+    assert_eq!(world.state(&asked[1]).await, "released");
+    world.lose_claim(&engine, &asked[2]).await;
+    world.store.held.lock().unwrap().extend(first);
+    world.store.land().await;
+    world.pass(31).await;
+    for asked in &asked {
         assert_eq!(world.state(asked).await, "released");
     }
 }

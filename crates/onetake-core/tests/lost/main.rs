@@ -281,6 +281,7 @@ async fn the_owner_who_comes_back_first_is_believed() {
     let noted = other.notes(None, None, 10).await.unwrap().notes;
     assert_eq!((noted[0].action, &*noted[0].by), (Action::Abandon, "reaper"));
     let reconciler = Scripted::saying([Found::NotExecuted]);
+    world.clock.advance(MINUTE);
     // In its own process nobody asks: it is under way.
     assert_eq!(world.tick(&*reconciler).await, 1);
     assert_eq!(reconciler.asked(), 0);

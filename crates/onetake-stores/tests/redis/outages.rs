@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use onetake_core::{
-    Claim, Claimed, Clock, ManualClock, OnUnknown, Shift, Store, StoreErrorKind, SystemClock,
-    Terms, Verb,
+    Cause, Claim, Claimed, Clock, Failure, ManualClock, OnUnknown, Recording, Shift, Store,
+    StoreErrorKind, SystemClock, Terms, Verb,
 };
 use onetake_sim::fault_proxy::{FaultProxy, Weather};
 use onetake_sim::servers::{Redis, until};
@@ -214,4 +214,66 @@ async fn grace_counts_anew_after(
     assert_eq!(store.abandoned(10).await.unwrap().len(), 2);
     assert!(matches!(claim(&store, &claim_of("b")).await.unwrap(), Claimed::Granted { .. }));
     done(&store, &this, Verb::Abandon).await;
+}
+
+/// A settlement that was on its way when the network broke is carried out when it heals. By then
+/// another attempt has the key, or has finished: it changes nothing (S3, S4).
+#[tokio::test]
+async fn a_settlement_that_lands_late_changes_nothing() {
+    let server = Redis::start().await;
+    let terms = Terms {
+        lease: Duration::from_millis(300),
+        grace: Duration::from_millis(10),
+        on_unknown: OnUnknown::Retry,
+        ..Terms::default()
+    };
+    let failure = Failure { code: "late".into(), detail: "and wrong".into() };
+    let late_words = [
+        Verb::Renew,
+        Verb::Complete(Recording::new("late and wrong")),
+        Verb::Fail(failure),
+        Verb::Release,
+        Verb::Unknown(Cause::TimedOut),
+        Verb::Abandon,
+        Verb::Forget,
+    ];
+    let scripts = || -> u64 {
+        let stats = server.cli(&["INFO", "commandstats"]);
+        let of = |line: &str| {
+            line.strip_prefix("cmdstat_evalsha:calls=")?.split(',').next()?.parse().ok()
+        };
+        stats.lines().find_map(of).unwrap_or_default()
+    };
+    for (verb, finishes) in
+        late_words.into_iter().flat_map(|verb| [(verb.clone(), false), (verb, true)])
+    {
+        let proxy = FaultProxy::start(server.address()).await.unwrap();
+        let options = RedisOptions { prefix: prefix(), ..RedisOptions::default() };
+        let other = RedisStore::open(&server.url(), options.clone()).await.unwrap();
+        let url = format!("redis://{}", proxy.address());
+        let owner = RedisStore::open(&url, options).await.unwrap();
+        let first = Claim { terms, ..claim_of("a") };
+        let second = Claim { terms, ..claim_of("a") };
+        until("the owner has the key", async || {
+            matches!(claim(&owner, &first).await, Ok(Claimed::Granted { .. }))
+                || load(&other, "a").await.unwrap().is_some_and(|it| it.attempt == first.attempt)
+        })
+        .await;
+        proxy.set(Weather::Cut);
+        let stuck = settle(&owner, &first, verb.clone()).await.unwrap_err();
+        assert_eq!(stuck.kind(), StoreErrorKind::Indeterminate, "{stuck}");
+        until("another attempt takes over", async || {
+            matches!(claim(&other, &second).await, Ok(Claimed::Granted { .. }))
+        })
+        .await;
+        if finishes {
+            done(&other, &second, outcome()).await;
+        }
+        let (before, run) = (load(&other, "a").await.unwrap().unwrap(), scripts());
+        proxy.set(Weather::Fair);
+        until("the late settlement has landed", async || scripts() > run).await;
+        let after = load(&other, "a").await.unwrap().unwrap();
+        assert_eq!(*after, *before, "{verb:?}");
+        assert_eq!(after.attempt, second.attempt);
+    }
 }

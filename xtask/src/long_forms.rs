@@ -55,26 +55,41 @@ pub(crate) fn coverage(arguments: &[String]) -> Result<(), String> {
         install.args(["install", "cargo-llvm-cov", "--locked", "--version", "0.9.1", "--root"]);
         run(install.arg(&tools))?;
     }
-    let report = tools.join("coverage.json");
+    let (cov, profdata) =
+        (llvm_tool("LLVM_COV", "llvm-cov")?, llvm_tool("LLVM_PROFDATA", "llvm-profdata")?);
+    let build = root().join("target/llvm-cov-target");
     let mut command = Command::new(tools.join("bin/cargo-llvm-cov"));
     command.args(["llvm-cov", "run", "--branch", "--profile", "sim", "--package", "onetake-sim"]);
-    command.args(["--bin", "onetake-simulate", "--json", "--output-path"]).arg(&report);
+    // A report of cargo-llvm-cov has the files of one package alone; the engine is in another one.
+    command.args(["--bin", "onetake-simulate", "--summary-only"]);
     command.args(["--", "--no-shrink", "--seeds", &seeds.to_string()]);
     // Branches are counted by an option of the compiler that is not stable yet.
-    command.env("RUSTC_BOOTSTRAP", "1");
-    for (variable, tool) in [("LLVM_COV", "llvm-cov"), ("LLVM_PROFDATA", "llvm-profdata")] {
-        if std::env::var_os(variable).is_none() {
-            command.env(variable, llvm_tool(tool)?);
-        }
-    }
-    run(&mut command)?;
-    let text = std::fs::read_to_string(&report).map_err(|error| error.to_string())?;
-    let report: Value = serde_json::from_str(&text).map_err(|error| error.to_string())?;
+    command.env("RUSTC_BOOTSTRAP", "1").env("LLVM_COV", &cov).env("LLVM_PROFDATA", profdata);
+    run(command.env("CARGO_LLVM_COV_TARGET_DIR", &build).stdout(std::process::Stdio::null()))?;
+    let merged = std::fs::read_dir(&build).map_err(|error| error.to_string())?;
+    let merged = merged.flatten().map(|entry| entry.path());
+    let merged = merged.filter(|path| path.extension().is_some_and(|end| end == "profdata"));
+    let profile = merged.last().ok_or("cargo-llvm-cov left no profile")?;
+    let export = Command::new(&cov)
+        .args(["export", "--summary-only", "--instr-profile"])
+        .arg(profile)
+        .arg(build.join("sim/onetake-simulate"))
+        .output()
+        .map_err(|error| format!("llvm-cov could not be started: {error}"))?;
+    let report: Value =
+        serde_json::from_slice(&export.stdout).map_err(|error| error.to_string())?;
     print_coverage(&report)
 }
 
-/// A tool of the LLVM that the compiler is made with.
-fn llvm_tool(name: &str) -> Result<PathBuf, String> {
+fn root() -> PathBuf {
+    PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/.."))
+}
+
+/// A tool of the LLVM that the compiler is made with: as a variable names it, or from `PATH`.
+fn llvm_tool(variable: &str, name: &str) -> Result<PathBuf, String> {
+    if let Some(given) = std::env::var_os(variable) {
+        return Ok(given.into());
+    }
     let version = Command::new("rustc").arg("-vV").output().map_err(|error| error.to_string())?;
     let text = String::from_utf8_lossy(&version.stdout).into_owned();
     let llvm = text.lines().find_map(|line| line.strip_prefix("LLVM version: "));

@@ -34,7 +34,7 @@ fn main() -> ExitCode {
     let rest: Vec<String> = arguments.collect();
     let steps = match task.as_deref() {
         Some("sim") => return ended(long_forms::simulate(&rest)),
-        Some("bugs") => return ended(bugs::run()),
+        Some("bugs") => return ended(bugs::run(&rest)),
         Some("coverage") => return ended(long_forms::coverage(&rest)),
         Some("model") => return ended(long_forms::model()),
         Some("histories") => return ended(long_forms::histories(&rest)),

@@ -68,6 +68,8 @@ impl Inner {
 
     /// Waits for settlements that are under way to give up, and hands them over.
     pub(super) async fn hand_over(&self) {
+        // Of two calls of `shutdown`, neither may end the process while the other one writes.
+        let _alone = self.handing_over.lock().await;
         self.settling.close();
         tokio::select! {
             biased;

@@ -96,6 +96,8 @@ pub(crate) struct Inner {
     /// What could not be settled before everything stopped.
     unwritten: Mutex<Vec<Settlement>>,
     journal: OnceLock<Arc<dyn Journal>>,
+    /// Held while outcomes are handed to the journal: whoever shuts down as well waits for that.
+    handing_over: tokio::sync::Mutex<()>,
     lost_claims: LostClaims,
     /// When it began, by the monotonic clock.
     began: Duration,
@@ -157,6 +159,7 @@ impl Engine {
             settling: TaskTracker::new(),
             unwritten: Mutex::default(),
             journal: OnceLock::new(),
+            handing_over: tokio::sync::Mutex::default(),
             lost_claims: LostClaims::default(),
             began: clock.monotonic(),
             running: Arc::new(Semaphore::new(limits.running_max)),

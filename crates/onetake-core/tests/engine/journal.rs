@@ -201,3 +201,65 @@ async fn an_empty_journal_is_looked_at_once_a_minute() {
     let looks = journal.looks.load(Ordering::SeqCst);
     assert!((10..=11).contains(&looks), "{looks}");
 }
+
+/// A journal that keeps nothing before its gate is open.
+#[derive(Debug)]
+struct Gated {
+    gate: tokio::sync::Semaphore,
+    kept: AtomicUsize,
+}
+
+impl Journal for Gated {
+    fn keep(&self, settlements: Vec<Settlement>) -> BoxFuture<'_, Result<(), StoreError>> {
+        async move {
+            self.gate.acquire().await.unwrap().forget();
+            self.kept.fetch_add(settlements.len(), Ordering::SeqCst);
+            Ok(())
+        }
+        .boxed()
+    }
+
+    fn names(&self) -> BoxFuture<'_, Result<Vec<String>, StoreError>> {
+        async { Ok(Vec::new()) }.boxed()
+    }
+
+    fn read(&self, _: String) -> BoxFuture<'_, Result<Option<Kept>, StoreError>> {
+        async { Ok(None) }.boxed()
+    }
+
+    fn let_go(&self, _: String) -> BoxFuture<'_, Result<(), StoreError>> {
+        async { Ok(()) }.boxed()
+    }
+}
+
+/// Found by the simulation: two signals made two calls of `shutdown`, the second returned while the first one was
+/// writing the journal, and the process ended with the outcome.
+#[tokio::test]
+async fn a_second_shutdown_waits_until_the_first_has_written_the_journal() {
+    let (clock, memory) = memory();
+    let store = Failing::around(&memory, &[("a", StoreErrorKind::Unavailable)]);
+    let engine = engine_on(Arc::clone(&store) as Arc<dyn Store>, &clock, Limits::default());
+    let (gate, kept) = (tokio::sync::Semaphore::new(0), AtomicUsize::new(0));
+    let journal = Arc::new(Gated { gate, kept });
+    engine.use_journal(Arc::clone(&journal) as Arc<dyn Journal>);
+    let running = engine.clone();
+    tokio::spawn(async move {
+        let paid = async |_| onetake_core::Verdict::Complete(Recording::new("paid"));
+        drop(running.run(operation("a"), paid).await);
+    });
+    pass(&clock, MILLISECOND, 50).await;
+    let shut_down = || {
+        let engine = engine.clone();
+        tokio::spawn(async move { engine.shutdown(MILLISECOND).await })
+    };
+    let first = shut_down();
+    pass(&clock, MILLISECOND, 5).await;
+    let second = shut_down();
+    pass(&clock, MILLISECOND, 50).await;
+    assert!(!first.is_finished() && !second.is_finished(), "the outcome is not in the journal yet");
+    journal.gate.add_permits(1);
+    for call in [first, second] {
+        call.await.unwrap().unwrap();
+        assert_eq!(journal.kept.load(Ordering::SeqCst), 1);
+    }
+}

@@ -36,7 +36,7 @@ pub async fn client(world: Arc<World>, operation: OperationPlan, plan: ClientPla
         let cut = plan.cut_after_polls.filter(|_| left > 0);
         let heard = send(&world, asked, None, plan.patience, cut, &stream).await;
         if let Some(heard) = heard {
-            if heard.is_outcome() || heard.status == 422 {
+            if !plan.insists && (heard.is_outcome() || heard.status == 422) {
                 return;
             }
             if let Some(location) = heard.location {

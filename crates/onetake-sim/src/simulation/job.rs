@@ -24,6 +24,8 @@ enum Style {
     BeginLate,
     /// `Engine::begin`, and the lease is dropped.
     BeginAndDrop,
+    /// `Engine::is_known`, and nothing else.
+    Look,
 }
 
 /// One try of a job.
@@ -46,11 +48,12 @@ pub async fn job(
         .in_flight(in_flight)
         .run_max(plan.run_max);
     let is_calm = world.is_calm();
-    let style = world.decide("job", |random| match random.below(6) {
+    let style = world.decide("job", |random| match random.below(8) {
         _ if is_calm => Style::Run,
         0..=2 => Style::Run,
-        3 | 4 => Style::BeginLate,
-        _ => Style::BeginAndDrop,
+        3..=5 => Style::BeginLate,
+        6 => Style::BeginAndDrop,
+        _ => Style::Look,
     });
     let reference = operation.id.reference().to_string();
     let told = match style {
@@ -68,6 +71,11 @@ pub async fn job(
                 Ok(Outcome::Answered(answer)) => answered(&answer),
                 Err(_) => (503, Some("idempotency_store_unavailable"), None),
             }
+        }
+        Style::Look => {
+            let is_known = engine.is_known(&operation).await;
+            world.history.event(world.now(), "is_known", &[], || format!("{is_known:?}"));
+            (409, Some("request_in_progress"), None)
         }
         Style::BeginLate | Style::BeginAndDrop => match engine.begin(&operation).await {
             Ok(Begin::Run(lease)) => {
@@ -95,8 +103,11 @@ async fn begun(
     asked: &Asked,
     runs: bool,
 ) -> Told {
-    let late = onetake_core::clock::micros(plan.terms.lease) * 3 / 2;
-    let pause = world.decide("late starts", |random| random.below(late));
+    let length = onetake_core::clock::micros(plan.terms.lease);
+    let pause = world.decide("late starts", |random| {
+        let late = random.pick(&[length / 2, length * 3 / 2, length * 4], length);
+        random.below(late)
+    });
     world.timeline.sleep(pause, node + 1).await;
     if !runs {
         drop(lease);

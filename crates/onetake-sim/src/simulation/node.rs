@@ -240,8 +240,8 @@ fn policy(world: &Arc<World>, plan: &NodePlan, mode: Mode) -> Policy {
 #[must_use]
 pub fn terms(plan: &NodePlan, mode: Mode) -> Terms {
     let mut terms = Terms { on_unknown: mode.on_unknown(), ..plan.terms };
-    // What is to be reconciled is kept for long enough to ask.
-    if mode == Mode::Reconcile {
+    // What is to be reconciled is kept for long enough to ask, but for one configuration.
+    if mode == Mode::Reconcile && plan.has_journal {
         terms.ttl = terms.ttl.max(Duration::from_secs(120));
     }
     terms

@@ -7,17 +7,20 @@ use onetake_core::{Failure, State};
 
 use super::history::Truth;
 use super::reconciler::recording_of;
+use super::timeline::SECOND;
 use super::world::World;
 
 /// Whom the audit log names.
 const NAME: &str = "operator";
 
 /// Looks at a key, and settles or forgets it.
-pub async fn operate(world: Arc<World>, engine: Engine, number: usize, forgets: bool) {
+pub async fn operate(world: Arc<World>, node: usize, engine: Engine, number: usize, forgets: bool) {
+    let _probe = engine.ready().await;
     let Ok(page) = engine.page(None, 100).await else { return };
     let Some(id) = page.ids.get(number % page.ids.len().max(1)).copied() else { return };
     let Ok(mut found) = engine.inspect(vec![id]).await else { return };
     let Some(Ok(Some(record))) = found.pop() else { return };
+    let _seen = (engine.find(id.reference()).await, engine.replays(&record));
     let fails = world.decide("operator", |random| random.chance(300));
     let deed = match &record.state {
         State::Running { .. } => return,
@@ -36,6 +39,11 @@ pub async fn operate(world: Arc<World>, engine: Engine, number: usize, forgets: 
         State::Released { .. } if forgets => Deed::Forget { seen: Standing::Released },
         State::Completed { .. } | State::Failed { .. } | State::Released { .. } => return,
     };
+    // What is true of an attempt stays true; the key may be somebody else's by the time the operator acts.
+    let pause = world.decide("operator's pause", |random| {
+        if random.chance(500) { 0 } else { random.below(3 * SECOND) }
+    });
+    world.timeline.sleep(pause, node + 1).await;
     let (by, reason) = (NAME.to_owned(), "simulated".to_owned());
     let wanted = Intervention { id, attempt: record.attempt, deed, by, reason };
     if let Ok(Intervened::Done(_)) = engine.intervene(wanted).await {

@@ -156,6 +156,8 @@ pub struct ClientPlan {
     pub patience: Micros,
     /// After how many polls of its request the connection is cut, if at all.
     pub cut_after_polls: Option<u32>,
+    /// Whether it goes on asking after it got the outcome.
+    pub insists: bool,
 }
 
 /// Something that goes wrong, or that an operator does.
@@ -196,6 +198,8 @@ pub enum Fault {
         node: usize,
         /// How long it waits for what runs.
         patience: Micros,
+        /// Whether the store cannot be reached meanwhile.
+        is_cut_off: bool,
         /// For how long it is gone.
         gone_for: Micros,
     },
@@ -316,8 +320,9 @@ impl Plan {
         let noise_per_mille = if is_quiet { 0 } else { random.pick(&[0, 5, 20, 60], 0) };
         let upstream_noise_per_mille = random.pick(&[0, 100, 300, 600], 100);
         let delay_max = random.pick(&[2, 10, 50, 200], 10) * MILLISECOND;
+        let ttl = onetake_core::clock::micros(first.terms.ttl);
         let operations = (0..random.between(1, 9) as usize)
-            .map(|number| operation(&mut random, number, faults_end))
+            .map(|number| operation(&mut random, number, faults_end, ttl))
             .collect::<Vec<_>>();
         let faults_max = if calm { 0 } else { random.pick(&[1, 3, 6, 12], 3) };
         let faults = (0..random.between(0, faults_max) as usize)
@@ -394,10 +399,10 @@ fn limits(random: &mut Random) -> LimitsPlan {
     }
 }
 
-fn operation(random: &mut Random, number: usize, faults_end: Micros) -> OperationPlan {
+fn operation(random: &mut Random, number: usize, faults_end: Micros, ttl: Micros) -> OperationPlan {
     let mode = random.pick(&Mode::ALL, Mode::Plain);
     let begins = random.below(faults_end);
-    let clients = (0..random.pick(&[1_u64, 2, 2, 3, 5], 2))
+    let mut clients = (0..random.pick(&[1_u64, 2, 2, 3, 5], 2))
         .map(|client| {
             let apart = random.pick(&[20 * MILLISECOND, 500 * MILLISECOND, 10 * SECOND], SECOND);
             ClientPlan {
@@ -409,9 +414,24 @@ fn operation(random: &mut Random, number: usize, faults_end: Micros) -> Operatio
                 cut_after_polls: random
                     .chance(200)
                     .then(|| u32::try_from(random.below(12)).unwrap_or(0)),
+                insists: random.chance(100),
             }
         })
-        .collect();
+        .collect::<Vec<_>>();
+    if random.chance(250) {
+        // Somebody asks again and again when the outcome is about to expire.
+        let starts_at = (begins + ttl).saturating_sub(random.between(2, 4) * SECOND);
+        let pause = random.between(200 * MILLISECOND, SECOND);
+        clients.push(ClientPlan {
+            starts_at,
+            payload: 0,
+            tries: 12,
+            pause,
+            patience: 2 * SECOND,
+            cut_after_polls: None,
+            insists: true,
+        });
+    }
     OperationPlan { number, mode, tenant: u8::from(random.chance(300)), clients }
 }
 
@@ -429,10 +449,13 @@ fn fault(
         .map_or(SECOND, |node| onetake_core::clock::micros(node.terms.lease + node.terms.grace));
     let polls = u32::try_from(random.below(40)).unwrap_or(0);
     let length = random.between(50 * MILLISECOND, 3 * lease);
-    let fault = match random.below(20) {
+    let fault = match random.below(24) {
         0..=3 => Fault::Crash { node, polls, gone_for: length },
         4..=6 => Fault::Suspend { node, polls, length },
-        7..=8 => Fault::Shutdown { node, patience: random.below(5 * SECOND), gone_for: length },
+        7..=8 => {
+            let (patience, is_cut_off) = (random.below(5 * SECOND), random.chance(600));
+            Fault::Shutdown { node, patience, is_cut_off, gone_for: length }
+        }
         9..=11 => Fault::CutStore { node, length, hangs: random.chance(500) },
         12..=13 => Fault::Noise { length, per_mille: random.between(100, 700) },
         14 => Fault::StoreClockBack { by: random.between(MILLISECOND, lease / 4) },
@@ -442,8 +465,8 @@ fn fault(
         }
         16 => Fault::Corrupt { node, gone_for: length },
         17 => Fault::JournalDown { node, length },
-        18 => {
-            let (operation, forgets) = (random.index(operations), random.chance(300));
+        18..=21 => {
+            let (operation, forgets) = (random.index(operations), random.chance(400));
             Fault::Operator { node, operation, forgets }
         }
         _ => Fault::Housekeeping { node },

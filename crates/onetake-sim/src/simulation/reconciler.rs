@@ -12,6 +12,7 @@ use onetake_core::{Record, Recording};
 use onetake_http::recording::record;
 
 use super::history::Truth;
+use super::timeline::SECOND;
 use super::world::World;
 
 /// Asks the upstream what became of operations, on behalf of one node.
@@ -34,12 +35,17 @@ impl Desk {
 
 impl Reconcile for Desk {
     fn inquiry(&self, _: &Record) -> Option<Inquiry> {
-        Some(Inquiry {
+        // This node's configuration may know nothing of the route, for a while.
+        let is_calm = self.world.is_calm();
+        let (is_known, is_short) = self
+            .world
+            .decide("inquiries", |random| (is_calm || !random.chance(100), random.chance(300)));
+        is_known.then(|| Inquiry {
             after: self.after,
             timeout: Duration::from_secs(1),
             pause_min: Duration::from_millis(500),
             pause_max: Duration::from_secs(5),
-            limit: Duration::from_secs(60),
+            limit: Duration::from_secs(if is_short { 4 } else { 60 }),
         })
     }
 
@@ -48,7 +54,8 @@ impl Reconcile for Desk {
             let world = &self.world;
             let is_calm = world.is_calm();
             let (delay, is_lost) = world.decide("reconciler", |random| {
-                (random.below(world.plan.delay_max), !is_calm && random.chance(200))
+                let slow = if !is_calm && random.chance(150) { 2 * SECOND } else { 0 };
+                (random.below(world.plan.delay_max) + slow, !is_calm && random.chance(200))
             });
             world.timeline.sleep(delay, self.node + 1).await;
             if is_lost {

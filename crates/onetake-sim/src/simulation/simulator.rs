@@ -147,7 +147,10 @@ impl Simulator {
             Fault::Suspend { node, polls, length } => {
                 self.arm(node, Armed::Suspend { polls, length });
             }
-            Fault::Shutdown { node, patience, gone_for } => {
+            Fault::Shutdown { node, patience, is_cut_off, gone_for } => {
+                if is_cut_off && !world.plan.is_exclusive {
+                    world.cut_store(node, patience + 20 * SECOND, patience % 2 == 0);
+                }
                 self.shut_down(node, patience, gone_for);
             }
             Fault::CutStore { node, length, hangs } => world.cut_store(node, length, hangs),
@@ -167,7 +170,7 @@ impl Simulator {
             Fault::Operator { node, operation, forgets } => {
                 if let Some(process) = self.nodes.get(node).and_then(|it| it.process.as_ref()) {
                     let engine = process.engine.clone();
-                    process.executor.spawn(operate(world, engine, operation, forgets));
+                    process.executor.spawn(operate(world, node, engine, operation, forgets));
                 }
             }
             Fault::Housekeeping { node } => {

@@ -11,6 +11,7 @@ mod store;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use bytes::Bytes;
 use onetake_core::{AttemptId, Cause, OnUnknown, Record, RecordId, State, Timestamp};
@@ -62,6 +63,8 @@ pub(super) struct Facts {
     clocks_agree: bool,
     /// Whether nothing goes wrong between the nodes and the store.
     is_faultless: bool,
+    /// For how long each node renews a lease.
+    run_max: Vec<Duration>,
     /// By how much the store's clock is set back in all.
     set_back: Micros,
     cache_age_max: Micros,
@@ -127,6 +130,7 @@ impl History {
             not_rolled_back: BTreeSet::new(),
             lossy: BTreeSet::new(),
             is_faultless: plan.faults.is_empty() && plan.noise_per_mille == 0,
+            run_max: plan.nodes.iter().map(|node| node.run_max).collect(),
             set_back: set_back.sum(),
             clocks_agree: plan.is_uniform && !set_clocks,
             cache_age_max: ages.max().map_or(0, onetake_core::clock::micros),

@@ -1,5 +1,7 @@
 //! Checks of every change of the store.
 
+use std::time::Duration;
+
 use onetake_core::store::{Claimed, Settled};
 use onetake_core::{Claim, OnUnknown, Record, RecordId, Settlement, State, Timestamp, Verb};
 
@@ -207,10 +209,16 @@ impl Facts {
         if !passes_over {
             return;
         }
+        // A lease is renewed for no longer than its operation may run.
+        let run_max = match owner {
+            Some(Actor::Node(node, _)) => self.run_max.get(node).copied().unwrap_or_default(),
+            _ => Duration::ZERO,
+        };
+        let is_renewed = before.claimed_at.plus(run_max) > store_now;
         if lease_until.plus(before.terms.grace) > store_now {
             let what = format!("{:?} was passed over while its lease was alive", before.id);
             self.violate(at, "S13", what);
-        } else if self.is_faultless {
+        } else if self.is_faultless && is_renewed {
             let what = format!("{:?} lost its lease although nothing went wrong", before.id);
             self.violate(at, "leases are renewed", what);
         }

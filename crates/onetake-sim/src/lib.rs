@@ -2,7 +2,7 @@
 //!
 //! | module | what it holds |
 //! | --- | --- |
-//! | [`model`] | an exhaustive model of one record's life, over the very functions that stores apply |
+//! | [`model`] | an exhaustive model of a record's life, over the functions that stores apply; the binary `onetake-model` runs it |
 //! | [`blackbox`] | what a client sees of a gateway, whatever store is behind it |
 //! | [`upstream`] | an upstream that does what its path says, and counts what it did |
 //! | [`servers`] | PostgreSQL, PgBouncer, Redis, Valkey, Redis Cluster, DynamoDB, NATS and a Stripe, started by tests |

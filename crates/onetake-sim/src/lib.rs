@@ -3,7 +3,7 @@
 //! | module | what it holds |
 //! | --- | --- |
 //! | [`simulation`] | several real engines and layers on simulated time, with faults of every kind |
-//! | [`model`] | an exhaustive model of one record's life, over the very functions that stores apply |
+//! | [`model`] | an exhaustive model of a record's life, over the functions that stores apply; the binary `onetake-model` runs it |
 //! | [`blackbox`] | what a client sees of a gateway, whatever store is behind it |
 //! | [`history`] | histories of concurrent clients on real servers, and the checker for them |
 //! | [`upstream`] | an upstream that does what its path says, and counts what it did |

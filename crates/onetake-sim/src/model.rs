@@ -1,237 +1,360 @@
-//! An exhaustive model of what can happen to two keys.
+//! An exhaustive model of the life of a record.
 //!
-//! The store in this model changes its records by [`onetake_core::decide`] alone: the very
-//! functions that the real stores apply or are held to. Around it, attempts, a reaper and a
-//! sweeper do everything that they may do, in every order, while time goes on. Beside it, the
-//! model keeps what was promised for each key, from the store's answers and the design's words;
-//! a wrong decision shows as a difference between the two. The checker visits every state that can
-//! be reached.
+//! The store in this model changes its records by [`onetake_core::decide`] alone: the functions that
+//! the real stores apply or are held to. Around the store, attempts on three nodes, reapers, sweepers,
+//! reconcilers and operators take every step that they may take, in every order, while time goes on.
+//! Beside the store, the model keeps the promise for each key ([`promise`]), which follows from the
+//! store's answers and the words of the design. A wrong decision shows as a difference between the
+//! record and the promise. The checker visits every state that can be reached.
 //!
-//! | event | what it stands for |
+//! | step | meaning |
 //! | --- | --- |
-//! | [`Claim`](Action::Claim) | a request, with one of two payloads, on either key |
-//! | [`Start`](Action::Start) | the attempt looks at its own clock, and the first byte goes out |
-//! | [`Renew`](Action::Renew) | a heartbeat; also one that arrives after the attempt's last word |
-//! | [`Say`](Action::Say) | an outcome or unknown (once started), release (if never started); at any time, because processes freeze and come back late; again and again, because answers get lost |
-//! | [`Die`](Action::Die) | the attempt never says anything again |
-//! | [`Reap`](Action::Reap) | the reaper acts on what it saw at an earlier look |
-//! | [`Sweep`](Action::Sweep) | the sweep acts on what its index named at an earlier look |
 //! | [`Tick`](Action::Tick) | leases, graces and records end |
+//! | [`ClockBack`](Action::ClockBack) | the store's clock goes back; own clocks do not |
+//! | [`Claim`](Action::Claim) | a request with one of two payloads, under one or two terms |
+//! | [`LoseClaim`](Action::LoseClaim) | a claimer gives up; its claim may land later, or never |
+//! | [`LandClaim`](Action::LandClaim) | the store decides a claim whose claimer gave up |
+//! | [`Start`](Action::Start) | the attempt looks at its own clock, and the first byte goes out |
+//! | [`Renew`](Action::Renew) | a lease renewal; also one that arrives after the final report |
+//! | [`Report`](Action::Report) | an attempt's final report, late and repeated |
+//! | [`Die`](Action::Die) | the attempt never reports |
+//! | [`Reap`](Action::Reap) | a reaper passes over an attempt that it saw abandoned |
+//! | [`Sweep`](Action::Sweep) | a sweeper deletes a record that its index named |
+//! | [`Defer`](Action::Defer) | a reconciler takes the turn to ask for an unknown attempt |
+//! | [`SettleFor`](Action::SettleFor) | a reconciler or an operator settles for an attempt |
+//! | [`Forget`](Action::Forget) | an operator forgets a record |
 //!
-//! A pause needs no event of its own: whoever does nothing while time goes on is paused. Nor do
-//! the first looks of reaper and sweep: each look is taken as soon as it can be, and never
-//! forgotten, so that the second step may come at any moment after it. A later look could only
-//! allow less.
+//! A pause needs no step of its own: an actor that does nothing while time goes on is paused. The
+//! first looks of reapers, sweepers, reconcilers and operators need none either. Each look is taken
+//! as soon as it can be, and never forgotten, so the second step may come at any moment after it. A
+//! later look could only allow less. Any node may have taken any look, so the number of reapers,
+//! sweepers, reconcilers and operators is not bounded.
 //!
 //! # Bounds
 //!
-//! Three attempts are given a key; further claims are looked at for what they do without being
-//! granted. Time ends at [`Config::ticks`]. Within that nothing is left out: there is no bound on
-//! the depth, nor on the number of renewals, repetitions, looks and deletions. The operations of
-//! one run that end well all end alike, by [`Config::outcome`].
+//! Three attempts ask for a key, each on a node of its own. Further claims are tried, but grants to
+//! them are not followed. Time ends at [`ModelConfig::ticks`]. Within these bounds nothing is left
+//! out: there is no bound on the depth, nor on the number of renewals, repetitions, looks and
+//! deletions. Successful operations of one model all end alike, by [`ModelConfig::outcome`].
 //!
-//! Of two keys, one is given to at most one of three attempts. So [`Config::room`] is three and
-//! one, and two runs, with the terms exchanged, are all there is for two keys with different
-//! terms. A room of three and none follows one key alone, further in time.
+//! All features together are too many states. Each model has some of them ([`Features`]); the
+//! module [`suite`] lists the models of the short and of the long form.
 //!
-//! Two symmetries are used: idle attempts are alike, so that they are given a key in order; and
-//! the two payloads of a key are alike until one of them is granted.
+//! Two symmetries are used. Idle attempts are alike, so they ask in order. The two payloads of a key
+//! are alike until one of them is sent.
 //!
-//! Not modelled: a reconciler or an operator who settles in another's name, a store whose clock
-//! goes backwards, and claims on one key with different terms.
+//! # Honesty
+//!
+//! Whether an operation has an effect is decided when it starts. Attempts, reconcilers and operators
+//! tell the truth about it: they complete only an operation that started, and release only one that
+//! had no effect. Under [`OnUnknown::Rollback`] the effect commits with the completion, so a release
+//! is always true, and the commit and a release of one attempt may race.
+//!
+//! # Not modelled
+//!
+//! - Audit entries: the engine writes them, and no decision depends on them.
+//! - The grace that restarts after a store outage: stores and engine keep it, around
+//!   [`onetake_core::decide`].
+//! - A clock that jumps ahead: it ends leases early, and the design accepts that.
+//! - A record that expired or was forgotten is absent by the store's clock. If that clock goes back
+//!   behind the expiry before a sweep, the record is alive again, and the model allows that.
 
+mod attempts;
 mod check;
-pub mod properties;
+mod claims;
+pub mod config;
+pub mod decisions;
+pub mod invariants;
+mod others;
+pub mod promise;
+pub mod scenarios;
+mod settlements;
 pub mod state;
-mod step;
-mod store;
+pub mod suite;
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use onetake_core::{OnUnknown, Terms, Timestamp};
 use stateright::Property;
 
-use properties::{Sight, Sights};
-use state::{Asked, Index, Key, PerKey, Phase, State, Who, Word};
+use promise::{KeyLife, LifeStage};
+use scenarios::{Coverage, Scenario};
+use state::{
+    AttemptPhase, AttemptReport, AttemptSlot, ExpiryIndex, KeyState, ModelKey, ModelState, Request,
+    RequestPayload, RunProgress, Settler,
+};
 
-pub use check::{Stats, Violation, check};
-
-/// How many attempts are given a key, over both keys.
-pub const ATTEMPTS_MAX: usize = Who::ALL.len();
-
-/// The bounds and terms of a model. Durations are in ticks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Config {
-    /// What each key's terms say of unknown outcomes.
-    pub on_unknown: PerKey<OnUnknown>,
-    /// To how many attempts each key may be given, within [`ATTEMPTS_MAX`] for both.
-    pub room: PerKey<usize>,
-    /// How long a tick takes. With an hour, records are kept for a tick after they were settled
-    /// (`KEPT_AFTER_SETTLING`), and a tick outruns all fences. With a microsecond, fences outrun
-    /// the clock.
-    pub tick: Duration,
-    /// The lease.
-    pub lease: u32,
-    /// The grace.
-    pub grace: u32,
-    /// The time to live.
-    pub ttl: u32,
-    /// When time ends.
-    pub ticks: u32,
-    /// How an operation ends that ends well: completed, or failed for good.
-    pub outcome: Word,
-}
-
-impl Default for Config {
-    fn default() -> Self {
-        Self {
-            on_unknown: PerKey { a: OnUnknown::Retry, b: OnUnknown::Fail },
-            room: PerKey { a: 3, b: 1 },
-            tick: Duration::from_micros(1),
-            lease: 1,
-            grace: 1,
-            ttl: 1,
-            ticks: 3,
-            outcome: Word::Complete,
-        }
-    }
-}
-
-impl Config {
-    fn terms(&self, on_unknown: OnUnknown) -> Terms {
-        Terms {
-            ttl: self.tick * self.ttl,
-            lease: self.tick * self.lease,
-            grace: self.tick * self.grace,
-            on_unknown,
-        }
-    }
-}
+pub use check::{CheckStats, Violation, check};
+pub use config::{Features, ModelConfig, OfferedTerms, TermsChoice, TermsInTicks};
+pub use decisions::Decisions;
 
 /// The model.
 #[derive(Clone, Debug)]
 pub struct Model {
-    config: Config,
-    terms: PerKey<Terms>,
-    sights: Arc<Sights>,
+    config: ModelConfig,
+    decisions: Decisions,
+    coverage: Arc<Coverage>,
 }
 
 impl Model {
     /// A model within the bounds of `config`.
     #[must_use]
-    pub fn new(config: Config) -> Self {
-        let PerKey { a, b } = config.on_unknown;
-        let terms = PerKey { a: config.terms(a), b: config.terms(b) };
-        Self { config, terms, sights: Arc::default() }
+    pub fn new(config: ModelConfig) -> Self {
+        Self::with_decisions(config, Decisions::default())
     }
 
-    fn terms(&self, key: Key) -> Terms {
-        *self.terms.get(key)
+    /// A model whose store decides by `decisions`.
+    #[must_use]
+    pub fn with_decisions(config: ModelConfig, decisions: Decisions) -> Self {
+        Self { config, decisions, coverage: Arc::default() }
     }
 
-    /// Whether a sight can be seen within these bounds.
-    fn can_see(&self, sight: Sight) -> bool {
-        let Config { on_unknown, room, .. } = &self.config;
-        Key::ALL.into_iter().any(|key| sight.can_be(*on_unknown.get(key), *room.get(key)))
+    /// The terms that a request on `key` is claimed under.
+    fn terms(&self, key: ModelKey, request: Request) -> Terms {
+        self.config.terms.get(key).get(request.terms).with_tick(self.config.tick)
     }
 
-    fn attempt_actions(&self, key: Key, who: Who, phase: &Phase, actions: &mut Vec<Action>) {
-        match phase {
-            Phase::Idle | Phase::Gone => {}
-            Phase::Held(held) => {
-                actions.extend([Action::Renew(key, who), Action::Die(key, who)]);
-                if held.started {
-                    let words = [self.config.outcome, Word::Unknown];
-                    actions.extend(words.map(|word| Action::Say(key, who, word)));
-                } else {
-                    actions.extend([Action::Start(key, who), Action::Say(key, who, Word::Release)]);
+    /// The policy for unknown outcomes that a request on `key` is claimed under.
+    fn on_unknown(&self, key: ModelKey, request: Request) -> OnUnknown {
+        self.config.terms.get(key).get(request.terms).on_unknown
+    }
+
+    /// Whether a scenario can occur within these bounds.
+    fn is_possible(&self, scenario: Scenario) -> bool {
+        ModelKey::ALL.into_iter().any(|key| scenario.is_possible(&self.config, key))
+    }
+
+    fn claim_actions(&self, state: &ModelState, key: ModelKey, actions: &mut Vec<Action>) {
+        let is_first = state.keys.get(key).attempts() == 0;
+        let payloads = RequestPayload::ALL.into_iter().filter(|payload| {
+            // The payloads are alike until one of them is sent.
+            *payload == RequestPayload::This || !is_first
+        });
+        for payload in payloads {
+            for terms in self.config.terms.get(key).choices() {
+                let request = Request { payload, terms };
+                actions.push(Action::Claim(key, request));
+                if self.config.features.lost_claims {
+                    actions.push(Action::LoseClaim(key, request));
                 }
             }
-            Phase::Said { word, .. } => {
-                actions.extend([Action::Renew(key, who), Action::Say(key, who, *word)]);
+        }
+    }
+
+    fn attempt_actions(
+        &self,
+        key: ModelKey,
+        slot: AttemptSlot,
+        phase: AttemptPhase,
+        actions: &mut Vec<Action>,
+    ) {
+        let report = |report| Action::Report(key, slot, report);
+        let outcome = self.config.outcome;
+        match phase {
+            AttemptPhase::Idle | AttemptPhase::Gone => {}
+            AttemptPhase::ClaimInFlight(_) => actions.extend([
+                Action::LandClaim(key, slot),
+                Action::Renew(key, slot),
+                report(AttemptReport::Release),
+            ]),
+            AttemptPhase::Disowned(_) => actions.extend([
+                Action::Renew(key, slot),
+                Action::Die(key, slot),
+                report(AttemptReport::Release),
+            ]),
+            AttemptPhase::Held(held) => {
+                actions.extend([Action::Renew(key, slot), Action::Die(key, slot)]);
+                let has_started = held.run != RunProgress::NotStarted;
+                if has_started {
+                    actions.extend([report(outcome), report(AttemptReport::Unknown)]);
+                } else {
+                    let rolls_back = self.on_unknown(key, held.request) == OnUnknown::Rollback;
+                    if !rolls_back {
+                        actions.push(Action::Start(key, slot, RunProgress::WithEffect));
+                    }
+                    if rolls_back || self.config.features.effectless_runs {
+                        actions.push(Action::Start(key, slot, RunProgress::WithoutEffect));
+                    }
+                }
+                if held.run != RunProgress::WithEffect {
+                    actions.push(report(AttemptReport::Release));
+                }
+            }
+            AttemptPhase::Reported(request, earlier) => {
+                actions.push(Action::Renew(key, slot));
+                if self.on_unknown(key, request) == OnUnknown::Rollback {
+                    let reports = [outcome, AttemptReport::Unknown, AttemptReport::Release];
+                    actions.extend(reports.map(report));
+                } else {
+                    actions.push(report(earlier));
+                }
             }
         }
     }
 
-    fn key_actions(&self, state: &State, key: Key, actions: &mut Vec<Action>) {
-        let key_state = state.keys.get(key);
-        for who in Who::ALL {
-            self.attempt_actions(key, who, key_state.attempts.get(who), actions);
+    /// The steps of those who act for `slot` on what they saw.
+    fn other_actions(
+        &self,
+        key: ModelKey,
+        slot: AttemptSlot,
+        key_state: &KeyState,
+        actions: &mut Vec<Action>,
+    ) {
+        let features = self.config.features;
+        let life = key_state.life.filter(|life| life.owner == slot);
+        // An attempt that lost the key may have been seen at any time before.
+        if key_state.reaper_saw || life.is_none() {
+            actions.push(Action::Reap(key, slot));
         }
-        // Nobody is ever given it: nothing can happen to it.
-        if *self.config.room.get(key) == 0 {
-            return;
-        }
-        actions.push(Action::Claim(key, Asked::This));
-        if *key_state.attempts.get(Who::First) != Phase::Idle {
-            actions.push(Action::Claim(key, Asked::That));
-        }
-        if key_state.record.is_some() {
-            let owner = key_state.life.map(|life| life.owner);
-            let granted =
-                Who::ALL.into_iter().filter(|who| *key_state.attempts.get(*who) != Phase::Idle);
-            // Whoever lost the key may have been seen at any time before.
-            let seen = granted.filter(|who| key_state.reaper_saw || owner != Some(*who));
-            actions.extend(seen.map(|who| Action::Reap(key, who)));
-            if key_state.index == Index::Named {
-                actions.push(Action::Sweep(key));
+        if features.reconcilers {
+            actions.push(Action::Defer(key, slot));
+            if life.is_none_or(|life| life.was_asked_for) {
+                self.push_settlements(key, slot, Settler::Reconciler, life, actions);
             }
         }
+        if features.operators && life.is_none_or(|life| life.stage != LifeStage::Running) {
+            self.push_settlements(key, slot, Settler::Operator, life, actions);
+        }
+        if features.forgetting {
+            actions.push(Action::Forget(key, slot));
+        }
+    }
+
+    /// The settlements of `settler`, who knows the truth about the attempt.
+    fn push_settlements(
+        &self,
+        key: ModelKey,
+        slot: AttemptSlot,
+        settler: Settler,
+        life: Option<KeyLife>,
+        actions: &mut Vec<Action>,
+    ) {
+        let settle = |report| Action::SettleFor(key, slot, settler, report);
+        // A settlement that is not accepted any more was true when it was sent.
+        let open = life.filter(|life| life.stage == LifeStage::Unknown);
+        let outcome = self.config.outcome;
+        let has_started = open.is_none_or(|life| life.run != RunProgress::NotStarted);
+        if has_started || outcome == AttemptReport::Fail {
+            actions.push(settle(outcome));
+        }
+        if open.is_none_or(|life| life.run != RunProgress::WithEffect) {
+            actions.push(settle(AttemptReport::Release));
+        }
+    }
+
+    fn key_actions(&self, state: &ModelState, key: ModelKey, actions: &mut Vec<Action>) {
+        // A key that is never granted is left out.
+        if *self.config.attempts_max.get(key) == 0 {
+            return;
+        }
+        self.claim_actions(state, key, actions);
+        let key_state = state.keys.get(key);
+        for slot in key_state.asked() {
+            let phase = *key_state.attempts.get(slot);
+            self.attempt_actions(key, slot, phase, actions);
+            if key_state.record.is_some() {
+                self.other_actions(key, slot, key_state, actions);
+            }
+        }
+        if key_state.record.is_some() && key_state.expiry_index == ExpiryIndex::Named {
+            actions.push(Action::Sweep(key));
+        }
+    }
+
+    /// Takes one step; whether anything changed.
+    fn apply(&self, state: &mut ModelState, action: Action) -> bool {
+        match action {
+            Action::Tick => self.tick(state),
+            Action::ClockBack => self.step_clock_back(state),
+            Action::Claim(key, request) => self.claim(state, key, request),
+            Action::LoseClaim(key, request) => self.lose_claim(state, key, request),
+            Action::LandClaim(key, slot) => self.land_claim(state, key, slot),
+            Action::Start(key, slot, run) => self.start(state, key, slot, run),
+            Action::Renew(key, slot) => self.renew(state, key, slot),
+            Action::Report(key, slot, report) => self.report(state, key, slot, report),
+            Action::Die(key, slot) => self.die(state, key, slot),
+            Action::Reap(key, slot) => self.reap(state, key, slot),
+            Action::Sweep(key) => self.sweep(state, key),
+            Action::Defer(key, slot) => self.defer(state, key, slot),
+            Action::SettleFor(key, slot, settler, report) => {
+                self.settle_for(state, key, slot, settler, report)
+            }
+            Action::Forget(key, slot) => self.forget(state, key, slot),
+        }
+    }
+
+    /// The store's time at which a model that took so many steps back ends.
+    fn end(&self, steps_back: u8) -> Timestamp {
+        let ahead = self.config.features.clock_steps_back.saturating_sub(steps_back);
+        Timestamp::default().plus(self.config.tick * (self.config.ticks + u32::from(ahead)))
     }
 }
 
-/// Something that happens.
+/// One step of the model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
     /// Time goes on.
     Tick,
-    /// The next attempt asks for a key.
-    Claim(Key, Asked),
+    /// The store's clock goes back.
+    ClockBack,
+    /// The next attempt claims a key, and hears the answer.
+    Claim(ModelKey, Request),
+    /// The next attempt sends a claim, and gives up before it hears the answer.
+    LoseClaim(ModelKey, Request),
+    /// The claim of an attempt that gave up reaches the store.
+    LandClaim(ModelKey, AttemptSlot),
     /// An attempt starts its operation.
-    Start(Key, Who),
+    Start(ModelKey, AttemptSlot, RunProgress),
     /// An attempt renews its lease.
-    Renew(Key, Who),
-    /// An attempt says what became of it.
-    Say(Key, Who, Word),
+    Renew(ModelKey, AttemptSlot),
+    /// An attempt reports how it ended.
+    Report(ModelKey, AttemptSlot, AttemptReport),
     /// An attempt dies.
-    Die(Key, Who),
-    /// The reaper settles for an attempt that it saw abandoned, maybe long ago.
-    Reap(Key, Who),
-    /// The sweep deletes what its index named, maybe long ago.
-    Sweep(Key),
+    Die(ModelKey, AttemptSlot),
+    /// A reaper passes over an attempt that it saw abandoned, maybe long ago.
+    Reap(ModelKey, AttemptSlot),
+    /// A sweeper deletes a record that its index named, maybe long ago.
+    Sweep(ModelKey),
+    /// A reconciler takes the turn to ask for an attempt that it saw unknown, maybe long ago.
+    Defer(ModelKey, AttemptSlot),
+    /// A reconciler or an operator settles an attempt that it saw unknown, maybe long ago.
+    SettleFor(ModelKey, AttemptSlot, Settler, AttemptReport),
+    /// An operator forgets a record by an attempt that it saw, maybe long ago.
+    Forget(ModelKey, AttemptSlot),
 }
 
 impl stateright::Model for Model {
-    type State = State;
+    type State = ModelState;
     type Action = Action;
 
-    fn init_states(&self) -> Vec<State> {
-        vec![State::default()]
+    fn init_states(&self) -> Vec<ModelState> {
+        vec![ModelState { now: self.config.start(), ..ModelState::default() }]
     }
 
-    fn actions(&self, state: &State, actions: &mut Vec<Action>) {
+    fn actions(&self, state: &ModelState, actions: &mut Vec<Action>) {
         // Behind a violation nothing means anything.
         if !state.broken.is_empty() {
             return;
         }
-        for key in Key::ALL {
+        for key in ModelKey::ALL {
             self.key_actions(state, key, actions);
         }
-        let end = Timestamp::default().plus(self.config.tick * self.config.ticks);
-        if state.now < end {
+        if state.now < self.end(state.steps_back) {
             actions.push(Action::Tick);
+        }
+        if state.steps_back < self.config.features.clock_steps_back {
+            actions.push(Action::ClockBack);
         }
     }
 
-    fn next_state(&self, state: &State, action: Action) -> Option<State> {
+    fn next_state(&self, state: &ModelState, action: Action) -> Option<ModelState> {
         let mut next = state.clone();
-        let changed = self.apply(&mut next, action);
+        let is_changed = self.apply(&mut next, action);
         // An answer alone can break an invariant, too.
-        (changed || next.broken != state.broken).then_some(next)
+        (is_changed || next.broken != state.broken).then_some(next)
     }
 
     fn properties(&self) -> Vec<Property<Self>> {
-        properties::all()
+        invariants::properties()
     }
 }

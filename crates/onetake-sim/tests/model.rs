@@ -1,70 +1,55 @@
-//! The state machine keeps its invariants in every state that can be reached.
+//! The state machine keeps its invariants in every state that the models of the short form reach.
+#![expect(clippy::expect_used, reason = "tests may panic")]
 
-use std::time::Duration;
+use onetake_sim::model::{Model, Violation, check, suite};
 
-use onetake_core::OnUnknown::{self, Fail, Retry};
-use onetake_sim::model::state::{PerKey, Word};
-use onetake_sim::model::{Config, Model, Violation, check};
+macro_rules! models {
+    ($($test:ident = $name:literal,)*) => {
+        $(#[test]
+        fn $test() -> Result<(), Violation> {
+            holds($name)
+        })*
 
-/// With ticks of an hour, records expire an hour after they were settled, or a ttl after they
-/// were claimed, whichever is later; with shorter ones, both are the same.
-const HOUR: Duration = Duration::from_secs(3600);
-
-#[test]
-fn two_keys_and_the_first_may_be_retried() -> Result<(), Violation> {
-    holds("two keys, retry and fail", wide(Retry, Fail))
+        #[test]
+        fn every_model_has_a_test() {
+            let tested = [$($name),*];
+            for model in suite::short() {
+                assert!(tested.contains(&model.name), "{} has no test", model.name);
+            }
+        }
+    };
 }
 
-#[test]
-fn two_keys_and_the_first_may_not_be_retried() -> Result<(), Violation> {
-    holds("two keys, fail and retry", wide(Fail, Retry))
+models! {
+    two_keys_and_the_first_may_be_retried = "two-keys-retry-fail",
+    two_keys_and_the_first_may_not_be_retried = "two-keys-fail-retry",
+    one_key_that_may_be_retried = "one-key-retry",
+    one_key_that_may_be_retried_for_hours = "one-key-retry-hours",
+    one_key_that_may_not_be_retried = "one-key-fail",
+    one_key_that_may_not_be_retried_for_hours = "one-key-fail-hours",
+    operators_settle = "operators",
+    reconcilers_settle = "reconcilers",
+    attempts_roll_back = "rollback",
+    records_are_forgotten = "forgetting",
+    claims_are_lost = "lost-claims",
+    the_clock_goes_back = "clock-back",
+    the_clock_goes_back_and_records_are_forgotten = "clock-back-forgetting",
+    terms_differ_in_retries = "terms-fail-retry",
+    terms_differ_in_rollback = "terms-rollback-reconcile",
+    all_features_together = "all-features",
 }
 
-#[test]
-fn one_key_that_may_be_retried() -> Result<(), Violation> {
-    holds("one key, retry", deep(Retry))
-}
-
-#[test]
-fn one_key_that_may_be_retried_for_hours() -> Result<(), Violation> {
-    holds("one key, retry, hours", hours(deep(Retry)))
-}
-
-#[test]
-fn one_key_that_may_not_be_retried() -> Result<(), Violation> {
-    holds("one key, fail", deep(Fail))
-}
-
-#[test]
-fn one_key_that_may_not_be_retried_for_hours() -> Result<(), Violation> {
-    holds("one key, fail, hours", hours(deep(Fail)))
-}
-
-/// Two keys with different terms. Together with the same terms exchanged, it is all that three
-/// attempts can do.
-fn wide(a: OnUnknown, b: OnUnknown) -> Config {
-    let on_unknown = PerKey { a, b };
-    Config { on_unknown, ..Config::default() }
-}
-
-/// One key alone, for two lives that each end in an unknown outcome: lease, grace and ttl.
-fn deep(on_unknown: OnUnknown) -> Config {
-    let room = PerKey { a: 3, b: 0 };
-    Config { room, ttl: 2, ticks: 8, ..wide(on_unknown, on_unknown) }
-}
-
-fn hours(config: Config) -> Config {
-    let outcome = Word::Fail;
-    Config { tick: HOUR, outcome, ..config }
-}
-
-fn holds(name: &str, config: Config) -> Result<(), Violation> {
-    let found = check(&Model::new(config)).inspect_err(|violation| eprintln!("{violation}"));
+/// Checks the model of the short form with this name.
+fn holds(name: &str) -> Result<(), Violation> {
+    let models = suite::short();
+    let model = models.iter().find(|model| model.name == name).expect("a model of the short form");
+    let found = check(&Model::new(model.config)).inspect_err(|violation| eprintln!("{violation}"));
     let stats = found?;
     eprintln!("{name}: {stats}");
-    for (sight, count) in &stats.sights {
-        eprintln!("{count:>12} x {}", sight.name());
+    for (scenario, count) in &stats.scenarios {
+        eprintln!("{count:>12} x {}", scenario.name());
     }
-    assert!(!stats.vacuous, "{name}: the bounds are too narrow to mean anything");
+    let missing: Vec<_> = stats.missing().collect();
+    assert!(missing.is_empty(), "{name}: the bounds are too narrow for {missing:?}");
     Ok(())
 }

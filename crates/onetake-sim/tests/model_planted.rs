@@ -1,23 +1,22 @@
 //! The model finds the bugs that are planted for it.
 
-use onetake_core::OnUnknown::{Fail, Retry};
 use onetake_core::planted::{Bug, plant};
-use onetake_sim::model::properties::Invariant;
-use onetake_sim::model::state::PerKey;
-use onetake_sim::model::{Config, Model, check};
+use onetake_sim::model::invariants::Invariant;
+use onetake_sim::model::{Model, check, suite};
 
 /// One test, because bugs are planted for the whole process.
 #[test]
 fn planted_bugs_are_found() {
-    let table = [
+    let bugs = [
         (Bug::SettleWithoutAttemptCheck, Invariant::S3),
         (Bug::SweepWithoutRecheck, Invariant::S12),
         (Bug::FenceNotRaised, Invariant::S2),
     ];
-    for (bug, broken) in table {
-        for on_unknown in [PerKey { a: Retry, b: Fail }, PerKey { a: Fail, b: Retry }] {
+    let two_keys = |model: &suite::SuiteModel| model.name.starts_with("two-keys");
+    for (bug, broken) in bugs {
+        for model in suite::short().into_iter().filter(two_keys) {
             plant(Some(bug));
-            let found = check(&Model::new(Config { on_unknown, ..Config::default() }));
+            let found = check(&Model::new(model.config));
             plant(None);
             let violation = found.expect_err("a planted bug");
             eprintln!("{bug:?} breaks {violation}");

@@ -1,49 +1,62 @@
-//! Runs the checker, and tells what it found.
+//! Runs the checker, and reports what it found.
 
 use std::fmt;
 use std::num::NonZeroUsize;
 use std::sync::Arc;
+use std::time::Duration;
 
+use onetake_core::{Clock as _, SystemClock};
 use stateright::{Checker as _, Expectation, HasDiscoveries, Model as _};
 
-use super::properties::{Invariant, NOT_VACUOUS, Sight};
-use super::state::State;
+use super::invariants::Invariant;
+use super::scenarios::Scenario;
 use super::{Action, Model};
 
-/// What a check that found nothing wrong went through.
+/// The figures of a check that found no violation.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Stats {
-    /// Different states.
+pub struct CheckStats {
+    /// The number of different states.
     pub states: usize,
-    /// Events that led from one to another, or back to one that was known.
+    /// The number of steps that led to a state, new or known.
     pub steps: usize,
-    /// The most events in a row.
+    /// The length of the longest shortest path to a state.
     pub depth: usize,
-    /// How often each sight was seen, of those that can be seen under these terms.
-    pub sights: Vec<(Sight, u64)>,
-    /// Whether one of them was never seen: the bounds are too narrow to mean anything.
-    pub vacuous: bool,
+    /// The time that it took.
+    pub took: Duration,
+    /// The number of times that each scenario occurred, of those that are possible.
+    pub scenarios: Vec<(Scenario, u64)>,
 }
 
-impl fmt::Display for Stats {
+impl CheckStats {
+    /// The scenarios that never occurred. If there is one, the bounds are too narrow to mean
+    /// anything.
+    pub fn missing(&self) -> impl Iterator<Item = Scenario> {
+        self.scenarios.iter().filter(|(_, count)| *count == 0).map(|(scenario, _)| *scenario)
+    }
+}
+
+impl fmt::Display for CheckStats {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} states, {} steps, depth {}", self.states, self.steps, self.depth)
+        let Self { states, steps, depth, took, scenarios } = self;
+        let seconds = took.as_secs_f64();
+        write!(f, "{states} states, {steps} steps, depth {depth}, {seconds:.1} s, ")?;
+        write!(f, "{} scenarios", scenarios.len())
     }
 }
 
 /// A way to break an invariant.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Violation {
-    /// The names of all invariants that were seen broken before the check stopped.
+    /// The names of all invariants that were broken before the check stopped.
     pub broken: Vec<&'static str>,
     /// One way there.
     pub actions: Vec<Action>,
-    /// How many states were visited.
+    /// The number of states that were visited.
     pub states: usize,
 }
 
 impl Violation {
-    /// Whether `invariant` is among what was broken.
+    /// Whether `invariant` is among those that were broken.
     #[must_use]
     pub fn breaks(&self, invariant: Invariant) -> bool {
         self.broken.contains(&invariant.name())
@@ -63,17 +76,19 @@ impl std::error::Error for Violation {}
 ///
 /// # Errors
 /// If an invariant can be broken, with a way to it that has no needless step.
-pub fn check(model: &Model) -> Result<Stats, Violation> {
-    // A model of its own, because it counts what it sees.
-    let model = Model::new(model.config);
-    let sights = Arc::clone(&model.sights);
+pub fn check(model: &Model) -> Result<CheckStats, Violation> {
+    // A model of its own, because it counts scenarios.
+    let model = Model::with_decisions(model.config, model.decisions);
+    let coverage = Arc::clone(&model.coverage);
     let threads = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
+    let began = SystemClock.monotonic();
     let checker = model
         .checker()
         .threads(threads)
         .finish_when(HasDiscoveries::AnyFailures)
         .spawn_bfs()
         .join();
+    let took = SystemClock.monotonic().saturating_sub(began);
 
     let model = checker.model();
     let states = checker.unique_state_count();
@@ -90,13 +105,13 @@ pub fn check(model: &Model) -> Result<Stats, Violation> {
         let broken = ways.into_iter().map(|(name, _)| name).collect();
         return Err(Violation { broken, actions, states });
     }
-    let can_see = |sight: &Sight| model.can_see(*sight);
-    Ok(Stats {
+    let possible = Scenario::ALL.iter().copied().filter(|scenario| model.is_possible(*scenario));
+    Ok(CheckStats {
         states,
         steps: checker.state_count(),
         depth: checker.max_depth(),
-        sights: Sight::ALL.into_iter().filter(can_see).map(|s| (s, sights.count(s))).collect(),
-        vacuous: !discoveries.contains_key(NOT_VACUOUS),
+        took,
+        scenarios: possible.map(|scenario| (scenario, coverage.count(scenario))).collect(),
     })
 }
 
@@ -119,7 +134,8 @@ fn shorten(model: &Model, name: &'static str, mut actions: Vec<Action>) -> Vec<A
 
 /// Whether these steps can be taken, and break the property of this name.
 fn breaks(model: &Model, name: &'static str, actions: &[Action]) -> bool {
-    let end = actions.iter().try_fold(State::default(), |state, action| {
+    let Some(start) = model.init_states().pop() else { return false };
+    let end = actions.iter().try_fold(start, |state, action| {
         let mut possible = Vec::new();
         model.actions(&state, &mut possible);
         if possible.contains(action) { model.next_state(&state, *action) } else { None }

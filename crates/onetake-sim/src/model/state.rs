@@ -1,210 +1,212 @@
-//! What the model knows at one moment: the store, those who use it, and what was promised so far.
+//! The state of a model at one moment: the store, its users, and what was promised so far.
 
 use std::sync::Arc;
 
 use onetake_core::{AttemptId, Fence, Fingerprint, Record, RecordId, Timestamp};
 
-use super::properties::Broken;
+use super::config::TermsChoice;
+use super::invariants::InvariantSet;
+use super::promise::KeyLife;
 
 /// Everything at one moment.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
-pub struct State {
-    /// The store's time. Everybody's own clock goes at the same speed.
+pub struct ModelState {
+    /// The store's time.
     pub now: Timestamp,
+    /// The number of ticks by which the store's clock went back so far. Everybody's own clock never
+    /// goes back.
+    pub steps_back: u8,
     /// The highest fence that the store ever granted, for any key.
     pub floor: Fence,
     /// One for each key.
     pub keys: PerKey<KeyState>,
     /// The invariants that were broken on the way here.
-    pub broken: Broken,
+    pub broken: InvariantSet,
 }
 
-impl State {
-    /// How many attempts were given a key.
-    #[must_use]
-    pub fn grants(&self) -> usize {
-        Key::ALL.into_iter().map(|key| self.keys.get(key).grants()).sum()
-    }
-}
-
-/// What there is for one key.
+/// The state of one key.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct KeyState {
-    /// What the store holds.
+    /// The record in the store.
     pub record: Option<Arc<Record>>,
-    /// What the store's index of expiries says of it.
-    pub index: Index,
-    /// Whether the reaper, at some moment, saw the record's attempt abandoned.
+    /// The entry of this key in the store's index of expiries.
+    pub expiry_index: ExpiryIndex,
+    /// Whether a reaper, at some moment, saw the record's attempt abandoned.
     pub reaper_saw: bool,
-    /// What is promised for this key; the store does not know of it.
-    pub life: Option<Life>,
+    /// The promise for this key. The store does not know of it.
+    pub life: Option<KeyLife>,
     /// The highest fence that was granted for this key.
     pub fence: Fence,
-    /// Those who were given the key, and those who may be.
-    pub attempts: PerAttempt<Phase>,
+    /// The attempts on this key.
+    pub attempts: PerAttempt<AttemptPhase>,
 }
 
 impl KeyState {
-    /// How many attempts were given the key.
+    /// The promise for this key, unless it expired.
     #[must_use]
-    pub fn grants(&self) -> usize {
-        Who::ALL.into_iter().filter(|who| *self.attempts.get(*who) != Phase::Idle).count()
+    pub fn live(&self, now: Timestamp) -> Option<KeyLife> {
+        self.life.filter(|life| !life.is_over(now))
     }
 
-    /// The next attempt to be given the key. Idle attempts are all alike, so it is enough to look
-    /// at one of them.
+    /// The number of attempts that asked for the key.
     #[must_use]
-    pub fn idle(&self) -> Option<Who> {
-        Who::ALL.into_iter().find(|who| *self.attempts.get(*who) == Phase::Idle)
+    pub fn attempts(&self) -> usize {
+        self.asked().count()
+    }
+
+    /// The attempts that asked for the key.
+    pub fn asked(&self) -> impl Iterator<Item = AttemptSlot> {
+        let is_used = |slot: &AttemptSlot| *self.attempts.get(*slot) != AttemptPhase::Idle;
+        AttemptSlot::ALL.into_iter().filter(is_used)
+    }
+
+    /// The next attempt to ask for the key. Idle attempts are all alike, so it is enough to look at
+    /// one of them.
+    #[must_use]
+    pub fn idle(&self) -> Option<AttemptSlot> {
+        let is_idle = |slot: &AttemptSlot| *self.attempts.get(*slot) == AttemptPhase::Idle;
+        AttemptSlot::ALL.into_iter().find(is_idle)
     }
 }
 
-/// What a sweep is told by the index of expiries. Nobody cleans it.
+/// The entry of a key in the store's index of expiries, as a sweeper reads it. No entry is ever
+/// cleaned up.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum Index {
-    /// Nothing was ever written for this key that could expire.
+pub enum ExpiryIndex {
+    /// No record that could expire was ever written for this key.
     #[default]
     Empty,
     /// The earliest expiry that was ever written for this key.
     Due(Timestamp),
-    /// That moment is over: a sweep read the entry, and may come for the key at any time.
+    /// That moment is over: a sweeper read the entry, and may come for the key at any time.
     Named,
 }
 
-/// What was promised for a key, from its first claim to its expiry, in the words of the design.
-///
-/// The model keeps it beside the store and from the answers alone, so that a wrong decision shows
-/// as a difference between the two.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Life {
-    /// Who was given the key last.
-    pub owner: Who,
-    /// What was asked.
-    pub asked: Asked,
-    /// Since when.
-    pub created: Timestamp,
-    /// How many more fences were issued in this life than operations were started.
-    pub spare: u8,
-    /// Whether an operation was started in this life.
-    pub started: bool,
-    /// Where it stands.
-    pub stage: Stage,
-    /// Until when: the end of lease and grace while it runs, the expiry otherwise.
-    pub until: Timestamp,
-}
-
-impl Life {
-    /// Whether it has expired. A life never expires while it runs.
-    #[must_use]
-    pub fn is_over(&self, now: Timestamp) -> bool {
-        self.stage != Stage::Running && self.until <= now
-    }
-
-    /// Whether its owner may be taken for lost.
-    #[must_use]
-    pub fn is_abandoned(&self, now: Timestamp) -> bool {
-        self.stage == Stage::Running && self.until <= now
-    }
-}
-
-/// Where a life stands.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Stage {
-    /// An attempt was given the key.
-    Running,
-    /// Completed or failed.
-    Final,
-    /// Another attempt may run.
-    Released,
-    /// Nobody knows.
-    Unknown,
-}
-
-/// Where an attempt stands.
+/// The progress of one attempt.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum Phase {
-    /// It was given nothing yet.
+pub enum AttemptPhase {
+    /// It has not asked for the key yet.
     #[default]
     Idle,
-    /// It was given the key, and has not said yet what became of it.
-    Held(Held),
-    /// It said what became of it. The answer may have got lost, so that it says it again.
-    Said {
-        /// What it was asked.
-        asked: Asked,
-        /// What it said.
-        word: Word,
-    },
+    /// Its claim is on its way to the store. The claimer has given up waiting, and will run nothing.
+    ClaimInFlight(Request),
+    /// Its claim was granted after the claimer gave up. Nothing runs.
+    Disowned(Request),
+    /// It was granted the key, and has not reported how it ended.
+    Held(HeldLease),
+    /// It reported how it ended. The answer may be lost, so it reports again.
+    Reported(Request, AttemptReport),
     /// It died, or it was told that it is stale.
     Gone,
 }
 
-/// What an attempt knows of its lease.
+/// The request that an attempt is made for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Held {
-    /// What it was asked.
-    pub asked: Asked,
-    /// By its own clock, until when the lease is surely its own; zero once that is over.
-    pub until: Timestamp,
-    /// Whether its operation was started.
-    pub started: bool,
+pub struct Request {
+    /// The payload.
+    pub payload: RequestPayload,
+    /// The terms, by the configuration of the node that took the request.
+    pub terms: TermsChoice,
 }
 
-impl Held {
-    /// Whether the lease is alive by the attempt's own clock, which shows `now`.
-    #[must_use]
-    pub fn is_alive(&self, now: Timestamp) -> bool {
-        self.until > now
-    }
+/// An attempt's own knowledge of its lease.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct HeldLease {
+    /// The request that it serves.
+    pub request: Request,
+    /// The number of ticks for which the lease is surely its own, by its own clock.
+    pub ticks_left: u8,
+    /// The progress of its operation.
+    pub run: RunProgress,
 }
 
-/// What an attempt says of itself, once and for all.
+/// The progress of an operation. Whether it has an effect is decided when it starts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Word {
+pub enum RunProgress {
+    /// It was not started.
+    NotStarted,
+    /// It was started, and has no effect: it was refused, or its effect commits with its
+    /// completion.
+    WithoutEffect,
+    /// It was started, and has an effect.
+    WithEffect,
+}
+
+/// The final report of an attempt, by itself or by another actor in its name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum AttemptReport {
     /// It has an outcome.
     Complete,
     /// It failed for good.
     Fail,
-    /// It never started.
+    /// It had no effect.
     Release,
-    /// It started, and its outcome is not known.
+    /// It started, and its outcome is unknown.
     Unknown,
 }
 
-/// A key.
+/// One of the actors who can settle an attempt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Key {
-    /// One.
+pub enum Settler {
+    /// The attempt itself.
+    Owner,
+    /// A reaper, which passes over abandoned attempts.
+    Reaper,
+    /// A reconciler.
+    Reconciler,
+    /// An operator.
+    Operator,
+}
+
+impl Settler {
+    /// The signature under the outcomes that it records for `slot`.
+    #[must_use]
+    pub const fn signature(self, slot: AttemptSlot) -> &'static str {
+        match (self, slot) {
+            (Self::Owner, AttemptSlot::First) => "first",
+            (Self::Owner, AttemptSlot::Second) => "second",
+            (Self::Owner, AttemptSlot::Third) => "third",
+            (Self::Reaper, _) => "reaper",
+            (Self::Reconciler, _) => "reconciler",
+            (Self::Operator, _) => "operator",
+        }
+    }
+}
+
+/// A key of the model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum ModelKey {
+    /// The first key.
     A,
-    /// The other.
+    /// The second key.
     B,
 }
 
-impl Key {
-    /// Both.
+impl ModelKey {
+    /// Both keys.
     pub const ALL: [Self; 2] = [Self::A, Self::B];
 
-    /// Where its record is kept.
+    /// The id of its record.
     #[must_use]
     pub const fn id(self) -> RecordId {
         RecordId::from_bytes([self as u8; RecordId::BYTES])
     }
 }
 
-/// One of the two things that may be asked under a key.
+/// One of the two payloads that are sent under a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Asked {
-    /// One.
+pub enum RequestPayload {
+    /// The payload that is sent first.
     This,
-    /// The other.
+    /// Another payload.
     That,
 }
 
-impl Asked {
-    /// Both.
+impl RequestPayload {
+    /// Both payloads.
     pub const ALL: [Self; 2] = [Self::This, Self::That];
 
-    /// What it is called in the outcomes of what was asked.
+    /// The name of the payload in recorded outcomes.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -220,96 +222,87 @@ impl Asked {
     }
 }
 
-/// An attempt on a key. They are numbered in the order in which they are given it.
+/// One of the attempts on a key. They are numbered in the order in which they ask for it, and each
+/// is on a node of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Who {
-    /// The one that was given it first.
+pub enum AttemptSlot {
+    /// The first attempt.
     First,
-    /// The one after it.
+    /// The second attempt.
     Second,
-    /// The last one.
+    /// The third attempt.
     Third,
 }
 
-impl Who {
-    /// All of them.
+impl AttemptSlot {
+    /// All attempts.
     pub const ALL: [Self; 3] = [Self::First, Self::Second, Self::Third];
-
-    /// What it is called in the outcomes that it records.
-    #[must_use]
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::First => "first",
-            Self::Second => "second",
-            Self::Third => "third",
-        }
-    }
 
     /// Its attempt id, on `key`.
     #[must_use]
-    pub const fn id(self, key: Key) -> AttemptId {
+    pub const fn id(self, key: ModelKey) -> AttemptId {
         AttemptId::from_bytes([(key as u8) << 4 | self as u8; AttemptId::BYTES])
     }
 }
 
-/// One thing for each key.
+/// One value for each key.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct PerKey<T> {
-    /// For [`Key::A`].
+    /// The value for [`ModelKey::A`].
     pub a: T,
-    /// For [`Key::B`].
+    /// The value for [`ModelKey::B`].
     pub b: T,
 }
 
 impl<T> PerKey<T> {
-    /// The one for `key`.
+    /// The value for `key`.
     #[must_use]
-    pub const fn get(&self, key: Key) -> &T {
+    pub const fn get(&self, key: ModelKey) -> &T {
         match key {
-            Key::A => &self.a,
-            Key::B => &self.b,
+            ModelKey::A => &self.a,
+            ModelKey::B => &self.b,
         }
     }
 
-    /// The one for `key`, to be changed.
+    /// The value for `key`, to be changed.
     #[must_use]
-    pub const fn get_mut(&mut self, key: Key) -> &mut T {
+    pub const fn get_mut(&mut self, key: ModelKey) -> &mut T {
         match key {
-            Key::A => &mut self.a,
-            Key::B => &mut self.b,
+            ModelKey::A => &mut self.a,
+            ModelKey::B => &mut self.b,
         }
     }
 }
 
-/// One thing for each attempt.
+/// One value for each attempt.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct PerAttempt<T> {
-    /// For [`Who::First`].
+    /// The value for [`AttemptSlot::First`].
     pub first: T,
-    /// For [`Who::Second`].
+    /// The value for [`AttemptSlot::Second`].
     pub second: T,
-    /// For [`Who::Third`].
+    /// The value for [`AttemptSlot::Third`].
     pub third: T,
 }
 
 impl<T> PerAttempt<T> {
-    /// The one for `who`.
+    /// The value for `slot`.
     #[must_use]
-    pub const fn get(&self, who: Who) -> &T {
-        match who {
-            Who::First => &self.first,
-            Who::Second => &self.second,
-            Who::Third => &self.third,
+    pub const fn get(&self, slot: AttemptSlot) -> &T {
+        match slot {
+            AttemptSlot::First => &self.first,
+            AttemptSlot::Second => &self.second,
+            AttemptSlot::Third => &self.third,
         }
     }
 
-    /// The one for `who`, to be changed.
+    /// The value for `slot`, to be changed.
     #[must_use]
-    pub const fn get_mut(&mut self, who: Who) -> &mut T {
-        match who {
-            Who::First => &mut self.first,
-            Who::Second => &mut self.second,
-            Who::Third => &mut self.third,
+    pub const fn get_mut(&mut self, slot: AttemptSlot) -> &mut T {
+        match slot {
+            AttemptSlot::First => &mut self.first,
+            AttemptSlot::Second => &mut self.second,
+            AttemptSlot::Third => &mut self.third,
         }
     }
 }

@@ -82,7 +82,8 @@ struct KeyHistory {
     refused: Vec<(Micros, Micros)>,
     released: BTreeSet<AttemptId>,
     promised: BTreeSet<AttemptId>,
-    forgotten: bool,
+    /// When an operator last forgot it: what happened before does not count for what is asked later.
+    forgotten_at: Option<Micros>,
     /// The store cannot tell the attempts of nodes that are gone: their claims are nobody's fault.
     owners: BTreeMap<AttemptId, Actor>,
 }

@@ -197,7 +197,7 @@ impl Facts {
             self.violate(at, "S16", what);
             return;
         }
-        let grants = key.grants.clone();
+        let (grants, forgotten_at) = (key.grants.clone(), key.forgotten_at);
         let life = |attempt: AttemptId| {
             grants.iter().find(|grant| grant.attempt == attempt).map(|grant| grant.created_at)
         };
@@ -208,7 +208,7 @@ impl Facts {
         let this = life(attempt.attempt);
         let twice = self.runs.iter().find(|run| {
             run.number != number
-                && run.effect.is_some()
+                && run.effect.is_some_and(|effect| forgotten_at.is_none_or(|at| effect > at))
                 && run.attempt.is_some_and(|other| {
                     other.id == id
                         && life(other.attempt) == this

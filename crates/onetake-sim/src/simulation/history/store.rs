@@ -275,7 +275,9 @@ impl Facts {
                 _ => {}
             }
         }
-        key.forgotten |= forgets;
+        if forgets {
+            key.forgotten_at = Some(at);
+        }
         if broken {
             self.violate(at, "S4", format!("the outcome of {id:?} changed before it expired"));
         }

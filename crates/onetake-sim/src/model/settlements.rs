@@ -1,0 +1,191 @@
+//! Settlements: the store decides by the function under test, and its answer is compared with the
+//! promise.
+
+use std::sync::Arc;
+
+use onetake_core::decide::SettleEffect;
+use onetake_core::origin::History;
+use onetake_core::{
+    Cause, Failure, OnUnknown, Record, Recording, Settlement, State, Timestamp, Verb,
+};
+
+use super::Model;
+use super::invariants::{Invariant, InvariantSet, is_free};
+use super::promise::{KeyLife, LifeStage};
+use super::state::{
+    AttemptReport, AttemptSlot, ExpiryIndex, KeyState, ModelKey, ModelState, RequestPayload,
+    RunProgress, Settler,
+};
+
+/// The store's answer to a settlement.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum SettleAnswer {
+    /// It was written.
+    Written,
+    /// It was written before.
+    Already,
+    /// It was refused.
+    Stale,
+}
+
+impl Model {
+    /// Settles by the function under test, and compares its answer with the promise.
+    pub(super) fn settle(
+        &self,
+        state: &mut ModelState,
+        key: ModelKey,
+        slot: AttemptSlot,
+        settler: Settler,
+        verb: Verb,
+    ) -> SettleAnswer {
+        let now = state.now;
+        let key_state = state.keys.get(key);
+        let life = key_state.live(now);
+        let settlement = Settlement { id: key.id(), attempt: slot.id(key), verb };
+        let effect = (self.decisions.settle)(key_state.record.as_deref(), &settlement, now);
+        let Settlement { verb, .. } = settlement;
+        let answer = match effect {
+            SettleEffect::Write(_) => SettleAnswer::Written,
+            SettleEffect::Already => SettleAnswer::Already,
+            SettleEffect::Stale => SettleAnswer::Stale,
+        };
+
+        let mine = life.filter(|life| life.owner == slot);
+        let mut broken = state.broken;
+        self.judge_answer(&mut broken, key, (life, mine), (settler, &verb), answer, now);
+        if let SettleEffect::Write(after) = &effect
+            && let Some(before) = key_state.record.as_deref()
+        {
+            self.judge_write(&mut broken, key, life, &verb, before, after);
+        }
+        let key_state = state.keys.get_mut(key);
+        if let SettleEffect::Write(record) = effect {
+            if let Some(life) = &mut key_state.life {
+                life.settled(settler, &verb, &self.terms(key, life.request), now);
+            }
+            write(key_state, record, now);
+        }
+        if answer != SettleAnswer::Stale {
+            let record = key_state.record.as_deref();
+            let holds = record.is_some_and(|record| is_as_told(record, &verb, now));
+            broken.note(!holds, Invariant::Believed);
+            let is_gone = verb != Verb::Forget || is_free(self, state, key);
+            broken.note(!is_gone, Invariant::ForgottenIsAbsent);
+        }
+        state.broken = broken;
+        answer
+    }
+
+    /// Compares the answer to a settlement with the promise for the key (`life`), if the settled
+    /// attempt owns it (`mine`).
+    fn judge_answer(
+        &self,
+        broken: &mut InvariantSet,
+        key: ModelKey,
+        (life, mine): (Option<KeyLife>, Option<KeyLife>),
+        (settler, verb): (Settler, &Verb),
+        answer: SettleAnswer,
+        now: Timestamp,
+    ) {
+        let is_stale = answer == SettleAnswer::Stale;
+        let is_other = matches!(settler, Settler::Reconciler | Settler::Operator);
+        broken.note(mine.is_none() && !is_stale, Invariant::S3);
+        broken.note(mine.is_none() && !is_stale && is_other, Invariant::S20);
+        let is_settled = life.is_some_and(|life| matches!(life.stage, LifeStage::Settled(_)));
+        let Some(life) = mine else { return };
+        let accepts = life.accepts(settler, verb, self.on_unknown(key, life.request), now);
+        broken.note(accepts && is_stale, Invariant::Believed);
+        if accepts || is_stale {
+            return;
+        }
+        // The store accepted what it had to refuse.
+        let is_running = life.stage == LifeStage::Running;
+        match verb {
+            // A lease that was given up never lives again.
+            Verb::Renew => broken.note(true, Invariant::S1),
+            Verb::Abandon => broken.note(true, Invariant::S13),
+            Verb::Defer(_) => broken.note(true, Invariant::OneAsker),
+            Verb::Forget => broken.note(is_running, Invariant::S20),
+            _ => {
+                broken.note(is_settled, Invariant::S4);
+                broken.note(is_settled && is_other, Invariant::S20);
+                broken.note(!is_settled, Invariant::StateMachine);
+            }
+        }
+    }
+
+    /// Compares a record that a settlement writes with the one before it.
+    fn judge_write(
+        &self,
+        broken: &mut InvariantSet,
+        key: ModelKey,
+        life: Option<KeyLife>,
+        verb: &Verb,
+        before: &Record,
+        after: &Record,
+    ) {
+        broken.note(after.fence != before.fence, Invariant::S2);
+        broken.note(after.attempt != before.attempt, Invariant::S1);
+        let Some(life) = life else { return };
+        let is_forgotten = *verb == Verb::Forget;
+        let is_settled = matches!(life.stage, LifeStage::Settled(_));
+        broken.note(is_settled && !is_forgotten && after != before, Invariant::S4);
+        let is_released = matches!(after.state, State::Released { .. });
+        let rolls_back = self.on_unknown(key, life.request) == OnUnknown::Rollback;
+        let had_effect = life.run == RunProgress::WithEffect;
+        broken.note(is_released && had_effect && !is_forgotten && !rolls_back, Invariant::S16);
+    }
+}
+
+/// The settlement that reports how an attempt ended. Its outcome names the payload and the settler.
+pub(super) fn report_verb(
+    slot: AttemptSlot,
+    settler: Settler,
+    payload: RequestPayload,
+    report: AttemptReport,
+) -> Verb {
+    let (payload, signature) = (payload.name(), settler.signature(slot));
+    match report {
+        AttemptReport::Complete => {
+            Verb::Complete(Recording { head: payload.into(), body: Some(signature.into()) })
+        }
+        AttemptReport::Fail => {
+            Verb::Fail(Failure { code: payload.into(), detail: signature.into() })
+        }
+        AttemptReport::Release => Verb::Release,
+        // The reaper's cause, so that unknown records are alike however they became so.
+        AttemptReport::Unknown => Verb::Unknown(Cause::LeaseEnded),
+    }
+}
+
+/// Writes a record as a store does: with an entry in the index if it can expire, and without
+/// cleaning up the entry before it.
+pub(super) fn write(key_state: &mut KeyState, mut record: Record, now: Timestamp) {
+    // No decision depends on these, and they would tell states apart that are one.
+    record.claimed_at = record.created_at;
+    record.history = History::default();
+    if let Some(at) = record.expires_at() {
+        key_state.expiry_index = match key_state.expiry_index {
+            ExpiryIndex::Named => ExpiryIndex::Named,
+            _ if at <= now => ExpiryIndex::Named,
+            ExpiryIndex::Due(before) => ExpiryIndex::Due(before.min(at)),
+            ExpiryIndex::Empty => ExpiryIndex::Due(at),
+        };
+    }
+    key_state.record = Some(Arc::new(record));
+}
+
+/// Whether the store holds what was answered as done.
+fn is_as_told(record: &Record, verb: &Verb, now: Timestamp) -> bool {
+    let rolls_back = record.terms.on_unknown == OnUnknown::Rollback;
+    match (&record.state, verb) {
+        (State::Completed { recording, .. }, Verb::Complete(told)) => recording == told,
+        (State::Failed { failure, .. }, Verb::Fail(told)) => failure == told,
+        (State::Running { .. }, Verb::Renew)
+        | (State::Released { .. }, Verb::Release | Verb::Forget) => true,
+        (State::Unknown { .. }, Verb::Unknown(_) | Verb::Abandon) => !rolls_back,
+        (State::Released { .. }, Verb::Unknown(_) | Verb::Abandon) => rolls_back,
+        (State::Unknown { ask_at, .. }, Verb::Defer(hold)) => *ask_at == now.plus(*hold),
+        _ => false,
+    }
+}

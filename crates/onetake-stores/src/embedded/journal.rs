@@ -104,7 +104,7 @@ pub(super) fn write_again(journals: &Journals) -> io::Result<()> {
 /// Reads a file without the zeros at its end: a new journal consists of tens of mebibytes of them.
 fn read(path: &Path) -> io::Result<Vec<u8>> {
     let mut file = fs::File::open(path)?;
-    let mut chunk = vec![0; 1 << 16];
+    let mut chunk = vec![0; 1 << 20];
     let (mut bytes, mut length) = (Vec::new(), 0);
     loop {
         let count = file.read(&mut chunk)?;

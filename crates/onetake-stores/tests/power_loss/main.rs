@@ -22,6 +22,7 @@ mod expected;
 mod faults;
 mod figures;
 mod flips;
+mod image;
 mod losses;
 mod random;
 mod script;

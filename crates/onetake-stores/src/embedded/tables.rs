@@ -280,7 +280,7 @@ fn check_files(folder: &Folder, witness: &Witness) -> Result<(), OpenError> {
     folder.begin_use(&Witness { journals: None, ..witness.clone() })?;
     let is_clean = witness.journals.is_some();
     let mended = journal::cut(&journals)
-        .and_then(|()| if is_clean { Ok(()) } else { journal::write_again(&journals) });
+        .and_then(|()| if is_clean { Ok(()) } else { journal::write_last_again(&journals) });
     mended.map_err(|error| OpenError::io(folder.path(), "mend the journal", error))
 }
 

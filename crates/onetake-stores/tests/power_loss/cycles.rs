@@ -35,7 +35,7 @@ fn ending(key: u32) -> Option<Ending> {
         1 => Some(Ending::Fail),
         2 => Some(Ending::Release),
         3 => Some(Ending::Unknown),
-        4 => Some(Ending::Complete(20_000)),
+        4 => Some(Ending::Complete(4_000)),
         _ => Some(Ending::Complete(300)),
     }
 }
@@ -151,7 +151,7 @@ fn cycle(number: u32, root: &Path, checks: &Path, keys: &mut Keys, random: &mut 
         std::thread::sleep(Duration::from_micros(random.below(60_000) as u64));
         process.kill().unwrap();
     }
-    let mut left = random.below(600);
+    let mut left = random.below(400);
     for line in said.by_ref().map_while(Result::ok) {
         let words: Vec<&str> = line.splitn(3, ' ').collect();
         match words[..] {

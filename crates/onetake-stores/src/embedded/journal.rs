@@ -7,7 +7,8 @@
 //! cannot be read, the folder is damaged and is not opened. (A batch is written only after the one
 //! before it is on disk, so a torn end is never followed by a whole batch.) Every batch of this store
 //! begins with a mark that nobody else knows; without it, a recorded body inside a torn batch could
-//! pretend to be a batch.
+//! pretend to be a batch. A last batch that a single inverted bit makes whole is damaged too, and not torn; this is tried
+//! in batches of up to 8 KiB. Sequence numbers, which no checksum guards, must rise.
 //!
 //! The format, as of fjall 3: batches of `1 items:u32 seqno:u64`, then `2 type:u8 compression…
 //! keyspace:u64 key:u16 value:u32 stored:u32 key value` or `4 keyspace:u64` for each item, then

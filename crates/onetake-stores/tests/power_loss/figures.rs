@@ -90,6 +90,7 @@ impl Figures {
         assert!(self.folders > 0, "{}: nothing was checked", self.name);
         let lost = self.violations.len();
         assert_eq!(lost, 0, "{}: something is lost, see above", self.name);
+        assert_eq!(self.panics, 0, "{}: a refusal is an error, not a panic", self.name);
     }
 
     /// Nothing was lost, and nothing was refused either.

@@ -70,6 +70,7 @@ fn run(script: Script) -> (tempfile::TempDir, Traced) {
 /// Power losses in the whole run of each script.
 fn in_scripts(subject: Subject, shape: Shape, seeds: u64, moments: usize, losses: &[Loss]) {
     let mut figures = Figures::new(format!("power loss, {subject:?} {shape:?}"));
+    let seeds = std::env::var("ONETAKE_POWER_SEEDS").map_or(seeds, |text| text.parse().unwrap());
     for seed in 1..=seeds {
         let script = Script::new(subject, shape, seed);
         let (_folder, traced) = run(script);

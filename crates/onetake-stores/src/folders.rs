@@ -3,6 +3,10 @@
 use std::fs::{DirBuilder, File};
 use std::io;
 use std::path::Path;
+use std::time::{Duration, SystemTime};
+
+use onetake_core::clock::micros;
+use onetake_core::{Clock as _, SystemClock, Timestamp};
 
 /// Creates a folder, and those that it is in, if they are not there. Their names are durable afterwards.
 pub(crate) fn create(folder: &Path, builder: &mut DirBuilder) -> io::Result<()> {
@@ -12,11 +16,22 @@ pub(crate) fn create(folder: &Path, builder: &mut DirBuilder) -> io::Result<()> 
     if missing.is_empty() {
         // Another process may have created them a moment ago, and not have synced them: it was killed, or its sync
         // failed. If they are older, nothing depends on this.
-        for folder in folder.ancestors() {
+        for folder in folder.ancestors().filter(|folder| is_young(folder)) {
             let _not_ours = sync(parent(folder));
         }
     }
     missing.into_iter().try_for_each(|made| sync(parent(made)))
+}
+
+/// Whether a folder was created so recently that its name may not be on disk. Operating systems write names within
+/// seconds, synced or not.
+fn is_young(folder: &Path) -> bool {
+    const YOUNG: Duration = Duration::from_secs(3600);
+    let created = folder.metadata().and_then(|found| found.created());
+    let created = created.ok().and_then(|at| at.duration_since(SystemTime::UNIX_EPOCH).ok());
+    created.is_none_or(|created| {
+        Timestamp::from_micros(micros(created)).plus(YOUNG) > SystemClock.now()
+    })
 }
 
 /// Makes the names in a folder durable.

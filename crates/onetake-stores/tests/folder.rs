@@ -490,6 +490,16 @@ async fn a_damaged_folder_is_refused_and_not_changed() {
                 flip(&journal(f), end);
             }),
         ),
+        (
+            "the number of levels of a table",
+            Box::new(|f| {
+                // The tree itself panics here. The section begins behind the versions.
+                let list = f.join("db/keyspaces/2/v0");
+                let bytes = fs::read(&list).unwrap();
+                let at = bytes.windows(3).position(|part| part == [0, 7, 0]).unwrap();
+                flip(&list, at + 1);
+            }),
+        ),
         ("a table is gone", Box::new(|f| fs::remove_dir_all(f.join("db/keyspaces/2")).unwrap())),
         (
             "all tables are gone",

@@ -7,7 +7,8 @@
 //! cannot be read, the folder is damaged and is not opened. (A batch is written only after the one
 //! before it is on disk, so a torn end is never followed by a whole batch.) Every batch of this store
 //! begins with a mark that nobody else knows; without it, a recorded body inside a torn batch could
-//! pretend to be a batch.
+//! pretend to be a batch. A last batch that a single inverted bit makes whole is damaged too, and not torn; this is tried
+//! in batches of up to 8 KiB. Sequence numbers, which no checksum guards, must rise.
 //!
 //! The format, as of fjall 3: batches of `1 items:u32 seqno:u64`, then `2 type:u8 compression…
 //! keyspace:u64 key:u16 value:u32 stored:u32 key value` or `4 keyspace:u64` for each item, then
@@ -16,7 +17,7 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::io::{self, Read as _, Write as _};
+use std::io::{self, Read as _, Seek as _, SeekFrom, Write as _};
 use std::path::{Path, PathBuf};
 
 use memchr::memmem;
@@ -33,6 +34,8 @@ pub(super) struct Journals {
     pub(super) lengths: BTreeMap<String, u64>,
     /// The newest, and how far it can be read.
     newest: Option<(PathBuf, u64)>,
+    /// The bytes of the last batch in it.
+    last: Vec<u8>,
     /// Whether a torn write stands at its end.
     is_torn: bool,
 }
@@ -51,7 +54,8 @@ pub(super) fn check(database: &Path, mark: &Mark) -> io::Result<Result<Journals,
     let Some((_, newest)) = paths.last().cloned() else {
         return Ok(Err("its journal is missing".to_owned()));
     };
-    let mut journals = Journals { lengths: BTreeMap::new(), newest: None, is_torn: false };
+    let mut journals =
+        Journals { lengths: BTreeMap::new(), newest: None, last: Vec::new(), is_torn: false };
     let mut last = None;
     for (_, path) in paths {
         let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
@@ -73,6 +77,7 @@ pub(super) fn check(database: &Path, mark: &Mark) -> io::Result<Result<Journals,
             journals.is_torn = true;
         }
         journals.newest = Some((path, end as u64));
+        journals.last = bytes.get(whole.last_start..end).unwrap_or_default().to_vec();
         journals.lengths.insert(name, end as u64);
     }
     Ok(Ok(journals))
@@ -88,23 +93,23 @@ pub(super) fn cut(journals: &Journals) -> io::Result<()> {
     Ok(())
 }
 
-/// Writes the newest journal once more, and syncs it.
+/// Writes the last batch once more, and syncs it.
 ///
 /// After a sync that failed, the operating system shows bytes that are not on disk, also to the next process. What
-/// that one writes behind them would be lost with them.
-pub(super) fn write_again(journals: &Journals) -> io::Result<()> {
+/// that one writes behind them would be lost with them. It can only be the last batch: the store stops after a failed
+/// sync.
+pub(super) fn write_last_again(journals: &Journals) -> io::Result<()> {
     let Some((path, end)) = &journals.newest else { return Ok(()) };
-    let bytes = read(path)?;
-    let whole = usize::try_from(*end).ok().and_then(|end| bytes.get(..end)).unwrap_or(&bytes);
     let mut file = fs::File::options().write(true).open(path)?;
-    file.write_all(whole)?;
+    file.seek(SeekFrom::Start(end.saturating_sub(journals.last.len() as u64)))?;
+    file.write_all(&journals.last)?;
     file.sync_all()
 }
 
 /// Reads a file without the zeros at its end: a new journal consists of tens of mebibytes of them.
 fn read(path: &Path) -> io::Result<Vec<u8>> {
     let mut file = fs::File::open(path)?;
-    let mut chunk = vec![0; 1 << 16];
+    let mut chunk = vec![0; 1 << 20];
     let (mut bytes, mut length) = (Vec::new(), 0);
     loop {
         let count = file.read(&mut chunk)?;
@@ -128,6 +133,8 @@ fn is_zeros(bytes: &[u8]) -> bool {
 /// The part of a journal that consists of whole batches.
 struct Whole {
     end: usize,
+    /// Where the last batch begins.
+    last_start: usize,
     /// The sequence number of the last batch.
     last: Option<u64>,
     /// Whether the sequence numbers rise. The tree guards them by no checksum, and leaves out what seems old.
@@ -137,13 +144,14 @@ struct Whole {
 /// Reads whole batches. `last`: the sequence number before the first of them.
 fn whole(bytes: &[u8], last: Option<u64>) -> Whole {
     let mut reader = Reader { bytes, at: 0 };
-    let mut whole = Whole { end: 0, last, is_in_order: true };
+    let mut whole = Whole { end: 0, last_start: 0, last, is_in_order: true };
     while let Some(sequence) = batch(&mut reader) {
         if whole.last.is_some_and(|last| sequence <= last) {
             whole.is_in_order = false;
             break;
         }
-        whole = Whole { end: reader.at, last: Some(sequence), is_in_order: true };
+        let (last_start, end) = (whole.end, reader.at);
+        whole = Whole { end, last_start, last: Some(sequence), is_in_order: true };
     }
     whole
 }

@@ -13,6 +13,7 @@ mod asks;
 mod committer;
 mod folder;
 mod journal;
+mod manifest;
 mod memory;
 mod notes;
 mod tables;

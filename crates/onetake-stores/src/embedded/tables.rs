@@ -12,6 +12,7 @@
 
 use std::collections::HashMap;
 use std::ops::{Bound, RangeInclusive};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use bytes::Bytes;
 use fjall::{Database, Keyspace, KeyspaceCreateOptions, PersistMode};
@@ -24,6 +25,7 @@ use onetake_core::{
 use super::asks;
 use super::folder::{Folder, OpenError};
 use super::journal;
+use super::manifest;
 use super::notes;
 use super::witness::{Mark, Witness};
 
@@ -65,8 +67,10 @@ impl Tables {
             check_files(folder, &witness)?;
             witness
         };
-        let tables =
-            Self::open_tree(folder, witness.mark).map_err(|error| refused(folder, error))?;
+        // The tree panics at some kinds of damage.
+        let tables = catch_unwind(AssertUnwindSafe(|| Self::open_tree(folder, witness.mark)))
+            .map_err(|_| OpenError::damaged(folder.path(), "its tables cannot be read"))?
+            .map_err(|error| refused(folder, error))?;
         let ceiling = tables.fence_ceiling().map_err(|error| folder.unreadable(error))?;
         if ceiling < witness.ceiling {
             return Err(OpenError::damaged(folder.path(), "its tables are older than they were"));
@@ -264,6 +268,11 @@ fn check_files(folder: &Folder, witness: &Witness) -> Result<(), OpenError> {
         }
     }
     let io = |error| OpenError::io(folder.path(), "read the tables", error);
+    for table in &witness.tables {
+        if !manifest::is_whole(&tables.join(table)).map_err(io)? {
+            return Err(damaged(format!("the table {table} has another list of files")));
+        }
+    }
     for entry in std::fs::read_dir(&tables).map_err(io)? {
         let name = entry.map_err(io)?.file_name();
         if name.to_str().is_none_or(|name| !witness.tables.iter().any(|table| table == name)) {
@@ -280,7 +289,7 @@ fn check_files(folder: &Folder, witness: &Witness) -> Result<(), OpenError> {
     folder.begin_use(&Witness { journals: None, ..witness.clone() })?;
     let is_clean = witness.journals.is_some();
     let mended = journal::cut(&journals)
-        .and_then(|()| if is_clean { Ok(()) } else { journal::write_again(&journals) });
+        .and_then(|()| if is_clean { Ok(()) } else { journal::write_last_again(&journals) });
     mended.map_err(|error| OpenError::io(folder.path(), "mend the journal", error))
 }
 

@@ -11,6 +11,13 @@
 //! leases simply end. Network filesystems are out: SQLite's locks and its shared memory do not work
 //! there.
 //!
+//! # Damage
+//!
+//! SQLite has no checksums of its pages. Each record, secret and entry of the audit has one of its own, which is checked when
+//! the row is read; a row that fails is refused. When the file is opened, the write-ahead log is checked, and so is every
+//! page of a file of up to 64 MiB (`PRAGMA integrity_check`). In a larger file, damage of an index is not noticed by
+//! opening it: run the pragma before you trust a file that was damaged.
+//!
 //! # The table, for people who query it
 //!
 //! `onetake_records`, one row for each key. Times are microseconds since the Unix epoch.

@@ -9,14 +9,14 @@ use rusqlite::{Connection, TransactionBehavior};
 use onetake_core::{StoreError, StoreErrorKind};
 
 use super::error::{is_busy, unopened};
-use super::schema::Owner;
+use super::schema::{Owner, wait_for_lock};
 use super::wal_check;
 use crate::folders;
 
 /// The largest file of which every page is looked at when it is opened: a few tenths of a second.
 const CHECKED_BYTES_MAX: i64 = 64 << 20;
-/// How often a log is looked at before it counts as damaged.
-const LOOKS_MAX: usize = 3;
+/// How often a log is looked at again before it counts as damaged.
+const LOOKS_MAX: i32 = 3;
 /// How much of the write-ahead log is written at once.
 const CHUNK_BYTES: usize = 1 << 20;
 
@@ -32,15 +32,14 @@ pub(super) fn check_log(file: &Path) -> Result<(), StoreError> {
         let what = format!("{} cannot be read: {error}", log.display());
         StoreError::new(StoreErrorKind::Unavailable, what).with_source(error)
     };
-    // Another process may be writing to it at this very moment: then a second look is another one.
-    for _ in 0..LOOKS_MAX {
-        if wal_check::damage(&log).map_err(failed)?.is_none() {
-            return Ok(());
+    let mut tries = 0;
+    loop {
+        match wal_check::damage(&log).map_err(failed)? {
+            None => return Ok(()),
+            // Another process may be writing to it at this very moment.
+            Some(_) if tries < LOOKS_MAX => tries += i32::from(wait_for_lock(tries)),
+            Some(what) => return Err(damaged(file, &what)),
         }
-    }
-    match wal_check::damage(&log).map_err(failed)? {
-        None => Ok(()),
-        Some(what) => Err(damaged(file, &what)),
     }
 }
 
@@ -92,16 +91,14 @@ fn write_again(log: &Path) -> io::Result<()> {
     }
 }
 
-/// Moves a fresh schema from the log to the file itself, so that the file is not empty: SQLite throws away the log of an
-/// empty one.
+/// Moves everything from the log to the file, and empties the log.
+///
+/// A new file is not empty any more then: SQLite throws away the log of an empty one. And nothing is left of a transaction
+/// that was torn, which [`wal_check`] could take for a later one after the next crash.
 pub(super) fn checkpoint(connection: &Connection, file: &Path) -> Result<(), StoreError> {
-    let moved = connection.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |row| row.get(0));
-    match moved {
-        Ok(0) => Ok(()),
-        // Another process is at work in the file: it is not empty.
-        Ok::<i64, _>(_) => Ok(()),
-        Err(error) => Err(unopened(file, error)),
-    }
+    // If another process is at work in the file, it says so, and has done this.
+    let moved = connection.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |_| Ok(()));
+    moved.map_err(|error| unopened(file, error))
 }
 
 /// Refuses a file whose pages contradict each other: an index that has lost a key would let it run again.

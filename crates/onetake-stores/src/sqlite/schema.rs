@@ -172,7 +172,7 @@ fn connect(file: &Path) -> rusqlite::Result<Connection> {
 }
 
 /// Waits a little; says whether to try once more.
-fn wait_for_lock(tries: i32) -> bool {
+pub(super) fn wait_for_lock(tries: i32) -> bool {
     #[expect(clippy::disallowed_methods, reason = "SQLite calls this, and waits in real time")]
     std::thread::sleep(BUSY_PAUSE);
     tries < BUSY_TRIES_MAX
@@ -205,6 +205,7 @@ fn set_up(mut connection: Connection, file: &Path, owner: Owner) -> Result<Conne
     settle_settings(&connection).map_err(failed)?;
     recovery::make_durable(&mut connection, file)?;
     migrate(&mut connection, file, owner)?;
+    recovery::checkpoint(&connection, file)?;
     recovery::check_pages(&connection, file, owner)?;
     Ok(connection)
 }
@@ -324,7 +325,6 @@ fn migrate(connection: &mut Connection, file: &Path, owner: Owner) -> Result<(),
     };
     marked.map_err(failed)?;
     transaction.commit().map_err(failed)?;
-    recovery::checkpoint(connection, file)?;
     if done > 0 {
         tracing::info!(from = found, to = version(), "the store's schema was migrated");
     }

@@ -2,6 +2,8 @@
 //!
 //! Each cycle is a process. It opens the folder, checks what the processes before it were told, and takes requests
 //! until it is killed at a random moment: now and then before it has even opened the folder.
+//!
+//! `ONETAKE_POWER_CYCLES` sets the number of cycles, `ONETAKE_POWER_SEED` the seed.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -35,7 +37,7 @@ fn ending(key: u32) -> Option<Ending> {
         1 => Some(Ending::Fail),
         2 => Some(Ending::Release),
         3 => Some(Ending::Unknown),
-        4 => Some(Ending::Complete(20_000)),
+        4 => Some(Ending::Complete(4_000)),
         _ => Some(Ending::Complete(300)),
     }
 }
@@ -151,7 +153,7 @@ fn cycle(number: u32, root: &Path, checks: &Path, keys: &mut Keys, random: &mut 
         std::thread::sleep(Duration::from_micros(random.below(60_000) as u64));
         process.kill().unwrap();
     }
-    let mut left = random.below(600);
+    let mut left = random.below(400);
     for line in said.by_ref().map_while(Result::ok) {
         let words: Vec<&str> = line.splitn(3, ' ').collect();
         match words[..] {
@@ -192,11 +194,14 @@ fn write_checks<'a>(checks: &Path, keys: impl Iterator<Item = (&'a u32, &'a KeyS
 
 #[test]
 fn embedded_survives_kill_cycles() {
-    let cycles = if is_long() { 2_000 } else { 12 };
+    let variable = |name: &str| std::env::var(format!("ONETAKE_POWER_{name}"));
+    let number = |name: &str| variable(name).ok().map(|text| text.parse::<u32>().unwrap());
+    let cycles = number("CYCLES").unwrap_or(if is_long() { 2_000 } else { 12 });
+    let seed = u64::from(number("SEED").unwrap_or(13));
     let started = SystemClock.monotonic();
     let folder = scratch();
     let checks = folder.path().join("checks");
-    let (mut keys, mut random) = (Keys::new(), Random::new(13));
+    let (mut keys, mut random) = (Keys::new(), Random::new(seed));
     let (mut acknowledged, mut checked, mut unopened) = (0, 0, 0);
     let mut newest = 0;
     for number in 0..cycles {

@@ -16,6 +16,20 @@ const ENOSPC: &str = "28";
 /// A fault, without the number of the call: classes of calls, action, and what follows.
 type Fault = (&'static str, &'static str, &'static str);
 
+/// Faults of calls that change something.
+const FAULTS: &[Fault] = &[
+    ("w", EIO, ""),
+    ("w", ENOSPC, ""),
+    ("w", ENOSPC, ":on"),
+    ("w", "short", ""),
+    ("s", EIO, ""),
+    ("o", EMFILE, ""),
+    ("o", EMFILE, ":on"),
+    ("n", EIO, ""),
+    ("n", ENOSPC, ""),
+];
+const FAILED_READ: &[Fault] = &[("r", EIO, "")];
+
 /// What the worker of a fault was told, and the disk at its end.
 fn told(script: Script, traced: &Traced) -> (Disk, Expected) {
     let (mut disk, mut expected) = (Disk::new(Syncs::All), Expected::new(script));
@@ -39,7 +53,8 @@ fn at_calls(
     let mut random = Random::new(7);
     let script = Script::new(subject, shape, 2);
     let folder = scratch();
-    let calls = trace::run(folder.path(), script, "none").count(classes);
+    let never = format!("{classes}:{}:{action}", u32::MAX);
+    let calls = trace::run(folder.path(), script, &never).count(classes);
     assert!(calls > 0, "{subject:?} makes no call of {classes}");
     let mut wanted = count.min(calls);
     for call in 1..=calls {
@@ -85,19 +100,8 @@ fn journal_is_whole_after_a_kill_at_each_call() {
 
 /// A refused call is an error, or changes nothing. What was acknowledged beside it is there, also if the power goes
 /// at the end.
-fn refused(subject: Subject, count: usize) {
-    let faults: [Fault; 9] = [
-        ("w", EIO, ""),
-        ("w", ENOSPC, ""),
-        ("w", ENOSPC, ":on"),
-        ("w", "short", ""),
-        ("s", EIO, ""),
-        ("o", EMFILE, ""),
-        ("o", EMFILE, ":on"),
-        ("n", EIO, ""),
-        ("n", ENOSPC, ""),
-    ];
-    for fault in faults {
+fn refused(subject: Subject, faults: &[Fault], count: usize) {
+    for fault in faults.iter().copied() {
         let mut figures = Figures::new(format!("fault {fault:?}, {subject:?}"));
         let (mut errors, mut hangs) = (0, Vec::new());
         at_calls(subject, Shape::Small, fault, count, |case, folder, traced, script| {
@@ -155,15 +159,30 @@ fn journal_does_not_build_on_a_failed_sync() {
 
 #[test]
 fn embedded_loses_nothing_by_refused_calls() {
-    refused(Subject::Embedded, if is_long() { usize::MAX } else { 2 });
+    refused(Subject::Embedded, FAULTS, if is_long() { usize::MAX } else { 2 });
 }
 
 #[test]
 fn sqlite_loses_nothing_by_refused_calls() {
-    refused(Subject::Sqlite, if is_long() { usize::MAX } else { 6 });
+    refused(Subject::Sqlite, FAULTS, if is_long() { usize::MAX } else { 6 });
 }
 
 #[test]
 fn journal_loses_nothing_by_refused_calls() {
-    refused(Subject::Journal, if is_long() { usize::MAX } else { 12 });
+    refused(Subject::Journal, FAULTS, if is_long() { usize::MAX } else { 12 });
+}
+
+#[test]
+fn embedded_loses_nothing_by_failed_reads() {
+    refused(Subject::Embedded, FAILED_READ, if is_long() { usize::MAX } else { 6 });
+}
+
+#[test]
+fn sqlite_loses_nothing_by_failed_reads() {
+    refused(Subject::Sqlite, FAILED_READ, if is_long() { usize::MAX } else { 6 });
+}
+
+#[test]
+fn journal_loses_nothing_by_failed_reads() {
+    refused(Subject::Journal, FAILED_READ, if is_long() { usize::MAX } else { 12 });
 }

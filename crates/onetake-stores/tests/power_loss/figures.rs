@@ -6,8 +6,8 @@ use std::time::Duration;
 use onetake_core::{Clock, SystemClock};
 
 use crate::check::{Verdict, check};
-use crate::disk::{self, Image};
 use crate::expected::Expected;
+use crate::image::{self, Image};
 
 /// An empty folder, in memory where possible: no test depends on the disk of this machine.
 pub(crate) fn scratch() -> tempfile::TempDir {
@@ -24,7 +24,7 @@ pub(crate) fn is_long() -> bool {
 /// Opens an image and compares it.
 pub(crate) fn check_image(image: &Image, expected: &Expected) -> Verdict {
     let folder = scratch();
-    disk::store(image, folder.path());
+    image::store(image, folder.path());
     check(folder.path(), expected)
 }
 
@@ -90,6 +90,7 @@ impl Figures {
         assert!(self.folders > 0, "{}: nothing was checked", self.name);
         let lost = self.violations.len();
         assert_eq!(lost, 0, "{}: something is lost, see above", self.name);
+        assert_eq!(self.panics, 0, "{}: a refusal is an error, not a panic", self.name);
     }
 
     /// Nothing was lost, and nothing was refused either.

@@ -1,8 +1,9 @@
 //! Bit flips in every file of a folder, closed or killed: refused, or nothing lost.
 
-use crate::disk::{self, Disk, Image, Loss, Syncs};
+use crate::disk::{Disk, Loss, Syncs};
 use crate::expected::Expected;
 use crate::figures::{Figures, check_image, is_long, scratch};
+use crate::image::{self, Image};
 use crate::random::Random;
 use crate::script::{Script, Shape, Subject};
 use crate::trace::{self, Event};
@@ -22,7 +23,7 @@ fn folder(subject: Subject, shape: Shape, is_closed: bool) -> (Image, Expected) 
         }
     }
     if is_closed {
-        return (disk::read(folder.path()), expected);
+        return (image::read(folder.path()), expected);
     }
     (disk.lose_power(Loss::None, &mut Random::new(0)), expected)
 }

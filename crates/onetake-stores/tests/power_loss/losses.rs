@@ -1,15 +1,16 @@
 //! Power losses at the moments of a run.
 
-use crate::disk::{self, Disk, Image, Loss, Syncs};
+use crate::disk::{Disk, Loss, Syncs};
 use crate::expected::Expected;
 use crate::figures::{Figures, check_image, is_long, scratch};
+use crate::image::{self, Image};
 use crate::random::Random;
 use crate::script::{Script, Shape, Subject};
 use crate::trace::{self, Event, Traced};
 
 /// Whether a power loss after this event can leave something new.
 fn is_moment(event: &Event) -> bool {
-    !matches!(event, Event::Open(_) | Event::Refused)
+    !matches!(event, Event::Open(_) | Event::Read(_) | Event::Refused)
 }
 
 /// Goes through a run, and stops at `count` seeded moments of it (at all, if there are fewer).
@@ -69,6 +70,7 @@ fn run(script: Script) -> (tempfile::TempDir, Traced) {
 /// Power losses in the whole run of each script.
 fn in_scripts(subject: Subject, shape: Shape, seeds: u64, moments: usize, losses: &[Loss]) {
     let mut figures = Figures::new(format!("power loss, {subject:?} {shape:?}"));
+    let seeds = std::env::var("ONETAKE_POWER_SEEDS").map_or(seeds, |text| text.parse().unwrap());
     for seed in 1..=seeds {
         let script = Script::new(subject, shape, seed);
         let (_folder, traced) = run(script);
@@ -122,7 +124,7 @@ fn a_second_power_loss_loses_nothing() {
         at_moments(&traced, disk, expected, first, |_, disk, expected, random| {
             let image = disk.lose_power(Loss::Scattered, random);
             let folder = scratch();
-            disk::store(&image, folder.path());
+            image::store(&image, folder.path());
             let expected = expected.continued();
             let again = trace::run(folder.path(), expected.script, "none");
             assert_eq!(again.code, 0, "{}: {}", expected.script, again.said);
@@ -167,12 +169,12 @@ fn the_trace_rebuilds_the_folder() {
         let mut disk = Disk::new(Syncs::All);
         traced.events.iter().for_each(|event| disk.apply(event));
         let rebuilt = disk.lose_power(Loss::None, &mut Random::new(0));
-        let found = disk::read(folder.path());
+        let found = image::read(folder.path());
         let names = |image: &Image| image.keys().cloned().collect::<Vec<_>>();
         assert_eq!(names(&rebuilt), names(&found));
         assert!(found.len() > 3 || subject == Subject::Sqlite, "{:?}", names(&found));
         for (path, content) in found {
-            assert!(disk::is_same(&rebuilt[&path], &content), "{}", path.display());
+            assert!(image::is_same(&rebuilt[&path], &content), "{}", path.display());
         }
     }
 }

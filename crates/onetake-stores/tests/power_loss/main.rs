@@ -4,7 +4,7 @@
 //! folder is rebuilt as a power loss could have left it at each moment, opened, and compared with what the worker
 //! was told by then.
 //!
-//! `ONETAKE_POWER_LOSS=long` runs the long form: all moments, more seeds.
+//! `ONETAKE_POWER_LOSS=long` runs the long form: all moments, more seeds (`ONETAKE_POWER_SEEDS` sets their number).
 #![cfg(all(target_os = "linux", feature = "embedded", feature = "sqlite"))]
 #![expect(
     clippy::unwrap_used,
@@ -22,6 +22,7 @@ mod expected;
 mod faults;
 mod figures;
 mod flips;
+mod image;
 mod losses;
 mod random;
 mod script;

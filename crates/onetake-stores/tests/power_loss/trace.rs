@@ -32,6 +32,8 @@ pub(crate) enum Event {
     Delete(PathBuf),
     /// A file or folder is opened and not changed by that.
     Open(PathBuf),
+    /// A file or folder is read.
+    Read(PathBuf),
     /// The worker reports something.
     Mark(String),
     /// A call that the fault refused: nothing happened.
@@ -46,6 +48,7 @@ impl Event {
             Self::Sync(..) => Some('s'),
             Self::Create(_) | Self::Open(_) => Some('o'),
             Self::CreateFolder(_) | Self::Rename(..) | Self::Delete(_) => Some('n'),
+            Self::Read(_) => Some('r'),
             Self::Mark(_) | Self::Refused => None,
         }
     }
@@ -152,6 +155,7 @@ fn parse(mut bytes: &[u8]) -> Vec<Event> {
             b'R' => Event::Rename(path, second),
             b'U' => Event::Delete(path),
             b'O' => Event::Open(path),
+            b'I' => Event::Read(path),
             b'M' => Event::Mark(text(data)),
             kind => panic!("not a record: {kind}"),
         });

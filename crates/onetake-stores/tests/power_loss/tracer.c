@@ -7,7 +7,8 @@
  * TRACE   the file that the records are written to, outside of ROOT.
  * MARKS   a file outside of ROOT. What the program writes to it is recorded between the changes, in order.
  * FAULT   "none", or CLASSES:NUMBER:ACTION[:on|:kill]
- *         CLASSES  which calls are counted: w write or resize, s sync, o open, n create, rename or delete a name
+ *         CLASSES  which calls are counted: w write or resize, s sync, o open, n create, rename or delete a name,
+ *                  r read (recorded only if it is counted)
  *         NUMBER   the call that the fault hits, counted from 1; with ":on" this one and all later ones; with
  *                  ":kill" SIGKILL before the call after it
  *         ACTION   an errno as a number, "short" (half of the write), or "kill" (SIGKILL before the call)
@@ -20,7 +21,7 @@
  *
  *   C create a file      W write data at an offset     L set the length      S sync a file or folder
  *   D create a folder    R rename                      U delete a name       O open without a change
- *   M mark               X something that cannot be recorded: the trace is of no use
+ *   M mark               I read                        X something that cannot be recorded: the trace is of no use
  */
 #define _GNU_SOURCE
 #include <elf.h>
@@ -322,6 +323,16 @@ static void on_open(const struct call *call, uint64_t folder, uint64_t name, uin
     resume(call);
 }
 
+static void on_read(const struct call *call)
+{
+    if (path_of_fd(call->thread, call->arguments[0], path) && is_below_root(path)) {
+        if (is_refused(call, 'r', 'I', path))
+            return;
+        record('I', 0, path, "", 0, "", 0);
+    }
+    resume(call);
+}
+
 /* `vector`: the second argument is a list of buffers; `offset`: where, unless the file knows. */
 static void on_write(const struct call *call, int vector, const uint64_t *offset)
 {
@@ -478,6 +489,11 @@ static void on_call(const struct call *call)
     case __NR_renameat:  on_rename(call, a[0], a[1], a[2], a[3], 0); return;
 #endif
     case __NR_renameat2: on_rename(call, a[0], a[1], a[2], a[3], a[4]); return;
+    case __NR_read:
+    case __NR_readv:
+    case __NR_pread64:
+    case __NR_preadv:
+    case __NR_preadv2:   on_read(call); return;
     case __NR_write:     on_write(call, 0, NULL); return;
     case __NR_writev:    on_write(call, 1, NULL); return;
     case __NR_pwrite64:  on_write(call, 0, &a[3]); return;
@@ -533,14 +549,19 @@ static const int WATCHED[] = {
     __NR_splice, __NR_io_uring_setup,
 };
 #define WATCHED_COUNT (sizeof WATCHED / sizeof WATCHED[0])
+/* Watched only if they are counted: there are many of them. */
+static const int READS[] = {__NR_read, __NR_readv, __NR_pread64, __NR_preadv, __NR_preadv2};
+#define READS_COUNT (sizeof READS / sizeof READS[0])
 
 static void install_filter(void)
 {
-    struct sock_filter code[2 * WATCHED_COUNT + 16];
+    struct sock_filter code[2 * (WATCHED_COUNT + READS_COUNT) + 16];
     unsigned short at = 0;
     code[at++] = (struct sock_filter)BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr));
-    for (size_t each = 0; each < WATCHED_COUNT; each++) {
-        code[at++] = (struct sock_filter)BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, (uint32_t)WATCHED[each], 0, 1);
+    size_t count = WATCHED_COUNT + (strchr(fault.classes, 'r') ? READS_COUNT : 0);
+    for (size_t each = 0; each < count; each++) {
+        int number = each < WATCHED_COUNT ? WATCHED[each] : READS[each - WATCHED_COUNT];
+        code[at++] = (struct sock_filter)BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, (uint32_t)number, 0, 1);
         code[at++] = (struct sock_filter)BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_TRACE);
     }
     /* Mappings matter if they are writable and shared. */
@@ -562,7 +583,7 @@ static void read_fault(const char *text)
     unsigned long long number;
     if (strcmp(text, "none") == 0)
         return;
-    if (sscanf(text, "%7[wson]:%llu:%31[^:]:%7s", fault.classes, &number, action, on) < 3) {
+    if (sscanf(text, "%7[wsonr]:%llu:%31[^:]:%7s", fault.classes, &number, action, on) < 3) {
         fprintf(stderr, "tracer: not a fault: %s\n", text);
         exit(125);
     }

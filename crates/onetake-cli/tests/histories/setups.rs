@@ -110,7 +110,8 @@ pub(crate) struct OnPostgres {
 
 impl OnPostgres {
     pub(crate) async fn start() -> Self {
-        let server = Postgres::start().await;
+        // Recovery syncs every file of its folder, unless it is told to sync the file system at once.
+        let server = Postgres::start_with(&["recovery_init_sync_method = syncfs"]).await;
         let _made = migrated(server.database()).await;
         let proxy = FaultProxy::start(server.address()).await.unwrap();
         Self { server, proxy }

@@ -104,8 +104,8 @@ impl Setup for OnSqlite {
 
 /// One PostgreSQL behind a proxy.
 pub(crate) struct OnPostgres {
-    pub(crate) server: Postgres,
-    proxy: FaultProxy,
+    server: Postgres,
+    pub(crate) proxy: FaultProxy,
 }
 
 impl OnPostgres {

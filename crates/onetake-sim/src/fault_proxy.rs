@@ -191,3 +191,79 @@ fn takes_one(counter: &AtomicUsize) -> bool {
     let fewer = |count: usize| count.checked_sub(1);
     counter.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fewer).is_ok()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A server that answers with one byte, its name, for every chunk it reads.
+    async fn server(name: u8) -> SocketAddr {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+        let address = listener.local_addr().unwrap();
+        tokio::spawn(async move {
+            while let Ok((mut stream, _)) = listener.accept().await {
+                tokio::spawn(async move {
+                    let mut buffer = [0; 64];
+                    while let Ok(1..) = stream.read(&mut buffer).await {
+                        stream.write_all(&[name]).await.unwrap();
+                    }
+                });
+            }
+        });
+        address
+    }
+
+    #[tokio::test]
+    async fn new_connections_go_to_the_server_that_it_points_to() {
+        let (first, second) = (server(b'1').await, server(b'2').await);
+        let proxy = FaultProxy::start(first).await.unwrap();
+        let mut stream = TcpStream::connect(proxy.address()).await.unwrap();
+        stream.write_all(b"a").await.unwrap();
+        assert_eq!(stream.read_u8().await.unwrap(), b'1');
+        proxy.point_to(second);
+        // The old connection is closed.
+        assert!(stream.read_u8().await.is_err());
+        let mut stream = TcpStream::connect(proxy.address()).await.unwrap();
+        stream.write_all(b"a").await.unwrap();
+        assert_eq!(stream.read_u8().await.unwrap(), b'2');
+    }
+
+    #[tokio::test]
+    async fn a_torn_request_arrives_by_half() {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+        let proxy = FaultProxy::start(listener.local_addr().unwrap()).await.unwrap();
+        proxy.tear_requests(1);
+        let mut client = TcpStream::connect(proxy.address()).await.unwrap();
+        client.write_all(b"abcdefgh").await.unwrap();
+        let (mut arrived, mut text) = (listener.accept().await.unwrap().0, Vec::new());
+        arrived.read_to_end(&mut text).await.unwrap();
+        assert_eq!(text, b"abcd");
+    }
+
+    #[tokio::test]
+    async fn pieces_arrive_whole_in_the_end() {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+        let proxy = FaultProxy::start(listener.local_addr().unwrap()).await.unwrap();
+        proxy.set(Weather::Pieces(3));
+        let mut client = TcpStream::connect(proxy.address()).await.unwrap();
+        client.write_all(b"abcdefgh").await.unwrap();
+        let (mut arrived, mut text) = (listener.accept().await.unwrap().0, [0; 8]);
+        arrived.read_exact(&mut text).await.unwrap();
+        assert_eq!(&text, b"abcdefgh");
+    }
+
+    #[tokio::test]
+    async fn requests_that_are_cut_wait_and_answers_arrive() {
+        let proxy = FaultProxy::start(server(b'1').await).await.unwrap();
+        let mut stream = TcpStream::connect(proxy.address()).await.unwrap();
+        proxy.set(Weather::CutThere);
+        stream.write_all(b"a").await.unwrap();
+        let waits = tokio::select! {
+            _ = stream.read_u8() => false,
+            () = SystemClock.sleep(Duration::from_millis(100)) => true,
+        };
+        assert!(waits);
+        proxy.set(Weather::Fair);
+        assert_eq!(stream.read_u8().await.unwrap(), b'1');
+    }
+}

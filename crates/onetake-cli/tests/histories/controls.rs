@@ -5,13 +5,17 @@ use std::time::Duration;
 use onetake_cli::config::{self, Overrides};
 use onetake_cli::gateway::Gateway;
 use onetake_core::planted::{Bug, plant};
+use onetake_core::{Clock, SystemClock};
+use onetake_sim::fault_proxy::Weather;
+use onetake_sim::history::Recorder;
 use onetake_sim::history::check::Rule;
 
 use super::failover::OnStandby;
 use super::gateway::{BUG, CONFIGURATION};
+use super::load::Dice;
 use super::setups::{OnPostgres, OnSqlite};
 use super::turn;
-use super::world::{Lasts, Plan, Setup, run};
+use super::world::{Lasts, Plan, Setup, during, run};
 
 /// The process of a gateway with a planted bug. As a test of its own it does nothing.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -25,12 +29,32 @@ async fn gateway_with_a_planted_bug() {
     std::future::pending::<()>().await;
 }
 
+/// A PostgreSQL that gets nothing for most of the time, while gateways are killed.
+struct Cutting(OnPostgres);
+
+impl Setup for Cutting {
+    const NAME: &'static str = "postgres that is cut off";
+
+    fn section(&self) -> String {
+        self.0.section()
+    }
+
+    async fn disturb(&mut self, _: u64, dice: &mut Dice, recorder: &Recorder) {
+        during(recorder, "requests cut", async {
+            self.0.proxy.set(Weather::CutThere);
+            SystemClock.sleep(dice.millis(600, 1_400)).await;
+            self.0.proxy.set(Weather::Fair);
+        })
+        .await;
+    }
+}
+
 /// Runs histories with a bug until the checker finds it, and checks that it names one of `rules`.
 async fn is_found<S: Setup>(setup: &mut S, bug: Option<Bug>, seconds: u64, rules: &[Rule]) {
     let plan = Plan { bug, prints_logs: false, ..Plan::new(Duration::ZERO) };
     let mut found = Vec::new();
-    // A history may be lucky; three in a row are not.
-    for seed in 1..4 {
+    // A history may be lucky; six in a row are not.
+    for seed in 1..7 {
         let lasts = Lasts::Time(Duration::from_secs(seconds));
         found = run(setup, Plan { seed, lasts, ..plan }).await.rules();
         eprintln!("{}: {bug:?} is found: {found:?}", S::NAME);
@@ -60,7 +84,7 @@ async fn an_outcome_that_is_shown_before_it_is_durable_is_found() {
     let _turn = turn().await;
     let rules = [Rule::RecordingStays, Rule::NoRunAfterRecording, Rule::OneRecording];
     let bug = Some(Bug::AnswerBeforeCommit);
-    is_found(&mut OnPostgres::start().await, bug, 4, &rules).await;
+    is_found(&mut Cutting(OnPostgres::start().await), bug, 4, &rules).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

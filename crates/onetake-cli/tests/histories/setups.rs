@@ -104,13 +104,14 @@ impl Setup for OnSqlite {
 
 /// One PostgreSQL behind a proxy.
 pub(crate) struct OnPostgres {
-    pub(crate) server: Postgres,
-    proxy: FaultProxy,
+    server: Postgres,
+    pub(crate) proxy: FaultProxy,
 }
 
 impl OnPostgres {
     pub(crate) async fn start() -> Self {
-        let server = Postgres::start().await;
+        // Recovery syncs every file of its folder, unless it is told to sync the file system at once.
+        let server = Postgres::start_with(&["recovery_init_sync_method = syncfs"]).await;
         let _made = migrated(server.database()).await;
         let proxy = FaultProxy::start(server.address()).await.unwrap();
         Self { server, proxy }

@@ -3,7 +3,7 @@
 //! The rules know the design's promise, its table of states and its invariants. They know nothing
 //! of the engine or the stores. All keys live longer than the history, so no record expires.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::HashSet;
 use std::fmt;
 
 use super::render::render;
@@ -316,14 +316,4 @@ impl Case<'_> {
         let mut shown = responses.iter().filter(|(_, _, response)| self.is_recording(response));
         shown.next().map(|(_, moment, _)| *moment)
     }
-}
-
-/// The number of keys for each policy, for figures.
-#[must_use]
-pub fn policies(history: &History) -> BTreeMap<Policy, usize> {
-    let mut count = BTreeMap::new();
-    for key in gather(history).0.keys() {
-        *count.entry(key.policy).or_default() += 1;
-    }
-    count
 }

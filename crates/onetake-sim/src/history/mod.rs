@@ -227,18 +227,6 @@ impl Recorder {
         entries.push(Entry { at, event });
     }
 
-    /// Returns the number of events so far.
-    #[must_use]
-    pub fn len(&self) -> usize {
-        self.entries.lock().unwrap_or_else(PoisonError::into_inner).len()
-    }
-
-    /// Returns true if nothing was recorded.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
-
     /// Returns a copy of the history so far, for routes with this lease and grace.
     #[must_use]
     pub fn history(&self, lease: Duration, grace: Duration) -> History {

@@ -26,7 +26,9 @@ fn main() -> ExitCode {
     let task = std::env::args().nth(1);
     let steps = match task.as_deref() {
         Some("test") => {
-            if let Err(error) = install::servers().and_then(|()| programs::run()) {
+            if let Err(error) =
+                install::servers().and_then(|()| programs::run()).and_then(|()| mutants::check())
+            {
                 eprintln!("{error}");
                 return ExitCode::FAILURE;
             }

@@ -41,7 +41,9 @@ fn main() -> ExitCode {
         Some("power-loss") => return ended(long_forms::power_loss(&rest)),
         Some("mutants") => return mutants::run(rest.into_iter()),
         Some("test") => {
-            if let Err(error) = install::servers().and_then(|()| programs::run()) {
+            if let Err(error) =
+                install::servers().and_then(|()| programs::run()).and_then(|()| mutants::check())
+            {
                 eprintln!("{error}");
                 return ExitCode::FAILURE;
             }

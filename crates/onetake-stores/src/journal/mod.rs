@@ -290,7 +290,77 @@ mod tests {
         assert_eq!(journal.read(first).await.unwrap(), None, "another process was faster");
         assert_eq!(all(&journal).await, [kept]);
         let other = FileJournal::open(&place, &[2; 32]).unwrap();
-        assert_eq!(all(&other).await, [], "another store's are not its own");
+        assert_eq!(other.names().await.unwrap(), [""; 0], "another store's are not its own");
+    }
+
+    #[tokio::test]
+    async fn an_unused_journal_leaves_no_folder() {
+        let folder = tempfile::tempdir().unwrap();
+        let (new, old) = (folder.path().join("new"), folder.path().join("old"));
+        fs::create_dir(&old).unwrap();
+        FileJournal::open(&new, &[1; 32]).unwrap();
+        FileJournal::open(&old, &[1; 32]).unwrap();
+        assert!(!new.exists(), "opening only checks that the folder can be made");
+        assert!(old.is_dir(), "a folder that somebody else made stays");
+    }
+
+    #[test]
+    fn a_relative_folder_is_made() {
+        let folder = tempfile::tempdir_in(".").unwrap();
+        let name = folder.path().file_name().unwrap();
+        make_folder(&Path::new(name).join("below/journal")).unwrap();
+        assert!(folder.path().join("below/journal").is_dir());
+    }
+
+    #[tokio::test]
+    async fn a_file_larger_than_the_others_is_read() {
+        let folder = tempfile::tempdir().unwrap();
+        let journal = FileJournal::open(folder.path(), &[1; 32]).unwrap();
+        let body = Bytes::from(vec![7; 65 << 20]);
+        let large = Verb::Complete(Recording { head: Bytes::new(), body: Some(body) });
+        let large = Settlement { verb: large, ..settlements().remove(0) };
+        journal.keep(vec![large.clone()]).await.unwrap();
+        let kept = Kept { settlements: vec![large], is_whole: true };
+        assert!(all(&journal).await == [kept], "the largest settlement fits into a file");
+    }
+
+    #[tokio::test]
+    async fn errors_of_the_folder_are_reported() {
+        let folder = tempfile::tempdir().unwrap();
+        let place = folder.path().join("journal");
+        let journal = FileJournal::open(&place, &[1; 32]).unwrap();
+        let odd = "a folder.settlements";
+        fs::create_dir_all(place.join(odd)).unwrap();
+        assert!(journal.let_go(odd.to_owned()).await.is_err(), "it is still there");
+        fs::remove_dir_all(&place).unwrap();
+        fs::write(&place, "").unwrap();
+        assert!(journal.names().await.is_err(), "there may be files that cannot be seen");
+    }
+
+    #[cfg(unix)]
+    #[tokio::test]
+    async fn a_file_that_is_gone_is_not_listed() {
+        let folder = tempfile::tempdir().unwrap();
+        let journal = FileJournal::open(folder.path(), &[1; 32]).unwrap();
+        let gone = folder.path().join("gone.settlements");
+        std::os::unix::fs::symlink(folder.path().join("nothing"), gone).unwrap();
+        assert_eq!(journal.names().await.unwrap(), [""; 0]);
+    }
+
+    #[test]
+    fn a_full_file_takes_no_more() {
+        let two = [settlements().remove(0), settlements().remove(3)];
+        let digest_bytes = 32;
+        let first = encode(&[1; 32], &two[..1], usize::MAX).next().unwrap().len() - digest_bytes;
+        assert_eq!(encode(&[1; 32], &two, first).count(), 2);
+        assert_eq!(encode(&[1; 32], &two, first + 1).count(), 1);
+    }
+
+    #[test]
+    fn a_verb_that_mattered_only_while_it_ran_is_read() {
+        let renewed = Settlement { verb: Verb::Renew, ..settlements().remove(0) };
+        let written = encode(&[1; 32], std::slice::from_ref(&renewed), 100).next().unwrap();
+        assert_eq!(decode(written).unwrap(), ([1; 32], vec![renewed]));
     }
 
     #[tokio::test]

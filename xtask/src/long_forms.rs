@@ -42,7 +42,7 @@ pub(crate) fn power_loss(arguments: &[String]) -> Result<(), String> {
     let mut command = cargo();
     command.args(["test", "--package", "onetake-stores", "--all-features", "--test", "power_loss"]);
     command.args(["--", "--nocapture", "--test-threads", "2"]);
-    command.env("ONETAKE_POWER_LOSS_CYCLES", cycles.to_string());
+    command.env("ONETAKE_POWER_CYCLES", cycles.to_string());
     run(command.env("ONETAKE_POWER_LOSS", "long"))
 }
 

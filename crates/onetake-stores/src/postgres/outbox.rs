@@ -47,7 +47,7 @@ const DISCARD: &str = "SELECT onetake_discard_1($1, $2, $3)";
 
 /// For how long a statement is sent again because the server asks for it (40001). Where transactions are
 /// serializable by default, relays that look for a lane at the same moment refuse each other.
-const AGAIN_FOR: Duration = Duration::from_secs(10);
+const AGAIN_FOR: Duration = Duration::from_secs(20);
 /// The first pause before a statement is sent again; it doubles up to [`AGAIN_PAUSE_MAX`]. Without pauses
 /// relays keep refusing each other, and one that is slower than the others never succeeds.
 const AGAIN_PAUSE_MIN: Duration = Duration::from_millis(1);

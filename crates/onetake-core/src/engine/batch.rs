@@ -325,6 +325,29 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn those_who_come_one_after_the_other_go_together() {
+        let (lane, gate, seen) = gated(8);
+        let lane = Arc::new(lane);
+        let tasks: Vec<_> = (0..6_u8)
+            .map(|id| {
+                let lane = Arc::clone(&lane);
+                tokio::spawn(async move {
+                    // One more comes with each turn.
+                    for _ in 0..id {
+                        tokio::task::yield_now().await;
+                    }
+                    lane.submit(renew(id)).await.unwrap()
+                })
+            })
+            .collect();
+        gate.add_permits(6);
+        for task in tasks {
+            task.await.unwrap();
+        }
+        assert_eq!(*seen.lock().unwrap(), [vec![0, 1, 2, 3, 4, 5]]);
+    }
+
+    #[tokio::test]
     async fn another_write_starts_once_as_much_waits_as_is_under_way() {
         let (lane, gate, seen) = gated_with(8, 2);
         let first: Vec<_> = [1, 2, 3].map(|id| lane.submit(renew(id))).into();

@@ -91,6 +91,10 @@ impl Orders {
 const LEASE: Duration = Duration::from_secs(2);
 const GRACE: Duration = Duration::from_millis(500);
 
+/// How long an operation may run. A frozen server's clock goes on, and a slow machine may take a
+/// minute until the server goes on too: that must not look like an operation that took too long.
+const RUN_MAX: Duration = Duration::from_secs(3_600);
+
 /// Serves until it is killed. Does nothing in a process that is no victim.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn victim() {
@@ -105,7 +109,7 @@ async fn victim() {
     });
     let terms =
         Terms { lease: LEASE, grace: GRACE, on_unknown: orders.on_unknown, ..Terms::default() };
-    let mut policy = Policy::new().tenant(Tenant::Public).terms(terms);
+    let mut policy = Policy::new().tenant(Tenant::Public).terms(terms).upstream_timeout(RUN_MAX);
     if orders.on_unknown == OnUnknown::Rollback {
         policy = policy.transactional();
     }

@@ -109,7 +109,9 @@ pub(crate) fn run(
         command.args(stage.packages.iter().flat_map(|package| ["--test-package", package]));
         let output = options.root.join(format!("target/mutants/{}-{number}", scope.name));
         std::fs::create_dir_all(&output).map_err(|error| error.to_string())?;
-        command.arg("--output").arg(&output).arg("--").args(stage.arguments);
+        command.arg("--output").arg(&output);
+        // Behind `--` they would select the tests that run, and all others would be built as well.
+        command.args(stage.arguments.iter().map(|argument| format!("--cargo-arg={argument}")));
         command.env("CARGO_TARGET_DIR", options.root.join("target/mutants/build"));
         command.env("CARGO_PROFILE_DEV_DEBUG", "false").env("ONETAKE_TOOLS", &options.tools);
         command.env("PROPTEST_DISABLE_FAILURE_PERSISTENCE", "1");

@@ -6,12 +6,11 @@
 mod common;
 
 use futures_util::future::join_all;
+use onetake_core::MemoryStore;
 use onetake_core::conformance::{self, Capabilities, Simulated};
 use onetake_core::planted::{Bug, plant};
-use onetake_core::{MemoryStore, OnUnknown};
 use onetake_sim::blackbox;
-use onetake_sim::model::state::PerKey;
-use onetake_sim::model::{self, Model};
+use onetake_sim::model::{self, Model, suite};
 use onetake_stores::EmbeddedStore;
 
 use common::InProcess;
@@ -49,8 +48,9 @@ async fn findings(suite: &str) -> Vec<String> {
         "engine" => names(conformance::run_engine(in_memory, can).await.failed()),
         "black box" => names(blackbox::run(InProcess::start, "memory:").await.failed()),
         "model" => {
-            let on_unknown = PerKey { a: OnUnknown::Retry, b: OnUnknown::Fail };
-            let modelled = Model::new(model::Config { on_unknown, ..model::Config::default() });
+            let two_keys = |model: &suite::SuiteModel| model.name == "two-keys-retry-fail";
+            let modelled = suite::short().into_iter().find(two_keys).unwrap();
+            let modelled = Model::new(modelled.config);
             let checked = tokio::task::spawn_blocking(move || model::check(&modelled).err());
             checked.await.unwrap().map(|violation| violation.to_string()).into_iter().collect()
         }

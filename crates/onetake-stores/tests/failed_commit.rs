@@ -1,6 +1,6 @@
 //! A write of the embedded store that fails after it has reached the disk, and the next start.
 #![cfg(feature = "embedded")]
-#![expect(clippy::unwrap_used, clippy::panic, reason = "tests may panic")]
+#![expect(clippy::unwrap_used, reason = "tests may panic")]
 
 use std::path::Path;
 use std::sync::Arc;

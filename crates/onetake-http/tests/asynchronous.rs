@@ -192,7 +192,7 @@ impl Answered {
     fn location(&self) -> String {
         assert_eq!(self.status, 202, "{self:?}");
         let location = self.headers["location"].to_str().unwrap().to_owned();
-        assert!(location.starts_with(OPERATIONS) && location.len() == OPERATIONS.len() + 43);
+        assert!(location.starts_with(OPERATIONS) && location.len() == OPERATIONS.len() + 48);
         assert_eq!(self.headers["retry-after"], "1");
         assert_eq!(self.headers["content-type"], "application/json");
         let reference = self.headers["idempotency-reference"].to_str().unwrap();
@@ -535,6 +535,28 @@ async fn an_expired_outcome_is_not_found() {
     assert_eq!(node.outcome(&location).await.status, 201);
     world.clock.advance(Duration::from_secs(120));
     let gone = node.get(&location, "Bearer alice").await;
+    assert_eq!(gone.problem(), (404, "operation_not_found".to_owned()));
+}
+
+/// Found by the simulation: another request under the same key, sent after the first one had expired, was answered to
+/// the handle of the first (S9).
+#[tokio::test]
+async fn a_handle_does_not_lead_to_another_request_under_its_key() {
+    let mut world = World::new();
+    world.policy.terms = Terms { ttl: Duration::from_secs(60), ..Terms::default() };
+    let node = world.node();
+    let first = node.accepted(&world, request("x")).await.location();
+    node.api.finish.notify_one();
+    assert_eq!(node.outcome(&first).await.status, 201);
+    world.clock.advance(Duration::from_secs(120));
+    let second = node.accepted(&world, request("y")).await.location();
+    assert_ne!(first, second);
+    let gone = node.get(&first, "Bearer alice").await;
+    assert_eq!(gone.problem(), (404, "operation_not_found".to_owned()));
+    assert!(node.get(&second, "Bearer alice").await.is_running());
+    node.api.finish.notify_one();
+    assert_eq!(node.outcome(&second).await.status, 201);
+    let gone = node.get(&first, "Bearer alice").await;
     assert_eq!(gone.problem(), (404, "operation_not_found".to_owned()));
 }
 

@@ -1,10 +1,13 @@
-//! The short form of the simulation: seeds that must pass, seeds that once failed, and the same run twice.
+//! The short form of the simulation: seeds that must pass, and the same run twice.
+//!
+//! A seed that fails is added here by name, with a sentence that says what went wrong. A change of the planner changes what
+//! a seed means, so that each finding also gets a test of the part that was wrong.
 #![expect(clippy::panic, reason = "tests may panic")]
 
 use onetake_sim::simulation::{Without, simulate};
 
 /// How many seeds the short form runs on each of its threads.
-const SEEDS: u64 = 150;
+const SEEDS: u64 = 600;
 
 fn passes(seed: u64) {
     if let Some(violation) = simulate(seed).violation {
@@ -39,16 +42,4 @@ fn a_plan_without_parts_is_still_a_plan() {
     let (whole, fewer) = (Without::default().plan(3), without.plan(3));
     assert_eq!(whole.operations.len(), fewer.operations.len() + 1);
     assert_eq!(without.arguments(3), "--seed 3 --without-operations 0 --without-noise");
-}
-
-/// A claim that landed after lease and grace, although its process had given up on it, made the key unknown.
-#[test]
-fn seed_1984_a_late_claim_is_released() {
-    passes(1984);
-}
-
-/// The handle of a 202 led to the outcome of another request under the same key, after the first one had expired.
-#[test]
-fn seed_26013_a_handle_is_for_its_request() {
-    passes(26013);
 }

@@ -233,6 +233,29 @@ async fn fences_rise_although_everything_was_swept_and_the_clock_went_back() {
     assert!(granted(&store, &claim("a", 2)).await > fence, "S2");
 }
 
+/// A record with a low fence may be swept after one with a higher fence: the higher one still counts.
+#[tokio::test]
+async fn the_highest_swept_fence_counts_whatever_is_swept_last() {
+    let (_folder, file) = place();
+    let clock = ManualClock::default();
+    let start = clock.now();
+    let store = SqliteStore::open_with(&file, Arc::new(clock.clone())).unwrap();
+    let day = Duration::from_secs(24 * 3_600);
+    let lasting = Claim { terms: Terms { ttl: 2 * day, ..Terms::default() }, ..claim("low", 1) };
+    granted(&store, &lasting).await;
+    complete(&store, &lasting, vec![1]).await.unwrap();
+    clock.advance(Duration::from_secs(1));
+    let brief = claim("high", 2);
+    let before = granted(&store, &brief).await;
+    complete(&store, &brief, vec![2]).await.unwrap();
+    for _ in 0..2 {
+        clock.advance(day + Duration::from_secs(1));
+        assert_eq!(store.sweep(10).await.unwrap().removed, 1);
+    }
+    clock.set_wall(start);
+    assert!(granted(&store, &claim("high", 3)).await > before, "the clock went back");
+}
+
 #[tokio::test]
 async fn a_row_that_cannot_be_read_is_its_own_keys_trouble_alone() {
     let (_folder, file) = place();

@@ -326,7 +326,7 @@ impl Plan {
             .collect::<Vec<_>>();
         let faults_max = if calm { 0 } else { random.pick(&[1, 3, 6, 12], 3) };
         let faults = (0..random.between(0, faults_max) as usize)
-            .map(|number| fault(&mut random, number, &nodes, operations.len(), faults_end))
+            .map(|number| fault(&mut random, number, &nodes, &operations, faults_end))
             .filter(|planned| !is_exclusive || !planned.fault.is_of_the_network())
             .collect();
         Self {
@@ -405,12 +405,13 @@ fn operation(random: &mut Random, number: usize, faults_end: Micros, ttl: Micros
     let mut clients = (0..random.pick(&[1_u64, 2, 2, 3, 5], 2))
         .map(|client| {
             let apart = random.pick(&[20 * MILLISECOND, 500 * MILLISECOND, 10 * SECOND], SECOND);
+            let patience_max = random.pick(&[10, 10, 40], 10) * SECOND;
             ClientPlan {
                 starts_at: begins + random.below(apart),
                 payload: u8::from(client > 0 && random.chance(150)),
                 tries: u32::try_from(random.between(1, 6)).unwrap_or(1),
                 pause: random.between(20 * MILLISECOND, 4 * SECOND),
-                patience: random.between(100 * MILLISECOND, 10 * SECOND),
+                patience: random.between(100 * MILLISECOND, patience_max),
                 cut_after_polls: random
                     .chance(200)
                     .then(|| u32::try_from(random.below(12)).unwrap_or(0)),
@@ -439,10 +440,14 @@ fn fault(
     random: &mut Random,
     number: usize,
     nodes: &[NodePlan],
-    operations: usize,
+    operations: &[OperationPlan],
     faults_end: Micros,
 ) -> FaultPlan {
-    let at = random.below(faults_end);
+    // Half of the faults happen while somebody is asking for something.
+    let asked = operations.get(random.index(operations.len())).and_then(|it| it.clients.first());
+    let begins = asked.filter(|_| random.chance(500)).map(|client| client.starts_at);
+    let near = random.below(SECOND);
+    let at = begins.map_or_else(|| random.below(faults_end), |begins| begins + near);
     let node = random.index(nodes.len());
     let lease = nodes
         .get(node)
@@ -452,11 +457,11 @@ fn fault(
     let fault = match random.below(24) {
         0..=3 => Fault::Crash { node, polls, gone_for: length },
         4..=6 => Fault::Suspend { node, polls, length },
-        7..=8 => {
+        7..=9 => {
             let (patience, is_cut_off) = (random.below(5 * SECOND), random.chance(600));
             Fault::Shutdown { node, patience, is_cut_off, gone_for: length }
         }
-        9..=11 => Fault::CutStore { node, length, hangs: random.chance(500) },
+        10..=11 => Fault::CutStore { node, length, hangs: random.chance(500) },
         12..=13 => Fault::Noise { length, per_mille: random.between(100, 700) },
         14 => Fault::StoreClockBack { by: random.between(MILLISECOND, lease / 4) },
         15 => {
@@ -466,7 +471,7 @@ fn fault(
         16 => Fault::Corrupt { node, gone_for: length },
         17 => Fault::JournalDown { node, length },
         18..=21 => {
-            let (operation, forgets) = (random.index(operations), random.chance(400));
+            let (operation, forgets) = (random.index(operations.len()), random.chance(400));
             Fault::Operator { node, operation, forgets }
         }
         _ => Fault::Housekeeping { node },

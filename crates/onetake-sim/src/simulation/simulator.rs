@@ -149,7 +149,7 @@ impl Simulator {
             }
             Fault::Shutdown { node, patience, is_cut_off, gone_for } => {
                 if is_cut_off && !world.plan.is_exclusive {
-                    world.cut_store(node, patience + 20 * SECOND, patience % 2 == 0);
+                    world.cut_store(node, patience + 20 * SECOND, false);
                 }
                 self.shut_down(node, patience, gone_for);
             }

@@ -184,11 +184,11 @@ pub(super) fn choose(
 const SAMPLE: [&str; 7] = [
     "table.rs: replace = with <> in FIND: FROM onetake_records WHERE id = :id",
     "table.rs: replace > with >= in IDS: FROM onetake_records WHERE id > :from ORDER BY id LIMIT :limit",
-    "table.rs: drop ask_at <= :now AND in UNSETTLED: ord FROM onetake_records WHERE … +expires_at > :now ORDER BY as",
+    "table.rs: drop ask_at <= :now AND in UNSETTLED: sum FROM onetake_records WHERE … +expires_at > :now ORDER BY as",
     "table.rs: replace and with OR in UNSETTLED: e_records WHERE ask_at <= :now AND +expires_at > :now ORDER BY as",
     "notes.rs: drop DESC in READ: E place < :from ORDER BY place … LIMIT :limit",
     "notes.rs: replace < with <= in READ: FROM onetake_notes WHERE place < :from ORDER BY place DESC LIMI",
-    "notes.rs: drop id = :id AND in READ_OF: said FROM onetake_notes WHERE … place < :from ORDER BY place D",
+    "notes.rs: drop id = :id AND in READ_OF: cksum FROM onetake_notes WHERE … place < :from ORDER BY place D",
 ];
 
 fn is_sampled(name: &str) -> bool {

@@ -104,8 +104,8 @@ struct Recorded {
     from: Micros,
     /// When it expires, or was forgotten.
     until: Micros,
-    /// The node that forgot it: it must not show it any more. Others may for as long as they remember it.
-    forgotten_by: Option<usize>,
+    /// The node that forgot it, and when: it must not show it any more. Others may for as long as they remember it.
+    forgotten_by: Option<(usize, Micros)>,
 }
 
 impl History {

@@ -112,13 +112,15 @@ impl Facts {
             self.violate(at, "S6", format!("{key} was answered without a known reference"));
             return;
         };
-        let slack = self.cache_age_max;
         // Nodes count how long they remember an outcome by clocks that are a little too slow.
         let drift = self.cache_age_max / 50;
         let was_recorded = self.keys.get(&id).is_some_and(|history| {
             history.recorded.iter().any(|it| {
-                let is_gone_here = it.forgotten_by == Some(heard.node);
-                let until = if is_gone_here { it.until.saturating_sub(slack) } else { it.until };
+                // The node that forgot it knows so at once.
+                let until = match it.forgotten_by {
+                    Some((node, at)) if node == heard.node => it.until.min(at),
+                    _ => it.until,
+                };
                 it.body == heard.body && it.from <= at && until.saturating_add(drift) >= sent_at
             })
         });

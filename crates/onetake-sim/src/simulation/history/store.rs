@@ -256,7 +256,7 @@ impl Facts {
             let until = if forgets { at.saturating_add(cache_age) } else { at };
             if let Some(open) = key.recorded.last_mut().filter(|it| it.forgotten_by.is_none()) {
                 open.until = open.until.min(until);
-                open.forgotten_by = forgotten_by;
+                open.forgotten_by = forgotten_by.map(|node| (node, at));
             }
             if let Some(open) = key.refused.last_mut().filter(|it| it.1 == Micros::MAX) {
                 open.1 = until;

@@ -3,7 +3,7 @@
 //! A test lets clients send keyed requests to gateways while processes are killed and networks
 //! fail. A [`Recorder`] writes down every event in the order in which it happened: requests,
 //! responses, runs of the operation at the upstream, reconciliations, operator actions and faults.
-//! [`check`] then holds the history of every key to the rules of the design.
+//! [`check()`] then holds the history of every key to the rules of the design.
 //!
 //! The order of events is sound evidence. A request is recorded before it is sent and a response
 //! after it was received. A run is recorded as started before the upstream does anything, and as

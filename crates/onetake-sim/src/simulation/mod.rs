@@ -13,7 +13,7 @@
 //! | [`world`], [`backend`], [`node_store`], [`journal`] | the network, the store's server, a node's view of it, a node's disk |
 //! | [`node`], [`job`], [`upstream`], [`reconciler`], [`client`], [`operator`] | those who act |
 //! | [`history`] | what happened, and the invariants that it is held to |
-//! | [`shrink`] | makes failing plans smaller |
+//! | [`mod@shrink`] | makes failing plans smaller |
 
 pub mod backend;
 pub mod client;

@@ -304,13 +304,9 @@ async fn settle(
             Ok(Settled::Stale { current: Some(record) })
                 if completed_itself(&record, &settlement) =>
             {
-                let at = match record.state {
-                    State::Completed { at, .. } => at,
-                    _ => record.claimed_at,
-                };
-                engine.cache.put(&record, at, asked_at);
-                let landing = Landing::Record(Arc::clone(&record), at);
-                break (Settling::Stale(Some(record)), landing);
+                // The answer does not say what time it is in the store, and the outcome may be about to expire. So it is
+                // neither remembered nor told to those who wait: they ask the store.
+                break (Settling::Stale(Some(record)), Landing::Nothing);
             }
             Ok(Settled::Stale { current }) => {
                 engine.metrics.stale.increment(1);

@@ -6,13 +6,14 @@ use std::time::Duration;
 
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
-use onetake_core::store::{Answers, Claim, Claimed};
+use onetake_core::store::{Answers, Claim, Claimed, Settled};
 use onetake_core::{
-    Answer, Begin, Fingerprint, FingerprintKey, InFlight, Limits, MemoryStore, Operation, Outcome,
-    Recording, Settlement, Store, Verb, Verdict, delegate_store,
+    Answer, Begin, Fingerprint, FingerprintKey, InFlight, Limits, MemoryStore, OnUnknown,
+    Operation, Outcome, Recording, Settlement, Settling, Store, Terms, Verb, Verdict,
+    delegate_store,
 };
 
-use super::{engine_on, memory, operation, settle_down};
+use super::{engine_on, memory, operation, pass, settle_down};
 
 const WAIT: InFlight = InFlight::Wait(Duration::from_secs(20));
 
@@ -181,4 +182,27 @@ async fn a_released_key_of_an_earlier_secret_runs_again() {
         let other = engine.begin(&of(fingerprint)).await.unwrap();
         assert!(matches!(other, Begin::Answer(Answer::Mismatch)), "{other:?}");
     }
+}
+
+/// Found by the simulation: the outcome of a transaction was remembered for its whole ttl from the moment at which the
+/// engine saw it, however long ago it was committed.
+#[tokio::test]
+async fn an_outcome_that_a_transaction_recorded_long_ago_is_not_replayed_when_it_has_expired() {
+    let (clock, memory) = memory();
+    let engine = engine_on(Arc::clone(&memory) as Arc<dyn Store>, &clock, Limits::default());
+    let (ttl, on_unknown) = (Duration::from_secs(10), OnUnknown::Rollback);
+    let operation = operation("t").terms(Terms { ttl, on_unknown, ..Terms::default() });
+    let Begin::Run(lease) = engine.begin(&operation).await.unwrap() else { panic!() };
+    lease.start().unwrap();
+    let verb = Verb::Complete(Recording::new("paid"));
+    let committed = Settlement { id: lease.id(), attempt: lease.attempt(), verb };
+    assert!(matches!(memory.settle(vec![committed]).await.remove(0), Ok(Settled::Done { .. })));
+    // The look whether it was committed comes late.
+    pass(&clock, Duration::from_secs(1), 9).await;
+    assert!(matches!(lease.release().await, Settling::Stale(Some(_))));
+    let again = engine.begin(&operation).await.unwrap();
+    assert!(matches!(again, Begin::Answer(Answer::Replay(_))), "{again:?}");
+    pass(&clock, Duration::from_secs(1), 2).await;
+    let after = engine.begin(&operation).await.unwrap();
+    assert!(matches!(after, Begin::Run(_)), "it has expired: {after:?}");
 }

@@ -5,7 +5,10 @@ use onetake_core::{RecordId, State};
 
 use super::{Actor, Facts, History, outcome_prefix};
 use crate::simulation::plan::Mode;
-use crate::simulation::timeline::Micros;
+use crate::simulation::timeline::{Micros, SECOND};
+
+/// How long a claim may be under way. Whoever joins it is told what the store said before the request was sent.
+const CLAIM_MAX: Micros = 5 * SECOND;
 
 /// What a client asked for.
 #[derive(Clone, Debug)]
@@ -134,7 +137,9 @@ impl Facts {
     fn check_refusal(&mut self, at: Micros, asked: &Asked, heard: &Heard) {
         let Some(id) = self.referred(heard.reference.as_deref()) else { return };
         let is_true = self.keys.get(&id).is_some_and(|history| {
-            history.refused.iter().any(|(from, until)| *from <= at && *until >= asked.sent_at)
+            history.refused.iter().any(|(from, until)| {
+                *from <= at && until.saturating_add(CLAIM_MAX) >= asked.sent_at
+            })
         });
         // A service that fails in the middle says so itself; and a handle says that its attempt was released.
         let text = String::from_utf8_lossy(&heard.body);

@@ -61,45 +61,39 @@ impl Without {
 pub fn shrink(seed: u64, violation: &Violation) -> (Without, Violation) {
     let mut best = (Without::default(), violation.clone());
     let whole = Plan::new(seed);
-    loop {
-        let before = best.0.clone();
-        let mut candidates = Vec::new();
-        for number in whole.operations.iter().map(|operation| operation.number) {
-            let mut fewer = best.0.clone();
-            fewer.operations.push(number);
-            candidates.push(fewer);
-        }
-        for number in whole.faults.iter().map(|fault| fault.number) {
-            let mut fewer = best.0.clone();
-            fewer.faults.push(number);
-            candidates.push(fewer);
-        }
-        candidates.push(Without { noise: true, ..best.0.clone() });
-        candidates.push(Without { upstream_noise: true, ..best.0.clone() });
-        for candidate in candidates {
-            let is_new = !candidate.operations.iter().any(|it| best.0.operations.contains(it))
-                || candidate.operations.len() > best.0.operations.len();
-            if candidate == best.0 || !is_new && candidate.faults == best.0.faults {
-                continue;
-            }
-            let report = Simulator::run(candidate.plan(seed), false);
-            if let Some(found) = report.violation.filter(|it| it.invariant == violation.invariant) {
-                best = (merged(&best.0, &candidate), found);
-                break;
-            }
-        }
-        if best.0 == before {
-            return best;
-        }
+    while let Some(smaller) = candidates(&best.0, &whole).into_iter().find_map(|candidate| {
+        let found = Simulator::run(candidate.plan(seed), false).violation?;
+        (found.invariant == violation.invariant).then_some((candidate, found))
+    }) {
+        best = smaller;
     }
+    best
 }
 
-/// A candidate in a canonical form.
-fn merged(_: &Without, candidate: &Without) -> Without {
-    let mut merged = candidate.clone();
-    merged.operations.sort_unstable();
-    merged.operations.dedup();
-    merged.faults.sort_unstable();
-    merged.faults.dedup();
-    merged
+/// Everything that leaves out one part more.
+fn candidates(without: &Without, whole: &Plan) -> Vec<Without> {
+    let mut candidates = Vec::new();
+    for number in whole.operations.iter().map(|operation| operation.number) {
+        if !without.operations.contains(&number) {
+            let mut fewer = without.clone();
+            fewer.operations.push(number);
+            fewer.operations.sort_unstable();
+            candidates.push(fewer);
+        }
+    }
+    for number in whole.faults.iter().map(|fault| fault.number) {
+        if !without.faults.contains(&number) {
+            let mut fewer = without.clone();
+            fewer.faults.push(number);
+            fewer.faults.sort_unstable();
+            candidates.push(fewer);
+        }
+    }
+    if !without.noise {
+        candidates.push(Without { noise: true, ..without.clone() });
+    }
+    if !without.upstream_noise {
+        candidates.push(Without { upstream_noise: true, ..without.clone() });
+    }
+    candidates
 }

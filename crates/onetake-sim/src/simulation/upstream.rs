@@ -22,7 +22,7 @@ use tower_service::Service;
 use super::history::{Actor, RunNumber};
 use super::plan::Mode;
 use super::random::Random;
-use super::timeline::{MILLISECOND, Micros};
+use super::timeline::Micros;
 use super::world::World;
 
 /// The payload of a request, as a header says it.
@@ -341,6 +341,3 @@ fn answer(status: StatusCode, text: &str) -> Response<Body> {
     *response.status_mut() = status;
     response
 }
-
-/// The longest that a usual call of the upstream takes.
-pub const USUAL_MAX: Micros = 600 * MILLISECOND;

@@ -150,18 +150,6 @@ impl History {
         }
         if open.any(|run| run.has_arrived) { Truth::Working } else { Truth::OnItsWay }
     }
-
-    /// How many runs had an effect although nothing records them.
-    #[must_use]
-    pub fn unrecorded_runs(&self) -> usize {
-        self.lock().runs.iter().filter(|run| run.attempt.is_none()).count()
-    }
-
-    /// Whether an attempt was ever started.
-    #[must_use]
-    pub fn was_started(&self, id: RecordId, attempt: AttemptId) -> bool {
-        self.lock().runs.iter().any(|run| run.is_of(id, attempt))
-    }
 }
 
 impl Facts {

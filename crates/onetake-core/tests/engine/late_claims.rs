@@ -8,9 +8,9 @@ use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use onetake_core::store::{Answers, Claim, Claimed, Settled};
 use onetake_core::{
-    Begin, Clock, Engine, EngineError, Journal, Limits, ManualClock, MemoryStore, Operation,
-    Recording, Settlement, Store, StoreError, StoreErrorKind, SystemRng, Terms, Verb, Verdict,
-    delegate_store,
+    AttemptId, Begin, Clock, Engine, EngineError, Journal, Limits, ManualClock, MemoryStore,
+    Operation, Recording, Settlement, Store, StoreError, StoreErrorKind, SystemRng, Terms, Verb,
+    Verdict, delegate_store,
 };
 
 use super::{Pages, operation, settle_down};
@@ -294,4 +294,39 @@ async fn a_claim_that_lands_after_the_journal_was_replayed_is_released() {
     world.store.land().await;
     world.pass(31).await;
     assert_eq!(world.state(&asked).await, "released");
+}
+
+/// As above, while another attempt has the key when the journal is replayed.
+#[tokio::test]
+async fn a_claim_that_lands_behind_another_owner_after_a_replay_is_released() {
+    let world = World::new();
+    let terms = Terms { ttl: Duration::from_secs(120), ..Terms::default() };
+    let (engine, asked) = (world.stalled(Limits::default()), operation("a").terms(terms));
+    let journal = Arc::new(Pages::default());
+    engine.use_journal(Arc::clone(&journal) as Arc<dyn Journal>);
+    world.lose_claim(&engine, &asked).await;
+    engine.shutdown(Duration::ZERO).await.unwrap();
+    let paid = async |_| Verdict::Complete(Recording::new("paid"));
+    world.other_node().run(asked.clone(), paid).await.unwrap();
+    let next = world.stalled(Limits::default());
+    next.use_journal(Arc::clone(&journal) as Arc<dyn Journal>);
+    world.pass(180).await;
+    world.store.land().await;
+    world.pass(31).await;
+    assert_eq!(world.state(&asked).await, "released");
+}
+
+/// It ran: whatever becomes of its claim, it must not run again.
+#[tokio::test]
+async fn an_outcome_from_the_journal_is_never_turned_into_a_release() {
+    let world = World::new();
+    let journal = Arc::new(Pages::default());
+    let (id, attempt) = (operation("a").id, AttemptId::from_bytes([7; 16]));
+    let verb = Verb::Complete(Recording::new("paid"));
+    journal.keep(vec![Settlement { id, attempt, verb }]).await.unwrap();
+    let next = world.stalled(Limits::default());
+    next.use_journal(Arc::clone(&journal) as Arc<dyn Journal>);
+    world.pass(60).await;
+    assert!(journal.names_now().is_empty(), "it was replayed");
+    assert_eq!(world.store.releases(), 0);
 }

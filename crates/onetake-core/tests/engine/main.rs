@@ -10,6 +10,7 @@ mod key_lives;
 mod late_claims;
 mod lease_start;
 mod renewal;
+mod traffic;
 mod waiting;
 
 use std::sync::atomic::{AtomicUsize, Ordering};

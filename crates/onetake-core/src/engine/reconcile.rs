@@ -111,7 +111,7 @@ impl Engine {
     /// now on and until the engine ends.
     pub fn reconcile_with(&self, reconciler: Arc<dyn Reconcile>, asking: Asking) {
         let inner = Arc::clone(&self.inner);
-        self.inner.runtime.spawn(async move {
+        self.inner.tasks.spawn(async move {
             loop {
                 while reconcile(&inner, &*reconciler, asking).await >= asking.batch.max(1) {}
                 if !rest(&inner, asking.interval).await {

@@ -11,6 +11,7 @@ mod late_claims;
 mod lease_start;
 mod renewal;
 mod store_faults;
+mod traffic;
 mod waiting;
 
 use std::sync::atomic::{AtomicUsize, Ordering};

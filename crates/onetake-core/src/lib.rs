@@ -22,9 +22,8 @@
 
 pub mod clock;
 pub mod codec;
-#[cfg(feature = "conformance")]
-pub mod conformance;
 pub mod decide;
+mod delegate;
 pub mod derived;
 pub mod engine;
 pub mod fingerprint;

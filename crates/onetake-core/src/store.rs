@@ -21,14 +21,15 @@
 //! 8. **Notes stay** for [`NOTES_KEPT`](crate::note::NOTES_KEPT), whatever becomes of the records that they
 //!    are about, and are durable when `note` answers.
 //!
-//! `conformance::run` (feature `conformance`) checks all of this.
+//! `onetake_conformance::run` checks all of this.
 
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use futures_util::future::BoxFuture;
+#[doc(no_inline)]
+pub use futures_util::future::BoxFuture;
 
 use crate::clock::Timestamp;
 use crate::fingerprint::Fingerprint;

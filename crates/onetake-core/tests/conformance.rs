@@ -1,7 +1,7 @@
 //! The reference store passes the suite that it is the reference for.
 
+use onetake_conformance::{Capabilities, Simulated, run, run_engine};
 use onetake_core::MemoryStore;
-use onetake_core::conformance::{Capabilities, Simulated, run, run_engine};
 
 async fn fresh() -> Simulated {
     Simulated::new(|clock| (MemoryStore::with_clock(clock), Box::new(())))

@@ -16,7 +16,7 @@ use futures_util::future::BoxFuture;
 use http::{Request, StatusCode};
 use http_body_util::BodyExt;
 use metrics::{Counter, CounterFn, Gauge, Histogram, Key, KeyName, Metadata, Recorder};
-use onetake_core::conformance::{Fault, Faulty};
+use onetake_conformance::{Fault, Faulty};
 use onetake_core::store::Answers;
 use onetake_core::{
     Claim, Claimed, Clock, Engine, InFlight, Limits, MemoryStore, RecordId, Settled, Settlement,

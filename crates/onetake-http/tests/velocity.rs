@@ -15,7 +15,7 @@ use common::{Answered, key, send};
 use futures_util::FutureExt;
 use futures_util::future::{BoxFuture, join_all};
 use http::{Request, StatusCode};
-use onetake_core::conformance::{Fault, Faulty};
+use onetake_conformance::{Fault, Faulty};
 use onetake_core::delegate_store;
 use onetake_core::store::Answers;
 use onetake_core::{

@@ -15,7 +15,7 @@ use aws_sdk_dynamodb::types::{
 };
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
-use onetake_core::conformance::{Capabilities, Subject, many, run, run_engine};
+use onetake_conformance::{Capabilities, Subject, many, run, run_engine};
 use onetake_core::decide::{self, Reading};
 use onetake_core::store::Abandoned;
 use onetake_core::{

@@ -4,7 +4,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use onetake_core::conformance::{Capabilities, Simulated, run, run_engine};
+use onetake_conformance::{Capabilities, Simulated, run, run_engine};
 use onetake_core::{
     Answer, AttemptId, Begin, Cause, Claim, Claimed, Clock, Engine, Fingerprint, Key, Memo,
     MemoryStore, OnUnknown, Operation, Origin, Record, Recording, Scope, Settled, Settlement,

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use futures_util::future::join_all;
-use onetake_core::conformance::{Capabilities, Simulated, many, run, run_engine};
+use onetake_conformance::{Capabilities, Simulated, many, run, run_engine};
 use onetake_core::store::Abandoned;
 use onetake_core::{
     AttemptId, Cause, Claim, Claimed, Clock, Fence, Fingerprint, Key, ManualClock, OnUnknown,

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
-use onetake_core::conformance::{Fault, Faulty};
+use onetake_conformance::{Fault, Faulty};
 use onetake_core::note::{Action, Ended, Note, NotePlace, Notes};
 use onetake_core::store::{Answers, Claim, Claimed, Cursor, Settled};
 use onetake_core::{

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
-use onetake_core::conformance::{Fault, Faulty};
+use onetake_conformance::{Fault, Faulty};
 use onetake_core::store::{Answers, Claim, Claimed};
 use onetake_core::{
     Answer, Begin, Cause, Clock, Limits, ManualClock, MemoryStore, Outcome, Settlement, State,

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
-use onetake_core::conformance::{Fault, Faulty};
+use onetake_conformance::{Fault, Faulty};
 use onetake_core::engine::{Kept, Settling};
 use onetake_core::note::{Action, Ended};
 use onetake_core::store::{Answers, Settled};

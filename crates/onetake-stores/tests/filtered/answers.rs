@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use onetake_core::conformance::{Fault, Faulty};
+use onetake_conformance::{Fault, Faulty};
 use onetake_core::{
     Cause, Claimed, Failure, ManualClock, MemoryStore, OnUnknown, Recording, Settlement, State,
     Store, StoreErrorKind, Terms, Verb,

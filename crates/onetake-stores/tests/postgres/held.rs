@@ -1,6 +1,6 @@
 //! A foreign transaction that holds one key neither delays nor fails the others (S21).
 
-use onetake_core::conformance::many;
+use onetake_conformance::many;
 use onetake_core::{
     AttemptId, Claim, Claimed, Fingerprint, Key, RecordId, Recording, Scope, Settled, Settlement,
     Store, StoreErrorKind, Terms, Verb,

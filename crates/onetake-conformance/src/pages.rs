@@ -3,8 +3,8 @@
 use std::collections::BTreeSet;
 
 use super::bench::{Bench, every_verb, id, outcome};
-use crate::scope::RecordId;
-use crate::store::{Cursor, StoreErrorKind};
+use onetake_core::scope::RecordId;
+use onetake_core::store::{Cursor, StoreErrorKind};
 
 /// Pages that a few dozen records may fill at most: stores may leave pages empty, but not for ever.
 const PAGES_MAX: usize = 2_000;

@@ -10,13 +10,13 @@ use tokio::task::JoinHandle;
 
 use super::bench::{Bench, ENDLESS, REAL_TIME_MAX, body, breathe, id, is};
 use super::gate::Gate;
-use crate::clock::{Clock, SystemClock, SystemRng};
-use crate::engine::{
+use onetake_core::clock::{Clock, SystemClock, SystemRng};
+use onetake_core::engine::{
     Answer, Begin, Engine, EngineError, InFlight, Limits, Operation, Outcome, Settling, Verdict,
 };
-use crate::fingerprint::Fingerprint;
-use crate::record::{OnUnknown, Recording, State};
-use crate::store::Store;
+use onetake_core::fingerprint::Fingerprint;
+use onetake_core::record::{OnUnknown, Recording, State};
+use onetake_core::store::Store;
 
 pub(super) type Running = JoinHandle<Result<Outcome, EngineError>>;
 
@@ -50,7 +50,7 @@ impl Bench {
             fingerprint: Fingerprint::of(payload.as_bytes()),
             earlier: Vec::new(),
             terms: self.terms(OnUnknown::Fail),
-            origin: crate::Origin::default(),
+            origin: onetake_core::Origin::default(),
             in_flight: InFlight::Reject,
             run_max: ENDLESS,
             on_retry: None,
@@ -293,7 +293,7 @@ pub(super) async fn too_long_is_unknown(bench: &Bench) {
         panic!("not recorded");
     };
     let State::Unknown { cause, .. } = &record.state else { panic!("not unknown") };
-    assert_eq!(*cause, crate::record::Cause::TimedOut);
+    assert_eq!(*cause, onetake_core::record::Cause::TimedOut);
 }
 
 pub(super) async fn a_dropped_lease_is_released_or_unknown(bench: &Bench) {
@@ -344,7 +344,7 @@ pub(super) async fn a_long_operation_keeps_its_lease(bench: &Bench) {
     let other_node = bench.engine();
     let work = Work::default();
     let operation = bench.operation("a", "pay");
-    let retry = crate::record::Terms { on_unknown: OnUnknown::Retry, ..operation.terms };
+    let retry = onetake_core::record::Terms { on_unknown: OnUnknown::Retry, ..operation.terms };
     let first = work.run(&engine, operation.terms(retry));
     work.has_started().await;
     // One that ends at once, should it be let run.

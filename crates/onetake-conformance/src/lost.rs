@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use crate::record::{Cause, OnUnknown, State};
-use crate::store::{Abandoned, Claim, Settled, Verb};
+use onetake_core::record::{Cause, OnUnknown, State};
+use onetake_core::store::{Abandoned, Claim, Settled, Verb};
 
 use super::bench::{Bench, Got, is, outcome};
 

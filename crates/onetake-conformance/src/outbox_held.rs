@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::outbox::{BYTES, HOLD, OutboxSubject, WAIT, again, id, ids, message, neighbour, settle};
-use crate::outbox::{Delivery, Turn};
+use onetake_core::outbox::{Delivery, Turn};
 
 async fn take(subject: &dyn OutboxSubject, limit: usize) -> Option<Turn> {
     subject.outbox().take(HOLD, limit, BYTES).await.unwrap()

@@ -3,9 +3,9 @@
 use bytes::Bytes;
 
 use super::bench::{Bench, Got, body, failure, got, id, is, outcome, unknown};
-use crate::fingerprint::Fingerprint;
-use crate::record::{OnUnknown, Recording, State};
-use crate::store::{Claim, Verb};
+use onetake_core::fingerprint::Fingerprint;
+use onetake_core::record::{OnUnknown, Recording, State};
+use onetake_core::store::{Claim, Verb};
 
 pub(super) async fn absent_is_granted(bench: &Bench) {
     let claim = bench.claim_of("a", "pay 10");
@@ -137,12 +137,16 @@ pub(super) async fn the_same_key_many_times_in_one_batch(bench: &Bench) {
         }
     }
     // And the same settlement many times, beside a stranger's.
-    let own = crate::store::Settlement { id: owner.id, attempt: owner.attempt, verb: outcome("x") };
-    let strange = crate::store::Settlement { attempt: bench.attempt(), ..own.clone() };
+    let own = onetake_core::store::Settlement {
+        id: owner.id,
+        attempt: owner.attempt,
+        verb: outcome("x"),
+    };
+    let strange = onetake_core::store::Settlement { attempt: bench.attempt(), ..own.clone() };
     let answers = bench.store.settle(vec![strange.clone(), own.clone(), own, strange]).await;
     let done: Vec<bool> = answers
         .into_iter()
-        .map(|answer| matches!(answer.unwrap(), crate::store::Settled::Done { .. }))
+        .map(|answer| matches!(answer.unwrap(), onetake_core::store::Settled::Done { .. }))
         .collect();
     assert_eq!(done, [false, true, true, false]);
 }
@@ -159,7 +163,7 @@ pub(super) async fn items_of_a_batch_are_independent(bench: &Bench) {
         answers.into_iter().map(|a| matches!(got(a.unwrap()), Got::Granted(_))).collect();
     assert_eq!(granted, [true, false, true, false, true], "each its own answer, in order (S21)");
 
-    let settle = |claim: &Claim, verb| crate::store::Settlement {
+    let settle = |claim: &Claim, verb| onetake_core::store::Settlement {
         id: claim.id,
         attempt: claim.attempt,
         verb,
@@ -176,7 +180,7 @@ pub(super) async fn items_of_a_batch_are_independent(bench: &Bench) {
         .await;
     let done: Vec<bool> = answers
         .into_iter()
-        .map(|answer| matches!(answer.unwrap(), crate::store::Settled::Done { .. }))
+        .map(|answer| matches!(answer.unwrap(), onetake_core::store::Settled::Done { .. }))
         .collect();
     assert_eq!(done, [true, false, true, false, true]);
     let ids = ["new-1", "taken", "new-2", "absent", "new-3"].map(id);

@@ -9,13 +9,15 @@ use std::time::Duration;
 use futures_util::future::join_all;
 
 use super::bench::REAL_TIME_MAX;
-use crate::clock::{Clock, SystemClock};
-use crate::engine::{Answer, Engine, InFlight, Operation, Outcome, Settling, Verdict};
-use crate::fingerprint::Fingerprint;
-use crate::key::Key;
-use crate::record::{AttemptId, Cause, Fence, OnUnknown, Recording, State, Terms};
-use crate::scope::{RecordId, Scope};
-use crate::store::{Claim, Claimed, Settled, Settlement, Store, StoreError, StoreErrorKind, Verb};
+use onetake_core::clock::{Clock, SystemClock};
+use onetake_core::engine::{Answer, Engine, InFlight, Operation, Outcome, Settling, Verdict};
+use onetake_core::fingerprint::Fingerprint;
+use onetake_core::key::Key;
+use onetake_core::record::{AttemptId, Cause, Fence, OnUnknown, Recording, State, Terms};
+use onetake_core::scope::{RecordId, Scope};
+use onetake_core::store::{
+    Claim, Claimed, Settled, Settlement, Store, StoreError, StoreErrorKind, Verb,
+};
 
 /// Numbers that look random and are the same in every run.
 struct Seeded(u64);
@@ -139,7 +141,7 @@ fn claim(key: u64, random: &mut Seeded) -> Claim {
         attempt: AttemptId::from_bytes(attempt),
         fingerprint: Fingerprint::of(b"pay"),
         terms: Terms { on_unknown: OnUnknown::Retry, ..Terms::default() },
-        origin: crate::Origin::default(),
+        origin: onetake_core::Origin::default(),
     }
 }
 
@@ -220,7 +222,7 @@ struct Ledger {
     told: Mutex<HashMap<String, Vec<u8>>>,
 }
 
-async fn never(_: crate::engine::Attempt) -> Verdict {
+async fn never(_: onetake_core::engine::Attempt) -> Verdict {
     panic!("what was acknowledged ran again");
 }
 
@@ -230,7 +232,7 @@ fn operation(name: &str, terms: Terms) -> Operation {
         fingerprint: Fingerprint::of(name.as_bytes()),
         earlier: Vec::new(),
         terms,
-        origin: crate::Origin::default(),
+        origin: onetake_core::Origin::default(),
         in_flight: InFlight::Wait(Duration::from_millis(300)),
         run_max: Duration::from_secs(30),
         on_retry: None,

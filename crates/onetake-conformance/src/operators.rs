@@ -3,12 +3,12 @@
 use std::time::Duration;
 
 use super::bench::{Bench, Got, failure, id, is, outcome, unknown};
-use crate::clock::{SystemRng, Timestamp};
-use crate::note::{Action, Ended, NOTES_KEPT, Note, NotePlace};
-use crate::origin::{HISTORY_BYTES_MAX, Origin, TenantDigest};
-use crate::record::{AttemptId, OnUnknown};
-use crate::scope::RecordId;
-use crate::store::{Claim, Cursor, FOUND_MAX, Settled, StoreErrorKind, Verb};
+use onetake_core::clock::{SystemRng, Timestamp};
+use onetake_core::note::{Action, Ended, NOTES_KEPT, Note, NotePlace};
+use onetake_core::origin::{HISTORY_BYTES_MAX, Origin, TenantDigest};
+use onetake_core::record::{AttemptId, OnUnknown};
+use onetake_core::scope::RecordId;
+use onetake_core::store::{Claim, Cursor, FOUND_MAX, Settled, StoreErrorKind, Verb};
 
 pub(super) async fn who_asked_and_every_attempt_are_kept(bench: &Bench) {
     let route = "POST /zahlungen/{größe}";

@@ -4,12 +4,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use crate::clock::Clock;
-use crate::fingerprint::Fingerprint;
-use crate::origin::{Origin, TenantDigest};
-use crate::record::{AttemptId, Cause, Failure, Fence, OnUnknown, Record, Recording, State, Terms};
-use crate::scope::RecordId;
-use crate::store::{Claim, Claimed, Settled, Settlement, Store, Verb};
+use onetake_core::clock::Clock;
+use onetake_core::fingerprint::Fingerprint;
+use onetake_core::origin::{Origin, TenantDigest};
+use onetake_core::record::{
+    AttemptId, Cause, Failure, Fence, OnUnknown, Record, Recording, State, Terms,
+};
+use onetake_core::scope::RecordId;
+use onetake_core::store::{Claim, Claimed, Settled, Settlement, Store, Verb};
 
 use super::quiet::Quiet;
 use super::{Capabilities, Subject};
@@ -147,7 +149,7 @@ impl Bench {
         self.store.load(vec![id(key)]).await.pop().unwrap().expect("the store answers")
     }
 
-    pub(super) async fn sweep(&self, limit: usize) -> crate::store::Swept {
+    pub(super) async fn sweep(&self, limit: usize) -> onetake_core::store::Swept {
         self.store.sweep(limit).await.expect("the store answers")
     }
 }
@@ -160,8 +162,8 @@ pub(super) fn got(answer: Claimed) -> Got {
 }
 
 pub(super) fn id(key: &str) -> RecordId {
-    let scope = crate::scope::Scope::new("conformance");
-    RecordId::derive(&scope, &crate::key::Key::new(key).unwrap())
+    let scope = onetake_core::scope::Scope::new("conformance");
+    RecordId::derive(&scope, &onetake_core::key::Key::new(key).unwrap())
 }
 
 pub(super) fn outcome(text: &str) -> Verb {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use futures_util::future::join_all;
 
 use super::bench::{Bench, outcome};
-use crate::store::Store;
+use onetake_core::store::Store;
 
 async fn secret(store: &Arc<dyn Store>, name: &'static str, fresh: u8) -> [u8; 32] {
     store.secret(name, [fresh; 32]).await.expect("the store answers")

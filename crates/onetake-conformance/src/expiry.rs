@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::bench::{Bench, Got, is, outcome, unknown};
-use crate::store::{Claim, Verb};
+use onetake_core::store::{Claim, Verb};
 
 pub(super) async fn a_key_is_reusable_only_after_it_expires(bench: &Bench) {
     for (key, verb) in [("completed", outcome("x")), ("released", Verb::Release)] {

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use super::outbox::{BYTES, HOLD, OutboxSubject, message, neighbour};
-use crate::outbox::{Delivery, Message, MessageId, Turn};
+use onetake_core::outbox::{Delivery, Message, MessageId, Turn};
 
 const SEEDS: u64 = 8;
 const STEPS: usize = 120;

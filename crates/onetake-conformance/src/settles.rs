@@ -1,8 +1,8 @@
 //! Settlements: who is believed, and what can no longer change.
 
 use super::bench::{Bench, body, every_verb, failure, is, outcome, unknown};
-use crate::record::{OnUnknown, State};
-use crate::store::{Abandoned, Claim, Settled, Verb};
+use onetake_core::record::{OnUnknown, State};
+use onetake_core::store::{Abandoned, Claim, Settled, Verb};
 
 pub(super) async fn a_stale_attempt_changes_nothing(bench: &Bench) {
     let first = Claim { terms: bench.terms(OnUnknown::Retry), ..bench.claim_of("a", "pay 10") };
@@ -69,14 +69,15 @@ pub(super) async fn a_settlement_sent_twice_is_done_once(bench: &Bench) {
 }
 
 pub(super) async fn long_texts_are_cut_the_same_way_every_time(bench: &Bench) {
-    let failure = crate::record::Failure { code: "c".repeat(2_000), detail: "ä".repeat(2_000) };
+    let failure =
+        onetake_core::record::Failure { code: "c".repeat(2_000), detail: "ä".repeat(2_000) };
     let claim = bench.claim_of("long failure", "pay 10");
     bench.granted(&claim).await;
     let first = bench.done(&claim, Verb::Fail(failure.clone())).await;
     assert_eq!(bench.done(&claim, Verb::Fail(failure)).await, first, "sent again, done once");
     let claim = bench.claim_of("long cause", "pay 10");
     bench.granted(&claim).await;
-    let cause = crate::record::Cause::Reported("x".repeat(2_000));
+    let cause = onetake_core::record::Cause::Reported("x".repeat(2_000));
     let first = bench.done(&claim, Verb::Unknown(cause)).await;
     assert_eq!(bench.load("long cause").await, Some(first));
 }
@@ -157,7 +158,7 @@ pub(super) async fn the_abandoned_are_found_in_order(bench: &Bench) {
     let State::Unknown { cause, .. } = &bench.load("first").await.unwrap().state else {
         panic!("not unknown");
     };
-    assert_eq!(*cause, crate::record::Cause::LeaseEnded);
+    assert_eq!(*cause, onetake_core::record::Cause::LeaseEnded);
 }
 
 pub(super) async fn the_reaper_looks_again(bench: &Bench) {

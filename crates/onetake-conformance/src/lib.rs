@@ -1,4 +1,17 @@
-//! The suite that every store, and every wrapper around a store, must pass.
+//! The conformance suite: every store, and every decorator of a store, passes it.
+//!
+//! A store of your own uses it as a development dependency, as the stores of onetake do:
+//!
+//! ```no_run
+//! use onetake_conformance::{Capabilities, Simulated, run, run_engine};
+//! use onetake_core::MemoryStore;
+//!
+//! # async fn suite() {
+//! let subject = || async { Simulated::new(|clock| (MemoryStore::with_clock(clock), Box::new(()))) };
+//! run(subject, Capabilities::default()).await.assert_passed();
+//! run_engine(subject, Capabilities::default()).await.assert_passed();
+//! # }
+//! ```
 //!
 //! [`run`] checks the store's contract, [`run_engine`] the engine on top of it. Nobody lists the
 //! cases by hand: a store brings a [`Subject`] factory and what it can do, and gets a [`Report`].
@@ -12,7 +25,6 @@
 
 mod bench;
 mod claims;
-mod delegate;
 mod engine;
 mod expiry;
 mod faults;
@@ -41,8 +53,8 @@ use futures_util::FutureExt;
 pub use futures_util::future::BoxFuture;
 use tokio::runtime::{Builder, Handle, RuntimeFlavor};
 
-use crate::clock::Clock;
-use crate::store::Store;
+use onetake_core::clock::Clock;
+use onetake_core::store::Store;
 
 pub use bench::Bench;
 pub use faulty::{Fault, Faulty};

@@ -6,8 +6,8 @@ use std::sync::{Arc, Mutex};
 use futures_util::future::join_all;
 
 use super::bench::{Bench, Got, got, outcome, unknown};
-use crate::record::OnUnknown;
-use crate::store::{Claim, Settled, Settlement, Store, Verb};
+use onetake_core::record::OnUnknown;
+use onetake_core::store::{Claim, Settled, Settlement, Store, Verb};
 
 pub(super) async fn one_of_many_claims_wins(bench: &Bench) {
     for round in 0..bench.can.rounds {

@@ -8,8 +8,8 @@ use std::time::Duration;
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 
-use crate::clock::{Clock, ManualClock, Shift, SystemClock};
-use crate::store::Store;
+use onetake_core::clock::{Clock, ManualClock, Shift, SystemClock};
+use onetake_core::store::Store;
 
 use super::Subject;
 

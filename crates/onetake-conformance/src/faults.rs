@@ -8,8 +8,8 @@ use super::bench::breathe;
 use super::bench::{Bench, body, is};
 use super::engine::{Running, Work, said};
 use super::faulty::{Fault, Faulty};
-use crate::engine::{Answer, Engine, EngineError, Limits, Outcome, Settling};
-use crate::store::Store;
+use onetake_core::engine::{Answer, Engine, EngineError, Limits, Outcome, Settling};
+use onetake_core::store::Store;
 
 fn faulty(bench: &Bench) -> (Arc<Faulty>, Engine) {
     let store = Faulty::around(Arc::clone(&bench.store));

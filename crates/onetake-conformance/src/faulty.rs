@@ -6,9 +6,9 @@ use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 
-use crate::record::Record;
-use crate::scope::RecordId;
-use crate::store::{
+use onetake_core::record::Record;
+use onetake_core::scope::RecordId;
+use onetake_core::store::{
     Answers, Claim, Claimed, Settled, Settlement, Store, StoreError, StoreErrorKind,
 };
 
@@ -138,5 +138,5 @@ impl Store for Faulty {
         .boxed()
     }
 
-    crate::delegate_store!(self => self.inner; seal, abandoned, unsettled, sweep, inspect, ready, close);
+    onetake_core::delegate_store!(self => self.inner; seal, abandoned, unsettled, sweep, inspect, ready, close);
 }

@@ -1,4 +1,4 @@
-//! What a store around a store leaves to the one inside.
+//! Delegation of a decorator's methods to the store inside it.
 
 /// Writes methods of [`Store`](crate::store::Store) that only ask the store inside: inside an `impl`,
 /// `delegate_store!(self => self.inner; sweep, ready, close);`.
@@ -90,7 +90,7 @@ macro_rules! delegate_store {
         ) -> Result<(), $crate::store::StoreError>);
     };
     (@method $this:ident, $inner:expr, $method:ident($($name:ident: $kind:ty),*) -> $answer:ty) => {
-        fn $method(&$this, $($name: $kind),*) -> $crate::conformance::BoxFuture<'_, $answer> {
+        fn $method(&$this, $($name: $kind),*) -> $crate::store::BoxFuture<'_, $answer> {
             // Also where the store inside is only handed out for the call.
             Box::pin(async move { $inner.$method($($name),*).await })
         }

@@ -7,7 +7,7 @@ use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use tokio::sync::{Notify, Semaphore};
 
-use crate::store::{Answers, Claim, Claimed, Settled, Settlement, Store};
+use onetake_core::store::{Answers, Claim, Claimed, Settled, Settlement, Store};
 
 /// A store whose writes can be held back.
 #[derive(Debug)]
@@ -60,5 +60,5 @@ impl Store for Gate {
         .boxed()
     }
 
-    crate::delegate_store!(self => self.inner; seal, load, abandoned, unsettled, sweep, inspect, secret, ready, close);
+    onetake_core::delegate_store!(self => self.inner; seal, load, abandoned, unsettled, sweep, inspect, secret, ready, close);
 }

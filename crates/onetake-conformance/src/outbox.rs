@@ -14,9 +14,9 @@ use super::outbox_held::{
     the_failing_are_seen_and_settled,
 };
 use super::outbox_model::whatever_relays_do_each_key_goes_on_in_order;
-use crate::outbox::{Delivery, LANES, Message, MessageId, Outbox, OutboxCounts, Turn};
-use crate::record::Fence;
-use crate::scope::RecordId;
+use onetake_core::outbox::{Delivery, LANES, Message, MessageId, Outbox, OutboxCounts, Turn};
+use onetake_core::record::Fence;
+use onetake_core::scope::RecordId;
 
 /// A fresh, empty outbox, and power over what is in it and over its clock.
 pub trait OutboxSubject: Send + Sync + 'static {

@@ -10,10 +10,10 @@ use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 
 use super::bench::REAL_TIME_MAX;
-use crate::clock::{Clock, SystemClock};
-use crate::record::Record;
-use crate::scope::RecordId;
-use crate::store::{
+use onetake_core::clock::{Clock, SystemClock};
+use onetake_core::record::Record;
+use onetake_core::scope::RecordId;
+use onetake_core::store::{
     Abandoned, Answers, Claim, Claimed, Settled, Settlement, Store, StoreError, StoreErrorKind,
     Swept,
 };
@@ -121,7 +121,7 @@ impl Store for Quiet {
     }
 
     // Nobody runs these beside an engine.
-    crate::delegate_store!(self => self.inner; seal, inspect);
+    onetake_core::delegate_store!(self => self.inner; seal, inspect);
 
     fn secret(
         &self,

@@ -12,7 +12,7 @@ use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 
 use crate::clock::{Clock, SystemClock, Timestamp};
-use crate::decide::{self, ClaimEffect, SettleEffect};
+use crate::decide::{self, ClaimEffect, Moment, SettleEffect};
 use crate::note::{NOTES_KEPT, Note, NotePlace, Notes};
 use crate::record::{Fence, Record, State};
 use crate::scope::{RecordId, Reference};
@@ -117,7 +117,7 @@ impl Inner {
 
     fn claim(&mut self, claim: &Claim, now: Timestamp) -> Result<Claimed, StoreError> {
         let found = self.records.get(&claim.id).cloned();
-        match (decide::claim(found.as_deref(), claim, now, self.highest), found) {
+        match (decide::claim(found.as_deref(), claim, Moment::at(now), self.highest), found) {
             (ClaimEffect::Grant(record), _) => {
                 self.highest = self.highest.max(record.fence);
                 Ok(Claimed::Granted { fence: self.write(record).fence })
@@ -132,10 +132,12 @@ impl Inner {
 
     fn settle(&mut self, settlement: &Settlement, now: Timestamp) -> Settled {
         let found = self.records.get(&settlement.id).cloned();
-        match (decide::settle(found.as_deref(), settlement, now), found) {
+        match (decide::settle(found.as_deref(), settlement, Moment::at(now)), found) {
             (SettleEffect::Write(record), _) => Settled::Done { record: self.write(record), now },
             (SettleEffect::Already, Some(record)) => Settled::Done { record, now },
-            (_, current) => Settled::Stale { current },
+            (_, current) => {
+                Settled::Stale { current: current.filter(|record| !record.is_expired(now)) }
+            }
         }
     }
 

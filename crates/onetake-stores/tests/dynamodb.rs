@@ -16,7 +16,7 @@ use aws_sdk_dynamodb::types::{
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use onetake_conformance::{Capabilities, Subject, many, run, run_engine};
-use onetake_core::decide::{self, Reading};
+use onetake_core::decide::{self, Contact, Moment, Reading};
 use onetake_core::store::Abandoned;
 use onetake_core::{
     AttemptId, Cause, Claim, Claimed, Clock, Failure, Fence, Fingerprint, Key, ManualClock,
@@ -146,10 +146,8 @@ async fn found(store: &DynamoStore, claim: &Claim) -> (Arc<Record>, Reading) {
         Claimed::Granted { .. } => panic!("granted"),
         Claimed::Found { record, now } => {
             // As the engine reads it: what the store leaves to its owner runs.
-            let reading = match record.state {
-                State::Running { .. } => Reading::InFlight,
-                _ => decide::read(Some(&record), &claim.fingerprint, now),
-            };
+            let at = Moment { now, contact: Contact::Unknown };
+            let reading = decide::read(Some(&record), &claim.fingerprint, at);
             (record, reading)
         }
     }

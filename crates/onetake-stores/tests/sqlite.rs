@@ -268,7 +268,7 @@ async fn a_row_that_cannot_be_read_is_its_own_keys_trouble_alone() {
     other
         .execute("UPDATE onetake_records SET record = x'ff' WHERE id = ?1", [bad.id.as_bytes()])
         .unwrap();
-    let answers = store.claim(vec![bad.clone(), claim("new", 3), good.clone()]).await;
+    let answers = store.claim(vec![bad.clone(), claim("new", 3), claim("good", 4)]).await;
     assert_eq!(answers[0].as_ref().unwrap_err().kind(), StoreErrorKind::Invalid);
     assert!(matches!(answers[1], Ok(Claimed::Granted { .. })));
     assert!(matches!(answers[2], Ok(Claimed::Found { .. })));

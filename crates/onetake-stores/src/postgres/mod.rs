@@ -36,6 +36,7 @@ use std::time::Duration;
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use onetake_core::clock::micros;
+use onetake_core::decide::Contact;
 use onetake_core::note::{Note, Notes};
 use onetake_core::store::{Abandoned, Answers, Cursor, FOUND_MAX, Page, Swept};
 use onetake_core::{
@@ -115,8 +116,13 @@ struct InTouch {
 }
 
 impl InTouch {
-    fn until(self) -> Timestamp {
-        Timestamp::from_micros(u64::try_from(self.until).unwrap_or_default())
+    /// The contact that the server goes by at its time `now`.
+    fn contact(self, now: Timestamp) -> Contact {
+        let until = Timestamp::from_micros(u64::try_from(self.until).unwrap_or_default());
+        if now > until {
+            return Contact::Unknown;
+        }
+        Contact::For(Duration::from_micros(u64::try_from(self.since).unwrap_or_default()))
     }
 }
 

@@ -11,7 +11,7 @@ use tokio_postgres::{Client, Transaction};
 use super::fault::{Effect, Fault, missing, read_only};
 
 /// The version that this program's statements are written for.
-pub(super) const VERSION: i32 = 2;
+pub(super) const VERSION: i32 = 3;
 
 /// How to get from each version to the next one; the first makes everything.
 const MIGRATIONS: [&[&str]; VERSION as usize] = [
@@ -22,6 +22,7 @@ const MIGRATIONS: [&[&str]; VERSION as usize] = [
         include_str!("outbox.sql"),
     ],
     &[include_str!("version_2.sql")],
+    &[include_str!("version_3.sql")],
 ];
 
 /// How often a migration that met another one is tried again.

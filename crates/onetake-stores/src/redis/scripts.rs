@@ -57,7 +57,7 @@ impl Due {
 #[derive(Debug)]
 pub(super) struct Scripts {
     pub(super) prefix: String,
-    pub(super) shift: Shift,
+    shift: Shift,
     claim: redis::Script,
     settle: redis::Script,
     load: redis::Script,
@@ -98,7 +98,7 @@ impl Scripts {
         let terms = &claim.terms;
         self.run(&self.claim, &keys)
             .arg(claim.id.as_bytes().to_vec())
-            .arg(self.shift.as_micros().to_string())
+            .arg(self.shift())
             .arg(claim.attempt.as_bytes().to_vec())
             .arg(record::fingerprint(&claim.fingerprint))
             .arg(number(micros(terms.ttl)))
@@ -125,7 +125,7 @@ impl Scripts {
         let command = self
             .run(&self.settle, &keys)
             .arg(settlement.id.as_bytes().to_vec())
-            .arg(self.shift.as_micros().to_string())
+            .arg(self.shift())
             .arg(settlement.attempt.as_bytes().to_vec())
             .arg(verb)
             .arg(outcome.clone())
@@ -134,7 +134,7 @@ impl Scripts {
     }
 
     pub(super) fn load(&self, id: RecordId) -> Command {
-        self.run(&self.load, &[self.record(id)]).arg(self.shift.as_micros().to_string())
+        self.run(&self.load, &[self.record(id)]).arg(self.shift())
     }
 
     /// Reads the ids that have a reference.
@@ -147,7 +147,7 @@ impl Scripts {
     pub(super) fn due(&self, which: Due, limit: usize) -> Vec<Command> {
         let one = |shard| {
             self.run(&self.due, &[self.leases(shard)])
-                .arg(self.shift.as_micros().to_string())
+                .arg(self.shift())
                 .arg(limit.to_string())
                 .arg(which.name())
         };
@@ -162,9 +162,7 @@ impl Scripts {
 
     pub(super) fn trim(&self, id: RecordId) -> Command {
         let keys = [self.record(id), self.leases(shard(id))];
-        self.run(&self.trim, &keys)
-            .arg(id.as_bytes().to_vec())
-            .arg(self.shift.as_micros().to_string())
+        self.run(&self.trim, &keys).arg(id.as_bytes().to_vec()).arg(self.shift())
     }
 
     pub(super) fn secret(&self, name: &str, fresh: &[u8; 32]) -> Command {
@@ -196,6 +194,14 @@ impl Scripts {
     /// What a settlement touches.
     fn keys(&self, id: RecordId) -> [String; 3] {
         [self.record(id), self.leases(shard(id)), self.reference(id)]
+    }
+
+    /// What tests add to the server's clock; or, behind an equals sign, what they put in its place.
+    pub(super) fn shift(&self) -> String {
+        match self.shift.fixed() {
+            Some(at) => format!("={}", at.as_micros()),
+            None => self.shift.as_micros().to_string(),
+        }
     }
 
     fn reference(&self, id: RecordId) -> String {

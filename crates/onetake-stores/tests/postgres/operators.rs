@@ -102,6 +102,7 @@ async fn one_node_asks_and_what_rolled_back_has_no_cause() {
     // An owner that is passed over was running until then, in every store.
     rolled.terms.lease = Duration::from_millis(1);
     rolled.terms.grace = Duration::from_millis(1);
+    rolled.attempt = AttemptId::from_bytes([0xdd; 16]);
     granted(&store, &rolled).await;
     until("its lease and grace are over", async || {
         let answer = store.claim(vec![asked_anew(&rolled)]).await.remove(0);

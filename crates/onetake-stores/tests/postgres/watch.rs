@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use onetake_core::{
-    Cause, Claim, Claimed, Failure, OnUnknown, Recording, Settled, Settlement, Shift, Store, Terms,
-    Verb,
+    AttemptId, Cause, Claim, Claimed, Failure, OnUnknown, Recording, Settled, Settlement, Shift,
+    Store, Terms, Verb,
 };
 use onetake_sim::servers::{Postgres, until};
 use onetake_stores::{PostgresOptions, PostgresStore};
@@ -113,6 +113,8 @@ async fn a_claim_of_a_known_key_that_becomes_visible_late_is_found() {
     let released =
         "UPDATE onetake_records SET state = 3, watch_at = NULL, expires_at = 9e15::bigint";
     watched.sql(released);
+    // The next attempt.
+    let sql = sql.replace("000102030405060708090a0b0c0d0e0f", "00000000000000000000000000000002");
     late.batch_execute(&format!("BEGIN; {sql}")).await.unwrap();
     for _ in 0..5 {
         watched.shift.advance(60 * SECOND);
@@ -190,7 +192,8 @@ async fn a_claim_that_is_slow_to_write_is_watched_from_the_start() {
     watched.granted(&long(2)).await;
     assert_eq!(watched.watched(), "1");
     // Beside one that is found.
-    let answers = watched.store.claim(vec![long(2), long(3)]).await;
+    let retry = Claim { attempt: AttemptId::from_bytes([0xee; 16]), ..long(2) };
+    let answers = watched.store.claim(vec![retry, long(3)]).await;
     assert!(matches!(answers[0], Ok(Claimed::Found { .. })), "{answers:?}");
     assert!(matches!(answers[1], Ok(Claimed::Granted { .. })), "{answers:?}");
     assert_eq!((watched.watched(), watched.watched_rightly()), ("2".into(), "2".into()));

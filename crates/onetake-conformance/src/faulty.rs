@@ -9,7 +9,7 @@ use futures_util::future::BoxFuture;
 use onetake_core::record::Record;
 use onetake_core::scope::RecordId;
 use onetake_core::store::{
-    Answers, Claim, Claimed, Settled, Settlement, Store, StoreError, StoreErrorKind,
+    Answers, Claim, Claimed, Settled, Settlement, SharedSecrets, Store, StoreError, StoreErrorKind,
 };
 
 /// How a store fails.
@@ -134,6 +134,10 @@ impl Store for Faulty {
         .boxed()
     }
 
+    onetake_core::delegate_store!(self => self.inner; due, sweep, ready, close);
+}
+
+impl SharedSecrets for Faulty {
     fn secret(
         &self,
         name: &'static str,
@@ -149,6 +153,6 @@ impl Store for Faulty {
         }
         .boxed()
     }
-
-    onetake_core::delegate_store!(self => self.inner; seal, abandoned, unsettled, sweep, inspect, ready, close);
 }
+
+onetake_core::delegate_store!(impl RecordIndex, AuditLog, Sealing for Faulty, self => self.inner);

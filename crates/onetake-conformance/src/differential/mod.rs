@@ -19,7 +19,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use onetake_core::record::Record;
-use onetake_core::store::{Abandoned, Answers, Claimed, Settled, Store, StoreError};
+use onetake_core::store::{Answers, Claimed, Due, DueAttempt, Settled, Store, StoreError};
 
 use super::Subject;
 use super::bench::REAL_TIME_MAX;
@@ -209,7 +209,7 @@ impl Game<'_> {
 
     async fn abandoned(&mut self) -> Compared {
         let due = self.reference.abandoned();
-        let told = self.all_due(due.len(), |store| store.abandoned(1_000)).await?;
+        let told = self.all_due(due.len(), Due::LeaseEnd).await?;
         self.played.due += told.len();
         let in_order = self.differences.leases != Leases::ByWatching;
         compare_due("abandoned", due, &told, in_order)
@@ -217,22 +217,16 @@ impl Game<'_> {
 
     async fn unsettled(&mut self) -> Compared {
         let due = self.reference.unsettled();
-        let told = self.all_due(due.len(), |store| store.unsettled(1_000)).await?;
+        let told = self.all_due(due.len(), Due::Reconcile).await?;
         self.played.due += told.len();
         compare_due("unsettled", due, &told, true)
     }
 
     /// What is due. A store that finds it by and by is asked again.
-    async fn all_due(
-        &self,
-        count: usize,
-        ask: impl Fn(
-            &dyn Store,
-        ) -> futures_util::future::BoxFuture<'_, Result<Vec<Abandoned>, StoreError>>,
-    ) -> Result<Vec<Abandoned>, String> {
+    async fn all_due(&self, count: usize, which: Due) -> Result<Vec<DueAttempt>, String> {
         let mut told = Vec::new();
         for _ in 0..self.differences.due_tries.max(1) {
-            told = answered(ask(&*self.store)).await?.map_err(failed)?;
+            told = answered(self.store.due(which, 1_000)).await?.map_err(failed)?;
             if told.len() >= count {
                 break;
             }
@@ -277,11 +271,12 @@ fn one_each<T>(answers: &Answers<T>, count: usize) -> Compared {
 /// Compares what is due, which comes with the moments since when it is, the longest first.
 fn compare_due<M: Ord + Copy + fmt::Debug>(
     name: &str,
-    due: Vec<(M, Abandoned)>,
-    told: &[Abandoned],
+    due: Vec<(M, DueAttempt)>,
+    told: &[DueAttempt],
     in_order: bool,
 ) -> Compared {
-    let since = |told: &Abandoned| due.iter().find(|(_, due)| due == told).map(|(since, _)| *since);
+    let since =
+        |told: &DueAttempt| due.iter().find(|(_, due)| due == told).map(|(since, _)| *since);
     let moments: Vec<Option<M>> = told.iter().map(since).collect();
     let is_all = moments.iter().all(Option::is_some) && told.len() == due.len();
     if !is_all || (in_order && !moments.is_sorted()) {

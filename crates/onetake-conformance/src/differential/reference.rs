@@ -7,7 +7,7 @@ use onetake_core::clock::{Clock, Timestamp};
 use onetake_core::decide::{self, ClaimEffect, Contact, Moment, SettleEffect};
 use onetake_core::record::{Fence, Record, State};
 use onetake_core::scope::RecordId;
-use onetake_core::store::{Abandoned, Claim, Claimed, Settled, Settlement};
+use onetake_core::store::{Claim, Claimed, DueAttempt, Settled, Settlement};
 
 use super::{Leases, compare};
 
@@ -140,7 +140,7 @@ impl Reference {
     }
 
     /// Attempts whose lease and grace are over, with since when they are.
-    pub(super) fn abandoned(&self) -> Vec<(Timestamp, Abandoned)> {
+    pub(super) fn abandoned(&self) -> Vec<(Timestamp, DueAttempt)> {
         let over = self
             .records
             .values()
@@ -149,7 +149,7 @@ impl Reference {
     }
 
     /// Attempts that somebody should ask for, with since when they are due.
-    pub(super) fn unsettled(&self) -> Vec<(Timestamp, Abandoned)> {
+    pub(super) fn unsettled(&self) -> Vec<(Timestamp, DueAttempt)> {
         let live = self.records.values().filter(|record| !record.is_expired(self.now));
         let asked = live.filter_map(|record| Some((record.ask_at()?, due(record))));
         asked.filter(|(ask_at, _)| *ask_at <= self.now).collect()
@@ -205,6 +205,6 @@ impl Reference {
     }
 }
 
-fn due(record: &Record) -> Abandoned {
-    Abandoned { id: record.id, attempt: record.attempt }
+fn due(record: &Record) -> DueAttempt {
+    DueAttempt { id: record.id, attempt: record.attempt }
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use futures_util::future::try_join_all;
 
 use onetake_core::decide::{self, ClaimEffect, Contact, Moment, SettleEffect};
-use onetake_core::store::{Abandoned, Answers};
+use onetake_core::store::{Answers, DueAttempt};
 use onetake_core::{
     Claim, Claimed, Fence, Record, RecordId, Settled, Settlement, State, StoreError,
     StoreErrorKind, Timestamp, Verb,
@@ -122,7 +122,7 @@ impl DynamoStore {
     pub(super) async fn look_for_abandoned(
         &self,
         limit: usize,
-    ) -> Result<Vec<Abandoned>, StoreError> {
+    ) -> Result<Vec<DueAttempt>, StoreError> {
         let shards = try_join_all((0..SHARDS).map(|shard| self.table.running(shard))).await?;
         // One that cannot be read must not keep the others from being found.
         let running = shards.iter().flatten().filter_map(|item| Seen::decode(item).ok());
@@ -135,7 +135,7 @@ impl DynamoStore {
         let now = self.options.clock.monotonic();
         self.watch.keep(&running.iter().map(|seen| seen.record.id).collect(), now);
         let over = over.into_iter().take(limit).map(|(_, Seen { record, .. })| record);
-        Ok(over.map(|record| Abandoned { id: record.id, attempt: record.attempt }).collect())
+        Ok(over.map(|record| DueAttempt { id: record.id, attempt: record.attempt }).collect())
     }
 
     /// What is to be asked for by our own clock: one that is wrong asks too early or too late, and that is all,
@@ -143,7 +143,7 @@ impl DynamoStore {
     pub(super) async fn look_for_unsettled(
         &self,
         limit: usize,
-    ) -> Result<Vec<Abandoned>, StoreError> {
+    ) -> Result<Vec<DueAttempt>, StoreError> {
         let now = self.options.clock.now();
         let asks = (0..SHARDS).map(|shard| self.table.asks(shard, now, limit));
         let mut due: Vec<_> = try_join_all(asks).await?.into_iter().flatten().collect();

@@ -4,7 +4,7 @@ use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
 use onetake_core::decide::{self, ClaimEffect, Moment, SettleEffect};
-use onetake_core::store::{Abandoned, FOUND_MAX, Swept};
+use onetake_core::store::{DueAttempt, FOUND_MAX, Swept};
 use onetake_core::{
     Claim, Claimed, Fence, Record, RecordId, Reference, Settled, Settlement, State, StoreError,
     StoreErrorKind, Timestamp, Verb,
@@ -169,10 +169,10 @@ impl Memory {
         (record, before.is_some())
     }
 
-    pub(super) fn abandoned(&self, now: Timestamp, limit: usize) -> Vec<Abandoned> {
+    pub(super) fn abandoned(&self, now: Timestamp, limit: usize) -> Vec<DueAttempt> {
         let due = self.leases.iter().take_while(|(end, _)| *end <= now).take(limit);
         due.filter_map(|(_, id)| self.running.get(id))
-            .map(|record| Abandoned { id: record.id, attempt: record.attempt })
+            .map(|record| DueAttempt { id: record.id, attempt: record.attempt })
             .collect()
     }
 
@@ -184,7 +184,7 @@ impl Memory {
         group: &mut Group<'_>,
         now: Timestamp,
         limit: usize,
-    ) -> Result<Vec<Abandoned>, StoreError> {
+    ) -> Result<Vec<DueAttempt>, StoreError> {
         let mut found = Vec::new();
         for entry in tables.due_asks(now).take(ASKS_LOOKED_AT_MAX) {
             if found.len() >= limit {
@@ -193,7 +193,7 @@ impl Memory {
             let (at, id) = entry?;
             match self.find(tables, id) {
                 Ok(Some(record)) if record.ask_at() == Some(at) && !record.is_expired(now) => {
-                    found.push(Abandoned { id, attempt: record.attempt });
+                    found.push(DueAttempt { id, attempt: record.attempt });
                 }
                 Ok(_) => group.remove_ask(at, id),
                 // One that cannot be read must not keep the others from being found.

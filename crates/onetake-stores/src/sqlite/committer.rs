@@ -8,7 +8,7 @@ use rusqlite::{Connection, TransactionBehavior};
 use tokio::sync::oneshot;
 
 use onetake_core::decide::{self, Moment};
-use onetake_core::store::{Abandoned, Answers, Swept};
+use onetake_core::store::{Answers, DueAttempt, Swept};
 use onetake_core::{Clock, Record, RecordId, StoreError, StoreErrorKind, Timestamp};
 
 use super::error::{During, refused};
@@ -26,8 +26,8 @@ pub(super) enum Job {
     Write(Box<dyn Write>),
     Load(Vec<RecordId>, oneshot::Sender<Answers<Option<Arc<Record>>>>),
     Read(Read),
-    Abandoned(usize, oneshot::Sender<Result<Vec<Abandoned>, StoreError>>),
-    Unsettled(usize, oneshot::Sender<Result<Vec<Abandoned>, StoreError>>),
+    Abandoned(usize, oneshot::Sender<Result<Vec<DueAttempt>, StoreError>>),
+    Unsettled(usize, oneshot::Sender<Result<Vec<DueAttempt>, StoreError>>),
     Sweep(usize, oneshot::Sender<Result<Swept, StoreError>>),
     Settings(oneshot::Sender<Result<Settings, StoreError>>),
     Close(oneshot::Sender<Result<(), StoreError>>),
@@ -172,20 +172,20 @@ impl Committer {
         Ok(found.filter(|record| !record.is_expired(now)).map(Arc::new))
     }
 
-    fn abandoned(&self, limit: usize) -> Result<Vec<Abandoned>, StoreError> {
+    fn abandoned(&self, limit: usize) -> Result<Vec<DueAttempt>, StoreError> {
         let moment = self.contact.moment(&*self.clock);
         let found = table::abandoned(&self.connection, moment.now, limit);
         let found = found.map_err(|error| refused(error, During::Work))?;
         // A row that cannot be read must not keep the others from being found.
         let found = found.iter().flatten().filter(|record| decide::is_abandoned(record, moment));
-        Ok(found.map(|record| Abandoned { id: record.id, attempt: record.attempt }).collect())
+        Ok(found.map(|record| DueAttempt { id: record.id, attempt: record.attempt }).collect())
     }
 
-    fn unsettled(&self, limit: usize) -> Result<Vec<Abandoned>, StoreError> {
+    fn unsettled(&self, limit: usize) -> Result<Vec<DueAttempt>, StoreError> {
         let found = table::unsettled(&self.connection, self.clock.now(), limit);
         let found = found.map_err(|error| refused(error, During::Work))?;
         let found = found.iter().flatten();
-        Ok(found.map(|record| Abandoned { id: record.id, attempt: record.attempt }).collect())
+        Ok(found.map(|record| DueAttempt { id: record.id, attempt: record.attempt }).collect())
     }
 
     fn settings(&self) -> rusqlite::Result<Settings> {

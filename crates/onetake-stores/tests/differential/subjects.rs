@@ -8,6 +8,7 @@ use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use onetake_conformance::{Shifted, Simulated, Subject};
 use onetake_core::clock::Sleep;
+use onetake_core::store::Due;
 use onetake_core::{Clock, ManualClock, MemoryStore, Shift, Store, Timestamp};
 use onetake_sim::servers::{Dynamo, Postgres, Redis};
 use onetake_stores::{
@@ -142,7 +143,7 @@ impl Subject for Watched {
 
     fn advance(&self, by: Duration) -> BoxFuture<'_, ()> {
         async move {
-            self.current().abandoned(usize::MAX).await.unwrap();
+            self.current().due(Due::LeaseEnd, usize::MAX).await.unwrap();
             self.clock.advance(by);
         }
         .boxed()

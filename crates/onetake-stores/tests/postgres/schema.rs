@@ -75,7 +75,8 @@ async fn tables_of_version_1_are_migrated_and_keep_what_they_have() {
         include_str!("../../src/postgres/transactions.sql"),
         include_str!("../../src/postgres/outbox.sql"),
     ] {
-        old.batch_execute(part).await.unwrap();
+        let part = part.replace("{{KEPT_AFTER_SETTLING}}", "3600000000");
+        old.batch_execute(&part.replace("{{HISTORY_BYTES_MAX}}", "1024")).await.unwrap();
     }
     let claims: Vec<Claim> = (1..=3).map(claim).collect();
     let by_version_1 = |claim: &Claim| {

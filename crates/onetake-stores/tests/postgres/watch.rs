@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use onetake_core::store::Due;
 use onetake_core::{
     AttemptId, Cause, Claim, Claimed, Failure, OnUnknown, Recording, Settled, Settlement, Shift,
     Store, Terms, Verb,
@@ -55,7 +56,7 @@ impl<'a> Watched<'a> {
 
     /// How many claims a look finds whose lease and grace are over.
     async fn look(&self) -> usize {
-        self.store.abandoned(100).await.unwrap().len()
+        self.store.due(Due::LeaseEnd, 100).await.unwrap().len()
     }
 
     /// Looks every ten seconds for an hour; after how many looks it found one, if ever.
@@ -256,7 +257,7 @@ async fn an_attempt_that_takes_over_is_watched_anew() {
     assert_eq!(watched.look().await, 0);
     assert_eq!((watched.watched(), watched.watched_rightly()), ("1".into(), "1".into()));
     watched.shift.advance(21 * SECOND);
-    let found = watched.store.abandoned(10).await.unwrap();
+    let found = watched.store.due(Due::LeaseEnd, 10).await.unwrap();
     assert_eq!(found.iter().map(|it| it.attempt).collect::<Vec<_>>(), [second.attempt]);
 }
 

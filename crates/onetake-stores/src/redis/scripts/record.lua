@@ -3,11 +3,7 @@
 --
 -- Numbers are doubles in Lua: exact up to 2^53 microseconds, which is the year 2255. What would be
 -- later is then. They are written by text(), never by tostring(), which would write 1.8e+15.
-local MAX = 9007199254740991
-local KEPT_AFTER_SETTLING = 3600000000
-local LEASE_ENDED = '\0'
-local HISTORY_BYTES_MAX = 1024
-local FOUND_MAX = 16
+-- MAX is that number. It and the other constants are written in front of this text: see `constants` in scripts.rs.
 local FIELDS = {'v', 'attempt', 'fence', 'fingerprint', 'ttl', 'lease', 'grace', 'on_unknown',
   'created', 'origin', 'claimed', 'history', 'state', 'at', 'ask', 'outcome'}
 

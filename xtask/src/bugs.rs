@@ -41,7 +41,7 @@ const BUGS: &[Bug] = &[
     Bug {
         what: "a claim whose answer was lost is never released",
         file: "onetake-core/src/engine/claim.rs",
-        from: "            lost_claim::release(engine, id, attempt);\n",
+        from: "    lost_claim::release(engine, id, attempt);\n",
         to: "            let _ = (id, attempt);\n",
     },
     Bug {

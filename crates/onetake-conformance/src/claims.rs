@@ -232,3 +232,30 @@ pub(super) async fn terms_travel_with_the_record(bench: &Bench) {
     is(&*bench.found(&other).await, "running");
     assert_eq!(bench.load("a").await.unwrap().terms, claim.terms);
 }
+
+pub(super) async fn a_claim_that_is_sent_again_is_its_own(bench: &Bench) {
+    let claim = bench.claim_of("a", "pay 10");
+    let fence = bench.granted(&claim).await;
+    bench.pass(1).await;
+    assert_eq!(bench.granted(&claim).await, fence, "the same attempt, the same fence");
+    let renewed = bench.load("a").await.expect("it is there");
+    assert_eq!(renewed.attempt, claim.attempt);
+    bench.pass(3).await;
+    is(&*bench.found(&bench.claim_of("a", "pay 10")).await, "running");
+    let strange = Claim { fingerprint: Fingerprint::of(b"pay 11"), ..claim.clone() };
+    is(&*bench.found(&strange).await, "running");
+    for (key, settle) in [
+        ("completed", outcome("x")),
+        ("failed", failure()),
+        ("released", Verb::Release),
+        ("unknown", unknown()),
+    ] {
+        for on_unknown in [OnUnknown::Fail, OnUnknown::Retry] {
+            let key = format!("{key} {on_unknown:?}");
+            let claim = Claim { terms: bench.terms(on_unknown), ..bench.claim_of(&key, "pay") };
+            bench.granted(&claim).await;
+            let ended = bench.done(&claim, settle.clone()).await;
+            assert_eq!(bench.found(&claim).await, ended, "{key}: an attempt that ended runs again");
+        }
+    }
+}

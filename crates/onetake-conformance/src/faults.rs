@@ -35,7 +35,7 @@ pub(super) async fn a_store_that_is_down_runs_nothing(bench: &Bench) {
 pub(super) async fn a_claim_whose_answer_got_lost_is_its_own(bench: &Bench) {
     let (store, engine) = faulty(bench);
     let work = Work::default();
-    store.fail_claims(Fault::LostAnswer);
+    store.fail_one_claim(Fault::LostAnswer);
     work.finish.notify_one();
     let answer = bench.drive(work.run(&engine, bench.operation("a", "pay"))).await.unwrap();
     assert_eq!(said(&answer.unwrap()), b"outcome 0", "the own attempt id means own success");

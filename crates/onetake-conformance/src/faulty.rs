@@ -1,7 +1,7 @@
 //! A store that can be made to fail, around one that does not.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering};
 
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
@@ -9,7 +9,7 @@ use futures_util::future::BoxFuture;
 use onetake_core::record::Record;
 use onetake_core::scope::RecordId;
 use onetake_core::store::{
-    Answers, Claim, Claimed, Settled, Settlement, Store, StoreError, StoreErrorKind,
+    Answers, Claim, Claimed, Settled, Settlement, SharedSecrets, Store, StoreError, StoreErrorKind,
 };
 
 /// How a store fails.
@@ -31,6 +31,8 @@ pub enum Fault {
 pub struct Faulty {
     inner: Arc<dyn Store>,
     claims: AtomicU8,
+    /// True if only the next batch of claims fails.
+    once: AtomicBool,
     settlements: AtomicU8,
     loads: AtomicU8,
     failures: AtomicUsize,
@@ -43,6 +45,7 @@ impl Faulty {
         Arc::new(Self {
             inner,
             claims: AtomicU8::new(0),
+            once: AtomicBool::new(false),
             settlements: AtomicU8::new(0),
             loads: AtomicU8::new(0),
             failures: AtomicUsize::new(0),
@@ -52,6 +55,12 @@ impl Faulty {
     /// How claims fail from now on.
     pub fn fail_claims(&self, fault: Fault) {
         self.claims.store(fault as u8, Ordering::SeqCst);
+    }
+
+    /// How the next batch of claims fails. Those behind it do not.
+    pub fn fail_one_claim(&self, fault: Fault) {
+        self.once.store(true, Ordering::SeqCst);
+        self.fail_claims(fault);
     }
 
     /// How settlements fail from now on.
@@ -92,6 +101,9 @@ impl Store for Faulty {
             if fault == 0 {
                 return self.inner.claim(batch).await;
             }
+            if self.once.swap(false, Ordering::SeqCst) {
+                self.fail_claims(Fault::None);
+            }
             if fault == Fault::LostAnswer as u8 {
                 self.inner.claim(batch).await;
             }
@@ -122,6 +134,10 @@ impl Store for Faulty {
         .boxed()
     }
 
+    onetake_core::delegate_store!(self => self.inner; due, sweep, ready, close);
+}
+
+impl SharedSecrets for Faulty {
     fn secret(
         &self,
         name: &'static str,
@@ -137,6 +153,6 @@ impl Store for Faulty {
         }
         .boxed()
     }
-
-    onetake_core::delegate_store!(self => self.inner; seal, abandoned, unsettled, sweep, inspect, ready, close);
 }
+
+onetake_core::delegate_store!(impl RecordIndex, AuditLog, Sealing for Faulty, self => self.inner);

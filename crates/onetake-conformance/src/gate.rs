@@ -60,5 +60,7 @@ impl Store for Gate {
         .boxed()
     }
 
-    onetake_core::delegate_store!(self => self.inner; seal, load, abandoned, unsettled, sweep, inspect, secret, ready, close);
+    onetake_core::delegate_store!(self => self.inner; load, due, sweep, ready, close);
 }
+
+onetake_core::delegate_store!(impl RecordIndex, AuditLog, SharedSecrets, Sealing for Gate, self => self.inner);

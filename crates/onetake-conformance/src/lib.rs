@@ -25,6 +25,7 @@
 
 mod bench;
 mod claims;
+pub mod differential;
 mod engine;
 mod expiry;
 mod faults;
@@ -131,7 +132,7 @@ const STORE_CASES: &[(&str, Case)] = cases! {
         an_unknown_key_is_answered_as_its_terms_say, an_ended_lease_is_respected_during_grace,
         the_same_key_many_times_in_one_batch, items_of_a_batch_are_independent,
         an_empty_batch_is_nothing, large_and_odd_recordings_are_kept_exactly,
-        terms_travel_with_the_record;
+        terms_travel_with_the_record, a_claim_that_is_sent_again_is_its_own;
     settles: a_stale_attempt_changes_nothing, the_late_owner_is_believed,
         an_unknown_record_is_completed_by_its_own_attempt, a_settlement_sent_twice_is_done_once, long_texts_are_cut_the_same_way_every_time,
         a_settled_record_never_changes, renewing_moves_the_end_of_the_lease,

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use onetake_core::record::{Cause, OnUnknown, State};
-use onetake_core::store::{Abandoned, Claim, Settled, Verb};
+use onetake_core::store::{Claim, Due, DueAttempt, Settled, Verb};
 
 use super::bench::{Bench, Got, is, outcome};
 
@@ -19,12 +19,12 @@ async fn unknown(bench: &Bench, key: &str, on_unknown: OnUnknown) -> Claim {
     claim
 }
 
-async fn unsettled(bench: &Bench, limit: usize) -> Vec<Abandoned> {
-    bench.store.unsettled(limit).await.expect("the store tells what is unsettled")
+async fn unsettled(bench: &Bench, limit: usize) -> Vec<DueAttempt> {
+    bench.store.due(Due::Reconcile, limit).await.expect("the store tells what is unsettled")
 }
 
-fn named(claims: &[&Claim]) -> Vec<Abandoned> {
-    claims.iter().map(|claim| Abandoned { id: claim.id, attempt: claim.attempt }).collect()
+fn named(claims: &[&Claim]) -> Vec<DueAttempt> {
+    claims.iter().map(|claim| DueAttempt { id: claim.id, attempt: claim.attempt }).collect()
 }
 
 pub(super) async fn the_unsettled_are_found_in_order(bench: &Bench) {
@@ -42,7 +42,7 @@ pub(super) async fn the_unsettled_are_found_in_order(bench: &Bench) {
     let all: Vec<&Claim> = claims.iter().collect();
     assert_eq!(unsettled(bench, 10).await, named(&all));
     assert_eq!(unsettled(bench, 2).await, named(&all[..2]), "the longest due first");
-    assert!(bench.store.abandoned(10).await.unwrap().is_empty(), "nothing of it runs");
+    assert!(bench.store.due(Due::LeaseEnd, 10).await.unwrap().is_empty(), "nothing of it runs");
 
     // What is settled is not asked for any more, whoever settled it.
     bench.done(&claims[0], outcome("paid")).await;

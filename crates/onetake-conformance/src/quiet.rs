@@ -14,8 +14,8 @@ use onetake_core::clock::{Clock, SystemClock};
 use onetake_core::record::Record;
 use onetake_core::scope::RecordId;
 use onetake_core::store::{
-    Abandoned, Answers, Claim, Claimed, Settled, Settlement, Store, StoreError, StoreErrorKind,
-    Swept,
+    Answers, Claim, Claimed, Due, DueAttempt, Settled, Settlement, SharedSecrets, Store,
+    StoreError, StoreErrorKind, Swept,
 };
 
 /// Before what was busy is asked for again, in real time.
@@ -108,27 +108,12 @@ impl Store for Quiet {
         self.count(self.inner.load(ids))
     }
 
-    fn abandoned(&self, limit: usize) -> BoxFuture<'_, Result<Vec<Abandoned>, StoreError>> {
-        self.count(self.inner.abandoned(limit))
-    }
-
-    fn unsettled(&self, limit: usize) -> BoxFuture<'_, Result<Vec<Abandoned>, StoreError>> {
-        self.count(self.inner.unsettled(limit))
+    fn due(&self, which: Due, limit: usize) -> BoxFuture<'_, Result<Vec<DueAttempt>, StoreError>> {
+        self.count(self.inner.due(which, limit))
     }
 
     fn sweep(&self, limit: usize) -> BoxFuture<'_, Result<Swept, StoreError>> {
         self.count(self.inner.sweep(limit))
-    }
-
-    // Nobody runs these beside an engine.
-    onetake_core::delegate_store!(self => self.inner; seal, inspect);
-
-    fn secret(
-        &self,
-        name: &'static str,
-        fresh: [u8; 32],
-    ) -> BoxFuture<'_, Result<[u8; 32], StoreError>> {
-        self.count(self.inner.secret(name, fresh))
     }
 
     fn ready(&self) -> BoxFuture<'_, Result<(), StoreError>> {
@@ -139,3 +124,15 @@ impl Store for Quiet {
         self.count(self.inner.close())
     }
 }
+
+impl SharedSecrets for Quiet {
+    fn secret(
+        &self,
+        name: &'static str,
+        fresh: [u8; 32],
+    ) -> BoxFuture<'_, Result<[u8; 32], StoreError>> {
+        self.count(self.inner.secret(name, fresh))
+    }
+}
+
+onetake_core::delegate_store!(impl RecordIndex, AuditLog, Sealing for Quiet, self => self.inner);

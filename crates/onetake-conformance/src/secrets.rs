@@ -6,7 +6,7 @@ use std::sync::Arc;
 use futures_util::future::join_all;
 
 use super::bench::{Bench, outcome};
-use onetake_core::store::Store;
+use onetake_core::store::{Due, Store};
 
 async fn secret(store: &Arc<dyn Store>, name: &'static str, fresh: u8) -> [u8; 32] {
     store.secret(name, [fresh; 32]).await.expect("the store answers")
@@ -17,7 +17,11 @@ pub(super) async fn the_first_is_kept(bench: &Bench) {
     assert_eq!(secret(store, "one", 1).await, [1; 32], "there was none");
     assert_eq!(secret(store, "one", 2).await, [1; 32], "it was told, so it stays");
     assert_eq!(secret(store, "other", 3).await, [3; 32], "another name is another secret");
-    assert_eq!(bench.store.abandoned(10).await.expect("the store answers"), [], "it is no record");
+    assert_eq!(
+        bench.store.due(Due::LeaseEnd, 10).await.expect("the store answers"),
+        [],
+        "it is no record"
+    );
     // A sweep that has something to do, long after the secrets were made.
     let claim = bench.claim_of("a", "pay 10");
     bench.granted(&claim).await;

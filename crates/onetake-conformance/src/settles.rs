@@ -2,7 +2,7 @@
 
 use super::bench::{Bench, body, every_verb, failure, is, outcome, unknown};
 use onetake_core::record::{OnUnknown, State};
-use onetake_core::store::{Abandoned, Claim, Settled, Verb};
+use onetake_core::store::{Claim, Due, DueAttempt, Settled, Verb};
 
 pub(super) async fn a_stale_attempt_changes_nothing(bench: &Bench) {
     let first = Claim { terms: bench.terms(OnUnknown::Retry), ..bench.claim_of("a", "pay 10") };
@@ -143,18 +143,18 @@ pub(super) async fn the_abandoned_are_found_in_order(bench: &Bench) {
     bench.done(&claims[3], outcome("x")).await;
     bench.pass(2).await;
     bench.done(&claims[4], Verb::Renew).await;
-    let names = |found: Vec<Abandoned>| found.into_iter().map(|a| (a.id, a.attempt)).collect();
+    let names = |found: Vec<DueAttempt>| found.into_iter().map(|a| (a.id, a.attempt)).collect();
     let expected = |at: std::ops::Range<usize>| -> Vec<_> {
         claims[at].iter().map(|claim| (claim.id, claim.attempt)).collect()
     };
-    let found: Vec<_> = names(bench.store.abandoned(10).await.unwrap());
+    let found: Vec<_> = names(bench.store.due(Due::LeaseEnd, 10).await.unwrap());
     assert_eq!(found, expected(0..3), "those whose lease and grace are over, and no others");
-    let found: Vec<_> = names(bench.store.abandoned(2).await.unwrap());
+    let found: Vec<_> = names(bench.store.due(Due::LeaseEnd, 2).await.unwrap());
     assert_eq!(found, expected(0..2), "no more than asked for, the longest over first");
     for claim in &claims[..3] {
         bench.done(claim, Verb::Abandon).await;
     }
-    assert!(bench.store.abandoned(10).await.unwrap().is_empty());
+    assert!(bench.store.due(Due::LeaseEnd, 10).await.unwrap().is_empty());
     let State::Unknown { cause, .. } = &bench.load("first").await.unwrap().state else {
         panic!("not unknown");
     };
@@ -165,7 +165,7 @@ pub(super) async fn the_reaper_looks_again(bench: &Bench) {
     let claim = bench.claim_of("a", "pay 10");
     bench.granted(&claim).await;
     bench.pass_just_over(4).await;
-    assert_eq!(bench.store.abandoned(10).await.unwrap().len(), 1);
+    assert_eq!(bench.store.due(Due::LeaseEnd, 10).await.unwrap().len(), 1);
     // Between the reaper's look and its deed the owner comes back.
     bench.done(&claim, Verb::Renew).await;
     let Settled::Stale { .. } = bench.settle(&claim, Verb::Abandon).await else {

@@ -8,7 +8,7 @@ use std::time::Duration;
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 
-use onetake_core::clock::{Clock, ManualClock, Shift, SystemClock};
+use onetake_core::clock::{Clock, ManualClock, Shift, SystemClock, Timestamp};
 use onetake_core::store::Store;
 
 use super::Subject;
@@ -87,7 +87,21 @@ impl Shifted {
         F: Future<Output = (S, Box<dyn Any + Send + Sync>)>,
     {
         // The server shows the real time, and a node's clock should show about the same.
-        let (clock, shift) = (ManualClock::new(SystemClock.now()), Shift::default());
+        Self::starting(SystemClock.now(), Shift::default(), make).await
+    }
+
+    /// The same on a node's clock that shows `now`: for a server whose clock stands still at that time, or
+    /// for a shift that is fixed to it ([`Shift::fix`]).
+    pub async fn starting<S, F>(
+        now: Timestamp,
+        shift: Shift,
+        make: impl FnOnce(Arc<dyn Clock>, Shift) -> F,
+    ) -> Self
+    where
+        S: Store,
+        F: Future<Output = (S, Box<dyn Any + Send + Sync>)>,
+    {
+        let clock = ManualClock::new(now);
         let (store, kept) = make(Arc::new(clock.clone()), shift.clone()).await;
         Self { clock, shift, store: Arc::new(store), open: None, _kept: kept }
     }

@@ -1,12 +1,53 @@
 //! Delegation of a decorator's methods to the store inside it.
 
-/// Writes methods of [`Store`](crate::store::Store) that only ask the store inside: inside an `impl`,
-/// `delegate_store!(self => self.inner; sweep, ready, close);`.
+/// Writes what a decorator of a store leaves to the store inside it.
+///
+/// Inside an `impl` of one of the traits of a [`Store`](crate::store::Store), it writes methods; outside, it
+/// writes whole traits:
+///
+/// ```
+/// # use std::sync::Arc;
+/// # use onetake_core::store::{BoxFuture, Store, StoreError, Swept};
+/// use onetake_core::delegate_store;
+///
+/// /// A store that another process sweeps.
+/// #[derive(Debug)]
+/// struct Unswept(Arc<dyn Store>);
+///
+/// impl Store for Unswept {
+///     fn sweep(&self, _: usize) -> BoxFuture<'_, Result<Swept, StoreError>> {
+///         Box::pin(async { Ok(Swept::default()) })
+///     }
+///
+///     delegate_store!(self => self.0; name, claim, settle, load, due, ready, close);
+/// }
+///
+/// delegate_store!(impl RecordIndex, AuditLog, SharedSecrets, Sealing for Unswept, self => self.0);
+/// ```
 #[macro_export]
 macro_rules! delegate_store {
-    // What a test that is about operations seldom minds.
-    (@inspect $this:ident, $inner:expr) => {
-        $crate::delegate_store!($this => $inner; page, find, note, notes);
+    (impl $($part:ident),+ for $decorator:ty, $this:ident => $inner:expr) => {
+        $($crate::delegate_store!(@impl $part $decorator, $this, $inner);)+
+    };
+    (@impl RecordIndex $decorator:ty, $this:ident, $inner:expr) => {
+        impl $crate::store::RecordIndex for $decorator {
+            $crate::delegate_store!($this => $inner; page, find);
+        }
+    };
+    (@impl AuditLog $decorator:ty, $this:ident, $inner:expr) => {
+        impl $crate::store::AuditLog for $decorator {
+            $crate::delegate_store!($this => $inner; note, notes);
+        }
+    };
+    (@impl SharedSecrets $decorator:ty, $this:ident, $inner:expr) => {
+        impl $crate::store::SharedSecrets for $decorator {
+            $crate::delegate_store!($this => $inner; secret);
+        }
+    };
+    (@impl Sealing $decorator:ty, $this:ident, $inner:expr) => {
+        impl $crate::store::Sealing for $decorator {
+            $crate::delegate_store!($this => $inner; seal);
+        }
     };
     ($this:ident => $inner:expr; $($method:ident),+ $(,)?) => {
         $($crate::delegate_store!(@$method $this, $inner);)+
@@ -31,15 +72,10 @@ macro_rules! delegate_store {
             ids: Vec<$crate::scope::RecordId>
         ) -> $crate::store::Answers<Option<::std::sync::Arc<$crate::record::Record>>>);
     };
-    (@abandoned $this:ident, $inner:expr) => {
-        $crate::delegate_store!(@method $this, $inner, abandoned(
-            limit: usize
-        ) -> Result<Vec<$crate::store::Abandoned>, $crate::store::StoreError>);
-    };
-    (@unsettled $this:ident, $inner:expr) => {
-        $crate::delegate_store!(@method $this, $inner, unsettled(
-            limit: usize
-        ) -> Result<Vec<$crate::store::Abandoned>, $crate::store::StoreError>);
+    (@due $this:ident, $inner:expr) => {
+        $crate::delegate_store!(@method $this, $inner, due(
+            which: $crate::store::Due, limit: usize
+        ) -> Result<Vec<$crate::store::DueAttempt>, $crate::store::StoreError>);
     };
     (@sweep $this:ident, $inner:expr) => {
         $crate::delegate_store!(@method $this, $inner, sweep(

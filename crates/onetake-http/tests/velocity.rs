@@ -78,7 +78,7 @@ impl Api {
 struct Reading(Arc<dyn Store>);
 
 impl Store for Reading {
-    delegate_store!(self => self.0; seal, name, claim, settle, abandoned, unsettled, sweep, inspect, secret, ready, close);
+    delegate_store!(self => self.0; name, claim, settle, due, sweep, ready, close);
 
     fn load(&self, ids: Vec<RecordId>) -> BoxFuture<'_, Answers<Option<Arc<Record>>>> {
         async move {
@@ -91,6 +91,8 @@ impl Store for Reading {
         .boxed()
     }
 }
+
+delegate_store!(impl RecordIndex, AuditLog, SharedSecrets, Sealing for Reading, self => self.0);
 
 async fn charge(State(api): State<Api>) -> StatusCode {
     api.runs.fetch_add(1, Ordering::SeqCst);

@@ -11,6 +11,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use onetake_core::engine::{Housekeeping, Journal};
+use onetake_core::store::SharedSecrets;
 use onetake_core::{
     Limits, MemoryStore, Outbox, Rng, SharedVelocity, Store, SystemClock, SystemRng,
 };

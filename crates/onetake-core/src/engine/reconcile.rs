@@ -14,7 +14,7 @@ use futures_util::{FutureExt, StreamExt};
 
 use crate::clock::Timestamp;
 use crate::record::{Failure, Record, Recording, State};
-use crate::store::{Abandoned, Settled, Settlement, StoreError, StoreErrorKind, Verb};
+use crate::store::{Due, DueAttempt, Settled, Settlement, StoreError, StoreErrorKind, Verb};
 
 use super::housekeeping::rest;
 use super::metrics::RECONCILED;
@@ -128,7 +128,7 @@ impl Engine {
 }
 
 async fn reconcile(engine: &Inner, reconciler: &dyn Reconcile, asking: Asking) -> usize {
-    let due = match engine.store.unsettled(asking.batch.max(1)).await {
+    let due = match engine.store.due(Due::Reconcile, asking.batch.max(1)).await {
         Ok(due) => due,
         Err(error) => {
             engine.failed(&error);
@@ -158,7 +158,7 @@ async fn reconcile(engine: &Inner, reconciler: &dyn Reconcile, asking: Asking) -
 async fn one(
     engine: &Inner,
     reconciler: &dyn Reconcile,
-    lost: Abandoned,
+    lost: DueAttempt,
 ) -> Result<bool, StoreError> {
     let record = match engine.read_from_store(lost.id).await {
         // One that cannot be read must not stand in the way of others.
@@ -232,7 +232,7 @@ fn never_told(inquiry: Inquiry, why: &str) -> Failure {
 }
 
 /// Takes the ask, so that nobody else does for so long.
-async fn defer(engine: &Inner, lost: Abandoned, hold: Duration) -> Result<Settled, StoreError> {
+async fn defer(engine: &Inner, lost: DueAttempt, hold: Duration) -> Result<Settled, StoreError> {
     let defer = Settlement { id: lost.id, attempt: lost.attempt, verb: Verb::Defer(hold) };
     engine.patiently(Box::pin(engine.settles.submit(defer))).await
 }

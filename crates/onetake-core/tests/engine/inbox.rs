@@ -8,7 +8,7 @@ use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use onetake_conformance::{Fault, Faulty};
 use onetake_core::note::{Action, Ended, Note, NotePlace, Notes};
-use onetake_core::store::{Answers, Claim, Claimed, Cursor, Settled};
+use onetake_core::store::{Answers, AuditLog, Claim, Claimed, Cursor, RecordIndex, Settled};
 use onetake_core::{
     Inbox, InboxOptions, Limits, ManualClock, MemoryStore, Received, Record, RecordId, Settlement,
     Store, StoreError, StoreErrorKind, SystemRng, Timestamp, delegate_store,
@@ -49,7 +49,7 @@ impl Unreachable {
 }
 
 impl Store for Unreachable {
-    delegate_store!(self => self.memory; seal, name, abandoned, unsettled, sweep, page, find, secret, ready, close);
+    delegate_store!(self => self.memory; name, due, sweep, ready, close);
 
     fn claim(&self, batch: Vec<Claim>) -> BoxFuture<'_, Answers<Claimed>> {
         async move {
@@ -71,7 +71,9 @@ impl Store for Unreachable {
         let items = ids.len();
         async move { self.or_errors(items, self.memory.load(ids)).await }.boxed()
     }
+}
 
+impl AuditLog for Unreachable {
     fn note(&self, note: Note) -> BoxFuture<'_, Result<(), StoreError>> {
         async move { self.or_error(self.memory.note(note)).await }.boxed()
     }
@@ -85,6 +87,8 @@ impl Store for Unreachable {
         async move { self.or_error(self.memory.notes(of, from, limit)).await }.boxed()
     }
 }
+
+delegate_store!(impl RecordIndex, SharedSecrets, Sealing for Unreachable, self => self.memory);
 
 /// An inbox on such a store, and the number of times that its work ran.
 struct World {

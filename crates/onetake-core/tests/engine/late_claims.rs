@@ -40,7 +40,7 @@ impl Stalled {
 }
 
 impl Store for Stalled {
-    delegate_store!(self => self.memory; seal, name, load, abandoned, unsettled, sweep, inspect, secret, ready, close);
+    delegate_store!(self => self.memory; name, load, due, sweep, ready, close);
 
     fn claim(&self, batch: Vec<Claim>) -> BoxFuture<'_, Answers<Claimed>> {
         let lost = || StoreError::new(StoreErrorKind::Indeterminate, "the connection stalls");
@@ -60,6 +60,8 @@ impl Store for Stalled {
         self.memory.settle(batch)
     }
 }
+
+delegate_store!(impl RecordIndex, AuditLog, SharedSecrets, Sealing for Stalled, self => self.memory);
 
 struct World {
     clock: Arc<ManualClock>,

@@ -81,7 +81,7 @@ struct SlowClaims {
 }
 
 impl Store for SlowClaims {
-    delegate_store!(self => self.memory; seal, name, settle, load, abandoned, unsettled, sweep, inspect, secret, ready, close);
+    delegate_store!(self => self.memory; name, settle, load, due, sweep, ready, close);
 
     fn claim(&self, batch: Vec<Claim>) -> BoxFuture<'_, Answers<Claimed>> {
         async move {
@@ -92,6 +92,8 @@ impl Store for SlowClaims {
         .boxed()
     }
 }
+
+delegate_store!(impl RecordIndex, AuditLog, SharedSecrets, Sealing for SlowClaims, self => self.memory);
 
 /// The lease counts from the question: the store granted it at some time after that.
 #[tokio::test]

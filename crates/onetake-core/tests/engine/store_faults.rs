@@ -8,7 +8,7 @@ use std::time::Duration;
 use futures_util::FutureExt;
 use futures_util::future::{BoxFuture, poll_immediate};
 use onetake_core::note::Note;
-use onetake_core::store::{Answers, Claim, Claimed, Settled};
+use onetake_core::store::{Answers, AuditLog, Claim, Claimed, Sealing, Settled};
 use onetake_core::transaction::Completion;
 use onetake_core::{
     Answer, Asking, AttemptId, Begin, Clock, Engine, Fingerprint, Found, InFlight, Inbox,
@@ -76,7 +76,7 @@ impl Failing {
 }
 
 impl Store for Failing {
-    delegate_store!(self => self.memory; seal, name, abandoned, unsettled, sweep, page, find, notes, secret, ready, close);
+    delegate_store!(self => self.memory; name, due, sweep, ready, close);
 
     fn claim(&self, batch: Vec<Claim>) -> BoxFuture<'_, Answers<Claimed>> {
         let answers = self.memory.claim(batch.clone());
@@ -93,6 +93,12 @@ impl Store for Failing {
         let answers = self.memory.load(ids.clone());
         self.answer(&self.load_error, ids.len(), answers).boxed()
     }
+}
+
+delegate_store!(impl RecordIndex, SharedSecrets, Sealing for Failing, self => self.memory);
+
+impl AuditLog for Failing {
+    delegate_store!(self => self.memory; notes);
 
     fn note(&self, note: Note) -> BoxFuture<'_, Result<(), StoreError>> {
         self.notes.fetch_add(1, Ordering::SeqCst);
@@ -220,8 +226,10 @@ struct SlowClaims {
     clock: Arc<ManualClock>,
 }
 
+delegate_store!(impl RecordIndex, AuditLog, SharedSecrets, Sealing for SlowClaims, self => self.store);
+
 impl Store for SlowClaims {
-    delegate_store!(self => self.store; seal, name, settle, load, abandoned, unsettled, sweep, inspect, secret, ready, close);
+    delegate_store!(self => self.store; name, settle, load, due, sweep, ready, close);
 
     fn claim(&self, batch: Vec<Claim>) -> BoxFuture<'_, Answers<Claimed>> {
         async move {
@@ -261,11 +269,15 @@ async fn a_late_release_is_not_told_of_a_transaction_for_another_payload() {
 
 /// A store that encrypts, as far as these tests can see.
 #[derive(Debug)]
-struct Sealing(Arc<MemoryStore>);
+struct Encrypting(Arc<MemoryStore>);
 
-impl Store for Sealing {
-    delegate_store!(self => self.0; name, claim, settle, load, abandoned, unsettled, sweep, inspect, secret, ready, close);
+impl Store for Encrypting {
+    delegate_store!(self => self.0; name, claim, settle, load, due, sweep, ready, close);
+}
 
+delegate_store!(impl RecordIndex, AuditLog, SharedSecrets for Encrypting, self => self.0);
+
+impl Sealing for Encrypting {
     fn seal(
         &self,
         _id: RecordId,
@@ -280,7 +292,7 @@ impl Store for Sealing {
 #[tokio::test]
 async fn a_completion_is_sealed_by_the_store() {
     let (clock, memory) = memory();
-    let engine = engine_on(Arc::new(Sealing(memory)), &clock, Limits::default());
+    let engine = engine_on(Arc::new(Encrypting(memory)), &clock, Limits::default());
     let Begin::Run(lease) = engine.begin(&operation("a")).await.unwrap() else { panic!() };
     let attempt =
         onetake_core::Attempt { id: lease.id(), attempt: lease.attempt(), fence: lease.fence() };

@@ -56,7 +56,7 @@ impl FileJournal {
     }
 
     /// A journal in this folder, which is made when there is something to keep. `secret` is the one that the store keeps
-    /// as [`SECRET`](Self::SECRET) ([`Store::secret`]): the files of other stores in the same folder are left alone.
+    /// as [`SECRET`](Self::SECRET) ([`SharedSecrets::secret`](onetake_core::store::SharedSecrets::secret)): the files of other stores in the same folder are left alone.
     ///
     /// # Errors
     /// If it could not be made, or not be written to: better now than when there is something to lose.

@@ -138,8 +138,14 @@ impl Facts {
         store_now: Timestamp,
     ) {
         let key = self.key(claim.id);
-        let fence_max = std::mem::replace(&mut key.fence_max, fence);
         let before = key.record.clone();
+        let own = before.as_ref().filter(|record| record.attempt == claim.attempt);
+        if let Some(own) = own.filter(|record| !is_expired(record, store_now)) {
+            self.granted_again(at, claim, fence, own);
+            return;
+        }
+        let key = self.key(claim.id);
+        let fence_max = std::mem::replace(&mut key.fence_max, fence);
         let created_at = after.map_or(store_now, |record| record.created_at);
         let (attempt, on_unknown) = (claim.attempt, claim.terms.on_unknown);
         key.grants.push(Grant { attempt, fence, created_at, on_unknown });
@@ -163,6 +169,22 @@ impl Facts {
         if before.fingerprint != claim.fingerprint {
             let id = claim.id;
             self.violate(at, "S9", format!("{id:?} was given to another payload"));
+        }
+    }
+
+    /// A claim was sent again, and granted again: the attempt still runs, and it is the same grant.
+    fn granted_again(&mut self, at: Micros, claim: &Claim, fence: u64, before: &Record) {
+        let id = claim.id;
+        if fence != before.fence.get() {
+            let what = format!("{id:?} was granted again with another fence: {fence}");
+            self.violate(at, "S2", what);
+        }
+        if !matches!(before.state, State::Running { .. }) {
+            let state = before.state.name();
+            self.violate(at, "S12", format!("{id:?} was granted again although it was {state}"));
+        }
+        if before.fingerprint != claim.fingerprint {
+            self.violate(at, "S9", format!("{id:?} was granted again to another payload"));
         }
     }
 

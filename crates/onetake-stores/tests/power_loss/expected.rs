@@ -177,6 +177,10 @@ impl Expected {
                         key.sure = Known::Absent;
                     }
                 }
+                // Of what may have been settled nothing can be said: it runs, or it is over too.
+                self.keys.retain(
+                    |_, key| !matches!(key.maybe, Some(Known::Settled(run, _)) if run.is_brief()),
+                );
             }
             Step::Reopen => self.reopened(),
             // What was let go of may come back with a power loss: settling twice changes nothing.

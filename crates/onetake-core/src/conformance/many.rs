@@ -13,7 +13,7 @@ use crate::clock::{Clock, SystemClock};
 use crate::engine::{Answer, Engine, InFlight, Operation, Outcome, Settling, Verdict};
 use crate::fingerprint::Fingerprint;
 use crate::key::Key;
-use crate::record::{AttemptId, Cause, Fence, OnUnknown, Recording, State, Terms};
+use crate::record::{AttemptId, Cause, Fence, OnUnknown, Recording, Terms};
 use crate::scope::{RecordId, Scope};
 use crate::store::{Claim, Claimed, Settled, Settlement, Store, StoreError, StoreErrorKind, Verb};
 
@@ -256,11 +256,11 @@ async fn charge(
         });
         match outcome.await {
             Ok(
-                Outcome::Ran(Settling::Recorded(record))
-                | Outcome::Answered(Answer::Replay(record)),
+                outcome @ (Outcome::Ran(Settling::Recorded(_))
+                | Outcome::Answered(Answer::Replay(_))),
             ) => {
-                let State::Completed { recording, .. } = &record.state else {
-                    panic!("{name} is {}", record.state.name());
+                let Some(recording) = outcome.recording() else {
+                    panic!("{name} has no outcome: {outcome:?}");
                 };
                 let body = recording.body.as_deref().unwrap_or_default().to_vec();
                 ledger.told.lock().unwrap().insert(name.to_owned(), body);

@@ -53,14 +53,14 @@ const BUGS: &[Bug] = &[
     Bug {
         what: "a dropped lease is released although its operation had started",
         file: "onetake-core/src/engine/lease.rs",
-        from: "Verb::Unknown(Cause::Interrupted)\n            } else {",
-        to: "Verb::Release\n            } else {",
+        from: "Verb::Unknown(Cause::Interrupted)\n        } else {",
+        to: "Verb::Release\n        } else {",
     },
     Bug {
         what: "an operation that takes too long is released",
-        file: "onetake-core/src/engine/resolve.rs",
-        from: "() = self.inner.clock.sleep(operation.run_max) => Verb::Unknown(Cause::TimedOut),",
-        to: "() = self.inner.clock.sleep(operation.run_max) => Verb::Release,",
+        file: "onetake-core/src/engine/run.rs",
+        from: "() = lease.clock().sleep(self.run_max) => Verdict::Unknown(Cause::TimedOut),",
+        to: "() = lease.clock().sleep(self.run_max) => Verdict::Release,",
     },
     Bug {
         what: "a settlement that the store did not take is not tried again",

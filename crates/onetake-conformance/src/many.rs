@@ -13,7 +13,7 @@ use onetake_core::clock::{Clock, SystemClock};
 use onetake_core::engine::{Answer, Engine, InFlight, Operation, Outcome, Settling, Verdict};
 use onetake_core::fingerprint::Fingerprint;
 use onetake_core::key::Key;
-use onetake_core::record::{AttemptId, Cause, Fence, OnUnknown, Recording, State, Terms};
+use onetake_core::record::{AttemptId, Cause, Fence, OnUnknown, Recording, Terms};
 use onetake_core::scope::{RecordId, Scope};
 use onetake_core::store::{
     Claim, Claimed, Settled, Settlement, Store, StoreError, StoreErrorKind, Verb,
@@ -258,11 +258,11 @@ async fn charge(
         });
         match outcome.await {
             Ok(
-                Outcome::Ran(Settling::Recorded(record))
-                | Outcome::Answered(Answer::Replay(record)),
+                outcome @ (Outcome::Ran(Settling::Recorded(_))
+                | Outcome::Answered(Answer::Replay(_))),
             ) => {
-                let State::Completed { recording, .. } = &record.state else {
-                    panic!("{name} is {}", record.state.name());
+                let Some(recording) = outcome.recording() else {
+                    panic!("{name} has no outcome: {outcome:?}");
                 };
                 let body = recording.body.as_deref().unwrap_or_default().to_vec();
                 ledger.told.lock().unwrap().insert(name.to_owned(), body);

@@ -101,6 +101,10 @@ fn encode_state(out: &mut BytesMut, state: &State) {
                     out.put_u8(4);
                     put_slice(out, what.as_bytes());
                 }
+                Cause::Status(status) => {
+                    out.put_u8(5);
+                    out.put_u16(*status);
+                }
             }
         }
     }
@@ -186,7 +190,8 @@ fn decode_state(from: &mut Reader) -> Result<State, DecodeError> {
                 1 => Cause::Restarted,
                 2 => Cause::Interrupted,
                 3 => Cause::TimedOut,
-                4 => Cause::Reported(from.text("cause")?),
+                4 => Cause::from_text(from.text("cause")?),
+                5 => Cause::Status(from.u16("cause")?),
                 _ => return Err(DecodeError("cause")),
             };
             State::Unknown { at, cause, ask_at }
@@ -286,7 +291,7 @@ pub(crate) mod tests {
     pub(crate) fn any_record() -> impl Strategy<Value = Record> {
         let body = proptest::option::of(proptest::collection::vec(any::<u8>(), 0..64));
         let at = any::<u32>().prop_map(|s| Timestamp::from_micros(u64::from(s) * 1_000_000));
-        let state = (at.clone(), 0..10_u8, body, "[a-z ]{0,20}").prop_map(
+        let state = (at.clone(), 0..11_u8, body, "[a-z ]{0,20}").prop_map(
             |(at, tag, body, text)| match tag {
                 0 => State::Running { lease_until: at },
                 1..=3 => State::Completed {
@@ -302,6 +307,7 @@ pub(crate) mod tests {
                 },
                 7 => State::Unknown { at, cause: Cause::Restarted, ask_at: at },
                 8 => State::Unknown { at, cause: Cause::TimedOut, ask_at: at },
+                9 => State::Unknown { at, cause: Cause::Status(502), ask_at: at },
                 _ => State::Unknown { at, cause: Cause::Reported(text), ask_at: at },
             },
         );
@@ -327,6 +333,16 @@ pub(crate) mod tests {
                 history: History::from_text("1 2 3 released\n".to_owned()),
                 state,
             })
+    }
+
+    #[test]
+    fn a_status_that_was_kept_as_text_is_still_read() {
+        let at = Timestamp::from_micros(5);
+        let state = |cause| State::Unknown { at, cause, ask_at: at };
+        let mut bytes = BytesMut::new();
+        encode_state(&mut bytes, &state(Cause::Reported("the upstream answered 502".into())));
+        let read = decode_state(&mut Reader(bytes.freeze()));
+        assert_eq!(read, Ok(state(Cause::Status(502))));
     }
 
     #[test]

@@ -277,8 +277,9 @@ fn received<E>(outcome: &Outcome, said: Option<Said<E>>) -> Received<E> {
     let ours = said.as_ref().map(|said| said.attempt.attempt);
     let is_ours = |record: &Record| ours == Some(record.attempt);
     let record = match outcome {
-        Outcome::Ran(Settling::Recorded(record) | Settling::Stale(Some(record)))
-        | Outcome::Answered(Answer::Replay(record) | Answer::Failed(record)) => record,
+        Outcome::Ran(Settling::Recorded(record) | Settling::Stale(Some(record))) => record,
+        Outcome::Answered(Answer::Replay(completed)) => completed.record(),
+        Outcome::Answered(Answer::Failed(failed)) => failed.record(),
         _ => return Received::InProgress,
     };
     match &record.state {

@@ -230,8 +230,11 @@ impl Job {
         loop {
             let (outcome, ended) = self.attempt(operation.clone(), Arc::clone(&work)).await?;
             let record = match &outcome {
-                Outcome::Ran(Settling::Recorded(record) | Settling::Stale(Some(record)))
-                | Outcome::Answered(Answer::Replay(record) | Answer::Failed(record)) => record,
+                Outcome::Ran(Settling::Recorded(record) | Settling::Stale(Some(record))) => record,
+                Outcome::Answered(Answer::Replay(completed)) => return result(completed.part()),
+                Outcome::Answered(Answer::Failed(failed)) => {
+                    return Err(JobError::Failed(failed.part().clone()));
+                }
                 Outcome::Ran(_) => return Err(JobError::NotSaved),
                 Outcome::Answered(Answer::Mismatch) => return Err(JobError::OtherPayload),
                 Outcome::Answered(Answer::Unknown(record)) => {

@@ -48,8 +48,8 @@ pub use clock::{Clock, ManualClock, Rng, Shift, SystemClock, SystemRng, Timestam
 pub use derived::{DerivedKey, DerivingSecret};
 pub use engine::{
     Again, Answer, Asking, Attempt, Begin, Engine, EngineError, Executed, Found, InFlight, Inquiry,
-    Journal, Lease, Limits, NotDone, OnRetry, Operation, Outcome, Reconcile, Settling, Traffic,
-    Verdict, Work,
+    Journal, Lease, Limits, NotDone, OnRetry, Operation, Outcome, Reconcile, RecordWith, Settling,
+    Traffic, Verdict, Work,
 };
 pub use fingerprint::{Fingerprint, FingerprintKey, Fingerprinter};
 pub use inbox::{Inbox, InboxOptions, Received};

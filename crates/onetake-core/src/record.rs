@@ -191,9 +191,21 @@ pub enum Cause {
     TimedOut,
     /// What the operation said of itself, in its own words.
     Reported(String),
+    /// The service answered with this HTTP status, which does not tell what became of the operation.
+    Status(u16),
 }
 
+/// How [`Cause::Status`] is told; the status follows.
+const ANSWERED: &str = "the upstream answered ";
+
 impl Cause {
+    /// A cause that was kept as text. Statuses were kept so before they had a form of their own.
+    #[must_use]
+    pub fn from_text(text: String) -> Self {
+        let status = text.strip_prefix(ANSWERED).and_then(|status| status.parse().ok());
+        status.map_or(Self::Reported(text), Self::Status)
+    }
+
     /// The same with a text of the length that a record may hold.
     #[must_use]
     pub fn clipped(&self) -> Self {
@@ -212,6 +224,7 @@ impl fmt::Display for Cause {
             Self::Interrupted => f.write_str("it was interrupted in the middle"),
             Self::TimedOut => f.write_str("it took longer than it was allowed to"),
             Self::Reported(what) => f.write_str(what),
+            Self::Status(status) => write!(f, "{ANSWERED}{status}"),
         }
     }
 }
@@ -405,6 +418,16 @@ mod tests {
         assert_eq!(unknown.expires_at(), Some(at(5_000 + day)));
         assert!(!short.is_expired(at(1_018)));
         assert!(short.is_expired(at(1_019)));
+    }
+
+    #[test]
+    fn a_status_that_was_kept_as_text_is_read() {
+        let status = Cause::Status(502);
+        assert_eq!(status.to_string(), "the upstream answered 502");
+        assert_eq!(Cause::from_text(status.to_string()), status);
+        for text in ["the upstream answered", "the upstream answered in time", "it hung"] {
+            assert_eq!(Cause::from_text(text.to_owned()), Cause::Reported(text.to_owned()));
+        }
     }
 
     #[test]

@@ -20,11 +20,6 @@ const GRPC_TIMEOUT: HeaderName = HeaderName::from_static("grpc-timeout");
 /// Longer is not a deadline but a mistake in a unit; it is taken for this.
 const LEFT_MAX: Duration = Duration::from_secs(366 * 24 * 3600);
 
-/// How much of the client's time an attempt may take, for services behind the layer: in the
-/// extensions of a request that has a deadline.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct TimeLeft(pub Duration);
-
 /// The end of a request's time, by the monotonic clock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Deadline(Duration);
@@ -56,9 +51,10 @@ impl Deadline {
         self.0.saturating_sub(clock.monotonic())
     }
 
-    /// Tells the inner service how much time it has.
-    pub(crate) fn pass_on(self, headers: &mut HeaderMap, clock: &dyn Clock) {
-        let millis = u64::try_from(self.left(clock).as_millis()).unwrap_or(u64::MAX).max(1);
+    /// Tells the inner service how much time it has, and returns that.
+    pub(crate) fn pass_on(self, headers: &mut HeaderMap, clock: &dyn Clock) -> Duration {
+        let left = self.left(clock);
+        let millis = u64::try_from(left.as_millis()).unwrap_or(u64::MAX).max(1);
         if headers.contains_key(GRPC_TIMEOUT) {
             // At most eight digits may stand there.
             let text = if millis < 100_000_000 {
@@ -73,6 +69,7 @@ impl Deadline {
         if headers.contains_key(X_REQUEST_DEADLINE) || headers.contains_key(X_REQUEST_TIMEOUT_MS) {
             headers.insert(X_REQUEST_TIMEOUT_MS, HeaderValue::from(millis));
         }
+        left
     }
 }
 
@@ -207,7 +204,7 @@ mod tests {
         headers.insert("grpc-timeout", HeaderValue::from_static("3S"));
         let deadline = Deadline::of(&headers, &clock).unwrap().unwrap();
         clock.advance(Duration::from_millis(1200));
-        deadline.pass_on(&mut headers, &clock);
+        assert_eq!(deadline.pass_on(&mut headers, &clock), Duration::from_millis(1800));
         assert_eq!(headers["x-request-timeout-ms"], "1800");
         assert_eq!(headers["grpc-timeout"], "1800m");
         headers.append("grpc-timeout", HeaderValue::from_static("4S"));

@@ -1,42 +1,11 @@
 //! What a handler may know of the operation that it runs.
 //!
-//! The layer puts the [`Key`], the [`Attempt`](onetake_core::Attempt) and the [`DerivedKey`] into the extensions of the request that
-//! it hands on, where any service finds them. With the feature `axum` there are extractors for them:
+//! The layer puts an [`OperationContext`](crate::OperationContext) into the extensions of the request that it hands
+//! on, where any service finds it. With the feature `axum` there are extractors for its parts:
 //! [`IdempotencyKey`], [`RunningAttempt`] and [`DownstreamKey`]; the example `payments` shows them at work.
-
-use http::header::HeaderValue;
-use http::request::Parts;
-
-use onetake_core::{DerivedKey, Key};
-
-use crate::service::IDEMPOTENCY_DERIVED_KEY;
 
 #[cfg(feature = "axum")]
 pub use for_axum::{DownstreamKey, IdempotencyKey, NotThere, RunningAttempt};
-
-/// In the extensions of every request that went through the layer.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Layered;
-
-/// How an operation is called, here and by what it calls.
-pub(crate) struct Named {
-    pub(crate) key: Key,
-    pub(crate) derived: Option<DerivedKey>,
-}
-
-impl Named {
-    /// Tells the service that runs it.
-    pub(crate) fn tell(self, parts: &mut Parts) {
-        parts.extensions.insert(self.key);
-        if let Some(derived) = self.derived {
-            if let Ok(mut value) = HeaderValue::from_str(&derived.to_string()) {
-                value.set_sensitive(true);
-                parts.headers.insert(IDEMPOTENCY_DERIVED_KEY, value);
-            }
-            parts.extensions.insert(derived);
-        }
-    }
-}
 
 #[cfg(feature = "axum")]
 mod for_axum {
@@ -48,7 +17,7 @@ mod for_axum {
 
     use onetake_core::{Attempt, DerivedKey, Key};
 
-    use super::Layered;
+    use crate::context::OperationContext;
     use crate::problem::{Code, Problem};
 
     /// The operation's key, wherever it came from.
@@ -77,12 +46,10 @@ mod for_axum {
 
     impl NotThere {
         fn why(parts: &Parts) -> Self {
-            if parts.extensions.get::<Layered>().is_none() {
-                Self::NoLayer
-            } else if parts.extensions.get::<Key>().is_none() {
-                Self::NoKey
-            } else {
-                Self::Unrecorded
+            match OperationContext::of(&parts.extensions) {
+                None => Self::NoLayer,
+                Some(context) if context.key().is_none() => Self::NoKey,
+                Some(_) => Self::Unrecorded,
             }
         }
     }
@@ -109,12 +76,12 @@ mod for_axum {
     }
 
     macro_rules! extracts {
-        ($extractor:ident from $extension:ty) => {
+        ($extractor:ident from $part:expr) => {
             impl<S: Sync> FromRequestParts<S> for $extractor {
                 type Rejection = NotThere;
 
                 async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, NotThere> {
-                    let found = parts.extensions.get::<$extension>().cloned();
+                    let found = OperationContext::of(&parts.extensions).and_then($part);
                     found.map(Self).ok_or_else(|| NotThere::why(parts))
                 }
             }
@@ -126,7 +93,7 @@ mod for_axum {
                     parts: &mut Parts,
                     _: &S,
                 ) -> Result<Option<Self>, NotThere> {
-                    match parts.extensions.get::<$extension>().cloned() {
+                    match OperationContext::of(&parts.extensions).and_then($part) {
                         Some(found) => Ok(Some(Self(found))),
                         // Not a request without a key, but a mistake in the program.
                         None if NotThere::why(parts) == NotThere::NoLayer => Err(NotThere::NoLayer),
@@ -137,7 +104,7 @@ mod for_axum {
         };
     }
 
-    extracts!(IdempotencyKey from Key);
-    extracts!(RunningAttempt from Attempt);
-    extracts!(DownstreamKey from DerivedKey);
+    extracts!(IdempotencyKey from |context| context.key().cloned());
+    extracts!(RunningAttempt from OperationContext::attempt);
+    extracts!(DownstreamKey from OperationContext::derived_key);
 }

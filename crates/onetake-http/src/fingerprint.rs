@@ -6,8 +6,8 @@ use http::request::Parts;
 
 use onetake_core::{Fingerprint, Fingerprinter};
 
-use crate::asked;
 use crate::content_type::{self, Boundary};
+use crate::head;
 use crate::json::Selection;
 use crate::payload::Payload;
 use crate::problem::Problem;
@@ -51,7 +51,7 @@ pub(crate) fn fingerprint(
         FingerprintMode::Bytes if is_plain => Boundary::of(parts),
         FingerprintMode::Bytes | FingerprintMode::Json(_) => None,
     };
-    let uri = asked::uri(parts);
+    let uri = head::uri(parts);
     let mut asked = Fingerprinter::new()
         .part(parts.method.as_str().as_bytes())
         .part(uri.path().as_bytes())

@@ -10,6 +10,7 @@ use tower_layer::Layer;
 use onetake_core::engine::EngineError;
 use onetake_core::{DerivingSecret, Engine, SharedVelocity};
 
+use crate::endpoints::Endpoints;
 use crate::handle::Handles;
 use crate::policy::Policy;
 use crate::secrets::Secrets;
@@ -85,7 +86,8 @@ impl Default for HttpLimits {
 ///
 /// What it answers itself is at the root: `/.onetake/…`, to which problems and every 202 point, and
 /// `/idempotency-tokens`. A layer inside of `nest`, or around single routes, is never asked for that: put it around
-/// the outermost router where [`InFlight::Async`](crate::InFlight::Async) or issued keys are used.
+/// the outermost router where [`InFlight::Async`](crate::InFlight::Async) or issued keys are used, or mount its
+/// [`endpoints`](Self::endpoints) there.
 ///
 /// What two layers around each other take for the same operation, the outer one runs and records.
 #[derive(Clone)]
@@ -164,6 +166,13 @@ impl OnetakeLayer {
     pub fn velocity_shared(self, place: Arc<dyn SharedVelocity>) -> Self {
         self.shared.velocity.share(place);
         self
+    }
+
+    /// What this layer answers itself, as a service of its own: for the outermost router, where the layer is not
+    /// around that.
+    #[must_use]
+    pub fn endpoints(&self) -> Endpoints {
+        Endpoints { shared: Arc::clone(&self.shared) }
     }
 
     /// Keeps results of this type as values: on replay, their responses are built anew. For all clones of

@@ -9,43 +9,46 @@
 //! hyper services and the gateway's proxy alike. What a route wants is its [`Policy`]; the statuses
 //! and codes that clients see are in [`problem`].
 
+mod accepted;
 mod admit;
-mod asked;
 pub mod body;
-mod bypass;
 mod content_type;
+mod context;
 mod deadline;
+mod endpoints;
 pub mod extract;
+mod fail_open;
 pub mod fingerprint;
 mod handle;
+mod head;
+mod identify;
 mod issued;
 pub mod json;
 pub mod key;
-mod later;
 mod layer;
 mod payload;
+mod pipeline;
 pub mod policy;
 mod prefer;
 pub mod problem;
 pub mod recording;
 pub mod remember;
+mod respond;
 mod run;
-mod said;
 mod secrets;
 mod service;
 pub mod status;
 pub mod tenant;
-mod tokens;
 mod trace;
 pub mod transaction;
 pub mod typed;
 pub mod velocity;
 
 pub use body::{RequestBody, ResponseBody};
-pub use deadline::TimeLeft;
+pub use context::{AttemptReport, OperationContext};
+pub use endpoints::{Endpoints, OPERATIONS};
 pub use fingerprint::{FingerprintMode, FingerprintPolicy};
 pub use issued::{IssuingKey, TOKENS};
-pub use later::OPERATIONS;
 pub use layer::{HttpLimits, OnetakeLayer, Resolve};
 pub use policy::{
     InFlight, KeyFormat, KeyPolicy, KeySource, OnStoreDown, Policy, Preset, PresetValues,

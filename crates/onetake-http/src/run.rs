@@ -1,162 +1,304 @@
-//! One attempt: start, call, capture, settle, and only then answer.
+//! The fifth step of a keyed request: one attempt, from its lease to its verdict.
+//!
+//! It runs in the operation's own task. The engine settles the verdict there; only then may the response be shown
+//! (see [`respond`](crate::respond)).
 
-use std::sync::Arc;
+use std::marker::PhantomData;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::header::{CONTENT_TYPE, HeaderMap};
+use http::header::{
+    ACCEPT_ENCODING, CONTENT_TYPE, EXPECT, HeaderMap, HeaderValue, TRANSFER_ENCODING, UPGRADE,
+};
+use http::request;
 use http::response::Parts;
 use http::{Request, Response};
 use http_body::Body;
-use tokio::sync::OwnedSemaphorePermit;
+use tokio::sync::{OwnedSemaphorePermit, oneshot};
 use tower_service::Service;
 
-use onetake_core::engine::Settling;
-use onetake_core::{Cause, Clock, Lease, Record, Recording, Reference, State};
+use onetake_core::engine::{Verdict, Work};
+use onetake_core::{AttemptId, Cause, Clock, Key, Lease, Recording};
 
 use crate::BoxError;
 use crate::body::{self, Read, RequestBody, ResponseBody};
+use crate::context::{AttemptReport, OperationContext};
+use crate::deadline;
+use crate::head::Head;
+use crate::issued;
+use crate::layer::Shared;
 use crate::policy::Policy;
+use crate::problem::from_engine::in_progress;
 use crate::problem::{Code, IDEMPOTENCY_REFERENCE, Problem, insert};
 use crate::recording::{ONETAKE_OUTCOME, record};
-use crate::said::in_progress;
+use crate::service::{IDEMPOTENCY_DERIVED_KEY, IDEMPOTENCY_FENCE};
 use crate::status::Disposition;
-use crate::transaction::Finished;
-use crate::typed::{Kept, Types};
+use crate::trace::Trace;
+use crate::transaction::Recorder;
+use crate::typed::Kept;
+use crate::velocity::Pass;
 
-/// An attempt that was granted.
-pub(crate) struct Run<Req> {
-    pub(crate) request: Request<RequestBody<Req>>,
-    pub(crate) lease: Lease,
-    pub(crate) policy: Arc<Policy>,
-    /// For how long it may run: the route's own limit, or what the client's deadline leaves.
-    pub(crate) run_max: Duration,
+/// A call of the inner service that is ready to be made.
+pub(crate) struct Call {
+    pub(crate) head: Box<Head>,
+    pub(crate) parts: Box<request::Parts>,
+    pub(crate) data: Bytes,
+    pub(crate) key: Key,
+}
+
+/// The work of an operation: one call of the inner service.
+pub(crate) struct Job<S, Req> {
+    pub(crate) inner: S,
+    pub(crate) call: Box<Call>,
+    /// Held until the outcome is settled: request and response are in memory (S19).
+    pub(crate) place: Option<OwnedSemaphorePermit>,
+    pub(crate) pass: Pass,
+    /// `false`: its key has expired, and nothing new runs under it, now or later.
+    pub(crate) may_run: bool,
     /// On our own clock: from when on it is recorded, whatever it comes to.
     pub(crate) kept_from: Option<Duration>,
-    pub(crate) reference: Reference,
-    pub(crate) place: OwnedSemaphorePermit,
+    pub(crate) shared: Arc<Shared>,
+    pub(crate) trace: Arc<Trace>,
+    /// Alive for as long as the client waits.
+    client: Weak<()>,
+    /// Tells a client that does not wait for the end that it has started.
+    pub(crate) started: Option<oneshot::Sender<()>>,
+    body: PhantomData<fn(Req)>,
 }
 
-/// What the client is told in the end.
-pub(crate) enum Reply<Res, E> {
-    Response(Response<ResponseBody<Res>>),
-    Problem(Problem),
-    /// Another attempt's record stands.
-    Record(Arc<Record>),
-    Error(E),
+/// What an attempt leaves for its client.
+pub(crate) enum Ran<Res, E> {
+    /// It never started.
+    NotStarted(Problem),
+    /// The service answered.
+    Responded(Response<ResponseBody<Res>>),
+    /// The service answered, and completed the operation in a transaction of its own.
+    Committed(Response<ResponseBody<Res>>, AttemptId),
+    /// The service ended without a whole answer.
+    Broken(Problem),
+    /// The service failed.
+    Failed(E),
 }
 
-impl<Req> Run<Req> {
-    pub(crate) async fn perform<S, Res>(
-        self,
-        mut inner: S,
-        clock: &dyn Clock,
-        types: &Types,
-    ) -> Reply<Res, S::Error>
+type Concluded<Res, E> = (Verdict, Ran<Res, E>);
+
+impl<S, Req> Job<S, Req> {
+    pub(crate) fn new(
+        inner: S,
+        call: Box<Call>,
+        shared: &Arc<Shared>,
+        trace: &Arc<Trace>,
+        client: &Arc<()>,
+    ) -> Self {
+        Self {
+            inner,
+            call,
+            place: None,
+            pass: Pass::default(),
+            may_run: true,
+            kept_from: None,
+            shared: Arc::clone(shared),
+            trace: Arc::clone(trace),
+            client: Arc::downgrade(client),
+            started: None,
+            body: PhantomData,
+        }
+    }
+
+    /// Why it must not start although it was granted, and what becomes of its key.
+    fn objection(&self, clock: &dyn Clock) -> Option<(Verdict, Problem)> {
+        if self.client.strong_count() == 0 {
+            return Some((Verdict::Release, in_progress()));
+        }
+        // It was granted too late to be of use.
+        if self.call.head.is_over(clock) {
+            return Some((Verdict::Release, deadline::over()));
+        }
+        // The outcome that was there a moment ago has expired.
+        (!self.may_run).then(|| (Verdict::Fail(issued::spent()), issued::invalid()))
+    }
+}
+
+impl<S, Req, Res> Work for Job<S, Req>
+where
+    S: Service<Request<RequestBody<Req>>, Response = Response<Res>> + Send + 'static,
+    S::Future: Send + 'static,
+    S::Error: Send + 'static,
+    Req: Send + 'static,
+    Res: Body<Data = Bytes> + Send + 'static,
+    Res::Error: Into<BoxError> + Send,
+{
+    type Output = (Ran<Res, S::Error>, Option<OwnedSemaphorePermit>);
+
+    async fn run(mut self, lease: &Lease) -> (Verdict, Self::Output) {
+        let place = self.place.take();
+        let (verdict, ran) = self.attempt(lease).await;
+        (verdict, (ran, place))
+    }
+}
+
+impl<S, Req> Job<S, Req> {
+    async fn attempt<Res>(self, lease: &Lease) -> Concluded<Res, S::Error>
     where
         S: Service<Request<RequestBody<Req>>, Response = Response<Res>>,
         Res: Body<Data = Bytes>,
         Res::Error: Into<BoxError>,
     {
-        let Self { request, lease, policy, run_max, kept_from, reference, place: _place } = self;
-        if lease.start().is_err() {
-            let settling = lease.release().await;
-            return Reply::Problem(not_shown(&settling).unwrap_or_else(in_progress));
+        self.pass.keep();
+        self.trace.keyed("executed", lease.id().reference(), Some(lease.fence()));
+        let clock = &**self.shared.engine.clock();
+        if let Some((verdict, problem)) = self.objection(clock) {
+            return (verdict, Ran::NotStarted(problem));
         }
-        let deadline = clock.monotonic().saturating_add(run_max);
+        let Self { mut inner, call, kept_from, ref shared, started, .. } = self;
+        let (policy, run_max) = (Arc::clone(&call.head.policy), call.head.run_max(clock));
+        let request = call.into_request(shared, lease);
+        if lease.start().is_err() {
+            return (Verdict::Release, Ran::NotStarted(in_progress()));
+        }
+        let _gone = started.map(|started| started.send(()));
+        let until = clock.monotonic().saturating_add(run_max);
         let called = tokio::select! {
             biased;
             called = inner.call(request) => called,
-            () = clock.sleep(run_max) => return timed_out(lease).await,
+            () = clock.sleep(run_max) => return timed_out(),
         };
-        let mut response = match called {
-            Ok(response) => response,
+        match called {
             Err(error) => {
                 let cause = Cause::Reported("the service failed without an answer".to_owned());
-                return match not_shown(&lease.unknown(cause).await) {
-                    None => Reply::Error(error),
-                    Some(problem) => Reply::Problem(problem),
-                };
+                (Verdict::Unknown(cause), Ran::Failed(error))
             }
-        };
-        let (disposition, cause) = fate(&mut response, &policy);
-        let finished = response.extensions_mut().remove::<Finished>();
-        insert(response.headers_mut(), IDEMPOTENCY_REFERENCE, &reference.to_string());
-        if finished == Some(Finished(lease.attempt())) {
-            return committed(lease, response).await;
-        }
-        let is_kept = kept_from.is_some_and(|from| clock.monotonic() >= from);
-        match disposition {
-            // Somebody was told to come back for an outcome, or may have been: then this is it.
-            Disposition::Release if !is_kept && lease.may_release() => {
-                passed_on(lease.release().await, response)
+            Ok(response) => {
+                let answered = Answered { lease, shared, policy: &policy, until, kept_from };
+                answered.conclude(response).await
             }
-            Disposition::Record | Disposition::Release => {
-                let left = deadline.saturating_sub(clock.monotonic());
-                let value = types.value_of(&mut response, policy.response_body_max);
-                capture(lease, response, value, &policy, left, clock).await
-            }
-            Disposition::Unknown => passed_on(lease.unknown(cause).await, response),
         }
     }
 }
 
-/// How a cause begins that a status led to; the status follows.
-pub(crate) const ANSWERED: &str = "the upstream answered ";
+impl Call {
+    /// The request as the inner service gets it.
+    fn into_request<Req>(self, shared: &Arc<Shared>, lease: &Lease) -> Request<RequestBody<Req>> {
+        let Self { head, mut parts, data, key } = self;
+        let clock = &**shared.engine.clock();
+        let headers = &mut parts.headers;
+        // The body was read whole, the outcome is recorded as it is, and nothing is upgraded.
+        for name in [EXPECT, TRANSFER_ENCODING, UPGRADE, IDEMPOTENCY_DERIVED_KEY] {
+            headers.remove(name);
+        }
+        headers.insert(ACCEPT_ENCODING, HeaderValue::from_static("identity"));
+        headers.insert(IDEMPOTENCY_FENCE, HeaderValue::from(lease.fence().get()));
+        let time_left = match head.deadline {
+            Some(_) if head.is_async() => {
+                deadline::remove(headers);
+                None
+            }
+            deadline => deadline.map(|deadline| deadline.pass_on(headers, clock)),
+        };
+        let derived_key = shared.deriving_now().map(|secret| secret.derive(&head.scope, &key));
+        let body_bytes_max = head.policy.response_body_max;
+        let recorder = Recorder { shared: Arc::clone(shared), body_bytes_max };
+        OperationContext::new(key, derived_key)
+            .with_attempt(lease.as_attempt(), recorder)
+            .with_time_left(time_left)
+            .attach(&mut parts);
+        Request::from_parts(*parts, RequestBody::read(data))
+    }
+}
+
+/// An attempt whose service has answered.
+struct Answered<'a> {
+    lease: &'a Lease,
+    shared: &'a Shared,
+    policy: &'a Policy,
+    /// On our own clock: until when it may run.
+    until: Duration,
+    /// See [`Job::kept_from`].
+    kept_from: Option<Duration>,
+}
+
+impl Answered<'_> {
+    /// What becomes of the attempt by its response.
+    async fn conclude<Res, E>(self, mut response: Response<Res>) -> Concluded<Res, E>
+    where
+        Res: Body<Data = Bytes>,
+        Res::Error: Into<BoxError>,
+    {
+        let clock = self.shared.engine.clock();
+        let mut report = AttemptReport::take(&mut response);
+        let (disposition, cause) = fate(&mut response, &mut report, self.policy);
+        let (reference, attempt) = (self.lease.id().reference(), self.lease.attempt());
+        insert(response.headers_mut(), IDEMPOTENCY_REFERENCE, &reference.to_string());
+        if report.finished == Some(attempt) {
+            // Nothing is recorded here: its own transaction did, or it had no effect.
+            let response = response.map(ResponseBody::untouched);
+            return (Verdict::Release, Ran::Committed(response, attempt));
+        }
+        let is_kept = self.kept_from.is_some_and(|from| clock.monotonic() >= from);
+        match disposition {
+            // Somebody was told to come back for an outcome, or may have been: then this is it.
+            Disposition::Release if !is_kept && self.lease.may_release() => {
+                (Verdict::Release, Ran::Responded(response.map(ResponseBody::untouched)))
+            }
+            Disposition::Unknown => {
+                (Verdict::Unknown(cause), Ran::Responded(response.map(ResponseBody::untouched)))
+            }
+            Disposition::Record | Disposition::Release => {
+                let max = self.policy.response_body_max;
+                let value = self.shared.types.value_of(report.value, &response, max);
+                self.capture(response, value).await
+            }
+        }
+    }
+
+    /// Reads the response as it is recorded.
+    async fn capture<Res, E>(
+        self,
+        response: Response<Res>,
+        value: Option<Kept>,
+    ) -> Concluded<Res, E>
+    where
+        Res: Body<Data = Bytes>,
+        Res::Error: Into<BoxError>,
+    {
+        let clock = self.shared.engine.clock();
+        let (parts, body) = response.into_parts();
+        let max = (!is_stream(&parts.headers)).then_some(self.policy.response_body_max);
+        let read = tokio::select! {
+            biased;
+            read = read_response(body, max) => read,
+            () = clock.sleep(self.until.saturating_sub(clock.monotonic())) => return timed_out(),
+        };
+        let Ok(read) = read else {
+            let cause = "the upstream broke off in the middle of its answer".to_owned();
+            return (Verdict::Unknown(Cause::Reported(cause)), Ran::Broken(interrupted()));
+        };
+        let (recording, body) = recording_of(&parts, read, value);
+        (Verdict::Complete(recording), Ran::Responded(Response::from_parts(parts, body)))
+    }
+}
 
 /// What becomes of the attempt, and why if that is unknown. The operation's own word counts first
-/// (the header), then that of a service which knows more than its status says (the extensions),
+/// (the header), then that of a service which knows more than its status says (the report),
 /// then the route's rules.
-fn fate<Res>(response: &mut Response<Res>, policy: &Policy) -> (Disposition, Cause) {
+fn fate<Res>(
+    response: &mut Response<Res>,
+    report: &mut AttemptReport,
+    policy: &Policy,
+) -> (Disposition, Cause) {
     let said = response.headers_mut().remove(ONETAKE_OUTCOME);
     let word = said.and_then(|value| value.to_str().ok().and_then(|text| text.parse().ok()));
-    let extensions = response.extensions_mut();
-    let (mark, cause) = (extensions.remove::<Disposition>(), extensions.remove::<Cause>());
-    match (word, mark) {
+    match (word, report.disposition) {
         (Some(word), _) => {
             let cause = "the operation itself said that it does not know (Onetake-Outcome)";
             (word, Cause::Reported(cause.to_owned()))
         }
-        (None, Some(mark)) => (mark, cause.unwrap_or(Cause::Interrupted)),
+        (None, Some(reported)) => (reported, report.cause.take().unwrap_or(Cause::Interrupted)),
         (None, None) => {
             let status = response.status();
-            let cause = format!("{ANSWERED}{}", status.as_u16());
-            (policy.outcomes.classify(status), Cause::Reported(cause))
+            (policy.outcomes.classify(status), Cause::Status(status.as_u16()))
         }
-    }
-}
-
-/// Reads the response, records it, and only then shows it (S6).
-async fn capture<Res, E>(
-    lease: Lease,
-    response: Response<Res>,
-    value: Option<Kept>,
-    policy: &Policy,
-    left: Duration,
-    clock: &dyn Clock,
-) -> Reply<Res, E>
-where
-    Res: Body<Data = Bytes>,
-    Res::Error: Into<BoxError>,
-{
-    let (parts, body) = response.into_parts();
-    let max = (!is_stream(&parts.headers)).then_some(policy.response_body_max);
-    let read = tokio::select! {
-        biased;
-        read = read_response(body, max) => read,
-        () = clock.sleep(left) => return timed_out(lease).await,
-    };
-    let Ok(read) = read else {
-        let cause =
-            Cause::Reported("the upstream broke off in the middle of its answer".to_owned());
-        let problem = not_shown(&lease.unknown(cause).await);
-        return Reply::Problem(problem.unwrap_or_else(interrupted));
-    };
-    let (recording, body) = recording_of(&parts, read, value);
-    match lease.complete(recording).await {
-        Settling::Recorded(_) => Reply::Response(Response::from_parts(parts, body)),
-        Settling::Stale(Some(record)) => Reply::Record(record),
-        settling => Reply::Problem(not_shown(&settling).unwrap_or_else(in_progress)),
     }
 }
 
@@ -196,27 +338,6 @@ pub(crate) fn recording_of<Res>(
     }
 }
 
-/// Shows a response whose outcome its own transaction recorded, if it did: what the handler says is not taken
-/// for it. Nothing is recorded here, because what was not committed had no effect.
-async fn committed<Res, E>(lease: Lease, response: Response<Res>) -> Reply<Res, E> {
-    let attempt = lease.attempt();
-    match lease.release().await {
-        Settling::Stale(Some(record))
-            if record.attempt == attempt && matches!(record.state, State::Completed { .. }) =>
-        {
-            Reply::Response(response.map(ResponseBody::untouched))
-        }
-        Settling::Stale(Some(record)) => Reply::Record(record),
-        Settling::Recorded(_) => {
-            tracing::error!(
-                "a handler answered as if it had finished and committed its transaction, but did not"
-            );
-            Reply::Problem(not_committed())
-        }
-        settling => Reply::Problem(not_shown(&settling).unwrap_or_else(in_progress)),
-    }
-}
-
 /// Bytes in memory of their own: those that came from the network are part of a larger buffer, which
 /// a remembered recording would keep alive.
 fn own(data: &Bytes) -> Bytes {
@@ -230,29 +351,8 @@ pub(crate) fn is_stream(headers: &HeaderMap) -> bool {
         .is_some_and(|text| text.trim().to_ascii_lowercase().starts_with("text/event-stream"))
 }
 
-/// Shows a response that is not an outcome, once what it means for the key is durable.
-fn passed_on<Res, E>(settling: Settling, response: Response<Res>) -> Reply<Res, E> {
-    match settling {
-        Settling::Recorded(_) => Reply::Response(response.map(ResponseBody::untouched)),
-        Settling::Stale(Some(record)) => Reply::Record(record),
-        settling => Reply::Problem(not_shown(&settling).unwrap_or_else(in_progress)),
-    }
-}
-
-async fn timed_out<Res, E>(lease: Lease) -> Reply<Res, E> {
-    match lease.unknown(Cause::TimedOut).await {
-        // Its transaction was committed all the same, or another attempt's was.
-        Settling::Stale(Some(record)) => Reply::Record(record),
-        settling => Reply::Problem(not_shown(&settling).unwrap_or_else(too_slow)),
-    }
-}
-
-fn not_committed() -> Problem {
-    Problem::new(
-        Code::StoreUnavailable,
-        "The operation's transaction was not committed, so it had no effect. Retry with the same key.",
-    )
-    .retry_after(1)
+fn timed_out<Res, E>() -> Concluded<Res, E> {
+    (Verdict::Unknown(Cause::TimedOut), Ran::Broken(too_slow()))
 }
 
 pub(crate) fn too_slow() -> Problem {
@@ -267,20 +367,4 @@ fn interrupted() -> Problem {
         Code::UpstreamInterrupted,
         "The upstream broke off in the middle of its answer. The outcome is not known.",
     )
-}
-
-/// What to say if the settlement does not let the response be shown.
-fn not_shown(settling: &Settling) -> Option<Problem> {
-    match settling {
-        Settling::Recorded(_) => None,
-        // Another attempt took over, or somebody settled it: ours is not the truth any more.
-        Settling::Stale(_) => Some(in_progress()),
-        Settling::Pending => Some(
-            Problem::new(
-                Code::OutcomePending,
-                "The operation ran, but the store does not take its outcome at the moment, so it cannot be shown yet. It is being recorded; retry with the same key.",
-            )
-            .retry_after(2),
-        ),
-    }
 }

@@ -9,7 +9,7 @@ use http::StatusCode;
 /// What becomes of an attempt.
 ///
 /// An inner service may say it itself: by the header `Onetake-Outcome` (`record`, `release` or
-/// `unknown`), or by putting this into the extensions of its response.
+/// `unknown`), or by an [`AttemptReport`](crate::AttemptReport) in the extensions of its response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Disposition {
     /// The response is the outcome: it is recorded and replayed.

@@ -12,26 +12,23 @@ use bytes::Bytes;
 use http::Response;
 use http_body::Body;
 
-use onetake_core::{Attempt, AttemptId, Completion, Message, StoreError};
+use onetake_core::{Attempt, Completion, Message, StoreError};
 
 use crate::BoxError;
 use crate::body::ResponseBody;
+use crate::context::AttemptReport;
 use crate::layer::Shared;
 use crate::run::{is_stream, read_response, recording_of};
 
 #[cfg(feature = "axum")]
 pub use for_axum::InTransaction;
 
-/// In the extensions of a request: what a recording is made with.
+/// What a recording is made with.
 #[derive(Clone)]
 pub(crate) struct Recorder {
     pub(crate) shared: Arc<Shared>,
     pub(crate) body_bytes_max: usize,
 }
-
-/// In the extensions of a response: whose completion was written for it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Finished(pub(crate) AttemptId);
 
 /// Why a response cannot be recorded.
 #[derive(Debug, thiserror::Error)]
@@ -61,14 +58,17 @@ impl Recorder {
         B: Body<Data = Bytes>,
         B::Error: Into<BoxError>,
     {
-        let value = self.shared.types.value_of(&mut response, self.body_bytes_max);
-        let (mut parts, body) = response.into_parts();
+        let value = AttemptReport::take(&mut response).value;
+        let value = self.shared.types.value_of(value, &response, self.body_bytes_max);
+        let (parts, body) = response.into_parts();
         let max = (!is_stream(&parts.headers)).then_some(self.body_bytes_max);
         let read = read_response(body, max).await.map_err(NotRecorded::Broken)?;
         let (recording, body) = recording_of(&parts, read, value);
-        parts.extensions.insert(Finished(attempt.attempt));
+        let mut response = Response::from_parts(parts, body);
+        AttemptReport { finished: Some(attempt.attempt), ..AttemptReport::default() }
+            .attach(&mut response);
         let sealed = self.shared.engine.seal(attempt, Completion { recording, messages });
-        Ok((sealed.map_err(NotRecorded::Unsealed)?, Response::from_parts(parts, body)))
+        Ok((sealed.map_err(NotRecorded::Unsealed)?, response))
     }
 }
 
@@ -82,6 +82,7 @@ mod for_axum {
     use onetake_core::{Attempt, Completion, Message};
 
     use super::{NotRecorded, Recorder};
+    use crate::context::OperationContext;
     use crate::extract::{NotThere, RunningAttempt};
 
     /// Completes the running operation in the handler's own transaction.
@@ -134,7 +135,9 @@ mod for_axum {
         async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, NotThere> {
             let running =
                 <RunningAttempt as FromRequestParts<S>>::from_request_parts(parts, state).await?;
-            let recorder = parts.extensions.get::<Recorder>().cloned().ok_or(NotThere::NoLayer)?;
+            let context = OperationContext::of(&parts.extensions);
+            let recorder = context.and_then(OperationContext::recorder).cloned();
+            let recorder = recorder.ok_or(NotThere::NoLayer)?;
             Ok(Self { attempt: running.0, recorder })
         }
     }

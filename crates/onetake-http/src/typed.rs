@@ -44,6 +44,7 @@ use serde::de::DeserializeOwned;
 use onetake_core::Recording;
 use onetake_core::codec::{DecodeError, Reader, put_slice};
 
+use crate::context::AttemptReport;
 use crate::problem::{Code, Problem};
 use crate::recording::{Recorded, TYPED, is_kept, strip_hop_by_hop};
 
@@ -90,7 +91,8 @@ impl<T: Typed> Stored<T> {
                 let mut response = value.respond();
                 let name = T::NAME;
                 let value = Value { name, of: TypeId::of::<T>(), json: json.into() };
-                response.extensions_mut().insert(value);
+                AttemptReport { value: Some(value), ..AttemptReport::default() }
+                    .attach(&mut response);
                 response
             }
             Err(error) => {
@@ -112,9 +114,9 @@ impl<T: Typed> axum::response::IntoResponse for Stored<T> {
     }
 }
 
-/// In the extensions of a response: the value that it tells of.
+/// The value that a response tells of.
 #[derive(Clone)]
-struct Value {
+pub(crate) struct Value {
     name: &'static str,
     of: TypeId,
     json: Bytes,
@@ -165,8 +167,13 @@ impl Types {
 
     /// The recording of the value that a response tells of, if it can be replayed and leads to the same
     /// response, as far as its head tells.
-    pub(crate) fn value_of<B>(&self, response: &mut Response<B>, bytes_max: usize) -> Option<Kept> {
-        let Value { name, of, json } = response.extensions_mut().remove::<Value>()?;
+    pub(crate) fn value_of<B>(
+        &self,
+        value: Option<Value>,
+        response: &Response<B>,
+        bytes_max: usize,
+    ) -> Option<Kept> {
+        let Value { name, of, json } = value?;
         let known = self.get(name).filter(|known| known.of == of && json.len() <= bytes_max)?;
         let rebuilt = (known.rebuild)(&json).ok()?;
         if rebuilt.status() != response.status()

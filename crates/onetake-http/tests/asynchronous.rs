@@ -17,7 +17,8 @@ use http_body_util::BodyExt;
 use onetake_conformance::{Fault, Faulty};
 use onetake_core::{Engine, Limits, ManualClock, MemoryStore, Store, SystemRng, Terms};
 use onetake_http::{
-    Disposition, HttpLimits, InFlight, OPERATIONS, OnetakeLayer, Policy, Resolve, Secrets, Tenant,
+    AttemptReport, Disposition, HttpLimits, InFlight, OPERATIONS, OnetakeLayer, Policy, Resolve,
+    Secrets, Tenant,
 };
 use serde_json::{Value, json};
 use tokio::sync::Notify;
@@ -50,7 +51,7 @@ async fn work(State(api): State<Api>, headers: HeaderMap, body: String) -> Respo
         "release" => ([("onetake-outcome", "release")], "nothing done").into_response(),
         "unsent" => {
             let mut response = (StatusCode::BAD_GATEWAY, "never sent").into_response();
-            response.extensions_mut().insert(Disposition::Release);
+            AttemptReport::new(Disposition::Release).attach(&mut response);
             response
         }
         _ => (StatusCode::CREATED, [("location", "/things/1")], "done").into_response(),

@@ -17,8 +17,8 @@ use onetake_core::{
 };
 use onetake_http::json::{Pointer, Selection};
 use onetake_http::{
-    Dialect, FingerprintMode, HttpLimits, IssuingKey, KeyFormat, KeySource, OnetakeLayer, Policy,
-    Secrets, Tenant, TimeLeft,
+    Dialect, FingerprintMode, HttpLimits, IssuingKey, KeyFormat, KeySource, OnetakeLayer,
+    OperationContext, Policy, Secrets, Tenant,
 };
 use serde_json::Value;
 use tokio::sync::Notify;
@@ -65,7 +65,8 @@ async fn echo(State(api): State<Api>, headers: HeaderMap) -> String {
 
 async fn slow(State(api): State<Api>, request: Request<Body>) -> String {
     api.runs.fetch_add(1, Ordering::SeqCst);
-    assert!(request.extensions().get::<TimeLeft>().is_some());
+    let context = OperationContext::of(request.extensions()).unwrap();
+    assert!(context.time_left().is_some());
     api.started.notify_one();
     api.finish.notified().await;
     "slow".to_owned()

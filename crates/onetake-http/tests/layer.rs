@@ -637,3 +637,34 @@ async fn a_body_of_another_length_than_announced_runs_nothing() {
     assert_eq!((answered.status, &answered.body[..]), (201, &b"charged 100"[..]));
     assert_eq!(api.runs(), 1);
 }
+
+/// A layer around a single route never sees requests for what it answers itself: that is mounted beside it.
+#[tokio::test]
+async fn endpoints_are_mounted_beside_a_layer_of_one_route() {
+    let (api, engine) = (Api::default(), Engine::new(Arc::new(MemoryStore::new())));
+    let policy = Policy::new().in_flight(onetake_http::InFlight::Async(Duration::ZERO));
+    let layer = OnetakeLayer::new(engine, policy);
+    let router = Router::new()
+        .route("/slow", post(slow).layer(layer.clone()))
+        .with_state(api.clone())
+        .fallback_service(layer.endpoints());
+    let accepted = send(&router, request("/slow", KEY, "")).await;
+    assert_eq!(accepted.status, 202);
+    let location = accepted.headers["location"].to_str().unwrap().to_owned();
+    let get = |path: &str| {
+        let request = Request::get(path).header("authorization", "Bearer alice");
+        request.body(axum::body::Body::empty()).unwrap()
+    };
+    assert!(send(&router, get(&location)).await.body.starts_with(b"{"), "it runs");
+    api.finish.notify_one();
+    loop {
+        let told = send(&router, get(&location)).await;
+        if told.is_replay() {
+            assert_eq!(told.body, "slow");
+            break;
+        }
+        tokio::task::yield_now().await;
+    }
+    assert_eq!(send(&router, get("/.onetake/problems")).await.status, 200);
+    assert_eq!(send(&router, get("/elsewhere")).await.status, 404);
+}

@@ -68,7 +68,7 @@ pub use onetake_http::{
     Answers, Ask, By, ClientIp, Dialect, Disposition, FingerprintMode, FingerprintPolicy,
     HttpLimits, IssuingKey, KeyFormat, KeyPolicy, KeySource, Known, OnStoreDown, OnetakeLayer,
     Policy, Preset, ProblemStatuses, Remembered, Resolve, Secrets, StatusRules, Stored, Tenant,
-    TimeLeft, Typed, Velocity,
+    Typed, Velocity,
 };
 
 #[cfg(feature = "jwt")]

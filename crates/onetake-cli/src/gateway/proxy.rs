@@ -22,9 +22,11 @@ use tracing::field::Empty;
 use tracing::{Instrument, Span};
 
 use onetake_core::engine::SPANS;
-use onetake_core::{Attempt, Cause, Clock, Reference, SystemClock};
+use onetake_core::{Cause, Clock, Reference, SystemClock};
 use onetake_http::recording::strip_hop_by_hop;
-use onetake_http::{Answers, BoxError, Code, Disposition, Problem, RequestBody, TimeLeft};
+use onetake_http::{
+    Answers, AttemptReport, BoxError, Code, Disposition, OperationContext, Problem, RequestBody,
+};
 
 use super::edge::Place;
 use super::plan::Plan;
@@ -79,7 +81,9 @@ impl Service<Request<RequestBody<Incoming>>> for Proxy {
 impl Proxy {
     async fn forward(self, mut request: Request<RequestBody<Incoming>>) -> Response<Body> {
         let plan = request.extensions().get::<Arc<Plan>>().cloned();
-        let attempt = request.extensions().get::<Attempt>();
+        let context = OperationContext::of(request.extensions());
+        let attempt = context.and_then(OperationContext::attempt);
+        let left = context.and_then(OperationContext::time_left);
         let asked = Asked {
             reference: attempt.map(|attempt| attempt.id.reference()),
             answers: plan.as_ref().map(|plan| plan.answers).unwrap_or_default(),
@@ -100,7 +104,6 @@ impl Proxy {
         }
         let span = span_to(&upstream);
         pass_on(&span, request.headers_mut());
-        let left = request.extensions().get::<TimeLeft>().copied();
         let sent = self.send(request, patience(plan.timeout, left)).instrument(span.clone());
         match sent.await {
             Ok(response) => {
@@ -161,8 +164,8 @@ fn span_to(upstream: &Uri) -> Span {
 
 /// How long the upstream may take. The proxy gives up a moment before the layer does, which goes by the same
 /// deadline: it knows whether anything was sent.
-fn patience(timeout: Duration, left: Option<TimeLeft>) -> Duration {
-    left.map_or(timeout, |TimeLeft(left)| timeout.min(left - BEFORE_DEADLINE.min(left / 4)))
+fn patience(timeout: Duration, left: Option<Duration>) -> Duration {
+    left.map_or(timeout, |left| timeout.min(left - BEFORE_DEADLINE.min(left / 4)))
 }
 
 /// Whether the upstream may have got anything of a request.
@@ -288,8 +291,7 @@ impl Asked {
             .answers
             .tell(problem, self.reference)
             .map(|body| BoxBody::new(Full::new(body).map_err(|never: Infallible| match never {})));
-        response.extensions_mut().insert(disposition);
-        response.extensions_mut().insert(cause);
+        AttemptReport::new(disposition).cause(cause).attach(&mut response);
         response
     }
 }
@@ -302,10 +304,10 @@ mod tests {
     fn the_proxy_speaks_before_the_layer() {
         let millis = Duration::from_millis;
         assert_eq!(patience(millis(30_000), None), millis(30_000));
-        assert_eq!(patience(millis(1000), Some(TimeLeft(millis(30_000)))), millis(1000));
+        assert_eq!(patience(millis(1000), Some(millis(30_000))), millis(1000));
         for left in [1, 10, 200, 2000] {
-            assert!(patience(millis(30_000), Some(TimeLeft(millis(left)))) < millis(left));
+            assert!(patience(millis(30_000), Some(millis(left))) < millis(left));
         }
-        assert_eq!(patience(millis(5), Some(TimeLeft(Duration::ZERO))), Duration::ZERO);
+        assert_eq!(patience(millis(5), Some(Duration::ZERO)), Duration::ZERO);
     }
 }

@@ -92,8 +92,8 @@ async fn try_claim(
     let _handed_over = engine.settling.token();
     let answer = match submit(engine, claim.clone()).await {
         // The claim may be on disk, nothing ran, and the store takes no release any more, because a
-        // write to it failed or because the engine stopped: the journal has it for the next start.
-        Err(error) if error.kind() == StoreErrorKind::Corrupt || is_lost(engine, &error) => {
+        // write to it failed: the journal has it for the next start.
+        Err(error) if error.kind() == StoreErrorKind::Corrupt => {
             let verb = Verb::Release;
             engine.could_not_settle(Settlement { id: operation.id, attempt, verb });
             Err(error)
@@ -121,11 +121,6 @@ async fn try_claim(
             Err(error.into())
         }
     }
-}
-
-/// Whether a claim may have landed, and the engine has stopped.
-fn is_lost(engine: &Inner, error: &StoreError) -> bool {
-    error.kind() == StoreErrorKind::Indeterminate && engine.stopped.is_cancelled()
 }
 
 /// Sends a claim, unless the engine stops first.

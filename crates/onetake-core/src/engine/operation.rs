@@ -1,5 +1,6 @@
 //! What is asked of an engine, and what it answers.
 
+use std::ops::Deref;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -99,7 +100,12 @@ impl Operation {
     /// The operation that `key` names inside `scope`, under default terms.
     #[must_use]
     pub fn new(scope: &Scope, key: &Key, fingerprint: Fingerprint) -> Self {
-        let mut id = RecordId::derive(scope, key);
+        Self::of_record(RecordId::derive(scope, key), fingerprint)
+    }
+
+    /// The operation whose record has this id, under default terms: for callers that have derived it.
+    #[must_use]
+    pub fn of_record(mut id: RecordId, fingerprint: Fingerprint) -> Self {
         if planted(Bug::FingerprintInId) {
             let mut bytes = *id.as_bytes();
             for (byte, digest) in bytes.iter_mut().zip(fingerprint.digest()) {
@@ -171,18 +177,68 @@ impl Operation {
 /// What a caller who must not run is told.
 #[derive(Clone, Debug)]
 pub enum Answer {
-    /// The recorded outcome: the state is `Completed`.
-    Replay(Arc<Record>),
-    /// The recorded failure: the state is `Failed`.
-    Failed(Arc<Record>),
+    /// The recorded outcome.
+    Replay(RecordWith<Recording>),
+    /// The recorded failure.
+    Failed(RecordWith<Failure>),
     /// An attempt runs, or ran and was released while this caller waited for it.
     InFlight,
     /// It still runs after the whole wait.
     WaitTimeout,
     /// Another payload came with this key before.
     Mismatch,
-    /// The earlier attempt's outcome is unknown: the state is `Unknown`.
-    Unknown(Arc<Record>),
+    /// The earlier attempt's outcome is unknown.
+    Unknown(RecordWith<Cause>),
+}
+
+impl Answer {
+    /// What a record tells; `None` if an attempt runs, or another one may.
+    #[must_use]
+    pub fn of(record: &Arc<Record>) -> Option<Self> {
+        match &record.state {
+            State::Completed { recording, .. } => {
+                Some(Self::Replay(RecordWith::new(record, recording)))
+            }
+            State::Failed { failure, .. } => Some(Self::Failed(RecordWith::new(record, failure))),
+            State::Unknown { cause, .. } => Some(Self::Unknown(RecordWith::new(record, cause))),
+            State::Running { .. } | State::Released { .. } => None,
+        }
+    }
+}
+
+/// A record, and the part of its state that it was found to have.
+#[derive(Clone, Debug)]
+pub struct RecordWith<T> {
+    record: Arc<Record>,
+    part: T,
+}
+
+impl<T: Clone> RecordWith<T> {
+    fn new(record: &Arc<Record>, part: &T) -> Self {
+        Self { record: Arc::clone(record), part: part.clone() }
+    }
+}
+
+impl<T> RecordWith<T> {
+    /// The part: a recording, a failure, or why the outcome is unknown.
+    #[must_use]
+    pub const fn part(&self) -> &T {
+        &self.part
+    }
+
+    /// The whole record.
+    #[must_use]
+    pub const fn record(&self) -> &Arc<Record> {
+        &self.record
+    }
+}
+
+impl<T> Deref for RecordWith<T> {
+    type Target = Record;
+
+    fn deref(&self) -> &Record {
+        &self.record
+    }
 }
 
 /// What [`Engine::begin`](super::Engine::begin) comes to.
@@ -232,8 +288,8 @@ impl Outcome {
     #[must_use]
     pub fn recording(&self) -> Option<&Recording> {
         let record = match self {
-            Self::Ran(Settling::Recorded(record) | Settling::Stale(Some(record)))
-            | Self::Answered(Answer::Replay(record)) => record,
+            Self::Ran(Settling::Recorded(record) | Settling::Stale(Some(record))) => record,
+            Self::Answered(Answer::Replay(completed)) => return Some(completed.part()),
             _ => return None,
         };
         match &record.state {

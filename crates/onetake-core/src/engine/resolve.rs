@@ -118,16 +118,19 @@ impl Engine {
     fn told(&self, answer: Answer) -> Answer {
         let metrics = &self.inner.metrics;
         match &answer {
-            Answer::Replay(record) | Answer::Failed(record) => {
-                metrics.replayed.increment(1);
-                self.inner.replays.count(record, self.inner.clock.now());
-            }
+            Answer::Replay(completed) => self.replayed(completed.record()),
+            Answer::Failed(failed) => self.replayed(failed.record()),
             Answer::InFlight => metrics.in_flight.increment(1),
             Answer::WaitTimeout => metrics.wait_timeouts.increment(1),
             Answer::Mismatch => metrics.mismatches.increment(1),
             Answer::Unknown(_) => metrics.unknown_answers.increment(1),
         }
         answer
+    }
+
+    fn replayed(&self, record: &Record) {
+        self.inner.metrics.replayed.increment(1);
+        self.inner.replays.count(record, self.inner.clock.now());
     }
 
     /// Starts the operation's own task, and waits for what it tells.

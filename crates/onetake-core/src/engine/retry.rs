@@ -107,7 +107,9 @@ pub(super) async fn roll_back(
     );
     let cause = Cause::Reported(format!("an earlier attempt could not be rolled back: {why}"));
     Ok(match lease.unknown(cause).await {
-        Settling::Recorded(record) => Begin::Answer(Answer::Unknown(record)),
+        Settling::Recorded(record) => {
+            Begin::Answer(Answer::of(&record).unwrap_or(Answer::InFlight))
+        }
         Settling::Stale(_) | Settling::Pending => Begin::Answer(Answer::InFlight),
     })
 }

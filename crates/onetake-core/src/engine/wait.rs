@@ -34,18 +34,13 @@ pub(super) fn interpret(record: &Arc<Record>, asked: &Fingerprint, now: Timestam
     match decide::read(Some(record), asked, at) {
         Reading::Mismatch => Next::Other(record.fingerprint),
         Reading::InFlight => Next::RunsElsewhere,
-        Reading::Unknown => Next::Answer(Answer::Unknown(Arc::clone(record))),
-        Reading::Settled => settled(record).map_or(Next::Again, Next::Answer),
+        Reading::Unknown | Reading::Settled => Answer::of(record).map_or(Next::Again, Next::Answer),
         Reading::Free | Reading::Abandoned => Next::Again,
     }
 }
 
 pub(super) fn settled(record: &Arc<Record>) -> Option<Answer> {
-    match record.state {
-        State::Completed { .. } => Some(Answer::Replay(Arc::clone(record))),
-        State::Failed { .. } => Some(Answer::Failed(Arc::clone(record))),
-        _ => None,
-    }
+    Answer::of(record).filter(|answer| matches!(answer, Answer::Replay(_) | Answer::Failed(_)))
 }
 
 /// How long a caller is willing to wait, and its place among the waiters.

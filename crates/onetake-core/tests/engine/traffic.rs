@@ -108,3 +108,13 @@ async fn work_that_panics_is_unknown_if_it_had_started() {
         assert_eq!(record.state.name(), state);
     }
 }
+
+/// Whoever waits for an operation has one of these in memory for as long.
+#[tokio::test]
+async fn the_futures_of_an_operation_are_small() {
+    let (engine, asked) = (engine(), operation("a"));
+    let begin = size_of_val(&engine.begin(&asked));
+    let execute = size_of_val(&engine.execute(&asked, Panics(true)));
+    let run = size_of_val(&engine.run(asked.clone(), |_| async { Verdict::Release }));
+    assert!(begin <= 800 && execute <= 900 && run <= 1_200, "{begin}, {execute} and {run} bytes");
+}

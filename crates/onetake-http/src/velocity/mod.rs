@@ -32,13 +32,13 @@ use onetake_core::{Fingerprinter, Scope};
 
 pub use onetake_core::velocity::{Decision, Rate, RateError, SharedVelocity};
 
-use crate::bypass;
+use crate::fail_open;
 use crate::json::{Pointer, Value};
 use crate::layer::Shared;
 use crate::payload::Payload;
 use crate::policy::Policy;
+use crate::problem::from_engine::problem_of_error;
 use crate::problem::{Code, Problem};
-use crate::said::problem_of_error;
 use crate::secrets::Secrets;
 
 pub(crate) use counter::Counter;
@@ -74,7 +74,7 @@ struct Limit {
 }
 
 /// The right to go on. What was counted for it is given back, unless it is kept.
-#[derive(Default)]
+#[derive(Clone, Default)]
 pub(crate) struct Pass(Option<Arc<Entry>>);
 
 impl Pass {
@@ -144,12 +144,12 @@ pub(crate) async fn pass(
             return match shared.engine.is_known(operation).await {
                 Ok(true) => Ok(Pass::default()),
                 Ok(false) => Err(problem),
-                Err(error) if bypass::is_open(policy, &error) => Err(problem),
+                Err(error) if fail_open::is_open(policy, &error) => Err(problem),
                 Err(error) => Err(failed(&error)),
             };
         }
     };
-    let runs_anyway = |error: &EngineError| bypass::is_open(policy, error);
+    let runs_anyway = |error: &EngineError| fail_open::is_open(policy, error);
     let entry = shared.velocity.enter(operation, &limits);
     match entry.decide(operation, &limits, runs_anyway).await {
         Ruling::Known | Ruling::Counted { .. } => Ok(Pass(Some(entry))),

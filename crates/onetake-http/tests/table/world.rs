@@ -14,10 +14,10 @@ use http::{HeaderMap, Request, StatusCode};
 use http_body_util::BodyExt;
 use onetake_conformance::{Fault, Faulty};
 use onetake_core::{
-    Attempt, AttemptId, Claim, Claimed, Clock, Engine, Failure, Limits, ManualClock, RecordId,
-    Recording, Settled, Settlement, Store, SystemClock, SystemRng, Timestamp, Verb,
+    AttemptId, Claim, Claimed, Clock, Engine, Failure, Limits, ManualClock, RecordId, Recording,
+    Settled, Settlement, Store, SystemClock, SystemRng, Timestamp, Verb,
 };
-use onetake_http::{HttpLimits, IssuingKey, OnetakeLayer, Policy, Secrets};
+use onetake_http::{HttpLimits, IssuingKey, OnetakeLayer, OperationContext, Policy, Secrets};
 use serde_json::{Value, json};
 use tokio::sync::Notify;
 use tower::ServiceExt;
@@ -50,7 +50,8 @@ async fn charge(extract::State(api): extract::State<Api>, request: Request<Body>
     let (parts, _) = request.into_parts();
     let said = |name| parts.headers.get(name).map(|value| value.to_str().unwrap());
     let number: usize = said("x-case").unwrap().parse().unwrap();
-    let id = parts.extensions.get::<Attempt>().map(|attempt| attempt.id);
+    let id = OperationContext::of(&parts.extensions).and_then(OperationContext::attempt);
+    let id = id.map(|attempt| attempt.id);
     let answer = said("x-answer");
     let done = api.change(number, |done| {
         done.runs += usize::from(answer.is_none());

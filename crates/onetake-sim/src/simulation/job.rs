@@ -182,9 +182,9 @@ fn recorded(record: &Record) -> Told {
 
 fn answered(answer: &Answer) -> Told {
     match answer {
-        Answer::Replay(record) | Answer::Failed(record) | Answer::Unknown(record) => {
-            recorded(record)
-        }
+        Answer::Replay(completed) => recorded(completed),
+        Answer::Failed(failed) => recorded(failed),
+        Answer::Unknown(unknown) => recorded(unknown),
         Answer::InFlight => (409, Some("request_in_progress"), None),
         Answer::WaitTimeout => (504, Some("in_progress_timeout"), None),
         Answer::Mismatch => (422, Some("idempotency_payload_mismatch"), None),

@@ -15,7 +15,7 @@ use onetake_core::engine::Attempt;
 use onetake_core::store::{Settled, Settlement};
 use onetake_core::{Completion, Verb};
 use onetake_http::transaction::InTransaction;
-use onetake_http::{Disposition, RequestBody};
+use onetake_http::{AttemptReport, Disposition, OperationContext, RequestBody};
 use tokio::sync::oneshot;
 use tower_service::Service;
 
@@ -288,7 +288,8 @@ where
         let (Some((tenant, key, payload)), Some(mode), true) = (asked, mode, is_whole) else {
             return std::future::ready(Ok(answer(StatusCode::NOT_FOUND, "not a route"))).boxed();
         };
-        let attempt = parts.extensions.get::<Attempt>().copied();
+        let context = OperationContext::of(&parts.extensions);
+        let attempt = context.and_then(OperationContext::attempt);
         let now = self.world.now();
         let (run, text) =
             self.world.history.started(now, self.node, attempt, (tenant, &key, payload), mode);
@@ -334,7 +335,7 @@ fn respond(exchange: &Exchange) -> Result<Response<Body>, Broken> {
         }
         Conduct::Unreachable => {
             let mut response = answer(StatusCode::BAD_GATEWAY, text);
-            response.extensions_mut().insert(Disposition::Release);
+            AttemptReport::new(Disposition::Release).attach(&mut response);
             response
         }
         Conduct::Failed(_) | Conduct::Hangs(_) => answer(StatusCode::INTERNAL_SERVER_ERROR, text),

@@ -96,7 +96,7 @@ fn decode_one(bytes: Bytes) -> Result<Settlement, DecodeError> {
         }
         2 => Verb::Fail(Failure { code: from.text("code")?, detail: from.text("detail")? }),
         3 => Verb::Release,
-        4 => Verb::Unknown(Cause::Reported(from.text("cause")?)),
+        4 => Verb::Unknown(Cause::from_text(from.text("cause")?)),
         _ => return Err(DecodeError::new("verb")),
     };
     from.end()?;

@@ -214,7 +214,8 @@ impl Answer {
                     "restarted" => Cause::Restarted,
                     "interrupted" => Cause::Interrupted,
                     "timed_out" => Cause::TimedOut,
-                    "reported" => Cause::Reported(text(detail)?),
+                    "status" => Cause::Status(text(detail)?.parse().map_err(|_| odd("detail"))?),
+                    "reported" => Cause::from_text(text(detail)?),
                     _ => return Err(odd("code")),
                 };
                 // Only what is to be reconciled has a time of its own.
@@ -232,6 +233,7 @@ pub(super) fn cause(cause: &Cause) -> (&'static str, String) {
         Cause::Restarted => ("restarted", String::new()),
         Cause::Interrupted => ("interrupted", String::new()),
         Cause::TimedOut => ("timed_out", String::new()),
+        Cause::Status(status) => ("status", status.to_string()),
         // And whatever comes later, in words.
         other => ("reported", other.to_string()),
     }

@@ -140,7 +140,8 @@ fn state(
                 1 => Cause::Restarted,
                 2 => Cause::Interrupted,
                 3 => Cause::TimedOut,
-                4 => Cause::Reported(text(&mut from)?),
+                4 => Cause::from_text(text(&mut from)?),
+                5 => Cause::Status(from.u16("cause")?),
                 _ => return Err(DecodeError::new("cause")),
             };
             State::Unknown { at, cause, ask_at }
@@ -194,6 +195,10 @@ pub(super) fn cause(cause: &Cause) -> Bytes {
         Cause::Restarted => out.put_u8(1),
         Cause::Interrupted => out.put_u8(2),
         Cause::TimedOut => out.put_u8(3),
+        Cause::Status(status) => {
+            out.put_u8(5);
+            out.put_u16(*status);
+        }
         other => {
             out.put_u8(4);
             put_slice(&mut out, other.to_string().as_bytes());

@@ -1,10 +1,9 @@
-//! What is said where there is no outcome.
+//! The problems that tell what the engine answers where there is no outcome.
 
-use onetake_core::engine::{Answer, EngineError};
-use onetake_core::{Record, Reference, State, StoreErrorKind};
+use onetake_core::engine::{Answer, EngineError, RecordWith};
+use onetake_core::{Cause, Reference, StoreErrorKind};
 
 use crate::problem::{Code, Problem};
-use crate::run::ANSWERED;
 
 pub(crate) fn overloaded() -> Problem {
     let detail =
@@ -32,33 +31,27 @@ pub(crate) fn problem_of(answer: &Answer) -> Problem {
         )
         .retry_after(1),
         Answer::Unknown(record) => unknown(record),
-        Answer::Failed(record) => match &record.state {
-            State::Failed { failure, .. } => Problem::new(
-                Code::PreviousAttemptFailed,
-                format!("An earlier attempt with this key failed for good: {}", failure.detail),
-            ),
-            _ => in_progress(),
-        },
+        Answer::Failed(record) => Problem::new(
+            Code::PreviousAttemptFailed,
+            format!("An earlier attempt with this key failed for good: {}", record.part().detail),
+        ),
         Answer::InFlight | Answer::Replay(_) => in_progress(),
     }
 }
 
 /// Says what led there, and which line of configuration would change it.
-fn unknown(record: &Record) -> Problem {
-    let State::Unknown { cause, .. } = &record.state else {
-        return in_progress();
-    };
+fn unknown(record: &RecordWith<Cause>) -> Problem {
     if record.terms.on_unknown == onetake_core::OnUnknown::Reconcile {
         let detail = "An earlier attempt's outcome is being looked up. Retry with the same key.";
         return Problem::new(Code::OutcomeUnknown, detail).retry_after(5);
     }
-    let cause = cause.to_string();
-    let status = cause.strip_prefix(ANSWERED);
-    let released = status.map_or(String::new(), |status| {
-        format!(
+    let cause = record.part();
+    let released = match cause {
+        Cause::Status(status) => format!(
             "release = [\"{status}\"] on this route, if that status means that nothing was changed; or "
-        )
-    });
+        ),
+        _ => String::new(),
+    };
     Problem::new(
         Code::PreviousAttemptFailed,
         format!(

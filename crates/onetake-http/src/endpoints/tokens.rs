@@ -5,15 +5,15 @@ use http::Response;
 use http::request::Parts;
 use http_body::Body;
 
-use crate::admit::incomplete;
 use crate::body::{self, Read};
+use crate::identify::incomplete;
 use crate::issued::{self, Use};
 use crate::layer::Shared;
 use crate::policy::{KeySource, Policy};
 use crate::problem::{Code, Problem};
 
 /// Issues a key, to whoever the route that it is for would take for its tenant.
-pub(crate) async fn tokens<Req>(shared: &Shared, parts: &Parts, body: Req) -> Response<Bytes>
+pub(super) async fn issue<Req>(shared: &Shared, parts: &Parts, body: Req) -> Response<Bytes>
 where
     Req: Body<Data = Bytes>,
 {

@@ -2,6 +2,8 @@
 //!
 //! docs/PROBLEMS.md explains each code; the layer serves that page at [`DOCUMENTATION`].
 
+pub(crate) mod from_engine;
+
 use bytes::Bytes;
 use http::header::{CONTENT_TYPE, HeaderName, HeaderValue, LINK, LOCATION, RETRY_AFTER};
 use http::{HeaderMap, Response, StatusCode};
@@ -377,7 +379,7 @@ mod tests {
 
     #[test]
     fn every_code_is_explained() {
-        let page = include_str!("problems.md");
+        let page = include_str!("../problems.md");
         for code in Code::ALL {
             let heading = format!("## {}\n", code.as_str());
             assert!(page.contains(&heading), "docs/PROBLEMS.md does not explain {}", code.as_str());

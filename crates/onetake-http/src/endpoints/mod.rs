@@ -1,0 +1,133 @@
+//! The three things that a layer answers itself. They are routed beside the middleware: no policy applies to them.
+
+mod operations;
+mod tokens;
+
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use bytes::Bytes;
+use futures_util::future::BoxFuture;
+use http::header::{CONTENT_TYPE, HeaderValue};
+use http::request::Parts;
+use http::{Method, Request, Response, StatusCode};
+use http_body::Body;
+use http_body_util::Empty;
+use tower_service::Service;
+
+use crate::body::ResponseBody;
+use crate::issued::TOKENS;
+use crate::layer::Shared;
+use crate::problem::DOCUMENTATION;
+use crate::trace::Trace;
+
+/// Where outcomes are fetched by their handles.
+pub const OPERATIONS: &str = "/.onetake/operations/";
+
+/// One of the endpoints.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Endpoint {
+    /// `GET /.onetake/problems`: the page that explains problems.
+    Problems,
+    /// `POST /idempotency-tokens`, where keys are issued at all.
+    Tokens,
+    /// `GET /.onetake/operations/{handle}`.
+    Operations,
+}
+
+impl Endpoint {
+    /// The endpoint that a request is for, if it is for one.
+    pub(crate) fn of<B>(shared: &Shared, request: &Request<B>) -> Option<Self> {
+        let path = request.uri().path();
+        match *request.method() {
+            Method::GET if path == DOCUMENTATION => Some(Self::Problems),
+            Method::GET if path.starts_with(OPERATIONS) => Some(Self::Operations),
+            Method::POST if path == TOKENS && shared.issues_keys() => Some(Self::Tokens),
+            _ => None,
+        }
+    }
+
+    pub(crate) async fn answer<Req, Res>(
+        self,
+        shared: &Shared,
+        parts: &Parts,
+        body: Req,
+        trace: &Trace,
+    ) -> Response<ResponseBody<Res>>
+    where
+        Req: Body<Data = Bytes>,
+    {
+        match self {
+            Self::Problems => {
+                trace.became("documentation");
+                documentation()
+            }
+            Self::Tokens => {
+                trace.route("POST /idempotency-tokens");
+                trace.became("issued");
+                let response = tokens::issue(shared, parts, body).await;
+                response.map(|body| ResponseBody::whole(body, None))
+            }
+            Self::Operations => {
+                trace.route("GET /.onetake/operations/{handle}");
+                trace.became("looked_up");
+                operations::look(shared, parts).await
+            }
+        }
+    }
+}
+
+fn documentation<Res>() -> Response<ResponseBody<Res>> {
+    let page = Bytes::from_static(include_bytes!("../problems.md"));
+    let mut response = Response::new(ResponseBody::whole(page, None));
+    let markdown = HeaderValue::from_static("text/markdown; charset=utf-8");
+    response.headers_mut().insert(CONTENT_TYPE, markdown);
+    response
+}
+
+/// The endpoints of a layer as a service of their own: the page that explains problems, outcomes by their handles,
+/// and keys that are issued. Anything else is 404.
+///
+/// A layer around the outermost router answers them by itself. One that is not never sees their paths: mount this
+/// at the root then. See [`OnetakeLayer::endpoints`](crate::OnetakeLayer::endpoints).
+#[derive(Clone)]
+pub struct Endpoints {
+    pub(crate) shared: Arc<Shared>,
+}
+
+impl<Req> Service<Request<Req>> for Endpoints
+where
+    Req: Body<Data = Bytes> + Send + 'static,
+    Req::Error: Send,
+{
+    type Response = Response<ResponseBody<Empty<Bytes>>>;
+    type Error = Infallible;
+    type Future = BoxFuture<'static, Result<Self::Response, Infallible>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: Request<Req>) -> Self::Future {
+        let shared = Arc::clone(&self.shared);
+        let trace = Trace::begin(request.method());
+        Box::pin(async move {
+            let Some(endpoint) = Endpoint::of(&shared, &request) else {
+                let mut response = Response::new(ResponseBody::whole(Bytes::new(), None));
+                *response.status_mut() = StatusCode::NOT_FOUND;
+                return Ok(response);
+            };
+            let (parts, body) = request.into_parts();
+            let answer = Ok(endpoint.answer(&shared, &parts, body, &trace).await);
+            trace.answered(&answer);
+            answer
+        })
+    }
+}
+
+impl std::fmt::Debug for Endpoints {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Endpoints").finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,111 @@
+//! `GET /.onetake/operations/{handle}`: what became of an operation that was answered 202.
+
+use std::sync::Arc;
+
+use http::Response;
+use http::request::Parts;
+
+use onetake_core::engine::{Answer, EngineError};
+use onetake_core::{Record, RecordId, State};
+
+use crate::accepted::running;
+use crate::body::ResponseBody;
+use crate::endpoints::OPERATIONS;
+use crate::handle::Handle;
+use crate::layer::Shared;
+use crate::problem::from_engine::{overloaded, problem_of};
+use crate::problem::{Answers, Code, Problem};
+use crate::recording::replay;
+use crate::tenant::Tenant;
+
+/// Tells what became of the operation that a handle names. Whatever is wrong with a handle, the answer
+/// is the same, so that nothing can be found out by trying (S8).
+pub(super) async fn look<Res>(shared: &Shared, parts: &Parts) -> Response<ResponseBody<Res>> {
+    let handle = parts.uri.path().strip_prefix(OPERATIONS).unwrap_or_default();
+    let handle = match whose(shared, parts, handle).await {
+        Ok(handle) => handle,
+        Err(problem) => return told(problem, None),
+    };
+    let id = handle.id;
+    match shared.engine.look(id).await {
+        // The record may be of another request, which came with the same key after the first one had expired.
+        Ok(Some(record)) if shared.handles.is_for(&handle, &record.fingerprint) => {
+            found(shared, &record)
+        }
+        Ok(_) => told(not_found(), None),
+        Err(EngineError::Overloaded) => told(overloaded(), Some(id)),
+        Err(_) => told(unavailable(), Some(id)),
+    }
+}
+
+/// Reads a handle, if it belongs to the sender.
+///
+/// A problem tells of the sender alone: it is the same for every handle that is not theirs.
+async fn whose(shared: &Shared, parts: &Parts, handle: &str) -> Result<Handle, Problem> {
+    let clock = &**shared.engine.clock();
+    let (mut is_somebody, mut refusal) = (false, None);
+    let mut tenants = shared.policies.handle_tenants();
+    // Those that cost a question come last.
+    tenants.sort_by_key(|tenant| matches!(tenant, Tenant::Asked(_)));
+    for tenant in tenants {
+        match tenant.resolve(parts, clock).await {
+            Ok(caller) => {
+                is_somebody = true;
+                if let Some(handle) = shared.handles.read(handle, &[caller]) {
+                    return Ok(handle);
+                }
+            }
+            Err(problem) if problem.code().status().is_server_error() => return Err(problem),
+            Err(problem) if tenant.is_verified() => refusal = Some(problem),
+            Err(_) => {}
+        }
+    }
+    Err(refusal.filter(|_| !is_somebody).unwrap_or_else(not_found))
+}
+
+fn found<Res>(shared: &Shared, record: &Arc<Record>) -> Response<ResponseBody<Res>> {
+    let id = record.id;
+    let problem = match Answer::of(record) {
+        Some(Answer::Replay(completed)) => {
+            match replay(completed.part(), id.reference(), &shared.types) {
+                Ok(response) => return response,
+                Err(problem) => problem,
+            }
+        }
+        Some(Answer::Unknown(unknown)) if record.terms.on_unknown.runs_again() => Problem::new(
+            Code::PreviousAttemptFailed,
+            format!(
+                "Its outcome is not known: {}. A retry with the same key runs it again.",
+                unknown.part()
+            ),
+        ),
+        Some(answer) => problem_of(&answer),
+        None if matches!(record.state, State::Running { .. }) => return running(id, None),
+        None => Problem::new(
+            Code::PreviousAttemptFailed,
+            "It ended without an outcome, and nothing of it is left. A retry with the same key runs it again.",
+        ),
+    };
+    told(problem, Some(id))
+}
+
+/// A handle does not say of which route it is, so the words are those of RFC 9457.
+fn told<Res>(problem: Problem, id: Option<RecordId>) -> Response<ResponseBody<Res>> {
+    let reference = id.map(|id| id.reference());
+    Answers::default().tell(problem, reference).map(|body| ResponseBody::whole(body, None))
+}
+
+fn not_found() -> Problem {
+    Problem::new(
+        Code::OperationNotFound,
+        "There is no operation with this handle, it is not yours, or its outcome has expired.",
+    )
+}
+
+fn unavailable() -> Problem {
+    Problem::new(
+        Code::StoreUnavailable,
+        "The store that remembers keys does not answer, so it cannot be told what became of the operation. Ask again.",
+    )
+    .retry_after(2)
+}

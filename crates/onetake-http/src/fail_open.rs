@@ -1,0 +1,96 @@
+//! A keyed request that runs without a record: the store is unreachable, and its route would rather run it
+//! twice than not at all (S10).
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use http::{Request, Response};
+use http_body::Body;
+use tokio::sync::oneshot;
+use tower_service::Service;
+use tracing::Instrument;
+
+use onetake_core::engine::EngineError;
+use onetake_core::{Engine, Reference};
+
+use crate::BoxError;
+use crate::body::{RequestBody, ResponseBody};
+use crate::context::OperationContext;
+use crate::identify::remove_attempt;
+use crate::policy::{OnStoreDown, Policy};
+use crate::problem::{IDEMPOTENCY_REFERENCE, insert};
+use crate::recording::ONETAKE_OUTCOME;
+use crate::respond::Responder;
+use crate::run::{Call, Job, too_slow};
+
+/// Whether the route runs what the engine could not even try.
+pub(crate) fn is_open(policy: &Policy, error: &EngineError) -> bool {
+    policy.on_store_down == OnStoreDown::FailOpen && error.is_store_down()
+}
+
+/// The same; and if so, it is counted and logged here, before it runs.
+pub(crate) fn is_chosen(
+    engine: &Engine,
+    policy: &Policy,
+    reference: Reference,
+    error: &EngineError,
+) -> bool {
+    if !is_open(policy, error) {
+        return false;
+    }
+    engine.count_bypassed();
+    tracing::warn!(
+        route = policy.label, %reference, %error,
+        "an operation runs unrecorded, because its route is fail-open: a retry runs again"
+    );
+    true
+}
+
+/// Runs the operation in a task of its own, which outlives its client. Nobody will remember it.
+pub(crate) async fn run<S, Req, Res>(
+    job: Job<S, Req>,
+    respond: &Responder<'_>,
+) -> Result<Response<ResponseBody<Res>>, S::Error>
+where
+    S: Service<Request<RequestBody<Req>>, Response = Response<Res>> + Send + 'static,
+    S::Future: Send + 'static,
+    S::Error: Send + 'static,
+    Req: Send + 'static,
+    Res: Body<Data = Bytes> + Send + 'static,
+    Res::Error: Into<BoxError> + Send,
+{
+    let reference = respond.id.reference();
+    respond.trace.keyed("bypassed", reference, None);
+    let Job { mut inner, call, place, shared, .. } = job;
+    let clock = Arc::clone(shared.engine.clock());
+    // Nobody can come back for what is not recorded.
+    let run_max = call.head.within(call.head.policy.run_max, &*clock);
+    let Call { head, mut parts, data, key } = *call;
+    let derived_key = shared.deriving_now().map(|secret| secret.derive(&head.scope, &key));
+    let time_left = head.deadline.map(|deadline| deadline.pass_on(&mut parts.headers, &*clock));
+    let context = OperationContext::new(key, derived_key).with_time_left(time_left);
+    remove_attempt(&mut parts);
+    context.attach(&mut parts);
+    let request = Request::from_parts(*parts, RequestBody::read(data));
+    let (tell, told) = oneshot::channel();
+    let work = async move {
+        let called = tokio::select! {
+            biased;
+            called = inner.call(request) => Some(called),
+            () = clock.sleep(run_max) => None,
+        };
+        drop(place);
+        let _gone = tell.send(called);
+    };
+    shared.engine.spawn(work.instrument(respond.trace.span()));
+    match told.await {
+        Ok(Some(Ok(mut response))) => {
+            response.headers_mut().remove(ONETAKE_OUTCOME);
+            insert(response.headers_mut(), IDEMPOTENCY_REFERENCE, &reference.to_string());
+            Ok(response.map(ResponseBody::untouched))
+        }
+        Ok(Some(Err(error))) => Err(error),
+        Ok(None) => Ok(respond.problem(too_slow())),
+        Err(_panicked) => Ok(respond.panicked("The store is away, so nothing was recorded.")),
+    }
+}

@@ -1,0 +1,181 @@
+//! The first step of a keyed request: everything that its head tells.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use http::request::Parts;
+use http::{HeaderMap, Method, Uri};
+
+use onetake_core::clock::Timestamp;
+use onetake_core::{Clock, DerivingSecret, Key, Memo, RecordId, Reference, Scope};
+
+use crate::deadline::{self, Deadline};
+use crate::issued::{self, Use};
+use crate::key::{as_written, key};
+use crate::layer::Shared;
+use crate::policy::{InFlight, KeySource, Policy};
+use crate::problem::Problem;
+use crate::remember::memo;
+use crate::respond::Refusal;
+use crate::tenant::{Caller, Tenant};
+use crate::trace::Trace;
+
+/// The policy of a keyed request, its sender, its deadline, and its key if that is in a header.
+pub(crate) struct Head {
+    pub(crate) policy: Arc<Policy>,
+    /// Whose key it is.
+    pub(crate) scope: Scope,
+    /// [`Caller::proof`].
+    pub(crate) proof: Vec<u8>,
+    /// `None`: it is in the body.
+    pub(crate) name: Option<Name>,
+    /// Until when the key may be used for the first time, if it was issued.
+    pub(crate) issued_until: Option<Timestamp>,
+    pub(crate) deadline: Option<Deadline>,
+}
+
+/// The key of an operation, and the id of its record, which is derived from it once.
+pub(crate) struct Name {
+    pub(crate) key: Key,
+    pub(crate) id: RecordId,
+}
+
+impl Name {
+    pub(crate) fn new(scope: &Scope, key: Key) -> Self {
+        Self { id: RecordId::derive(scope, &key), key }
+    }
+
+    /// What people call the operation.
+    pub(crate) fn reference(&self) -> Reference {
+        self.id.reference()
+    }
+}
+
+impl Head {
+    /// Reads the head; `None` if the request is not keyed, and passes through untouched.
+    pub(crate) async fn read(
+        shared: &Shared,
+        parts: &Parts,
+        trace: &Trace,
+    ) -> Result<Option<Box<Self>>, Refusal> {
+        let Some(policy) = shared.policies.resolve(parts) else {
+            return Ok(None);
+        };
+        trace.route(&policy.label);
+        if !policy.methods.contains(&parts.method) || parts.method == Method::GET {
+            return Ok(None);
+        }
+        let refused = |problem| Refusal::new(&policy, problem);
+        let key = match policy.key.source {
+            KeySource::Header | KeySource::Issued => {
+                let Some(key) = key(&parts.headers, &policy.key).map_err(refused)? else {
+                    return Ok(None);
+                };
+                Some(key)
+            }
+            KeySource::Json(_) | KeySource::Derive(_) => None,
+        };
+        let clock = &**shared.engine.clock();
+        let deadline = match Deadline::of(&parts.headers, clock) {
+            Ok(deadline) => deadline,
+            Err(problem) => {
+                // Nobody is asked about what is refused in any case.
+                let caller = policy.tenant.resolve_now(parts, clock).and_then(Result::ok);
+                let name = caller
+                    .zip(key)
+                    .map(|(caller, key)| Name::new(&scope(&policy, caller.tenant), key));
+                return Err(refused(problem).referring(name.as_ref()));
+            }
+        };
+        let Caller { tenant, proof } =
+            caller(&policy.tenant, parts, deadline, clock).await.map_err(refused)?;
+        let scope = scope(&policy, tenant);
+        let name = key.map(|key| Name::new(&scope, key));
+        let mut head = Self { policy, scope, proof, name, issued_until: None, deadline };
+        head.verify_issued(shared, parts)?;
+        Ok(Some(Box::new(head)))
+    }
+
+    /// Checks that the key was issued here, where it has to be.
+    fn verify_issued(&mut self, shared: &Shared, parts: &Parts) -> Result<(), Refusal> {
+        if let (KeySource::Issued, Some(name)) = (&self.policy.key.source, &self.name) {
+            let (method, path) = (&parts.method, uri(parts).path());
+            let used = Use::of(&self.policy, self.scope.tenant(), method, path);
+            let until = issued::verify(&shared.secrets.issued_keys, &used, &name.key);
+            self.issued_until = Some(until.ok_or_else(|| self.refused(issued::invalid()))?);
+        }
+        Ok(())
+    }
+
+    /// A refusal that names the operation, as far as that is known.
+    pub(crate) fn refused(&self, problem: Problem) -> Refusal {
+        Refusal::new(&self.policy, problem).referring(self.name.as_ref())
+    }
+
+    /// Whether its key was issued, and may not be used for the first time any more.
+    pub(crate) fn is_expired(&self, clock: &dyn Clock) -> bool {
+        self.issued_until.is_some_and(|until| until <= clock.now())
+    }
+
+    /// How long something may take that may take `max` by itself.
+    pub(crate) fn within(&self, max: Duration, clock: &dyn Clock) -> Duration {
+        self.deadline.map_or(max, |deadline| deadline.left(clock).min(max))
+    }
+
+    pub(crate) fn is_async(&self) -> bool {
+        matches!(self.policy.in_flight, InFlight::Async(_))
+    }
+
+    /// For how long the operation may run if it begins now. Where the client need not wait for it, its
+    /// deadline is how long it waits for an answer.
+    pub(crate) fn run_max(&self, clock: &dyn Clock) -> Duration {
+        let max = self.policy.run_max;
+        if self.is_async() { max } else { self.within(max, clock) }
+    }
+
+    /// Whether it is too late to begin.
+    pub(crate) fn is_over(&self, clock: &dyn Clock) -> bool {
+        self.run_max(clock).is_zero() || self.within(Duration::MAX, clock).is_zero()
+    }
+
+    /// What the record keeps for reconciliation.
+    pub(crate) fn memo(&self, key: &Key, deriving: &DerivingSecret, headers: &HeaderMap) -> Memo {
+        if self.policy.remember.is_empty() {
+            return Memo::default();
+        }
+        let is_in_header = matches!(self.policy.key.source, KeySource::Header | KeySource::Issued);
+        let written = if is_in_header { as_written(headers) } else { None };
+        let written = written.unwrap_or(key.as_str().as_bytes());
+        memo(&self.policy.remember, &self.scope, (key, written), deriving, self.policy.run_max)
+    }
+}
+
+/// The sender. A service that is asked for it may take longer than the client has.
+async fn caller(
+    tenant: &Tenant,
+    parts: &Parts,
+    deadline: Option<Deadline>,
+    clock: &dyn Clock,
+) -> Result<Caller, Problem> {
+    let (Tenant::Asked(_), Some(deadline)) = (tenant, deadline) else {
+        return tenant.resolve(parts, clock).await;
+    };
+    tokio::select! {
+        biased;
+        resolved = tenant.resolve(parts, clock) => resolved,
+        () = clock.sleep(deadline.left(clock)) => Err(deadline::over()),
+    }
+}
+
+fn scope(policy: &Policy, tenant: Vec<u8>) -> Scope {
+    Scope::new(tenant).namespace(&policy.namespace)
+}
+
+/// What the client asked for. Inside of axum's `nest`, the request itself has lost the beginning of it.
+pub(crate) fn uri(parts: &Parts) -> &Uri {
+    #[cfg(feature = "axum")]
+    if let Some(original) = parts.extensions.get::<axum::extract::OriginalUri>() {
+        return &original.0;
+    }
+    &parts.uri
+}

@@ -1,0 +1,199 @@
+//! The second and third step of a keyed request: its body is read, and the operation is identified.
+//!
+//! Scope, key, id and fingerprint are computed once; what follows is handed the result.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::header::{CONTENT_LENGTH, EXPECT, TRANSFER_ENCODING, UPGRADE};
+use http::request::Parts;
+use http_body::Body;
+use tokio::sync::OwnedSemaphorePermit;
+
+use onetake_core::InFlight as EngineInFlight;
+use onetake_core::engine::Operation;
+use onetake_core::{Fingerprint, Key, Origin};
+
+use crate::body::{self, Read, RequestBody};
+use crate::context::OperationContext;
+use crate::deadline;
+use crate::fingerprint::fingerprint;
+use crate::head::{Head, Name};
+use crate::key::key_of_body;
+use crate::layer::Shared;
+use crate::payload::Payload;
+use crate::policy::InFlight;
+use crate::problem::from_engine::overloaded;
+use crate::problem::{Code, Problem};
+use crate::respond::Refusal;
+use crate::service::{IDEMPOTENCY_DERIVED_KEY, IDEMPOTENCY_FENCE};
+
+/// The shortest lease that a deadline leads to: a shorter one would be nothing but heartbeats.
+const LEASE_MIN: Duration = Duration::from_millis(100);
+
+/// How much longer a record lives than the key that was issued for it, at least (S15): the route may have had
+/// another ttl when it was issued, and nodes' clocks differ.
+const OUTLIVES: Duration = Duration::from_secs(60);
+
+/// A keyed request whose body is in memory.
+pub(crate) struct Received {
+    head: Box<Head>,
+    parts: Box<Parts>,
+    payload: Payload,
+    place: OwnedSemaphorePermit,
+}
+
+/// What a request turned out to be.
+pub(crate) enum Identified<Req> {
+    Operation(Box<Identity>),
+    /// Its body names no operation, and need not, or one that a layer around this one runs. It is in memory all
+    /// the same (S19).
+    PassOn(Box<Parts>, RequestBody<Req>, OwnedSemaphorePermit),
+}
+
+/// A request that names an operation, and the operation.
+pub(crate) struct Identity {
+    pub(crate) head: Box<Head>,
+    pub(crate) parts: Box<Parts>,
+    pub(crate) payload: Payload,
+    pub(crate) place: OwnedSemaphorePermit,
+    pub(crate) key: Key,
+    pub(crate) operation: Box<Operation>,
+}
+
+impl Head {
+    /// Reads the body, up to the route's limits.
+    pub(crate) async fn receive<Req>(
+        self: Box<Self>,
+        shared: &Shared,
+        parts: Box<Parts>,
+        body: Req,
+    ) -> Result<Received, Refusal>
+    where
+        Req: Body<Data = Bytes>,
+    {
+        let place = Arc::clone(&shared.bodies).try_acquire_owned();
+        let place = place.map_err(|_| self.refused(overloaded()))?;
+        let data = self.read_body(shared, body).await.map_err(|problem| self.refused(problem))?;
+        check_length(&parts, &data).map_err(|problem| self.refused(problem))?;
+        let payload = Payload::new(&parts.headers, data, self.policy.request_body_max);
+        Ok(Received { head: self, parts, payload, place })
+    }
+
+    async fn read_body<Req>(&self, shared: &Shared, body: Req) -> Result<Bytes, Problem>
+    where
+        Req: Body<Data = Bytes>,
+    {
+        let clock = &**shared.engine.clock();
+        let max = self.policy.request_body_max;
+        let read = tokio::select! {
+            biased;
+            read = body::read(body, max) => read,
+            () = clock.sleep(self.within(self.policy.request_timeout, clock)) => {
+                let is_over = self.deadline.is_some_and(|deadline| deadline.left(clock).is_zero());
+                return Err(if is_over { deadline::over() } else { incomplete("did not arrive in time") });
+            }
+        };
+        match read {
+            Ok(Read::Whole { data, .. }) => Ok(data),
+            Ok(Read::TooLarge { .. }) => Err(Problem::new(
+                Code::RequestBodyTooLarge,
+                format!(
+                    "The body has more than {max} bytes, the most that this route accepts with a key (max_request_body). Nothing was run."
+                ),
+            )),
+            Err(_) => Err(incomplete("broke off")),
+        }
+    }
+}
+
+impl Received {
+    /// Finds out which operation it is.
+    pub(crate) fn identify<Req>(mut self, shared: &Shared) -> Result<Identified<Req>, Refusal> {
+        let name = match self.head.name.take() {
+            Some(name) => Some(name),
+            None => {
+                let key = key_of_body(&self.payload, &self.head.policy.key);
+                let key = key.map_err(|problem| self.head.refused(problem))?;
+                key.map(|key| Name::new(&self.head.scope, key))
+            }
+        };
+        let Some(name) = name else {
+            remove_attempt(&mut self.parts);
+            let body = RequestBody::read(self.payload.into_data());
+            return Ok(Identified::PassOn(self.parts, body, self.place));
+        };
+        let Self { head, parts, payload, place } = self;
+        let print = fingerprint(&parts, &payload, &head.policy.fingerprint, &head.proof);
+        let print =
+            print.map_err(|problem| Refusal::new(&head.policy, problem).referring(Some(&name)))?;
+        let operation = Box::new(operation(shared, &head, &name, print));
+        // A layer around this one runs it already: whoever waited for that here would wait for itself.
+        let outer = OperationContext::of(&parts.extensions).and_then(OperationContext::attempt);
+        if outer.is_some_and(|attempt| attempt.id == operation.id) {
+            let body = RequestBody::read(payload.into_data());
+            return Ok(Identified::PassOn(parts, body, place));
+        }
+        let key = name.key;
+        let identity = Identity { head, parts, payload, place, key, operation };
+        Ok(Identified::Operation(Box::new(identity)))
+    }
+}
+
+/// What the engine is asked for.
+fn operation(shared: &Shared, head: &Head, name: &Name, print: Fingerprint) -> Operation {
+    let clock = &**shared.engine.clock();
+    let policy = &head.policy;
+    let (current, earlier) = shared.secrets.seal(print);
+    let mut terms = policy.kept_terms();
+    if let Some(until) = head.issued_until {
+        terms.ttl = terms.ttl.max(until.since(clock.now()).saturating_add(OUTLIVES));
+    }
+    // Nobody waits for what runs longer, so nobody should wait for its lease either; unless they come
+    // back for it.
+    if !head.is_async() {
+        terms.lease = head.within(terms.lease, clock).max(LEASE_MIN.min(terms.lease));
+    }
+    let in_flight = match policy.in_flight {
+        InFlight::Wait(wait) | InFlight::Async(wait) => {
+            EngineInFlight::Wait(head.within(wait, clock))
+        }
+        InFlight::Reject => EngineInFlight::Reject,
+    };
+    let tenant = shared.secrets.tenant(head.scope.tenant());
+    let operation = Operation::of_record(name.id, current)
+        .earlier(earlier)
+        .terms(terms)
+        .origin(Origin::new(tenant, &policy.label))
+        .in_flight(in_flight)
+        .run_max(head.run_max(clock));
+    match &policy.on_retry {
+        Some(hook) => operation.on_retry(hook.clone()),
+        None => operation,
+    }
+}
+
+/// An HTTP/2 stream that is reset in the middle can look like the end of a body.
+fn check_length(parts: &Parts, data: &Bytes) -> Result<(), Problem> {
+    let Some(length) = parts.headers.get(CONTENT_LENGTH) else {
+        return Ok(());
+    };
+    let length = length.to_str().ok().and_then(|text| text.parse::<usize>().ok());
+    if length == Some(data.len()) { Ok(()) } else { Err(incomplete("broke off")) }
+}
+
+pub(crate) fn incomplete(what: &str) -> Problem {
+    Problem::new(
+        Code::RequestBodyIncomplete,
+        format!("The request's body {what}. Nothing was run; retry with the same key."),
+    )
+}
+
+/// Removes what belongs to an attempt, and to the way in which the body was sent, from a request whose body was
+/// read: where no attempt runs, nobody may name one.
+pub(crate) fn remove_attempt(parts: &mut Parts) {
+    for name in [EXPECT, TRANSFER_ENCODING, UPGRADE, IDEMPOTENCY_FENCE, IDEMPOTENCY_DERIVED_KEY] {
+        parts.headers.remove(name);
+    }
+}

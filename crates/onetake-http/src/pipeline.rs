@@ -1,0 +1,151 @@
+//! The way of a request through the middleware, step by step.
+//!
+//! | step | what it proves | where |
+//! | --- | --- | --- |
+//! | read the head | [`Head`]: policy, sender, deadline, and the key if it is in a header | `head.rs` |
+//! | read the body | [`Received`](crate::identify::Received): a body that is whole and within the route's limits | `identify.rs` |
+//! | identify | [`Identity`](crate::identify::Identity): scope, key, id and fingerprint, each computed once | `identify.rs` |
+//! | decide | [`Admitted`](crate::admit::Admitted): nothing keeps the operation from running now | `admit.rs` |
+//! | run | a verdict, and a response that must not be shown yet | `run.rs` |
+//! | record | the engine settles the verdict, in the task that ran | `onetake-core`, `engine/run.rs` |
+//! | respond | the response, by what was settled or known before | `respond.rs` |
+//!
+//! A step that ends a request returns a [`Refusal`](crate::respond::Refusal).
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use http::request::Parts;
+use http::{Request, Response};
+use http_body::Body;
+use tokio::sync::OwnedSemaphorePermit;
+use tower_service::Service;
+
+use crate::BoxError;
+use crate::admit::Admitted;
+use crate::body::{RequestBody, ResponseBody};
+use crate::context::OperationContext;
+use crate::head::Head;
+use crate::identify::Identified;
+use crate::layer::Shared;
+use crate::recording::ONETAKE_OUTCOME;
+use crate::respond::Refusal;
+use crate::service::{IDEMPOTENCY_DERIVED_KEY, IDEMPOTENCY_FENCE};
+use crate::trace::Trace;
+
+/// What becomes of a request that is not refused.
+enum Decision<Req> {
+    /// It names no operation of this layer.
+    PassOn(Box<Parts>, RequestBody<Req>, Option<OwnedSemaphorePermit>),
+    Execute(Admitted),
+}
+
+/// Answers a request: with the outcome of its operation if it names one, else as the inner service does.
+pub(crate) async fn answer<S, Req, Res>(
+    mut inner: S,
+    shared: &Arc<Shared>,
+    (parts, body): (Box<Parts>, Req),
+    trace: &Arc<Trace>,
+) -> Result<Response<ResponseBody<Res>>, S::Error>
+where
+    S: Service<Request<RequestBody<Req>>, Response = Response<Res>> + Send + 'static,
+    S::Future: Send + 'static,
+    S::Error: Send + 'static,
+    Req: Body<Data = Bytes> + Send + 'static,
+    Res: Body<Data = Bytes> + Send + 'static,
+    Res::Error: Into<BoxError> + Send,
+{
+    match decide(shared, parts, body, trace).await {
+        Err(refusal) => Ok(refusal.respond(trace)),
+        Ok(Decision::Execute(admitted)) => admitted.execute(shared, inner, trace).await,
+        Ok(Decision::PassOn(parts, body, _place)) => {
+            trace.became("passed_on");
+            let is_inside = is_inside(&parts);
+            let mut response = inner.call(Request::from_parts(*parts, body)).await?;
+            // What a service says of its attempt is for layers alone: for the one around this one, if there is one.
+            if !is_inside {
+                response.headers_mut().remove(ONETAKE_OUTCOME);
+            }
+            Ok(response.map(ResponseBody::untouched))
+        }
+    }
+}
+
+/// Reads the request, identifies its operation, and finds out whether that may run.
+async fn decide<Req>(
+    shared: &Shared,
+    mut parts: Box<Parts>,
+    body: Req,
+    trace: &Trace,
+) -> Result<Decision<Req>, Refusal>
+where
+    Req: Body<Data = Bytes>,
+{
+    parts.extensions.get_or_insert_default::<OperationContext>();
+    let Some(head) = Head::read(shared, &parts, trace).await? else {
+        if !is_inside(&parts) {
+            // There is no attempt, so nobody may name one.
+            parts.headers.remove(IDEMPOTENCY_FENCE);
+            parts.headers.remove(IDEMPOTENCY_DERIVED_KEY);
+        }
+        return Ok(Decision::PassOn(parts, RequestBody::untouched(body), None));
+    };
+    let received = head.receive(shared, parts, body).await?;
+    match received.identify(shared)? {
+        Identified::PassOn(parts, body, place) => Ok(Decision::PassOn(parts, body, Some(place))),
+        Identified::Operation(identity) => Ok(Decision::Execute(identity.admit(shared).await?)),
+    }
+}
+
+/// Whether a layer around this one runs the request's operation.
+fn is_inside(parts: &Parts) -> bool {
+    OperationContext::of(&parts.extensions).is_some_and(|context| context.key().is_some())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::layer::OnetakeLayer;
+    use crate::policy::Policy;
+    use http_body_util::Full;
+    use onetake_core::{Engine, MemoryStore};
+    use std::convert::Infallible;
+    use std::future::{Ready, ready};
+    use std::task::{Context, Poll};
+
+    #[derive(Clone)]
+    struct Inner;
+
+    impl Service<Request<RequestBody<Full<Bytes>>>> for Inner {
+        type Response = Response<Full<Bytes>>;
+        type Error = Infallible;
+        type Future = Ready<Result<Self::Response, Infallible>>;
+
+        fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+            Poll::Ready(Ok(()))
+        }
+
+        fn call(&mut self, _: Request<RequestBody<Full<Bytes>>>) -> Self::Future {
+            ready(Ok(Response::new(Full::default())))
+        }
+    }
+
+    /// Every request has one of these in memory for as long as it takes: a waiting client, for its whole wait.
+    #[tokio::test]
+    async fn the_futures_of_a_request_are_small() {
+        let engine = Engine::new(Arc::new(MemoryStore::new()));
+        let shared = OnetakeLayer::new(engine, Policy::new()).endpoints().shared;
+        let request = || {
+            let request = Request::post("/").body(Full::<Bytes>::default()).unwrap();
+            let (parts, body) = request.into_parts();
+            (Box::new(parts), body)
+        };
+        let (parts, body) = request();
+        let trace = Arc::new(Trace::begin(&parts.method));
+        let head = size_of_val(&Head::read(&shared, &parts, &trace));
+        let deciding = size_of_val(&decide(&shared, parts, body, &trace));
+        let answering = size_of_val(&answer(Inner, &shared, request(), &trace));
+        let is_small = head <= 300 && deciding <= 1_400 && answering <= 2_500;
+        assert!(is_small, "{head}, {deciding} and {answering} bytes");
+    }
+}

@@ -45,8 +45,9 @@ pub mod velocity;
 pub use clock::{Clock, ManualClock, Rng, Shift, SystemClock, SystemRng, Timestamp};
 pub use derived::{DerivedKey, DerivingSecret};
 pub use engine::{
-    Again, Answer, Asking, Attempt, Begin, Engine, EngineError, Found, InFlight, Inquiry, Journal,
-    Lease, Limits, NotDone, OnRetry, Operation, Outcome, Reconcile, Settling, Verdict,
+    Again, Answer, Asking, Attempt, Begin, Engine, EngineError, Executed, Found, InFlight, Inquiry,
+    Journal, Lease, Limits, NotDone, OnRetry, Operation, Outcome, Reconcile, Settling, Traffic,
+    Verdict, Work,
 };
 pub use fingerprint::{Fingerprint, FingerprintKey, Fingerprinter};
 pub use inbox::{Inbox, InboxOptions, Received};

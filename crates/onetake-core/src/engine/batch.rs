@@ -4,20 +4,26 @@
 //! meantime, or, where it may have several writes under way, as soon as as much waits as is being
 //! written: many small writes would cost a busy store more than they gain. A write that takes long does
 //! not count there: nobody should wait for what holds it up. Batches are sorted by record id, so that nodes never deadlock each other.
+//!
+//! An operation's own task writes its batch itself if nobody else is about to ([`Lane::write`]); what has gathered
+//! by the end of that write goes to a task of the lane, so that no operation works for others for long.
 
 use std::collections::VecDeque;
 use std::fmt;
 use std::future::Future;
+use std::panic::AssertUnwindSafe;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
-use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 
 use crate::clock::Clock;
 use crate::scope::RecordId;
 use crate::store::{Answers, Claim, Settlement, StoreError, StoreErrorKind};
+
+use super::tasks::{Detached, Receiver, Tasks};
 
 /// What can stand in a batch.
 pub(crate) trait Item: Send + 'static {
@@ -56,7 +62,7 @@ struct Shared<T, R> {
     write: Write<T, R>,
     items_max: usize,
     writers_max: usize,
-    runtime: Handle,
+    tasks: Tasks,
     clock: Arc<dyn Clock>,
     queue: Mutex<Queue<T, R>>,
 }
@@ -79,7 +85,7 @@ impl<T, R> Queue<T, R> {
 
 impl<T: Item, R: Send + 'static> Lane<T, R> {
     pub(crate) fn new(
-        runtime: Handle,
+        tasks: impl Into<Tasks>,
         items_max: usize,
         writers_max: usize,
         clock: Arc<dyn Clock>,
@@ -88,8 +94,8 @@ impl<T: Item, R: Send + 'static> Lane<T, R> {
         let queue =
             Mutex::new(Queue { waiting: VecDeque::new(), writers: 0, writing: 0, under_way: 0 });
         let (items_max, writers_max) = (items_max.max(1), writers_max.max(1));
-        let write = Box::new(write);
-        Self { shared: Arc::new(Shared { write, items_max, writers_max, runtime, clock, queue }) }
+        let (write, tasks) = (Box::new(write), tasks.into());
+        Self { shared: Arc::new(Shared { write, items_max, writers_max, tasks, clock, queue }) }
     }
 
     /// Queues an item. It is written even if nobody waits for the answer.
@@ -97,10 +103,29 @@ impl<T: Item, R: Send + 'static> Lane<T, R> {
         &self,
         item: T,
     ) -> impl Future<Output = Result<R, StoreError>> + Send + use<T, R> {
-        let (reply, answer) = oneshot::channel();
-        self.shared.lock().waiting.push_back((item, reply));
+        let answer = self.queue(item);
         Writer::start_if_needed(&self.shared);
         async move { answer.await.unwrap_or_else(|_| Err(lost())) }
+    }
+
+    /// Queues an item, and writes its batch in the caller's own task if nobody else is about to.
+    ///
+    /// Only for tasks that wait for nothing else: as long as this is not polled, nothing is written for those who
+    /// come behind. If it is dropped, the write goes on in a task of the lane.
+    pub(crate) async fn write(&self, item: T) -> Result<R, StoreError> {
+        let answer = self.queue(item);
+        if let Some(writer) = Writer::if_needed(&self.shared) {
+            // A store that panics loses the answers of its batch, and not the task that asked.
+            let writing = AssertUnwindSafe(writer.lead()).catch_unwind().map(drop);
+            Detached::new(&self.shared.tasks, writing).await;
+        }
+        answer.await.unwrap_or_else(|_| Err(lost()))
+    }
+
+    fn queue(&self, item: T) -> Receiver<Result<R, StoreError>> {
+        let (reply, answer) = self.shared.tasks.channel();
+        self.shared.lock().waiting.push_back((item, reply));
+        answer
     }
 }
 
@@ -128,39 +153,50 @@ struct Writer<T: Item, R: Send + 'static> {
 }
 
 impl<T: Item, R: Send + 'static> Writer<T, R> {
-    fn start(shared: &Arc<Shared<T, R>>) {
-        let writer = Self {
-            shared: Arc::clone(shared),
-            started: false,
-            writing: false,
-            batch: 0,
-            done: false,
-        };
-        shared.runtime.spawn(writer.drain());
+    fn new(shared: &Arc<Shared<T, R>>) -> Self {
+        let shared = Arc::clone(shared);
+        Self { shared, started: false, writing: false, batch: 0, done: false }
     }
 
+    fn start(shared: &Arc<Shared<T, R>>) {
+        shared.tasks.spawn(Self::new(shared).drain());
+    }
+
+    /// Writes until nothing is left.
     async fn drain(mut self) {
-        self.started = true;
-        loop {
-            self.gather().await;
-            let Some(batch) = self.next() else { return };
-            let (items, replies): (Vec<T>, Vec<Reply<R>>) = batch.into_iter().unzip();
+        while self.write_next().await {}
+    }
+
+    /// Writes one batch; what has come meanwhile is for a task of the lane.
+    async fn lead(mut self) {
+        if self.write_next().await && !self.give_up_if_idle() {
             let shared = Arc::clone(&self.shared);
-            let mut writing = (shared.write)(items);
-            let answers = tokio::select! {
-                biased;
-                answers = &mut writing => answers,
-                () = shared.clock.sleep(SLOW), if shared.writers_max > 1 => {
-                    self.count_no_more();
-                    Self::start_if_needed(&shared);
-                    writing.await
-                }
-            };
-            self.written();
-            for (reply, answer) in replies.into_iter().zip(answers) {
-                let _gone = reply.send(answer);
-            }
+            shared.tasks.spawn(self.drain());
         }
+    }
+
+    /// Writes the next batch; `false` if there is none for this writer.
+    async fn write_next(&mut self) -> bool {
+        self.started = true;
+        self.gather().await;
+        let Some(batch) = self.next() else { return false };
+        let (items, replies): (Vec<T>, Vec<Reply<R>>) = batch.into_iter().unzip();
+        let shared = Arc::clone(&self.shared);
+        let mut writing = (shared.write)(items);
+        let answers = tokio::select! {
+            biased;
+            answers = &mut writing => answers,
+            () = shared.clock.sleep(SLOW), if shared.writers_max > 1 => {
+                self.count_no_more();
+                Self::start_if_needed(&shared);
+                writing.await
+            }
+        };
+        self.written();
+        for (reply, answer) in replies.into_iter().zip(answers) {
+            let _gone = reply.send(answer);
+        }
+        true
     }
 
     /// Whoever was woken by the last answers, and is about to ask, may come along: no timer, only turns
@@ -178,11 +214,18 @@ impl<T: Item, R: Send + 'static> Writer<T, R> {
         }
     }
 
+    /// Ends this writer if nothing waits, or somebody else who writes will take it.
+    fn give_up_if_idle(&mut self) -> bool {
+        let mut queue = self.shared.lock();
+        // Under the same lock as the look, or an item could slip in between and wait for ever.
+        self.done = !queue.is_worth_a_write();
+        queue.writers -= usize::from(self.done);
+        self.done
+    }
+
     fn next(&mut self) -> Option<Vec<(T, Reply<R>)>> {
         let mut queue = self.shared.lock();
         if !queue.is_worth_a_write() {
-            // Nothing waits, or somebody who writes will take it. Under the same lock as the look, or
-            // an item could slip in between and wait for ever.
             queue.writers -= 1;
             self.done = true;
             return None;
@@ -199,8 +242,15 @@ impl<T: Item, R: Send + 'static> Writer<T, R> {
 }
 
 impl<T: Item, R: Send + 'static> Writer<T, R> {
-    /// Starts another writer, if what waits is worth one and there may be one more.
+    /// Starts another writer, if one is needed.
     fn start_if_needed(shared: &Arc<Shared<T, R>>) {
+        if let Some(writer) = Self::if_needed(shared) {
+            shared.tasks.spawn(writer.drain());
+        }
+    }
+
+    /// Another writer, if what waits is worth one and there may be one more.
+    fn if_needed(shared: &Arc<Shared<T, R>>) -> Option<Self> {
         let mut queue = shared.lock();
         // Whoever is about to write takes it along.
         let start = queue.writers == queue.writing
@@ -208,9 +258,7 @@ impl<T: Item, R: Send + 'static> Writer<T, R> {
             && queue.is_worth_a_write();
         queue.writers += usize::from(start);
         drop(queue);
-        if start {
-            Self::start(shared);
-        }
+        start.then(|| Self::new(shared))
     }
 
     /// Its batch takes long: others do not wait for it.
@@ -260,8 +308,8 @@ mod tests {
     use crate::clock::ManualClock;
     use crate::record::AttemptId;
     use crate::store::Verb;
-    use futures_util::FutureExt;
     use std::sync::atomic::{AtomicUsize, Ordering};
+    use tokio::runtime::Handle;
     use tokio::sync::Semaphore;
 
     fn renew(id: u8) -> Settlement {
@@ -271,6 +319,24 @@ mod tests {
 
     fn clock() -> Arc<dyn Clock> {
         Arc::new(ManualClock::new(crate::clock::Timestamp::default()))
+    }
+
+    /// A program that panics drops its runtime, and with it a writer that never ran. It must not be started again and
+    /// again.
+    #[test]
+    fn a_writer_that_never_ran_ends_with_its_runtime() {
+        let panicking = std::thread::spawn(|| {
+            let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+            let lane = runtime.block_on(async {
+                let (lane, _gate, _seen) = gated(10);
+                assert!(lane.submit(renew(1)).now_or_never().is_none());
+                lane
+            });
+            let _dropped_last = lane;
+            let _dropped_first = runtime;
+            std::panic::resume_unwind(Box::new("the program panics"));
+        });
+        assert!(panicking.join().is_err());
     }
 
     type Batches = Arc<Mutex<Vec<Vec<u8>>>>;
@@ -453,5 +519,63 @@ mod tests {
         let error = lane.submit(renew(1)).await.unwrap_err();
         assert_eq!(error.kind(), StoreErrorKind::Indeterminate);
         assert_eq!(lane.submit(renew(2)).await.unwrap(), 1);
+    }
+
+    #[tokio::test]
+    async fn an_idle_lane_is_written_by_whoever_comes() {
+        let (lane, gate, seen) = gated(8);
+        gate.add_permits(1);
+        assert_eq!(lane.write(renew(1)).await.unwrap(), 1);
+        assert_eq!(*seen.lock().unwrap(), [vec![1]]);
+        let traffic = lane.shared.tasks.traffic();
+        assert_eq!((traffic.tasks, traffic.hops), (0, 0));
+        let queue = lane.shared.lock();
+        assert_eq!((queue.writers, queue.writing, queue.under_way), (0, 0, 0));
+    }
+
+    #[tokio::test]
+    async fn what_comes_during_such_a_write_is_for_a_task_of_the_lane() {
+        let (lane, gate, seen) = gated(8);
+        let mut first = Box::pin(lane.write(renew(1)));
+        while !lane.shared.lock().waiting.is_empty() || lane.shared.lock().writers == 0 {
+            assert!(futures_util::poll!(&mut first).is_pending());
+        }
+        let rest = lane.submit(renew(2));
+        gate.add_permits(2);
+        assert_eq!(first.await.unwrap(), 1);
+        assert_eq!(lane.shared.tasks.traffic().tasks, 1, "one task for all that is left");
+        assert_eq!(rest.await.unwrap(), 2);
+        assert_eq!(*seen.lock().unwrap(), [vec![1], vec![2]]);
+    }
+
+    #[tokio::test]
+    async fn a_write_whose_owner_goes_away_is_finished() {
+        let (lane, gate, seen) = gated(8);
+        let mut first = Box::pin(lane.write(renew(1)));
+        while lane.shared.lock().writing == 0 {
+            assert!(futures_util::poll!(&mut first).is_pending());
+        }
+        let other = lane.submit(renew(2));
+        drop(first);
+        gate.add_permits(2);
+        assert_eq!(other.await.unwrap(), 2, "nobody is stuck behind it");
+        assert_eq!(*seen.lock().unwrap(), [vec![1], vec![2]]);
+    }
+
+    #[tokio::test]
+    async fn a_store_that_panics_does_not_panic_whoever_writes() {
+        let calls = Arc::new(AtomicUsize::new(0));
+        let calls_ = Arc::clone(&calls);
+        let lane = Lane::new(Handle::current(), 8, 1, clock(), move |batch: Vec<Settlement>| {
+            let call = calls_.fetch_add(1, Ordering::SeqCst);
+            async move {
+                assert!(call > 0, "the first write panics");
+                batch.iter().map(|_| Ok(1_u8)).collect()
+            }
+            .boxed()
+        });
+        let error = lane.write(renew(1)).await.unwrap_err();
+        assert_eq!(error.kind(), StoreErrorKind::Indeterminate);
+        assert_eq!(lane.write(renew(2)).await.unwrap(), 1);
     }
 }

@@ -21,7 +21,7 @@ use super::{Engine, Inner};
 /// Asks the store for the right to run, and lands the flight if it is not given.
 pub(super) async fn claim(
     engine: Engine,
-    operation: Operation,
+    operation: Arc<Operation>,
     flight: Arc<Flight>,
 ) -> Result<Led, EngineError> {
     let mut open = Open { inner: &engine.inner, id: operation.id, flight: Some(flight) };
@@ -112,7 +112,7 @@ async fn try_claim(
             if matches!(record.state, State::Unknown { at, cause: Cause::LeaseEnded, .. } if at == now)
             {
                 let (engine, record) = (Arc::clone(engine), Arc::clone(&record));
-                engine.clone().runtime.spawn(async move { note(&engine, &record).await });
+                engine.clone().tasks.spawn(async move { note(&engine, &record).await });
             }
             Ok((Err((record, now)), permit))
         }
@@ -132,7 +132,7 @@ fn is_lost(engine: &Inner, error: &StoreError) -> bool {
 async fn submit(engine: &Inner, claim: Claim) -> Result<Claimed, StoreError> {
     tokio::select! {
         biased;
-        answer = engine.claims.submit(claim) => answer,
+        answer = engine.claims.write(claim) => answer,
         () = engine.stopped.cancelled() => {
             let what = "the engine stopped before the store answered";
             Err(StoreError::new(StoreErrorKind::Indeterminate, what))

@@ -14,6 +14,7 @@ use crate::scope::RecordId;
 use crate::store::{Settled, Settlement, Verb};
 
 use super::Inner;
+use super::tasks::Tasks;
 
 /// No lease is renewed more often than this.
 const BEAT_MIN: Duration = Duration::from_millis(1);
@@ -49,16 +50,27 @@ impl Pulse {
     }
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Heart {
     beats: Mutex<BTreeMap<(u64, u64), Arc<Pulse>>>,
     sequence: AtomicU64,
     /// When the heart wakes by itself, so that a beat is only announced if it comes before that.
     armed: AtomicU64,
     wake: Notify,
+    tasks: Tasks,
 }
 
 impl Heart {
+    pub(crate) fn new(tasks: Tasks) -> Self {
+        Self {
+            beats: Mutex::default(),
+            sequence: AtomicU64::default(),
+            armed: AtomicU64::default(),
+            wake: Notify::new(),
+            tasks,
+        }
+    }
+
     /// Takes a lease that was asked for at `asked_at` under its care.
     pub(crate) fn add(
         &self,
@@ -95,6 +107,7 @@ impl Heart {
         self.lock().insert((due, pulse.sequence), Arc::clone(pulse));
         if due < self.armed.load(Ordering::Acquire) {
             self.wake.notify_one();
+            self.tasks.hop();
         }
     }
 
@@ -126,7 +139,7 @@ pub(crate) async fn beat(engine: Arc<Inner>) {
             Ok(due) => {
                 for pulse in due {
                     // At once, so that they gather in one batch; each waits for its own answer.
-                    tokio::spawn(renew(Arc::clone(&engine), pulse));
+                    engine.tasks.spawn(renew(Arc::clone(&engine), pulse));
                 }
             }
             Err(next) => {

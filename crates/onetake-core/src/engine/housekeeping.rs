@@ -46,8 +46,8 @@ impl Engine {
     /// Starts the reaper and the sweeper. They end with the engine.
     pub fn keep_house(&self, plan: Housekeeping) {
         let inner = &self.inner;
-        inner.runtime.spawn(reaper(Arc::clone(inner), plan));
-        inner.runtime.spawn(sweeper(Arc::clone(inner), plan));
+        inner.tasks.spawn(reaper(Arc::clone(inner), plan));
+        inner.tasks.spawn(sweeper(Arc::clone(inner), plan));
     }
 
     /// Passes over up to `limit` abandoned attempts: they become unknown, or are released if they roll back by

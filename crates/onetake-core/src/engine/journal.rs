@@ -55,7 +55,7 @@ impl Engine {
     /// [`shutdown`](Engine::shutdown) what could not be settled. Only the first call counts.
     pub fn use_journal(&self, journal: Arc<dyn Journal>) {
         if self.inner.journal.set(Arc::clone(&journal)).is_ok() {
-            self.inner.runtime.spawn(finish_all(Arc::clone(&self.inner), journal));
+            self.inner.tasks.spawn(finish_all(Arc::clone(&self.inner), journal));
         }
     }
 }

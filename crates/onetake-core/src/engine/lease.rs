@@ -4,10 +4,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use tokio::sync::{OwnedSemaphorePermit, oneshot};
+use futures_util::future::BoxFuture;
+use tokio::sync::OwnedSemaphorePermit;
 use tokio_util::task::task_tracker::TaskTrackerToken;
 use tracing::Instrument;
 
+use crate::clock::Clock;
 use crate::fingerprint::Fingerprint;
 use crate::planted::{Bug, planted};
 use crate::record::{AttemptId, Cause, Failure, Fence, OnUnknown, Record, Recording, State};
@@ -16,7 +18,7 @@ use crate::store::{Settled, Settlement, StoreError, StoreErrorKind, Verb};
 
 use super::flight::{Flight, Landing};
 use super::heart::Pulse;
-use super::{Engine, EngineError, Operation, SPANS};
+use super::{Attempt, Engine, EngineError, Operation, SPANS};
 
 /// The first pause before a settlement is tried again; it doubles up to [`RETRY_MAX`].
 const RETRY_MIN: Duration = Duration::from_millis(20);
@@ -118,6 +120,16 @@ impl Lease {
         self.fence
     }
 
+    /// The attempt as the operation sees itself.
+    #[must_use]
+    pub fn as_attempt(&self) -> Attempt {
+        Attempt { id: self.id(), attempt: self.attempt(), fence: self.fence }
+    }
+
+    pub(super) fn clock(&self) -> &dyn Clock {
+        &*self.engine.inner.clock
+    }
+
     /// Checks the lease immediately before the operation starts, by a clock that also counts while
     /// the machine was suspended.
     ///
@@ -171,24 +183,58 @@ impl Lease {
         self.settle(Verb::Unknown(cause)).await
     }
 
-    /// Settles by any verb; see the others.
-    pub async fn settle(mut self, verb: Verb) -> Settling {
-        let Some(answer) = self.hand_over(verb) else {
-            return Settling::Pending;
+    /// Settles by any verb; see the others. It is done in a task of its own, so that nobody who goes away can
+    /// stop it in the middle.
+    pub async fn settle(self, verb: Verb) -> Settling {
+        let engine = self.engine.clone();
+        let (tell, told) = engine.inner.tasks.channel();
+        let settling = self.settle_here(verb).instrument(tracing::Span::current());
+        engine.spawn(async move {
+            let (settling, rest) = settling.await;
+            let _gone = tell.send(settling);
+            if let Some(rest) = rest {
+                rest.await;
+            }
+        });
+        told.await.unwrap_or(Settling::Pending)
+    }
+
+    /// Settles in the operation's own task, which nobody drops. If the store does not answer in time, the task has
+    /// to go on with the rest, after it has said that the outcome is pending.
+    pub(super) async fn settle_here(
+        mut self,
+        verb: Verb,
+    ) -> (Settling, Option<BoxFuture<'static, ()>>) {
+        let Some(mut settling) = self.hand_over(verb) else {
+            return (Settling::Pending, None);
         };
+        if planted(Bug::AnswerBeforeCommit) {
+            let rest = async move { drop(settling.await) };
+            return (Settling::Recorded(self.unrecorded()), Some(Box::pin(rest)));
+        }
         let patience = self.engine.inner.clock.sleep(self.engine.inner.limits.settle_patience);
         tokio::select! {
             biased;
-            settled = answer => settled.unwrap_or(Settling::Pending),
+            settled = &mut settling => (settled, None),
             () = patience => {
                 self.engine.inner.metrics.pending.increment(1);
-                Settling::Pending
+                let rest = async move { drop(settling.await) };
+                (Settling::Pending, Some(Box::pin(rest)))
             }
         }
     }
 
-    /// Settles in a task of its own, so that nobody who goes away can stop it in the middle.
-    fn hand_over(&mut self, verb: Verb) -> Option<oneshot::Receiver<Settling>> {
+    /// The verb for an attempt that says nothing more: it had no effect if it never started.
+    pub(super) fn verb_if_dropped(&self) -> Verb {
+        if self.started.load(Ordering::Acquire) {
+            Verb::Unknown(Cause::Interrupted)
+        } else {
+            Verb::Release
+        }
+    }
+
+    /// The settlement, which has to be carried out whoever waits for it; `None` if it was handed over before.
+    fn hand_over(&mut self, verb: Verb) -> Option<BoxFuture<'static, Settling>> {
         let flying = self.flying.take()?;
         // What rolls back is released when it is unknown.
         let rolls_back = self.pulse.terms.on_unknown == OnUnknown::Rollback;
@@ -201,21 +247,10 @@ impl Lease {
             if releases && !flying.flight.release() { Verb::Fail(without_outcome()) } else { verb };
         let span = tracing::debug_span!(target: SPANS, "settle", onetake.verb = word(&verb));
         let settlement = Settlement { id: self.pulse.id, attempt: self.pulse.attempt, verb };
-        let (tell, answer) = oneshot::channel();
         let started = self.started.load(Ordering::Acquire);
         let (engine, pulse) = (self.engine.clone(), Arc::clone(&self.pulse));
         let task = settle(engine, pulse, settlement, flying, started).instrument(span);
-        let task = self.engine.inner.settling.track_future(task);
-        let tell_early = planted(Bug::AnswerBeforeCommit).then(|| self.unrecorded());
-        self.engine.spawn(async move {
-            if let Some(record) = tell_early {
-                let _gone = tell.send(Settling::Recorded(record));
-                let _late = task.await;
-            } else {
-                let _gone = tell.send(task.await);
-            }
-        });
-        Some(answer)
+        Some(Box::pin(self.engine.inner.settling.track_future(task)))
     }
 
     /// For a planted bug alone: a record that nobody wrote.
@@ -237,13 +272,9 @@ impl Lease {
 
 impl Drop for Lease {
     fn drop(&mut self) {
-        if self.flying.is_some() {
-            let verb = if self.started.load(Ordering::Acquire) {
-                Verb::Unknown(Cause::Interrupted)
-            } else {
-                Verb::Release
-            };
-            let _nobody_waits = self.hand_over(verb);
+        let verb = self.verb_if_dropped();
+        if let Some(settling) = self.hand_over(verb) {
+            self.engine.spawn(async move { drop(settling.await) });
         }
     }
 }
@@ -283,7 +314,7 @@ async fn settle(
         let asked_at = engine.clock.monotonic();
         let answer = tokio::select! {
             biased;
-            answer = engine.settles.submit(settlement.clone()) => answer,
+            answer = engine.settles.write(settlement.clone()) => answer,
             () = engine.stopped.cancelled() => {
                 let what = "the engine stopped before the store answered";
                 Err(StoreError::new(StoreErrorKind::Indeterminate, what))

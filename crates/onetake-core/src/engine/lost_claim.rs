@@ -86,7 +86,7 @@ pub(super) fn release(engine: &Arc<Inner>, id: RecordId, attempt: AttemptId) {
         own.lost_claims.remove(number);
         own.metrics.lost_claims.decrement(1);
     };
-    engine.runtime.spawn(engine.settling.track_future(releasing));
+    engine.tasks.spawn_tracked(&engine.settling, releasing);
 }
 
 /// Sends the release until it finds the claim, or the claim cannot land any more.

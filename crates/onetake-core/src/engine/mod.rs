@@ -24,6 +24,8 @@ mod remote;
 mod replays;
 mod resolve;
 mod retry;
+mod run;
+mod tasks;
 mod transact;
 mod untried;
 mod wait;
@@ -35,7 +37,7 @@ use std::time::Duration;
 
 use futures_util::future::BoxFuture;
 use tokio::runtime::Handle;
-use tokio::sync::{Semaphore, oneshot, watch};
+use tokio::sync::{Semaphore, watch};
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tokio_util::task::TaskTracker;
 
@@ -50,7 +52,7 @@ use heart::Heart;
 use lost_claim::LostClaims;
 use metrics::Metrics;
 use remote::Remote;
-use resolve::Lead;
+use tasks::Tasks;
 
 pub use housekeeping::Housekeeping;
 pub use journal::{Journal, Kept};
@@ -63,6 +65,8 @@ pub use operators::{Deed, Intervened, Intervention, Standing};
 pub use reconcile::{Asking, Found, Inquiry, Reconcile};
 pub use replays::Replays;
 pub use retry::{Again, OnRetry};
+pub use run::{Executed, Work};
+pub use tasks::Traffic;
 pub use transact::NotDone;
 
 /// The target of all spans of a trace, here and in the crates around: filters select them by it.
@@ -83,7 +87,7 @@ pub(crate) struct Inner {
     clock: Arc<dyn Clock>,
     rng: Arc<dyn Rng>,
     limits: Limits,
-    runtime: Handle,
+    tasks: Tasks,
     claims: Lane<Claim, Claimed>,
     settles: Lane<Settlement, Settled>,
     flights: Flights,
@@ -136,24 +140,24 @@ impl Engine {
         rng: Arc<dyn Rng>,
         limits: Limits,
     ) -> Self {
-        let runtime = Handle::current();
+        let tasks = Tasks::from(Handle::current());
         let metrics = Arc::new(Metrics::new());
         let inner = Arc::new(Inner {
-            claims: lane(&runtime, &store, &clock, &metrics, limits, |store, metrics, batch| {
+            claims: lane(&tasks, &store, &clock, &metrics, limits, |store, metrics, batch| {
                 (store.claim(batch), &metrics.claims)
             }),
-            settles: lane(&runtime, &store, &clock, &metrics, limits, |store, metrics, batch| {
+            settles: lane(&tasks, &store, &clock, &metrics, limits, |store, metrics, batch| {
                 (store.settle(batch), &metrics.settlements)
             }),
             flights: Flights::new(),
             cache: Cache::new(limits.cache_bytes_max, limits.cache_age_max),
-            heart: Heart::default(),
+            heart: Heart::new(tasks.clone()),
             remote: Remote::new(
                 Arc::clone(&store),
                 Arc::clone(&clock),
                 limits.poll_interval,
                 limits.batch_items_max,
-                runtime.clone(),
+                tasks.clone(),
             ),
             tracker: TaskTracker::new(),
             settling: TaskTracker::new(),
@@ -173,53 +177,11 @@ impl Engine {
             clock,
             rng,
             limits,
-            runtime,
+            tasks,
         });
-        inner.runtime.spawn(heart::beat(Arc::clone(&inner)));
+        inner.tasks.spawn(heart::beat(Arc::clone(&inner)));
         let alive = Arc::new(inner.stopped.clone().drop_guard());
         Self { inner, _alive: alive }
-    }
-
-    /// Runs the operation, or tells what became of it before.
-    ///
-    /// It runs in a task of its own: a caller that goes away neither stops it nor loses its
-    /// outcome. An operation that panics, or that takes longer than `run_max` and is dropped, is
-    /// unknown.
-    ///
-    /// # Errors
-    /// If the engine could not even try; then the operation did not run.
-    pub async fn run<F, Fut>(&self, operation: Operation, work: F) -> Result<Outcome, EngineError>
-    where
-        F: FnOnce(Attempt) -> Fut + Send + 'static,
-        Fut: Future<Output = Verdict> + Send + 'static,
-    {
-        if let Some(answer) = self.known(&operation) {
-            return Ok(Outcome::Answered(answer));
-        }
-        let (tell, told) = oneshot::channel();
-        let engine = self.clone();
-        self.inner.tracker.spawn_on(
-            async move {
-                let outcome = match engine.resolve(&operation, Lead::Here).await {
-                    Ok(Begin::Run(lease)) => Ok(engine.perform(operation, lease, work).await),
-                    Ok(Begin::Answer(answer)) => Ok(Outcome::Answered(answer)),
-                    Err(error) => Err(error),
-                };
-                let _gone = tell.send(outcome);
-            },
-            &self.inner.runtime,
-        );
-        told.await.unwrap_or(Err(EngineError::Closing))
-    }
-
-    /// Claims the operation for the caller to run, or tells what became of it before.
-    ///
-    /// The future may be dropped at any time: a claim that is granted to nobody is released.
-    ///
-    /// # Errors
-    /// If the engine could not even try; then nobody owns the operation on this caller's behalf.
-    pub async fn begin(&self, operation: &Operation) -> Result<Begin, EngineError> {
-        self.resolve(operation, Lead::InTask).await
     }
 
     /// Whether anybody knows the operation's key: this process, because an attempt is under way or a
@@ -244,7 +206,13 @@ impl Engine {
 
     /// Runs a future in a task that shutdown waits for.
     pub fn spawn(&self, future: impl Future<Output = ()> + Send + 'static) {
-        self.inner.tracker.spawn_on(future, &self.inner.runtime);
+        self.inner.tasks.spawn_tracked(&self.inner.tracker, future);
+    }
+
+    /// The tasks and messages between tasks that it has cost so far: for tests and benchmarks.
+    #[must_use]
+    pub fn traffic(&self) -> Traffic {
+        self.inner.tasks.traffic()
     }
 
     /// The clock that everything here goes by.
@@ -292,7 +260,7 @@ type Write<T, A> = for<'a> fn(
 
 /// Writes batches of one kind to the store, as `write` says, and observes how that goes.
 fn lane<T, A>(
-    runtime: &Handle,
+    tasks: &Tasks,
     store: &Arc<dyn Store>,
     clock: &Arc<dyn Clock>,
     metrics: &Arc<Metrics>,
@@ -306,7 +274,7 @@ where
     let (store, metrics) = (Arc::clone(store), Arc::clone(metrics));
     let (lane_clock, clock) = (Arc::clone(clock), Arc::clone(clock));
     let (items, writers) = (limits.batch_items_max, limits.writers_max);
-    Lane::new(runtime.clone(), items, writers, lane_clock, move |batch: Vec<T>| {
+    Lane::new(tasks.clone(), items, writers, lane_clock, move |batch: Vec<T>| {
         let (store, clock, metrics) =
             (Arc::clone(&store), Arc::clone(&clock), Arc::clone(&metrics));
         Box::pin(async move {

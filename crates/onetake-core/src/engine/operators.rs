@@ -176,10 +176,9 @@ impl Engine {
     pub async fn intervene(&self, wanted: Intervention) -> Result<Intervened, StoreError> {
         // Whoever asked may go away; what was begun is finished, and noted.
         let engine = self.clone();
-        let task = self
-            .inner
-            .tracker
-            .spawn_on(async move { engine.inner.intervene(wanted).await }, &self.inner.runtime);
+        let task = self.inner.tasks.spawn_tracked(&self.inner.tracker, async move {
+            engine.inner.intervene(wanted).await
+        });
         task.await.unwrap_or_else(|_| Err(Inner::not_in_time()))
     }
 }

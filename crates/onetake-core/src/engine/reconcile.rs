@@ -111,7 +111,7 @@ impl Engine {
     /// now on and until the engine ends.
     pub fn reconcile_with(&self, reconciler: Arc<dyn Reconcile>, asking: Asking) {
         let inner = Arc::clone(&self.inner);
-        self.inner.runtime.spawn(async move {
+        self.inner.tasks.spawn(async move {
             loop {
                 while reconcile(&inner, &*reconciler, asking).await >= asking.batch.max(1) {}
                 if !rest(&inner, asking.interval).await {
@@ -330,4 +330,52 @@ async fn settle(engine: &Inner, record: &Arc<Record>, found: Found) -> Result<()
         _ => tracing::info!(%reference, "an unknown outcome was settled by somebody else"),
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::key::Key;
+    use crate::record::{AttemptId, Cause, Fence, Terms};
+    use crate::scope::{RecordId, Scope};
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    /// Until the limit, an ask comes as late as the ones before it took. At the limit the time counts for which this
+    /// engine has asked; when that is enough, the last moment before the key expires.
+    #[test]
+    fn the_pause_is_bounded_by_what_ends_next() {
+        let at = Timestamp::from_micros(1_000_000_000);
+        let inquiry = Inquiry {
+            after: 60 * SECOND,
+            timeout: 5 * SECOND,
+            pause_min: SECOND,
+            pause_max: 30 * SECOND,
+            limit: 600 * SECOND,
+        };
+        let terms = Terms { ttl: 4_000 * SECOND, ..Terms::default() };
+        let record = Record {
+            id: RecordId::derive(&Scope::new("hold"), &Key::new("a").unwrap()),
+            attempt: AttemptId::from_bytes([1; 16]),
+            fence: Fence::new(1),
+            fingerprint: crate::Fingerprint::of(b"pay"),
+            terms,
+            origin: crate::Origin::default(),
+            created_at: at,
+            claimed_at: at,
+            history: crate::origin::History::default(),
+            state: State::Unknown { at, cause: Cause::TimedOut, ask_at: at },
+        };
+        let seconds = |after_unknown: u32, asks_for: u32| {
+            let now = at.plus(after_unknown * SECOND);
+            hold(&record, at, Some(inquiry), now, asks_for * SECOND).as_secs()
+        };
+        assert_eq!(seconds(0, 0), 60, "it is too early");
+        assert_eq!(seconds(70, 70), 35, "30 seconds are the longest pause");
+        assert_eq!(seconds(650, 650), 10, "the limit is in 10 seconds");
+        assert_eq!(seconds(660, 10), 15, "this engine has asked for 10 of 30 seconds");
+        assert_eq!(seconds(660, 29), 6, "it has to ask for one second more");
+        assert_eq!(seconds(660, 30), 35, "it has asked for long enough");
+        assert_eq!(seconds(2_990, 30), 10, "the key is about to expire");
+    }
 }

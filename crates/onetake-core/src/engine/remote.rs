@@ -7,14 +7,13 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use tokio::runtime::Handle;
-
 use crate::clock::Clock;
 use crate::record::{Record, State};
 use crate::scope::RecordId;
 use crate::store::Store;
 
 use super::latest::{Latest, Reader};
+use super::tasks::Tasks;
 
 /// `None` while the other node's attempt still runs; then the record, or that there is none.
 pub(crate) type Seen = Option<Option<Arc<Record>>>;
@@ -25,7 +24,7 @@ pub(crate) struct Remote {
     clock: Arc<dyn Clock>,
     interval: Duration,
     batch_max: usize,
-    runtime: Handle,
+    tasks: Tasks,
     inner: Mutex<Inner>,
 }
 
@@ -42,9 +41,9 @@ impl Remote {
         clock: Arc<dyn Clock>,
         interval: Duration,
         batch_max: usize,
-        runtime: Handle,
+        tasks: Tasks,
     ) -> Arc<Self> {
-        Arc::new(Self { store, clock, interval, batch_max, runtime, inner: Mutex::default() })
+        Arc::new(Self { store, clock, interval, batch_max, tasks, inner: Mutex::default() })
     }
 
     /// Tells when the record stops running.
@@ -53,7 +52,7 @@ impl Remote {
         let sender = inner.watched.entry(id).or_insert_with(|| Latest::new(None));
         let receiver = sender.reader();
         if !std::mem::replace(&mut inner.polling, true) {
-            self.runtime.spawn(Polling { remote: Arc::clone(self) }.run());
+            self.tasks.spawn(Polling { remote: Arc::clone(self) }.run());
         }
         receiver
     }

@@ -1,38 +1,57 @@
 //! Who runs an operation: one loop over what this process knows, what it waits for, and what the store says.
+//!
+//! Whoever finds that nobody runs the operation starts the one task that claims, runs and settles it. Everybody
+//! else waits without a task.
 
 use std::future::Future;
-use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 
-use futures_util::FutureExt;
+use futures_util::future::BoxFuture;
 use tokio::sync::oneshot;
 use tracing::Instrument;
 
 use crate::clock::Timestamp;
-use crate::record::{Cause, Record};
-use crate::store::Verb;
+use crate::fingerprint::Fingerprint;
+use crate::record::Record;
 
 use super::claim::claim;
 use super::flight::{Entered, Flight};
 use super::retry::roll_back;
 use super::wait::{Next, Patience, elsewhere, interpret, join, settled};
-use super::{
-    Answer, Attempt, Begin, Engine, EngineError, Lease, Operation, Outcome, SPANS, Settling,
-    Verdict,
-};
+use super::{Answer, Begin, Engine, EngineError, Lease, Operation, SPANS};
 
-/// Where the claim is waited for.
-#[derive(Clone, Copy)]
-pub(super) enum Lead {
-    /// In a task that nobody can drop.
-    Here,
-    /// In a task of its own, because the caller may be dropped.
-    InTask,
+/// What the operation's own task does with its lease.
+pub(super) trait Granted: Send + 'static {
+    /// What whoever asked is told in the end.
+    type Told: Send + 'static;
+
+    fn proceed(self, lease: Lease) -> impl Future<Output = Proceeded<Self::Told>> + Send;
 }
 
+/// What came of a lease.
+pub(super) struct Proceeded<T> {
+    pub(super) told: T,
+    /// What the task goes on with once it has told: a settlement that takes long.
+    pub(super) rest: Option<BoxFuture<'static, ()>>,
+}
+
+/// What became of an operation. What was not used is given back.
+pub(super) enum Resolved<G: Granted> {
+    Proceeded(G::Told),
+    Answered(Answer, G),
+    Failed(EngineError, Option<G>),
+}
+
+/// What a claim came to.
 pub(super) enum Led {
     Run(Lease),
     Found(Arc<Record>, Timestamp),
+}
+
+/// What the operation's task tells whoever started it.
+enum Told<G: Granted> {
+    Resolved(Resolved<G>),
+    Found(Arc<Record>, Timestamp, G),
 }
 
 impl Engine {
@@ -47,45 +66,51 @@ impl Engine {
         Some(self.told(answer))
     }
 
-    pub(super) async fn resolve(
+    pub(super) async fn resolve<G: Granted>(
         &self,
         operation: &Operation,
-        lead: Lead,
-    ) -> Result<Begin, EngineError> {
+        mut granted: G,
+    ) -> Resolved<G> {
         let inner = &self.inner;
         // The store compares one fingerprint: that of the record, if it was sealed with an earlier secret.
-        let mut asking = operation.clone();
+        let mut asked = operation.fingerprint;
         let mut patience = Patience::new(inner, operation.in_flight);
         loop {
             if let Some(answer) = self.known(operation) {
-                return Ok(Begin::Answer(answer));
+                return Resolved::Answered(answer, granted);
             }
             let next = match inner.flights.enter(operation.id, inner.limits.waiting_per_key_max) {
                 Entered::Full => Next::Answer(Answer::InFlight),
-                Entered::Leader(flight) => match self.lead(&asking, flight, lead).await? {
-                    // How long the store may take for a claim does not bound a rollback.
-                    Led::Run(lease) => match &operation.on_retry {
-                        Some(hook) => return roll_back(self, lease, hook, operation.run_max).await,
-                        None => return Ok(Begin::Run(lease)),
-                    },
-                    Led::Found(record, now) => interpret(&record, &asking, now),
+                Entered::Leader(flight) => {
+                    match self.lead(operation, asked, flight, granted).await {
+                        Told::Resolved(resolved) => return resolved,
+                        Told::Found(record, now, unused) => {
+                            granted = unused;
+                            interpret(&record, &asked, now)
+                        }
+                    }
+                }
+                Entered::Joiner(phase) => match join(&asked, phase, &mut patience).await {
+                    Ok(next) => next,
+                    Err(error) => return Resolved::Failed(error, Some(granted)),
                 },
-                Entered::Joiner(phase) => join(&asking, phase, &mut patience).await?,
             };
             let answer = match next {
                 Next::Answer(answer) => answer,
                 Next::Again => continue,
                 Next::Other(found) if operation.recognises(&found) => {
-                    asking.fingerprint = found;
+                    asked = found;
                     continue;
                 }
                 Next::Other(_) => Answer::Mismatch,
-                Next::RunsElsewhere => match elsewhere(inner, &asking, &mut patience).await {
-                    Some(answer) => answer,
-                    None => continue,
-                },
+                Next::RunsElsewhere => {
+                    match elsewhere(inner, operation.id, &asked, &mut patience).await {
+                        Some(answer) => answer,
+                        None => continue,
+                    }
+                }
             };
-            return Ok(Begin::Answer(self.told(answer)));
+            return Resolved::Answered(self.told(answer), granted);
         }
     }
 
@@ -105,67 +130,75 @@ impl Engine {
         answer
     }
 
-    async fn lead(
+    /// Starts the operation's own task, and waits for what it tells.
+    fn lead<G: Granted>(
         &self,
         operation: &Operation,
+        asked: Fingerprint,
         flight: Arc<Flight>,
-        lead: Lead,
-    ) -> Result<Led, EngineError> {
-        let span = tracing::debug_span!(target: SPANS, "claim");
-        let claiming = claim(self.clone(), operation.clone(), flight).instrument(span);
-        let mut claiming = Box::pin(claiming);
-        let patience = self.inner.clock.sleep(self.inner.limits.claim_patience);
-        match lead {
-            Lead::Here => tokio::select! {
-                biased;
-                led = &mut claiming => led,
-                () = patience => {
-                    // It goes on by itself; a lease that nobody takes is released.
-                    self.spawn(async move { drop(claiming.await) });
-                    Err(EngineError::no_answer())
-                }
-            },
-            Lead::InTask => {
-                let (tell, told) = oneshot::channel();
-                self.spawn(async move {
-                    // If nobody listens any more, the lease is dropped here: released.
-                    drop(tell.send(claiming.await));
-                });
-                tokio::select! {
-                    biased;
-                    led = told => led.unwrap_or(Err(EngineError::Closing)),
-                    () = patience => Err(EngineError::no_answer()),
-                }
-            }
+        granted: G,
+    ) -> impl Future<Output = Told<G>> + Send + use<G> {
+        let operation = Operation { fingerprint: asked, ..operation.clone() };
+        let (tell, told) = self.inner.tasks.channel();
+        let task = conduct(self.clone(), Arc::new(operation), flight, granted, tell);
+        self.spawn(task.instrument(tracing::Span::current()));
+        async move {
+            let lost = || Told::Resolved(Resolved::Failed(EngineError::Closing, None));
+            told.await.unwrap_or_else(|_| lost())
         }
     }
+}
 
-    pub(super) async fn perform<F, Fut>(
-        &self,
-        operation: Operation,
-        lease: Lease,
-        work: F,
-    ) -> Outcome
-    where
-        F: FnOnce(Attempt) -> Fut + Send,
-        Fut: Future<Output = Verdict> + Send,
-    {
-        if lease.start().is_err() {
-            return match lease.release().await {
-                settling @ Settling::Pending => Outcome::Ran(settling),
-                _ => Outcome::Answered(Answer::InFlight),
-            };
+/// The one task of an operation: claims it and, if that is granted, proceeds with the lease.
+async fn conduct<G: Granted>(
+    engine: Engine,
+    operation: Arc<Operation>,
+    flight: Arc<Flight>,
+    granted: G,
+    tell: oneshot::Sender<Told<G>>,
+) {
+    let begun = match claim_in_time(&engine, &operation, flight).await {
+        Ok(Led::Found(record, now)) => {
+            let _gone = tell.send(Told::Found(record, now, granted));
+            return;
         }
-        let attempt = Attempt { id: lease.id(), attempt: lease.attempt(), fence: lease.fence() };
-        let work = AssertUnwindSafe(async { work(attempt).await }).catch_unwind();
-        let verb = tokio::select! {
-            biased;
-            verdict = work => match verdict {
-                Ok(verdict) => verdict.into(),
-                Err(_panic) => Verb::Unknown(Cause::Interrupted),
-            },
-            () = self.inner.clock.sleep(operation.run_max) => Verb::Unknown(Cause::TimedOut),
-        };
-        Outcome::Ran(lease.settle(verb).await)
+        // How long the store may take for a claim does not bound a rollback.
+        Ok(Led::Run(lease)) => match &operation.on_retry {
+            Some(hook) => roll_back(&engine, lease, hook, operation.run_max).await,
+            None => Ok(Begin::Run(lease)),
+        },
+        Err(error) => Err(error),
+    };
+    let (resolved, rest) = match begun {
+        Ok(Begin::Run(lease)) => {
+            let Proceeded { told, rest } = granted.proceed(lease).await;
+            (Resolved::Proceeded(told), rest)
+        }
+        Ok(Begin::Answer(answer)) => (Resolved::Answered(answer, granted), None),
+        Err(error) => (Resolved::Failed(error, Some(granted)), None),
+    };
+    // A lease that nobody takes any more is dropped here: released.
+    let _gone = tell.send(Told::Resolved(resolved));
+    if let Some(rest) = rest {
+        rest.await;
+    }
+}
+
+/// Claims the operation. A claim that takes too long goes on by itself: a lease that nobody takes is released.
+async fn claim_in_time(
+    engine: &Engine,
+    operation: &Arc<Operation>,
+    flight: Arc<Flight>,
+) -> Result<Led, EngineError> {
+    let span = tracing::debug_span!(target: SPANS, "claim");
+    let claiming = claim(engine.clone(), Arc::clone(operation), flight).instrument(span);
+    let mut claiming = Box::pin(claiming);
+    tokio::select! {
+        biased;
+        led = &mut claiming => led,
+        () = engine.inner.clock.sleep(engine.inner.limits.claim_patience) => {
+            engine.spawn(async move { drop(claiming.await) });
+            Err(EngineError::no_answer())
+        }
     }
 }

@@ -7,7 +7,6 @@ use std::time::Duration;
 
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
-use tokio::sync::oneshot;
 
 use crate::origin::PastAttempt;
 use crate::record::{Cause, Record};
@@ -57,23 +56,9 @@ fn may_have_left_something(record: &Record) -> Option<Vec<PastAttempt>> {
 }
 
 /// Calls the hook of a claim that was granted, if there was an attempt before that may have left something. It runs in
-/// a task of its own: whoever asked may go away, and a hook that is slower than its clients still comes to its end.
+/// the operation's own task: whoever asked may go away, and a hook that is slower than its clients still comes to its
+/// end.
 pub(super) async fn roll_back(
-    engine: &Engine,
-    lease: Lease,
-    hook: &OnRetry,
-    run_max: Duration,
-) -> Result<Begin, EngineError> {
-    let (tell, told) = oneshot::channel();
-    let (own, hook) = (engine.clone(), hook.clone());
-    engine.spawn(async move {
-        // If nobody listens any more, the lease is dropped here: rolled back and never started, so released.
-        drop(tell.send(rolled_back(&own, lease, &hook, run_max).await));
-    });
-    told.await.unwrap_or(Err(EngineError::Closing))
-}
-
-async fn rolled_back(
     engine: &Engine,
     lease: Lease,
     hook: &OnRetry,

@@ -73,5 +73,5 @@ pub(super) fn note_untried(
             pause = (pause * 2).min(PAUSE_MAX);
         }
     };
-    engine.tracker.spawn_on(writing, &engine.runtime)
+    engine.tasks.spawn_tracked(&engine.tracker, writing)
 }

@@ -9,11 +9,12 @@ use crate::clock::Timestamp;
 use crate::decide::{self, Contact, Moment, Reading};
 use crate::fingerprint::Fingerprint;
 use crate::record::{Record, State};
+use crate::scope::RecordId;
 
 use super::Inner;
 use super::flight::{Landing, Phase};
 use super::latest::Reader;
-use super::operation::{Answer, EngineError, InFlight, Operation};
+use super::operation::{Answer, EngineError, InFlight};
 use super::remote::Seen;
 
 /// What to do after a look at a record.
@@ -25,12 +26,12 @@ pub(super) enum Next {
     RunsElsewhere,
 }
 
-/// What a record as found means to this operation.
-pub(super) fn interpret(record: &Arc<Record>, operation: &Operation, now: Timestamp) -> Next {
+/// What a record as found means to whoever asked with this fingerprint.
+pub(super) fn interpret(record: &Arc<Record>, asked: &Fingerprint, now: Timestamp) -> Next {
     // The store has the last word on leases: it left this one to its owner, whose grace may count anew
     // after an outage.
     let at = Moment { now, contact: Contact::Unknown };
-    match decide::read(Some(record), &operation.fingerprint, at) {
+    match decide::read(Some(record), asked, at) {
         Reading::Mismatch => Next::Other(record.fingerprint),
         Reading::InFlight => Next::RunsElsewhere,
         Reading::Unknown => Next::Answer(Answer::Unknown(Arc::clone(record))),
@@ -86,7 +87,7 @@ impl Drop for Patience<'_> {
 
 /// Follows a flight of this process.
 pub(super) async fn join(
-    operation: &Operation,
+    asked: &Fingerprint,
     mut phase: Reader<Phase>,
     patience: &mut Patience<'_>,
 ) -> Result<Next, EngineError> {
@@ -106,7 +107,7 @@ pub(super) async fn join(
                 }
             }
             Phase::Running(fingerprint) => {
-                if fingerprint != operation.fingerprint {
+                if fingerprint != *asked {
                     return Ok(Next::Other(fingerprint));
                 }
                 let left = match patience.left() {
@@ -127,7 +128,7 @@ pub(super) async fn join(
                 if waited && matches!(record.state, State::Released { .. }) {
                     return Ok(Next::Answer(Answer::InFlight));
                 }
-                return Ok(interpret(&record, operation, now));
+                return Ok(interpret(&record, asked, now));
             }
             Phase::Landed(Landing::Failed(error)) => return Err(error),
             Phase::Landed(Landing::Nothing) => return Ok(Next::Again),
@@ -138,21 +139,22 @@ pub(super) async fn join(
 /// Waits for an attempt of another node. `None`: ask the store again.
 pub(super) async fn elsewhere(
     engine: &Inner,
-    operation: &Operation,
+    id: RecordId,
+    asked: &Fingerprint,
     patience: &mut Patience<'_>,
 ) -> Option<Answer> {
     let left = match patience.left() {
         Ok(left) => left,
         Err(answer) => return Some(answer),
     };
-    let mut seen = engine.remote.watch(operation.id);
+    let mut seen = engine.remote.watch(id);
     let found = tokio::select! {
         biased;
         found = stopped(&mut seen) => found,
         () = engine.clock.sleep(left) => return Some(Answer::WaitTimeout),
     };
     let record = found?;
-    if record.fingerprint != operation.fingerprint {
+    if record.fingerprint != *asked {
         return None;
     }
     match record.state {
@@ -174,7 +176,7 @@ async fn stopped(seen: &mut Reader<Seen>) -> Option<Arc<Record>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{AttemptId, Key, Scope};
+    use crate::{AttemptId, Key, Operation, Scope};
 
     #[test]
     fn what_the_store_leaves_to_its_owner_is_in_flight() {
@@ -193,6 +195,9 @@ mod tests {
             state: State::Running { lease_until: Timestamp::default() },
         });
         let long_after = Timestamp::from_micros(u64::MAX);
-        assert!(matches!(interpret(&record, &operation, long_after), Next::RunsElsewhere));
+        assert!(matches!(
+            interpret(&record, &operation.fingerprint, long_after),
+            Next::RunsElsewhere
+        ));
     }
 }

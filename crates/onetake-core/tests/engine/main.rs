@@ -10,6 +10,8 @@ mod key_lives;
 mod late_claims;
 mod lease_start;
 mod renewal;
+mod store_faults;
+mod traffic;
 mod waiting;
 
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -293,6 +293,22 @@ mod tests {
         assert_eq!(other.names().await.unwrap(), [""; 0], "another store's are not its own");
     }
 
+    /// A flipped bit may have made it the other store's, so its own store has to hear of it.
+    #[tokio::test]
+    async fn a_damaged_file_that_names_another_store_is_listed() {
+        let folder = tempfile::tempdir().unwrap();
+        let other = FileJournal::open(folder.path(), &[2; 32]).unwrap();
+        other.keep(settlements()).await.unwrap();
+        let journal = FileJournal::open(folder.path(), &[1; 32]).unwrap();
+        assert_eq!(journal.names().await.unwrap(), [""; 0]);
+        let file = folder.path().join(&other.names().await.unwrap()[0]);
+        let mut bytes = fs::read(&file).unwrap();
+        *bytes.last_mut().unwrap() ^= 1;
+        fs::write(&file, bytes).unwrap();
+        assert_eq!(journal.names().await.unwrap().len(), 1);
+        assert_eq!(all(&journal).await, [Kept::default()], "nobody knows what was in it");
+    }
+
     #[tokio::test]
     async fn an_unused_journal_leaves_no_folder() {
         let folder = tempfile::tempdir().unwrap();

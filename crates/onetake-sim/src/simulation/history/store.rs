@@ -278,20 +278,21 @@ impl Facts {
             let until = if forgets { at.saturating_add(cache_age) } else { at };
             if let Some(open) = key.recorded.last_mut().filter(|it| it.forgotten_by.is_none()) {
                 open.until = open.until.min(until);
-                open.forgotten_by = forgotten_by.map(|node| (node, at));
+                open.forgotten_by = forgotten_by.map(|node| (node, until));
             }
             if let Some(open) = key.refused.last_mut().filter(|it| it.1 == Micros::MAX) {
                 open.1 = until;
             }
-            match after.map(|record| &record.state) {
-                Some(State::Completed { recording, .. }) => {
+            match after.map(|record| (&record.state, record.attempt)) {
+                Some((State::Completed { recording, .. }, attempt)) => {
                     let body = recording.body.clone().unwrap_or_default();
                     let expires_at = after.and_then(Record::expires_at).unwrap_or(store_now);
                     let left = onetake_core::clock::micros(expires_at.since(store_now));
                     let until = at.saturating_add(left).saturating_add(set_back);
-                    key.recorded.push(Recorded { body, from: at, until, forgotten_by: None });
+                    let (from, forgotten_by) = (at, None);
+                    key.recorded.push(Recorded { body, from, until, attempt, forgotten_by });
                 }
-                Some(State::Unknown { .. } | State::Failed { .. }) => {
+                Some((State::Unknown { .. } | State::Failed { .. }, _)) => {
                     key.refused.push((at, Micros::MAX));
                 }
                 _ => {}

@@ -1,0 +1,110 @@
+//! The tasks and the messages between tasks that an operation costs.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use onetake_core::{
+    Begin, Engine, Executed, Lease, Limits, MemoryStore, Outcome, Recording, Settling, SystemClock,
+    SystemRng, Verdict, Work,
+};
+use tokio::runtime::Handle;
+
+use crate::operation;
+
+fn engine() -> Engine {
+    let store = Arc::new(MemoryStore::new());
+    Engine::with(store, Arc::new(SystemClock), Arc::new(SystemRng), Limits::default())
+}
+
+/// The tasks and messages since `before`.
+fn since(engine: &Engine, before: onetake_core::Traffic) -> (u64, u64) {
+    let now = engine.traffic();
+    (now.tasks - before.tasks, now.hops - before.hops)
+}
+
+#[tokio::test]
+async fn a_fresh_operation_takes_one_task_and_a_replay_none() {
+    let engine = engine();
+    tokio::task::yield_now().await;
+    for key in ["first", "second"] {
+        let (before, alive) = (engine.traffic(), Handle::current().metrics().num_alive_tasks());
+        let ran = engine.run(operation(key), move |_| async move {
+            let alive_now = Handle::current().metrics().num_alive_tasks();
+            assert!(alive_now <= alive + 1, "{alive_now} tasks instead of {alive}");
+            Verdict::Complete(Recording::new("paid"))
+        });
+        let ran = ran.await.unwrap();
+        assert!(matches!(ran, Outcome::Ran(Settling::Recorded(_))));
+        let (tasks, hops) = since(&engine, before);
+        // The first lease of an idle engine also wakes the task that renews leases.
+        assert_eq!(tasks, 1, "{key}");
+        assert_eq!(hops, if key == "first" { 2 } else { 1 }, "{key}");
+        let before = engine.traffic();
+        let replayed = engine.run(operation(key), |_| async { Verdict::Release }).await.unwrap();
+        assert!(matches!(replayed, Outcome::Answered(_)));
+        assert_eq!(since(&engine, before), (0, 0), "{key}");
+    }
+}
+
+#[tokio::test]
+async fn whoever_joins_a_running_operation_takes_no_task() {
+    let engine = engine();
+    let Begin::Run(lease) = engine.begin(&operation("a")).await.unwrap() else { panic!() };
+    lease.start().unwrap();
+    let before = engine.traffic();
+    let other = engine.run(operation("a"), |_| async { Verdict::Release }).await.unwrap();
+    assert!(matches!(other, Outcome::Answered(_)));
+    assert_eq!(since(&engine, before), (0, 0));
+    drop(lease);
+}
+
+/// Counts how often it is run, and how often it is given back.
+struct Counted(Arc<AtomicUsize>);
+
+impl Work for Counted {
+    type Output = &'static str;
+
+    async fn run(self, lease: &Lease) -> (Verdict, &'static str) {
+        self.0.fetch_add(1, Ordering::SeqCst);
+        lease.start().unwrap();
+        (Verdict::Complete(Recording::new("paid")), "receipt")
+    }
+}
+
+#[tokio::test]
+async fn work_has_an_output_of_its_own_and_is_given_back_where_it_is_not_needed() {
+    let (engine, runs) = (engine(), Arc::new(AtomicUsize::new(0)));
+    let executed = engine.execute(&operation("a"), Counted(Arc::clone(&runs))).await;
+    assert!(matches!(executed, Executed::Ran(Settling::Recorded(_), "receipt")));
+    let executed = engine.execute(&operation("a"), Counted(Arc::clone(&runs))).await;
+    assert!(matches!(executed, Executed::Answered(_, Counted(_))));
+    engine.shutdown(std::time::Duration::ZERO).await.unwrap();
+    let executed = engine.execute(&operation("b"), Counted(Arc::clone(&runs))).await;
+    assert!(matches!(executed, Executed::Failed(_, Some(Counted(_)))));
+    assert_eq!(runs.load(Ordering::SeqCst), 1);
+}
+
+/// Panics before it starts, or after.
+struct Panics(bool);
+
+impl Work for Panics {
+    type Output = ();
+
+    async fn run(self, lease: &Lease) -> (Verdict, ()) {
+        if self.0 {
+            lease.start().unwrap();
+        }
+        // Not `panic!`, which would print.
+        std::panic::resume_unwind(Box::new("panics"))
+    }
+}
+
+#[tokio::test]
+async fn work_that_panics_is_unknown_if_it_had_started() {
+    let engine = engine();
+    for (has_started, state) in [(false, "released"), (true, "unknown")] {
+        let executed = engine.execute(&operation("a"), Panics(has_started)).await;
+        let Executed::Panicked(Settling::Recorded(record)) = executed else { panic!() };
+        assert_eq!(record.state.name(), state);
+    }
+}

@@ -218,3 +218,17 @@ fn simulate(root: &Path, tree: &Path) -> Result<Option<(String, String)>, String
     let invariant = invariant.split_once(": ").map_or(invariant, |(_, name)| name);
     Ok(Some((invariant.to_owned(), seeds)))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_text_of_every_bug_is_there_once() {
+        for bug in BUGS {
+            let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../crates").join(bug.file);
+            let source = std::fs::read_to_string(file).unwrap();
+            assert_eq!(source.matches(bug.from).count(), 1, "{}: {}", bug.what, bug.file);
+        }
+    }
+}

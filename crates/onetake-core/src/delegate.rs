@@ -1,6 +1,6 @@
 //! Delegation of a decorator's methods to the store inside it.
 
-/// Writes what a decorator of a store leaves to the store inside it.
+/// Writes the methods and traits that a decorator of a store leaves to the store inside it.
 ///
 /// Inside an `impl` of one of the traits of a [`Store`](crate::store::Store), it writes methods; outside, it
 /// writes whole traits:

@@ -281,9 +281,8 @@ pub const FOUND_MAX: usize = 16;
 
 /// The store contract: it keeps records. The module's documentation says what a store owes.
 ///
-/// A store owes its four other traits too. They are apart because they are nobody's who runs operations:
-/// operators find records and read the audit log, nodes share secrets, and transactions seal recordings
-/// themselves. A decorator writes the methods that it changes, and [`delegate_store!`](crate::delegate_store)
+/// A store owes four other traits too. They are apart because no operation needs them to run: operators find
+/// records and read the audit log, nodes share secrets, and transactions seal recordings themselves. A decorator writes the methods that it changes, and [`delegate_store!`](crate::delegate_store)
 /// writes the others. No method has a default body: a decorator that forgot one would bypass what is inside.
 pub trait Store:
     RecordIndex + AuditLog + SharedSecrets + Sealing + Send + Sync + fmt::Debug + 'static
@@ -315,7 +314,7 @@ pub trait Store:
     fn close(&self) -> BoxFuture<'_, Result<(), StoreError>>;
 }
 
-/// What an attempt is due for.
+/// The reason why an attempt is due.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Due {
     /// To be passed over: it runs, and its lease and grace are over

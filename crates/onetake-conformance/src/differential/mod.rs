@@ -32,20 +32,20 @@ const TOLD_MAX: usize = 40;
 /// Sweeps until nothing more is due, at most.
 const SWEEPS_MAX: usize = 100;
 
-/// In what a store may differ from the reference.
+/// The differences that a store may have from the reference.
 #[derive(Clone, Copy, Debug)]
 pub struct Differences {
-    /// How the store tells that a lease is over.
+    /// The way in which the store tells that a lease is over.
     pub leases: Leases,
-    /// What a sweep deletes.
+    /// The records that a sweep deletes.
     pub sweeps: Sweeps,
-    /// How often one asks what is due until all of it is told, at most.
+    /// The most calls of [`Store::due`] until the store has told all that is due.
     pub due_tries: usize,
     /// True if the subject can be opened anew without changing what is there.
     pub reopens: bool,
 }
 
-/// How a store tells that a lease is over.
+/// The way in which a store tells that a lease is over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Leases {
     /// By its clock. The store is always in contact with owners.
@@ -56,7 +56,7 @@ pub enum Leases {
     ByWatching,
 }
 
-/// What a sweep deletes.
+/// The records that a sweep deletes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sweeps {
     /// All that expired.
@@ -84,7 +84,7 @@ impl fmt::Display for Difference {
     }
 }
 
-/// What was played.
+/// The counts of a game.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Played {
     /// Claims, settlements, reads and others.
@@ -146,7 +146,7 @@ struct Game<'a> {
     last: VecDeque<String>,
 }
 
-/// What differs, if something does.
+/// The first difference, if there is one.
 type Compared = Result<(), String>;
 
 impl Game<'_> {
@@ -222,7 +222,7 @@ impl Game<'_> {
         compare_due("unsettled", due, &told, true)
     }
 
-    /// What is due. A store that finds it by and by is asked again.
+    /// All attempts that are due. A store that finds them by and by is asked again.
     async fn all_due(&self, count: usize, which: Due) -> Result<Vec<DueAttempt>, String> {
         let mut told = Vec::new();
         for _ in 0..self.differences.due_tries.max(1) {

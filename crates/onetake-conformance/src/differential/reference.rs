@@ -155,7 +155,7 @@ impl Reference {
         asked.filter(|(ask_at, _)| *ask_at <= self.now).collect()
     }
 
-    /// How many records expired, and how many of them were unknown.
+    /// The number of records that expired, and of those among them that were unknown.
     pub(super) fn expired(&self) -> (usize, usize) {
         let expired = || self.records.values().filter(|record| record.is_expired(self.now));
         let unknown = expired().filter(|record| matches!(record.state, State::Unknown { .. }));

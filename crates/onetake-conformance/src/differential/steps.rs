@@ -35,7 +35,7 @@ pub(super) enum Step {
 }
 
 impl Step {
-    /// How many steps it counts for.
+    /// The number of steps that it counts for.
     pub(super) fn count(&self) -> usize {
         match self {
             Self::Claim(batch) => batch.len(),

@@ -77,12 +77,13 @@ BEGIN
     GET DIAGNOSTICS v_count = ROW_COUNT;
     SELECT fence INTO v_lowest FROM onetake_floor;
     IF v_count > 0 AND v_lowest >= v_fence THEN
-        -- Nobody else has seen these rows yet.
+        -- Nobody else has seen the rows that were inserted yet. One of a claim that was sent before, maybe at the
+        -- same microsecond, is not among them.
         v_fence := v_lowest + 1;
         UPDATE onetake_records AS record SET fence = v_fence
           FROM unnest(ids, attempts) AS asked (id, attempt)
          WHERE record.id BETWEEN asked.id AND asked.id AND record.attempt = asked.attempt
-           AND record.claimed_at = v_now AND record.fence = v_now;
+           AND record.claimed_at = v_now AND record.fence = v_now AND record.xmin = pg_current_xact_id()::xid;
     END IF;
     IF v_count = cardinality(ids) THEN
         IF (extract(epoch FROM clock_timestamp()) * 1000000)::bigint + shift

@@ -9,6 +9,9 @@ mod subjects;
 
 use onetake_conformance::Subject;
 use onetake_conformance::differential::{Differences, Leases, Sweeps, play};
+use onetake_core::{
+    AttemptId, Claim, Claimed, Fingerprint, Origin, RecordId, Settlement, Terms, Verb,
+};
 use onetake_sim::servers::{Dynamo, Postgres, Redis};
 
 /// Steps on each store in the short form.
@@ -86,6 +89,34 @@ async fn sqlite() {
 async fn postgres() {
     let server = Postgres::start().await;
     agrees(POSTGRES, async || subjects::postgres(&server).await).await;
+}
+
+/// Seed 5 found it: a claim that is sent again at the microsecond of the first one, while the floor of fences
+/// is as high as the clock, beside a key that is inserted.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_claim_that_is_sent_again_keeps_its_fence_although_the_floor_is_as_high() {
+    let server = Postgres::start().await;
+    let subject = subjects::postgres(&server).await;
+    let store = subject.store();
+    let claim = |number: u8| Claim {
+        id: RecordId::from_bytes([number; 16]),
+        attempt: AttemptId::from_bytes([number; 16]),
+        fingerprint: Fingerprint::of(b"pay"),
+        terms: Terms::default(),
+        origin: Origin::default(),
+    };
+    let granted = store.claim(vec![claim(1), claim(2)]).await;
+    let Ok(Claimed::Granted { fence }) = &granted[0] else { panic!("{granted:?}") };
+    for verb in [Verb::Release, Verb::Forget] {
+        let Claim { id, attempt, .. } = claim(2);
+        store.settle(vec![Settlement { id, attempt, verb }]).await.remove(0).unwrap();
+    }
+    assert_eq!(store.sweep(10).await.unwrap().removed, 1);
+    let again = store.claim(vec![claim(1), claim(3)]).await;
+    let Ok(Claimed::Granted { fence: of_second }) = &again[0] else { panic!("{again:?}") };
+    let Ok(Claimed::Granted { fence: of_other }) = &again[1] else { panic!("{again:?}") };
+    assert_eq!(of_second, fence);
+    assert!(of_other > fence, "the floor counts for it");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -49,6 +49,14 @@ fn a_variable_that_is_not_there_and_one_that_is_wrong() {
     let url = format!("{base}[store]\nurl = \"postgres://me:${{PW}}@db:x/y\"\n");
     let wrong = with(&url, &[("PW", "hush")]).unwrap_err().to_string();
     assert!(wrong.contains("not a valid port") && !wrong.contains("hush"), "{wrong}");
+    let url = format!("{base}[store]\nurl = \"postgres://me:hush@${{HOST}}:x/y\"\n");
+    let wrong = with(&url, &[("HOST", "db")]).unwrap_err().to_string();
+    assert!(wrong.contains("not a valid port") && !wrong.contains("hush"), "{wrong}");
+    let wrong = said("upstream = \"${API}\"", &[("API", "hush:80")]);
+    assert!(
+        wrong.contains("did you mean \"http://${API}\"?") && !wrong.contains("hush"),
+        "{wrong}"
+    );
     // Two dollars stand for one, and variables that are set from outside are taken as they are.
     let literal = said("ttl = \"$${TTL}\"", &[("TTL", "1h")]);
     assert!(literal.contains("not a duration"), "{literal}");

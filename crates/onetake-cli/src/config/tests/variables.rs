@@ -138,7 +138,7 @@ fn every_value_is_explained_with_its_layer() {
         "tenant = \"public\" # [defaults], f.toml:5:10",
         "key.required = true # preset payment",
         "upstream_timeout = \"30s\" # built-in",
-        "upstream = \"http://a/\" # built-in",
+        "upstream = \"http://a/\" # [gateway]",
         "grace = \"7s\" # built-in",
         "on_store_down = \"fail-closed\" # preset payment",
         "every 5xx: mark_unknown # preset payment",

@@ -100,6 +100,19 @@ impl Fault {
         if hides_value { self.showing(None) } else { self }
     }
 
+    /// Repeats the text of the file, and not the variables in it: they may hold a secret.
+    pub(super) fn about_file_only(self, text: &str, written: &str) -> Self {
+        let plain = |said: String| match text.is_empty() {
+            true => said,
+            false => said.replace(text, written),
+        };
+        let shows = match self.shows {
+            Shows::AsWritten => Shows::AsWritten,
+            Shows::Instead(_) | Shows::Nothing => Shows::Nothing,
+        };
+        Self { what: plain(self.what), fix: plain(self.fix), shows }
+    }
+
     /// Repeats this instead of the value, or nothing.
     pub(super) fn showing(self, instead: Option<String>) -> Self {
         Self { shows: instead.map_or(Shows::Nothing, Shows::Instead), ..self }

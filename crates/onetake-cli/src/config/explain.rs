@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use onetake_http::{Disposition, Preset};
+use onetake_http::{Dialect, Disposition, Preset};
 
 use super::error::Problems;
 use super::form::Shape;
@@ -60,7 +60,8 @@ fn lines(
         if lines.len() == before
             && let Some(value) = built_in(path, option, route, config)
         {
-            lines.push((format!("{path}{value}"), "built-in".to_owned()));
+            let from = if path == "upstream" { "[gateway]" } else { "built-in" };
+            lines.push((format!("{path}{value}"), from.to_owned()));
         }
     };
     for option in PolicyOptions::info().options {
@@ -91,6 +92,7 @@ fn built_in(
     let value = match path {
         "grace" => format!("\"{}\"", show_duration(policy.terms.grace)),
         "key.required" => policy.key.required.to_string(),
+        "statuses.mismatch" if policy.answers.dialect == Dialect::Stripe => "400".to_owned(),
         "fingerprint.mode" => "\"bytes\"".to_owned(),
         "upstream" => format!("\"{}\"", upstream?),
         _ if LISTS.contains(&path) => return None,

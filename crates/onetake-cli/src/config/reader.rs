@@ -83,10 +83,9 @@ impl<'t> Section<'t> {
 impl<'t> Value<'t> {
     /// Reports what is wrong with this value.
     pub(super) fn refuse<T>(&self, fault: Fault, problems: &mut Problems<'_>) -> Option<T> {
-        // A variable may hold a secret: the text of the file is repeated, and not the variable's.
-        let fault = match &self.node.written {
-            Some(written) => fault.showing(Some(written.clone())),
-            None => fault,
+        let fault = match (&self.node.kind, &self.node.written) {
+            (Kind::Text(text), Some(written)) => fault.about_file_only(text, written),
+            _ => fault,
         };
         problems.add(&self.node.at, &self.path, self.node.shown(), fault);
         None

@@ -68,7 +68,10 @@ impl Node {
     /// The value for a message: one line, without control characters, not too long.
     pub(super) fn shown(&self) -> Option<String> {
         match &self.kind {
-            Kind::Text(text) => Some(format!("\"{}\"", shorten(text))),
+            Kind::Text(text) => {
+                // A variable may hold a secret: the text of the file is repeated.
+                Some(format!("\"{}\"", shorten(self.written.as_ref().unwrap_or(text))))
+            }
             Kind::Integer(text, _) | Kind::Other(_, text) => Some(shorten(text)),
             Kind::Boolean(value) => Some(value.to_string()),
             Kind::List(_) | Kind::Table(_) => None,

@@ -105,12 +105,12 @@ async fn roots_or_client_certificates_that_are_of_no_use() {
         (vec![("roots", "nowhere.pem")], ["roots", "nowhere.pem", "No such file"]),
         (vec![("roots", "empty.pem")], ["roots", "empty.pem", "no certificate in it"]),
         (
-            vec![("roots", "ca.pem"), ("certificate", "old.pem"), ("key", "old.key")],
+            vec![("roots", "ca.pem"), ("certificate", "old.pem"), ("private_key", "old.key")],
             ["certificate", "old.pem", "expired"],
         ),
         (
-            vec![("roots", "ca.pem"), ("certificate", "cert.pem"), ("key", "old.key")],
-            ["key", "old.key", "not the key of"],
+            vec![("roots", "ca.pem"), ("certificate", "cert.pem"), ("private_key", "old.key")],
+            ["private_key", "old.key", "not the key of"],
         ),
     ] {
         let said = refused(&upstream_tls(folder.path(), &fields)).await;

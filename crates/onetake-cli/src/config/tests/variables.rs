@@ -49,6 +49,14 @@ fn a_variable_that_is_not_there_and_one_that_is_wrong() {
     let url = format!("{base}[store]\nurl = \"postgres://me:${{PW}}@db:x/y\"\n");
     let wrong = with(&url, &[("PW", "hush")]).unwrap_err().to_string();
     assert!(wrong.contains("not a valid port") && !wrong.contains("hush"), "{wrong}");
+    let url = format!("{base}[store]\nurl = \"postgres://me:hush@${{HOST}}:x/y\"\n");
+    let wrong = with(&url, &[("HOST", "db")]).unwrap_err().to_string();
+    assert!(wrong.contains("not a valid port") && !wrong.contains("hush"), "{wrong}");
+    let wrong = said("upstream = \"${API}\"", &[("API", "hush:80")]);
+    assert!(
+        wrong.contains("did you mean \"http://${API}\"?") && !wrong.contains("hush"),
+        "{wrong}"
+    );
     // Two dollars stand for one, and variables that are set from outside are taken as they are.
     let literal = said("ttl = \"$${TTL}\"", &[("TTL", "1h")]);
     assert!(literal.contains("not a duration"), "{literal}");
@@ -130,7 +138,7 @@ fn every_value_is_explained_with_its_layer() {
         "tenant = \"public\" # [defaults], f.toml:5:10",
         "key.required = true # preset payment",
         "upstream_timeout = \"30s\" # built-in",
-        "upstream = \"http://a/\" # built-in",
+        "upstream = \"http://a/\" # [gateway]",
         "grace = \"7s\" # built-in",
         "on_store_down = \"fail-closed\" # preset payment",
         "every 5xx: mark_unknown # preset payment",

@@ -12,6 +12,7 @@ cargo xtask bugs        put deliberate bugs into the engine, and see whether the
 cargo xtask coverage    measure how much of the engine the simulation alone covers: [SEEDS]
 cargo xtask model       visit every state of the larger models
 cargo xtask histories   check histories of concurrent clients on real servers: [SECONDS] [CYCLES]
+cargo xtask differential  compare every store with `decide` by random steps: [STEPS] [SEED]
 cargo xtask power-loss  lose power at every moment, flip bits, kill the store again and again: [CYCLES]";
 
 /// Runs the simulator with the arguments of the command line.
@@ -34,6 +35,18 @@ pub(crate) fn histories(arguments: &[String]) -> Result<(), String> {
     command.args(["--", "--nocapture", "--test-threads", "2"]);
     command.env("ONETAKE_HISTORIES_SECONDS", seconds.to_string());
     run(command.env("ONETAKE_HISTORIES_CYCLES", cycles.to_string()))
+}
+
+/// Plays random steps on every store, and compares each answer with the decision functions.
+pub(crate) fn differential(arguments: &[String]) -> Result<(), String> {
+    crate::install::servers()?;
+    let (steps, seed) = (number(arguments, 0, 100_000)?, number(arguments, 1, 1)?);
+    let mut command = cargo();
+    // Of the workspace, as `cargo xtask test` builds it: nothing is built twice.
+    command.args(["test", "--workspace", "--all-features", "--test", "differential"]);
+    command.args(["--", "--nocapture", "--test-threads", "2"]);
+    command.env("ONETAKE_STEPS", steps.to_string());
+    run(command.env("ONETAKE_SEED", seed.to_string()))
 }
 
 /// Rebuilds folders for every moment of a power loss, and kills the embedded store many times.

@@ -38,6 +38,7 @@ fn main() -> ExitCode {
         Some("coverage") => return ended(long_forms::coverage(&rest)),
         Some("model") => return ended(long_forms::model()),
         Some("histories") => return ended(long_forms::histories(&rest)),
+        Some("differential") => return ended(long_forms::differential(&rest)),
         Some("power-loss") => return ended(long_forms::power_loss(&rest)),
         Some("mutants") => return mutants::run(rest.into_iter()),
         Some("test") => {

@@ -14,10 +14,12 @@ use futures_util::future::BoxFuture;
 use tokio::sync::oneshot;
 
 use onetake_core::note::{Note, Notes};
-use onetake_core::store::{Abandoned, Answers, Cursor, Page, Swept};
+use onetake_core::store::{
+    Answers, AuditLog, Cursor, Due, DueAttempt, Page, RecordIndex, Sealing, SharedSecrets, Swept,
+};
 use onetake_core::{
-    Claim, Claimed, MemoryStore, Record, RecordId, Reference, Settled, Settlement, Store,
-    StoreError, StoreErrorKind, codec,
+    AttemptId, Claim, Claimed, MemoryStore, Record, RecordId, Recording, Reference, Settled,
+    Settlement, Store, StoreError, StoreErrorKind, codec,
 };
 
 type Append = (Vec<u8>, oneshot::Sender<()>);
@@ -113,18 +115,24 @@ impl Store for RawLog {
         self.memory.load(ids)
     }
 
-    fn abandoned(&self, limit: usize) -> BoxFuture<'_, Result<Vec<Abandoned>, StoreError>> {
-        self.memory.abandoned(limit)
-    }
-
-    fn unsettled(&self, limit: usize) -> BoxFuture<'_, Result<Vec<Abandoned>, StoreError>> {
-        self.memory.unsettled(limit)
+    fn due(&self, which: Due, limit: usize) -> BoxFuture<'_, Result<Vec<DueAttempt>, StoreError>> {
+        self.memory.due(which, limit)
     }
 
     fn sweep(&self, limit: usize) -> BoxFuture<'_, Result<Swept, StoreError>> {
         self.memory.sweep(limit)
     }
 
+    fn ready(&self) -> BoxFuture<'_, Result<(), StoreError>> {
+        self.memory.ready()
+    }
+
+    fn close(&self) -> BoxFuture<'_, Result<(), StoreError>> {
+        self.memory.close()
+    }
+}
+
+impl RecordIndex for RawLog {
     fn page(&self, from: Option<Cursor>, limit: usize) -> BoxFuture<'_, Result<Page, StoreError>> {
         self.memory.page(from, limit)
     }
@@ -132,7 +140,9 @@ impl Store for RawLog {
     fn find(&self, reference: Reference) -> BoxFuture<'_, Result<Vec<RecordId>, StoreError>> {
         self.memory.find(reference)
     }
+}
 
+impl AuditLog for RawLog {
     fn note(&self, note: Note) -> BoxFuture<'_, Result<(), StoreError>> {
         self.memory.note(note)
     }
@@ -145,7 +155,9 @@ impl Store for RawLog {
     ) -> BoxFuture<'_, Result<Notes, StoreError>> {
         self.memory.notes(of, from, limit)
     }
+}
 
+impl SharedSecrets for RawLog {
     fn secret(
         &self,
         name: &'static str,
@@ -153,12 +165,15 @@ impl Store for RawLog {
     ) -> BoxFuture<'_, Result<[u8; 32], StoreError>> {
         self.memory.secret(name, fresh)
     }
+}
 
-    fn ready(&self) -> BoxFuture<'_, Result<(), StoreError>> {
-        self.memory.ready()
-    }
-
-    fn close(&self) -> BoxFuture<'_, Result<(), StoreError>> {
-        self.memory.close()
+impl Sealing for RawLog {
+    fn seal(
+        &self,
+        _: RecordId,
+        _: AttemptId,
+        recording: Recording,
+    ) -> Result<Recording, StoreError> {
+        Ok(recording)
     }
 }

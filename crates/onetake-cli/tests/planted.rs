@@ -6,8 +6,8 @@
 mod common;
 
 use futures_util::future::join_all;
+use onetake_conformance::{Capabilities, Simulated};
 use onetake_core::MemoryStore;
-use onetake_core::conformance::{self, Capabilities, Simulated};
 use onetake_core::planted::{Bug, plant};
 use onetake_sim::blackbox;
 use onetake_sim::model::{self, Model, suite};
@@ -43,9 +43,9 @@ async fn findings(suite: &str) -> Vec<String> {
     let names = |failed: Vec<&str>| failed.into_iter().map(str::to_owned).collect();
     let can = Capabilities::default();
     match suite {
-        "memory store" => names(conformance::run(in_memory, can).await.failed()),
-        "embedded store" => names(conformance::run(embedded, can).await.failed()),
-        "engine" => names(conformance::run_engine(in_memory, can).await.failed()),
+        "memory store" => names(onetake_conformance::run(in_memory, can).await.failed()),
+        "embedded store" => names(onetake_conformance::run(embedded, can).await.failed()),
+        "engine" => names(onetake_conformance::run_engine(in_memory, can).await.failed()),
         "black box" => names(blackbox::run(InProcess::start, "memory:").await.failed()),
         "model" => {
             let two_keys = |model: &suite::SuiteModel| model.name == "two-keys-retry-fail";

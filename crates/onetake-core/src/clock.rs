@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::future::Future;
 use std::pin::Pin;
-use std::sync::atomic::{AtomicI64, Ordering};
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -117,23 +117,53 @@ impl Rng for SystemRng {
 /// Time that passed only in a test: a store whose server has a clock adds it to what that clock
 /// says. It is zero everywhere else.
 #[derive(Clone, Debug, Default)]
-pub struct Shift(Arc<AtomicI64>);
+pub struct Shift(Arc<Shifting>);
+
+#[derive(Debug, Default)]
+struct Shifting {
+    micros: AtomicI64,
+    /// The time that is shown in place of the server's; zero if it is the server's.
+    fixed: AtomicU64,
+}
 
 impl Shift {
     /// Lets time pass.
     pub fn advance(&self, by: Duration) {
-        self.0.fetch_add(signed_micros(by), Ordering::AcqRel);
+        if self.fixed().is_some() {
+            self.0.fixed.fetch_add(micros(by), Ordering::AcqRel);
+        } else {
+            self.0.micros.fetch_add(signed_micros(by), Ordering::AcqRel);
+        }
+    }
+
+    /// Shows this time in place of the server's from now on, in stores that can do so.
+    pub fn fix(&self, at: Timestamp) {
+        self.0.fixed.store(at.as_micros(), Ordering::Release);
+    }
+
+    /// The time that is shown in place of the server's.
+    #[must_use]
+    pub fn fixed(&self) -> Option<Timestamp> {
+        let micros = self.0.fixed.load(Ordering::Acquire);
+        (micros > 0).then_some(Timestamp::from_micros(micros))
+    }
+
+    /// The server's time as the test wants it, in microseconds.
+    #[must_use]
+    pub fn apply(&self, server: u64) -> u64 {
+        self.fixed()
+            .map_or_else(|| server.saturating_add_signed(self.as_micros()), Timestamp::as_micros)
     }
 
     /// Sets the server's clock back, as an operator or a failover to a server with a slower clock can.
     pub fn set_back(&self, by: Duration) {
-        self.0.fetch_sub(signed_micros(by), Ordering::AcqRel);
+        self.0.micros.fetch_sub(signed_micros(by), Ordering::AcqRel);
     }
 
     /// The sum of what passed so far, in microseconds; negative if the clock was set back by more.
     #[must_use]
     pub fn as_micros(&self) -> i64 {
-        self.0.load(Ordering::Acquire)
+        self.0.micros.load(Ordering::Acquire)
     }
 }
 

@@ -1,7 +1,8 @@
 //! The state machine, as pure functions.
 //!
-//! Every store applies these inside one atomic step of its own (or restates them in its own
-//! language, and is held to it by the conformance suite). Nothing here looks at a clock.
+//! Every store applies these inside one atomic step of its own, or restates them in its own
+//! language. The conformance suite and the differential test compare such a store with these functions.
+//! Nothing here looks at a clock.
 
 use std::time::Duration;
 
@@ -11,6 +12,58 @@ use crate::origin::{History, PastAttempt};
 use crate::planted::{Bug, planted};
 use crate::record::{Cause, Fence, OnUnknown, Record, State, Terms};
 use crate::store::{Claim, Settlement, Verb};
+
+/// The contact of the asking node with the store, by which the owner of a running record may be passed
+/// over.
+///
+/// An owner renews its lease while it runs. While a store was unreachable, nobody could renew, so every
+/// owner gets its whole grace anew afterwards.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Contact {
+    /// The node knows nothing: no owner is passed over.
+    Unknown,
+    /// The node has been in touch with the store, without a break, for so long. The store's clock tells
+    /// when a lease ends.
+    For(Duration),
+    /// The node has seen the record unchanged, without a break, for so long. This is for stores without a
+    /// clock of their own: the time replaces the end of the lease.
+    Unchanged(Duration),
+}
+
+impl Contact {
+    /// The contact of a store that cannot be unreachable for an owner, because it lives in its process.
+    pub const ALWAYS: Self = Self::For(Duration::MAX);
+}
+
+/// The time of a decision, and the contact of the node that asks for it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Moment {
+    /// The store's time.
+    pub now: Timestamp,
+    /// The contact of the asking node with the store.
+    pub contact: Contact,
+}
+
+impl Moment {
+    /// A moment of a store that is always in contact: see [`Contact::ALWAYS`].
+    #[must_use]
+    pub const fn at(now: Timestamp) -> Self {
+        Self { now, contact: Contact::ALWAYS }
+    }
+}
+
+/// True if the owner of a running record may be passed over: its lease and grace are over, and it could
+/// have renewed the lease.
+#[must_use]
+pub fn is_abandoned(record: &Record, at: Moment) -> bool {
+    let State::Running { lease_until } = record.state else { return false };
+    let Terms { lease, grace, .. } = record.terms;
+    match at.contact {
+        Contact::Unknown => false,
+        Contact::For(lasting) => lease_until.plus(grace) <= at.now && grace <= lasting,
+        Contact::Unchanged(lasting) => lease.saturating_add(grace) <= lasting,
+    }
+}
 
 /// What a record means to somebody who asks with a fingerprint, at a moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,8 +84,8 @@ pub enum Reading {
 
 /// Reads a record: the table of the state machine, row by row.
 #[must_use]
-pub fn read(found: Option<&Record>, fingerprint: &Fingerprint, now: Timestamp) -> Reading {
-    let Some(record) = found.filter(|record| !record.is_expired(now)) else {
+pub fn read(found: Option<&Record>, fingerprint: &Fingerprint, at: Moment) -> Reading {
+    let Some(record) = found.filter(|record| !record.is_expired(at.now)) else {
         return Reading::Free;
     };
     // First of all, so that it holds in any state (S9).
@@ -41,11 +94,9 @@ pub fn read(found: Option<&Record>, fingerprint: &Fingerprint, now: Timestamp) -
     }
     let again = record.terms.on_unknown.runs_again();
     match &record.state {
-        State::Running { .. } => match record.abandoned_at() {
-            Some(end) if end <= now && again => Reading::Free,
-            Some(end) if end <= now => Reading::Abandoned,
-            _ => Reading::InFlight,
-        },
+        State::Running { .. } if !is_abandoned(record, at) => Reading::InFlight,
+        State::Running { .. } if again => Reading::Free,
+        State::Running { .. } => Reading::Abandoned,
         State::Unknown { .. } if again => Reading::Free,
         State::Unknown { .. } => Reading::Unknown,
         State::Released { .. } => Reading::Free,
@@ -66,15 +117,34 @@ pub enum ClaimEffect {
 
 /// Decides a claim. `floor` is the highest fence that the store ever gave for this record, as far
 /// as it still knows: what is found counts by itself.
+///
+/// A claim is idempotent by its attempt: one whose answer got lost is sent again. An attempt that still
+/// runs is granted once more, with its fence and for a whole lease from now. An attempt that ended is not.
 #[must_use]
-pub fn claim(found: Option<&Record>, claim: &Claim, now: Timestamp, floor: Fence) -> ClaimEffect {
-    match (read(found, &claim.fingerprint, now), found) {
+pub fn claim(found: Option<&Record>, claim: &Claim, at: Moment, floor: Fence) -> ClaimEffect {
+    let now = at.now;
+    match (read(found, &claim.fingerprint, at), found) {
+        (reading, Some(record))
+            if record.attempt == claim.attempt
+                && !record.is_expired(now)
+                && reading != Reading::Mismatch =>
+        {
+            match record.state {
+                State::Running { .. } => ClaimEffect::Grant(renewed(record, now)),
+                _ => ClaimEffect::Keep,
+            }
+        }
         (Reading::Free, found) => ClaimEffect::Grant(granted(found, claim, now, floor)),
         (Reading::Abandoned, Some(record)) => {
             ClaimEffect::BecomeUnknown(record.with_state(record.lost(now, &Cause::LeaseEnded)))
         }
         _ => ClaimEffect::Keep,
     }
+}
+
+/// The record with a whole lease from now.
+fn renewed(record: &Record, now: Timestamp) -> Record {
+    record.with_state(State::Running { lease_until: now.plus(record.terms.lease) })
 }
 
 fn granted(found: Option<&Record>, claim: &Claim, now: Timestamp, floor: Fence) -> Record {
@@ -130,7 +200,8 @@ pub enum SettleEffect {
 /// Decides a settlement. It is conditional on the attempt, not on the lease being alive: an owner
 /// that comes back late with the truth is believed as long as nobody else was given the key.
 #[must_use]
-pub fn settle(found: Option<&Record>, settlement: &Settlement, now: Timestamp) -> SettleEffect {
+pub fn settle(found: Option<&Record>, settlement: &Settlement, at: Moment) -> SettleEffect {
+    let now = at.now;
     // Expired is absent, whether or not a sweep came by: the answer must not depend on its timing.
     let Some(record) = found.filter(|record| !record.is_expired(now)) else {
         return SettleEffect::Stale;
@@ -147,11 +218,11 @@ pub fn settle(found: Option<&Record>, settlement: &Settlement, now: Timestamp) -
     let open = matches!(record.state, State::Running { .. } | State::Unknown { .. });
     let state = match (&record.state, &settlement.verb) {
         (State::Running { .. }, Verb::Renew) => {
-            State::Running { lease_until: now.plus(record.terms.lease) }
+            return SettleEffect::Write(renewed(record, now));
         }
         // The reaper looked a while ago: only what is still abandoned now becomes unknown (S13).
         (State::Running { .. }, Verb::Abandon) => {
-            if record.abandoned_at().is_none_or(|end| end > now) {
+            if !is_abandoned(record, at) {
                 return SettleEffect::Stale;
             }
             record.lost(now, &Cause::LeaseEnded)
@@ -246,20 +317,20 @@ mod tests {
         #[test]
         fn another_payload_never_runs_and_never_replays(record in any_record(), now in any_time()) {
             let other = Fingerprint::of(b"something else");
-            let reading = read(Some(&record), &other, now);
+            let reading = read(Some(&record), &other, Moment::at(now));
             if record.is_expired(now) {
                 prop_assert_eq!(reading, Reading::Free);
             } else {
                 prop_assert_eq!(reading, Reading::Mismatch);
                 let claim_other = Claim { fingerprint: other, ..claim_of(&record) };
-                prop_assert_eq!(claim(Some(&record), &claim_other, now, Fence::default()), ClaimEffect::Keep);
+                prop_assert_eq!(claim(Some(&record), &claim_other, Moment::at(now), Fence::default()), ClaimEffect::Keep);
             }
         }
 
         #[test]
         fn a_grant_has_a_higher_fence_and_a_lease(record in any_record(), now in any_time(), floor in 0..u64::MAX / 2) {
             let record = Record { fence: Fence::new(record.fence.get() / 2), ..record };
-            if let ClaimEffect::Grant(granted) = claim(Some(&record), &claim_of(&record), now, Fence::new(floor)) {
+            if let ClaimEffect::Grant(granted) = claim(Some(&record), &claim_of(&record), Moment::at(now), Fence::new(floor)) {
                 prop_assert!(granted.fence > record.fence);
                 prop_assert!(granted.fence.get() > floor);
                 prop_assert!(granted.fence.get() >= now.as_micros());
@@ -271,7 +342,7 @@ mod tests {
         #[test]
         fn a_running_record_runs_again_only_past_lease_and_grace(record in any_record(), now in any_time()) {
             let Some(end) = record.abandoned_at() else { return Ok(()) };
-            let effect = claim(Some(&record), &claim_of(&record), now, Fence::default());
+            let effect = claim(Some(&record), &claim_of(&record), Moment::at(now), Fence::default());
             if now < end {
                 prop_assert_eq!(effect, ClaimEffect::Keep);
             } else {
@@ -284,14 +355,14 @@ mod tests {
         fn a_stale_attempt_changes_nothing(record in any_record(), verb in any_verb(), now in any_time()) {
             let stranger = Settlement { id: record.id, attempt: AttemptId::from_bytes([8; 16]), verb };
             prop_assume!(record.attempt != stranger.attempt);
-            prop_assert_eq!(settle(Some(&record), &stranger, now), SettleEffect::Stale);
-            prop_assert_eq!(settle(None, &stranger, now), SettleEffect::Stale);
+            prop_assert_eq!(settle(Some(&record), &stranger, Moment::at(now)), SettleEffect::Stale);
+            prop_assert_eq!(settle(None, &stranger, Moment::at(now)), SettleEffect::Stale);
         }
 
         #[test]
         fn a_final_record_never_changes(record in any_record(), verb in any_verb(), now in any_time()) {
             let own = Settlement { id: record.id, attempt: record.attempt, verb };
-            let effect = settle(Some(&record), &own, now);
+            let effect = settle(Some(&record), &own, Moment::at(now));
             if own.verb == Verb::Forget {
                 // It is gone at once, or nothing happens.
                 match effect {
@@ -340,8 +411,14 @@ mod tests {
             state: State::Completed { at: now, recording: Recording::new("by an operator") },
         };
         let own = |verb| Settlement { id: record.id, attempt: record.attempt, verb };
-        assert_eq!(settle(Some(&record), &own(said("by an operator")), now), SettleEffect::Already);
-        assert_eq!(settle(Some(&record), &own(said("by its owner")), now), SettleEffect::Stale);
+        assert_eq!(
+            settle(Some(&record), &own(said("by an operator")), Moment::at(now)),
+            SettleEffect::Already
+        );
+        assert_eq!(
+            settle(Some(&record), &own(said("by its owner")), Moment::at(now)),
+            SettleEffect::Stale
+        );
     }
 
     #[test]
@@ -361,9 +438,12 @@ mod tests {
         };
         let abandon = Settlement { id: record.id, attempt: record.attempt, verb: Verb::Abandon };
         let just_before = now.plus(Duration::from_secs(60) - Duration::from_micros(1));
-        assert_eq!(settle(Some(&record), &abandon, just_before), SettleEffect::Stale);
+        assert_eq!(settle(Some(&record), &abandon, Moment::at(just_before)), SettleEffect::Stale);
         let after = now.plus(Duration::from_secs(60));
-        assert!(matches!(settle(Some(&record), &abandon, after), SettleEffect::Write(_)));
+        assert!(matches!(
+            settle(Some(&record), &abandon, Moment::at(after)),
+            SettleEffect::Write(_)
+        ));
     }
 
     /// A record that is 5 s old and may be asked for, in some state.
@@ -450,7 +530,11 @@ mod tests {
             for verb in every_verb() {
                 let own = Settlement { id: record.id, attempt: record.attempt, verb };
                 let expected = expected(&record, &own.verb);
-                assert_eq!(settle(Some(&record), &own, NOW), expected, "{record:?} {own:?}");
+                assert_eq!(
+                    settle(Some(&record), &own, Moment::at(NOW)),
+                    expected,
+                    "{record:?} {own:?}"
+                );
             }
         }
     }
@@ -467,7 +551,7 @@ mod tests {
         for (state, verb) in outcomes {
             let record = record(OnUnknown::Fail, state);
             let own = Settlement { id: record.id, attempt: record.attempt, verb };
-            assert_eq!(settle(Some(&record), &own, NOW), SettleEffect::Already);
+            assert_eq!(settle(Some(&record), &own, Moment::at(NOW)), SettleEffect::Already);
         }
     }
 
@@ -479,7 +563,7 @@ mod tests {
             let record = record(OnUnknown::Reconcile, state);
             let verb = Verb::Defer(Duration::from_secs(7));
             let own = Settlement { id: record.id, attempt: record.attempt, verb };
-            let is_taken = settle(Some(&record), &own, NOW) != SettleEffect::Stale;
+            let is_taken = settle(Some(&record), &own, Moment::at(NOW)) != SettleEffect::Stale;
             assert_eq!(is_taken, is_due);
         }
     }
@@ -497,7 +581,68 @@ mod tests {
                 ..record.clone()
             };
             assert!(gone.is_expired(now));
-            assert_eq!(settle(Some(&record), &own, now), SettleEffect::Write(gone));
+            assert_eq!(settle(Some(&record), &own, Moment::at(now)), SettleEffect::Write(gone));
+        }
+    }
+
+    #[test]
+    fn an_owner_gets_its_grace_anew_after_an_outage() {
+        // The lease ended 4 s ago, and its grace of 3 s ended 1 s ago.
+        let until = Timestamp::from_micros(1_001_000_000);
+        for on_unknown in EVERY_WAY {
+            let mut record = record(on_unknown, State::Running { lease_until: until });
+            record.terms.grace = Duration::from_secs(3);
+            let lost = if on_unknown.runs_again() { Reading::Free } else { Reading::Abandoned };
+            let micro = Duration::from_micros(1);
+            let whole = Duration::from_secs(3);
+            for (contact, reading) in [
+                (Contact::ALWAYS, lost),
+                (Contact::For(whole), lost),
+                (Contact::For(whole - micro), Reading::InFlight),
+                (Contact::Unknown, Reading::InFlight),
+                (Contact::Unchanged(record.terms.lease + whole), lost),
+                (Contact::Unchanged(record.terms.lease + whole - micro), Reading::InFlight),
+            ] {
+                let at = Moment { now: NOW, contact };
+                assert_eq!(read(Some(&record), &record.fingerprint, at), reading, "{contact:?}");
+                let verb = Verb::Abandon;
+                let abandon = Settlement { id: record.id, attempt: record.attempt, verb };
+                let is_stale = settle(Some(&record), &abandon, at) == SettleEffect::Stale;
+                assert_eq!(is_stale, reading == Reading::InFlight, "{contact:?}");
+            }
+            // By a clock that the store does not have, its lease is not over before it ends.
+            let early = Timestamp::from_micros(1_003_999_999);
+            let at = Moment { now: early, contact: Contact::For(whole) };
+            assert_eq!(read(Some(&record), &record.fingerprint, at), Reading::InFlight);
+        }
+    }
+
+    #[test]
+    fn a_claim_that_is_sent_again_is_granted_for_as_long_as_its_attempt_runs() {
+        let again = |record: &Record| Claim { attempt: record.attempt, ..claim_of(record) };
+        let decide = |record: &Record| {
+            claim(Some(record), &again(record), Moment::at(NOW), Fence::new(u64::MAX / 2))
+        };
+        for on_unknown in EVERY_WAY {
+            // Its lease may be over, as long as nobody else was given the key.
+            for lease_until in [NOW.plus(Duration::from_secs(1)), Timestamp::from_micros(1)] {
+                let record = record(on_unknown, State::Running { lease_until });
+                let lease_until = NOW.plus(record.terms.lease);
+                let renewed = record.with_state(State::Running { lease_until });
+                assert_eq!(decide(&record), ClaimEffect::Grant(renewed));
+                let other =
+                    Claim { fingerprint: Fingerprint::of(b"something else"), ..again(&record) };
+                let effect = claim(Some(&record), &other, Moment::at(NOW), Fence::default());
+                assert_eq!(effect, ClaimEffect::Keep);
+            }
+            for state in [
+                State::Unknown { at: THEN, cause: Cause::TimedOut, ask_at: THEN },
+                State::Released { at: THEN },
+                State::Completed { at: THEN, recording: Recording::new("old") },
+                State::Failed { at: THEN, failure: failure("old") },
+            ] {
+                assert_eq!(decide(&record(on_unknown, state)), ClaimEffect::Keep);
+            }
         }
     }
 }

@@ -12,13 +12,13 @@ use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 
 use crate::clock::{Clock, SystemClock, Timestamp};
-use crate::decide::{self, ClaimEffect, SettleEffect};
+use crate::decide::{self, ClaimEffect, Moment, SettleEffect};
 use crate::note::{NOTES_KEPT, Note, NotePlace, Notes};
-use crate::record::{Fence, Record, State};
+use crate::record::{AttemptId, Fence, Record, Recording, State};
 use crate::scope::{RecordId, Reference};
 use crate::store::{
-    Abandoned, Answers, Claim, Claimed, Cursor, FOUND_MAX, Page, Settled, Settlement, Store,
-    StoreError, Swept,
+    Answers, AuditLog, Claim, Claimed, Cursor, Due, DueAttempt, FOUND_MAX, Page, RecordIndex,
+    Sealing, Settled, Settlement, SharedSecrets, Store, StoreError, Swept,
 };
 
 /// Records in memory.
@@ -117,7 +117,7 @@ impl Inner {
 
     fn claim(&mut self, claim: &Claim, now: Timestamp) -> Result<Claimed, StoreError> {
         let found = self.records.get(&claim.id).cloned();
-        match (decide::claim(found.as_deref(), claim, now, self.highest), found) {
+        match (decide::claim(found.as_deref(), claim, Moment::at(now), self.highest), found) {
             (ClaimEffect::Grant(record), _) => {
                 self.highest = self.highest.max(record.fence);
                 Ok(Claimed::Granted { fence: self.write(record).fence })
@@ -132,10 +132,12 @@ impl Inner {
 
     fn settle(&mut self, settlement: &Settlement, now: Timestamp) -> Settled {
         let found = self.records.get(&settlement.id).cloned();
-        match (decide::settle(found.as_deref(), settlement, now), found) {
+        match (decide::settle(found.as_deref(), settlement, Moment::at(now)), found) {
             (SettleEffect::Write(record), _) => Settled::Done { record: self.write(record), now },
             (SettleEffect::Already, Some(record)) => Settled::Done { record, now },
-            (_, current) => Settled::Stale { current },
+            (_, current) => {
+                Settled::Stale { current: current.filter(|record| !record.is_expired(now)) }
+            }
         }
     }
 
@@ -144,12 +146,12 @@ impl Inner {
         index: &BTreeSet<(Timestamp, RecordId)>,
         now: Timestamp,
         limit: usize,
-    ) -> Vec<Abandoned> {
+    ) -> Vec<DueAttempt> {
         let due = index.iter().take_while(|(at, _)| *at <= now);
         due.filter_map(|(_, id)| self.records.get(id))
             .filter(|record| !record.is_expired(now))
             .take(limit)
-            .map(|record| Abandoned { id: record.id, attempt: record.attempt })
+            .map(|record| DueAttempt { id: record.id, attempt: record.attempt })
             .collect()
     }
 
@@ -203,15 +205,13 @@ impl Store for MemoryStore {
         std::future::ready(ids.iter().map(|id| Ok(one(id))).collect()).boxed()
     }
 
-    fn abandoned(&self, limit: usize) -> BoxFuture<'_, Result<Vec<Abandoned>, StoreError>> {
+    fn due(&self, which: Due, limit: usize) -> BoxFuture<'_, Result<Vec<DueAttempt>, StoreError>> {
         let inner = self.lock();
-        let found = inner.due(&inner.leases, self.clock.now(), limit);
-        std::future::ready(Ok(found)).boxed()
-    }
-
-    fn unsettled(&self, limit: usize) -> BoxFuture<'_, Result<Vec<Abandoned>, StoreError>> {
-        let inner = self.lock();
-        let found = inner.due(&inner.asks, self.clock.now(), limit);
+        let index = match which {
+            Due::LeaseEnd => &inner.leases,
+            Due::Reconcile => &inner.asks,
+        };
+        let found = inner.due(index, self.clock.now(), limit);
         std::future::ready(Ok(found)).boxed()
     }
 
@@ -221,6 +221,16 @@ impl Store for MemoryStore {
         std::future::ready(Ok(swept)).boxed()
     }
 
+    fn ready(&self) -> BoxFuture<'_, Result<(), StoreError>> {
+        std::future::ready(Ok(())).boxed()
+    }
+
+    fn close(&self) -> BoxFuture<'_, Result<(), StoreError>> {
+        std::future::ready(Ok(())).boxed()
+    }
+}
+
+impl RecordIndex for MemoryStore {
     fn page(&self, from: Option<Cursor>, limit: usize) -> BoxFuture<'_, Result<Page, StoreError>> {
         let page = from.map(|cursor| cursor.id()).transpose().map(|from| {
             let start = from.map_or(Bound::Unbounded, Bound::Excluded);
@@ -236,7 +246,9 @@ impl Store for MemoryStore {
         let found = inner.records.range(reference.ids()).take(FOUND_MAX);
         std::future::ready(Ok(found.map(|(id, _)| *id).collect())).boxed()
     }
+}
 
+impl AuditLog for MemoryStore {
     fn note(&self, note: Note) -> BoxFuture<'_, Result<(), StoreError>> {
         self.lock().notes.insert(note.place, note);
         std::future::ready(Ok(())).boxed()
@@ -257,7 +269,9 @@ impl Store for MemoryStore {
         });
         std::future::ready(notes).boxed()
     }
+}
 
+impl SharedSecrets for MemoryStore {
     fn secret(
         &self,
         name: &'static str,
@@ -266,12 +280,15 @@ impl Store for MemoryStore {
         let secret = *self.lock().secrets.0.entry(name).or_insert(fresh);
         std::future::ready(Ok(secret)).boxed()
     }
+}
 
-    fn ready(&self) -> BoxFuture<'_, Result<(), StoreError>> {
-        std::future::ready(Ok(())).boxed()
-    }
-
-    fn close(&self) -> BoxFuture<'_, Result<(), StoreError>> {
-        std::future::ready(Ok(())).boxed()
+impl Sealing for MemoryStore {
+    fn seal(
+        &self,
+        _: RecordId,
+        _: AttemptId,
+        recording: Recording,
+    ) -> Result<Recording, StoreError> {
+        Ok(recording)
     }
 }

@@ -21,14 +21,15 @@
 //! 8. **Notes stay** for [`NOTES_KEPT`](crate::note::NOTES_KEPT), whatever becomes of the records that they
 //!    are about, and are durable when `note` answers.
 //!
-//! `conformance::run` (feature `conformance`) checks all of this.
+//! `onetake_conformance::run` checks all of this.
 
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use futures_util::future::BoxFuture;
+#[doc(no_inline)]
+pub use futures_util::future::BoxFuture;
 
 use crate::clock::Timestamp;
 use crate::fingerprint::Fingerprint;
@@ -198,7 +199,7 @@ pub type Answers<T> = Vec<Result<T, StoreError>>;
 /// An attempt that somebody should look after: its lease and grace were over when the store looked, or it is
 /// time to ask what became of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Abandoned {
+pub struct DueAttempt {
     /// The record.
     pub id: RecordId,
     /// The attempt that held it.
@@ -278,8 +279,15 @@ impl Page {
 /// now and then.
 pub const FOUND_MAX: usize = 16;
 
-/// Keeps records. See the module's documentation for what is owed.
-pub trait Store: Send + Sync + fmt::Debug + 'static {
+/// The store contract: it keeps records. The module's documentation says what a store owes.
+///
+/// A store owes its four other traits too. They are apart because they are nobody's who runs operations:
+/// operators find records and read the audit log, nodes share secrets, and transactions seal recordings
+/// themselves. A decorator writes the methods that it changes, and [`delegate_store!`](crate::delegate_store)
+/// writes the others. No method has a default body: a decorator that forgot one would bypass what is inside.
+pub trait Store:
+    RecordIndex + AuditLog + SharedSecrets + Sealing + Send + Sync + fmt::Debug + 'static
+{
     /// A short word for logs and metrics, such as `embedded`.
     fn name(&self) -> &'static str;
 
@@ -292,18 +300,33 @@ pub trait Store: Send + Sync + fmt::Debug + 'static {
     /// Reads records; one that is absent or expired is `None`.
     fn load(&self, ids: Vec<RecordId>) -> BoxFuture<'_, Answers<Option<Arc<Record>>>>;
 
-    /// Up to `limit` attempts whose lease and grace are over, the longest over first. It must not
+    /// Finds up to `limit` attempts that are due, the longest due first, and none that expired. It must not
     /// read all keys to find them.
-    fn abandoned(&self, limit: usize) -> BoxFuture<'_, Result<Vec<Abandoned>, StoreError>>;
-
-    /// Up to `limit` unknown attempts that somebody should ask for now ([`Record::ask_at`]), the longest due
-    /// first, and none that expired. It must not read all keys to find them.
-    fn unsettled(&self, limit: usize) -> BoxFuture<'_, Result<Vec<Abandoned>, StoreError>>;
+    fn due(&self, which: Due, limit: usize) -> BoxFuture<'_, Result<Vec<DueAttempt>, StoreError>>;
 
     /// Deletes up to `limit` expired records, each looked at again by
     /// [`decide::may_sweep`](crate::decide::may_sweep) in the step that deletes it.
     fn sweep(&self, limit: usize) -> BoxFuture<'_, Result<Swept, StoreError>>;
 
+    /// Whether the store could answer now: for readiness, not for decisions.
+    fn ready(&self) -> BoxFuture<'_, Result<(), StoreError>>;
+
+    /// Makes everything durable and lets go of what is held. Nothing is asked afterwards.
+    fn close(&self) -> BoxFuture<'_, Result<(), StoreError>>;
+}
+
+/// What an attempt is due for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Due {
+    /// To be passed over: it runs, and its lease and grace are over
+    /// ([`decide::is_abandoned`](crate::decide::is_abandoned)).
+    LeaseEnd,
+    /// To be reconciled: its outcome is unknown, and somebody should ask for it now ([`Record::ask_at`]).
+    Reconcile,
+}
+
+/// Finding records without their keys: for operators.
+pub trait RecordIndex {
     /// Goes through all records, about `limit` ids at a time. A record that is there from the first page to
     /// the last is told at least once; one that expired, comes or goes meanwhile may be. A page takes no
     /// longer where there are more records, and may be empty without being the last.
@@ -312,19 +335,25 @@ pub trait Store: Send + Sync + fmt::Debug + 'static {
     /// The records whose reference it is, by an index: hardly ever more than one, and
     /// [`FOUND_MAX`] at most. One that expired may be among them.
     fn find(&self, reference: Reference) -> BoxFuture<'_, Result<Vec<RecordId>, StoreError>>;
+}
 
-    /// Writes an entry of the audit, over one of the same place and record.
+/// The audit log.
+pub trait AuditLog {
+    /// Writes an entry, over one of the same place and record.
     fn note(&self, note: Note) -> BoxFuture<'_, Result<(), StoreError>>;
 
-    /// Reads up to `limit` entries of the audit, the newest first: of one record or of all, by an index.
-    /// A sweep deletes those that were kept for long enough.
+    /// Reads up to `limit` entries, the newest first: of one record or of all, by an index. A sweep deletes
+    /// those that were kept for long enough.
     fn notes(
         &self,
         of: Option<RecordId>,
         from: Option<Cursor>,
         limit: usize,
     ) -> BoxFuture<'_, Result<Notes, StoreError>>;
+}
 
+/// Secrets that all nodes of a store share.
+pub trait SharedSecrets {
     /// A secret of this name, the same for all who share the store: `fresh` if there was none. Once
     /// it was told to anybody it never changes, and it is durable before it is told. Names are short
     /// words of our own.
@@ -333,9 +362,14 @@ pub trait Store: Send + Sync + fmt::Debug + 'static {
         name: &'static str,
         fresh: [u8; 32],
     ) -> BoxFuture<'_, Result<[u8; 32], StoreError>>;
+}
 
-    /// A recording as this store would write it for an attempt, for transactions that complete their own operation past
-    /// it: encrypted, where it encrypts. A store around another one has to ask that one, too.
+/// Recordings as a store writes them, for transactions that complete their own operation past it.
+pub trait Sealing {
+    /// The recording of an attempt as this store would write it: encrypted, where it encrypts. A decorator
+    /// asks the store inside it, too.
+    ///
+    /// **Warning:** a store that returns the recording as it is says that it writes plain text.
     ///
     /// # Errors
     /// If it cannot be.
@@ -344,14 +378,85 @@ pub trait Store: Send + Sync + fmt::Debug + 'static {
         id: RecordId,
         attempt: AttemptId,
         recording: Recording,
-    ) -> Result<Recording, StoreError> {
-        let _as_it_is = (id, attempt);
-        Ok(recording)
+    ) -> Result<Recording, StoreError>;
+}
+
+impl<S: Store + ?Sized> Store for Arc<S> {
+    fn name(&self) -> &'static str {
+        (**self).name()
     }
 
-    /// Whether the store could answer now: for readiness, not for decisions.
-    fn ready(&self) -> BoxFuture<'_, Result<(), StoreError>>;
+    fn claim(&self, batch: Vec<Claim>) -> BoxFuture<'_, Answers<Claimed>> {
+        (**self).claim(batch)
+    }
 
-    /// Makes everything durable and lets go of what is held. Nothing is asked afterwards.
-    fn close(&self) -> BoxFuture<'_, Result<(), StoreError>>;
+    fn settle(&self, batch: Vec<Settlement>) -> BoxFuture<'_, Answers<Settled>> {
+        (**self).settle(batch)
+    }
+
+    fn load(&self, ids: Vec<RecordId>) -> BoxFuture<'_, Answers<Option<Arc<Record>>>> {
+        (**self).load(ids)
+    }
+
+    fn due(&self, which: Due, limit: usize) -> BoxFuture<'_, Result<Vec<DueAttempt>, StoreError>> {
+        (**self).due(which, limit)
+    }
+
+    fn sweep(&self, limit: usize) -> BoxFuture<'_, Result<Swept, StoreError>> {
+        (**self).sweep(limit)
+    }
+
+    fn ready(&self) -> BoxFuture<'_, Result<(), StoreError>> {
+        (**self).ready()
+    }
+
+    fn close(&self) -> BoxFuture<'_, Result<(), StoreError>> {
+        (**self).close()
+    }
+}
+
+impl<S: RecordIndex + ?Sized> RecordIndex for Arc<S> {
+    fn page(&self, from: Option<Cursor>, limit: usize) -> BoxFuture<'_, Result<Page, StoreError>> {
+        (**self).page(from, limit)
+    }
+
+    fn find(&self, reference: Reference) -> BoxFuture<'_, Result<Vec<RecordId>, StoreError>> {
+        (**self).find(reference)
+    }
+}
+
+impl<S: AuditLog + ?Sized> AuditLog for Arc<S> {
+    fn note(&self, note: Note) -> BoxFuture<'_, Result<(), StoreError>> {
+        (**self).note(note)
+    }
+
+    fn notes(
+        &self,
+        of: Option<RecordId>,
+        from: Option<Cursor>,
+        limit: usize,
+    ) -> BoxFuture<'_, Result<Notes, StoreError>> {
+        (**self).notes(of, from, limit)
+    }
+}
+
+impl<S: SharedSecrets + ?Sized> SharedSecrets for Arc<S> {
+    fn secret(
+        &self,
+        name: &'static str,
+        fresh: [u8; 32],
+    ) -> BoxFuture<'_, Result<[u8; 32], StoreError>> {
+        (**self).secret(name, fresh)
+    }
+}
+
+impl<S: Sealing + ?Sized> Sealing for Arc<S> {
+    fn seal(
+        &self,
+        id: RecordId,
+        attempt: AttemptId,
+        recording: Recording,
+    ) -> Result<Recording, StoreError> {
+        (**self).seal(id, attempt, recording)
+    }
 }

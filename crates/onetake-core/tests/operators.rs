@@ -8,7 +8,7 @@ use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use onetake_core::engine::{Deed, Intervened, Intervention, Standing};
 use onetake_core::note::Note;
-use onetake_core::store::{Answers, Claim, Claimed, Settlement, Verb};
+use onetake_core::store::{Answers, AuditLog, Claim, Claimed, Settlement, Verb};
 use onetake_core::{
     Answer, Begin, Cause, Engine, Fingerprint, Key, MemoryStore, Operation, Record, Recording,
     Scope, Store, StoreError, StoreErrorKind, Verdict, delegate_store,
@@ -52,20 +52,7 @@ impl Unlucky {
 }
 
 impl Store for Unlucky {
-    delegate_store!(self => self.memory; seal, name, settle, load, abandoned, unsettled, sweep, page, find, notes, secret, ready, close);
-
-    fn note(&self, note: Note) -> BoxFuture<'_, Result<(), StoreError>> {
-        async move {
-            let (id, attempt) = (note.id, note.attempt);
-            self.memory.note(note).await?;
-            if self.owner_comes_back.swap(false, Ordering::SeqCst) {
-                let verb = Verb::Complete(Recording::new("charged, and late"));
-                self.memory.settle(vec![Settlement { id, attempt, verb }]).await;
-            }
-            Ok(())
-        }
-        .boxed()
-    }
+    delegate_store!(self => self.memory; name, settle, load, due, sweep, ready, close);
 
     fn claim(&self, batch: Vec<Claim>) -> BoxFuture<'_, Answers<Claimed>> {
         async move {
@@ -79,6 +66,25 @@ impl Store for Unlucky {
         .boxed()
     }
 }
+
+impl AuditLog for Unlucky {
+    fn note(&self, note: Note) -> BoxFuture<'_, Result<(), StoreError>> {
+        async move {
+            let (id, attempt) = (note.id, note.attempt);
+            self.memory.note(note).await?;
+            if self.owner_comes_back.swap(false, Ordering::SeqCst) {
+                let verb = Verb::Complete(Recording::new("charged, and late"));
+                self.memory.settle(vec![Settlement { id, attempt, verb }]).await;
+            }
+            Ok(())
+        }
+        .boxed()
+    }
+
+    delegate_store!(self => self.memory; notes);
+}
+
+delegate_store!(impl RecordIndex, SharedSecrets, Sealing for Unlucky, self => self.memory);
 
 #[tokio::test]
 async fn what_the_audit_says_was_forgotten_is_what_was_forgotten() {
@@ -163,13 +169,19 @@ async fn a_forgotten_outcome_is_not_remembered_by_a_claim_that_was_under_way() {
 struct Unnoted(MemoryStore);
 
 impl Store for Unnoted {
-    delegate_store!(self => self.0; seal, name, claim, settle, load, abandoned, unsettled, sweep, page, find, notes, secret, ready, close);
+    delegate_store!(self => self.0; name, claim, settle, load, due, sweep, ready, close);
+}
 
+impl AuditLog for Unnoted {
     fn note(&self, _: Note) -> BoxFuture<'_, Result<(), StoreError>> {
         let error = StoreError::new(StoreErrorKind::Unavailable, "the disk is full");
         std::future::ready(Err(error)).boxed()
     }
+
+    delegate_store!(self => self.0; notes);
 }
+
+delegate_store!(impl RecordIndex, SharedSecrets, Sealing for Unnoted, self => self.0);
 
 #[tokio::test]
 async fn nothing_is_done_that_cannot_be_noted() {

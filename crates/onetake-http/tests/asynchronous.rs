@@ -14,7 +14,7 @@ use bytes::Bytes;
 use http::request::Parts;
 use http::{Request, StatusCode};
 use http_body_util::BodyExt;
-use onetake_core::conformance::{Fault, Faulty};
+use onetake_conformance::{Fault, Faulty};
 use onetake_core::{Engine, Limits, ManualClock, MemoryStore, Store, SystemRng, Terms};
 use onetake_http::{
     AttemptReport, Disposition, HttpLimits, InFlight, OPERATIONS, OnetakeLayer, Policy, Resolve,

@@ -18,7 +18,7 @@ use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use http::{HeaderMap, Request, StatusCode};
 use onetake_core::delegate_store;
-use onetake_core::store::{Answers, Claim, Claimed};
+use onetake_core::store::{Answers, Claim, Claimed, SharedSecrets};
 use onetake_core::{
     Engine, Limits, ManualClock, MemoryStore, Record, RecordId, Store, StoreError, SystemRng,
 };
@@ -49,7 +49,7 @@ struct Slow {
 }
 
 impl Store for Slow {
-    delegate_store!(self => self.memory; seal, name, settle, abandoned, unsettled, sweep, inspect, ready, close);
+    delegate_store!(self => self.memory; name, settle, due, sweep, ready, close);
 
     fn claim(&self, batch: Vec<Claim>) -> BoxFuture<'_, Answers<Claimed>> {
         async move {
@@ -69,7 +69,9 @@ impl Store for Slow {
         }
         .boxed()
     }
+}
 
+impl SharedSecrets for Slow {
     fn secret(
         &self,
         name: &'static str,
@@ -81,6 +83,8 @@ impl Store for Slow {
         self.memory.secret(name, fresh)
     }
 }
+
+delegate_store!(impl RecordIndex, AuditLog, Sealing for Slow, self => self.memory);
 
 impl Slow {
     fn pass(&self, takes: &AtomicU64) {

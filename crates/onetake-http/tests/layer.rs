@@ -14,7 +14,7 @@ use bytes::Bytes;
 use futures_util::future::join_all;
 use http::{Request, Response, StatusCode};
 use http_body_util::{BodyExt, Full};
-use onetake_core::conformance::{Fault, Faulty};
+use onetake_conformance::{Fault, Faulty};
 use onetake_core::{
     Engine, InFlight, Limits, MemoryStore, OnUnknown, Store, SystemClock, SystemRng, Terms,
 };

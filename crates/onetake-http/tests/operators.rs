@@ -12,7 +12,7 @@ use axum::routing::post;
 use common::{key, send};
 use http::Request;
 use onetake_core::engine::{Deed, Intervention, Standing};
-use onetake_core::store::{Settlement, Verb};
+use onetake_core::store::{RecordIndex, Settlement, Verb};
 use onetake_core::{Cause, Engine, Failure, MemoryStore, Store};
 use onetake_http::{HttpLimits, OnetakeLayer, Policy, Tenant};
 use tokio::sync::Semaphore;

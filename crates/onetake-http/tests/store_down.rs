@@ -16,7 +16,7 @@ use futures_util::future::BoxFuture;
 use http::{Request, StatusCode};
 use http_body_util::BodyExt;
 use metrics::{Counter, CounterFn, Gauge, Histogram, Key, KeyName, Metadata, Recorder};
-use onetake_core::conformance::{Fault, Faulty};
+use onetake_conformance::{Fault, Faulty};
 use onetake_core::store::Answers;
 use onetake_core::{
     Claim, Claimed, Clock, Engine, InFlight, Limits, MemoryStore, RecordId, Settled, Settlement,
@@ -352,8 +352,10 @@ impl Store for Odd {
         self.inner.settle(batch)
     }
 
-    delegate_store!(self => self.inner; seal, load, abandoned, unsettled, sweep, inspect, secret, ready, close);
+    delegate_store!(self => self.inner; load, due, sweep, ready, close);
 }
+
+delegate_store!(impl RecordIndex, AuditLog, SharedSecrets, Sealing for Odd, self => self.inner);
 
 #[tokio::test]
 async fn a_key_that_the_store_refuses_is_refused_alone_and_never_bypassed() {

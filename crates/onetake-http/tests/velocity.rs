@@ -15,7 +15,7 @@ use common::{Answered, key, send};
 use futures_util::FutureExt;
 use futures_util::future::{BoxFuture, join_all};
 use http::{Request, StatusCode};
-use onetake_core::conformance::{Fault, Faulty};
+use onetake_conformance::{Fault, Faulty};
 use onetake_core::delegate_store;
 use onetake_core::store::Answers;
 use onetake_core::{
@@ -78,7 +78,7 @@ impl Api {
 struct Reading(Arc<dyn Store>);
 
 impl Store for Reading {
-    delegate_store!(self => self.0; seal, name, claim, settle, abandoned, unsettled, sweep, inspect, secret, ready, close);
+    delegate_store!(self => self.0; name, claim, settle, due, sweep, ready, close);
 
     fn load(&self, ids: Vec<RecordId>) -> BoxFuture<'_, Answers<Option<Arc<Record>>>> {
         async move {
@@ -91,6 +91,8 @@ impl Store for Reading {
         .boxed()
     }
 }
+
+delegate_store!(impl RecordIndex, AuditLog, SharedSecrets, Sealing for Reading, self => self.0);
 
 async fn charge(State(api): State<Api>) -> StatusCode {
     api.runs.fetch_add(1, Ordering::SeqCst);

@@ -3,10 +3,11 @@
 
 use std::time::Duration;
 
-use onetake_core::decide::{self, ClaimEffect, Reading, SettleEffect};
+use onetake_core::decide::{ClaimEffect, Reading, SettleEffect};
 use onetake_core::{
     Cause, Claim, Fence, Fingerprint, Record, Settlement, State, Terms, Timestamp, Verb,
 };
+use onetake_sim::model::decisions as decide;
 use onetake_sim::model::invariants::Invariant;
 use onetake_sim::model::{Decisions, Model, check, suite};
 

@@ -4,7 +4,8 @@
 //! a seed means, so that each finding also gets a test of the part that was wrong.
 #![expect(clippy::panic, reason = "tests may panic")]
 
-use onetake_sim::simulation::{Without, simulate};
+use onetake_sim::simulation::theme::Theme;
+use onetake_sim::simulation::{Plan, Without, simulate};
 
 /// How many seeds the short form runs on each of its threads.
 const SEEDS: u64 = 600;
@@ -23,6 +24,30 @@ fn even_seeds_hold_every_invariant() {
 #[test]
 fn odd_seeds_hold_every_invariant() {
     (0..SEEDS).map(|number| 2 * number + 1).for_each(passes);
+}
+
+/// The checker was wrong about a run that answered when its process, suspended until then, had already waited for it for
+/// as long as the shutdown said.
+#[test]
+fn a_shutdown_that_is_over_keeps_no_outcome_that_comes_later() {
+    passes(1541);
+}
+
+/// The checker was wrong about a node that showed an outcome after the store had forgotten it, and before the node knew.
+#[test]
+fn a_node_may_show_an_outcome_until_it_has_told_the_operator_that_it_is_forgotten() {
+    passes(344);
+}
+
+#[test]
+fn every_theme_occurs_and_half_of_the_plans_have_none() {
+    let themes: Vec<Option<Theme>> = (0..600).map(|seed| Plan::new(seed).theme).collect();
+    for theme in Theme::ALL {
+        let count = themes.iter().filter(|it| **it == Some(theme)).count();
+        assert!(count > 25, "{theme:?} occurs {count} times");
+    }
+    let without = themes.iter().filter(|theme| theme.is_none()).count();
+    assert!((250..350).contains(&without), "{without} plans have no theme");
 }
 
 #[test]

@@ -15,9 +15,9 @@ use aws_sdk_dynamodb::types::{
 };
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
-use onetake_core::conformance::{Capabilities, Subject, many, run, run_engine};
-use onetake_core::decide::{self, Reading};
-use onetake_core::store::Abandoned;
+use onetake_conformance::{Capabilities, Subject, many, run, run_engine};
+use onetake_core::decide::{self, Contact, Moment, Reading};
+use onetake_core::store::{Due, DueAttempt, RecordIndex};
 use onetake_core::{
     AttemptId, Cause, Claim, Claimed, Clock, Failure, Fence, Fingerprint, Key, ManualClock,
     OnUnknown, Record, RecordId, Recording, Scope, Settled, Settlement, State, Store, StoreError,
@@ -47,7 +47,7 @@ impl Subject for Watched {
 
     fn advance(&self, by: Duration) -> BoxFuture<'_, ()> {
         async move {
-            self.store.abandoned(usize::MAX).await.unwrap();
+            self.store.due(Due::LeaseEnd, usize::MAX).await.unwrap();
             self.clock.advance(by);
         }
         .boxed()
@@ -146,10 +146,8 @@ async fn found(store: &DynamoStore, claim: &Claim) -> (Arc<Record>, Reading) {
         Claimed::Granted { .. } => panic!("granted"),
         Claimed::Found { record, now } => {
             // As the engine reads it: what the store leaves to its owner runs.
-            let reading = match record.state {
-                State::Running { .. } => Reading::InFlight,
-                _ => decide::read(Some(&record), &claim.fingerprint, now),
-            };
+            let at = Moment { now, contact: Contact::Unknown };
+            let reading = decide::read(Some(&record), &claim.fingerprint, at);
             (record, reading)
         }
     }
@@ -243,12 +241,12 @@ async fn nodes_whose_clocks_differ_never_both_run() {
     // By the clock that is ahead, lease and grace were over before it even looked.
     for _ in 0..59 {
         assert_eq!(found(ahead, &claim("runs", 3)).await.1, Reading::InFlight);
-        assert_eq!(ahead.abandoned(10).await.unwrap(), []);
+        assert_eq!(ahead.due(Due::LeaseEnd, 10).await.unwrap(), []);
         pass(&nodes, seconds(1)).await;
     }
     assert!(matches!(settle(ahead, &runs, Verb::Abandon).await.unwrap(), Settled::Stale { .. }));
     pass(&nodes, seconds(1)).await;
-    assert_eq!(ahead.abandoned(10).await.unwrap().len(), 1);
+    assert_eq!(ahead.due(Due::LeaseEnd, 10).await.unwrap().len(), 1);
     granted(ahead, &claim("runs", 3)).await;
     let late = settle(behind, &runs, Verb::Complete(Recording::new("late"))).await.unwrap();
     assert!(matches!(late, Settled::Stale { .. }), "{late:?}");
@@ -281,7 +279,7 @@ async fn an_owner_that_renews_is_never_preempted() {
         if second % 7 == 0 {
             assert_eq!(found(watcher, &claim("a", 2)).await.1, Reading::InFlight);
         }
-        assert_eq!(watcher.abandoned(10).await.unwrap(), []);
+        assert_eq!(watcher.due(Due::LeaseEnd, 10).await.unwrap(), []);
         pass(&nodes, seconds(1)).await;
     }
     done(owner, &runs, Verb::Complete(Recording::new("x"))).await;
@@ -300,7 +298,7 @@ async fn a_node_that_just_started_watches_first() {
     let node = DynamoStore::open(&url, on(&clock)).await.unwrap();
     assert_eq!(found(&node, &claim("a", 2)).await.1, Reading::InFlight);
     clock.advance(seconds(59));
-    assert_eq!(node.abandoned(10).await.unwrap(), []);
+    assert_eq!(node.due(Due::LeaseEnd, 10).await.unwrap(), []);
     assert_eq!(found(&node, &claim("a", 2)).await.1, Reading::InFlight);
     clock.advance(seconds(1));
     assert_eq!(found(&node, &claim("a", 2)).await.0.state.name(), "unknown");
@@ -423,9 +421,9 @@ async fn an_item_that_cannot_be_read_is_its_own_keys_trouble_alone() {
     let loaded = store.load(vec![good.id, bad.id, good.id]).await;
     assert_eq!(loaded[1].as_ref().unwrap_err().kind(), StoreErrorKind::Invalid);
     assert!(loaded[0].as_ref().unwrap().is_some() && loaded[2].as_ref().unwrap().is_some());
-    assert_eq!(store.abandoned(10).await.unwrap(), []);
+    assert_eq!(store.due(Due::LeaseEnd, 10).await.unwrap(), []);
     clock.advance(seconds(60));
-    assert_eq!(store.abandoned(10).await.unwrap().len(), 2, "the others are found");
+    assert_eq!(store.due(Due::LeaseEnd, 10).await.unwrap().len(), 2, "the others are found");
 }
 
 fn client(server: &Dynamo) -> Client {
@@ -520,7 +518,11 @@ async fn indexes_that_an_earlier_version_did_without_are_added() {
         let id = claim(key, 1).id;
         assert_eq!(store.find(id.reference()).await.unwrap(), [id], "{key} is in it");
     }
-    assert_eq!(store.unsettled(9).await.unwrap(), [named(&unknown)], "and so is what is unknown");
+    assert_eq!(
+        store.due(Due::Reconcile, 9).await.unwrap(),
+        [named(&unknown)],
+        "and so is what is unknown"
+    );
 }
 
 fn to_be_reconciled(key: &str, attempt: u8) -> Claim {
@@ -528,8 +530,8 @@ fn to_be_reconciled(key: &str, attempt: u8) -> Claim {
     Claim { terms, ..claim(key, attempt) }
 }
 
-fn named(claim: &Claim) -> Abandoned {
-    Abandoned { id: claim.id, attempt: claim.attempt }
+fn named(claim: &Claim) -> DueAttempt {
+    DueAttempt { id: claim.id, attempt: claim.attempt }
 }
 
 #[tokio::test]
@@ -558,13 +560,13 @@ async fn what_is_due_is_due_by_the_clock_of_who_asks() {
     let this = to_be_reconciled("a", 1);
     granted(&ahead.store, &this).await;
     done(&ahead.store, &this, Verb::Unknown(Cause::TimedOut)).await;
-    assert_eq!(ahead.store.unsettled(9).await.unwrap(), [named(&this)]);
-    assert!(behind.store.unsettled(9).await.unwrap().is_empty(), "it asks later");
+    assert_eq!(ahead.store.due(Due::Reconcile, 9).await.unwrap(), [named(&this)]);
+    assert!(behind.store.due(Due::Reconcile, 9).await.unwrap().is_empty(), "it asks later");
     let early = settle(&behind.store, &this, Verb::Defer(seconds(5))).await.unwrap();
     assert!(matches!(early, Settled::Stale { .. }), "{early:?}");
     // Whoever heard what became of it says so, whatever its clock.
     done(&behind.store, &this, Verb::Complete(Recording::new("found"))).await;
-    assert!(ahead.store.unsettled(9).await.unwrap().is_empty());
+    assert!(ahead.store.due(Due::Reconcile, 9).await.unwrap().is_empty());
 }
 
 #[tokio::test]

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
+use onetake_core::store::Due;
 use onetake_core::{
     AttemptId, Claim, Claimed, Clock, Fingerprint, Key, ManualClock, RecordId, Recording, Scope,
     Settled, Settlement, Store, StoreError, StoreErrorKind, Terms, Verb,
@@ -311,7 +312,7 @@ async fn an_owner_gets_its_grace_anew_after_an_outage() {
     let store = DynamoStore::open(&through(&server, proxy.address()), options).await.unwrap();
     let key = claim("a", 1);
     ask(&store, &key).await.unwrap();
-    assert_eq!(store.abandoned(10).await.unwrap(), []);
+    assert_eq!(store.due(Due::LeaseEnd, 10).await.unwrap(), []);
     clock.advance(Duration::from_secs(58));
     // For a moment nobody can be reached, the owner's renewals included.
     proxy.set(Weather::Dead);
@@ -324,11 +325,15 @@ async fn an_owner_gets_its_grace_anew_after_an_outage() {
     })
     .await;
     clock.advance(Duration::from_secs(58));
-    assert_eq!(store.abandoned(10).await.unwrap(), [], "it was watched for too short a time");
+    assert_eq!(
+        store.due(Due::LeaseEnd, 10).await.unwrap(),
+        [],
+        "it was watched for too short a time"
+    );
     let Claimed::Found { record, .. } = ask(&store, &claim("a", 2)).await.unwrap() else {
         panic!("granted");
     };
     assert_eq!(record.state.name(), "running");
     clock.advance(Duration::from_secs(2));
-    assert_eq!(store.abandoned(10).await.unwrap().len(), 1);
+    assert_eq!(store.due(Due::LeaseEnd, 10).await.unwrap().len(), 1);
 }

@@ -1,7 +1,7 @@
 //! The embedded store: the suite that every store passes.
 #![expect(clippy::unwrap_used, reason = "tests may panic")]
 
-use onetake_core::conformance::{Capabilities, Simulated, run, run_engine};
+use onetake_conformance::{Capabilities, Simulated, run, run_engine};
 use onetake_stores::EmbeddedStore;
 
 async fn fresh() -> Simulated {

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use onetake_core::clock::ManualClock;
-use onetake_core::store::Abandoned;
+use onetake_core::store::{AuditLog, Due, DueAttempt, SharedSecrets};
 use onetake_core::{
     AttemptId, Cause, Claim, Claimed, Clock, Fence, Fingerprint, Key, OnUnknown, Record, RecordId,
     Recording, Scope, Settled, Settlement, State, Store, StoreErrorKind, Terms, Verb,
@@ -256,8 +256,8 @@ fn under(on_unknown: OnUnknown, key: &str) -> Claim {
     claim
 }
 
-fn named(claims: &[&Claim]) -> Vec<Abandoned> {
-    claims.iter().map(|claim| Abandoned { id: claim.id, attempt: claim.attempt }).collect()
+fn named(claims: &[&Claim]) -> Vec<DueAttempt> {
+    claims.iter().map(|claim| DueAttempt { id: claim.id, attempt: claim.attempt }).collect()
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -293,18 +293,22 @@ async fn what_is_to_be_asked_for_is_known_after_a_crash() {
     noted.sort_unstable();
     lost.sort_unstable();
     assert_eq!(noted, lost, "the audit has each");
-    assert_eq!(store.unsettled(10).await.unwrap(), named(&[&said, &ran]));
+    assert_eq!(store.due(Due::Reconcile, 10).await.unwrap(), named(&[&said, &ran]));
     assert_eq!(load(&store, &rolled).await.unwrap().state, State::Released { at: clock.now() });
     let again = Claim { attempt: AttemptId::from_bytes([2; 16]), ..rolled.clone() };
     assert!(granted(&store, &again).await > last);
     assert!(matches!(settle(&store, &rolled, Verb::Release).await, Settled::Stale { .. }));
     complete(&store, &said, "found").await;
     clock.advance(HOUR);
-    assert_eq!(store.unsettled(10).await.unwrap(), named(&[&ran, &put_off]));
+    assert_eq!(store.due(Due::Reconcile, 10).await.unwrap(), named(&[&ran, &put_off]));
     settle(&store, &ran, Verb::Forget).await;
     store.close().await.unwrap();
     let store = open(folder.path());
-    assert_eq!(store.unsettled(10).await.unwrap(), named(&[&put_off]), "also after a clean close");
+    assert_eq!(
+        store.due(Due::Reconcile, 10).await.unwrap(),
+        named(&[&put_off]),
+        "also after a clean close"
+    );
     store.close().await.unwrap();
 }
 
@@ -325,14 +329,17 @@ async fn what_expired_hides_nothing_that_is_to_be_asked_for() {
         claims
     };
     let old = lost(0..1_100).await;
-    assert_eq!(store.unsettled(2_000).await.unwrap().len(), 1_000);
+    assert_eq!(store.due(Due::Reconcile, 2_000).await.unwrap().len(), 1_000);
     clock.advance(old[0].terms.ttl);
     let fresh = lost(2_000..2_200).await;
-    assert!(store.unsettled(10).await.unwrap().is_empty(), "of a thousand each is expired");
-    assert_eq!(store.unsettled(200).await.unwrap().len(), 200);
-    assert_eq!(store.unsettled(10).await.unwrap().len(), 10);
+    assert!(
+        store.due(Due::Reconcile, 10).await.unwrap().is_empty(),
+        "of a thousand each is expired"
+    );
+    assert_eq!(store.due(Due::Reconcile, 200).await.unwrap().len(), 200);
+    assert_eq!(store.due(Due::Reconcile, 10).await.unwrap().len(), 10);
     assert_eq!(store.sweep(2_000).await.unwrap().removed, 1_100);
-    assert_eq!(store.unsettled(2_000).await.unwrap().len(), fresh.len());
+    assert_eq!(store.due(Due::Reconcile, 2_000).await.unwrap().len(), fresh.len());
     store.close().await.unwrap();
 }
 
@@ -621,7 +628,7 @@ async fn the_space_of_expired_records_is_given_back_beside_traffic() {
     // What was deleted since the last one waits for the next one.
     until("a third of it is gone", async || {
         // As the reaper does every second.
-        assert!(store.abandoned(1).await.unwrap().is_empty());
+        assert!(store.due(Due::LeaseEnd, 1).await.unwrap().is_empty());
         tables_bytes(folder.path()) < full * 2 / 3
     })
     .await;

@@ -4,7 +4,8 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use onetake_core::conformance::{Capabilities, Simulated, run, run_engine};
+use onetake_conformance::{Capabilities, Simulated, run, run_engine};
+use onetake_core::store::Due;
 use onetake_core::{
     Answer, AttemptId, Begin, Cause, Claim, Claimed, Clock, Engine, Fingerprint, Key, Memo,
     MemoryStore, OnUnknown, Operation, Origin, Record, Recording, Scope, Settled, Settlement,
@@ -211,7 +212,11 @@ async fn a_memo_whose_key_is_gone_hides_nothing_else() {
         assert_eq!(record.state.name(), "unknown");
         assert_eq!(record.origin, claim.origin.clone().with_memo(Memo::default()));
     }
-    assert_eq!(store.unsettled(9).await.unwrap().len(), 1, "it is still somebody's to settle");
+    assert_eq!(
+        store.due(Due::Reconcile, 9).await.unwrap().len(),
+        1,
+        "it is still somebody's to settle"
+    );
     let Settled::Done { record, .. } = settle(&store, &claim, Verb::Complete(outcome())).await
     else {
         panic!("stale");

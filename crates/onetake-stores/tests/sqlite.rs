@@ -11,8 +11,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use futures_util::future::join_all;
-use onetake_core::conformance::{Capabilities, Simulated, many, run, run_engine};
-use onetake_core::store::Abandoned;
+use onetake_conformance::{Capabilities, Simulated, many, run, run_engine};
+use onetake_core::store::{Due, DueAttempt, RecordIndex, SharedSecrets};
 use onetake_core::{
     AttemptId, Cause, Claim, Claimed, Clock, Fence, Fingerprint, Key, ManualClock, OnUnknown,
     Record, RecordId, Recording, Scope, Settled, Settlement, State, Store, StoreError,
@@ -206,13 +206,13 @@ async fn a_store_that_was_just_opened_respects_a_whole_grace() {
         panic!("a claim took the key from its owner");
     };
     assert_eq!(record.state.name(), "running");
-    assert_eq!(store.abandoned(10).await.unwrap(), []);
+    assert_eq!(store.due(Due::LeaseEnd, 10).await.unwrap(), []);
     let abandon = Settlement { id: runs.id, attempt: runs.attempt, verb: Verb::Abandon };
     let answer = store.settle(vec![abandon.clone()]).await.remove(0).unwrap();
     assert!(matches!(answer, Settled::Stale { .. }), "{answer:?}");
 
     clock.advance(Duration::from_micros(1));
-    assert_eq!(store.abandoned(10).await.unwrap().len(), 1);
+    assert_eq!(store.due(Due::LeaseEnd, 10).await.unwrap().len(), 1);
     let answer = store.settle(vec![abandon]).await.remove(0).unwrap();
     assert!(matches!(answer, Settled::Done { .. }), "{answer:?}");
 }
@@ -268,12 +268,12 @@ async fn a_row_that_cannot_be_read_is_its_own_keys_trouble_alone() {
     other
         .execute("UPDATE onetake_records SET record = x'ff' WHERE id = ?1", [bad.id.as_bytes()])
         .unwrap();
-    let answers = store.claim(vec![bad.clone(), claim("new", 3), good.clone()]).await;
+    let answers = store.claim(vec![bad.clone(), claim("new", 3), claim("good", 4)]).await;
     assert_eq!(answers[0].as_ref().unwrap_err().kind(), StoreErrorKind::Invalid);
     assert!(matches!(answers[1], Ok(Claimed::Granted { .. })));
     assert!(matches!(answers[2], Ok(Claimed::Found { .. })));
     clock.advance(Duration::from_secs(61));
-    assert_eq!(store.abandoned(10).await.unwrap().len(), 2, "the others are found");
+    assert_eq!(store.due(Due::LeaseEnd, 10).await.unwrap().len(), 2, "the others are found");
 }
 
 #[tokio::test]
@@ -398,8 +398,8 @@ async fn what_was_unknown_in_an_older_file_is_asked_for() {
     store.close().await.unwrap();
     rusqlite::Connection::open(&file).unwrap().execute_batch(WITHOUT_ASKS).unwrap();
     let store = SqliteStore::open(&file).unwrap();
-    let asked = Abandoned { id: claims[1].id, attempt: claims[1].attempt };
-    assert_eq!(store.unsettled(10).await.unwrap(), [asked]);
+    let asked = DueAttempt { id: claims[1].id, attempt: claims[1].attempt };
+    assert_eq!(store.due(Due::Reconcile, 10).await.unwrap(), [asked]);
 }
 
 #[tokio::test]
@@ -554,16 +554,16 @@ async fn a_part_on_a_small_disk() {
 
     // Nobody could renew for longer than lease and grace: the owner gets its grace anew.
     clock.advance(Duration::from_secs(100));
-    assert_eq!(store.abandoned(10).await.unwrap(), []);
+    assert_eq!(store.due(Due::LeaseEnd, 10).await.unwrap(), []);
     std::fs::remove_file(file.with_extension("filler")).unwrap();
     let Claimed::Found { record, .. } = ask(&store, &claim("runs", 3)).await.unwrap() else {
         panic!("it was taken from its owner");
     };
     assert!(matches!(record.state, State::Running { .. }), "it is left to its owner");
-    assert_eq!(store.abandoned(10).await.unwrap(), []);
+    assert_eq!(store.due(Due::LeaseEnd, 10).await.unwrap(), []);
     let late = claim_and_complete(&store, "another").await.expect("there is room");
     clock.advance(Duration::from_secs(30));
-    assert_eq!(store.abandoned(10).await.unwrap().len(), 1);
+    assert_eq!(store.due(Due::LeaseEnd, 10).await.unwrap().len(), 1);
     let found = ask(&store, &claim("runs", 4)).await.unwrap();
     assert!(matches!(found, Claimed::Found { record, .. } if record.state.name() == "unknown"));
     for claim in kept.iter().chain([&late]) {

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
-use onetake_core::conformance::{OutboxSubject, run_outbox};
+use onetake_conformance::{OutboxSubject, run_outbox};
 use onetake_core::outbox::Delivery;
 use onetake_core::{Clock, Fence, ManualClock, Message, MessageId, Outbox, RecordId};
 use onetake_stores::SqliteStore;

@@ -56,6 +56,9 @@
 pub use onetake_core::engine::{Housekeeping, LeaseLost};
 pub use onetake_core::*;
 
+#[cfg(feature = "conformance")]
+pub use onetake_conformance as conformance;
+
 #[cfg(feature = "http")]
 pub use onetake_http::json::{Pointer, Selection};
 #[cfg(feature = "http")]

@@ -8,6 +8,7 @@
 mod argued;
 mod rust;
 mod scope;
+mod switch;
 mod table;
 mod text;
 pub(crate) mod tree;

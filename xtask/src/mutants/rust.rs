@@ -9,7 +9,7 @@ use serde_json::Value;
 use super::argued::{Argued, names};
 use super::scope::{Scope, Stage};
 use super::table::Score;
-use super::{Options, tree};
+use super::{Options, switch, tree};
 
 /// The version of cargo-mutants: the names of mutants are its own.
 const VERSION: &str = "27.1.0";
@@ -20,7 +20,7 @@ const HANGS_AFTER_SECONDS: &str = "60";
 
 /// What became of one mutant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Outcome {
+pub(super) enum Outcome {
     Caught,
     Missed,
     Timeout,
@@ -57,20 +57,39 @@ pub(crate) fn list(
     files: &[&str],
     except: &[&str],
 ) -> Result<BTreeMap<String, String>, String> {
+    Ok(named(&entries(program, root, files, except)?))
+}
+
+/// The same with all that cargo-mutants knows of each.
+fn entries(
+    program: &Path,
+    root: &Path,
+    files: &[&str],
+    except: &[&str],
+) -> Result<Vec<Value>, String> {
     let mut command = Command::new(program);
-    command.args(["mutants", "--workspace", "--list", "--dir"]).arg(root);
+    command.args(["mutants", "--workspace", "--list", "--json", "--dir"]).arg(root);
     selected(&mut command, files, except);
     let listed = command.output().map_err(|error| format!("{command:?}: {error}"))?;
     if !listed.status.success() {
         return Err(String::from_utf8_lossy(&listed.stderr).into_owned());
     }
-    let text = String::from_utf8_lossy(&listed.stdout);
-    let listed = in_order(&text.lines().collect::<Vec<_>>());
-    let ours = names(listed.iter().copied());
-    Ok(listed.into_iter().map(str::to_owned).zip(ours).collect())
+    serde_json::from_slice(&listed.stdout).map_err(|error| error.to_string())
 }
 
-/// Tests the mutants of a scope, stage by stage.
+fn named(entries: &[Value]) -> BTreeMap<String, String> {
+    let listed: Vec<&str> = entries.iter().filter_map(name).collect();
+    let listed = in_order(&listed);
+    let ours = names(listed.iter().copied());
+    listed.into_iter().map(str::to_owned).zip(ours).collect()
+}
+
+fn name(entry: &Value) -> Option<&str> {
+    entry.get("name")?.as_str()
+}
+
+/// Tests the mutants of a scope, stage by stage: first all that can be switched, then the others, each with a build
+/// of its own.
 pub(crate) fn run(
     scope: &Scope,
     (files, except, stages): (&[&str], &[&str], &[Stage]),
@@ -78,55 +97,61 @@ pub(crate) fn run(
     argued: &Argued,
 ) -> Result<Score, String> {
     let program = install(&options.tools)?;
-    let tree = tree::copy(&options.root, "tree")?;
-    let listed = list(&program, &tree, files, except)?;
-    let mut outcomes: BTreeMap<String, Outcome> = BTreeMap::new();
+    let mut wanted = entries(&program, &options.root, files, except)?;
+    let listed = named(&wanted);
+    wanted.retain(|entry| name(entry).is_some_and(|name| name.contains(&options.only)));
+    let shard = options.shard.as_deref().and_then(super::text::part);
+    let mut number = 0;
+    wanted.retain(|_| {
+        number += 1;
+        shard.is_none_or(|(part, parts)| (number - 1) % parts == part)
+    });
+    let is_argued = |name: &str| is_argued(&listed, argued, name);
+    let tested = switch::run(&options.root, &options.tools, &wanted, stages, is_argued)?;
+    let mut outcomes = tested.outcomes;
+    println!("{} mutants have to be built one at a time", tested.left_out.len());
+    let mut left = tested.left_out;
     for (number, stage) in stages.iter().enumerate() {
-        let left: Vec<String> = outcomes
-            .iter()
-            .filter(|(name, outcome)| {
-                **outcome == Outcome::Missed && !is_argued(&listed, argued, name)
-            })
-            .map(|(name, _)| name.clone())
-            .collect();
-        if number > 0 && left.is_empty() {
+        if left.is_empty() {
             break;
         }
-        let mut command = Command::new(&program);
-        command.args(["mutants", "--in-place", "--workspace", "--all-features", "--no-times"]);
-        command.args(["--minimum-test-timeout", HANGS_AFTER_SECONDS]);
-        command.args(["--annotations", "none", "--caught"]);
-        command.arg("--dir").arg(&tree);
-        selected(&mut command, files, except);
-        if number == 0 && !options.only.is_empty() {
-            command.arg("--re").arg(escaped(&options.only));
-        }
-        if number > 0 {
-            command.args(left.iter().flat_map(|name| ["--re".to_owned(), exactly(name)]));
-        } else if let Some(shard) = &options.shard {
-            command.args(["--shard", shard]);
-        }
-        command.args(stage.packages.iter().flat_map(|package| ["--test-package", package]));
         let output = options.root.join(format!("target/mutants/{}-{number}", scope.name));
-        std::fs::create_dir_all(&output).map_err(|error| error.to_string())?;
-        command.arg("--output").arg(&output);
-        // Behind `--` they would select the tests that run, and all others would be built as well.
-        command.args(stage.arguments.iter().map(|argument| format!("--cargo-arg={argument}")));
-        command.env("CARGO_TARGET_DIR", options.root.join("target/mutants/build"));
-        command.env("CARGO_PROFILE_DEV_DEBUG", "false").env("ONETAKE_TOOLS", &options.tools);
-        command.env("PROPTEST_DISABLE_FAILURE_PERSISTENCE", "1");
-        command.stdin(Stdio::null());
-        eprintln!("$ {command:?}");
-        command.status().map_err(|error| format!("cargo-mutants could not be started: {error}"))?;
-        let found = read(&output.join("mutants.out/outcomes.json"))?;
-        // Cargo-mutants selects fields that are left out of a struct by no expression.
-        let is_wanted = |name: &String| match number {
-            0 => name.contains(&options.only),
-            _ => left.contains(name),
-        };
-        outcomes.extend(found.into_iter().filter(|(name, _)| is_wanted(name)));
+        let found = build_each(&program, options, stage, &left, &output)?;
+        outcomes.extend(found.into_iter().filter(|(name, _)| left.contains(name)));
+        left.retain(|name| outcomes.get(name) == Some(&Outcome::Missed) && !is_argued(name));
     }
     Ok(score(scope, &listed, &outcomes, argued))
+}
+
+/// Has cargo-mutants build and test these mutants one at a time.
+fn build_each(
+    program: &Path,
+    options: &Options,
+    stage: &Stage,
+    mutants: &BTreeSet<String>,
+    output: &Path,
+) -> Result<BTreeMap<String, Outcome>, String> {
+    let tree = tree::copy(&options.root, "tree")?;
+    let mut command = Command::new(program);
+    command.args(["mutants", "--in-place", "--workspace", "--all-features", "--no-times"]);
+    command.args(["--minimum-test-timeout", HANGS_AFTER_SECONDS]);
+    command.args(["--annotations", "none", "--caught"]);
+    command.arg("--dir").arg(&tree);
+    let files: BTreeSet<&str> = mutants.iter().filter_map(|name| name.split(':').next()).collect();
+    command.args(files.iter().flat_map(|file| ["--file", file]));
+    command.args(mutants.iter().flat_map(|name| ["--re".to_owned(), exactly(name)]));
+    command.args(stage.packages.iter().flat_map(|package| ["--test-package", package]));
+    std::fs::create_dir_all(output).map_err(|error| error.to_string())?;
+    command.arg("--output").arg(output);
+    // Behind `--` they would select the tests that run, and all others would be built as well.
+    command.args(stage.arguments.iter().map(|argument| format!("--cargo-arg={argument}")));
+    command.env("CARGO_TARGET_DIR", options.root.join("target/mutants/build"));
+    command.env("CARGO_PROFILE_DEV_DEBUG", "false").env("ONETAKE_TOOLS", &options.tools);
+    command.env("PROPTEST_DISABLE_FAILURE_PERSISTENCE", "1");
+    command.stdin(Stdio::null());
+    eprintln!("$ {command:?}");
+    command.status().map_err(|error| format!("cargo-mutants could not be started: {error}"))?;
+    read(&output.join("mutants.out/outcomes.json"))
 }
 
 /// Chooses files by globs.
@@ -172,7 +197,7 @@ fn exactly(text: &str) -> String {
     format!("^{}$", escaped(text))
 }
 
-/// The same for a text that stands anywhere.
+/// The same for a text anywhere.
 fn escaped(text: &str) -> String {
     let mut escaped = String::new();
     for sign in text.chars() {

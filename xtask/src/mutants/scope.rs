@@ -39,14 +39,28 @@ pub(crate) struct Stage {
     pub(crate) packages: &'static [&'static str],
     /// Further arguments, such as `--lib` and `--test NAME`.
     pub(crate) arguments: &'static [&'static str],
+    /// True if the tests start servers: they are not ended before they have stopped them.
+    pub(crate) starts_servers: bool,
+}
+
+impl Stage {
+    const fn of(packages: &'static [&'static str], arguments: &'static [&'static str]) -> Self {
+        Self { packages, arguments, starts_servers: false }
+    }
+
+    const fn with_servers(self) -> Self {
+        Self { starts_servers: true, ..self }
+    }
 }
 
 /// Unit tests and conformance on the memory store.
-const CORE: Stage = Stage { packages: &["onetake-core"], arguments: &["--lib", "--tests"] };
+const CORE: Stage = Stage::of(&["onetake-core"], &["--lib", "--tests"]);
 
-/// Tests of the layers above the engine.
-const ABOVE: Stage =
-    Stage { packages: &["onetake-http", "onetake-sim"], arguments: &["--lib", "--tests"] };
+/// The simulation.
+const SIMULATION: Stage = Stage::of(&["onetake-sim"], &["--test", "simulation"]);
+
+/// Tests of the HTTP layer.
+const HTTP: Stage = Stage::of(&["onetake-http"], &["--lib", "--tests"]);
 
 /// Every scope, in the order in which they run.
 pub(crate) const SCOPES: &[Scope] = &[
@@ -56,7 +70,7 @@ pub(crate) const SCOPES: &[Scope] = &[
         kind: Kind::Rust {
             files: &["crates/onetake-core/src/decide.rs"],
             except: &[],
-            stages: &[CORE],
+            stages: &[CORE, SIMULATION],
         },
     },
     Scope {
@@ -69,12 +83,11 @@ pub(crate) const SCOPES: &[Scope] = &[
             ],
             except: &[],
             stages: &[
-                Stage { packages: &["onetake-core", "onetake-stores"], arguments: &["--lib"] },
+                Stage::of(&["onetake-core", "onetake-stores"], &["--lib"]),
                 CORE,
-                Stage {
-                    packages: &["onetake-cli"],
-                    arguments: &["--test", "journal", "--test", "process"],
-                },
+                SIMULATION,
+                Stage::of(&["onetake-cli"], &["--test", "journal", "--test", "process"])
+                    .with_servers(),
             ],
         },
     },
@@ -84,7 +97,7 @@ pub(crate) const SCOPES: &[Scope] = &[
         kind: Kind::Rust {
             files: &["crates/onetake-core/src/engine/*.rs"],
             except: &["crates/onetake-core/src/engine/journal.rs"],
-            stages: &[CORE, ABOVE],
+            stages: &[CORE, SIMULATION, HTTP],
         },
     },
     Scope {
@@ -93,7 +106,7 @@ pub(crate) const SCOPES: &[Scope] = &[
         kind: Kind::Rust {
             files: &["crates/onetake-http/src/**/*.rs"],
             except: &[],
-            stages: &[Stage { packages: &["onetake-http"], arguments: &["--lib", "--tests"] }],
+            stages: &[HTTP],
         },
     },
     Scope {
@@ -103,8 +116,8 @@ pub(crate) const SCOPES: &[Scope] = &[
             files: &["crates/onetake-stores/src/**/*.rs"],
             except: &["crates/onetake-stores/src/journal/*.rs"],
             stages: &[
-                Stage { packages: &["onetake-stores"], arguments: &["--lib"] },
-                Stage { packages: &["onetake-stores"], arguments: &["--tests"] },
+                Stage::of(&["onetake-stores"], &["--lib"]),
+                Stage::of(&["onetake-stores"], &["--tests"]).with_servers(),
             ],
         },
     },

@@ -104,7 +104,7 @@ mod tests {
     }
 
     impl Store for Probed {
-        delegate_store!(self => self.inner; seal, name, claim, settle, load, abandoned, unsettled, sweep, inspect, secret, close);
+        delegate_store!(self => self.inner; name, claim, settle, load, due, sweep, close);
 
         fn ready(&self) -> BoxFuture<'_, Result<(), StoreError>> {
             async {
@@ -118,6 +118,8 @@ mod tests {
             .boxed()
         }
     }
+
+    delegate_store!(impl RecordIndex, AuditLog, SharedSecrets, Sealing for Probed, self => self.inner);
 
     fn probed() -> (Arc<Probed>, ManualClock, Readiness) {
         let store = Arc::new(Probed {

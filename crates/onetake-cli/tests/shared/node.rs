@@ -44,5 +44,7 @@ impl Store for Counting {
         self.inner.load(ids)
     }
 
-    delegate_store!(self => self.inner; seal, name, claim, settle, abandoned, unsettled, sweep, inspect, secret, ready, close);
+    delegate_store!(self => self.inner; name, claim, settle, due, sweep, ready, close);
 }
+
+delegate_store!(impl RecordIndex, AuditLog, SharedSecrets, Sealing for Counting, self => self.inner);

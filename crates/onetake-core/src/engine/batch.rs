@@ -321,6 +321,24 @@ mod tests {
         Arc::new(ManualClock::new(crate::clock::Timestamp::default()))
     }
 
+    /// A program that panics drops its runtime, and with it a writer that never ran. It must not be started again and
+    /// again.
+    #[test]
+    fn a_writer_that_never_ran_ends_with_its_runtime() {
+        let panicking = std::thread::spawn(|| {
+            let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+            let lane = runtime.block_on(async {
+                let (lane, _gate, _seen) = gated(10);
+                assert!(lane.submit(renew(1)).now_or_never().is_none());
+                lane
+            });
+            let _dropped_last = lane;
+            let _dropped_first = runtime;
+            std::panic::resume_unwind(Box::new("the program panics"));
+        });
+        assert!(panicking.join().is_err());
+    }
+
     type Batches = Arc<Mutex<Vec<Vec<u8>>>>;
 
     /// A lane whose writes wait for a permit, and the batches that it wrote.

@@ -8,7 +8,7 @@ use futures_util::StreamExt;
 use crate::clock::Clock;
 use crate::note::{Action, Ended, Note, NotePlace};
 use crate::record::{Record, State};
-use crate::store::{Settled, Settlement, Verb};
+use crate::store::{Due, Settled, Settlement, Verb};
 
 use super::{Engine, Inner};
 
@@ -67,7 +67,7 @@ async fn reaper(engine: Arc<Inner>, plan: Housekeeping) {
 }
 
 async fn reap(engine: &Inner, limit: usize) -> usize {
-    let found = match engine.store.abandoned(limit).await {
+    let found = match engine.store.due(Due::LeaseEnd, limit).await {
         Ok(found) => found,
         Err(error) => {
             engine.failed(&error);

@@ -14,7 +14,7 @@ use futures_util::{FutureExt, StreamExt};
 
 use crate::clock::Timestamp;
 use crate::record::{Failure, Record, Recording, State};
-use crate::store::{Abandoned, Settled, Settlement, StoreError, StoreErrorKind, Verb};
+use crate::store::{Due, DueAttempt, Settled, Settlement, StoreError, StoreErrorKind, Verb};
 
 use super::housekeeping::rest;
 use super::metrics::RECONCILED;
@@ -128,7 +128,7 @@ impl Engine {
 }
 
 async fn reconcile(engine: &Inner, reconciler: &dyn Reconcile, asking: Asking) -> usize {
-    let due = match engine.store.unsettled(asking.batch.max(1)).await {
+    let due = match engine.store.due(Due::Reconcile, asking.batch.max(1)).await {
         Ok(due) => due,
         Err(error) => {
             engine.failed(&error);
@@ -158,7 +158,7 @@ async fn reconcile(engine: &Inner, reconciler: &dyn Reconcile, asking: Asking) -
 async fn one(
     engine: &Inner,
     reconciler: &dyn Reconcile,
-    lost: Abandoned,
+    lost: DueAttempt,
 ) -> Result<bool, StoreError> {
     let record = match engine.read_from_store(lost.id).await {
         // One that cannot be read must not stand in the way of others.
@@ -232,7 +232,7 @@ fn never_told(inquiry: Inquiry, why: &str) -> Failure {
 }
 
 /// Takes the ask, so that nobody else does for so long.
-async fn defer(engine: &Inner, lost: Abandoned, hold: Duration) -> Result<Settled, StoreError> {
+async fn defer(engine: &Inner, lost: DueAttempt, hold: Duration) -> Result<Settled, StoreError> {
     let defer = Settlement { id: lost.id, attempt: lost.attempt, verb: Verb::Defer(hold) };
     engine.patiently(Box::pin(engine.settles.submit(defer))).await
 }
@@ -330,4 +330,52 @@ async fn settle(engine: &Inner, record: &Arc<Record>, found: Found) -> Result<()
         _ => tracing::info!(%reference, "an unknown outcome was settled by somebody else"),
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::key::Key;
+    use crate::record::{AttemptId, Cause, Fence, Terms};
+    use crate::scope::{RecordId, Scope};
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    /// Until the limit, an ask comes as late as the ones before it took. At the limit the time counts for which this
+    /// engine has asked; when that is enough, the last moment before the key expires.
+    #[test]
+    fn the_pause_is_bounded_by_what_ends_next() {
+        let at = Timestamp::from_micros(1_000_000_000);
+        let inquiry = Inquiry {
+            after: 60 * SECOND,
+            timeout: 5 * SECOND,
+            pause_min: SECOND,
+            pause_max: 30 * SECOND,
+            limit: 600 * SECOND,
+        };
+        let terms = Terms { ttl: 4_000 * SECOND, ..Terms::default() };
+        let record = Record {
+            id: RecordId::derive(&Scope::new("hold"), &Key::new("a").unwrap()),
+            attempt: AttemptId::from_bytes([1; 16]),
+            fence: Fence::new(1),
+            fingerprint: crate::Fingerprint::of(b"pay"),
+            terms,
+            origin: crate::Origin::default(),
+            created_at: at,
+            claimed_at: at,
+            history: crate::origin::History::default(),
+            state: State::Unknown { at, cause: Cause::TimedOut, ask_at: at },
+        };
+        let seconds = |after_unknown: u32, asks_for: u32| {
+            let now = at.plus(after_unknown * SECOND);
+            hold(&record, at, Some(inquiry), now, asks_for * SECOND).as_secs()
+        };
+        assert_eq!(seconds(0, 0), 60, "it is too early");
+        assert_eq!(seconds(70, 70), 35, "30 seconds are the longest pause");
+        assert_eq!(seconds(650, 650), 10, "the limit is in 10 seconds");
+        assert_eq!(seconds(660, 10), 15, "this engine has asked for 10 of 30 seconds");
+        assert_eq!(seconds(660, 29), 6, "it has to ask for one second more");
+        assert_eq!(seconds(660, 30), 35, "it has asked for long enough");
+        assert_eq!(seconds(2_990, 30), 10, "the key is about to expire");
+    }
 }

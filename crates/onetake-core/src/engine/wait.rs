@@ -6,7 +6,7 @@ use std::time::Duration;
 use tokio::sync::SemaphorePermit;
 
 use crate::clock::Timestamp;
-use crate::decide::{self, Reading};
+use crate::decide::{self, Contact, Moment, Reading};
 use crate::fingerprint::Fingerprint;
 use crate::record::{Record, State};
 use crate::scope::RecordId;
@@ -28,13 +28,13 @@ pub(super) enum Next {
 
 /// What a record as found means to whoever asked with this fingerprint.
 pub(super) fn interpret(record: &Arc<Record>, asked: &Fingerprint, now: Timestamp) -> Next {
-    match decide::read(Some(record), asked, now) {
+    // The store has the last word on leases: it left this one to its owner, whose grace may count anew
+    // after an outage.
+    let at = Moment { now, contact: Contact::Unknown };
+    match decide::read(Some(record), asked, at) {
         Reading::Mismatch => Next::Other(record.fingerprint),
         Reading::InFlight => Next::RunsElsewhere,
         Reading::Unknown | Reading::Settled => Answer::of(record).map_or(Next::Again, Next::Answer),
-        // The store has the last word: it left this one to its owner, whose grace counts anew after
-        // an outage.
-        _ if matches!(record.state, State::Running { .. }) => Next::RunsElsewhere,
         Reading::Free | Reading::Abandoned => Next::Again,
     }
 }

@@ -60,7 +60,7 @@ fn take_one(count: &AtomicUsize) -> bool {
 }
 
 impl Store for Watched {
-    delegate_store!(self => self.memory; seal, name, abandoned, unsettled, inspect, secret, close);
+    delegate_store!(self => self.memory; name, due, close);
 
     fn claim(&self, batch: Vec<Claim>) -> BoxFuture<'_, Answers<Claimed>> {
         self.claims.fetch_add(batch.len(), Ordering::SeqCst);
@@ -96,6 +96,8 @@ impl Store for Watched {
         self.memory.load(ids)
     }
 }
+
+delegate_store!(impl RecordIndex, AuditLog, SharedSecrets, Sealing for Watched, self => self.memory);
 
 /// An engine on such a store.
 struct World {

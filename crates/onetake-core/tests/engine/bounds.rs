@@ -42,7 +42,7 @@ impl Counting {
 }
 
 impl Store for Counting {
-    delegate_store!(self => self.memory; seal, name, abandoned, unsettled, sweep, inspect, secret, ready, close);
+    delegate_store!(self => self.memory; name, due, sweep, ready, close);
 
     fn claim(&self, batch: Vec<Claim>) -> BoxFuture<'_, Answers<Claimed>> {
         async move {
@@ -66,6 +66,8 @@ impl Store for Counting {
         self.memory.load(ids)
     }
 }
+
+delegate_store!(impl RecordIndex, AuditLog, SharedSecrets, Sealing for Counting, self => self.memory);
 
 /// The number of keys that the engine answers for without its store.
 async fn cached(engine: &Engine, store: &Counting, keys: &[Operation]) -> usize {

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use onetake_core::decide::{self, ClaimEffect, Reading, SettleEffect};
+use onetake_core::decide::{self, ClaimEffect, Moment, Reading, SettleEffect};
 use onetake_core::{
     AttemptId, Claim, Failure, Fence, OnUnknown, Record, Settlement, State, Terms, Timestamp, Verb,
 };
@@ -28,7 +28,7 @@ fn claim(attempt: u8, on_unknown: OnUnknown) -> Claim {
 }
 
 fn granted(found: Option<&Record>, claim: &Claim, now: Timestamp) -> Record {
-    match decide::claim(found, claim, now, Fence::default()) {
+    match decide::claim(found, claim, Moment::at(now), Fence::default()) {
         ClaimEffect::Grant(record) => record,
         effect => panic!("{effect:?}"),
     }
@@ -36,7 +36,7 @@ fn granted(found: Option<&Record>, claim: &Claim, now: Timestamp) -> Record {
 
 fn settled(record: &Record, verb: Verb, now: Timestamp) -> SettleEffect {
     let settlement = Settlement { id: record.id, attempt: record.attempt, verb };
-    decide::settle(Some(record), &settlement, now)
+    decide::settle(Some(record), &settlement, Moment::at(now))
 }
 
 fn written(record: &Record, verb: Verb, now: Timestamp) -> Record {
@@ -56,7 +56,7 @@ fn an_attempt_is_passed_over_exactly_at_the_end_of_its_grace() {
         (OnUnknown::Rollback, Reading::Free),
     ] {
         let record = granted(None, &claim(1, on_unknown), at(100));
-        let read = |now| decide::read(Some(&record), &record.fingerprint, now);
+        let read = |now| decide::read(Some(&record), &record.fingerprint, Moment::at(now));
         assert_eq!((read(just_before), read(end)), (Reading::InFlight, then), "{on_unknown:?}");
         assert_eq!(settled(&record, Verb::Abandon, just_before), SettleEffect::Stale);
         let passed_over = written(&record, Verb::Abandon, end).state.name();

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use onetake_core::conformance::{Fault, Faulty};
+use onetake_conformance::{Fault, Faulty};
 use onetake_core::engine::{Housekeeping, Settling};
 use onetake_core::note::Action;
 use onetake_core::{Answer, Begin, Limits, MemoryStore, NotDone, Recording, Store, Terms, Verdict};

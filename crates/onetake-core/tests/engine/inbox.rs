@@ -6,12 +6,12 @@ use std::time::Duration;
 
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
-use onetake_core::conformance::{Fault, Faulty};
-use onetake_core::note::{Note, Notes};
-use onetake_core::store::{Answers, Claim, Claimed, Cursor, Settled};
+use onetake_conformance::{Fault, Faulty};
+use onetake_core::note::{Action, Ended, Note, NotePlace, Notes};
+use onetake_core::store::{Answers, AuditLog, Claim, Claimed, Cursor, RecordIndex, Settled};
 use onetake_core::{
     Inbox, InboxOptions, Limits, ManualClock, MemoryStore, Received, Record, RecordId, Settlement,
-    Store, StoreError, StoreErrorKind, delegate_store,
+    Store, StoreError, StoreErrorKind, SystemRng, Timestamp, delegate_store,
 };
 
 use super::{engine_on, memory, pass};
@@ -49,7 +49,7 @@ impl Unreachable {
 }
 
 impl Store for Unreachable {
-    delegate_store!(self => self.memory; seal, name, abandoned, unsettled, sweep, page, find, secret, ready, close);
+    delegate_store!(self => self.memory; name, due, sweep, ready, close);
 
     fn claim(&self, batch: Vec<Claim>) -> BoxFuture<'_, Answers<Claimed>> {
         async move {
@@ -71,7 +71,9 @@ impl Store for Unreachable {
         let items = ids.len();
         async move { self.or_errors(items, self.memory.load(ids)).await }.boxed()
     }
+}
 
+impl AuditLog for Unreachable {
     fn note(&self, note: Note) -> BoxFuture<'_, Result<(), StoreError>> {
         async move { self.or_error(self.memory.note(note)).await }.boxed()
     }
@@ -85,6 +87,8 @@ impl Store for Unreachable {
         async move { self.or_error(self.memory.notes(of, from, limit)).await }.boxed()
     }
 }
+
+delegate_store!(impl RecordIndex, SharedSecrets, Sealing for Unreachable, self => self.memory);
 
 /// An inbox on such a store, and the number of times that its work ran.
 struct World {
@@ -170,6 +174,35 @@ async fn work_that_could_not_begin_is_no_try() {
     }
     let received = deliver("refused").await.unwrap();
     assert!(matches!(received, Received::Poisoned { .. }), "{received:?}");
+}
+
+/// An operator who lets a message run again does not undo the try.
+#[tokio::test]
+async fn what_an_operator_released_is_a_try() {
+    let (clock, memory) = memory();
+    let engine = engine_on(Arc::clone(&memory) as Arc<dyn Store>, &clock, Limits::default());
+    let inbox = Inbox::new(engine, "mailer", InboxOptions::default());
+    for number in 1..=3 {
+        let received = inbox.receive("message 1", async move |_| Err("refused")).await.unwrap();
+        let Received::Failed { attempts, .. } = received else { panic!("{received:?}") };
+        assert_eq!(attempts, number);
+        let id = memory.page(None, 10).await.unwrap().ids.remove(0);
+        let record = memory.load(vec![id]).await.remove(0).unwrap().unwrap();
+        for (action, before) in [(Action::Release, "unknown"), (Action::Resolve, "running")] {
+            let at = Timestamp::from_micros(record.fence.get());
+            let note = Note {
+                place: NotePlace::new(at, &SystemRng),
+                id,
+                attempt: record.attempt,
+                action,
+                ended: Ended::Done,
+                before: before.to_owned(),
+                by: "somebody".to_owned(),
+                reason: "it had no effect".to_owned(),
+            };
+            memory.note(note).await.unwrap();
+        }
+    }
 }
 
 /// The engine itself releases a claim whose answer was lost: nothing ran.

@@ -38,7 +38,7 @@ impl Failing {
 }
 
 impl Store for Failing {
-    delegate_store!(self => self.memory; seal, name, claim, load, abandoned, unsettled, sweep, inspect, secret, ready, close);
+    delegate_store!(self => self.memory; name, claim, load, due, sweep, ready, close);
 
     fn settle(&self, batch: Vec<Settlement>) -> BoxFuture<'_, Answers<Settled>> {
         async move {
@@ -57,6 +57,8 @@ impl Store for Failing {
         .boxed()
     }
 }
+
+delegate_store!(impl RecordIndex, AuditLog, SharedSecrets, Sealing for Failing, self => self.memory);
 
 /// Claims a key as a process did that has ended, and returns the outcome that it left.
 async fn left_behind(memory: &MemoryStore, key: &str) -> Settlement {

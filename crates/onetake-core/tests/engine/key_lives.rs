@@ -119,7 +119,7 @@ struct Rotating {
 }
 
 impl Store for Rotating {
-    delegate_store!(self => self.memory; seal, name, settle, load, abandoned, unsettled, sweep, inspect, secret, ready, close);
+    delegate_store!(self => self.memory; name, settle, load, due, sweep, ready, close);
 
     fn claim(&self, batch: Vec<Claim>) -> BoxFuture<'_, Answers<Claimed>> {
         async move {
@@ -141,6 +141,8 @@ impl Store for Rotating {
         .boxed()
     }
 }
+
+delegate_store!(impl RecordIndex, AuditLog, SharedSecrets, Sealing for Rotating, self => self.memory);
 
 /// A record of the secret before last is recognised; then the key turns up again, sealed with the current secret.
 #[tokio::test]

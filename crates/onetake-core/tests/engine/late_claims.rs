@@ -8,8 +8,9 @@ use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use onetake_core::store::{Answers, Claim, Claimed, Settled};
 use onetake_core::{
-    Begin, Clock, Engine, EngineError, Journal, Limits, ManualClock, MemoryStore, Operation,
-    Settlement, Store, StoreError, StoreErrorKind, SystemRng, Terms, Verb, delegate_store,
+    AttemptId, Begin, Clock, Engine, EngineError, Journal, Limits, ManualClock, MemoryStore,
+    Operation, Recording, Settlement, Store, StoreError, StoreErrorKind, SystemRng, Terms, Verb,
+    Verdict, delegate_store,
 };
 
 use super::{Pages, operation, settle_down};
@@ -39,7 +40,7 @@ impl Stalled {
 }
 
 impl Store for Stalled {
-    delegate_store!(self => self.memory; seal, name, load, abandoned, unsettled, sweep, inspect, secret, ready, close);
+    delegate_store!(self => self.memory; name, load, due, sweep, ready, close);
 
     fn claim(&self, batch: Vec<Claim>) -> BoxFuture<'_, Answers<Claimed>> {
         let lost = || StoreError::new(StoreErrorKind::Indeterminate, "the connection stalls");
@@ -59,6 +60,8 @@ impl Store for Stalled {
         self.memory.settle(batch)
     }
 }
+
+delegate_store!(impl RecordIndex, AuditLog, SharedSecrets, Sealing for Stalled, self => self.memory);
 
 struct World {
     clock: Arc<ManualClock>,
@@ -202,6 +205,42 @@ async fn another_owner_is_left_alone_by_late_releases() {
     assert_eq!(world.state(&asked).await, "unknown", "the other attempt had started");
 }
 
+/// It is still on its way while another attempt has the key, and lands when that one is gone.
+#[tokio::test]
+async fn a_claim_that_lands_after_another_owner_is_gone_is_released() {
+    let world = World::new();
+    let terms = Terms { ttl: Duration::from_secs(120), ..Terms::default() };
+    let (engine, asked) = (world.stalled(Limits::default()), operation("a").terms(terms));
+    world.lose_claim(&engine, &asked).await;
+    let other = world.other_node();
+    let paid = async |_| Verdict::Complete(Recording::new("paid"));
+    other.run(asked.clone(), paid).await.unwrap();
+    world.pass(60).await;
+    assert_eq!(world.state(&asked).await, "completed");
+    world.pass(120).await;
+    world.store.land().await;
+    world.pass(31).await;
+    assert_eq!(world.state(&asked).await, "released", "nothing ran");
+}
+
+/// An operator settled what the reaper called unknown: there is nothing left to release.
+#[tokio::test]
+async fn a_late_claim_that_somebody_settled_is_not_released_any_more() {
+    let world = World::new();
+    let (engine, asked) = (world.stalled(Limits::default()), operation("a"));
+    world.lose_claim(&engine, &asked).await;
+    let claim = world.store.held.lock().unwrap().first().cloned().unwrap();
+    world.store.land().await;
+    let verb = Verb::Complete(Recording::new("paid"));
+    let settlement = Settlement { id: claim.id, attempt: claim.attempt, verb };
+    world.store.memory.settle(vec![settlement]).await.remove(0).unwrap();
+    world.pass(31).await;
+    let before = world.store.releases();
+    world.pass(300).await;
+    assert_eq!(world.store.releases(), before);
+    assert_eq!(world.state(&asked).await, "completed");
+}
+
 #[tokio::test]
 async fn too_many_lost_claims_give_up_on_the_oldest() {
     let world = World::new();
@@ -257,4 +296,39 @@ async fn a_claim_that_lands_after_the_journal_was_replayed_is_released() {
     world.store.land().await;
     world.pass(31).await;
     assert_eq!(world.state(&asked).await, "released");
+}
+
+/// As above, while another attempt has the key when the journal is replayed.
+#[tokio::test]
+async fn a_claim_that_lands_behind_another_owner_after_a_replay_is_released() {
+    let world = World::new();
+    let terms = Terms { ttl: Duration::from_secs(120), ..Terms::default() };
+    let (engine, asked) = (world.stalled(Limits::default()), operation("a").terms(terms));
+    let journal = Arc::new(Pages::default());
+    engine.use_journal(Arc::clone(&journal) as Arc<dyn Journal>);
+    world.lose_claim(&engine, &asked).await;
+    engine.shutdown(Duration::ZERO).await.unwrap();
+    let paid = async |_| Verdict::Complete(Recording::new("paid"));
+    world.other_node().run(asked.clone(), paid).await.unwrap();
+    let next = world.stalled(Limits::default());
+    next.use_journal(Arc::clone(&journal) as Arc<dyn Journal>);
+    world.pass(180).await;
+    world.store.land().await;
+    world.pass(31).await;
+    assert_eq!(world.state(&asked).await, "released");
+}
+
+/// It ran: whatever becomes of its claim, it must not run again.
+#[tokio::test]
+async fn an_outcome_from_the_journal_is_never_turned_into_a_release() {
+    let world = World::new();
+    let journal = Arc::new(Pages::default());
+    let (id, attempt) = (operation("a").id, AttemptId::from_bytes([7; 16]));
+    let verb = Verb::Complete(Recording::new("paid"));
+    journal.keep(vec![Settlement { id, attempt, verb }]).await.unwrap();
+    let next = world.stalled(Limits::default());
+    next.use_journal(Arc::clone(&journal) as Arc<dyn Journal>);
+    world.pass(60).await;
+    assert!(journal.names_now().is_empty(), "it was replayed");
+    assert_eq!(world.store.releases(), 0);
 }

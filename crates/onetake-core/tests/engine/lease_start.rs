@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
-use onetake_core::conformance::{Fault, Faulty};
+use onetake_conformance::{Fault, Faulty};
 use onetake_core::store::{Answers, Claim, Claimed};
 use onetake_core::{
     Answer, Begin, Cause, Clock, Limits, ManualClock, MemoryStore, Outcome, Settlement, State,
@@ -81,7 +81,7 @@ struct SlowClaims {
 }
 
 impl Store for SlowClaims {
-    delegate_store!(self => self.memory; seal, name, settle, load, abandoned, unsettled, sweep, inspect, secret, ready, close);
+    delegate_store!(self => self.memory; name, settle, load, due, sweep, ready, close);
 
     fn claim(&self, batch: Vec<Claim>) -> BoxFuture<'_, Answers<Claimed>> {
         async move {
@@ -92,6 +92,8 @@ impl Store for SlowClaims {
         .boxed()
     }
 }
+
+delegate_store!(impl RecordIndex, AuditLog, SharedSecrets, Sealing for SlowClaims, self => self.memory);
 
 /// The lease counts from the question: the store granted it at some time after that.
 #[tokio::test]

@@ -5,11 +5,13 @@ mod bounds;
 mod decisions;
 mod housekeeping;
 mod inbox;
+mod jobs;
 mod journal;
 mod key_lives;
 mod late_claims;
 mod lease_start;
 mod renewal;
+mod store_faults;
 mod traffic;
 mod waiting;
 

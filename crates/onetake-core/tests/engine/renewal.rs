@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
-use onetake_core::conformance::{Fault, Faulty};
+use onetake_conformance::{Fault, Faulty};
 use onetake_core::engine::Settling;
 use onetake_core::store::{Answers, Settled};
 use onetake_core::{
@@ -59,7 +59,7 @@ struct SlowSettlements {
 }
 
 impl Store for SlowSettlements {
-    delegate_store!(self => self.memory; seal, name, claim, load, abandoned, unsettled, sweep, inspect, secret, ready, close);
+    delegate_store!(self => self.memory; name, claim, load, due, sweep, ready, close);
 
     fn settle(&self, batch: Vec<Settlement>) -> BoxFuture<'_, Answers<Settled>> {
         async move {
@@ -70,6 +70,8 @@ impl Store for SlowSettlements {
         .boxed()
     }
 }
+
+delegate_store!(impl RecordIndex, AuditLog, SharedSecrets, Sealing for SlowSettlements, self => self.memory);
 
 /// A renewal is asked for at 10 s and answered at 25 s: the lease is surely alive until 40 s.
 #[tokio::test]
@@ -134,13 +136,15 @@ async fn a_late_outcome_is_not_told_what_another_payload_came_to() {
 struct Corrupt(Arc<MemoryStore>);
 
 impl Store for Corrupt {
-    delegate_store!(self => self.0; seal, name, claim, load, abandoned, unsettled, sweep, inspect, secret, ready, close);
+    delegate_store!(self => self.0; name, claim, load, due, sweep, ready, close);
 
     fn settle(&self, batch: Vec<Settlement>) -> BoxFuture<'_, Answers<Settled>> {
         let corrupt = || StoreError::new(StoreErrorKind::Corrupt, "the disk failed");
         std::future::ready(batch.iter().map(|_| Err(corrupt())).collect()).boxed()
     }
 }
+
+delegate_store!(impl RecordIndex, AuditLog, SharedSecrets, Sealing for Corrupt, self => self.0);
 
 #[tokio::test]
 async fn an_outcome_that_a_corrupt_store_did_not_take_goes_to_the_journal() {

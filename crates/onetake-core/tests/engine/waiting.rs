@@ -37,7 +37,7 @@ impl Watched {
 }
 
 impl Store for Watched {
-    delegate_store!(self => self.memory; seal, name, settle, abandoned, unsettled, sweep, inspect, secret, ready, close);
+    delegate_store!(self => self.memory; name, settle, due, sweep, ready, close);
 
     fn claim(&self, batch: Vec<Claim>) -> BoxFuture<'_, Answers<Claimed>> {
         self.claims.fetch_add(1, Ordering::SeqCst);
@@ -55,6 +55,8 @@ impl Store for Watched {
         .boxed()
     }
 }
+
+delegate_store!(impl RecordIndex, AuditLog, SharedSecrets, Sealing for Watched, self => self.memory);
 
 /// One claim and a read every 25 ms, for as long as somebody waits; and so again for the next one.
 #[tokio::test]

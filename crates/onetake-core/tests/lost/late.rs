@@ -240,7 +240,7 @@ async fn a_record_that_cannot_be_read_is_postponed() {
 struct Unreadable(Arc<onetake_core::MemoryStore>);
 
 impl Store for Unreadable {
-    onetake_core::delegate_store!(self => self.0; seal, name, claim, settle, abandoned, unsettled, sweep, inspect, secret, ready, close);
+    onetake_core::delegate_store!(self => self.0; name, claim, settle, due, sweep, ready, close);
 
     fn load(
         &self,
@@ -250,3 +250,5 @@ impl Store for Unreadable {
         std::future::ready(ids.iter().map(|_| Err(damaged())).collect()).boxed()
     }
 }
+
+onetake_core::delegate_store!(impl RecordIndex, AuditLog, SharedSecrets, Sealing for Unreadable, self => self.0);

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
-use onetake_core::conformance::{Fault, Faulty};
+use onetake_conformance::{Fault, Faulty};
 use onetake_core::engine::{Kept, Settling};
 use onetake_core::note::{Action, Ended};
 use onetake_core::store::{Answers, Settled};
@@ -397,8 +397,10 @@ impl Store for Refusing {
         .boxed()
     }
 
-    onetake_core::delegate_store!(self => self.0; seal, name, claim, load, abandoned, unsettled, sweep, inspect, secret, ready, close);
+    onetake_core::delegate_store!(self => self.0; name, claim, load, due, sweep, ready, close);
 }
+
+onetake_core::delegate_store!(impl RecordIndex, AuditLog, SharedSecrets, Sealing for Refusing, self => self.0);
 
 #[tokio::test]
 async fn what_is_refused_holds_nothing_up() {

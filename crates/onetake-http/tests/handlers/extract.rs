@@ -9,7 +9,7 @@ use axum::http::HeaderMap;
 use axum::response::IntoResponse;
 use axum::routing::post;
 use http::{Request, StatusCode};
-use onetake_core::conformance::{Fault, Faulty};
+use onetake_conformance::{Fault, Faulty};
 use onetake_core::{DerivedKey, DerivingSecret, Engine, Key, MemoryStore, Scope, Store};
 use onetake_http::extract::{DownstreamKey, IdempotencyKey, RunningAttempt};
 use onetake_http::json::Pointer;

@@ -9,6 +9,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::post;
 use axum::{Json, Router};
 use http::StatusCode;
+use onetake_core::store::Sealing;
 use onetake_core::{
     AttemptId, Engine, MemoryStore, OnUnknown, RecordId, Recording, Settled, Settlement, Store,
     StoreError, Terms, Verb, delegate_store,
@@ -157,20 +158,24 @@ async fn other_answers_are_recorded_as_usual() {
 
 /// A store that writes recordings in its own way.
 #[derive(Debug)]
-struct Sealing(MemoryStore);
+struct Encrypting(MemoryStore);
 
-impl Store for Sealing {
+impl Store for Encrypting {
+    delegate_store!(self => self.0; name, claim, settle, load, due, sweep, ready, close);
+}
+
+impl Sealing for Encrypting {
     fn seal(&self, _: RecordId, _: AttemptId, told: Recording) -> Result<Recording, StoreError> {
         Ok(Recording::new([b"sealed: ", &told.body.unwrap_or_default()[..]].concat()))
     }
-
-    delegate_store!(self => self.0; name, claim, settle, load, abandoned, unsettled, sweep, inspect, secret, ready, close);
 }
+
+delegate_store!(impl RecordIndex, AuditLog, SharedSecrets for Encrypting, self => self.0);
 
 /// What a transaction writes does not pass through the store, and is as the store would have written it.
 #[tokio::test]
 async fn what_is_to_be_written_is_sealed() {
-    let engine = Engine::new(Arc::new(Sealing(MemoryStore::new())));
+    let engine = Engine::new(Arc::new(Encrypting(MemoryStore::new())));
     let act = async |running: InTransaction| {
         let (completion, _) = running.complete("paid", Vec::new()).await.unwrap();
         completion.recording.body.unwrap_or(completion.recording.head)

@@ -12,7 +12,7 @@ use axum::routing::post;
 use http::request::Parts;
 use http::{HeaderMap, Request, StatusCode};
 use http_body_util::BodyExt;
-use onetake_core::conformance::{Fault, Faulty};
+use onetake_conformance::{Fault, Faulty};
 use onetake_core::{
     AttemptId, Claim, Claimed, Clock, Engine, Failure, Limits, ManualClock, RecordId, Recording,
     Settled, Settlement, Store, SystemClock, SystemRng, Timestamp, Verb,

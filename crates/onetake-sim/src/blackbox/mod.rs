@@ -23,7 +23,7 @@ use std::time::Duration;
 
 use futures_util::future::{BoxFuture, join_all};
 
-use onetake_core::conformance::Report;
+use onetake_conformance::Report;
 use onetake_core::{Clock, SystemClock};
 
 use crate::client::Client;

@@ -1,10 +1,11 @@
 //! The decision functions under test.
 
-use onetake_core::decide::{self, ClaimEffect, Reading, SettleEffect};
+use onetake_core::decide::{self, ClaimEffect, Moment, Reading, SettleEffect};
 use onetake_core::{Claim, Fence, Fingerprint, Record, Settlement, Timestamp};
 
 /// The functions by which the store of a model decides. By default they are those of
-/// [`onetake_core::decide`]; tests put wrong ones in their place, to see that the model finds them.
+/// [`onetake_core::decide`]; tests put wrong ones in their place, to see that the model finds them. The
+/// nodes of a model are always in contact with their store.
 #[derive(Clone, Copy, Debug)]
 pub struct Decisions {
     /// Reads a record for a claim with a fingerprint.
@@ -19,11 +20,24 @@ pub struct Decisions {
 
 impl Default for Decisions {
     fn default() -> Self {
-        Self {
-            read: decide::read,
-            claim: decide::claim,
-            settle: decide::settle,
-            may_sweep: decide::may_sweep,
-        }
+        Self { read, claim, settle, may_sweep: decide::may_sweep }
     }
+}
+
+/// Reads a record, as a node that is in contact.
+#[must_use]
+pub fn read(found: Option<&Record>, fingerprint: &Fingerprint, now: Timestamp) -> Reading {
+    decide::read(found, fingerprint, Moment::at(now))
+}
+
+/// Decides a claim of a node that is in contact.
+#[must_use]
+pub fn claim(found: Option<&Record>, claim: &Claim, now: Timestamp, floor: Fence) -> ClaimEffect {
+    decide::claim(found, claim, Moment::at(now), floor)
+}
+
+/// Decides a settlement of a node that is in contact.
+#[must_use]
+pub fn settle(found: Option<&Record>, settlement: &Settlement, now: Timestamp) -> SettleEffect {
+    decide::settle(found, settlement, Moment::at(now))
 }

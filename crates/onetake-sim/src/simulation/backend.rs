@@ -5,7 +5,8 @@ use std::sync::Arc;
 use futures_util::FutureExt;
 use onetake_core::note::{Note, Notes};
 use onetake_core::store::{
-    Abandoned, Claimed, Cursor, Page, Settled, Store, StoreError, StoreErrorKind, Swept,
+    AuditLog, Claimed, Cursor, Due, DueAttempt, Page, RecordIndex, Settled, SharedSecrets, Store,
+    StoreError, StoreErrorKind, Swept,
 };
 use onetake_core::{
     Cause, Claim, Clock, MemoryStore, Record, RecordId, Reference, Settlement, State, Verb,
@@ -105,13 +106,13 @@ impl Backend {
     }
 
     /// Attempts whose lease and grace are over.
-    pub fn abandoned(&self, limit: usize) -> Result<Vec<Abandoned>, StoreError> {
-        now(self.memory.abandoned(limit))
+    pub fn abandoned(&self, limit: usize) -> Result<Vec<DueAttempt>, StoreError> {
+        now(self.memory.due(Due::LeaseEnd, limit))
     }
 
     /// Unknown attempts that are due to be asked for.
-    pub fn unsettled(&self, limit: usize) -> Result<Vec<Abandoned>, StoreError> {
-        now(self.memory.unsettled(limit))
+    pub fn unsettled(&self, limit: usize) -> Result<Vec<DueAttempt>, StoreError> {
+        now(self.memory.due(Due::Reconcile, limit))
     }
 
     /// Goes through all records.

@@ -32,7 +32,8 @@ pub async fn client(world: Arc<World>, operation: OperationPlan, plan: ClientPla
     let mut left = plan.tries;
     while left > 0 {
         left -= 1;
-        let asked = asked(&world, &operation, plan.payload);
+        let wait_seconds = plan.wait_seconds;
+        let asked = Asked { wait_seconds, ..asked(&world, &operation, plan.payload) };
         let cut = plan.cut_after_polls.filter(|_| left > 0);
         let heard = send(&world, asked, None, plan.patience, cut, &stream).await;
         if let Some(heard) = heard {
@@ -100,6 +101,7 @@ fn asked(world: &World, operation: &OperationPlan, payload: u8) -> Asked {
         tenant: operation.tenant,
         key: key_text(operation.number, operation.mode),
         payload,
+        wait_seconds: None,
         sent_at: world.now(),
     }
 }
@@ -226,6 +228,9 @@ fn request(asked: &Asked, location: Option<String>) -> Request<Body> {
     insert("idempotency-key", asked.key.clone());
     insert(TENANT, asked.tenant.to_string());
     insert(PAYLOAD, asked.payload.to_string());
+    if let Some(seconds) = asked.wait_seconds {
+        insert("prefer", format!("wait={seconds}"));
+    }
     request
 }
 

@@ -7,7 +7,7 @@
 //!
 //! | module | what it holds |
 //! | --- | --- |
-//! | [`plan`] | what a seed decides in advance |
+//! | [`plan`], [`theme`] | what a seed decides in advance |
 //! | [`simulator`] | the loop: events, processes, and the checks at the end |
 //! | [`timeline`], [`executor`], [`random`] | time, tasks and randomness |
 //! | [`world`], [`backend`], [`node_store`], [`journal`] | the network, the store's server, a node's view of it, a node's disk |
@@ -29,6 +29,7 @@ pub mod random;
 pub mod reconciler;
 pub mod shrink;
 pub mod simulator;
+pub mod theme;
 pub mod timeline;
 pub mod upstream;
 pub mod world;

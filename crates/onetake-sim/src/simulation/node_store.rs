@@ -7,9 +7,10 @@ use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use onetake_core::note::{Note, Notes};
 use onetake_core::store::{
-    Abandoned, Answers, Claimed, Cursor, Page, Settled, Store, StoreError, StoreErrorKind, Swept,
+    Answers, AuditLog, Claimed, Cursor, Due, DueAttempt, Page, RecordIndex, Sealing, Settled,
+    SharedSecrets, Store, StoreError, StoreErrorKind, Swept,
 };
-use onetake_core::{Claim, Record, RecordId, Reference, Settlement};
+use onetake_core::{AttemptId, Claim, Record, RecordId, Recording, Reference, Settlement};
 use tokio::sync::oneshot;
 
 use super::history::Actor;
@@ -281,12 +282,11 @@ impl Store for NodeStore {
         self.write(ids, false, |world, _, id| Ok(world.backend.load(id)))
     }
 
-    fn abandoned(&self, limit: usize) -> BoxFuture<'_, Result<Vec<Abandoned>, StoreError>> {
-        self.ask(move |world, _| world.backend.abandoned(limit))
-    }
-
-    fn unsettled(&self, limit: usize) -> BoxFuture<'_, Result<Vec<Abandoned>, StoreError>> {
-        self.ask(move |world, _| world.backend.unsettled(limit))
+    fn due(&self, which: Due, limit: usize) -> BoxFuture<'_, Result<Vec<DueAttempt>, StoreError>> {
+        match which {
+            Due::LeaseEnd => self.ask(move |world, _| world.backend.abandoned(limit)),
+            Due::Reconcile => self.ask(move |world, _| world.backend.unsettled(limit)),
+        }
     }
 
     fn sweep(&self, limit: usize) -> BoxFuture<'_, Result<Swept, StoreError>> {
@@ -295,6 +295,16 @@ impl Store for NodeStore {
         })
     }
 
+    fn ready(&self) -> BoxFuture<'_, Result<(), StoreError>> {
+        self.ask(|_, _| Ok(()))
+    }
+
+    fn close(&self) -> BoxFuture<'_, Result<(), StoreError>> {
+        std::future::ready(Ok(())).boxed()
+    }
+}
+
+impl RecordIndex for NodeStore {
     fn page(&self, from: Option<Cursor>, limit: usize) -> BoxFuture<'_, Result<Page, StoreError>> {
         self.ask(move |world, _| world.backend.page(from, limit))
     }
@@ -302,7 +312,9 @@ impl Store for NodeStore {
     fn find(&self, reference: Reference) -> BoxFuture<'_, Result<Vec<RecordId>, StoreError>> {
         self.ask(move |world, _| world.backend.find(reference))
     }
+}
 
+impl AuditLog for NodeStore {
     fn note(&self, note: Note) -> BoxFuture<'_, Result<(), StoreError>> {
         self.ask(move |world, _| world.backend.note(note))
     }
@@ -315,7 +327,9 @@ impl Store for NodeStore {
     ) -> BoxFuture<'_, Result<Notes, StoreError>> {
         self.ask(move |world, _| world.backend.notes(of, from, limit))
     }
+}
 
+impl SharedSecrets for NodeStore {
     fn secret(
         &self,
         name: &'static str,
@@ -323,12 +337,15 @@ impl Store for NodeStore {
     ) -> BoxFuture<'_, Result<[u8; 32], StoreError>> {
         self.ask(move |world, _| world.backend.secret(name, fresh))
     }
+}
 
-    fn ready(&self) -> BoxFuture<'_, Result<(), StoreError>> {
-        self.ask(|_, _| Ok(()))
-    }
-
-    fn close(&self) -> BoxFuture<'_, Result<(), StoreError>> {
-        std::future::ready(Ok(())).boxed()
+impl Sealing for NodeStore {
+    fn seal(
+        &self,
+        _: RecordId,
+        _: AttemptId,
+        recording: Recording,
+    ) -> Result<Recording, StoreError> {
+        Ok(recording)
     }
 }

@@ -45,8 +45,12 @@ pub async fn operate(world: Arc<World>, node: usize, engine: Engine, number: usi
     });
     world.timeline.sleep(pause, node + 1).await;
     let (by, reason) = (NAME.to_owned(), "simulated".to_owned());
+    let forgot = matches!(deed, Deed::Forget { .. });
     let wanted = Intervention { id, attempt: record.attempt, deed, by, reason };
     if let Ok(Intervened::Done(_)) = engine.intervene(wanted).await {
+        if forgot {
+            world.history.told_forgotten(world.now(), node, id, record.attempt);
+        }
         let notes = world.backend.notes(Some(id), None, 100);
         let is_noted = notes.is_ok_and(|notes| notes.notes.iter().any(|note| note.by == NAME));
         if !is_noted {

@@ -8,6 +8,7 @@ use std::time::Duration;
 use onetake_core::{OnUnknown, Terms};
 
 use super::random::Random;
+use super::theme::{self, Theme};
 use super::timeline::{MILLISECOND, Micros, SECOND};
 
 /// What a route promises for unknown outcomes, and how it answers requests that take long.
@@ -103,6 +104,15 @@ pub struct NodePlan {
     pub sweep_every: Duration,
 }
 
+impl NodePlan {
+    /// The same node with the configuration of `other`, as far as clients can tell. Its clock and secrets stay its own.
+    #[must_use]
+    pub(super) fn like(&self, other: &Self) -> Self {
+        let Self { drift_ppm, seals_with_newer, has_journal, limits, .. } = *self;
+        Self { drift_ppm, seals_with_newer, has_journal, limits, ..*other }
+    }
+}
+
 /// The bounds of an engine.
 #[derive(Clone, Copy, Debug)]
 pub struct LimitsPlan {
@@ -158,6 +168,8 @@ pub struct ClientPlan {
     pub cut_after_polls: Option<u32>,
     /// Whether it goes on asking after it got the outcome.
     pub insists: bool,
+    /// For how many seconds it would rather wait (`Prefer: wait`) before it is told to come back.
+    pub wait_seconds: Option<u32>,
 }
 
 /// Something that goes wrong, or that an operator does.
@@ -268,6 +280,19 @@ impl Fault {
     }
 }
 
+/// How the upstream misbehaves before faults end, each in so many of a thousand runs.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct UpstreamPlan {
+    /// It answers something else, is slow, or gets its request late.
+    pub noise_per_mille: u64,
+    /// It works for up to the upstream timeout, and no longer.
+    pub slow_per_mille: u64,
+    /// The request arrives after the upstream timeout.
+    pub late_per_mille: u64,
+    /// It says that it did nothing.
+    pub refuses_per_mille: u64,
+}
+
 /// Everything that a seed decides in advance.
 #[derive(Clone, Debug)]
 pub struct Plan {
@@ -281,8 +306,8 @@ pub struct Plan {
     pub faults: Vec<FaultPlan>,
     /// In how many of a thousand calls the store misbehaves even in good times.
     pub noise_per_mille: u64,
-    /// In how many of a thousand runs the upstream misbehaves.
-    pub upstream_noise_per_mille: u64,
+    /// How the upstream misbehaves.
+    pub upstream: UpstreamPlan,
     /// The longest delay of a message in good times.
     pub delay_max: Micros,
     /// When faults end.
@@ -291,6 +316,8 @@ pub struct Plan {
     pub is_uniform: bool,
     /// Whether one node owns the store alone, and opening it makes what ran unknown (as the embedded store does).
     pub is_exclusive: bool,
+    /// The rare situation that it is about, if it is about one.
+    pub theme: Option<Theme>,
 }
 
 impl Plan {
@@ -308,8 +335,7 @@ impl Plan {
                 let mut other = if number == 0 { first } else { node(&mut random, is_uniform) };
                 if is_uniform {
                     // What clients can tell is the same everywhere; clocks and secrets are each node's own.
-                    let NodePlan { drift_ppm, seals_with_newer, has_journal, limits, .. } = other;
-                    other = NodePlan { drift_ppm, seals_with_newer, has_journal, limits, ..first };
+                    other = other.like(&first);
                 }
                 other
             })
@@ -318,7 +344,8 @@ impl Plan {
         // A store inside of its process has no network that could fail.
         let is_quiet = calm || is_exclusive;
         let noise_per_mille = if is_quiet { 0 } else { random.pick(&[0, 5, 20, 60], 0) };
-        let upstream_noise_per_mille = random.pick(&[0, 100, 300, 600], 100);
+        let noise = random.pick(&[0, 100, 300, 600], 100);
+        let upstream = UpstreamPlan { noise_per_mille: noise, ..UpstreamPlan::default() };
         let delay_max = random.pick(&[2, 10, 50, 200], 10) * MILLISECOND;
         let ttl = onetake_core::clock::micros(first.terms.ttl);
         let operations = (0..random.between(1, 9) as usize)
@@ -329,18 +356,21 @@ impl Plan {
             .map(|number| fault(&mut random, number, &nodes, &operations, faults_end))
             .filter(|planned| !is_exclusive || !planned.fault.is_of_the_network())
             .collect();
-        Self {
+        let mut plan = Self {
             seed,
             nodes,
             operations,
             faults,
             noise_per_mille,
-            upstream_noise_per_mille,
+            upstream,
             delay_max,
             faults_end,
             is_uniform,
             is_exclusive,
-        }
+            theme: None,
+        };
+        theme::apply(&mut plan);
+        plan
     }
 
     /// The longest lease and grace of any node.
@@ -416,6 +446,7 @@ fn operation(random: &mut Random, number: usize, faults_end: Micros, ttl: Micros
                     .chance(200)
                     .then(|| u32::try_from(random.below(12)).unwrap_or(0)),
                 insists: random.chance(100),
+                wait_seconds: None,
             }
         })
         .collect::<Vec<_>>();
@@ -431,6 +462,7 @@ fn operation(random: &mut Random, number: usize, faults_end: Micros, ttl: Micros
             patience: 2 * SECOND,
             cut_after_polls: None,
             insists: true,
+            wait_seconds: None,
         });
     }
     OperationPlan { number, mode, tenant: u8::from(random.chance(300)), clients }

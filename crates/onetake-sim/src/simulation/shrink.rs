@@ -1,7 +1,7 @@
 //! Shrinks a failing plan: leaves out operations, clients and faults for as long as it still fails.
 
 use super::history::Violation;
-use super::plan::Plan;
+use super::plan::{Plan, UpstreamPlan};
 use super::simulator::Simulator;
 
 /// The parts of a seed's plan that are left out.
@@ -28,7 +28,7 @@ impl Without {
             plan.noise_per_mille = 0;
         }
         if self.upstream_noise {
-            plan.upstream_noise_per_mille = 0;
+            plan.upstream = UpstreamPlan::default();
         }
         plan
     }

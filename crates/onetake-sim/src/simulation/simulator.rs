@@ -199,6 +199,9 @@ impl Simulator {
             return;
         };
         let (engine, world) = (process.engine.clone(), Arc::clone(&self.world));
+        // The node's clock may be a little too fast.
+        let patient_until = world.now() + patience - patience / 50;
+        world.history.shuts_down(index, process.incarnation, patient_until);
         // What could not be written is in the journal now, unless there is none or it could not be written either.
         let has_journal = self.nodes.get(index).is_some_and(|node| node.plan.has_journal);
         let breaks =

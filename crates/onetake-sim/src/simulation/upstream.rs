@@ -20,7 +20,7 @@ use tokio::sync::oneshot;
 use tower_service::Service;
 
 use super::history::{Actor, RunNumber};
-use super::plan::Mode;
+use super::plan::{Mode, UpstreamPlan};
 use super::random::Random;
 use super::timeline::Micros;
 use super::world::World;
@@ -131,8 +131,12 @@ impl World {
     }
 
     fn conduct(&self) -> Conduct {
-        let noise = if self.is_calm() { 0 } else { self.plan.upstream_noise_per_mille };
+        let planned = if self.is_calm() { UpstreamPlan::default() } else { self.plan.upstream };
+        let UpstreamPlan { noise_per_mille: noise, refuses_per_mille, .. } = planned;
         self.decide("upstream", |random| {
+            if refuses_per_mille > 0 && random.chance(refuses_per_mille) {
+                return random.pick(&[Conduct::Busy, Conduct::SaysReleased], Conduct::Busy);
+            }
             if !random.chance(noise) {
                 return if random.chance(100) { Conduct::Declined } else { Conduct::Done };
             }
@@ -155,8 +159,9 @@ impl World {
     fn times(&self, node: usize) -> Times {
         let Some(planned) = self.plan.nodes.get(node) else { return Times::default() };
         let (run_max, grace) = (micros(planned.run_max), micros(planned.terms.grace));
-        let (noise, delay_max) = (self.plan.upstream_noise_per_mille, self.plan.delay_max);
-        let is_calm = self.is_calm();
+        let UpstreamPlan { noise_per_mille: noise, slow_per_mille, late_per_mille, .. } =
+            self.plan.upstream;
+        let (delay_max, is_calm) = (self.plan.delay_max, self.is_calm());
         self.decide("upstream times", |random| {
             let usual = |random: &mut Random| random.below(delay_max);
             let mut times =
@@ -166,6 +171,12 @@ impl World {
             }
             if !is_calm && random.chance(noise) {
                 times.work = random.below(2 * run_max);
+            }
+            if !is_calm && slow_per_mille > 0 && random.chance(slow_per_mille) {
+                times.work = random.between(run_max / 8, run_max);
+            }
+            if !is_calm && late_per_mille > 0 && random.chance(late_per_mille) {
+                times.arrival = run_max + random.below(grace / 2);
             }
             times
         })

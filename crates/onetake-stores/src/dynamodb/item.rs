@@ -8,7 +8,7 @@ use aws_sdk_dynamodb::primitives::Blob;
 use aws_sdk_dynamodb::types::AttributeValue;
 
 use onetake_core::clock::micros;
-use onetake_core::store::Abandoned;
+use onetake_core::store::DueAttempt;
 use onetake_core::{
     AttemptId, Record, RecordId, Reference, Settlement, State, StoreError, StoreErrorKind, Verb,
     codec,
@@ -91,9 +91,9 @@ pub(super) fn id(item: &Item) -> Option<RecordId> {
 }
 
 /// The attempt that an item of the index `asks` names.
-pub(super) fn asked_for(item: &Item) -> Option<Abandoned> {
+pub(super) fn asked_for(item: &Item) -> Option<DueAttempt> {
     let attempt = item.get("a")?.as_b().ok()?.as_ref().try_into().ok()?;
-    Some(Abandoned { id: id(item)?, attempt: AttemptId::from_bytes(attempt) })
+    Some(DueAttempt { id: id(item)?, attempt: AttemptId::from_bytes(attempt) })
 }
 
 /// From when on it is to be asked for.
@@ -259,7 +259,7 @@ mod tests {
             let item = seen.encode(Duration::ZERO);
             assert_eq!(ask_at(&item), is_asked_for.then_some(later.as_micros()));
             assert_eq!(item.contains_key("q"), is_asked_for);
-            let named = Abandoned { id: seen.record.id, attempt: seen.record.attempt };
+            let named = DueAttempt { id: seen.record.id, attempt: seen.record.attempt };
             assert_eq!(asked_for(&item), Some(named));
         }
     }

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use futures_util::future::try_join_all;
 
-use onetake_core::decide::{self, ClaimEffect, SettleEffect};
-use onetake_core::store::{Abandoned, Answers};
+use onetake_core::decide::{self, ClaimEffect, Contact, Moment, SettleEffect};
+use onetake_core::store::{Answers, DueAttempt};
 use onetake_core::{
     Claim, Claimed, Fence, Record, RecordId, Settled, Settlement, State, StoreError,
     StoreErrorKind, Timestamp, Verb,
@@ -28,17 +28,9 @@ impl DynamoStore {
         let mut found: Option<Seen> = None;
         let mut floor = Fence::default();
         for _ in 0..RACES_MAX {
-            if let Some(seen) = &found
-                && seen.record.attempt == claim.attempt
-                && item::runs(&seen.record)
-            {
-                // Our own write, although its answer got lost.
-                let fence = seen.record.fence;
-                self.remember(seen.clone());
-                return Ok(Claimed::Granted { fence });
-            }
-            let (now, judged) = self.judge(found.as_ref());
-            let record = match decide::claim(judged.as_ref(), &claim, now, floor) {
+            let (moment, judged) = self.judge(found.as_ref());
+            let now = moment.now;
+            let record = match decide::claim(judged.as_ref(), &claim, moment, floor) {
                 ClaimEffect::Grant(record) | ClaimEffect::BecomeUnknown(record) => record,
                 ClaimEffect::Keep => {
                     let Seen { record, .. } = found.ok_or_else(StoreError::kept_nothing)?;
@@ -75,8 +67,9 @@ impl DynamoStore {
             remembered => remembered,
         };
         for _ in 0..RACES_MAX {
-            let (now, judged) = self.judge(found.as_ref());
-            match decide::settle(judged.as_ref(), &settlement, now) {
+            let (moment, judged) = self.judge(found.as_ref());
+            let now = moment.now;
+            match decide::settle(judged.as_ref(), &settlement, moment) {
                 SettleEffect::Write(record) => {
                     let next = Seen { record, version: next_version(found.as_ref()) };
                     match self.table.write(&next, found.as_ref()).await? {
@@ -98,6 +91,7 @@ impl DynamoStore {
                 effect => {
                     self.own().remove(&settlement.id);
                     let current = found.map(|seen| Arc::new(seen.record));
+                    let current = current.filter(|record| !self.is_absent(record));
                     return Ok(match (effect, current) {
                         (SettleEffect::Already, Some(record)) => Settled::Done { record, now },
                         (_, current) => Settled::Stale { current },
@@ -112,12 +106,11 @@ impl DynamoStore {
         // The server refuses to be asked for one key twice.
         let asked: HashSet<RecordId> = ids.iter().copied().collect();
         let found = self.table.read_many(&asked.into_iter().collect::<Vec<_>>()).await;
-        let now = self.expiry_now();
         let found: HashMap<RecordId, Result<Option<Arc<Record>>, StoreError>> = found
             .into_iter()
             .map(|(id, seen)| {
-                let absent = |record: &Record| item::is_forgotten(record) || record.is_expired(now);
-                let live = |Seen { record, .. }| (!absent(&record)).then(|| Arc::new(record));
+                let live =
+                    |Seen { record, .. }| (!self.is_absent(&record)).then(|| Arc::new(record));
                 (id, seen.map(live))
             })
             .collect();
@@ -129,7 +122,7 @@ impl DynamoStore {
     pub(super) async fn look_for_abandoned(
         &self,
         limit: usize,
-    ) -> Result<Vec<Abandoned>, StoreError> {
+    ) -> Result<Vec<DueAttempt>, StoreError> {
         let shards = try_join_all((0..SHARDS).map(|shard| self.table.running(shard))).await?;
         // One that cannot be read must not keep the others from being found.
         let running = shards.iter().flatten().filter_map(|item| Seen::decode(item).ok());
@@ -142,7 +135,7 @@ impl DynamoStore {
         let now = self.options.clock.monotonic();
         self.watch.keep(&running.iter().map(|seen| seen.record.id).collect(), now);
         let over = over.into_iter().take(limit).map(|(_, Seen { record, .. })| record);
-        Ok(over.map(|record| Abandoned { id: record.id, attempt: record.attempt }).collect())
+        Ok(over.map(|record| DueAttempt { id: record.id, attempt: record.attempt }).collect())
     }
 
     /// What is to be asked for by our own clock: one that is wrong asks too early or too late, and that is all,
@@ -150,7 +143,7 @@ impl DynamoStore {
     pub(super) async fn look_for_unsettled(
         &self,
         limit: usize,
-    ) -> Result<Vec<Abandoned>, StoreError> {
+    ) -> Result<Vec<DueAttempt>, StoreError> {
         let now = self.options.clock.now();
         let asks = (0..SHARDS).map(|shard| self.table.asks(shard, now, limit));
         let mut due: Vec<_> = try_join_all(asks).await?.into_iter().flatten().collect();
@@ -158,30 +151,37 @@ impl DynamoStore {
         Ok(due.iter().filter_map(item::asked_for).take(limit).collect())
     }
 
-    /// The record as it is to be decided on, and the time to decide it at. Our wall clock neither ends
+    /// The record as it is to be decided on, and the moment to decide it at. Our wall clock neither ends
     /// a lease, which the watch does, nor lets a record expire before the margin is over too.
-    fn judge(&self, found: Option<&Seen>) -> (Timestamp, Option<Record>) {
+    fn judge(&self, found: Option<&Seen>) -> (Moment, Option<Record>) {
         let now = self.options.clock.now();
-        let Some(seen) = found else { return (now, None) };
+        let unwatched = |now| Moment { now, contact: Contact::Unknown };
+        let Some(seen) = found else { return (unwatched(now), None) };
         let record = &seen.record;
         match record.expires_at() {
             None => {
-                let over = self.over_for(seen).is_some();
-                let lease_until = Timestamp::from_micros(if over { 0 } else { u64::MAX });
-                (now, Some(record.with_state(State::Running { lease_until })))
+                let contact = Contact::Unchanged(self.unchanged_for(seen));
+                (Moment { now, contact }, Some(record.clone()))
             }
             // By our clock too, whoever's clock it was forgotten by. Its fence still counts.
             Some(_) if item::is_forgotten(record) => {
                 let (created_at, at) = (Timestamp::default(), Timestamp::default());
                 let record = Record { created_at, ..record.with_state(State::Released { at }) };
-                (now, Some(record))
+                (unwatched(now), Some(record))
             }
-            Some(_) if record.is_expired(self.expiry_now()) => (now, Some(record.clone())),
+            Some(_) if record.is_expired(self.expiry_now()) => {
+                (unwatched(now), Some(record.clone()))
+            }
             Some(end) => {
                 let before = Timestamp::from_micros(end.as_micros().saturating_sub(1));
-                (now.min(before), Some(record.clone()))
+                (unwatched(now.min(before)), Some(record.clone()))
             }
         }
+    }
+
+    /// True if a record counts as absent.
+    fn is_absent(&self, record: &Record) -> bool {
+        item::is_forgotten(record) || record.is_expired(self.expiry_now())
     }
 
     /// The time by which records expire.
@@ -192,11 +192,15 @@ impl DynamoStore {
 
     /// For how long the lease and grace of a running item have been over; `None` if they are not.
     fn over_for(&self, seen: &Seen) -> Option<Duration> {
+        let terms = seen.record.terms;
+        self.unchanged_for(seen).checked_sub(terms.lease.saturating_add(terms.grace))
+    }
+
+    /// For how long a running item has been seen unchanged, without a break.
+    fn unchanged_for(&self, seen: &Seen) -> Duration {
         let watched = self.watch.look(seen, self.options.clock.monotonic());
         // While we were cut off, so may its owner have been: the watch begins anew.
-        let unchanged = watched.min(self.table.breaker.back_for());
-        let terms = seen.record.terms;
-        unchanged.checked_sub(terms.lease.saturating_add(terms.grace))
+        watched.min(self.table.breaker.back_for())
     }
 
     /// Remembers what was written, as long as it runs.

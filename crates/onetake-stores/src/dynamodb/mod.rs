@@ -11,7 +11,7 @@
 //! - **Leases.** A renewal raises the item's version. A node that has seen one version of a running
 //!   item for a whole lease + grace on its own monotonic clock may take it over, on the condition that
 //!   it is still that version. A node that has just started, or that was cut off, watches for a whole
-//!   lease + grace first. The reaper's look ([`Store::abandoned`]) is what keeps watching.
+//!   lease + grace first. The reaper's look ([`Store::due`]) is what keeps watching.
 //! - **Asking** what became of an unknown attempt is due by the clock of whoever asks: one that is wrong asks
 //!   too early or too late. Of several, one asks, as each defers first, on the condition of the version.
 //! - **Expiry.** A key is reusable a margin after it expired by its owner's clock
@@ -81,10 +81,12 @@ use futures_util::future::BoxFuture;
 use futures_util::{FutureExt, StreamExt};
 
 use onetake_core::note::{Note, Notes};
-use onetake_core::store::{Abandoned, Answers, Cursor, Page, Swept};
+use onetake_core::store::{
+    Answers, AuditLog, Cursor, Due, DueAttempt, Page, RecordIndex, Sealing, SharedSecrets, Swept,
+};
 use onetake_core::{
-    Claim, Claimed, Clock, Record, RecordId, Reference, Rng, Settled, Settlement, Store,
-    StoreError, SystemClock, SystemRng,
+    AttemptId, Claim, Claimed, Clock, Record, RecordId, Recording, Reference, Rng, Settled,
+    Settlement, Store, StoreError, SystemClock, SystemRng,
 };
 
 use crate::Diagnosis;
@@ -219,12 +221,11 @@ impl Store for DynamoStore {
         self.load_all(ids).boxed()
     }
 
-    fn abandoned(&self, limit: usize) -> BoxFuture<'_, Result<Vec<Abandoned>, StoreError>> {
-        self.look_for_abandoned(limit).boxed()
-    }
-
-    fn unsettled(&self, limit: usize) -> BoxFuture<'_, Result<Vec<Abandoned>, StoreError>> {
-        self.look_for_unsettled(limit).boxed()
+    fn due(&self, which: Due, limit: usize) -> BoxFuture<'_, Result<Vec<DueAttempt>, StoreError>> {
+        match which {
+            Due::LeaseEnd => self.look_for_abandoned(limit).boxed(),
+            Due::Reconcile => self.look_for_unsettled(limit).boxed(),
+        }
     }
 
     fn sweep(&self, _limit: usize) -> BoxFuture<'_, Result<Swept, StoreError>> {
@@ -232,6 +233,17 @@ impl Store for DynamoStore {
         std::future::ready(Ok(Swept::default())).boxed()
     }
 
+    fn ready(&self) -> BoxFuture<'_, Result<(), StoreError>> {
+        async move { self.table.read(RecordId::from_bytes([0; RecordId::BYTES])).await.map(drop) }
+            .boxed()
+    }
+
+    fn close(&self) -> BoxFuture<'_, Result<(), StoreError>> {
+        std::future::ready(Ok(())).boxed()
+    }
+}
+
+impl RecordIndex for DynamoStore {
     fn page(&self, from: Option<Cursor>, limit: usize) -> BoxFuture<'_, Result<Page, StoreError>> {
         self.table.page(from, limit).boxed()
     }
@@ -239,7 +251,9 @@ impl Store for DynamoStore {
     fn find(&self, reference: Reference) -> BoxFuture<'_, Result<Vec<RecordId>, StoreError>> {
         self.table.find(reference).boxed()
     }
+}
 
+impl AuditLog for DynamoStore {
     fn note(&self, note: Note) -> BoxFuture<'_, Result<(), StoreError>> {
         async move { notes::write(&self.table, &note).await }.boxed()
     }
@@ -252,7 +266,9 @@ impl Store for DynamoStore {
     ) -> BoxFuture<'_, Result<Notes, StoreError>> {
         notes::read(&self.table, of, from, limit).boxed()
     }
+}
 
+impl SharedSecrets for DynamoStore {
     fn secret(
         &self,
         name: &'static str,
@@ -260,13 +276,15 @@ impl Store for DynamoStore {
     ) -> BoxFuture<'_, Result<[u8; 32], StoreError>> {
         secret::keep(&self.table, name, fresh).boxed()
     }
+}
 
-    fn ready(&self) -> BoxFuture<'_, Result<(), StoreError>> {
-        async move { self.table.read(RecordId::from_bytes([0; RecordId::BYTES])).await.map(drop) }
-            .boxed()
-    }
-
-    fn close(&self) -> BoxFuture<'_, Result<(), StoreError>> {
-        std::future::ready(Ok(())).boxed()
+impl Sealing for DynamoStore {
+    fn seal(
+        &self,
+        _: RecordId,
+        _: AttemptId,
+        recording: Recording,
+    ) -> Result<Recording, StoreError> {
+        Ok(recording)
     }
 }

@@ -8,7 +8,7 @@ use std::time::Duration;
 use tokio::sync::oneshot;
 
 use onetake_core::note::{Action, Ended, Note, NotePlace, Notes};
-use onetake_core::store::{Abandoned, Answers, Swept};
+use onetake_core::store::{Answers, DueAttempt, Swept};
 use onetake_core::{
     Cause, Claim, Claimed, Clock, Fence, Record, RecordId, Reference, Settled, Settlement, State,
     StoreError, SystemRng, Timestamp,
@@ -38,8 +38,8 @@ pub(super) enum Job {
     Load(Vec<RecordId>, oneshot::Sender<Answers<Option<Arc<Record>>>>),
     Ids(Option<RecordId>, usize, oneshot::Sender<Result<Vec<RecordId>, StoreError>>),
     Find(Reference, oneshot::Sender<Result<Vec<RecordId>, StoreError>>),
-    Abandoned(usize, oneshot::Sender<Result<Vec<Abandoned>, StoreError>>),
-    Unsettled(usize, oneshot::Sender<Result<Vec<Abandoned>, StoreError>>),
+    Abandoned(usize, oneshot::Sender<Result<Vec<DueAttempt>, StoreError>>),
+    Unsettled(usize, oneshot::Sender<Result<Vec<DueAttempt>, StoreError>>),
     Sweep(usize, oneshot::Sender<Result<Swept, StoreError>>),
     Secret(&'static str, [u8; 32], oneshot::Sender<Result<[u8; 32], StoreError>>),
     Note(Note, oneshot::Sender<Result<(), StoreError>>),

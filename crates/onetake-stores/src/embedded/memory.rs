@@ -3,8 +3,8 @@
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
-use onetake_core::decide::{self, ClaimEffect, SettleEffect};
-use onetake_core::store::{Abandoned, FOUND_MAX, Swept};
+use onetake_core::decide::{self, ClaimEffect, Moment, SettleEffect};
+use onetake_core::store::{DueAttempt, FOUND_MAX, Swept};
 use onetake_core::{
     Claim, Claimed, Fence, Record, RecordId, Reference, Settled, Settlement, State, StoreError,
     StoreErrorKind, Timestamp, Verb,
@@ -93,7 +93,7 @@ impl Memory {
     ) -> Result<Claimed, StoreError> {
         let found = self.find(tables, claim.id)?;
         let asked = found.as_ref().and_then(|record| record.ask_at());
-        match (decide::claim(found.as_deref(), claim, now, self.highest), found) {
+        match (decide::claim(found.as_deref(), claim, Moment::at(now), self.highest), found) {
             (ClaimEffect::Grant(record), _) => {
                 self.highest = self.highest.max(record.fence);
                 if self.highest > self.ceiling {
@@ -119,7 +119,7 @@ impl Memory {
     ) -> Result<Settled, StoreError> {
         let found = self.find(tables, settlement.id)?;
         let asked = found.as_ref().and_then(|record| record.ask_at());
-        match (decide::settle(found.as_deref(), settlement, now), found) {
+        match (decide::settle(found.as_deref(), settlement, Moment::at(now)), found) {
             // A lease ends with this process, so nothing of its renewal has to outlive it.
             (SettleEffect::Write(record), _) if settlement.verb == Verb::Renew => {
                 Ok(Settled::Done { record: self.remember(record).0, now })
@@ -128,7 +128,9 @@ impl Memory {
                 Ok(Settled::Done { record: self.write(group, record, asked), now })
             }
             (SettleEffect::Already, Some(record)) => Ok(Settled::Done { record, now }),
-            (_, current) => Ok(Settled::Stale { current }),
+            (_, current) => {
+                Ok(Settled::Stale { current: current.filter(|record| !record.is_expired(now)) })
+            }
         }
     }
 
@@ -167,10 +169,10 @@ impl Memory {
         (record, before.is_some())
     }
 
-    pub(super) fn abandoned(&self, now: Timestamp, limit: usize) -> Vec<Abandoned> {
+    pub(super) fn abandoned(&self, now: Timestamp, limit: usize) -> Vec<DueAttempt> {
         let due = self.leases.iter().take_while(|(end, _)| *end <= now).take(limit);
         due.filter_map(|(_, id)| self.running.get(id))
-            .map(|record| Abandoned { id: record.id, attempt: record.attempt })
+            .map(|record| DueAttempt { id: record.id, attempt: record.attempt })
             .collect()
     }
 
@@ -182,7 +184,7 @@ impl Memory {
         group: &mut Group<'_>,
         now: Timestamp,
         limit: usize,
-    ) -> Result<Vec<Abandoned>, StoreError> {
+    ) -> Result<Vec<DueAttempt>, StoreError> {
         let mut found = Vec::new();
         for entry in tables.due_asks(now).take(ASKS_LOOKED_AT_MAX) {
             if found.len() >= limit {
@@ -191,7 +193,7 @@ impl Memory {
             let (at, id) = entry?;
             match self.find(tables, id) {
                 Ok(Some(record)) if record.ask_at() == Some(at) && !record.is_expired(now) => {
-                    found.push(Abandoned { id, attempt: record.attempt });
+                    found.push(DueAttempt { id, attempt: record.attempt });
                 }
                 Ok(_) => group.remove_ask(at, id),
                 // One that cannot be read must not keep the others from being found.

@@ -29,10 +29,12 @@ use futures_util::future::BoxFuture;
 use tokio::sync::oneshot;
 
 use onetake_core::note::{Note, NotePlace, Notes};
-use onetake_core::store::{Abandoned, Answers, Cursor, Page, Swept};
+use onetake_core::store::{
+    Answers, AuditLog, Cursor, Due, DueAttempt, Page, RecordIndex, Sealing, SharedSecrets, Swept,
+};
 use onetake_core::{
-    Claim, Claimed, Clock, Record, RecordId, Reference, Settled, Settlement, Store, StoreError,
-    StoreErrorKind, SystemClock,
+    AttemptId, Claim, Claimed, Clock, Record, RecordId, Recording, Reference, Settled, Settlement,
+    Store, StoreError, StoreErrorKind, SystemClock,
 };
 
 use committer::{Committer, Job};
@@ -133,54 +135,19 @@ impl Store for EmbeddedStore {
         async move { each(count, self.ask(|reply| Job::Load(ids, reply)).await) }.boxed()
     }
 
-    fn abandoned(&self, limit: usize) -> BoxFuture<'_, Result<Vec<Abandoned>, StoreError>> {
-        async move { self.ask(|reply| Job::Abandoned(limit, reply)).await? }.boxed()
-    }
-
-    fn unsettled(&self, limit: usize) -> BoxFuture<'_, Result<Vec<Abandoned>, StoreError>> {
-        async move { self.ask(|reply| Job::Unsettled(limit, reply)).await? }.boxed()
+    fn due(&self, which: Due, limit: usize) -> BoxFuture<'_, Result<Vec<DueAttempt>, StoreError>> {
+        match which {
+            Due::LeaseEnd => {
+                async move { self.ask(|reply| Job::Abandoned(limit, reply)).await? }.boxed()
+            }
+            Due::Reconcile => {
+                async move { self.ask(|reply| Job::Unsettled(limit, reply)).await? }.boxed()
+            }
+        }
     }
 
     fn sweep(&self, limit: usize) -> BoxFuture<'_, Result<Swept, StoreError>> {
         async move { self.ask(|reply| Job::Sweep(limit, reply)).await? }.boxed()
-    }
-
-    fn page(&self, from: Option<Cursor>, limit: usize) -> BoxFuture<'_, Result<Page, StoreError>> {
-        async move {
-            let from = from.map(|cursor| cursor.id()).transpose()?;
-            let ids = self.ask(|reply| Job::Ids(from, limit, reply)).await??;
-            Ok(Page::in_order(ids, limit))
-        }
-        .boxed()
-    }
-
-    fn find(&self, reference: Reference) -> BoxFuture<'_, Result<Vec<RecordId>, StoreError>> {
-        async move { self.ask(|reply| Job::Find(reference, reply)).await? }.boxed()
-    }
-
-    fn note(&self, note: Note) -> BoxFuture<'_, Result<(), StoreError>> {
-        async move { self.ask(|reply| Job::Note(note, reply)).await? }.boxed()
-    }
-
-    fn notes(
-        &self,
-        of: Option<RecordId>,
-        from: Option<Cursor>,
-        limit: usize,
-    ) -> BoxFuture<'_, Result<Notes, StoreError>> {
-        async move {
-            let from = from.map(|cursor| NotePlace::of(&cursor)).transpose()?;
-            self.ask(|reply| Job::Notes(of, from, limit, reply)).await?
-        }
-        .boxed()
-    }
-
-    fn secret(
-        &self,
-        name: &'static str,
-        fresh: [u8; 32],
-    ) -> BoxFuture<'_, Result<[u8; 32], StoreError>> {
-        async move { self.ask(|reply| Job::Secret(name, fresh, reply)).await? }.boxed()
     }
 
     fn ready(&self) -> BoxFuture<'_, Result<(), StoreError>> {
@@ -203,5 +170,60 @@ impl Store for EmbeddedStore {
             }
         }
         .boxed()
+    }
+}
+
+impl RecordIndex for EmbeddedStore {
+    fn page(&self, from: Option<Cursor>, limit: usize) -> BoxFuture<'_, Result<Page, StoreError>> {
+        async move {
+            let from = from.map(|cursor| cursor.id()).transpose()?;
+            let ids = self.ask(|reply| Job::Ids(from, limit, reply)).await??;
+            Ok(Page::in_order(ids, limit))
+        }
+        .boxed()
+    }
+
+    fn find(&self, reference: Reference) -> BoxFuture<'_, Result<Vec<RecordId>, StoreError>> {
+        async move { self.ask(|reply| Job::Find(reference, reply)).await? }.boxed()
+    }
+}
+
+impl AuditLog for EmbeddedStore {
+    fn note(&self, note: Note) -> BoxFuture<'_, Result<(), StoreError>> {
+        async move { self.ask(|reply| Job::Note(note, reply)).await? }.boxed()
+    }
+
+    fn notes(
+        &self,
+        of: Option<RecordId>,
+        from: Option<Cursor>,
+        limit: usize,
+    ) -> BoxFuture<'_, Result<Notes, StoreError>> {
+        async move {
+            let from = from.map(|cursor| NotePlace::of(&cursor)).transpose()?;
+            self.ask(|reply| Job::Notes(of, from, limit, reply)).await?
+        }
+        .boxed()
+    }
+}
+
+impl SharedSecrets for EmbeddedStore {
+    fn secret(
+        &self,
+        name: &'static str,
+        fresh: [u8; 32],
+    ) -> BoxFuture<'_, Result<[u8; 32], StoreError>> {
+        async move { self.ask(|reply| Job::Secret(name, fresh, reply)).await? }.boxed()
+    }
+}
+
+impl Sealing for EmbeddedStore {
+    fn seal(
+        &self,
+        _: RecordId,
+        _: AttemptId,
+        recording: Recording,
+    ) -> Result<Recording, StoreError> {
+        Ok(recording)
     }
 }

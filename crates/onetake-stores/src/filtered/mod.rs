@@ -41,7 +41,9 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
 use onetake_core::note::{Note, Notes};
-use onetake_core::store::{Abandoned, Answers, Cursor, Page, Swept};
+use onetake_core::store::{
+    Answers, AuditLog, Cursor, Due, DueAttempt, Page, RecordIndex, Sealing, SharedSecrets, Swept,
+};
 use onetake_core::{
     AttemptId, Claim, Claimed, Clock, Record, RecordId, Recording, Reference, Rng, Settled,
     Settlement, Store, StoreError, StoreErrorKind, SystemClock, SystemRng,
@@ -210,15 +212,6 @@ impl Store for FilteredStore {
         "filtered"
     }
 
-    fn seal(
-        &self,
-        id: RecordId,
-        attempt: AttemptId,
-        recording: Recording,
-    ) -> Result<Recording, StoreError> {
-        self.shared.authority.seal(id, attempt, recording)
-    }
-
     fn claim(&self, batch: Vec<Claim>) -> BoxFuture<'_, Answers<Claimed>> {
         async move {
             let looked = self.look(batch.iter().map(|claim| claim.id)).await;
@@ -277,45 +270,12 @@ impl Store for FilteredStore {
         .boxed()
     }
 
-    fn abandoned(&self, limit: usize) -> BoxFuture<'_, Result<Vec<Abandoned>, StoreError>> {
-        self.shared.authority.abandoned(limit)
-    }
-
-    fn unsettled(&self, limit: usize) -> BoxFuture<'_, Result<Vec<Abandoned>, StoreError>> {
-        self.shared.authority.unsettled(limit)
+    fn due(&self, which: Due, limit: usize) -> BoxFuture<'_, Result<Vec<DueAttempt>, StoreError>> {
+        self.shared.authority.due(which, limit)
     }
 
     fn sweep(&self, limit: usize) -> BoxFuture<'_, Result<Swept, StoreError>> {
         self.shared.authority.sweep(limit)
-    }
-
-    fn page(&self, from: Option<Cursor>, limit: usize) -> BoxFuture<'_, Result<Page, StoreError>> {
-        self.shared.authority.page(from, limit)
-    }
-
-    fn find(&self, reference: Reference) -> BoxFuture<'_, Result<Vec<RecordId>, StoreError>> {
-        self.shared.authority.find(reference)
-    }
-
-    fn note(&self, note: Note) -> BoxFuture<'_, Result<(), StoreError>> {
-        self.shared.authority.note(note)
-    }
-
-    fn notes(
-        &self,
-        of: Option<RecordId>,
-        from: Option<Cursor>,
-        limit: usize,
-    ) -> BoxFuture<'_, Result<Notes, StoreError>> {
-        self.shared.authority.notes(of, from, limit)
-    }
-
-    fn secret(
-        &self,
-        name: &'static str,
-        fresh: [u8; 32],
-    ) -> BoxFuture<'_, Result<[u8; 32], StoreError>> {
-        self.shared.authority.secret(name, fresh)
     }
 
     /// The authority decides: a filter that is away is only slower.
@@ -334,5 +294,51 @@ impl Store for FilteredStore {
             self.shared.authority.close().await
         }
         .boxed()
+    }
+}
+
+impl RecordIndex for FilteredStore {
+    fn page(&self, from: Option<Cursor>, limit: usize) -> BoxFuture<'_, Result<Page, StoreError>> {
+        self.shared.authority.page(from, limit)
+    }
+
+    fn find(&self, reference: Reference) -> BoxFuture<'_, Result<Vec<RecordId>, StoreError>> {
+        self.shared.authority.find(reference)
+    }
+}
+
+impl AuditLog for FilteredStore {
+    fn note(&self, note: Note) -> BoxFuture<'_, Result<(), StoreError>> {
+        self.shared.authority.note(note)
+    }
+
+    fn notes(
+        &self,
+        of: Option<RecordId>,
+        from: Option<Cursor>,
+        limit: usize,
+    ) -> BoxFuture<'_, Result<Notes, StoreError>> {
+        self.shared.authority.notes(of, from, limit)
+    }
+}
+
+impl SharedSecrets for FilteredStore {
+    fn secret(
+        &self,
+        name: &'static str,
+        fresh: [u8; 32],
+    ) -> BoxFuture<'_, Result<[u8; 32], StoreError>> {
+        self.shared.authority.secret(name, fresh)
+    }
+}
+
+impl Sealing for FilteredStore {
+    fn seal(
+        &self,
+        id: RecordId,
+        attempt: AttemptId,
+        recording: Recording,
+    ) -> Result<Recording, StoreError> {
+        self.shared.authority.seal(id, attempt, recording)
     }
 }

@@ -56,7 +56,7 @@ impl FileJournal {
     }
 
     /// A journal in this folder, which is made when there is something to keep. `secret` is the one that the store keeps
-    /// as [`SECRET`](Self::SECRET) ([`Store::secret`]): the files of other stores in the same folder are left alone.
+    /// as [`SECRET`](Self::SECRET) ([`SharedSecrets::secret`](onetake_core::store::SharedSecrets::secret)): the files of other stores in the same folder are left alone.
     ///
     /// # Errors
     /// If it could not be made, or not be written to: better now than when there is something to lose.
@@ -291,6 +291,22 @@ mod tests {
         assert_eq!(all(&journal).await, [kept]);
         let other = FileJournal::open(&place, &[2; 32]).unwrap();
         assert_eq!(other.names().await.unwrap(), [""; 0], "another store's are not its own");
+    }
+
+    /// A flipped bit may have made it the other store's, so its own store has to hear of it.
+    #[tokio::test]
+    async fn a_damaged_file_that_names_another_store_is_listed() {
+        let folder = tempfile::tempdir().unwrap();
+        let other = FileJournal::open(folder.path(), &[2; 32]).unwrap();
+        other.keep(settlements()).await.unwrap();
+        let journal = FileJournal::open(folder.path(), &[1; 32]).unwrap();
+        assert_eq!(journal.names().await.unwrap(), [""; 0]);
+        let file = folder.path().join(&other.names().await.unwrap()[0]);
+        let mut bytes = fs::read(&file).unwrap();
+        *bytes.last_mut().unwrap() ^= 1;
+        fs::write(&file, bytes).unwrap();
+        assert_eq!(journal.names().await.unwrap().len(), 1);
+        assert_eq!(all(&journal).await, [Kept::default()], "nobody knows what was in it");
     }
 
     #[tokio::test]

@@ -136,7 +136,7 @@ BEGIN
                    record.history, record.fence, ' ', record.claimed_at, ' ',
                    CASE WHEN record.state = 0 THEN v_now ELSE record.state_at END, ' ',
                    CASE record.state WHEN 0 THEN 'running' WHEN 3 THEN 'released' ELSE 'unknown' END, chr(10)),
-                   1024) END,
+                   {{HISTORY_BYTES_MAX}}) END,
                created_at = CASE WHEN record.expires_at <= v_now THEN v_now ELSE record.created_at END,
                claimed_at = v_now, state_at = v_now + asked.lease, expires_at = NULL,
                sweep_at = CASE WHEN record.expires_at <= v_now THEN v_now ELSE record.created_at END + asked.ttl,
@@ -206,7 +206,7 @@ BEGIN
                              WHEN asked.verb IN (4, 5) AND record.on_unknown <> 3 THEN v_now + record.ttl
                              WHEN asked.verb = 6 THEN v_now
                              WHEN asked.verb = 7 THEN record.expires_at
-                             ELSE greatest(record.created_at + record.ttl, v_now + least(record.ttl, 3600000000)) END,
+                             ELSE greatest(record.created_at + record.ttl, v_now + least(record.ttl, {{KEPT_AFTER_SETTLING}})) END,
            watch_at = CASE WHEN asked.verb = 0 AND record.watch_at IS NOT NULL
                            THEN v_now + record.lease + record.grace END,
            ask_at = CASE WHEN asked.verb IN (4, 5) AND record.on_unknown = 1 THEN v_now

@@ -36,11 +36,15 @@ use std::time::Duration;
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use onetake_core::clock::micros;
+use onetake_core::decide::Contact;
 use onetake_core::note::{Note, Notes};
-use onetake_core::store::{Abandoned, Answers, Cursor, FOUND_MAX, Page, Swept};
+use onetake_core::store::{
+    Answers, AuditLog, Cursor, Due, DueAttempt, FOUND_MAX, Page, RecordIndex, Sealing,
+    SharedSecrets, Swept,
+};
 use onetake_core::{
-    Claim, Claimed, Clock, Record, RecordId, Reference, Rng, Settled, Settlement, Shift, Store,
-    StoreError, StoreErrorKind, SystemClock, SystemRng, Timestamp,
+    AttemptId, Claim, Claimed, Clock, Record, RecordId, Recording, Reference, Rng, Settled,
+    Settlement, Shift, Store, StoreError, StoreErrorKind, SystemClock, SystemRng, Timestamp,
 };
 use tokio_postgres::types::Type;
 
@@ -115,8 +119,13 @@ struct InTouch {
 }
 
 impl InTouch {
-    fn until(self) -> Timestamp {
-        Timestamp::from_micros(u64::try_from(self.until).unwrap_or_default())
+    /// The contact that the server goes by at its time `now`.
+    fn contact(self, now: Timestamp) -> Contact {
+        let until = Timestamp::from_micros(u64::try_from(self.until).unwrap_or_default());
+        if now > until {
+            return Contact::Unknown;
+        }
+        Contact::For(Duration::from_micros(u64::try_from(self.since).unwrap_or_default()))
     }
 }
 
@@ -288,45 +297,15 @@ impl Store for PostgresStore {
         async move { if ids.is_empty() { Vec::new() } else { self.load_all(&ids).await } }.boxed()
     }
 
-    fn abandoned(&self, limit: usize) -> BoxFuture<'_, Result<Vec<Abandoned>, StoreError>> {
-        upkeep::abandoned(self, limit).boxed()
-    }
-
-    fn unsettled(&self, limit: usize) -> BoxFuture<'_, Result<Vec<Abandoned>, StoreError>> {
-        upkeep::unsettled(self, limit).boxed()
+    fn due(&self, which: Due, limit: usize) -> BoxFuture<'_, Result<Vec<DueAttempt>, StoreError>> {
+        match which {
+            Due::LeaseEnd => upkeep::abandoned(self, limit).boxed(),
+            Due::Reconcile => upkeep::unsettled(self, limit).boxed(),
+        }
     }
 
     fn sweep(&self, limit: usize) -> BoxFuture<'_, Result<Swept, StoreError>> {
         upkeep::sweep(self, limit).boxed()
-    }
-
-    fn page(&self, from: Option<Cursor>, limit: usize) -> BoxFuture<'_, Result<Page, StoreError>> {
-        self.page_from(from, limit).boxed()
-    }
-
-    fn find(&self, reference: Reference) -> BoxFuture<'_, Result<Vec<RecordId>, StoreError>> {
-        self.with_reference(reference).boxed()
-    }
-
-    fn note(&self, note: Note) -> BoxFuture<'_, Result<(), StoreError>> {
-        notes::write(self, note).boxed()
-    }
-
-    fn notes(
-        &self,
-        of: Option<RecordId>,
-        from: Option<Cursor>,
-        limit: usize,
-    ) -> BoxFuture<'_, Result<Notes, StoreError>> {
-        notes::read(self, of, from, limit).boxed()
-    }
-
-    fn secret(
-        &self,
-        name: &'static str,
-        fresh: [u8; 32],
-    ) -> BoxFuture<'_, Result<[u8; 32], StoreError>> {
-        async move { self.keep_secret(name, &fresh).await }.boxed()
     }
 
     fn ready(&self) -> BoxFuture<'_, Result<(), StoreError>> {
@@ -340,5 +319,51 @@ impl Store for PostgresStore {
     fn close(&self) -> BoxFuture<'_, Result<(), StoreError>> {
         self.pool.close();
         std::future::ready(Ok(())).boxed()
+    }
+}
+
+impl RecordIndex for PostgresStore {
+    fn page(&self, from: Option<Cursor>, limit: usize) -> BoxFuture<'_, Result<Page, StoreError>> {
+        self.page_from(from, limit).boxed()
+    }
+
+    fn find(&self, reference: Reference) -> BoxFuture<'_, Result<Vec<RecordId>, StoreError>> {
+        self.with_reference(reference).boxed()
+    }
+}
+
+impl AuditLog for PostgresStore {
+    fn note(&self, note: Note) -> BoxFuture<'_, Result<(), StoreError>> {
+        notes::write(self, note).boxed()
+    }
+
+    fn notes(
+        &self,
+        of: Option<RecordId>,
+        from: Option<Cursor>,
+        limit: usize,
+    ) -> BoxFuture<'_, Result<Notes, StoreError>> {
+        notes::read(self, of, from, limit).boxed()
+    }
+}
+
+impl SharedSecrets for PostgresStore {
+    fn secret(
+        &self,
+        name: &'static str,
+        fresh: [u8; 32],
+    ) -> BoxFuture<'_, Result<[u8; 32], StoreError>> {
+        async move { self.keep_secret(name, &fresh).await }.boxed()
+    }
+}
+
+impl Sealing for PostgresStore {
+    fn seal(
+        &self,
+        _: RecordId,
+        _: AttemptId,
+        recording: Recording,
+    ) -> Result<Recording, StoreError> {
+        Ok(recording)
     }
 }

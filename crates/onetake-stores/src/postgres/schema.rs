@@ -3,6 +3,9 @@
 //! Migrations expand first and contract later: one that old programs can live with leaves
 //! `works_from` alone, so that nodes of both versions run side by side during a deployment.
 
+use onetake_core::clock::micros;
+use onetake_core::origin::HISTORY_BYTES_MAX;
+use onetake_core::record::KEPT_AFTER_SETTLING;
 use onetake_core::{StoreError, StoreErrorKind};
 use tokio_postgres::error::SqlState;
 use tokio_postgres::types::Type;
@@ -11,7 +14,7 @@ use tokio_postgres::{Client, Transaction};
 use super::fault::{Effect, Fault, missing, read_only};
 
 /// The version that this program's statements are written for.
-pub(super) const VERSION: i32 = 2;
+pub(super) const VERSION: i32 = 3;
 
 /// How to get from each version to the next one; the first makes everything.
 const MIGRATIONS: [&[&str]; VERSION as usize] = [
@@ -22,7 +25,17 @@ const MIGRATIONS: [&[&str]; VERSION as usize] = [
         include_str!("outbox.sql"),
     ],
     &[include_str!("version_2.sql")],
+    &[include_str!("version_3.sql")],
 ];
+
+/// A part of a migration, with the constants that it shares with Rust in their places.
+///
+/// A migration that was run must not change: where a constant gets another value, its functions need another
+/// version. A test holds the values that these migrations were made with.
+fn render(part: &str) -> String {
+    part.replace("{{KEPT_AFTER_SETTLING}}", &micros(KEPT_AFTER_SETTLING).to_string())
+        .replace("{{HISTORY_BYTES_MAX}}", &HISTORY_BYTES_MAX.to_string())
+}
 
 /// How often a migration that met another one is tried again.
 const TRIES_MAX: usize = 5;
@@ -177,7 +190,7 @@ async fn migrate_once(client: &mut Client) -> Result<Migrated, Stop> {
     }
     let done = usize::try_from(from.map_or(0, |(version, _)| version)).unwrap_or_default();
     for part in MIGRATIONS.iter().skip(done).copied().flatten() {
-        transaction.batch_execute(part).await.map_err(Stop::Server)?;
+        transaction.batch_execute(&render(part)).await.map_err(Stop::Server)?;
     }
     transaction.commit().await.map_err(Stop::Server)?;
     let number = |version: i32| u32::try_from(version).unwrap_or_default();
@@ -224,6 +237,14 @@ fn unavailable(what: &str) -> StoreError {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_constants_of_migrations_are_those_that_they_were_made_with() {
+        let text: String = MIGRATIONS.iter().copied().flatten().map(|part| render(part)).collect();
+        assert!(!text.contains("{{"), "a constant is not in its place");
+        assert_eq!(text.matches("least(record.ttl, 3600000000)").count(), 2);
+        assert_eq!(text.matches("1024) END,").count(), 3);
+    }
 
     #[test]
     fn versions() {

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use onetake_core::decide::{self, SettleEffect};
+use onetake_core::decide::{self, Moment, SettleEffect};
 use onetake_core::{RecordId, Settled, Settlement, StoreError, Verb};
 use tokio_postgres::types::Type;
 
@@ -140,10 +140,9 @@ fn undone(
         return Ok(Some(Settled::Stale { current: None }));
     }
     let record = Arc::new(answer.record()?);
-    let since = if answer.now <= in_touch.until() { in_touch.since } else { -1 };
-    let early = item.verb == Verb::Abandon && column(record.terms.grace) > since;
-    Ok(match decide::settle(Some(&record), item, answer.now) {
-        SettleEffect::Write(_) if !early => None,
+    let at = Moment { now: answer.now, contact: in_touch.contact(answer.now) };
+    Ok(match decide::settle(Some(&record), item, at) {
+        SettleEffect::Write(_) => None,
         SettleEffect::Already => Some(Settled::Done { record, now: answer.now }),
         _ => Some(Settled::Stale { current: Some(record) }),
     })

@@ -2,7 +2,7 @@
 //! may hand every one of them to another server connection.
 //!
 //! Claiming and settling are functions in the database: see `functions.sql` and
-//! `version_2.sql`. Of the others, `clock` is
+//! `version_3.sql`. Of the others, `clock` is
 //! evaluated before anything is written, because everything that is written needs its `now`. It also
 //! bounds, for this statement alone, how long another transaction is waited for.
 
@@ -63,7 +63,7 @@ pub(super) const WITH_REFERENCE: &str =
 
 /// Claims many keys.
 pub(super) const CLAIM: &str =
-    "SELECT * FROM onetake_claim_2($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13)";
+    "SELECT * FROM onetake_claim_3($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13)";
 
 /// Settles many attempts.
 pub(super) const SETTLE: &str =

@@ -44,7 +44,7 @@ BEGIN
     UPDATE onetake_records AS record
        SET state = 1, state_at = v_now, watch_at = NULL, ask_at = NULL, head = recording_head, body = recording_body,
            code = NULL, detail = NULL,
-           expires_at = greatest(record.created_at + record.ttl, v_now + least(record.ttl, 3600000000))
+           expires_at = greatest(record.created_at + record.ttl, v_now + least(record.ttl, {{KEPT_AFTER_SETTLING}}))
      WHERE record.id = record_id AND record.attempt = attempt_id AND record.state IN (0, 4)
        AND (record.expires_at IS NULL OR record.expires_at > v_now)
     RETURNING record.xmin INTO v_by;

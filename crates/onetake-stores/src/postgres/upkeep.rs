@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use onetake_core::note::NOTES_KEPT;
-use onetake_core::store::{Abandoned, Swept};
+use onetake_core::store::{DueAttempt, Swept};
 use onetake_core::{AttemptId, RecordId, StoreError};
 use tokio_postgres::types::Type;
 
@@ -43,7 +43,7 @@ const SWEEP: &str = "SELECT * FROM onetake_sweep_1($1, $2, $3, $4, $5)";
 pub(super) async fn abandoned(
     store: &PostgresStore,
     limit: usize,
-) -> Result<Vec<Abandoned>, StoreError> {
+) -> Result<Vec<DueAttempt>, StoreError> {
     watch::look(store).await?;
     let limit = i64::try_from(limit).unwrap_or(i64::MAX);
     let in_touch = store.in_touch();
@@ -68,7 +68,7 @@ pub(super) async fn abandoned(
 pub(super) async fn unsettled(
     store: &PostgresStore,
     limit: usize,
-) -> Result<Vec<Abandoned>, StoreError> {
+) -> Result<Vec<DueAttempt>, StoreError> {
     let limit = i64::try_from(limit).unwrap_or(i64::MAX);
     let rows = store
         .pool
@@ -82,10 +82,10 @@ pub(super) async fn unsettled(
     attempts(&rows)
 }
 
-fn attempts(rows: &[tokio_postgres::Row]) -> Result<Vec<Abandoned>, StoreError> {
+fn attempts(rows: &[tokio_postgres::Row]) -> Result<Vec<DueAttempt>, StoreError> {
     let one = |row: &tokio_postgres::Row| {
         let id = RecordId::from_bytes(array(row, 0)?);
-        Ok(Abandoned { id, attempt: AttemptId::from_bytes(array(row, 1)?) })
+        Ok(DueAttempt { id, attempt: AttemptId::from_bytes(array(row, 1)?) })
     };
     rows.iter().map(one).collect()
 }

@@ -142,7 +142,7 @@ BEGIN
                    record.history, record.fence, ' ', record.claimed_at, ' ',
                    CASE WHEN record.state = 0 THEN v_now ELSE record.state_at END, ' ',
                    CASE record.state WHEN 0 THEN 'running' WHEN 3 THEN 'released' ELSE 'unknown' END, chr(10)),
-                   1024) END,
+                   {{HISTORY_BYTES_MAX}}) END,
                created_at = CASE WHEN record.expires_at <= v_now THEN v_now ELSE record.created_at END,
                claimed_at = v_now, state_at = v_now + asked.lease, expires_at = NULL,
                sweep_at = CASE WHEN record.expires_at <= v_now THEN v_now ELSE record.created_at END + asked.ttl,

@@ -38,7 +38,7 @@ pub(crate) struct ConnectionOptions {
     /// `Unavailable`.
     pub(crate) in_background: bool,
     /// What is loaded where a server says that it does not know a script.
-    pub(crate) scripts: Vec<&'static str>,
+    pub(crate) scripts: Vec<String>,
     /// Each answer brings the server's time along, shifted by what passed only in a test: whoever
     /// takes something from its owner has to know it.
     pub(crate) asks_time: Option<Shift>,

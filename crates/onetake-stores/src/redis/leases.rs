@@ -4,18 +4,21 @@
 use std::time::Duration;
 
 use bytes::Bytes;
-use onetake_core::store::Abandoned;
+use onetake_core::store::{Due, DueAttempt};
 use onetake_core::{AttemptId, RecordId, StoreError};
 use redis::Value;
 
 use super::RedisStore;
 use super::errors::wrote_nothing;
 use super::record::Answer;
-use super::scripts::Due;
 
 impl RedisStore {
     /// The records whose time has come, the longest due first.
-    pub(super) async fn due(&self, which: Due, limit: usize) -> Result<Vec<RecordId>, StoreError> {
+    pub(super) async fn due_ids(
+        &self,
+        which: Due,
+        limit: usize,
+    ) -> Result<Vec<RecordId>, StoreError> {
         let mut due = Vec::new();
         let mut answered = false;
         let mut failed = None;
@@ -46,7 +49,7 @@ impl RedisStore {
     }
 
     /// Of these records, those that run; and those that do not, or are not there.
-    pub(super) async fn look(&self, ids: Vec<RecordId>) -> (Vec<Abandoned>, Vec<RecordId>) {
+    pub(super) async fn look(&self, ids: Vec<RecordId>) -> (Vec<DueAttempt>, Vec<RecordId>) {
         let looks: Vec<_> = ids.iter().map(|id| self.scripts.look(*id)).collect();
         let (mut running, mut stale) = (Vec::new(), Vec::new());
         for (id, answer) in ids.into_iter().zip(self.connection.run(&looks, None).await) {
@@ -66,7 +69,7 @@ impl RedisStore {
                     let back_for = self.connection.back_for(self.scripts.record(id).as_bytes());
                     if grace_of(grace).is_some_and(|grace| grace <= back_for) {
                         let attempt = AttemptId::from_bytes(attempt);
-                        running.push(Abandoned { id, attempt });
+                        running.push(DueAttempt { id, attempt });
                     }
                 }
                 _ => stale.push(id),
@@ -79,7 +82,7 @@ impl RedisStore {
     pub(super) async fn look_for_asks(
         &self,
         ids: Vec<RecordId>,
-    ) -> (Vec<Abandoned>, Vec<RecordId>) {
+    ) -> (Vec<DueAttempt>, Vec<RecordId>) {
         let loads: Vec<_> = ids.iter().map(|id| self.scripts.load(*id)).collect();
         let (mut asked_for, mut stale) = (Vec::new(), Vec::new());
         for (id, answer) in ids.into_iter().zip(self.connection.run(&loads, None).await) {
@@ -93,7 +96,7 @@ impl RedisStore {
             match record.ask_at() {
                 None => stale.push(id),
                 Some(at) if at <= now => {
-                    asked_for.push(Abandoned { id, attempt: record.attempt });
+                    asked_for.push(DueAttempt { id, attempt: record.attempt });
                 }
                 // Somebody asks since we looked.
                 Some(_) => {}

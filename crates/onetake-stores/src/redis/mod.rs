@@ -33,10 +33,13 @@ use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use onetake_core::codec::DecodeError;
 use onetake_core::note::{Note, Notes};
-use onetake_core::store::{Abandoned, Answers, Cursor, FOUND_MAX, Page, Swept};
+use onetake_core::store::{
+    Answers, AuditLog, Cursor, Due, DueAttempt, FOUND_MAX, Page, RecordIndex, Sealing,
+    SharedSecrets, Swept,
+};
 use onetake_core::{
-    Claim, Claimed, Clock, Fence, Record, RecordId, Reference, Rng, Settled, Settlement, Shift,
-    Store, StoreError, StoreErrorKind, SystemClock, SystemRng,
+    AttemptId, Claim, Claimed, Clock, Fence, Record, RecordId, Recording, Reference, Rng, Settled,
+    Settlement, Shift, Store, StoreError, StoreErrorKind, SystemClock, SystemRng,
 };
 use redis::Value;
 
@@ -45,7 +48,7 @@ use command::{Command, Replicas};
 use connection::{Connection, ConnectionOptions};
 use errors::wrote_nothing;
 use record::Answer;
-use scripts::{Due, Scripts};
+use scripts::Scripts;
 use url::Address;
 
 pub use velocity::RedisVelocity;
@@ -152,7 +155,7 @@ impl RedisStore {
     /// A server that will never do is refused now, not at the first request: a node of a cluster
     /// behind the wrong URL, or a user who may not run scripts.
     async fn try_out(&self) -> Result<(), StoreError> {
-        let answers = self.connection.run(&self.scripts.due(Due::Leases, 1), None).await;
+        let answers = self.connection.run(&self.scripts.due(Due::LeaseEnd, 1), None).await;
         let some_work = answers.iter().any(Result::is_ok);
         let fatal = |error: &StoreError| error.kind() == StoreErrorKind::Invalid || !some_work;
         answers.into_iter().filter_map(Result::err).find(fatal).map_or(Ok(()), Err)
@@ -204,25 +207,26 @@ impl Store for RedisStore {
         .boxed()
     }
 
-    fn abandoned(&self, limit: usize) -> BoxFuture<'_, Result<Vec<Abandoned>, StoreError>> {
-        async move {
-            let due = self.due(Due::Leases, limit).await?;
-            let (running, stale) = self.look(due).await;
-            // Otherwise they could stand in the way of others for ever.
-            self.trim(&stale).await;
-            Ok(running)
+    fn due(&self, which: Due, limit: usize) -> BoxFuture<'_, Result<Vec<DueAttempt>, StoreError>> {
+        match which {
+            Due::LeaseEnd => {
+                async move {
+                    let due = self.due_ids(Due::LeaseEnd, limit).await?;
+                    let (running, stale) = self.look(due).await;
+                    // Otherwise they could stand in the way of others for ever.
+                    self.trim(&stale).await;
+                    Ok(running)
+                }
+                .boxed()
+            }
+            Due::Reconcile => async move {
+                let due = self.due_ids(Due::Reconcile, limit).await?;
+                let (asked_for, stale) = self.look_for_asks(due).await;
+                self.trim(&stale).await;
+                Ok(asked_for)
+            }
+            .boxed(),
         }
-        .boxed()
-    }
-
-    fn unsettled(&self, limit: usize) -> BoxFuture<'_, Result<Vec<Abandoned>, StoreError>> {
-        async move {
-            let due = self.due(Due::Asks, limit).await?;
-            let (asked_for, stale) = self.look_for_asks(due).await;
-            self.trim(&stale).await;
-            Ok(asked_for)
-        }
-        .boxed()
     }
 
     fn sweep(&self, limit: usize) -> BoxFuture<'_, Result<Swept, StoreError>> {
@@ -230,10 +234,10 @@ impl Store for RedisStore {
             // The server deletes what expired. What is left to do is to forget leases of records
             // that somebody else deleted, asks of those that expired, and notes that were kept for long
             // enough.
-            let due = self.due(Due::Leases, limit.min(TRIM_MAX)).await?;
+            let due = self.due_ids(Due::LeaseEnd, limit.min(TRIM_MAX)).await?;
             let (_, stale) = self.look(due).await;
             self.trim(&stale).await;
-            let due = self.due(Due::Asks, limit.min(TRIM_MAX)).await?;
+            let due = self.due_ids(Due::Reconcile, limit.min(TRIM_MAX)).await?;
             let (_, stale) = self.look_for_asks(due).await;
             self.trim(&stale).await;
             notes::delete_old(&self.connection, &self.scripts, limit).await?;
@@ -242,6 +246,17 @@ impl Store for RedisStore {
         .boxed()
     }
 
+    fn ready(&self) -> BoxFuture<'_, Result<(), StoreError>> {
+        async move { diagnose::ping(&self.connection).await }.boxed()
+    }
+
+    fn close(&self) -> BoxFuture<'_, Result<(), StoreError>> {
+        self.connection.close();
+        std::future::ready(Ok(())).boxed()
+    }
+}
+
+impl RecordIndex for RedisStore {
     fn page(&self, from: Option<Cursor>, limit: usize) -> BoxFuture<'_, Result<Page, StoreError>> {
         pages::page(&self.connection, &self.scripts, from, limit).boxed()
     }
@@ -254,7 +269,9 @@ impl Store for RedisStore {
         }
         .boxed()
     }
+}
 
+impl AuditLog for RedisStore {
     fn note(&self, note: Note) -> BoxFuture<'_, Result<(), StoreError>> {
         async move {
             let write = [notes::write(&self.scripts, &note)];
@@ -271,7 +288,9 @@ impl Store for RedisStore {
     ) -> BoxFuture<'_, Result<Notes, StoreError>> {
         notes::read(&self.connection, &self.scripts, of, from, limit).boxed()
     }
+}
 
+impl SharedSecrets for RedisStore {
     fn secret(
         &self,
         name: &'static str,
@@ -290,14 +309,16 @@ impl Store for RedisStore {
         }
         .boxed()
     }
+}
 
-    fn ready(&self) -> BoxFuture<'_, Result<(), StoreError>> {
-        async move { diagnose::ping(&self.connection).await }.boxed()
-    }
-
-    fn close(&self) -> BoxFuture<'_, Result<(), StoreError>> {
-        self.connection.close();
-        std::future::ready(Ok(())).boxed()
+impl Sealing for RedisStore {
+    fn seal(
+        &self,
+        _: RecordId,
+        _: AttemptId,
+        recording: Recording,
+    ) -> Result<Recording, StoreError> {
+        Ok(recording)
     }
 }
 

@@ -170,7 +170,7 @@ impl Node {
     fn heard(&self, number: u64, time: Option<Value>, shift: &Shift) {
         let at = self.clock.monotonic();
         let Some(time) = time.and_then(read_time) else { return };
-        let heard = Heard { time: time.saturating_add_signed(shift.as_micros()), at };
+        let heard = Heard { time: shift.apply(time), at };
         if let Some(live) = lock(&self.connection).as_mut().filter(|live| live.number == number) {
             live.heard = Some(heard);
         }

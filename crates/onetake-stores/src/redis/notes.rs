@@ -71,7 +71,7 @@ pub(super) async fn delete_old(
 ) -> Result<(), StoreError> {
     let old = scripts.run(&scripts.old_notes, &[all_names(scripts)]);
     let old = old
-        .arg(scripts.shift.as_micros().to_string())
+        .arg(scripts.shift())
         .arg(micros(NOTES_KEPT).to_string())
         .arg(limit.min(NOTES_MAX).to_string());
     let answer = connection.run(&[old], None).await.pop().transpose().map_err(wrote_nothing)?;

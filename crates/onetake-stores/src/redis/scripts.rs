@@ -18,7 +18,10 @@
 
 use bytes::Bytes;
 use onetake_core::clock::micros;
-use onetake_core::{Claim, RecordId, Reference, Settlement, Shift, Verb, hex};
+use onetake_core::origin::HISTORY_BYTES_MAX;
+use onetake_core::record::KEPT_AFTER_SETTLING;
+use onetake_core::store::{Due, FOUND_MAX};
+use onetake_core::{Cause, Claim, RecordId, Reference, Settlement, Shift, Verb, hex};
 
 use super::command::Command;
 use super::record;
@@ -32,32 +35,28 @@ macro_rules! script {
     };
 }
 
+/// The largest number that Lua, whose numbers are doubles, counts exactly to.
+const LUA_MAX: u64 = (1 << 53) - 1;
+
+/// The constants that the scripts share with Rust, as the first lines of each.
+fn constants() -> String {
+    let lease_ended: String =
+        record::cause(&Cause::LeaseEnded).iter().map(|byte| format!("\\{byte:03}")).collect();
+    let kept = micros(KEPT_AFTER_SETTLING);
+    format!(
+        "local MAX = {LUA_MAX}\nlocal KEPT_AFTER_SETTLING = {kept}\nlocal LEASE_ENDED = '{lease_ended}'\n\
+         local HISTORY_BYTES_MAX = {HISTORY_BYTES_MAX}\nlocal FOUND_MAX = {FOUND_MAX}\n"
+    )
+}
+
 /// How many shards there are.
 const SHARDS: u16 = 256;
-
-/// What a shard's sorted set holds.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Due {
-    /// What runs, by when lease and grace end.
-    Leases,
-    /// What is to be reconciled, by when to ask for it.
-    Asks,
-}
-
-impl Due {
-    const fn name(self) -> &'static str {
-        match self {
-            Self::Leases => "leases",
-            Self::Asks => "asks",
-        }
-    }
-}
 
 /// Makes commands.
 #[derive(Debug)]
 pub(super) struct Scripts {
     pub(super) prefix: String,
-    pub(super) shift: Shift,
+    shift: Shift,
     claim: redis::Script,
     settle: redis::Script,
     load: redis::Script,
@@ -73,12 +72,13 @@ impl Scripts {
     /// Commands on keys that begin with `prefix`.
     pub(super) fn new(prefix: String, shift: Shift) -> Self {
         let [claim, settle, load, due, trim, secret, note, notes, old_notes] =
-            Self::texts().map(redis::Script::new);
+            Self::texts().map(|text| redis::Script::new(&text));
         Self { prefix, shift, claim, settle, load, due, trim, secret, note, notes, old_notes }
     }
 
     /// What a server has to know.
-    pub(super) fn texts() -> [&'static str; 9] {
+    pub(super) fn texts() -> [String; 9] {
+        let constants = constants();
         [
             script!("claim"),
             script!("settle"),
@@ -90,6 +90,7 @@ impl Scripts {
             script!("notes"),
             script!("old_notes"),
         ]
+        .map(|script: &str| format!("{constants}{script}"))
     }
 
     pub(super) fn claim(&self, claim: &Claim) -> Command {
@@ -98,7 +99,7 @@ impl Scripts {
         let terms = &claim.terms;
         self.run(&self.claim, &keys)
             .arg(claim.id.as_bytes().to_vec())
-            .arg(self.shift.as_micros().to_string())
+            .arg(self.shift())
             .arg(claim.attempt.as_bytes().to_vec())
             .arg(record::fingerprint(&claim.fingerprint))
             .arg(number(micros(terms.ttl)))
@@ -125,7 +126,7 @@ impl Scripts {
         let command = self
             .run(&self.settle, &keys)
             .arg(settlement.id.as_bytes().to_vec())
-            .arg(self.shift.as_micros().to_string())
+            .arg(self.shift())
             .arg(settlement.attempt.as_bytes().to_vec())
             .arg(verb)
             .arg(outcome.clone())
@@ -134,7 +135,7 @@ impl Scripts {
     }
 
     pub(super) fn load(&self, id: RecordId) -> Command {
-        self.run(&self.load, &[self.record(id)]).arg(self.shift.as_micros().to_string())
+        self.run(&self.load, &[self.record(id)]).arg(self.shift())
     }
 
     /// Reads the ids that have a reference.
@@ -146,10 +147,12 @@ impl Scripts {
     /// For each shard: up to `limit` records whose time has come.
     pub(super) fn due(&self, which: Due, limit: usize) -> Vec<Command> {
         let one = |shard| {
-            self.run(&self.due, &[self.leases(shard)])
-                .arg(self.shift.as_micros().to_string())
-                .arg(limit.to_string())
-                .arg(which.name())
+            self.run(&self.due, &[self.leases(shard)]).arg(self.shift()).arg(limit.to_string()).arg(
+                match which {
+                    Due::LeaseEnd => "leases",
+                    Due::Reconcile => "asks",
+                },
+            )
         };
         (0..SHARDS).map(one).collect()
     }
@@ -162,9 +165,7 @@ impl Scripts {
 
     pub(super) fn trim(&self, id: RecordId) -> Command {
         let keys = [self.record(id), self.leases(shard(id))];
-        self.run(&self.trim, &keys)
-            .arg(id.as_bytes().to_vec())
-            .arg(self.shift.as_micros().to_string())
+        self.run(&self.trim, &keys).arg(id.as_bytes().to_vec()).arg(self.shift())
     }
 
     pub(super) fn secret(&self, name: &str, fresh: &[u8; 32]) -> Command {
@@ -196,6 +197,14 @@ impl Scripts {
     /// What a settlement touches.
     fn keys(&self, id: RecordId) -> [String; 3] {
         [self.record(id), self.leases(shard(id)), self.reference(id)]
+    }
+
+    /// What tests add to the server's clock; or, behind an equals sign, what they put in its place.
+    pub(super) fn shift(&self) -> String {
+        match self.shift.fixed() {
+            Some(at) => format!("={}", at.as_micros()),
+            None => self.shift.as_micros().to_string(),
+        }
     }
 
     fn reference(&self, id: RecordId) -> String {

@@ -48,7 +48,7 @@ impl RedisVelocity {
                 connect_timeout: options.connect_timeout,
                 command_timeout: options.command_timeout.min(PATIENCE_MAX),
                 in_background: true,
-                scripts: vec![SCRIPT],
+                scripts: vec![SCRIPT.to_owned()],
                 asks_time: None,
             },
         );

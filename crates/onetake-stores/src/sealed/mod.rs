@@ -22,7 +22,9 @@ use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 
 use onetake_core::note::{Note, Notes};
-use onetake_core::store::{Abandoned, Answers, Cursor, Page, Swept};
+use onetake_core::store::{
+    Answers, AuditLog, Cursor, Due, DueAttempt, Page, RecordIndex, Sealing, SharedSecrets, Swept,
+};
 use onetake_core::{
     AttemptId, Claim, Claimed, Memo, Origin, Record, RecordId, Recording, Reference, Settled,
     Settlement, State, Store, StoreError, StoreErrorKind, Verb,
@@ -142,16 +144,6 @@ impl Store for SealedStore {
         self.inner.name()
     }
 
-    fn seal(
-        &self,
-        id: RecordId,
-        attempt: AttemptId,
-        recording: Recording,
-    ) -> Result<Recording, StoreError> {
-        let sealed = self.sealer.seal(id, attempt, &recording)?;
-        self.inner.seal(id, attempt, sealed)
-    }
-
     fn claim(&self, batch: Vec<Claim>) -> BoxFuture<'_, Answers<Claimed>> {
         async move {
             let sealed: Vec<Result<Claim, StoreError>> =
@@ -208,18 +200,24 @@ impl Store for SealedStore {
         .boxed()
     }
 
-    fn abandoned(&self, limit: usize) -> BoxFuture<'_, Result<Vec<Abandoned>, StoreError>> {
-        self.inner.abandoned(limit)
-    }
-
-    fn unsettled(&self, limit: usize) -> BoxFuture<'_, Result<Vec<Abandoned>, StoreError>> {
-        self.inner.unsettled(limit)
+    fn due(&self, which: Due, limit: usize) -> BoxFuture<'_, Result<Vec<DueAttempt>, StoreError>> {
+        self.inner.due(which, limit)
     }
 
     fn sweep(&self, limit: usize) -> BoxFuture<'_, Result<Swept, StoreError>> {
         self.inner.sweep(limit)
     }
 
+    fn ready(&self) -> BoxFuture<'_, Result<(), StoreError>> {
+        self.inner.ready()
+    }
+
+    fn close(&self) -> BoxFuture<'_, Result<(), StoreError>> {
+        self.inner.close()
+    }
+}
+
+impl RecordIndex for SealedStore {
     fn page(&self, from: Option<Cursor>, limit: usize) -> BoxFuture<'_, Result<Page, StoreError>> {
         self.inner.page(from, limit)
     }
@@ -227,7 +225,9 @@ impl Store for SealedStore {
     fn find(&self, reference: Reference) -> BoxFuture<'_, Result<Vec<RecordId>, StoreError>> {
         self.inner.find(reference)
     }
+}
 
+impl AuditLog for SealedStore {
     fn note(&self, note: Note) -> BoxFuture<'_, Result<(), StoreError>> {
         self.inner.note(note)
     }
@@ -240,7 +240,9 @@ impl Store for SealedStore {
     ) -> BoxFuture<'_, Result<Notes, StoreError>> {
         self.inner.notes(of, from, limit)
     }
+}
 
+impl SharedSecrets for SealedStore {
     fn secret(
         &self,
         name: &'static str,
@@ -248,12 +250,16 @@ impl Store for SealedStore {
     ) -> BoxFuture<'_, Result<[u8; 32], StoreError>> {
         self.inner.secret(name, fresh)
     }
+}
 
-    fn ready(&self) -> BoxFuture<'_, Result<(), StoreError>> {
-        self.inner.ready()
-    }
-
-    fn close(&self) -> BoxFuture<'_, Result<(), StoreError>> {
-        self.inner.close()
+impl Sealing for SealedStore {
+    fn seal(
+        &self,
+        id: RecordId,
+        attempt: AttemptId,
+        recording: Recording,
+    ) -> Result<Recording, StoreError> {
+        let sealed = self.sealer.seal(id, attempt, &recording)?;
+        self.inner.seal(id, attempt, sealed)
     }
 }

@@ -7,11 +7,12 @@ use std::time::Duration;
 use rusqlite::{Connection, TransactionBehavior};
 use tokio::sync::oneshot;
 
-use onetake_core::store::{Abandoned, Answers, Swept};
+use onetake_core::decide::{self, Moment};
+use onetake_core::store::{Answers, DueAttempt, Swept};
 use onetake_core::{Clock, Record, RecordId, StoreError, StoreErrorKind, Timestamp};
 
 use super::error::{During, refused};
-use super::ledger::{self, Moment, Write};
+use super::ledger::{self, Write};
 use super::schema::{self, Owner};
 use super::{notes, table};
 
@@ -25,8 +26,8 @@ pub(super) enum Job {
     Write(Box<dyn Write>),
     Load(Vec<RecordId>, oneshot::Sender<Answers<Option<Arc<Record>>>>),
     Read(Read),
-    Abandoned(usize, oneshot::Sender<Result<Vec<Abandoned>, StoreError>>),
-    Unsettled(usize, oneshot::Sender<Result<Vec<Abandoned>, StoreError>>),
+    Abandoned(usize, oneshot::Sender<Result<Vec<DueAttempt>, StoreError>>),
+    Unsettled(usize, oneshot::Sender<Result<Vec<DueAttempt>, StoreError>>),
     Sweep(usize, oneshot::Sender<Result<Swept, StoreError>>),
     Settings(oneshot::Sender<Result<Settings, StoreError>>),
     Close(oneshot::Sender<Result<(), StoreError>>),
@@ -86,6 +87,12 @@ impl Contact {
             return Duration::ZERO;
         }
         monotonic.saturating_sub(self.back_since)
+    }
+
+    /// The moment of a decision that is made now.
+    fn moment(&self, clock: &dyn Clock) -> Moment {
+        let contact = decide::Contact::For(self.back_for(clock.monotonic()));
+        Moment { now: clock.now(), contact }
     }
 }
 
@@ -165,20 +172,20 @@ impl Committer {
         Ok(found.filter(|record| !record.is_expired(now)).map(Arc::new))
     }
 
-    fn abandoned(&self, limit: usize) -> Result<Vec<Abandoned>, StoreError> {
-        let back_for = self.contact.back_for(self.clock.monotonic());
-        let found = table::abandoned(&self.connection, self.clock.now(), limit);
+    fn abandoned(&self, limit: usize) -> Result<Vec<DueAttempt>, StoreError> {
+        let moment = self.contact.moment(&*self.clock);
+        let found = table::abandoned(&self.connection, moment.now, limit);
         let found = found.map_err(|error| refused(error, During::Work))?;
         // A row that cannot be read must not keep the others from being found.
-        let found = found.iter().flatten().filter(|record| !ledger::must_wait(record, back_for));
-        Ok(found.map(|record| Abandoned { id: record.id, attempt: record.attempt }).collect())
+        let found = found.iter().flatten().filter(|record| decide::is_abandoned(record, moment));
+        Ok(found.map(|record| DueAttempt { id: record.id, attempt: record.attempt }).collect())
     }
 
-    fn unsettled(&self, limit: usize) -> Result<Vec<Abandoned>, StoreError> {
+    fn unsettled(&self, limit: usize) -> Result<Vec<DueAttempt>, StoreError> {
         let found = table::unsettled(&self.connection, self.clock.now(), limit);
         let found = found.map_err(|error| refused(error, During::Work))?;
         let found = found.iter().flatten();
-        Ok(found.map(|record| Abandoned { id: record.id, attempt: record.attempt }).collect())
+        Ok(found.map(|record| DueAttempt { id: record.id, attempt: record.attempt }).collect())
     }
 
     fn settings(&self) -> rusqlite::Result<Settings> {
@@ -208,13 +215,12 @@ impl Committer {
 
     /// Decides what has gathered one after the other, in one transaction, and commits it.
     fn commit(&mut self) -> Result<(), StoreError> {
-        let back_for = self.contact.back_for(self.clock.monotonic());
-        let Self { connection, clock, writes, sweeps, .. } = self;
+        let Self { connection, clock, writes, sweeps, contact, .. } = self;
         let work = || {
             let transaction =
                 connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
             // Once the lock is held, so that time does not run backwards between two processes.
-            let moment = Moment { now: clock.now(), back_for };
+            let moment = contact.moment(&**clock);
             for write in writes {
                 write.decide(&transaction, moment)?;
             }

@@ -1,6 +1,6 @@
 //! The last statement of a transaction that completes its own operation (mode T).
 
-use onetake_core::decide::{self, SettleEffect};
+use onetake_core::decide::{self, Moment, SettleEffect};
 use onetake_core::{
     Attempt, Clock, Completion, FinishError, Message, MessageId, Settlement, SystemClock,
     Timestamp, Verb,
@@ -55,7 +55,8 @@ fn write(
     let settlement = Settlement { id: attempt.id, attempt: attempt.attempt, verb };
     let found = ledger::load(connection, attempt.id).map_err(FinishError::Database)?;
     let found = found.map_err(FinishError::Unreadable)?;
-    let SettleEffect::Write(record) = decide::settle(found.as_ref(), &settlement, now) else {
+    let SettleEffect::Write(record) = decide::settle(found.as_ref(), &settlement, Moment::at(now))
+    else {
         return Err(FinishError::Stale);
     };
     say(connection, attempt, messages, now)

@@ -1,30 +1,20 @@
 //! Decides claims, settlements, secrets and notes against the rows, inside a transaction.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use rusqlite::Connection;
 use tokio::sync::oneshot;
 
 use onetake_core::codec::DecodeError;
-use onetake_core::decide::{self, ClaimEffect, SettleEffect};
+use onetake_core::decide::{self, ClaimEffect, Moment, SettleEffect};
 use onetake_core::note::Note;
 use onetake_core::store::Answers;
 use onetake_core::{
-    Claim, Claimed, Fence, Record, RecordId, Settled, Settlement, State, StoreError,
-    StoreErrorKind, Timestamp, Verb,
+    Claim, Claimed, Fence, Record, RecordId, Settled, Settlement, StoreError, StoreErrorKind,
 };
 
 use super::error::is_too_big;
 use super::{notes, table};
-
-/// When a group is decided.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Moment {
-    pub(super) now: Timestamp,
-    /// For how long writing has worked.
-    pub(super) back_for: Duration,
-}
 
 /// A batch that writes: it is decided with others, and answered once they are durable.
 pub(super) trait Write: Send {
@@ -105,14 +95,11 @@ impl<T: Send, R: Send> Write for Batch<T, R> {
 }
 
 fn claim(connection: &Connection, claim: &Claim, moment: Moment) -> Decided<Claimed> {
-    let Moment { now, back_for } = moment;
+    let now = moment.now;
     let found = match table::find(connection, claim.id)?.transpose() {
         Ok(found) => found,
         Err(error) => return Ok(Err(unreadable(claim.id, error))),
     };
-    if let Some(record) = found.as_ref().filter(|record| must_wait(record, back_for)) {
-        return Ok(Ok(Claimed::Found { record: Arc::new(record.clone()), now }));
-    }
     // Only what is not there needs to know of fences that were swept.
     let floor = match found {
         Some(_) => Ok(Fence::default()),
@@ -122,7 +109,7 @@ fn claim(connection: &Connection, claim: &Claim, moment: Moment) -> Decided<Clai
         Ok(floor) => floor,
         Err(error) => return Ok(Err(unreadable(claim.id, error))),
     };
-    Ok(Ok(match (decide::claim(found.as_ref(), claim, now, floor), found) {
+    Ok(Ok(match (decide::claim(found.as_ref(), claim, moment, floor), found) {
         (ClaimEffect::Grant(record), _) => {
             table::write(connection, &record)?;
             Claimed::Granted { fence: record.fence }
@@ -137,22 +124,21 @@ fn claim(connection: &Connection, claim: &Claim, moment: Moment) -> Decided<Clai
 }
 
 fn settle(connection: &Connection, item: &Settlement, moment: Moment) -> Decided<Settled> {
-    let Moment { now, back_for } = moment;
+    let now = moment.now;
     let found = match table::find(connection, item.id)?.transpose() {
         Ok(found) => found,
         Err(error) => return Ok(Err(unreadable(item.id, error))),
     };
-    let too_early = item.verb == Verb::Abandon
-        && found.as_ref().is_some_and(|record| must_wait(record, back_for));
-    let effect =
-        if too_early { SettleEffect::Stale } else { decide::settle(found.as_ref(), item, now) };
-    Ok(Ok(match (effect, found) {
+    Ok(Ok(match (decide::settle(found.as_ref(), item, moment), found) {
         (SettleEffect::Write(record), _) => {
             table::write(connection, &record)?;
             Settled::Done { record: Arc::new(record), now }
         }
         (SettleEffect::Already, Some(record)) => Settled::Done { record: Arc::new(record), now },
-        (_, current) => Settled::Stale { current: current.map(Arc::new) },
+        (_, current) => {
+            let current = current.filter(|record| !record.is_expired(now));
+            Settled::Stale { current: current.map(Arc::new) }
+        }
     }))
 }
 
@@ -171,11 +157,6 @@ fn keep_secret(
             Ok(Ok(*fresh))
         }
     }
-}
-
-/// Whether a record runs, and must be left to its owner because writing has only worked for so long.
-pub(super) fn must_wait(record: &Record, back_for: Duration) -> bool {
-    matches!(record.state, State::Running { .. }) && back_for < record.terms.grace
 }
 
 /// The record of a row, or why it cannot be read.

@@ -69,10 +69,13 @@ use rusqlite::Connection;
 use tokio::sync::oneshot;
 
 use onetake_core::note::{Note, NotePlace, Notes};
-use onetake_core::store::{Abandoned, Answers, Cursor, FOUND_MAX, Page, Swept};
+use onetake_core::store::{
+    Answers, AuditLog, Cursor, Due, DueAttempt, FOUND_MAX, Page, RecordIndex, Sealing,
+    SharedSecrets, Swept,
+};
 use onetake_core::{
-    Claim, Claimed, Clock, Record, RecordId, Reference, Settled, Settlement, Store, StoreError,
-    StoreErrorKind, SystemClock, Timestamp,
+    AttemptId, Claim, Claimed, Clock, Record, RecordId, Recording, Reference, Settled, Settlement,
+    Store, StoreError, StoreErrorKind, SystemClock, Timestamp,
 };
 
 use crate::Diagnosis;
@@ -221,58 +224,19 @@ impl Store for SqliteStore {
         async move { each(count, self.ask(|reply| Job::Load(ids, reply)).await) }.boxed()
     }
 
-    fn abandoned(&self, limit: usize) -> BoxFuture<'_, Result<Vec<Abandoned>, StoreError>> {
-        async move { self.ask(|reply| Job::Abandoned(limit, reply)).await? }.boxed()
-    }
-
-    fn unsettled(&self, limit: usize) -> BoxFuture<'_, Result<Vec<Abandoned>, StoreError>> {
-        async move { self.ask(|reply| Job::Unsettled(limit, reply)).await? }.boxed()
+    fn due(&self, which: Due, limit: usize) -> BoxFuture<'_, Result<Vec<DueAttempt>, StoreError>> {
+        match which {
+            Due::LeaseEnd => {
+                async move { self.ask(|reply| Job::Abandoned(limit, reply)).await? }.boxed()
+            }
+            Due::Reconcile => {
+                async move { self.ask(|reply| Job::Unsettled(limit, reply)).await? }.boxed()
+            }
+        }
     }
 
     fn sweep(&self, limit: usize) -> BoxFuture<'_, Result<Swept, StoreError>> {
         async move { self.ask(|reply| Job::Sweep(limit, reply)).await? }.boxed()
-    }
-
-    fn page(&self, from: Option<Cursor>, limit: usize) -> BoxFuture<'_, Result<Page, StoreError>> {
-        async move {
-            let from = from.map(|cursor| cursor.id()).transpose()?;
-            let ids = self.read(move |it, _| table::ids(it, from, limit)).await?;
-            Ok(Page::in_order(ids, limit))
-        }
-        .boxed()
-    }
-
-    fn find(&self, reference: Reference) -> BoxFuture<'_, Result<Vec<RecordId>, StoreError>> {
-        self.read(move |it, _| table::with_reference(it, reference, FOUND_MAX)).boxed()
-    }
-
-    fn note(&self, note: Note) -> BoxFuture<'_, Result<(), StoreError>> {
-        async move { self.only(self.ask(|reply| Job::Write(ledger::note(note, reply))).await?) }
-            .boxed()
-    }
-
-    fn notes(
-        &self,
-        of: Option<RecordId>,
-        from: Option<Cursor>,
-        limit: usize,
-    ) -> BoxFuture<'_, Result<Notes, StoreError>> {
-        async move {
-            let from = from.map(|cursor| NotePlace::of(&cursor)).transpose()?;
-            self.read(move |it, _| notes::read(it, of, from, limit)).await
-        }
-        .boxed()
-    }
-
-    fn secret(
-        &self,
-        name: &'static str,
-        fresh: [u8; 32],
-    ) -> BoxFuture<'_, Result<[u8; 32], StoreError>> {
-        async move {
-            self.only(self.ask(|reply| Job::Write(ledger::secret(name, fresh, reply))).await?)
-        }
-        .boxed()
     }
 
     fn ready(&self) -> BoxFuture<'_, Result<(), StoreError>> {
@@ -295,5 +259,64 @@ impl Store for SqliteStore {
             }
         }
         .boxed()
+    }
+}
+
+impl RecordIndex for SqliteStore {
+    fn page(&self, from: Option<Cursor>, limit: usize) -> BoxFuture<'_, Result<Page, StoreError>> {
+        async move {
+            let from = from.map(|cursor| cursor.id()).transpose()?;
+            let ids = self.read(move |it, _| table::ids(it, from, limit)).await?;
+            Ok(Page::in_order(ids, limit))
+        }
+        .boxed()
+    }
+
+    fn find(&self, reference: Reference) -> BoxFuture<'_, Result<Vec<RecordId>, StoreError>> {
+        self.read(move |it, _| table::with_reference(it, reference, FOUND_MAX)).boxed()
+    }
+}
+
+impl AuditLog for SqliteStore {
+    fn note(&self, note: Note) -> BoxFuture<'_, Result<(), StoreError>> {
+        async move { self.only(self.ask(|reply| Job::Write(ledger::note(note, reply))).await?) }
+            .boxed()
+    }
+
+    fn notes(
+        &self,
+        of: Option<RecordId>,
+        from: Option<Cursor>,
+        limit: usize,
+    ) -> BoxFuture<'_, Result<Notes, StoreError>> {
+        async move {
+            let from = from.map(|cursor| NotePlace::of(&cursor)).transpose()?;
+            self.read(move |it, _| notes::read(it, of, from, limit)).await
+        }
+        .boxed()
+    }
+}
+
+impl SharedSecrets for SqliteStore {
+    fn secret(
+        &self,
+        name: &'static str,
+        fresh: [u8; 32],
+    ) -> BoxFuture<'_, Result<[u8; 32], StoreError>> {
+        async move {
+            self.only(self.ask(|reply| Job::Write(ledger::secret(name, fresh, reply))).await?)
+        }
+        .boxed()
+    }
+}
+
+impl Sealing for SqliteStore {
+    fn seal(
+        &self,
+        _: RecordId,
+        _: AttemptId,
+        recording: Recording,
+    ) -> Result<Recording, StoreError> {
+        Ok(recording)
     }
 }

@@ -8,6 +8,7 @@ use futures_util::future::BoxFuture;
 use rusqlite::{Connection, OptionalExtension, Row, named_params};
 
 use onetake_core::clock::micros;
+use onetake_core::decide::Moment;
 use onetake_core::outbox::{
     COUNTED_MAX, Delivery, LOOKS_MAX, Message, MessageId, Outbox, OutboxCounts, Parked, Turn,
     Waiting,
@@ -16,7 +17,7 @@ use onetake_core::{StoreError, Timestamp};
 
 use super::SqliteStore;
 use super::committer::Job;
-use super::ledger::{self, Decided, Moment};
+use super::ledger::{self, Decided};
 use super::parked::{FAILING, PARKED, discard, parked, retry};
 use super::turns::{HELD_MAX, Taken, Wanted, take};
 

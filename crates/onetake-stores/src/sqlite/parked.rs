@@ -2,9 +2,10 @@
 
 use rusqlite::{Connection, OptionalExtension, named_params};
 
+use onetake_core::decide::Moment;
 use onetake_core::outbox::{Delivery, MessageId, Parked};
 
-use super::ledger::{Decided, Moment};
+use super::ledger::Decided;
 use super::outbox::{bring_forward, signed, timestamp, unsigned, waiting, write};
 
 pub(super) const PARKED: &str = "

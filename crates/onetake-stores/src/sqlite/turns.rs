@@ -13,9 +13,10 @@ use std::time::Duration;
 use rusqlite::{CachedStatement, Connection, OptionalExtension, Params, named_params};
 
 use onetake_core::Timestamp;
+use onetake_core::decide::Moment;
 use onetake_core::outbox::{Delivery, Turn, Waiting};
 
-use super::ledger::{Decided, Moment};
+use super::ledger::Decided;
 use super::outbox::{bring_forward, signed, unsigned, waiting, write};
 
 const FREE: &str =

@@ -3,7 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use onetake_core::conformance::{Fault, Faulty};
+use onetake_conformance::{Fault, Faulty};
+use onetake_core::store::Due;
 use onetake_core::{
     Cause, Claimed, Failure, ManualClock, MemoryStore, OnUnknown, Recording, Settlement, State,
     Store, StoreErrorKind, Terms, Verb,
@@ -126,9 +127,15 @@ async fn who_asks_what_became_of_a_key_leaves_nothing_in_the_filter() {
     asked.terms.on_unknown = OnUnknown::Reconcile;
     claim(&store, &asked).await;
     settled(&store, &asked, Verb::Unknown(Cause::TimedOut)).await;
-    assert_eq!(store.unsettled(9).await.unwrap(), authority.unsettled(9).await.unwrap());
+    assert_eq!(
+        store.due(Due::Reconcile, 9).await.unwrap(),
+        authority.due(Due::Reconcile, 9).await.unwrap()
+    );
     settled(&store, &asked, Verb::Defer(Duration::from_secs(5))).await;
-    assert!(store.unsettled(9).await.unwrap().is_empty(), "the authority knows that somebody asks");
+    assert!(
+        store.due(Due::Reconcile, 9).await.unwrap().is_empty(),
+        "the authority knows that somebody asks"
+    );
     // Writes are in order: what comes behind is there, and what was in front of it is not.
     completed(&store, "done", "paid").await;
     written(&redis, "done").await;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use onetake_core::conformance::{Capabilities, Shifted, run, run_engine};
+use onetake_conformance::{Capabilities, Shifted, run, run_engine};
 use onetake_core::{Clock, MemoryStore, Store, SystemClock};
 use onetake_sim::fault_proxy::{FaultProxy, Weather};
 use onetake_sim::servers::free_port;

@@ -159,8 +159,10 @@ impl Store for Cutting {
         self.inner.settle(batch).boxed()
     }
 
-    delegate_store!(self => self.inner; seal, claim, load, abandoned, unsettled, sweep, inspect, secret, ready, close);
+    delegate_store!(self => self.inner; claim, load, due, sweep, ready, close);
 }
+
+delegate_store!(impl RecordIndex, AuditLog, SharedSecrets, Sealing for Cutting, self => self.inner);
 
 #[tokio::test]
 async fn a_filter_that_is_lost_in_the_middle_leaves_it_in_doubt() {
@@ -219,8 +221,10 @@ impl Store for Gated {
         .boxed()
     }
 
-    delegate_store!(self => self.inner; seal, settle, load, abandoned, unsettled, sweep, inspect, secret, ready, close);
+    delegate_store!(self => self.inner; settle, load, due, sweep, ready, close);
 }
+
+delegate_store!(impl RecordIndex, AuditLog, SharedSecrets, Sealing for Gated, self => self.inner);
 
 /// What a node read before another node made both forget it does not come back, however late the
 /// first node's write arrives.

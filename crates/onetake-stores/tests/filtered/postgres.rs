@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use onetake_core::conformance::{Capabilities, Shifted, many, run, run_engine};
+use onetake_conformance::{Capabilities, Shifted, many, run, run_engine};
 use onetake_core::{Clock, Engine, Store, SystemClock, Terms};
 use onetake_sim::fault_proxy::{FaultProxy, Weather};
 use onetake_sim::servers::{Postgres, Redis, free_port, until};

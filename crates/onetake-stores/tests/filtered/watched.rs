@@ -73,5 +73,7 @@ impl Store for Watched {
         async move { self.inner().load(ids).await }.boxed()
     }
 
-    delegate_store!(self => self.inner(); seal, abandoned, unsettled, sweep, inspect, secret, ready, close);
+    delegate_store!(self => self.inner(); due, sweep, ready, close);
 }
+
+delegate_store!(impl RecordIndex, AuditLog, SharedSecrets, Sealing for Watched, self => self.inner());

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
+use onetake_core::store::Due;
 use onetake_core::{
     AttemptId, Claim, Claimed, Clock, Engine, Fingerprint, InFlight, Key, OnUnknown, Operation,
     Outcome, RecordId, Recording, Scope, Settled, Settlement, Shift, Store, StoreErrorKind,
@@ -155,12 +156,12 @@ async fn a_row_that_was_locked_when_the_watch_passed_is_still_reaped() {
     shift.advance(Duration::from_secs(40));
     let stranger = stranger(&url).await;
     stranger.batch_execute("BEGIN; SELECT FROM onetake_records FOR UPDATE").await.unwrap();
-    store.abandoned(10).await.unwrap();
+    store.due(Due::LeaseEnd, 10).await.unwrap();
     stranger.batch_execute("ROLLBACK").await.unwrap();
     let mut found = 0;
     for _ in 0..200 {
         shift.advance(Duration::from_secs(60));
-        found = found.max(store.abandoned(10).await.unwrap().len());
+        found = found.max(store.due(Due::LeaseEnd, 10).await.unwrap().len());
     }
     let row = server.sql(database, "SELECT state, watch_at FROM onetake_records");
     assert_eq!(found, 1, "three hours after its lease ended nobody finds it: {row}");
@@ -176,7 +177,7 @@ async fn what_is_claimed_after_the_clock_was_set_back_is_still_reaped() {
     let ahead = Shift::default();
     ahead.advance(Duration::from_secs(3600));
     let before = PostgresStore::open(&url, shifted(&ahead)).await.unwrap();
-    before.abandoned(10).await.unwrap();
+    before.due(Due::LeaseEnd, 10).await.unwrap();
     // Back by an hour.
     let shift = Shift::default();
     let store = PostgresStore::open(&url, shifted(&shift)).await.unwrap();
@@ -184,7 +185,7 @@ async fn what_is_claimed_after_the_clock_was_set_back_is_still_reaped() {
     let mut found = 0;
     for _ in 0..200 {
         shift.advance(Duration::from_secs(60));
-        found = found.max(store.abandoned(10).await.unwrap().len());
+        found = found.max(store.due(Due::LeaseEnd, 10).await.unwrap().len());
     }
     let row = server.sql(database, "SELECT state, watch_at FROM onetake_records");
     assert_eq!(found, 1, "three hours later nobody finds it: {row}");
@@ -207,12 +208,12 @@ async fn after_a_long_rest_the_watch_is_soon_where_it_matters() {
     };
     assert!(matches!(store.claim(vec![old]).await.remove(0), Ok(Claimed::Granted { .. })));
     assert!(matches!(store.settle(vec![done]).await.remove(0), Ok(Settled::Done { .. })));
-    store.abandoned(10).await.unwrap();
+    store.due(Due::LeaseEnd, 10).await.unwrap();
     shift.advance(Duration::from_secs(30 * 86_400));
     assert!(matches!(store.claim(vec![short(2)]).await.remove(0), Ok(Claimed::Granted { .. })));
     shift.advance(Duration::from_secs(31));
     let mut looks = 0;
-    while store.abandoned(10).await.unwrap().is_empty() && looks < 500 {
+    while store.due(Due::LeaseEnd, 10).await.unwrap().is_empty() && looks < 500 {
         shift.advance(Duration::from_secs(1));
         looks += 1;
     }

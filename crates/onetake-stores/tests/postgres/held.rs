@@ -1,6 +1,6 @@
 //! A foreign transaction that holds one key neither delays nor fails the others (S21).
 
-use onetake_core::conformance::many;
+use onetake_conformance::many;
 use onetake_core::{
     AttemptId, Claim, Claimed, Fingerprint, Key, RecordId, Recording, Scope, Settled, Settlement,
     Store, StoreErrorKind, Terms, Verb,
@@ -81,7 +81,8 @@ async fn a_locked_row_holds_up_its_key_alone() {
     let lock = "SELECT FROM onetake_records WHERE id = $1 FOR UPDATE";
     stranger.query(lock, &[&held.as_bytes().as_slice()]).await.unwrap();
     // Reading takes no lock, and neither does a claim that finds it running.
-    let seen = store.claim(vec![claims[7].clone()]).await.remove(0).unwrap();
+    let retry = Claim { attempt: AttemptId::from_bytes([0xee; 16]), ..claims[7].clone() };
+    let seen = store.claim(vec![retry]).await.remove(0).unwrap();
     assert!(matches!(seen, Claimed::Found { .. }), "{seen:?}");
     assert!(store.load(vec![held]).await.remove(0).unwrap().is_some());
     let answers = store.settle(claims.iter().map(complete).collect()).await;

@@ -74,7 +74,7 @@ async fn a_key_that_somebody_is_claiming_is_not_leave_to_run_it() {
     // Word for word what another node sends, and its commit takes its time.
     other
         .batch_execute(&format!(
-            "BEGIN; SELECT * FROM onetake_claim_2(0, '50ms', 0, 0, 0::smallint, ARRAY['\\x{hex}'::bytea],
+            "BEGIN; SELECT * FROM onetake_claim_3(0, '50ms', 0, 0, 0::smallint, ARRAY['\\x{hex}'::bytea],
                ARRAY['\\x000102030405060708090a0b0c0d0e0f'::bytea], ARRAY['\\x00'::bytea], ARRAY[86400000000],
                ARRAY[30000000], ARRAY[30000000], ARRAY[0::smallint], ARRAY[''::bytea])"
         ))

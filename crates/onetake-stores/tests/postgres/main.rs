@@ -22,7 +22,7 @@ mod watch;
 use std::sync::Arc;
 use std::time::Duration;
 
-use onetake_core::conformance::{Capabilities, Shifted, run, run_engine};
+use onetake_conformance::{Capabilities, Shifted, run, run_engine};
 use onetake_core::{Clock, EngineError, Shift, StoreErrorKind};
 use onetake_sim::servers::{PgBouncer, Postgres};
 use onetake_stores::{PostgresOptions, PostgresStore};

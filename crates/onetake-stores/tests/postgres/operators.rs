@@ -6,6 +6,7 @@ use futures_util::future::join_all;
 use onetake_core::clock::micros;
 use onetake_core::note::{Action, Ended, NOTES_KEPT, Note, NotePlace};
 use onetake_core::origin::{HISTORY_BYTES_MAX, PastAttempt};
+use onetake_core::store::{AuditLog, Due, RecordIndex};
 use onetake_core::{
     AttemptId, Cause, Claim, Claimed, Clock, Failure, OnUnknown, Origin, Record, RecordId,
     Recording, Settled, Settlement, Shift, State, Store, SystemClock, SystemRng, TenantDigest,
@@ -102,6 +103,7 @@ async fn one_node_asks_and_what_rolled_back_has_no_cause() {
     // An owner that is passed over was running until then, in every store.
     rolled.terms.lease = Duration::from_millis(1);
     rolled.terms.grace = Duration::from_millis(1);
+    rolled.attempt = AttemptId::from_bytes([0xdd; 16]);
     granted(&store, &rolled).await;
     until("its lease and grace are over", async || {
         let answer = store.claim(vec![asked_anew(&rolled)]).await.remove(0);
@@ -281,7 +283,7 @@ async fn what_operators_ask_for_reads_few_rows_of_many() {
         assert_eq!(store.find(asked.id.reference()).await.unwrap(), [asked.id]);
         assert!(!store.notes(None, None, 5).await.unwrap().notes.is_empty());
         assert!(!store.notes(Some(asked.id), None, 5).await.unwrap().notes.is_empty());
-        assert_eq!(store.unsettled(5).await.unwrap().len(), 1);
+        assert_eq!(store.due(Due::Reconcile, 5).await.unwrap().len(), 1);
         store.sweep(10).await.unwrap();
     };
     for _ in 0..6 {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use onetake_core::conformance::many;
+use onetake_conformance::many;
 use onetake_core::{
     Answer, Clock, Engine, Fingerprint, InFlight, Key, OnUnknown, Operation, Outcome, Recording,
     Scope, Store, StoreErrorKind, SystemClock, Terms, Verdict,

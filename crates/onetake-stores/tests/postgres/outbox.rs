@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
+use onetake_conformance::{OutboxSubject, run_outbox};
 use onetake_core::clock::Sleep;
-use onetake_core::conformance::{OutboxSubject, run_outbox};
 use onetake_core::outbox::{Delivery, Outbox};
 use onetake_core::{Clock, Fence, Message, MessageId, RecordId, Shift, SystemClock, Timestamp};
 use onetake_sim::servers::{PgBouncer, Postgres};

@@ -123,7 +123,8 @@ async fn a_full_disk_loses_nothing() {
     );
     let error = store.claim(vec![claim("during"), claim("too")]).await.remove(0).unwrap_err();
     says(&error, StoreErrorKind::Unavailable, &["disk is full", "make room"]);
-    let found = store.claim(vec![claim("before")]).await.remove(0);
+    let retry = Claim { attempt: AttemptId::from_bytes([2; 16]), ..claim("before") };
+    let found = store.claim(vec![retry]).await.remove(0);
     assert!(matches!(found, Ok(Claimed::Found { .. })), "reading goes on: {found:?}");
     server.sql(database, "DROP TRIGGER full_disk ON onetake_records");
     let after = store.claim(vec![claim("during")]).await.remove(0);

@@ -24,7 +24,7 @@ async fn many_nodes_may_migrate_at_once_and_again() {
         join_all((0..6).map(|_| PostgresStore::migrate(&url, PostgresOptions::default()))).await;
     let migrated: Vec<Migrated> = migrated.into_iter().map(Result::unwrap).collect();
     assert_eq!(migrated.iter().filter(|done| done.from.is_none()).count(), 1, "{migrated:?}");
-    assert!(migrated.iter().all(|done| done.to == 2), "{migrated:?}");
+    assert!(migrated.iter().all(|done| done.to == 3), "{migrated:?}");
     store_on(&url).await.ready().await.unwrap();
 }
 
@@ -39,15 +39,15 @@ async fn older_and_newer_versions_are_told_apart() {
         server.sql(database, &format!("{update} {version}, works_from = {works_from}"));
     };
     let open = async || PostgresStore::open(&url, PostgresOptions::default()).await;
-    set(3, 2);
+    set(4, 3);
     open().await.unwrap().ready().await.unwrap();
     let kept = PostgresStore::migrate(&url, PostgresOptions::default()).await.unwrap();
-    assert_eq!(kept, Migrated { from: Some(3), to: 3 }, "a newer one is left alone");
-    set(4, 3);
+    assert_eq!(kept, Migrated { from: Some(4), to: 4 }, "a newer one is left alone");
+    set(5, 4);
     let newer = open().await.unwrap_err();
     assert_eq!(newer.kind(), StoreErrorKind::Invalid);
     assert!(
-        newer.to_string().contains("version 4")
+        newer.to_string().contains("version 5")
             && newer.to_string().contains("install a newer onetake")
     );
     PostgresStore::migrate(&url, PostgresOptions::default()).await.unwrap_err();
@@ -57,7 +57,7 @@ async fn older_and_newer_versions_are_told_apart() {
         older.to_string().contains("version 0") && older.to_string().contains("onetake migrate"),
         "{older}"
     );
-    set(2, 1);
+    set(3, 1);
     open().await.unwrap();
 }
 
@@ -75,7 +75,8 @@ async fn tables_of_version_1_are_migrated_and_keep_what_they_have() {
         include_str!("../../src/postgres/transactions.sql"),
         include_str!("../../src/postgres/outbox.sql"),
     ] {
-        old.batch_execute(part).await.unwrap();
+        let part = part.replace("{{KEPT_AFTER_SETTLING}}", "3600000000");
+        old.batch_execute(&part.replace("{{HISTORY_BYTES_MAX}}", "1024")).await.unwrap();
     }
     let claims: Vec<Claim> = (1..=3).map(claim).collect();
     let by_version_1 = |claim: &Claim| {
@@ -99,17 +100,19 @@ async fn tables_of_version_1_are_migrated_and_keep_what_they_have() {
     let migrated =
         join_all((0..3).map(|_| PostgresStore::migrate(&url, PostgresOptions::default()))).await;
     let migrated: Vec<Migrated> = migrated.into_iter().map(Result::unwrap).collect();
-    assert!(migrated.contains(&Migrated { from: Some(1), to: 2 }), "{migrated:?}");
-    assert!(migrated.iter().all(|done| done.to == 2), "{migrated:?}");
+    assert!(migrated.contains(&Migrated { from: Some(1), to: 3 }), "{migrated:?}");
+    assert!(migrated.iter().all(|done| done.to == 3), "{migrated:?}");
     let kept =
         "SELECT version, works_from, seen_until, settled_until FROM onetake_schema, onetake_watch";
-    assert_eq!(server.sql(database, kept), "2|1|12345|12345");
+    assert_eq!(server.sql(database, kept), "3|1|12345|12345");
 
     let store = PostgresStore::open(&url, PostgresOptions::default()).await.unwrap();
     let verb = Verb::Complete(Recording::new("paid"));
     let done = Settlement { id: claims[0].id, attempt: claims[0].attempt, verb };
     assert!(matches!(store.settle(vec![done]).await.remove(0), Ok(Settled::Done { .. })));
-    let answers = store.claim(claims.clone()).await;
+    let attempt = AttemptId::from_bytes([9; 16]);
+    let others = claims.iter().map(|claim| Claim { attempt, ..claim.clone() });
+    let answers = store.claim(others.collect()).await;
     let states: Vec<&str> = answers
         .iter()
         .map(|answer| match answer.as_ref().unwrap() {

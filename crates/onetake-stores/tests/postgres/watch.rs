@@ -2,9 +2,10 @@
 
 use std::time::Duration;
 
+use onetake_core::store::Due;
 use onetake_core::{
-    Cause, Claim, Claimed, Failure, OnUnknown, Recording, Settled, Settlement, Shift, Store, Terms,
-    Verb,
+    AttemptId, Cause, Claim, Claimed, Failure, OnUnknown, Recording, Settled, Settlement, Shift,
+    Store, Terms, Verb,
 };
 use onetake_sim::servers::{Postgres, until};
 use onetake_stores::{PostgresOptions, PostgresStore};
@@ -55,7 +56,7 @@ impl<'a> Watched<'a> {
 
     /// How many claims a look finds whose lease and grace are over.
     async fn look(&self) -> usize {
-        self.store.abandoned(100).await.unwrap().len()
+        self.store.due(Due::LeaseEnd, 100).await.unwrap().len()
     }
 
     /// Looks every ten seconds for an hour; after how many looks it found one, if ever.
@@ -113,6 +114,8 @@ async fn a_claim_of_a_known_key_that_becomes_visible_late_is_found() {
     let released =
         "UPDATE onetake_records SET state = 3, watch_at = NULL, expires_at = 9e15::bigint";
     watched.sql(released);
+    // The next attempt.
+    let sql = sql.replace("000102030405060708090a0b0c0d0e0f", "00000000000000000000000000000002");
     late.batch_execute(&format!("BEGIN; {sql}")).await.unwrap();
     for _ in 0..5 {
         watched.shift.advance(60 * SECOND);
@@ -190,7 +193,8 @@ async fn a_claim_that_is_slow_to_write_is_watched_from_the_start() {
     watched.granted(&long(2)).await;
     assert_eq!(watched.watched(), "1");
     // Beside one that is found.
-    let answers = watched.store.claim(vec![long(2), long(3)]).await;
+    let retry = Claim { attempt: AttemptId::from_bytes([0xee; 16]), ..long(2) };
+    let answers = watched.store.claim(vec![retry, long(3)]).await;
     assert!(matches!(answers[0], Ok(Claimed::Found { .. })), "{answers:?}");
     assert!(matches!(answers[1], Ok(Claimed::Granted { .. })), "{answers:?}");
     assert_eq!((watched.watched(), watched.watched_rightly()), ("2".into(), "2".into()));
@@ -253,7 +257,7 @@ async fn an_attempt_that_takes_over_is_watched_anew() {
     assert_eq!(watched.look().await, 0);
     assert_eq!((watched.watched(), watched.watched_rightly()), ("1".into(), "1".into()));
     watched.shift.advance(21 * SECOND);
-    let found = watched.store.abandoned(10).await.unwrap();
+    let found = watched.store.due(Due::LeaseEnd, 10).await.unwrap();
     assert_eq!(found.iter().map(|it| it.attempt).collect::<Vec<_>>(), [second.attempt]);
 }
 

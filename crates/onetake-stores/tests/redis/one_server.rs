@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use onetake_core::store::{Due, SharedSecrets};
 use onetake_core::{Cause, Claimed, OnUnknown, Store, StoreErrorKind, Terms, Verb};
 use onetake_sim::servers::{Redis, RedisCluster, free_port};
 use onetake_stores::{RedisOptions, RedisStore};
@@ -196,7 +197,7 @@ async fn leases_of_deleted_records_are_forgotten() {
     clock.advance(Duration::from_secs(120));
     assert_eq!(store.sweep(100).await.unwrap(), onetake_core::store::Swept::default());
     assert_eq!(leases(), 1, "the one that runs is still known");
-    let found = store.abandoned(100).await.unwrap();
+    let found = store.due(Due::LeaseEnd, 100).await.unwrap();
     assert_eq!(found.len(), 1);
     assert_eq!(found[0].attempt, alive.attempt);
     settle(&store, &alive, Verb::Abandon).await.unwrap();
@@ -225,7 +226,7 @@ async fn what_expired_before_it_was_settled_is_not_asked_for_for_ever() {
     assert_eq!(sets(), 2);
     store.sweep(100).await.unwrap();
     assert_eq!(sets(), 1);
-    let found = store.unsettled(100).await.unwrap();
+    let found = store.due(Due::Reconcile, 100).await.unwrap();
     assert_eq!(found.iter().map(|found| found.id).collect::<Vec<_>>(), [id("b")]);
 }
 
@@ -239,7 +240,7 @@ async fn a_full_server_still_lets_one_ask() {
     server.cli(&["CONFIG", "SET", "maxmemory", "1"]);
     done(&store, &this, Verb::Defer(Duration::from_secs(60))).await;
     assert!((1..=left).contains(&ttl(&server, &key)), "asking keeps nothing alive");
-    assert!(store.unsettled(9).await.unwrap().is_empty());
+    assert!(store.due(Due::Reconcile, 9).await.unwrap().is_empty());
     let again = settle(&store, &this, Verb::Defer(Duration::ZERO)).await.unwrap();
     assert!(matches!(again, onetake_core::Settled::Stale { .. }), "{again:?}");
     done(&store, &this, outcome()).await;

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use onetake_core::note::{Action, Ended, NOTES_KEPT, Note, NotePlace};
+use onetake_core::store::{AuditLog, RecordIndex};
 use onetake_core::{Clock, RecordId, Shift, Store, StoreErrorKind, SystemClock, SystemRng, Verb};
 use onetake_sim::servers::Redis;
 use onetake_stores::{RedisOptions, RedisStore};

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use onetake_core::store::Due;
 use onetake_core::{
     Cause, Claim, Claimed, Clock, Failure, ManualClock, OnUnknown, Recording, Shift, Store,
     StoreErrorKind, SystemClock, Terms, Verb,
@@ -205,13 +206,13 @@ async fn grace_counts_anew_after(
             let Claimed::Found { record, .. } = found else { panic!("{key} was taken at once") };
             assert_eq!(record.state.name(), "running", "{key} was taken from its owner at once");
         }
-        assert!(store.abandoned(10).await.unwrap().is_empty());
+        assert!(store.due(Due::LeaseEnd, 10).await.unwrap().is_empty());
         settle(&store, &this, Verb::Abandon).await.unwrap();
         assert_eq!(load(&store, "a").await.unwrap().unwrap().state.name(), "running");
         pass(14);
     }
     pass(3);
-    assert_eq!(store.abandoned(10).await.unwrap().len(), 2);
+    assert_eq!(store.due(Due::LeaseEnd, 10).await.unwrap().len(), 2);
     assert!(matches!(claim(&store, &claim_of("b")).await.unwrap(), Claimed::Granted { .. }));
     done(&store, &this, Verb::Abandon).await;
 }

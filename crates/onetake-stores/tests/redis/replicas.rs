@@ -1,6 +1,7 @@
 //! Replicas that must have it too.
 
-use onetake_core::{Claimed, Store, StoreErrorKind};
+use onetake_core::store::SharedSecrets;
+use onetake_core::{Claimed, StoreErrorKind};
 use onetake_sim::fault_proxy::{FaultProxy, Weather};
 use onetake_sim::servers::{Flavour, Redis, until};
 use onetake_stores::{RedisOptions, RedisStore, Weight};

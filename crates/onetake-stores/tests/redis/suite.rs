@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use onetake_core::conformance::{Capabilities, Shifted, run, run_engine};
+use onetake_conformance::{Capabilities, Shifted, run, run_engine};
 use onetake_sim::servers::{Flavour, Redis, RedisCluster};
 use onetake_stores::{RedisOptions, RedisStore};
 

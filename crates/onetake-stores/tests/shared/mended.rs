@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use onetake_core::conformance::OutboxSubject;
+use onetake_conformance::OutboxSubject;
 use onetake_core::outbox::{Delivery, Turn};
 use onetake_core::{Fence, Message, MessageId, RecordId};
 

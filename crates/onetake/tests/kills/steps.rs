@@ -80,5 +80,7 @@ impl Store for Stepping {
         .boxed()
     }
 
-    delegate_store!(self => self.inner; seal, name, load, abandoned, unsettled, sweep, inspect, secret, ready, close);
+    delegate_store!(self => self.inner; name, load, due, sweep, ready, close);
 }
+
+delegate_store!(impl RecordIndex, AuditLog, SharedSecrets, Sealing for Stepping, self => self.inner);

@@ -53,11 +53,13 @@ fn runs(language: Language, which: Which) -> &'static [Run] {
         ],
         (Language::Postgres, Which::All) => &[
             ("postgres", &["--exact", "postgres_store"]),
+            ("differential", &["--exact", "postgres"]),
             ("postgres", &["outbox::"]),
             ("postgres", &[]),
         ],
         (Language::Lua, Which::All) => &[
             ("redis", &["--exact", "suite::redis"]),
+            ("differential", &["--exact", "redis"]),
             ("redis", &["velocity::", "operators::"]),
             ("redis", &[]),
         ],

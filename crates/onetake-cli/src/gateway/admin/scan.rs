@@ -231,7 +231,7 @@ mod tests {
     }
 
     impl onetake_core::Store for Weighed {
-        onetake_core::delegate_store!(self => self.inner; seal, name, claim, settle, abandoned, unsettled, sweep, inspect, secret, ready, close);
+        onetake_core::delegate_store!(self => self.inner; name, claim, settle, due, sweep, ready, close);
 
         fn load(
             &self,
@@ -250,6 +250,8 @@ mod tests {
             })
         }
     }
+
+    onetake_core::delegate_store!(impl RecordIndex, AuditLog, SharedSecrets, Sealing for Weighed, self => self.inner);
 
     #[tokio::test]
     async fn a_list_without_bodies_does_not_hold_the_bodies_of_a_whole_page() {

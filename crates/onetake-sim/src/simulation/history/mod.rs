@@ -60,6 +60,8 @@ pub(super) struct Facts {
     not_rolled_back: BTreeSet<AttemptId>,
     /// Processes that ended without warning, or without a journal for what they could not write.
     lossy: BTreeSet<(usize, u64)>,
+    /// Until when each process that shuts down waits for operations that run.
+    patient_until: BTreeMap<(usize, u64), Micros>,
     clocks_agree: bool,
     /// Whether nothing goes wrong between the nodes and the store.
     is_faultless: bool,
@@ -104,7 +106,9 @@ struct Recorded {
     from: Micros,
     /// When it expires, or was forgotten.
     until: Micros,
-    /// The node that forgot it, and when: it must not show it any more. Others may for as long as they remember it.
+    attempt: AttemptId,
+    /// The node that forgot it, and when its operator was told so: from then on the node must not show it. Others
+    /// may for as long as they remember it.
     forgotten_by: Option<(usize, Micros)>,
 }
 
@@ -130,6 +134,7 @@ impl History {
             payloads: BTreeMap::new(),
             not_rolled_back: BTreeSet::new(),
             lossy: BTreeSet::new(),
+            patient_until: BTreeMap::new(),
             is_faultless: plan.faults.is_empty() && plan.noise_per_mille == 0,
             run_max: plan.nodes.iter().map(|node| node.run_max).collect(),
             set_back: set_back.sum(),
@@ -221,29 +226,52 @@ impl History {
         self.lock().not_rolled_back.insert(attempt);
     }
 
+    /// An operator was told by a node that an outcome is forgotten.
+    pub fn told_forgotten(&self, at: Micros, node: usize, id: RecordId, attempt: AttemptId) {
+        let mut facts = self.lock();
+        for recorded in facts.key(id).recorded.iter_mut().filter(|it| it.attempt == attempt) {
+            if let Some((_, from)) = recorded.forgotten_by.as_mut().filter(|(by, _)| *by == node) {
+                *from = at.min(*from);
+            }
+        }
+    }
+
     /// A process ended, and with it what it had not written.
     pub fn lost_process(&self, node: usize, incarnation: u64) {
         self.lock().lossy.insert((node, incarnation));
     }
 
+    /// A process shuts down. It waits until then for operations that run, and keeps nothing of those that take longer.
+    pub fn shuts_down(&self, node: usize, incarnation: u64, patient_until: Micros) {
+        let mut facts = self.lock();
+        let until = facts.patient_until.entry((node, incarnation)).or_insert(Micros::MAX);
+        *until = patient_until.min(*until);
+    }
+
     /// Runs that had answered, although the store does not have their outcome, and the process that had it neither
-    /// crashed nor ended without a journal.
+    /// crashed, nor ended without a journal, nor had waited for them for as long as it was told to.
     #[must_use]
     pub fn lost_outcomes(&self) -> Vec<(RecordId, RunNumber)> {
         let facts = self.lock();
-        let is_kept = |key: &KeyHistory, attempt: AttemptId| match key.owners.get(&attempt) {
-            Some(Actor::Node(node, incarnation)) => !facts.lossy.contains(&(*node, *incarnation)),
-            _ => false,
+        let is_kept = |key: &KeyHistory, attempt: AttemptId, answered_at: Micros| {
+            let Some(Actor::Node(node, incarnation)) = key.owners.get(&attempt) else {
+                return false;
+            };
+            let process = (*node, *incarnation);
+            let patient_until = facts.patient_until.get(&process);
+            !facts.lossy.contains(&process) && patient_until.is_none_or(|it| answered_at < *it)
         };
-        let answered = facts.runs.iter().filter(|run| run.has_answered);
-        answered
+        facts
+            .runs
+            .iter()
             .filter_map(|run| {
-                let attempt = run.attempt?;
+                let (attempt, answered_at) = (run.attempt?, run.answered_at?);
                 let key = facts.keys.get(&attempt.id)?;
                 let record = key.record.as_ref()?;
                 let is_open = record.attempt == attempt.attempt
                     && matches!(record.state, State::Unknown { .. } | State::Running { .. });
-                (is_open && is_kept(key, attempt.attempt)).then_some((attempt.id, run.number))
+                (is_open && is_kept(key, attempt.attempt, answered_at))
+                    .then_some((attempt.id, run.number))
             })
             .collect()
     }

@@ -23,6 +23,8 @@ pub struct Asked {
     pub key: String,
     /// The payload.
     pub payload: u8,
+    /// For how many seconds the client would rather wait.
+    pub wait_seconds: Option<u32>,
     /// When it was sent.
     pub sent_at: Micros,
 }
@@ -119,7 +121,7 @@ impl Facts {
         let drift = self.cache_age_max / 50;
         let was_recorded = self.keys.get(&id).is_some_and(|history| {
             history.recorded.iter().any(|it| {
-                // The node that forgot it knows so at once.
+                // The node that forgot it does not show it to requests that were sent after it said so.
                 let until = match it.forgotten_by {
                     Some((node, at)) if node == heard.node => it.until.min(at),
                     _ => it.until,

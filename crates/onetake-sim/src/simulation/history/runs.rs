@@ -21,8 +21,8 @@ pub(super) struct Run {
     pub(super) effect: Option<Micros>,
     /// Whether the upstream has heard of it.
     has_arrived: bool,
-    /// Whether its node has its outcome in hand.
-    pub(super) has_answered: bool,
+    /// When its node got its outcome.
+    pub(super) answered_at: Option<Micros>,
     /// Whether it can still have an effect.
     is_open: bool,
     text: String,
@@ -81,7 +81,7 @@ impl History {
             key,
             payload,
             effect: None,
-            has_answered: false,
+            answered_at: None,
             has_arrived: false,
             is_open: true,
             text,
@@ -124,7 +124,7 @@ impl History {
         let facts = &mut *self.lock();
         facts.event(at, "answered", &[number as u64], || format!("run {number}"));
         if let Some(run) = facts.runs.get_mut(number) {
-            run.has_answered = true;
+            run.answered_at = Some(at);
         }
     }
 

@@ -138,8 +138,14 @@ impl Facts {
         store_now: Timestamp,
     ) {
         let key = self.key(claim.id);
-        let fence_max = std::mem::replace(&mut key.fence_max, fence);
         let before = key.record.clone();
+        let own = before.as_ref().filter(|record| record.attempt == claim.attempt);
+        if let Some(own) = own.filter(|record| !is_expired(record, store_now)) {
+            self.granted_again(at, claim, fence, own);
+            return;
+        }
+        let key = self.key(claim.id);
+        let fence_max = std::mem::replace(&mut key.fence_max, fence);
         let created_at = after.map_or(store_now, |record| record.created_at);
         let (attempt, on_unknown) = (claim.attempt, claim.terms.on_unknown);
         key.grants.push(Grant { attempt, fence, created_at, on_unknown });
@@ -163,6 +169,22 @@ impl Facts {
         if before.fingerprint != claim.fingerprint {
             let id = claim.id;
             self.violate(at, "S9", format!("{id:?} was given to another payload"));
+        }
+    }
+
+    /// A claim was sent again, and granted again: the attempt still runs, and it is the same grant.
+    fn granted_again(&mut self, at: Micros, claim: &Claim, fence: u64, before: &Record) {
+        let id = claim.id;
+        if fence != before.fence.get() {
+            let what = format!("{id:?} was granted again with another fence: {fence}");
+            self.violate(at, "S2", what);
+        }
+        if !matches!(before.state, State::Running { .. }) {
+            let state = before.state.name();
+            self.violate(at, "S12", format!("{id:?} was granted again although it was {state}"));
+        }
+        if before.fingerprint != claim.fingerprint {
+            self.violate(at, "S9", format!("{id:?} was granted again to another payload"));
         }
     }
 
@@ -256,20 +278,21 @@ impl Facts {
             let until = if forgets { at.saturating_add(cache_age) } else { at };
             if let Some(open) = key.recorded.last_mut().filter(|it| it.forgotten_by.is_none()) {
                 open.until = open.until.min(until);
-                open.forgotten_by = forgotten_by.map(|node| (node, at));
+                open.forgotten_by = forgotten_by.map(|node| (node, until));
             }
             if let Some(open) = key.refused.last_mut().filter(|it| it.1 == Micros::MAX) {
                 open.1 = until;
             }
-            match after.map(|record| &record.state) {
-                Some(State::Completed { recording, .. }) => {
+            match after.map(|record| (&record.state, record.attempt)) {
+                Some((State::Completed { recording, .. }, attempt)) => {
                     let body = recording.body.clone().unwrap_or_default();
                     let expires_at = after.and_then(Record::expires_at).unwrap_or(store_now);
                     let left = onetake_core::clock::micros(expires_at.since(store_now));
                     let until = at.saturating_add(left).saturating_add(set_back);
-                    key.recorded.push(Recorded { body, from: at, until, forgotten_by: None });
+                    let (from, forgotten_by) = (at, None);
+                    key.recorded.push(Recorded { body, from, until, attempt, forgotten_by });
                 }
-                Some(State::Unknown { .. } | State::Failed { .. }) => {
+                Some((State::Unknown { .. } | State::Failed { .. }, _)) => {
                     key.refused.push((at, Micros::MAX));
                 }
                 _ => {}

@@ -11,6 +11,15 @@ local here = alive(record, now)
 local free = not here
 -- Another payload never runs, in any state.
 if here and record.fingerprint == fingerprint then
+  -- A claim that is sent again, because its answer got lost, is granted again while its attempt runs. An
+  -- attempt that ended never runs again.
+  if record.attempt == attempt then
+    if record.state == 'running' then
+      renew(record, now)
+      return {'granted', record.fence}
+    end
+    return told('found', now, record, record.outcome)
+  end
   local again = record.on_unknown == 'retry' or record.on_unknown == 'rollback'
   if record.state == 'released' then
     free = true

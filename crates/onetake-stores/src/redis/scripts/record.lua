@@ -3,11 +3,7 @@
 --
 -- Numbers are doubles in Lua: exact up to 2^53 microseconds, which is the year 2255. What would be
 -- later is then. They are written by text(), never by tostring(), which would write 1.8e+15.
-local MAX = 9007199254740991
-local KEPT_AFTER_SETTLING = 3600000000
-local LEASE_ENDED = '\0'
-local HISTORY_BYTES_MAX = 1024
-local FOUND_MAX = 16
+-- MAX is that number. It and the other constants are written in front of this text: see `constants` in scripts.rs.
 local FIELDS = {'v', 'attempt', 'fence', 'fingerprint', 'ttl', 'lease', 'grace', 'on_unknown',
   'created', 'origin', 'claimed', 'history', 'state', 'at', 'ask', 'outcome'}
 
@@ -19,8 +15,11 @@ local function plus(moment, by)
   return math.min(tonumber(moment) + tonumber(by), MAX)
 end
 
--- The server's clock, in microseconds; only tests shift it.
+-- The server's clock, in microseconds. Only tests shift it, or fix it (`=` and the time).
 local function clock(shift)
+  if string.sub(shift, 1, 1) == '=' then
+    return tonumber(string.sub(shift, 2))
+  end
   local time = redis.call('TIME')
   return tonumber(time[1]) * 1000000 + tonumber(time[2]) + tonumber(shift)
 end
@@ -87,6 +86,9 @@ end
 
 -- The server's own expiry knows nothing of the shift, and comes never too early.
 local function server_time(moment, shift)
+  if string.sub(shift, 1, 1) == '=' then
+    return text(MAX / 1000)
+  end
   return text(math.ceil((moment - tonumber(shift)) / 1000))
 end
 
@@ -135,6 +137,16 @@ local function finish(record, state, now, outcome, shift)
   local ends = expires_at(record)
   redis.call('PEXPIREAT', KEYS[1], server_time(ends, shift))
   refer(KEYS[3], ARGV[1], ends, now, shift)
+end
+
+-- Gives a running record a whole lease from now.
+local function renew(record, now)
+  -- PERSIST changes nothing here, but it is allowed when memory is full, and then so is the rest.
+  redis.call('PERSIST', KEYS[1])
+  local lease_until = plus(now, record.lease)
+  redis.call('ZADD', KEYS[2], text(plus(lease_until, record.grace)), ARGV[1])
+  record.at = text(lease_until)
+  redis.call('HSET', KEYS[1], 'at', record.at)
 end
 
 -- Ends an attempt that was passed over, or that says that it knows nothing.

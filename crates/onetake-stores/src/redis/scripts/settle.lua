@@ -27,12 +27,7 @@ if verb == 'renew' then
   if not running then
     return stale()
   end
-  -- PERSIST changes nothing here, but it is allowed when memory is full, and then so is the rest.
-  redis.call('PERSIST', KEYS[1])
-  local lease_until = plus(now, record.lease)
-  redis.call('ZADD', KEYS[2], text(plus(lease_until, record.grace)), id)
-  record.at = text(lease_until)
-  redis.call('HSET', KEYS[1], 'at', record.at)
+  renew(record, now)
   return done()
 end
 if verb == 'abandon' then

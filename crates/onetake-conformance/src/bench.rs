@@ -1,0 +1,195 @@
+//! What the cases have in common: shorthand for claims and settlements.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use onetake_core::clock::Clock;
+use onetake_core::fingerprint::Fingerprint;
+use onetake_core::origin::{Origin, TenantDigest};
+use onetake_core::record::{
+    AttemptId, Cause, Failure, Fence, OnUnknown, Record, Recording, State, Terms,
+};
+use onetake_core::scope::RecordId;
+use onetake_core::store::{Claim, Claimed, Settled, Settlement, Store, Verb};
+
+use super::quiet::Quiet;
+use super::{Capabilities, Subject};
+
+/// One store under test.
+pub struct Bench {
+    subject: Box<dyn Subject>,
+    pub(super) store: Arc<dyn Store>,
+    quiet: Arc<Quiet>,
+    pub(super) can: Capabilities,
+    attempts: AtomicU64,
+}
+
+/// Of simulated time: as long as anything could take.
+pub(super) const ENDLESS: Duration = Duration::from_secs(1 << 30);
+
+/// Of real time: what takes longer never comes.
+pub(super) const REAL_TIME_MAX: Duration = Duration::from_secs(60);
+
+/// How many milliseconds a server may take for an answer before time passes all the same.
+const QUIET_TRIES: usize = 5_000;
+
+/// Real time for a store's own threads and servers: not to wait for anything in particular, but to
+/// let the simulated clock not run away from them.
+#[expect(clippy::disallowed_methods, reason = "a store's threads live in real time")]
+pub(super) async fn breathe() {
+    tokio::time::sleep(Duration::from_millis(1)).await;
+}
+
+/// A claim that was granted, or what was found instead.
+#[derive(Debug)]
+pub(super) enum Got {
+    Granted(Fence),
+    Found(Arc<Record>),
+}
+
+impl Bench {
+    /// A bench around a fresh subject.
+    pub(super) fn new(subject: impl Subject, can: Capabilities) -> Self {
+        let quiet = Quiet::around(subject.store());
+        let store = Arc::clone(&quiet) as Arc<dyn Store>;
+        Self { subject: Box::new(subject), store, quiet, can, attempts: AtomicU64::new(1) }
+    }
+
+    pub(super) fn clock(&self) -> Arc<dyn Clock> {
+        self.subject.clock()
+    }
+
+    /// Lets a tenth of a tick pass, once nobody is inside the store.
+    pub(super) async fn step(&self) {
+        for _ in 0..QUIET_TRIES {
+            breathe().await;
+            if self.quiet.is_quiet() {
+                break;
+            }
+        }
+        self.subject.advance(self.can.tick / 10).await;
+    }
+
+    /// Lets `ticks` ticks pass.
+    pub(super) async fn pass(&self, ticks: u32) {
+        self.subject.advance(self.can.tick * ticks).await;
+    }
+
+    /// Lets a little more than `ticks` ticks pass, so that what ends then has ended.
+    pub(super) async fn pass_just_over(&self, ticks: u32) {
+        self.subject.advance(self.can.tick * ticks + Duration::from_millis(2)).await;
+    }
+
+    /// The store anew, on what it kept; `None` if it keeps nothing.
+    pub(super) async fn reopen(&self) -> Option<Arc<dyn Store>> {
+        self.store.close().await.expect("the store closes");
+        self.subject.reopen().await
+    }
+
+    /// Lease 2, grace 2, ttl 20 ticks.
+    pub(super) fn terms(&self, on_unknown: OnUnknown) -> Terms {
+        let tick = self.can.tick;
+        Terms { ttl: tick * 20, lease: tick * 2, grace: tick * 2, on_unknown }
+    }
+
+    pub(super) fn attempt(&self) -> AttemptId {
+        let number = self.attempts.fetch_add(1, Ordering::Relaxed);
+        AttemptId::from_bytes(u128::from(number).to_be_bytes())
+    }
+
+    pub(super) fn claim_of(&self, key: &str, payload: &str) -> Claim {
+        Claim {
+            id: id(key),
+            attempt: self.attempt(),
+            fingerprint: Fingerprint::of(payload.as_bytes()),
+            terms: self.terms(OnUnknown::Fail),
+            origin: Origin::new(TenantDigest::of(&[1; 32], b"acme"), "POST /pay"),
+        }
+    }
+
+    pub(super) async fn claim(&self, claim: &Claim) -> Got {
+        let mut answers = self.store.claim(vec![claim.clone()]).await;
+        assert_eq!(answers.len(), 1, "one answer for one claim");
+        got(answers.pop().unwrap().expect("the store answers"))
+    }
+
+    /// Claims, and insists on being granted.
+    pub(super) async fn granted(&self, claim: &Claim) -> Fence {
+        match self.claim(claim).await {
+            Got::Granted(fence) => fence,
+            Got::Found(record) => panic!("not granted, found {}", record.state.name()),
+        }
+    }
+
+    /// Claims, and insists on finding a record.
+    pub(super) async fn found(&self, claim: &Claim) -> Arc<Record> {
+        match self.claim(claim).await {
+            Got::Found(record) => record,
+            Got::Granted(_) => panic!("granted, although there is a record"),
+        }
+    }
+
+    pub(super) async fn settle(&self, claim: &Claim, verb: Verb) -> Settled {
+        let settlement = Settlement { id: claim.id, attempt: claim.attempt, verb };
+        let mut answers = self.store.settle(vec![settlement]).await;
+        assert_eq!(answers.len(), 1, "one answer for one settlement");
+        answers.pop().unwrap().expect("the store answers")
+    }
+
+    /// Settles, and insists on it being done.
+    pub(super) async fn done(&self, claim: &Claim, verb: Verb) -> Arc<Record> {
+        match self.settle(claim, verb).await {
+            Settled::Done { record, .. } => record,
+            Settled::Stale { .. } => panic!("stale, although the attempt owns the record"),
+        }
+    }
+
+    pub(super) async fn load(&self, key: &str) -> Option<Arc<Record>> {
+        self.store.load(vec![id(key)]).await.pop().unwrap().expect("the store answers")
+    }
+
+    pub(super) async fn sweep(&self, limit: usize) -> onetake_core::store::Swept {
+        self.store.sweep(limit).await.expect("the store answers")
+    }
+}
+
+pub(super) fn got(answer: Claimed) -> Got {
+    match answer {
+        Claimed::Granted { fence } => Got::Granted(fence),
+        Claimed::Found { record, .. } => Got::Found(record),
+    }
+}
+
+pub(super) fn id(key: &str) -> RecordId {
+    let scope = onetake_core::scope::Scope::new("conformance");
+    RecordId::derive(&scope, &onetake_core::key::Key::new(key).unwrap())
+}
+
+pub(super) fn outcome(text: &str) -> Verb {
+    Verb::Complete(Recording::new(text.to_owned()))
+}
+
+pub(super) fn failure() -> Verb {
+    Verb::Fail(Failure { code: "declined".into(), detail: "the card was declined".into() })
+}
+
+pub(super) fn unknown() -> Verb {
+    Verb::Unknown(Cause::Reported("the upstream answered 500".into()))
+}
+
+/// One of each verb.
+pub(super) fn every_verb() -> Vec<Verb> {
+    vec![Verb::Renew, outcome("other"), failure(), Verb::Release, unknown(), Verb::Abandon]
+}
+
+pub(super) fn body(record: &Record) -> &[u8] {
+    match &record.state {
+        State::Completed { recording, .. } => recording.body.as_deref().expect("the body is kept"),
+        other => panic!("not completed: {}", other.name()),
+    }
+}
+
+pub(super) fn is(record: &Record, state: &str) {
+    assert_eq!(record.state.name(), state);
+}

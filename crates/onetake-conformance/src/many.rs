@@ -1,0 +1,277 @@
+//! Many nodes on one store, in real time: what no simulated clock can show.
+
+use std::collections::{HashMap, HashSet};
+use std::future::Future;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use futures_util::future::join_all;
+
+use super::bench::REAL_TIME_MAX;
+use onetake_core::clock::{Clock, SystemClock};
+use onetake_core::engine::{Answer, Engine, InFlight, Operation, Outcome, Settling, Verdict};
+use onetake_core::fingerprint::Fingerprint;
+use onetake_core::key::Key;
+use onetake_core::record::{AttemptId, Cause, Fence, OnUnknown, Recording, Terms};
+use onetake_core::scope::{RecordId, Scope};
+use onetake_core::store::{
+    Claim, Claimed, Settled, Settlement, Store, StoreError, StoreErrorKind, Verb,
+};
+
+/// Numbers that look random and are the same in every run.
+struct Seeded(u64);
+
+impl Seeded {
+    fn below(&mut self, bound: u64) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut mixed = self.0;
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        (mixed ^ (mixed >> 31)) % bound
+    }
+}
+
+fn id_of(name: &str) -> RecordId {
+    RecordId::derive(&Scope::new("many"), &Key::new(name).unwrap())
+}
+
+/// Who owns which key, as the grants say.
+#[derive(Default)]
+struct Owners {
+    owned: HashSet<RecordId>,
+    fences: HashMap<RecordId, Fence>,
+}
+
+impl Owners {
+    fn granted(&mut self, id: RecordId, fence: Fence) {
+        assert!(self.owned.insert(id), "a key was granted while somebody owned it (S1)");
+        let last = self.fences.insert(id, fence);
+        assert!(last < Some(fence), "a fence did not rise (S2)");
+    }
+}
+
+/// Claims and settles random batches of overlapping keys, from many tasks on several nodes, for as
+/// long as `time` and until `items` were settled, however long that takes a slow disk. No key has two
+/// owners, no fence falls, and nothing fails; a store may say that a key is busy, for a disk that stalls
+/// lets somebody hold it for long, and is then asked again.
+pub async fn overlapping_batches(
+    nodes: Vec<Arc<dyn Store>>,
+    tasks: usize,
+    time: Duration,
+    items: usize,
+) {
+    let clock = SystemClock;
+    let until = clock.monotonic() + time;
+    let given_up_at = until + REAL_TIME_MAX;
+    let owners = Arc::new(Mutex::new(Owners::default()));
+    let (finished, settled) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+    let tasks = (0..tasks).map(|task| {
+        let store = Arc::clone(&nodes[task % nodes.len()]);
+        let (owners, finished, settled) =
+            (Arc::clone(&owners), Arc::clone(&finished), Arc::clone(&settled));
+        tokio::spawn(async move {
+            let mut random = Seeded(task as u64);
+            while clock.monotonic() < until || settled.load(Ordering::Relaxed) < items {
+                let done = settled.load(Ordering::Relaxed);
+                assert!(clock.monotonic() < given_up_at, "only {done} items were settled");
+                let base = finished.load(Ordering::Relaxed) as u64;
+                let claims: Vec<Claim> = (0..=random.below(15))
+                    .map(|_| claim(base + random.below(64), &mut random))
+                    .collect();
+                let answers = store.claim(claims.clone()).await;
+                let mut settlements = Vec::new();
+                for (claim, answer) in claims.into_iter().zip(answers) {
+                    let is_busy = |error: &StoreError| error.kind() == StoreErrorKind::Busy;
+                    if answer.as_ref().is_err_and(is_busy) {
+                        continue;
+                    }
+                    if let Claimed::Granted { fence } = answer.expect("a claim failed") {
+                        owners.lock().unwrap().granted(claim.id, fence);
+                        let verb = match random.below(10) {
+                            0 => Verb::Complete(Recording::new("done")),
+                            1 | 2 => Verb::Unknown(Cause::TimedOut),
+                            _ => Verb::Release,
+                        };
+                        finished.fetch_add(
+                            usize::from(matches!(verb, Verb::Complete(_))),
+                            Ordering::Relaxed,
+                        );
+                        settlements.push(Settlement { id: claim.id, attempt: claim.attempt, verb });
+                    }
+                }
+                for settlement in &settlements {
+                    owners.lock().unwrap().owned.remove(&settlement.id);
+                }
+                let asked = settlements.len();
+                while !settlements.is_empty() {
+                    assert!(clock.monotonic() < given_up_at, "a key that somebody owns stays busy");
+                    let answers = store.settle(settlements.clone()).await;
+                    let mut again = Vec::new();
+                    for (settlement, answer) in settlements.into_iter().zip(answers) {
+                        match answer {
+                            Err(error) if error.kind() == StoreErrorKind::Busy => {
+                                again.push(settlement);
+                            }
+                            answer => {
+                                let answer = answer.expect("a settlement failed");
+                                assert!(
+                                    matches!(answer, Settled::Done { .. }),
+                                    "an owner was stale"
+                                );
+                            }
+                        }
+                    }
+                    settlements = again;
+                }
+                settled.fetch_add(asked, Ordering::Relaxed);
+            }
+        })
+    });
+    for task in join_all(tasks.collect::<Vec<_>>()).await {
+        task.expect("no task failed");
+    }
+}
+
+fn claim(key: u64, random: &mut Seeded) -> Claim {
+    let mut attempt = [0; 16];
+    attempt.iter_mut().for_each(|byte| *byte = random.below(256) as u8);
+    Claim {
+        id: id_of(&format!("key {key}")),
+        attempt: AttemptId::from_bytes(attempt),
+        fingerprint: Fingerprint::of(b"pay"),
+        terms: Terms { on_unknown: OnUnknown::Retry, ..Terms::default() },
+        origin: onetake_core::Origin::default(),
+    }
+}
+
+/// What came of operations under trouble.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Tally {
+    /// Operations whose outcome somebody was given.
+    pub acknowledged: usize,
+    /// Of them, those that were acknowledged after the trouble was over.
+    pub after: usize,
+}
+
+/// Charges from many tasks on several nodes, retried as clients do, while there is `trouble` and for
+/// a while after it. Nothing runs twice, and what anybody was told is told to everybody afterwards.
+pub async fn charges_under<T>(
+    engines: Vec<Engine>,
+    terms: Terms,
+    tasks: usize,
+    trouble: impl Future<Output = T>,
+) -> Tally {
+    let ledger = Arc::new(Ledger::default());
+    let over = Arc::new(AtomicBool::new(false));
+    let spawned: Vec<_> = (0..tasks)
+        .map(|task| {
+            let (engines, ledger, over) = (engines.clone(), Arc::clone(&ledger), Arc::clone(&over));
+            tokio::spawn(async move {
+                let mut random = Seeded(task as u64);
+                let mut behind = 0;
+                // A few more once the trouble is over: service is back by itself.
+                for number in 0.. {
+                    behind += usize::from(over.load(Ordering::Acquire));
+                    if behind > 3 {
+                        break;
+                    }
+                    charge(&engines, &ledger, terms, &mut random, &format!("{task} {number}"))
+                        .await;
+                }
+                behind
+            })
+        })
+        .collect();
+    trouble.await;
+    let before = ledger.told.lock().unwrap().len();
+    over.store(true, Ordering::Release);
+    for task in join_all(spawned).await {
+        task.expect("no task failed");
+    }
+    let told = ledger.told.lock().unwrap().clone();
+    for (name, runs) in ledger.runs.lock().unwrap().iter() {
+        assert_eq!(*runs, 1, "{name} ran {runs} times");
+    }
+    for (name, body) in &told {
+        for engine in &engines {
+            let again = answered(engine, name, terms).await;
+            let recorded = again.recording().and_then(|recording| recording.body.clone());
+            assert_eq!(recorded.as_deref(), Some(body.as_slice()), "{name} was lost: {again:?}");
+        }
+    }
+    Tally { acknowledged: told.len(), after: told.len().saturating_sub(before) }
+}
+
+/// What is known of a charge. A node that was not asked lately may have to find out first that its store is back.
+async fn answered(engine: &Engine, name: &str, terms: Terms) -> Outcome {
+    let until = SystemClock.monotonic() + REAL_TIME_MAX;
+    loop {
+        match engine.run(operation(name, terms), never).await {
+            Err(error) if error.is_store_down() && SystemClock.monotonic() < until => {
+                SystemClock.sleep(Duration::from_millis(20)).await;
+            }
+            answer => return answer.expect("the store answers"),
+        }
+    }
+}
+
+#[derive(Default)]
+struct Ledger {
+    runs: Mutex<HashMap<String, usize>>,
+    told: Mutex<HashMap<String, Vec<u8>>>,
+}
+
+async fn never(_: onetake_core::engine::Attempt) -> Verdict {
+    panic!("what was acknowledged ran again");
+}
+
+fn operation(name: &str, terms: Terms) -> Operation {
+    Operation {
+        id: id_of(name),
+        fingerprint: Fingerprint::of(name.as_bytes()),
+        earlier: Vec::new(),
+        terms,
+        origin: onetake_core::Origin::default(),
+        in_flight: InFlight::Wait(Duration::from_millis(300)),
+        run_max: Duration::from_secs(30),
+        on_retry: None,
+    }
+}
+
+/// One charge, retried on any node until somebody tells its outcome.
+async fn charge(
+    engines: &[Engine],
+    ledger: &Arc<Ledger>,
+    terms: Terms,
+    random: &mut Seeded,
+    name: &str,
+) {
+    for _ in 0..2_000 {
+        let engine = &engines[random.below(engines.len() as u64) as usize];
+        let (runs, own) = (Arc::clone(ledger), name.to_owned());
+        let outcome = engine.run(operation(name, terms), async move |_| {
+            let mut runs = runs.runs.lock().unwrap();
+            let count = runs.entry(own.clone()).or_default();
+            *count += 1;
+            Verdict::Complete(Recording::new(format!("{own}, run {count}")))
+        });
+        match outcome.await {
+            Ok(
+                outcome @ (Outcome::Ran(Settling::Recorded(_))
+                | Outcome::Answered(Answer::Replay(_))),
+            ) => {
+                let Some(recording) = outcome.recording() else {
+                    panic!("{name} has no outcome: {outcome:?}");
+                };
+                let body = recording.body.as_deref().unwrap_or_default().to_vec();
+                ledger.told.lock().unwrap().insert(name.to_owned(), body);
+                return;
+            }
+            Ok(Outcome::Answered(Answer::Unknown(_))) => panic!("{name} became unknown"),
+            // Away, still running elsewhere, or not durable yet: as a client, once more.
+            _ => engine.clock().sleep(Duration::from_millis(5 + random.below(20))).await,
+        }
+    }
+    panic!("{name} never got an outcome");
+}

@@ -1,0 +1,180 @@
+-- Version 3 of the schema. Programs of versions 1 and 2 still work on it: their functions stay.
+
+-- Whether a claim may have a record: it expired; or it is the same operation, and nobody owns it any more or
+-- the claim's own attempt still runs. An attempt that ended is never granted again: a claim that was sent
+-- twice may arrive long after its attempt was released.
+CREATE FUNCTION onetake_free_2 (
+    record_attempt bytea, record_fingerprint bytea, state smallint, state_at bigint, grace bigint,
+    on_unknown smallint, expires_at bigint, attempt bytea, fingerprint bytea, at bigint, in_touch bigint
+) RETURNS boolean LANGUAGE sql IMMUTABLE AS $$
+    SELECT coalesce(expires_at <= at, false)
+        OR (record_fingerprint = fingerprint
+            AND CASE WHEN record_attempt = attempt THEN state = 0
+                     ELSE state = 3 OR (state = 4 AND on_unknown >= 2)
+                          OR (state = 0 AND state_at + grace <= at AND grace <= in_touch) END)
+$$;
+
+-- Claims keys, each at most once in a call and in the order of their ids. A row of kind 0 is a grant,
+-- one of kind 1 is the record as it stands, and a single one of kind 2 grants all of them: r_number is
+-- the fence. A key without a row was in somebody's hands: ask again.
+--
+-- A claim is idempotent by its attempt: one that is sent again is granted again, with its fence and for a whole
+-- lease from now, as long as its attempt runs. Version 2 took it for the claim of somebody else.
+--
+-- The floor is read after the insert, by a statement that sees every sweep that the insert saw: a sweep deletes
+-- rows and raises the floor in one transaction.
+CREATE FUNCTION onetake_claim_3 (
+    shift bigint, lock_wait text, in_touch bigint, counts_until bigint, manner smallint,
+    ids bytea[], attempts bytea[], fingerprints bytea[], ttls bigint[], leases bigint[], graces bigint[],
+    on_unknowns smallint[], origins bytea[]
+) RETURNS TABLE (
+    r_kind smallint, r_now bigint, r_number bigint, r_id bytea, r_numbers bigint[], r_texts bytea[],
+    r_head bytea, r_body bytea
+)
+LANGUAGE plpgsql
+SET enable_seqscan = off SET jit = off SET plan_cache_mode = force_generic_plan
+AS $$
+#variable_conflict use_column
+DECLARE
+    v_set    text;
+    v_now    bigint;
+    v_lowest bigint;
+    v_fence  bigint;
+    v_count  integer;
+    v_mine   bytea[];
+BEGIN
+    v_set := set_config('lock_timeout', lock_wait, true);
+    v_now := (extract(epoch FROM clock_timestamp()) * 1000000)::bigint + shift;
+    v_fence := v_now;
+    IF v_now > counts_until THEN
+        in_touch := -1;
+    END IF;
+
+    -- What is absent is inserted. This alone may wait, for somebody else's uncommitted row. With
+    -- ON CONFLICT every key is looked up, locked and confirmed once more, which the usual case is spared.
+    IF manner = 0 THEN
+        INSERT INTO onetake_records
+            (id, state, attempt, fence, fingerprint, ttl, lease, grace, on_unknown, origin, created_at, claimed_at,
+             state_at, sweep_at)
+        SELECT asked.id, 0, asked.attempt, v_fence, asked.fingerprint, asked.ttl, asked.lease,
+               asked.grace, asked.on_unknown, asked.origin, v_now, v_now, v_now + asked.lease, v_now + asked.ttl
+          FROM unnest(ids, attempts, fingerprints, ttls, leases, graces, on_unknowns, origins)
+               AS asked (id, attempt, fingerprint, ttl, lease, grace, on_unknown, origin)
+         WHERE NOT EXISTS (SELECT FROM onetake_records AS record WHERE record.id BETWEEN asked.id AND asked.id)
+         ORDER BY asked.id;
+    ELSE
+        INSERT INTO onetake_records
+            (id, state, attempt, fence, fingerprint, ttl, lease, grace, on_unknown, origin, created_at, claimed_at,
+             state_at, sweep_at)
+        SELECT asked.id, 0, asked.attempt, v_fence, asked.fingerprint, asked.ttl, asked.lease,
+               asked.grace, asked.on_unknown, asked.origin, v_now, v_now, v_now + asked.lease, v_now + asked.ttl
+          FROM unnest(ids, attempts, fingerprints, ttls, leases, graces, on_unknowns, origins)
+               AS asked (id, attempt, fingerprint, ttl, lease, grace, on_unknown, origin)
+         WHERE NOT EXISTS (SELECT FROM onetake_records AS record WHERE record.id BETWEEN asked.id AND asked.id)
+         ORDER BY asked.id
+        ON CONFLICT (id) DO NOTHING;
+    END IF;
+    GET DIAGNOSTICS v_count = ROW_COUNT;
+    SELECT fence INTO v_lowest FROM onetake_floor;
+    IF v_count > 0 AND v_lowest >= v_fence THEN
+        -- Nobody else has seen these rows yet.
+        v_fence := v_lowest + 1;
+        UPDATE onetake_records AS record SET fence = v_fence
+          FROM unnest(ids, attempts) AS asked (id, attempt)
+         WHERE record.id BETWEEN asked.id AND asked.id AND record.attempt = asked.attempt
+           AND record.claimed_at = v_now AND record.fence = v_now;
+    END IF;
+    IF v_count = cardinality(ids) THEN
+        IF (extract(epoch FROM clock_timestamp()) * 1000000)::bigint + shift
+           NOT BETWEEN v_now AND v_now + 3000000 THEN
+            PERFORM onetake_watch_claims_1(v_now, ids, attempts);
+        END IF;
+        r_kind := 2;
+        r_now := v_now;
+        r_number := v_fence;
+        RETURN NEXT;
+        RETURN;
+    END IF;
+
+    -- What may be taken is locked, and decided on again as it is by then.
+    IF manner = 2 THEN
+        SELECT array_agg(mine.id) INTO v_mine FROM (
+            SELECT record.id
+              FROM unnest(ids, attempts, fingerprints) AS asked (id, attempt, fingerprint)
+              JOIN onetake_records AS record ON record.id BETWEEN asked.id AND asked.id
+             WHERE onetake_free_2(record.attempt, record.fingerprint, record.state, record.state_at, record.grace,
+                       record.on_unknown, record.expires_at, asked.attempt, asked.fingerprint, v_now, in_touch)
+             ORDER BY asked.id FOR NO KEY UPDATE OF record
+        ) AS mine;
+    ELSE
+        SELECT array_agg(mine.id) INTO v_mine FROM (
+            SELECT record.id
+              FROM unnest(ids, attempts, fingerprints) AS asked (id, attempt, fingerprint)
+              JOIN onetake_records AS record ON record.id BETWEEN asked.id AND asked.id
+             WHERE onetake_free_2(record.attempt, record.fingerprint, record.state, record.state_at, record.grace,
+                       record.on_unknown, record.expires_at, asked.attempt, asked.fingerprint, v_now, in_touch)
+             ORDER BY asked.id FOR NO KEY UPDATE OF record SKIP LOCKED
+        ) AS mine;
+    END IF;
+    IF v_mine IS NOT NULL THEN
+        -- Nobody heard of its owner, and it is not to be run again: it becomes unknown.
+        -- The caller's own attempt is renewed instead: see below.
+        UPDATE onetake_records AS record
+           SET state = 4, state_at = v_now, expires_at = v_now + record.ttl, watch_at = NULL,
+               ask_at = CASE record.on_unknown WHEN 1 THEN v_now END, code = 'lease_ended', detail = ''
+         WHERE record.id = ANY (v_mine) AND record.on_unknown < 2 AND NOT record.attempt = ANY (attempts)
+           AND onetake_over_1(record.state, record.state_at, record.grace, v_now, in_touch);
+        UPDATE onetake_records AS record
+           SET state = 0, attempt = asked.attempt, fence = greatest(greatest(record.fence, v_lowest) + 1, v_now),
+               fingerprint = asked.fingerprint, ttl = asked.ttl, lease = asked.lease, grace = asked.grace,
+               on_unknown = asked.on_unknown, origin = asked.origin,
+               -- A key that runs again within its life keeps its attempts, the latest of them (a NULL is no text).
+               history = CASE WHEN record.expires_at <= v_now THEN NULL ELSE right(concat(
+                   record.history, record.fence, ' ', record.claimed_at, ' ',
+                   CASE WHEN record.state = 0 THEN v_now ELSE record.state_at END, ' ',
+                   CASE record.state WHEN 0 THEN 'running' WHEN 3 THEN 'released' ELSE 'unknown' END, chr(10)),
+                   {{HISTORY_BYTES_MAX}}) END,
+               created_at = CASE WHEN record.expires_at <= v_now THEN v_now ELSE record.created_at END,
+               claimed_at = v_now, state_at = v_now + asked.lease, expires_at = NULL,
+               sweep_at = CASE WHEN record.expires_at <= v_now THEN v_now ELSE record.created_at END + asked.ttl,
+               watch_at = NULL, ask_at = NULL, head = NULL, body = NULL, code = NULL, detail = NULL
+          FROM unnest(ids, attempts, fingerprints, ttls, leases, graces, on_unknowns, origins)
+               AS asked (id, attempt, fingerprint, ttl, lease, grace, on_unknown, origin)
+         WHERE record.id BETWEEN asked.id AND asked.id AND record.id = ANY (v_mine)
+           AND (record.attempt <> asked.attempt OR record.expires_at <= v_now)
+           AND onetake_free_2(record.attempt, record.fingerprint, record.state, record.state_at, record.grace,
+                   record.on_unknown, record.expires_at, asked.attempt, asked.fingerprint, v_now, in_touch);
+        -- A claim that was sent before, and whose answer got lost: its lease begins anew. It is written, so that
+        -- it is as durable as it is said to be.
+        UPDATE onetake_records AS record
+           SET state_at = v_now + record.lease,
+               watch_at = CASE WHEN record.watch_at IS NOT NULL THEN v_now + record.lease + record.grace END
+          FROM unnest(ids, attempts, fingerprints) AS asked (id, attempt, fingerprint)
+         WHERE record.id BETWEEN asked.id AND asked.id AND record.id = ANY (v_mine) AND record.state = 0
+           AND record.attempt = asked.attempt AND record.fingerprint = asked.fingerprint
+           AND record.state_at <> v_now + record.lease;
+    END IF;
+
+    IF (extract(epoch FROM clock_timestamp()) * 1000000)::bigint + shift
+       NOT BETWEEN v_now AND v_now + 3000000 THEN
+        PERFORM onetake_watch_claims_1(v_now, ids, attempts);
+    END IF;
+
+    -- What was granted just now, or once more, and everything else as it stands.
+    RETURN QUERY
+    SELECT CASE WHEN record.attempt = asked.attempt AND record.state = 0 AND record.fingerprint = asked.fingerprint
+                     AND (record.claimed_at = v_now OR record.id = ANY (v_mine)) THEN 0 ELSE 1 END::smallint,
+           v_now, record.fence, record.id,
+           ARRAY[record.state, record.fence, record.ttl, record.lease, record.grace, record.on_unknown,
+                 record.created_at, record.state_at, record.claimed_at, record.ask_at],
+           ARRAY[record.attempt, record.fingerprint, record.origin, convert_to(record.history, 'UTF8'),
+                 record.code, record.detail], record.head, record.body
+      FROM unnest(ids, attempts, fingerprints) AS asked (id, attempt, fingerprint)
+      JOIN onetake_records AS record ON record.id BETWEEN asked.id AND asked.id
+     WHERE (record.attempt = asked.attempt AND record.state = 0 AND record.fingerprint = asked.fingerprint
+            AND (record.claimed_at = v_now OR record.id = ANY (v_mine)))
+        OR NOT onetake_free_2(record.attempt, record.fingerprint, record.state, record.state_at, record.grace,
+               record.on_unknown, record.expires_at, asked.attempt, asked.fingerprint, v_now, in_touch);
+END $$;
+
+UPDATE onetake_schema SET version = 3;

@@ -1,0 +1,290 @@
+//! Mutants of Rust code behind switches: one build for all of them.
+//!
+//! A mutant takes as long as its tests, not as long as a build. cargo-mutants finds the mutants; [`rewrite`] puts
+//! them into a copy of the sources; mutants on which the compiler says no are taken out again.
+
+mod programs;
+mod rewrite;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use serde_json::Value;
+
+use self::programs::{Ended, Program};
+use self::rewrite::{Mutant, QUIET, Rewritten, SWITCH};
+use super::rust::Outcome;
+use super::scope::Stage;
+use super::tree;
+
+/// How many mutants are tested at once: those on which tests hang need no processor.
+const AT_ONCE: usize = 4;
+
+/// How often mutants are taken out because the compiler refuses them, before that counts as an error.
+const CHECKS_MAX: usize = 20;
+
+/// What became of the mutants.
+#[derive(Debug, Default)]
+pub(super) struct Tested {
+    /// By cargo-mutants' names.
+    pub(super) outcomes: BTreeMap<String, Outcome>,
+    /// Mutants that have to be built one at a time.
+    pub(super) left_out: BTreeSet<String>,
+}
+
+/// Tests mutants, as cargo-mutants lists them, stage by stage. `is_argued` says which need no further stage.
+pub(super) fn run(
+    root: &Path,
+    tools: &Path,
+    listed: &[Value],
+    stages: &[Stage],
+    is_argued: impl Fn(&str) -> bool,
+) -> Result<Tested, String> {
+    let mutants: Vec<Mutant> =
+        (1..).zip(listed).filter_map(|(number, entry)| Mutant::read(number, entry)).collect();
+    let build = Build {
+        tree: tree::copy(root, "switched")?,
+        target: root.join("target/mutants/build"),
+        tools: tools.to_owned(),
+    };
+    let (unviable, left_out) = build.prepare(&mutants)?;
+    let name = |number: &u32| {
+        let index = usize::try_from(*number).unwrap_or_default().saturating_sub(1);
+        mutants.get(index).map(|mutant| mutant.name.clone())
+    };
+    let mut tested = Tested {
+        outcomes: unviable.iter().filter_map(name).map(|name| (name, Outcome::Unviable)).collect(),
+        left_out: left_out.iter().filter_map(name).collect(),
+    };
+    let is_in =
+        |mutant: &&Mutant| !unviable.contains(&mutant.number) && !left_out.contains(&mutant.number);
+    let mut left: Vec<&Mutant> = mutants.iter().filter(is_in).collect();
+    for stage in stages {
+        if left.is_empty() {
+            break;
+        }
+        let programs = build.programs(stage)?;
+        let found = test(&programs, &left);
+        left.retain(|mutant| {
+            found.get(&mutant.name) == Some(&Outcome::Missed) && !is_argued(&mutant.name)
+        });
+        tested.outcomes.extend(found);
+    }
+    Ok(tested)
+}
+
+/// Runs the programs on each mutant, some mutants at once.
+fn test(programs: &[Program], mutants: &[&Mutant]) -> BTreeMap<String, Outcome> {
+    let (next, found) = (AtomicUsize::new(0), Mutex::new(BTreeMap::new()));
+    std::thread::scope(|scope| {
+        for _ in 0..AT_ONCE {
+            scope.spawn(|| {
+                while let Some(mutant) = mutants.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    let (outcome, by) = outcome(programs, mutant.number);
+                    println!("{outcome:?} {} {by}", mutant.name);
+                    if let Ok(mut found) = found.lock() {
+                        found.insert(mutant.name.clone(), outcome);
+                    }
+                }
+            });
+        }
+    });
+    found.into_inner().unwrap_or_default()
+}
+
+/// What the programs say of a mutant, and the program that caught it.
+fn outcome(programs: &[Program], mutant: u32) -> (Outcome, String) {
+    for program in programs {
+        match program.run(mutant) {
+            Ended::Passed => {}
+            Ended::Failed => return (Outcome::Caught, format!("by {}", program.name())),
+            Ended::Hung => return (Outcome::Timeout, format!("in {}", program.name())),
+        }
+    }
+    (Outcome::Missed, String::new())
+}
+
+/// Mutants that the compiler refuses.
+#[derive(Default)]
+struct Refused {
+    /// Their own code does not compile.
+    mutants: BTreeSet<u32>,
+    /// The switch around them does not.
+    switches: BTreeSet<u32>,
+}
+
+impl Refused {
+    fn is_empty(&self) -> bool {
+        self.mutants.is_empty() && self.switches.is_empty()
+    }
+}
+
+/// A copy of the sources with switched mutants, and where it is built.
+struct Build {
+    tree: PathBuf,
+    target: PathBuf,
+    tools: PathBuf,
+}
+
+impl Build {
+    /// Rewrites the files until they compile. Returns the mutants that do not compile, and those that cannot be
+    /// switched.
+    fn prepare(&self, mutants: &[Mutant]) -> Result<(BTreeSet<u32>, BTreeSet<u32>), String> {
+        let mut by_file: BTreeMap<&str, Vec<&Mutant>> = BTreeMap::new();
+        for mutant in mutants {
+            by_file.entry(&mutant.file).or_default().push(mutant);
+        }
+        let mut originals = BTreeMap::new();
+        for file in by_file.keys() {
+            let read = std::fs::read_to_string(self.tree.join(file));
+            originals.insert(*file, read.map_err(|error| format!("{file}: {error}"))?);
+        }
+        self.add_switches(by_file.keys().copied())?;
+        let mut unviable = BTreeSet::new();
+        let mut left_out = BTreeSet::new();
+        for _ in 0..CHECKS_MAX {
+            let mut rewritten = BTreeMap::new();
+            for (file, mutants) in &by_file {
+                let is_wanted = |one: &&Mutant| {
+                    !unviable.contains(&one.number) && !left_out.contains(&one.number)
+                };
+                let wanted: Vec<&Mutant> = mutants.iter().copied().filter(is_wanted).collect();
+                let original = originals.get(file).map(String::as_str).unwrap_or_default();
+                let one = rewrite::rewrite(original, &wanted)?;
+                left_out.extend(&one.left_out);
+                self.write(file, &one.text)?;
+                rewritten.insert((*file).to_owned(), one);
+            }
+            let refused = self.check(&rewritten)?;
+            if refused.is_empty() {
+                return Ok((unviable, left_out));
+            }
+            unviable.extend(refused.mutants);
+            left_out.extend(refused.switches);
+        }
+        Err("the compiler refuses the switched sources again and again".to_owned())
+    }
+
+    fn write(&self, file: &str, text: &str) -> Result<(), String> {
+        let path = self.tree.join(file);
+        if std::fs::read_to_string(&path).is_ok_and(|old| old == text) {
+            return Ok(());
+        }
+        std::fs::write(path, text).map_err(|error| format!("{file}: {error}"))
+    }
+
+    /// Puts the switch into the root of each crate that has one of these files.
+    fn add_switches<'a>(&self, files: impl Iterator<Item = &'a str>) -> Result<(), String> {
+        let crates: BTreeSet<&str> =
+            files.filter_map(|file| file.split_once("/src/")).map(|(folder, _)| folder).collect();
+        for folder in crates {
+            let root = format!("{folder}/src/lib.rs");
+            let text = std::fs::read_to_string(self.tree.join(&root))
+                .map_err(|error| format!("{root}: {error}"))?;
+            self.write(&root, &format!("{QUIET}{text}{SWITCH}"))?;
+        }
+        Ok(())
+    }
+
+    fn cargo(&self, command: &str) -> Command {
+        let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+        cargo.arg(command).current_dir(&self.tree);
+        cargo.env("CARGO_TARGET_DIR", &self.target).env("CARGO_PROFILE_DEV_DEBUG", "false");
+        cargo
+    }
+
+    /// Compiles the crates, and returns the mutants that the compiler refuses.
+    fn check(&self, rewritten: &BTreeMap<String, Rewritten>) -> Result<Refused, String> {
+        let packages: BTreeSet<&str> = rewritten
+            .keys()
+            .filter_map(|file| file.strip_prefix("crates/")?.split_once('/'))
+            .map(|(package, _)| package)
+            .collect();
+        let mut command = self.cargo("build");
+        command.args(["--all-features", "--lib", "--message-format=json"]);
+        command.args(packages.iter().flat_map(|package| ["--package", package]));
+        eprintln!("$ {command:?}");
+        let ran = command.stderr(Stdio::null()).output().map_err(|error| error.to_string())?;
+        if ran.status.success() {
+            return Ok(Refused::default());
+        }
+        let said = String::from_utf8_lossy(&ran.stdout);
+        let errors: Vec<Value> = said
+            .lines()
+            .filter_map(|line| serde_json::from_str::<Value>(line).ok())
+            .filter_map(|line| line.get("message").cloned())
+            .filter(|message| message.get("level").and_then(Value::as_str) == Some("error"))
+            .collect();
+        let mut refused = Refused::default();
+        for (mutants, is_their_code) in errors.iter().filter_map(|error| accused(error, rewritten))
+        {
+            let set = if is_their_code { &mut refused.mutants } else { &mut refused.switches };
+            set.extend(mutants);
+        }
+        if refused.is_empty() {
+            let texts = errors.iter().filter_map(|error| error.get("rendered")?.as_str());
+            return Err(format!(
+                "the switched sources do not compile:\n{}",
+                texts.collect::<String>()
+            ));
+        }
+        eprintln!("{} mutants do not compile", refused.mutants.len());
+        Ok(refused)
+    }
+
+    /// Builds the test programs of a stage, and runs each without a mutant.
+    fn programs(&self, stage: &Stage) -> Result<Vec<Program>, String> {
+        let mut command = self.cargo("test");
+        command.args(["--no-run", "--all-features", "--message-format=json-render-diagnostics"]);
+        command.args(stage.packages.iter().flat_map(|package| ["--package", package]));
+        command.args(stage.arguments);
+        eprintln!("$ {command:?}");
+        let built = command.stderr(Stdio::inherit()).output().map_err(|error| error.to_string())?;
+        if !built.status.success() {
+            return Err("the tests of the switched sources could not be built".to_owned());
+        }
+        let said = String::from_utf8_lossy(&built.stdout);
+        let mut programs: Vec<Program> = said
+            .lines()
+            .filter_map(|line| Program::read(line, &self.tools, stage.starts_servers))
+            .collect();
+        for program in &mut programs {
+            program.measure()?;
+        }
+        // Fast programs first: most mutants are caught by the first few.
+        programs.sort_by_key(Program::takes);
+        Ok(programs)
+    }
+}
+
+/// The mutants that an error of the compiler is about, and whether it is about their code. If not, it is about the
+/// switch around it: that of the innermost part that the error points at, or of the arm behind it, because a match
+/// whose arms can be switched off may not cover all values.
+fn accused(error: &Value, rewritten: &BTreeMap<String, Rewritten>) -> Option<(Vec<u32>, bool)> {
+    let spans = error.get("spans").and_then(Value::as_array);
+    let mut spans: Vec<&Value> = spans.into_iter().flatten().collect();
+    spans.sort_by_key(|span| span.get("is_primary").and_then(Value::as_bool) != Some(true));
+    let place = |span: &Value| {
+        let parts = &rewritten.get(span.get("file_name")?.as_str()?)?.parts;
+        let at = |field: &str| usize::try_from(span.get(field)?.as_u64()?).ok();
+        Some((parts, at("byte_start")?, at("byte_end")?))
+    };
+    let innermost = |span: &Value| {
+        let (parts, start, end) = place(span)?;
+        let around = parts.iter().filter(|part| part.range.start <= start && end <= part.range.end);
+        let part = around.min_by_key(|part| part.range.len())?;
+        Some((part.mutants.clone(), part.is_change))
+    };
+    let next_arm = |span: &Value| {
+        let (parts, start, _) = place(span)?;
+        let behind = parts.iter().filter(|part| part.is_arm && start < part.range.start);
+        let part = behind.min_by_key(|part| part.range.start)?;
+        Some((part.mutants.clone(), false))
+    };
+    let is_match = error.pointer("/code/code").and_then(Value::as_str) == Some("E0004");
+    let first = spans.first().filter(|_| is_match).and_then(|span| next_arm(span));
+    first.or_else(|| spans.iter().find_map(|span| innermost(span)))
+}

@@ -1,0 +1,122 @@
+//! Test programs that are run once for each mutant.
+
+#![expect(clippy::disallowed_methods, reason = "real programs take real time")]
+
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+/// A program hangs if it takes this many times as long as without a mutant, and [`HANGS_AFTER_MIN`] on top.
+const HANGS_AFTER_TIMES: u32 = 4;
+const HANGS_AFTER_MIN: Duration = Duration::from_secs(15);
+
+/// How often a running program is looked at.
+const LOOK: Duration = Duration::from_millis(20);
+
+/// One test program.
+#[derive(Debug)]
+pub(super) struct Program {
+    file: PathBuf,
+    folder: PathBuf,
+    tools: PathBuf,
+    starts_servers: bool,
+    takes: Duration,
+}
+
+/// How a program ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Ended {
+    Passed,
+    Failed,
+    Hung,
+}
+
+impl Program {
+    /// The test program that a line of cargo's is about, if it is.
+    pub(super) fn read(line: &str, tools: &Path, starts_servers: bool) -> Option<Self> {
+        let said: Value = serde_json::from_str(line).ok()?;
+        let is_test = said.pointer("/profile/test")?.as_bool()?;
+        let file = PathBuf::from(said.get("executable")?.as_str()?);
+        let folder = Path::new(said.get("manifest_path")?.as_str()?).parent()?.to_owned();
+        let tools = tools.to_owned();
+        is_test.then_some(Self { file, folder, tools, starts_servers, takes: Duration::ZERO })
+    }
+
+    /// The name without folder and hash.
+    pub(super) fn name(&self) -> String {
+        let name = self.file.file_name().map(|name| name.to_string_lossy().into_owned());
+        name.unwrap_or_default()
+            .rsplit_once('-')
+            .map(|(name, _)| name.to_owned())
+            .unwrap_or_default()
+    }
+
+    /// How long it takes without a mutant.
+    pub(super) fn takes(&self) -> Duration {
+        self.takes
+    }
+
+    /// Runs it without a mutant. It has to pass.
+    pub(super) fn measure(&mut self) -> Result<(), String> {
+        let before = Instant::now();
+        self.takes = Duration::from_secs(600);
+        let ended = self.run(0);
+        self.takes = before.elapsed();
+        eprintln!("{} takes {:.1} s", self.name(), self.takes.as_secs_f64());
+        match ended {
+            Ended::Passed => Ok(()),
+            Ended::Failed => Err(format!("{} fails without a mutant", self.file.display())),
+            Ended::Hung => Err(format!("{} hangs without a mutant", self.file.display())),
+        }
+    }
+
+    /// Runs it with a mutant. It is ended at its first failure, unless it started servers that it has to stop.
+    pub(super) fn run(&self, mutant: u32) -> Ended {
+        let mut command = Command::new(&self.file);
+        command.current_dir(&self.folder).env("ONETAKE_MUTANT", mutant.to_string());
+        command.env("ONETAKE_TOOLS", &self.tools).env("PROPTEST_DISABLE_FAILURE_PERSISTENCE", "1");
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
+        let Ok(mut child) = command.spawn() else { return Ended::Failed };
+        let (tell, told) = std::sync::mpsc::channel();
+        let reader = child.stdout.take().map(|said| {
+            std::thread::spawn(move || {
+                for line in BufReader::new(said).lines().map_while(Result::ok) {
+                    if line.starts_with("test ") && line.ends_with("FAILED") {
+                        let _nobody_waits = tell.send(());
+                    }
+                }
+            })
+        });
+        let is_failing = || !self.starts_servers && told.try_recv().is_ok();
+        let ended = self.wait(&mut child, is_failing);
+        if let Some(reader) = reader {
+            let _the_thread_returns_nothing = reader.join();
+        }
+        ended
+    }
+
+    fn wait(&self, child: &mut Child, is_failing: impl Fn() -> bool) -> Ended {
+        let hangs_at = Instant::now() + self.takes * HANGS_AFTER_TIMES + HANGS_AFTER_MIN;
+        loop {
+            match child.try_wait() {
+                Ok(Some(status)) if status.success() => return Ended::Passed,
+                Ok(Some(_)) | Err(_) => return Ended::Failed,
+                Ok(None) => {}
+            }
+            let ended = match (is_failing(), Instant::now() > hangs_at) {
+                (true, _) => Some(Ended::Failed),
+                (_, true) => Some(Ended::Hung),
+                _ => None,
+            };
+            if let Some(ended) = ended {
+                let _it_may_have_ended = child.kill();
+                let _as_above = child.wait();
+                return ended;
+            }
+            std::thread::sleep(LOOK);
+        }
+    }
+}

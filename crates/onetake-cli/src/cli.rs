@@ -11,7 +11,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, CommandFactory as _, Parser, Subcommand};
 use onetake_core::{Clock, SystemClock};
 use onetake_stores::Weight;
 use tokio::runtime::Runtime;
@@ -50,6 +50,14 @@ enum Command {
         /// The file.
         #[arg(long, value_name = "FILE")]
         config: PathBuf,
+        /// Print the options of every route, and the layer that each value comes from.
+        #[arg(long)]
+        explain: bool,
+    },
+    /// Print the completions of a shell, to be loaded by it.
+    Completions {
+        /// The shell.
+        shell: clap_complete::Shell,
     },
     /// Print the JSON Schema of the configuration file, for editors and other tools.
     Schema,
@@ -126,7 +134,13 @@ fn address(text: &str) -> Result<SocketAddr, String> {
 #[must_use]
 pub fn main() -> ExitCode {
     match Cli::parse().command {
-        Command::Check { config } => check(&config),
+        Command::Check { config, explain } => check(&config, explain),
+        Command::Completions { shell } => {
+            let mut script = Vec::new();
+            clap_complete::generate(shell, &mut Cli::command(), "onetake", &mut script);
+            say(&String::from_utf8_lossy(&script));
+            ExitCode::SUCCESS
+        }
         Command::Schema => {
             say(&format!("{:#}\n", config::schema()));
             ExitCode::SUCCESS
@@ -155,8 +169,8 @@ impl From<Failed> for ExitCode {
     }
 }
 
-fn check(path: &Path) -> ExitCode {
-    match check_file(path) {
+fn check(path: &Path, explain: bool) -> ExitCode {
+    match check_file(path, explain) {
         Ok(said) => {
             say(&said);
             ExitCode::SUCCESS
@@ -166,7 +180,7 @@ fn check(path: &Path) -> ExitCode {
 }
 
 /// What is to be said of a file without a fault: for whatever it is for, a gateway or a relay.
-fn check_file(path: &Path) -> Result<String, Failed> {
+fn check_file(path: &Path, explain: bool) -> Result<String, Failed> {
     let (text, name) = read(Some(path))?;
     let purposes = config::purposes(text.as_deref().unwrap_or_default());
     let (mut said, mut found) = (String::new(), Vec::new());
@@ -179,6 +193,10 @@ fn check_file(path: &Path) -> Result<String, Failed> {
         }
         said.extend(config.warnings().iter().map(|warning| format!("warning: {warning}\n")));
         found.push(format!("{} routes", config.routes.len()));
+        if explain {
+            let explained = config::explain(text.as_deref(), &name, std::env::vars());
+            said.push_str(&explained.map_err(|error| Failed(error.to_string(), 2))?);
+        }
     }
     if purposes.relay {
         let relay = relay::check(text.as_deref(), &name)?;

@@ -45,8 +45,8 @@ async fn pay_with(key: &str, store: &str, secrets: &str) {
     assert!(again.is_replay() && again.body == first.body);
 }
 
-const ENCRYPTED: &str = "[secrets]\nfingerprint = [{ id = \"f1\", key = \"AQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQE=\" }]\n\
-    encryption = [{ id = \"k1\", key = \"AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA=\" }]\n";
+const ENCRYPTED: &str = "[secrets]\nrequest_digests = [{ id = \"f1\", secret = \"AQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQE=\" }]\n\
+    encryption = [{ id = \"k1\", secret = \"AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA=\" }]\n";
 
 /// Which of the secrets stand in the files below a folder.
 fn found(folder: &Path) -> Vec<&'static str> {
@@ -112,7 +112,7 @@ fn keys(ids: &[&str]) -> String {
     let key = |id: &&str| {
         let digit = id.bytes().last().unwrap();
         format!(
-            "{{ id = \"{id}\", key = \"{}=\" }}",
+            "{{ id = \"{id}\", secret = \"{}=\" }}",
             char::from(digit).to_string().repeat(42) + "A"
         )
     };

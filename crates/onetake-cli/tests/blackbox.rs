@@ -12,7 +12,7 @@ use onetake_sim::servers::{Dynamo, PgBouncer, Postgres, Redis, RedisCluster};
 /// What is recorded is encrypted in all of them.
 const ENCRYPTED: &str = "
 [secrets]
-encryption = [{ id = \"k1\", key = \"AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA=\" }]
+encryption = [{ id = \"k1\", secret = \"AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA=\" }]
 ";
 
 /// Goes through the suite with more lines below `[store]`.

@@ -1,4 +1,4 @@
-//! `check`, `schema`, `migrate` and `doctor`, as commands.
+//! `check`, `schema`, `completions`, `migrate` and `doctor`, as commands.
 #![expect(clippy::unwrap_used, reason = "tests may panic")]
 
 use std::process::Command;
@@ -120,6 +120,35 @@ fn schema_prints_a_json_schema_and_nothing_else() {
     let schema: serde_json::Value = serde_json::from_str(&said).unwrap();
     assert_eq!(schema, onetake_cli::config::schema());
     assert_eq!(schema["$schema"], "https://json-schema.org/draft/2020-12/schema");
+}
+
+#[test]
+fn check_explains_where_values_come_from() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("onetake.toml");
+    let text = "[gateway]\nupstream = \"${API}\"\n[defaults]\nttl = \"12h\"\n\
+                [[route]]\nmatch = \"POST /jobs\"\npreset = \"job\"\n";
+    std::fs::write(&file, text).unwrap();
+    let path = file.to_str().unwrap();
+    let variables = [("API", "http://127.0.0.1:3000")];
+    let (code, said, errors) = onetake(&["check", "--config", path, "--explain"], &variables);
+    assert_eq!(code, 0, "{errors}");
+    assert!(said.contains("hides ttl = \"12h\" of [defaults]"), "{said}");
+    let line = said.lines().find(|line| line.trim_start().starts_with("ttl = \"30d\""));
+    assert!(line.is_some_and(|line| line.ends_with("# preset job")), "{said}");
+    let (code, said, _) = onetake(&["check", "--config", path], &variables);
+    assert!(code == 0 && !said.contains("# preset job"), "{said}");
+    let (code, _, errors) = onetake(&["check", "--config", path, "--explain"], &[]);
+    assert!(code == 2 && errors.contains("there is no variable `API`"), "{errors}");
+}
+
+#[test]
+fn completions_are_printed_for_every_shell() {
+    for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
+        let (code, said, errors) = onetake(&["completions", shell], &[]);
+        assert_eq!((code, errors.as_str()), (0, ""));
+        assert!(said.contains("onetake") && said.contains("explain"), "{shell}");
+    }
 }
 
 /// A file for a relay alone needs no upstream, and its rules are checked too.

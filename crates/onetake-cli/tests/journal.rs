@@ -103,7 +103,7 @@ async fn they_are_there_after_the_next_start() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn they_wait_there_encrypted() {
     let world = World::new().await;
-    let key = "[secrets]\nencryption = [{ id = \"k1\", key = \"AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=\" }]\n";
+    let key = "[secrets]\nencryption = [{ id = \"k1\", secret = \"AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=\" }]\n";
     world.end_with_an_outcome_in_hand(key).await;
     let kept = files(&world.journal());
     assert!(holds(&kept[0], "onetake journal"), "the control: this file is what is looked for");

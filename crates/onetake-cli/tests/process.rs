@@ -414,8 +414,8 @@ async fn a_folder_or_port_in_use_says_so() {
 async fn an_encryption_key_that_was_removed_too_early_is_missed_in_the_log() {
     let folder = tempfile::tempdir().unwrap();
     let upstream = Upstream::start().await.unwrap();
-    let k1 = "{ id = \"k1\", key = \"AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA=\" }";
-    let k2 = "{ id = \"k2\", key = \"AQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQE=\" }";
+    let k1 = "{ id = \"k1\", secret = \"AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA=\" }";
+    let k2 = "{ id = \"k2\", secret = \"AQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQE=\" }";
     let secrets = |keys: &[&str]| format!("[secrets]\nencryption = [{}]\n", keys.join(", "));
     let mut gateway = Process::start(folder.path(), &secrets(&[k1]), &upstream.url()).await;
     for number in 0..3 {

@@ -235,7 +235,7 @@ async fn not_tried(engine: &Engine, attempt: Attempt, why: &str) {
 /// How often the message of an attempt that runs was tried before; `None` if that cannot be known for a while.
 ///
 /// Each attempt before this one stands in the record, in the statement that granted the next.
-async fn tries_before(engine: &Engine, id: RecordId) -> Option<u32> {
+pub(crate) async fn tries_before(engine: &Engine, id: RecordId) -> Option<u32> {
     let record = patiently(engine, id, || engine.read(id)).await??;
     let attempts: Vec<PastAttempt> = record.history.attempts().collect();
     if attempts.is_empty() {

@@ -15,6 +15,7 @@
 //! | [`engine`] | claim, run, settle, replay; waiters, leases, draining |
 //! | [`derived`] | keys for the calls that an operation makes itself |
 //! | [`outbox`] | what an operation says to others, with its completion |
+//! | [`job`] | work that runs once for its key, with a typed result |
 //! | [`inbox`] | messages that are delivered more than once, and dealt with once |
 //! | [`transaction`] | operations whose effects commit with their completion |
 //! | [`velocity`] | how many new operations there may be in a while |
@@ -29,6 +30,7 @@ pub mod engine;
 pub mod fingerprint;
 pub mod hex;
 pub mod inbox;
+pub mod job;
 pub mod key;
 pub mod memory;
 pub mod note;
@@ -51,6 +53,7 @@ pub use engine::{
 };
 pub use fingerprint::{Fingerprint, FingerprintKey, Fingerprinter};
 pub use inbox::{Inbox, InboxOptions, Received};
+pub use job::{Job, JobAttempt, JobError, Retry};
 pub use key::{Key, KeyError};
 pub use memory::MemoryStore;
 pub use origin::{Memo, Origin, TenantDigest};

@@ -13,7 +13,7 @@ use crate::payload::Payload;
 use crate::problem::Problem;
 
 /// How two requests are told apart. Method, path, query and content type always count.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct FingerprintPolicy {
     /// How the body counts.
     pub mode: FingerprintMode,
@@ -23,7 +23,7 @@ pub struct FingerprintPolicy {
 }
 
 /// How the body counts.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum FingerprintMode {
     /// As it is, byte by byte; but for the boundary of multipart, which SDKs make up anew for each
     /// attempt.

@@ -47,7 +47,9 @@ pub use fingerprint::{FingerprintMode, FingerprintPolicy};
 pub use issued::{IssuingKey, TOKENS};
 pub use later::OPERATIONS;
 pub use layer::{HttpLimits, OnetakeLayer, Resolve};
-pub use policy::{InFlight, KeyFormat, KeyPolicy, KeySource, OnStoreDown, Policy, Preset};
+pub use policy::{
+    InFlight, KeyFormat, KeyPolicy, KeySource, OnStoreDown, Policy, Preset, PresetValues,
+};
 pub use problem::{Answers, Code, Dialect, Problem, ProblemStatuses};
 pub use remember::{Known, Remembered};
 pub use secrets::Secrets;

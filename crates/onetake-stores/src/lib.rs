@@ -31,9 +31,11 @@ pub mod redis;
 pub mod sealed;
 #[cfg(feature = "sqlite")]
 pub mod sqlite;
+pub mod url;
 
 pub use diagnosis::{Diagnosis, Finding, Weight};
 pub use journal::FileJournal;
+pub use url::{ServerUrl, StoreUrl, UrlError};
 
 #[cfg(feature = "dynamodb")]
 pub use dynamodb::{DynamoOptions, DynamoStore};

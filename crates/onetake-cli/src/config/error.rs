@@ -1,6 +1,7 @@
 //! Faults in the configuration, collected and told to a person.
 
 use std::fmt;
+use std::path::{Path, PathBuf};
 
 use super::tree::shorten;
 
@@ -17,6 +18,11 @@ pub struct ConfigError {
 }
 
 impl ConfigError {
+    /// An error without a cause: nobody should ever see it.
+    pub(super) fn unexplained() -> Self {
+        Self { problems: Vec::new() }
+    }
+
     /// Each fault by itself; there is at least one.
     #[must_use]
     pub fn problems(&self) -> &[Problem] {
@@ -127,6 +133,7 @@ pub(super) enum Origin {
 pub(super) struct Problems<'a> {
     text: Option<&'a str>,
     file_name: &'a str,
+    env: &'a [(String, String)],
     found: Vec<(Rank, Problem)>,
 }
 
@@ -134,8 +141,28 @@ pub(super) struct Problems<'a> {
 type Rank = (u8, usize);
 
 impl<'a> Problems<'a> {
-    pub(super) fn new(text: Option<&'a str>, file_name: &'a str) -> Self {
-        Self { text, file_name, found: Vec::new() }
+    pub(super) fn new(
+        text: Option<&'a str>,
+        file_name: &'a str,
+        env: &'a [(String, String)],
+    ) -> Self {
+        Self { text, file_name, env, found: Vec::new() }
+    }
+
+    /// The value of an environment variable.
+    pub(super) fn variable(&self, name: &str) -> Result<String, Fault> {
+        let found = self.env.iter().find(|(known, _)| known == name);
+        let fix = "set it for this process, or name another";
+        let missing = || Fault::new("there is no such variable", fix);
+        found.map(|(_, text)| text.clone()).ok_or_else(missing)
+    }
+
+    /// A path as it was written at this place: in the file, it is relative to the file's folder.
+    pub(super) fn in_folder(&self, at: &Origin, path: PathBuf) -> PathBuf {
+        match (at, Path::new(self.file_name).parent()) {
+            (Origin::File(_), Some(folder)) if self.text.is_some() => folder.join(path),
+            _ => path,
+        }
     }
 
     pub(super) fn add(&mut self, at: &Origin, field: &str, value: Option<String>, fault: Fault) {
@@ -200,7 +227,7 @@ mod tests {
 
     #[test]
     fn many_faults_are_counted_not_listed() {
-        let mut problems = Problems::new(Some(""), "f");
+        let mut problems = Problems::new(Some(""), "f", &[]);
         for offset in 0..30 {
             problems.add(&Origin::File(offset), "x", None, Fault::new("bad", "mend it"));
         }

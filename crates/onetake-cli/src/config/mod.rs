@@ -1,64 +1,66 @@
-//! The gateway's configuration: a TOML file, overridden by `ONETAKE__SECTION__KEY` variables,
-//! overridden by flags.
+//! The gateway's configuration: a TOML file, overridden by `ONETAKE__SECTION__KEY` variables, overridden by flags.
 //!
-//! `load → tree (spanned TOML) → sources (variables and flags laid over it) → document (fields
-//! read, every fault collected) → resolve (layers merged)`. What comes out is complete: nobody
-//! behind this module asks which preset a value came from.
+//! ```text
+//! text → tree (TOML with places) → sources (variables, flags, ${NAME}) → sections, policy (options read, every fault
+//! collected) → check (rules between options) → Config
+//! ```
+//!
+//! An option is declared once, in [`sections`], [`policy`], [`tenant`] or [`reconcile`]: its name, its documentation, its
+//! form and its default, with the macro in [`table`]. The declaration gives the field, the reader, the JSON Schema
+//! (`onetake schema`), the lines of `onetake check --explain` and the tables in docs/CONFIGURATION.md.
+//!
+//! Why a table of forms and not serde with schemars: serde stops at the first error, and an untagged enum (`tenant`,
+//! `reconcile`, every secret) loses the place and the reason of the error. Users of this file are told all errors at
+//! once, each with its line, its value and its fix. With serde, every option would need a `Spanned` wrapper, a visitor
+//! and a schema by hand, which are the three places that a form has in one.
 
-mod admin;
-mod asking;
-mod cidr;
-mod document;
+mod address;
+mod check;
 mod error;
-mod fields;
-mod fingerprint;
-mod key;
-mod layer;
+mod explain;
+mod form;
 mod pattern;
+mod policy;
 mod reader;
 mod reconcile;
-mod relay;
-mod resolve;
-mod schema;
-mod secrets;
+mod sections;
 mod sources;
-mod status;
-mod store_url;
+mod table;
 mod tenant;
 #[cfg(test)]
 mod tests;
-mod tls;
 mod tree;
 mod units;
-mod url;
-mod velocity;
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use http::{HeaderName, Method, Uri};
-use onetake_http::{Answers, Jwt, KeyFormat, KeySource, StatusRules, Velocity};
+use http::{Method, Uri};
+use onetake_http::{OnStoreDown, Tenant};
+use onetake_relay::{RelayOptions, WebhookSecret};
+use serde_json::{Value as Json, json};
 
-pub use admin::{Admin, Token};
-pub use cidr::Cidr;
 pub use error::{ConfigError, Problem};
+pub use ipnet::IpNet;
 pub use onetake_http::Preset;
+pub use onetake_stores::{ServerUrl, StoreUrl};
 pub use pattern::{Methods, PathPattern, plain};
+pub use policy::Settings;
 pub use reconcile::{Headers, Piece, Placeholder, Reconcile, Template};
-pub use relay::{RelayConfig, SinkConfig};
-pub use schema::schema;
-pub use secrets::{Secret, SecretsConfig};
-pub use store_url::{ServerUrl, StoreUrl};
+pub use sections::{Admin, Gateway, Identity, Secret, SecretsConfig, Sweep, Token, UpstreamTls};
 pub use tenant::ForwardAuth;
-pub use tls::{Identity, UpstreamTls};
 
+use check::Checks;
 use error::Problems;
+use reader::{Section, Value};
+use sections::File;
+use table::Table as _;
 
 /// Reads, merges and checks the configuration.
 ///
-/// `text` is the file's content where there is a file, and `file_name` what messages call it. Of
-/// `env`, only names that start with `ONETAKE__` are looked at, and those that the file names.
+/// `text` is the file's content if there is a file, and `file_name` its name: relative paths in the file are relative to
+/// its folder. Of `env`, names that start with `ONETAKE__` count, and those that the file names.
 ///
 /// # Errors
 /// With every fault that was found, if there is one: nothing is guessed and nothing is ignored.
@@ -68,14 +70,29 @@ pub fn load(
     env: impl Iterator<Item = (String, String)>,
     overrides: Overrides,
 ) -> Result<Config, ConfigError> {
-    let mut problems = Problems::new(text, file_name);
-    let draft = draft(text, env, overrides, &mut problems)?;
-    let config = resolve::resolve(draft, &mut problems);
-    problems.check()?;
-    Ok(config)
+    with_file(text, file_name, env, overrides, |file, checks| {
+        let mut config = checks.config(file)?;
+        config.notes = explain::hidden_defaults(&config, checks.tree, checks.problems);
+        Some(config)
+    })
 }
 
-/// As [`load`], for what needs nothing but a store: no upstream has to be named.
+/// The effective options of every route, each with the layer that it comes from.
+///
+/// # Errors
+/// As [`load`].
+pub fn explain(
+    text: Option<&str>,
+    file_name: &str,
+    env: impl Iterator<Item = (String, String)>,
+) -> Result<String, ConfigError> {
+    with_file(text, file_name, env, Overrides::default(), |file, checks| {
+        let config = checks.config(file)?;
+        Some(explain::explain(&config, checks.tree, checks.problems))
+    })
+}
+
+/// As [`load`], for commands that need nothing but a store: no upstream has to be named.
 ///
 /// # Errors
 /// As [`load`].
@@ -85,11 +102,7 @@ pub fn load_store(
     env: impl Iterator<Item = (String, String)>,
     overrides: Overrides,
 ) -> Result<StoreConfig, ConfigError> {
-    let mut problems = Problems::new(text, file_name);
-    let draft = draft(text, env, overrides, &mut problems)?;
-    let store = resolve::resolve_store(&draft, &mut problems);
-    problems.check()?;
-    Ok(store)
+    with_file(text, file_name, env, overrides, |file, checks| Some(checks.store(&file)))
 }
 
 /// As [`load`], for a relay: a sink has to be named, and no upstream.
@@ -102,11 +115,82 @@ pub fn load_relay(
     env: impl Iterator<Item = (String, String)>,
     overrides: Overrides,
 ) -> Result<RelayConfig, ConfigError> {
-    let mut problems = Problems::new(text, file_name);
-    let draft = draft(text, env, overrides, &mut problems)?;
-    let relay = relay::resolve(draft, &mut problems);
+    with_file(text, file_name, env, overrides, |file, checks| checks.relay(file))
+}
+
+/// As [`load`], for commands that need nothing but the admin listener: nothing else of the file is read.
+///
+/// # Errors
+/// As [`load`].
+pub fn load_admin(
+    text: Option<&str>,
+    file_name: &str,
+    env: impl Iterator<Item = (String, String)>,
+) -> Result<Admin, ConfigError> {
+    let ours = |name: &str| !name.starts_with("ONETAKE__") || name.starts_with("ONETAKE__ADMIN__");
+    let env = env.filter(|(name, _)| ours(name)).collect::<Vec<_>>();
+    let mut problems = Problems::new(text, file_name, &env);
+    let mut tree = tree::parse(text.unwrap_or_default(), &mut problems);
+    if let tree::Kind::Table(sections) = &mut tree.kind {
+        sections.retain(|section| section.name == "admin");
+    }
+    read(tree, &env, Overrides::default(), problems, |file, checks| Some(checks.admin(&file)))
+}
+
+fn with_file<T>(
+    text: Option<&str>,
+    file_name: &str,
+    env: impl Iterator<Item = (String, String)>,
+    overrides: Overrides,
+    complete: impl FnOnce(File, &mut Checks<'_, '_>) -> Option<T>,
+) -> Result<T, ConfigError> {
+    let env = env.collect::<Vec<_>>();
+    let mut problems = Problems::new(text, file_name, &env);
+    let tree = tree::parse(text.unwrap_or_default(), &mut problems);
+    read(tree, &env, overrides, problems, complete)
+}
+
+fn read<T>(
+    mut tree: tree::Node,
+    env: &[(String, String)],
+    overrides: Overrides,
+    mut problems: Problems<'_>,
+    complete: impl FnOnce(File, &mut Checks<'_, '_>) -> Option<T>,
+) -> Result<T, ConfigError> {
+    // Behind a syntax error every other message would be a guess.
     problems.check()?;
-    Ok(relay)
+    sources::apply_env(&mut tree, env, &mut problems);
+    sources::apply_flags(&mut tree, overrides);
+    sources::expand(&mut tree, "", &mut problems);
+    problems.check()?;
+    let root = Value { node: &tree, path: String::new() };
+    let section = Section::open(&root, &File::info(), &mut problems);
+    let file = section.and_then(|mut section| File::read_fields(&mut section, &mut problems));
+    problems.check()?;
+    let mut checks = Checks { tree: &tree, problems: &mut problems };
+    let complete = file.and_then(|file| complete(file, &mut checks));
+    problems.check()?;
+    complete.ok_or_else(ConfigError::unexplained)
+}
+
+/// The JSON Schema (draft 2020-12) of the configuration file.
+///
+/// It knows the names, types, words and forms of all options. Rules between options, the bounds of durations and
+/// everything outside the file are known to `check` alone: the schema is never the stricter of the two.
+#[must_use]
+pub fn schema() -> Json {
+    let mut schema = table::schema(&File::info(), "");
+    let shared = policy::PolicyOptions::info().options;
+    let shared = shared.iter().map(|option| (option.name.to_owned(), option.schema("")));
+    let about = json!({
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "onetake",
+        "description": "The configuration file of the gateway. `onetake check` knows more than \
+                        this schema, and has the last word.",
+        "$defs": shared.collect::<serde_json::Map<_, _>>(),
+    });
+    table::extend(&mut schema, about);
+    schema
 }
 
 /// What a file is for: a gateway, a relay, or both.
@@ -121,7 +205,7 @@ pub struct Purposes {
 /// What a file is for, by its sections: one with `[relay]` is a gateway's too if it has what only that needs.
 #[must_use]
 pub fn purposes(text: &str) -> Purposes {
-    let tree = tree::parse(text, &mut Problems::new(Some(text), ""));
+    let tree = tree::parse(text, &mut Problems::new(Some(text), "", &[]));
     let tree::Kind::Table(sections) = &tree.kind else {
         return Purposes { gateway: true, relay: false };
     };
@@ -134,56 +218,6 @@ pub fn purposes(text: &str) -> Purposes {
     };
     let relay = sections.iter().any(|section| section.name == "relay");
     Purposes { gateway: !relay || sections.iter().any(is_gateways), relay }
-}
-
-/// As [`load`], for what needs nothing but the admin listener: nothing else of the file is read.
-///
-/// # Errors
-/// As [`load`].
-pub fn load_admin(
-    text: Option<&str>,
-    file_name: &str,
-    env: impl Iterator<Item = (String, String)>,
-) -> Result<Admin, ConfigError> {
-    let mut problems = Problems::new(text, file_name);
-    let env = env
-        .filter(|(name, _)| !name.starts_with("ONETAKE__") || name.starts_with("ONETAKE__ADMIN__"));
-    let mut tree = tree::parse(text.unwrap_or_default(), &mut problems);
-    problems.check()?;
-    if let tree::Kind::Table(sections) = &mut tree.kind {
-        sections.retain(|section| section.name == "admin");
-    }
-    let mut draft = read(tree, env, Overrides::default(), &mut problems)?;
-    let admin = admin::resolve(&mut draft, &mut problems);
-    problems.check()?;
-    Ok(admin)
-}
-
-fn draft(
-    text: Option<&str>,
-    env: impl Iterator<Item = (String, String)>,
-    overrides: Overrides,
-    problems: &mut Problems<'_>,
-) -> Result<document::Draft, ConfigError> {
-    let tree = tree::parse(text.unwrap_or_default(), problems);
-    // Behind a syntax error every other message would be a guess.
-    problems.check()?;
-    read(tree, env, overrides, problems)
-}
-
-fn read(
-    mut tree: tree::Node,
-    env: impl Iterator<Item = (String, String)>,
-    overrides: Overrides,
-    problems: &mut Problems<'_>,
-) -> Result<document::Draft, ConfigError> {
-    let env = env.collect::<Vec<_>>();
-    sources::apply_env(&mut tree, &env, problems);
-    sources::apply_flags(&mut tree, overrides);
-    sources::follow_env(&mut tree, &env, problems);
-    let draft = document::read(&tree, &env, problems);
-    problems.check()?;
-    Ok(draft)
 }
 
 /// What flags say; each stands above the environment and the file.
@@ -202,7 +236,7 @@ pub struct Overrides {
 }
 
 /// The whole configuration, complete and within its bounds.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Config {
     /// `[gateway]`: where clients come in and where their requests go.
     pub gateway: Gateway,
@@ -214,19 +248,21 @@ pub struct Config {
     pub sweep: Sweep,
     /// `[secrets]`: what only the operator knows.
     pub secrets: SecretsConfig,
-    /// How a POST or PATCH that no route matches is treated.
-    pub defaults: Policy,
+    /// The settings of a POST or PATCH that no route matches.
+    pub defaults: Settings,
     /// The routes in the order of the file; the first match wins.
     pub routes: Vec<Route>,
     /// Whether `[relay]` of the same file has a webhook that is met by `gateway.upstream_tls`.
     pub has_https_relay: bool,
+    /// Warnings about values of `[defaults]` that presets hide.
+    pub notes: Vec<String>,
 }
 
 impl Config {
     /// What is allowed, but worth a second thought: one sentence each.
     #[must_use]
     pub fn warnings(&self) -> Vec<String> {
-        let mut warnings = Vec::new();
+        let mut warnings = self.notes.clone();
         let is_used = self.has_https_upstream() || self.has_https_relay;
         if self.gateway.upstream_tls != UpstreamTls::default() && !is_used {
             let what = "gateway.upstream_tls is without effect: no upstream, forward_auth, reconcile or relay.sink is https://";
@@ -236,12 +272,12 @@ impl Config {
             let Some(preset) = route.preset.filter(|preset| preset.is_dear()) else { continue };
             let name =
                 format!("route[{index}] ({} {}, preset \"{preset}\")", route.methods, route.path);
-            if route.policy.on_store_down == OnStoreDown::FailOpen {
+            if route.settings.policy.on_store_down == OnStoreDown::FailOpen {
                 warnings.push(format!(
                     "{name} has on_store_down = \"fail-open\": while the store is away, every retry runs again"
                 ));
             }
-            if route.policy.tenant == TenantConfig::ClientIp {
+            if route.settings.policy.tenant == Tenant::ClientIp {
                 warnings.push(format!(
                     "{name} has tenant = \"client-ip\": a client that changes its network is somebody else, and its retry runs again"
                 ));
@@ -265,75 +301,86 @@ impl Config {
     #[must_use]
     pub fn has_https_upstream(&self) -> bool {
         let upstreams = self.routes.iter().map(|route| &route.upstream);
-        let policies = self.routes.iter().map(|route| &route.policy).chain([&self.defaults]);
-        let asked = policies.filter_map(|policy| match &policy.tenant {
-            TenantConfig::ForwardAuth(auth) => Some(&auth.url),
-            _ => None,
-        });
-        let policies = self.routes.iter().map(|route| &route.policy).chain([&self.defaults]);
-        let reconcilers = policies.filter_map(|policy| policy.reconcile.as_ref());
-        let asked = asked.chain(reconcilers.map(|reconcile| &reconcile.target.server));
+        let asked = self.settings().filter_map(|it| it.forward_auth.as_ref()).map(|auth| &auth.url);
+        let reconcilers = self.settings().filter_map(|settings| settings.reconcile.as_ref());
+        let asked = asked.chain(reconcilers.map(|reconcile| &reconcile.request.server));
         let mut all = upstreams.chain(self.gateway.upstream.as_ref()).chain(asked);
         all.any(|url| url.scheme() == Some(&http::uri::Scheme::HTTPS))
     }
-}
 
-/// `[gateway]`
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Gateway {
-    /// Where clients connect; 127.0.0.1:8080 by default.
-    pub listen: SocketAddr,
-    /// Where requests go that no route with an upstream of its own matches.
-    ///
-    /// It is `None` only if there are routes and every one of them names its own.
-    pub upstream: Option<Uri>,
-    /// Peers whose forwarding and tenant headers count; 127.0.0.0/8 and ::1 by default.
-    pub trusted_proxies: Vec<Cidr>,
-    /// Whom clients meet over TLS; without it they come in plain.
-    pub tls: Option<Identity>,
-    /// How upstreams, and services that are asked about credentials, are met with `https://`.
-    pub upstream_tls: UpstreamTls,
+    /// The settings of all routes, and those of requests without a route.
+    pub fn settings(&self) -> impl Iterator<Item = &Settings> {
+        self.routes.iter().map(|route| &route.settings).chain([&self.defaults])
+    }
 }
 
 /// `[store]`
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StoreConfig {
-    /// Which store; `embedded:./onetake-data` by default.
+    /// The store.
     pub url: StoreUrl,
-    /// A Redis in front of it, where the store is PostgreSQL.
+    /// A Redis in front of PostgreSQL.
     pub filter: Option<ServerUrl>,
-    /// Whether a store that can lose acknowledged writes is accepted for what must not be lost.
+    /// Whether a store that can lose acknowledged writes is accepted.
     pub allow_lossy: bool,
-    /// A folder of this machine for outcomes that the store did not take before the end: `journal` in the folder
-    /// of the embedded store, `onetake-journal` beside SQLite's file, `./onetake-journal` for a server. None for the
-    /// store in memory.
+    /// The folder of this machine for outcomes that the store did not take before shutdown; `None` for the store in
+    /// memory.
     pub journal: Option<PathBuf>,
-    /// `[secrets] encryption`: what recordings are encrypted with, the first, and opened with.
+    /// `[secrets] encryption`: the first encrypts recordings, and all open them.
     pub encryption: Vec<Secret>,
 }
 
-/// `[sweep]`
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Sweep {
-    /// How long to pause between two sweeps; 15 minutes by default.
-    pub interval: Duration,
-    /// How many records one step of a sweep may remove; 5000 by default.
-    pub batch: usize,
+/// `[relay]`, and the other sections that a relay needs.
+#[derive(Clone, Debug)]
+pub struct RelayConfig {
+    /// The store with the outbox.
+    pub store: StoreConfig,
+    /// The receiver of messages.
+    pub sink: SinkConfig,
+    /// The longest time that a receiver may take for a message.
+    pub timeout: Duration,
+    /// The relay's bounds.
+    pub options: RelayOptions,
+    /// The listener for metrics, if there is one.
+    pub listen: Option<SocketAddr>,
+    /// `[admin] token`
+    pub token: Option<Token>,
+    /// `[gateway] upstream_tls`, for an `https://` webhook.
+    pub tls: UpstreamTls,
+}
+
+/// `sink`
+#[derive(Clone, Debug)]
+pub enum SinkConfig {
+    /// `nats://…`, `tls://…`: JetStream.
+    Nats {
+        /// The servers.
+        url: ServerUrl,
+        /// The beginning of subjects.
+        subject_prefix: String,
+    },
+    /// `http://…`, `https://…`: a webhook.
+    Webhook {
+        /// The endpoint.
+        url: Uri,
+        /// The secrets that sign calls.
+        secrets: Vec<WebhookSecret>,
+    },
 }
 
 /// One `[[route]]`, completed from its preset, `[defaults]` and the built-in values.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Route {
     /// The methods of `match`.
     pub methods: Methods,
     /// The path of `match`.
     pub path: PathPattern,
-    /// The preset that it named; its values are in `policy` already.
+    /// The preset; its values are in `settings` already.
     pub preset: Option<Preset>,
-    /// Where its requests go.
+    /// The upstream of its requests.
     pub upstream: Uri,
-    /// How its keys are treated.
-    pub policy: Policy,
+    /// The policy of its keys.
+    pub settings: Settings,
 }
 
 impl Route {
@@ -342,122 +389,4 @@ impl Route {
     pub fn matches(&self, method: &Method, path: &str) -> bool {
         self.methods.contains(method) && self.path.matches(path)
     }
-}
-
-/// How keyed requests are treated.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Policy {
-    /// Sets keys apart from those of other namespaces; empty by default.
-    pub namespace: String,
-    /// What a key has to look like, and whether there has to be one.
-    pub key: KeyRules,
-    /// Whose keys they are.
-    pub tenant: TenantConfig,
-    /// What makes two requests the same.
-    pub fingerprint: FingerprintConfig,
-    /// Headers that count when two requests are told apart.
-    pub fingerprint_headers: Vec<HeaderName>,
-    /// How long an outcome is kept.
-    pub ttl: Duration,
-    /// How long an attempt may run between two heartbeats.
-    pub lease: Duration,
-    /// How long a lease is still respected after its end; one lease by default.
-    pub grace: Duration,
-    /// What a request gets while another attempt runs under its key.
-    pub in_flight: InFlight,
-    /// How long a request waits where `in_flight` is not [`InFlight::Reject`].
-    pub wait_timeout: Duration,
-    /// What a retry gets where the outcome of the attempt before it is unknown.
-    pub on_unknown: OnUnknown,
-    /// Who is asked what became of an attempt, where `on_unknown` is [`OnUnknown::Reconcile`].
-    pub reconcile: Option<Reconcile>,
-    /// What a request gets while the store is away.
-    pub on_store_down: OnStoreDown,
-    /// How many new operations there may be in a while.
-    pub velocity: Vec<Velocity>,
-    /// How long the upstream may take for the whole response.
-    pub upstream_timeout: Duration,
-    /// What becomes of an attempt, by the status of its response.
-    pub outcomes: StatusRules,
-    /// In which words and statuses problems are told.
-    pub answers: Answers,
-    /// The largest request body that is fingerprinted, in bytes.
-    pub max_request_body: usize,
-    /// The largest response body that is kept for replays, in bytes.
-    pub max_response_body: usize,
-}
-
-/// `key`
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct KeyRules {
-    /// Where it comes from.
-    pub source: KeySource,
-    /// Whether a request without a key is refused.
-    pub required: bool,
-    /// What a key from a header has to look like.
-    pub format: KeyFormat,
-    /// The shortest key that is accepted from a header, in characters.
-    pub min_length: usize,
-}
-
-/// `tenant`: whose key it is.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum TenantConfig {
-    /// The credential where there is one, else the public tenant. Nothing in a file says so: it
-    /// is what applies where no tenant is named.
-    CredentialOrPublic,
-    /// The credential of the request; without one it is refused.
-    Credential,
-    /// One tenant for everybody.
-    Public,
-    /// The client's address, as trusted proxies tell it.
-    ClientIp,
-    /// The value of this header, believed from trusted proxies only.
-    Header(HeaderName),
-    /// The issuer and a claim of a token that is verified here.
-    Jwt(Jwt),
-    /// Whom this service names.
-    ForwardAuth(ForwardAuth),
-}
-
-/// `fingerprint`: what of the body counts; method and path always do.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum FingerprintConfig {
-    /// Every byte of it.
-    Bytes,
-    /// What the JSON says, apart from what these pointers name (none: all of it).
-    JsonExclude(Vec<String>),
-    /// Only what these pointers name in the JSON.
-    JsonInclude(Vec<String>),
-}
-
-/// `in_flight`
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum InFlight {
-    /// 409 at once.
-    Reject,
-    /// Wait for the outcome, for at most `wait_timeout`.
-    Wait,
-    /// Wait as long, then 202 and a handle by which the outcome is fetched later.
-    Async,
-}
-
-/// `on_unknown`
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum OnUnknown {
-    /// Say so, and do not run again.
-    Fail,
-    /// Ask what became of it: `reconcile` says whom.
-    Reconcile,
-    /// Run again: for operations that are harmless to repeat, or deduplicated downstream.
-    Retry,
-}
-
-/// `on_store_down`
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum OnStoreDown {
-    /// 503; nothing runs.
-    FailClosed,
-    /// It runs as if it had no key: counted, logged, and never recorded.
-    FailOpen,
 }

@@ -6,7 +6,7 @@ use std::fmt;
 use http::Method;
 
 use super::error::Fault;
-use super::fields::nearest;
+use super::table::nearest;
 
 /// The methods that can be keyed; `*` means all of them.
 const KEYABLE: [Method; 4] = [Method::POST, Method::PUT, Method::PATCH, Method::DELETE];

@@ -1,8 +1,8 @@
-//! Reads fields of the tree: the right type, or a fault that says what was expected.
+//! Fields of the tree: the right type, or a fault that says what was expected.
 
 use super::error::{Fault, Origin, Problems};
-use super::fields::{Fields, nearest};
 use super::sources;
+use super::table::{Table as _, TableInfo, nearest, unknown};
 use super::tree::{Entry, Kind, Node, shorten};
 
 /// A value together with the path under which messages name it.
@@ -16,38 +16,39 @@ pub(super) struct Value<'t> {
 #[derive(Debug)]
 pub(super) struct Section<'t> {
     entries: &'t [Entry],
-    path: String,
+    value: Value<'t>,
     has_faults: bool,
+    missing: Vec<&'static str>,
 }
 
 impl<'t> Section<'t> {
     /// Opens a table; every field that does not belong there is a fault.
     pub(super) fn open(
         value: &Value<'t>,
-        fields: &Fields,
-        example: &str,
+        info: &TableInfo,
         problems: &mut Problems<'_>,
     ) -> Option<Self> {
         let Kind::Table(entries) = &value.node.kind else {
-            value.wrong_type("a table", example, problems);
-            return None;
+            return value.wrong_type("a table", info.example, problems);
         };
         let mut has_faults = false;
         for entry in entries {
+            if info.names().any(|name| name == entry.name) {
+                continue;
+            }
+            has_faults = true;
             let path = join(&value.path, &entry.name);
             let rename = |near: &str| sources::rename(&entry.at, &path, near);
-            if let Err(fault) = fields.check(&entry.name, rename) {
-                has_faults = true;
-                problems.add(&entry.at, &path, None, fault);
-            }
+            let fault = unknown(info, &entry.name, rename, &super::File::info());
+            problems.add(&entry.at, &path, None, fault);
         }
-        Some(Self { entries, path: value.path.clone(), has_faults })
+        Some(Self { entries, value: value.clone(), has_faults, missing: Vec::new() })
     }
 
     /// The field of this name, if it was written.
     pub(super) fn get(&self, name: &str) -> Option<Value<'t>> {
         let entry = self.entries.iter().find(|entry| entry.name == name)?;
-        Some(Value { node: &entry.value, path: join(&self.path, name) })
+        Some(Value { node: &entry.value, path: join(&self.value.path, name) })
     }
 
     /// Whether a field was refused by its name.
@@ -55,24 +56,58 @@ impl<'t> Section<'t> {
         self.has_faults
     }
 
-    /// The path of a field, written or not.
-    pub(super) fn path_of(&self, name: &str) -> String {
-        join(&self.path, name)
+    /// Notes that a required field is not written.
+    pub(super) fn miss(&mut self, name: &'static str) {
+        self.missing.push(name);
+    }
+
+    /// Reports the required fields that are not written. A misspelt name may have been meant for one of them, and
+    /// was reported.
+    pub(super) fn report_missing(&self, example: &str, problems: &mut Problems<'_>) {
+        if self.has_faults {
+            return;
+        }
+        let fix = format!("write for example {example}");
+        if self.entries.is_empty() && !self.missing.is_empty() {
+            let what = format!("`{}` is missing", self.missing.join("` and `"));
+            self.value.refuse::<()>(Fault::new(what, fix), problems);
+            return;
+        }
+        for name in &self.missing {
+            let fault = Fault::new("it is missing", fix.clone());
+            problems.add(&self.value.node.at, &join(&self.value.path, name), None, fault);
+        }
     }
 }
 
 impl<'t> Value<'t> {
-    /// The whole document.
-    pub(super) fn root(node: &'t Node) -> Self {
-        Self { node, path: String::new() }
-    }
-
     /// Reports what is wrong with this value.
-    pub(super) fn refuse(&self, fault: Fault, problems: &mut Problems<'_>) {
+    pub(super) fn refuse<T>(&self, fault: Fault, problems: &mut Problems<'_>) -> Option<T> {
+        // A variable may hold a secret: the text of the file is repeated, and not the variable's.
+        let fault = match &self.node.written {
+            Some(written) => fault.showing(Some(written.clone())),
+            None => fault,
+        };
         problems.add(&self.node.at, &self.path, self.node.shown(), fault);
+        None
     }
 
-    /// A string; `example` is a right value as it is written in TOML.
+    /// The field of a table, if it was written.
+    pub(super) fn field(&self, name: &str) -> Option<Self> {
+        Some(Self { node: self.node.get(name)?, path: join(&self.path, name) })
+    }
+
+    /// The path of a field, written or not.
+    pub(super) fn path_of(&self, name: &str) -> String {
+        join(&self.path, name)
+    }
+
+    /// Whether it is a table without fields.
+    pub(super) fn is_empty(&self) -> bool {
+        matches!(&self.node.kind, Kind::Table(entries) if entries.is_empty())
+    }
+
+    /// A string; `example` is a right value as TOML.
     ///
     /// A variable has no quotes to tell `7` from `"7"`, so there any plain value is a string.
     pub(super) fn text(&self, example: &str, problems: &mut Problems<'_>) -> Option<&'t str> {
@@ -81,10 +116,7 @@ impl<'t> Value<'t> {
             (Kind::Integer(text, _) | Kind::Other(_, text), Origin::Env(_)) => Some(text),
             (Kind::Boolean(true), Origin::Env(_)) => Some("true"),
             (Kind::Boolean(false), Origin::Env(_)) => Some("false"),
-            _ => {
-                self.wrong_type("a string", example, problems);
-                None
-            }
+            _ => self.wrong_type("a string", example, problems),
         }
     }
 
@@ -93,40 +125,10 @@ impl<'t> Value<'t> {
         &self,
         example: &str,
         problems: &mut Problems<'_>,
-        parse: impl FnOnce(&'t str) -> Result<T, Fault>,
+        parse: impl FnOnce(&str) -> Result<T, Fault>,
     ) -> Option<T> {
         let text = self.text(example, problems)?;
-        parse(text).map_err(|fault| self.refuse(fault, problems)).ok()
-    }
-
-    /// True or false.
-    pub(super) fn boolean(&self, problems: &mut Problems<'_>) -> Option<bool> {
-        match self.node.kind {
-            Kind::Boolean(value) => Some(value),
-            _ => {
-                self.wrong_type("true or false, without quotes,", "true", problems);
-                None
-            }
-        }
-    }
-
-    /// An integer within bounds, both included.
-    pub(super) fn integer(
-        &self,
-        (min, max): (usize, usize),
-        problems: &mut Problems<'_>,
-    ) -> Option<usize> {
-        let Kind::Integer(_, number) = &self.node.kind else {
-            self.wrong_type("an integer, without quotes,", &min.to_string(), problems);
-            return None;
-        };
-        let number = number.and_then(|number| usize::try_from(number).ok());
-        let accepted = number.filter(|number| (min..=max).contains(number));
-        if accepted.is_none() {
-            let fix = format!("write a number from {min} to {max}");
-            self.refuse(Fault::new("out of bounds", fix), problems);
-        }
-        accepted
+        parse(text).map_or_else(|fault| self.refuse(fault, problems), Some)
     }
 
     /// One of a few words.
@@ -138,11 +140,8 @@ impl<'t> Value<'t> {
         let example = choices.first().map(|(word, _)| format!("\"{word}\"")).unwrap_or_default();
         let text = self.text(&example, problems)?;
         let found = choices.iter().find(|(word, _)| *word == text);
-        if found.is_none() {
-            let words = choices.iter().map(|(word, _)| *word).collect::<Vec<_>>();
-            self.refuse(unknown_word(text, &words), problems);
-        }
-        found.map(|(_, value)| *value)
+        let words = choices.iter().map(|(word, _)| *word).collect::<Vec<_>>();
+        found.map_or_else(|| self.refuse(unknown_word(text, &words), problems), |(_, it)| Some(*it))
     }
 
     /// The elements of a list.
@@ -152,15 +151,19 @@ impl<'t> Value<'t> {
         problems: &mut Problems<'_>,
     ) -> Option<Vec<Value<'t>>> {
         let Kind::List(nodes) = &self.node.kind else {
-            self.wrong_type("a list", example, problems);
-            return None;
+            return self.wrong_type("a list", example, problems);
         };
         let element = |(index, node)| Value { node, path: format!("{}[{index}]", self.path) };
         Some(nodes.iter().enumerate().map(element).collect())
     }
 
     /// Reports a value of the wrong type.
-    pub(super) fn wrong_type(&self, expected: &str, example: &str, problems: &mut Problems<'_>) {
+    pub(super) fn wrong_type<T>(
+        &self,
+        expected: &str,
+        example: &str,
+        problems: &mut Problems<'_>,
+    ) -> Option<T> {
         let what = format!("expected {expected} but found {}", self.node.type_name());
         let fix = match &self.node.at {
             Origin::Env(name) => format!("write for example {name}='{example}'"),
@@ -173,23 +176,25 @@ impl<'t> Value<'t> {
                 format!("write for example {name} = {example}")
             }
         };
-        self.refuse(Fault::new(what, fix), problems);
+        self.refuse(Fault::new(what, fix), problems)
     }
 }
 
-/// A word that is not among the choices.
+/// The fault of a word that is not among the choices.
 pub(super) fn unknown_word(word: &str, choices: &[&str]) -> Fault {
     let quoted = choices.iter().map(|word| format!("\"{word}\"")).collect::<Vec<_>>();
     let list = match quoted.split_last() {
         Some((last, rest)) if !rest.is_empty() => format!("{} or {last}", rest.join(", ")),
         _ => quoted.join(""),
     };
-    match nearest(word, choices.iter().copied()) {
-        Some(near) => Fault::new("there is no such value", format!("did you mean \"{near}\"?")),
-        None => Fault::new("there is no such value", format!("use {list}")),
-    }
+    let fix = match nearest(word, choices.iter().copied()) {
+        Some(near) => format!("did you mean \"{near}\"?"),
+        None => format!("use {list}"),
+    };
+    Fault::new("there is no such value", fix)
 }
 
+/// The path of a field.
 pub(super) fn join(path: &str, name: &str) -> String {
     let bare = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == '-';
     let name = match !name.is_empty() && name.len() <= 60 && name.chars().all(bare) {

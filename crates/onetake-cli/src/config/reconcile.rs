@@ -1,4 +1,4 @@
-//! `reconcile`: who is asked what became of an attempt, and how.
+//! `reconcile`: the service that knows the outcomes of attempts.
 
 use std::fmt;
 use std::time::Duration;
@@ -7,36 +7,40 @@ use http::header::{HOST, HeaderName, HeaderValue};
 use http::{HeaderMap, StatusCode, Uri};
 use onetake_http::recording::strip_hop_by_hop;
 
+use super::address::parse_service;
 use super::error::{Fault, Problems};
-use super::fields;
-use super::reader::{Section, Value};
-use super::secrets::{Env, Found, elsewhere};
-use super::tree::Kind;
-use super::units::{self, duration};
-use super::url::parse_asked_url;
+use super::form::{Form, Shape, duration, list, secret, shorthand, table, text};
+use super::reader::{Value, join};
+use super::table::table;
+use super::tree::{Kind, shorten};
 
-/// The most headers that a question may have.
-pub(super) const HEADERS_MAX: usize = 16;
+/// The most headers of a request.
+const HEADERS_MAX: usize = 16;
 /// The longest URL, before anything is filled in.
-pub(super) const URL_LENGTH_MAX: usize = 2048;
-
-const TIMEOUT: Duration = Duration::from_secs(5);
-const LIMIT: Duration = Duration::from_secs(3600);
+const URL_LENGTH_MAX: usize = 2048;
 const EXAMPLE: &str = "\"GET http://127.0.0.1:3000/charges/by-key/{derived_key}\"";
 
-/// `reconcile`
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Reconcile {
-    /// What is asked for.
-    pub target: Template,
-    /// Statuses that say for certain that the operation had no effect and never will.
-    pub not_executed: Vec<StatusCode>,
-    /// What is sent along.
-    pub headers: Headers,
-    /// How long one answer may take.
-    pub timeout: Duration,
-    /// For how long to go on asking before the operation is recorded as failed.
-    pub limit: Duration,
+table! {
+    /// `reconcile`
+    pub struct Reconcile [Clone, Debug, PartialEq, Eq]
+        ("reconcile", "{ request = \"GET http://127.0.0.1:3000/charges/by-key/{derived_key}\" }") {
+        /// `GET` and a URL, with `{derived_key}` or `{key}` in its path or query; `{tenant}` and `{reference}` may be
+        /// there too. `reconcile = "GET …"` is short for it alone.
+        request: Template = request().required(),
+        /// `"404"`, `"410"` or both, if they say **for certain** that the operation had no effect and never will.
+        not_executed: Vec<StatusCode> = list(text("404|410", "\"404\"", parse_status), (0, usize::MAX), "[\"404\"]").or("[]"),
+        /// Headers of the request, at most 16: text, `{ env = "NAME" }` or `{ file = "…" }`.
+        request_headers: Headers = headers().or("{}").formerly("headers"),
+        /// The time for one response.
+        timeout: Duration = duration("10ms", "60s", "5s").or("\"5s\""),
+        /// The time after which an operation is recorded as failed, at most half of `ttl`.
+        give_up_after: Duration = duration("1s", "30d", "1h").or("\"1h\"").formerly("limit"),
+    }
+}
+
+/// `reconcile`: a request alone, or a table with more.
+pub(super) fn reconcile() -> Form<Reconcile> {
+    shorthand(request(), "request", table::<Reconcile>())
 }
 
 /// Headers that may hold secrets: only their names are shown.
@@ -49,10 +53,10 @@ impl fmt::Debug for Headers {
     }
 }
 
-/// A URL with places in its path and query.
+/// A URL with placeholders in its path and query.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Template {
-    /// Where it is: a URL without path and query.
+    /// The URL without path and query.
     pub server: Uri,
     /// Path and query, in pieces.
     pub pieces: Vec<Piece>,
@@ -61,13 +65,13 @@ pub struct Template {
 /// A piece of a path and query.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Piece {
-    /// As it was written.
+    /// Text as it was written.
     Text(String),
-    /// To be filled in.
+    /// A placeholder to be filled in.
     Place(Placeholder),
 }
 
-/// What can be filled in.
+/// A placeholder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Placeholder {
     /// `{derived_key}`
@@ -80,80 +84,29 @@ pub enum Placeholder {
     Reference,
 }
 
-/// The words of placeholders.
-pub(super) const PLACEHOLDERS: [(&str, Placeholder); 4] = [
+const PLACEHOLDERS: [(&str, Placeholder); 4] = [
     ("derived_key", Placeholder::DerivedKey),
     ("tenant", Placeholder::Tenant),
     ("key", Placeholder::Key),
     ("reference", Placeholder::Reference),
 ];
 
-impl Placeholder {
-    /// Whether the upstream was told it, and no other operation's is the same. It never hears of a reference.
-    const fn names_the_operation(self) -> bool {
-        matches!(self, Self::DerivedKey | Self::Key)
-    }
-}
-
 impl Template {
-    /// Whether this is filled in somewhere.
+    /// Whether this placeholder is filled in somewhere.
     #[must_use]
     pub fn has(&self, wanted: Placeholder) -> bool {
         self.pieces.contains(&Piece::Place(wanted))
     }
 }
 
-/// A line alone, or a table with more.
-pub(super) fn read(value: &Value<'_>, env: &Env, problems: &mut Problems<'_>) -> Option<Reconcile> {
-    let reconcile = |target| Reconcile {
-        target,
-        not_executed: Vec::new(),
-        headers: Headers::default(),
-        timeout: TIMEOUT,
-        limit: LIMIT,
-    };
-    if !matches!(value.node.kind, Kind::Table(_)) {
-        return value.parse(EXAMPLE, problems, parse_request).map(reconcile);
-    }
-    let example = format!("{{ request = {EXAMPLE} }}");
-    let table = Section::open(value, &fields::RECONCILE, &example, problems)?;
-    let Some(request) = table.get("request") else {
-        if !table.has_faults() {
-            let fix = format!("write for example reconcile = {example}");
-            value.refuse(Fault::new("`request` is missing", fix), problems);
-        }
-        return None;
-    };
-    // All are read before any is judged, so that every fault is told.
-    let target = request.parse(EXAMPLE, problems, parse_request);
-    let not_executed = match table.get("not_executed") {
-        Some(value) => read_not_executed(&value, problems),
-        None => Some(Vec::new()),
-    };
-    let headers = match table.get("headers") {
-        Some(value) => read_headers(&value, env, problems),
-        None => Some(Headers::default()),
-    };
-    let mut time = |name, limits, usual| match table.get(name) {
-        Some(value) => duration(&value, limits, problems),
-        None => Some(usual),
-    };
-    let timeout = time("timeout", &units::RECONCILE_TIMEOUT, TIMEOUT);
-    let limit = time("limit", &units::RECONCILE_LIMIT, LIMIT);
-    Some(Reconcile {
-        not_executed: not_executed?,
-        headers: headers?,
-        timeout: timeout?,
-        limit: limit?,
-        ..reconcile(target?)
-    })
+fn request() -> Form<Template> {
+    let pattern = r"\s*GET\s+https?://(\[[^/?#@\[\]{}\s]+\]|[^/?#@:\[\]{}\s]+)(:[0-9]+)?[/?][^#\s]*\{(derived_key|key)\}[^#\s]*\s*";
+    text(pattern, EXAMPLE, parse_request)
 }
 
 fn parse_request(text: &str) -> Result<Template, Fault> {
-    let bad = |what: &str| {
-        let fix = format!("write for example {EXAMPLE}");
-        Fault::new(what, fix).hiding_value(text.contains(['@', '?']))
-    };
+    let fix = format!("write for example {EXAMPLE}");
+    let bad = |what: &str| Fault::new(what, &*fix).hiding_value(text.contains(['@', '?']));
     let Some((method, url)) = text.trim().split_once(char::is_whitespace) else {
         return Err(bad("not a method and a URL"));
     };
@@ -172,24 +125,20 @@ fn parse_request(text: &str) -> Result<Template, Fault> {
         return Err(bad("nothing is filled in before the path: it would choose who is asked"));
     }
     let pieces = pieces(target).map_err(|what| bad(&what))?;
-    if !pieces
-        .iter()
-        .any(|piece| matches!(piece, Piece::Place(place) if place.names_the_operation()))
-    {
+    // The upstream knows these two. It never hears of a reference, and a tenant has many operations.
+    let names_it =
+        |piece| matches!(piece, &Piece::Place(Placeholder::DerivedKey | Placeholder::Key));
+    if !pieces.iter().any(names_it) {
         return Err(bad(
             "it has neither {derived_key} nor {key}, by which the upstream knows the operation: others would get its outcome, or nobody",
         ));
     }
-    // What is filled in is percent-encoded: if it is a URL with a letter there, it is one with anything.
-    let sample: String = pieces
-        .iter()
-        .map(|piece| match piece {
-            Piece::Text(text) => text.as_str(),
-            Piece::Place(_) => "a",
-        })
-        .collect();
-    let fix = format!("write for example {EXAMPLE}");
-    parse_asked_url(&format!("{server}{sample}"), &fix)?;
+    // The values are percent-encoded: if it is a URL with a letter there, it is one with anything.
+    let sample = pieces.iter().map(|piece| match piece {
+        Piece::Text(text) => text.as_str(),
+        Piece::Place(_) => "a",
+    });
+    parse_service(&format!("{server}{}", sample.collect::<String>()), &fix)?;
     let server = server.parse().map_err(|_| bad("not a valid URL"))?;
     Ok(Template { server, pieces })
 }
@@ -210,7 +159,7 @@ fn pieces(target: &str) -> Result<Vec<Piece>, String> {
         let Some((_, place)) = PLACEHOLDERS.iter().find(|(known, _)| *known == name) else {
             return Err(format!(
                 "there is no placeholder {{{}}}: there are {{derived_key}}, {{tenant}}, {{key}} and {{reference}}",
-                super::tree::shorten(name)
+                shorten(name)
             ));
         };
         pieces.extend(text(before));
@@ -221,63 +170,57 @@ fn pieces(target: &str) -> Result<Vec<Piece>, String> {
     Ok(pieces)
 }
 
-/// Of all statuses these two alone speak of what was asked for. Others speak of the ask (401, 429), or come from
-/// whatever is in between (502), and would have every operation run again at once.
-fn read_not_executed(value: &Value<'_>, problems: &mut Problems<'_>) -> Option<Vec<StatusCode>> {
-    let elements = value.list("[\"404\"]", problems)?;
-    let statuses = elements.iter().map(|element| {
-        element.parse("\"404\"", problems, |text| match text {
-            "404" => Ok(StatusCode::NOT_FOUND),
-            "410" => Ok(StatusCode::GONE),
-            _ => Err(Fault::new(
-                "not a status that can only mean that nothing was executed",
-                "write \"404\" or \"410\"; any other answer says it by the header Onetake-Outcome: release",
-            )),
-        })
-    });
-    let statuses = statuses.collect::<Vec<_>>();
-    statuses.into_iter().collect()
+/// These two statuses alone speak of the operation. Others speak of the request (401, 429), or come from
+/// a proxy in between (502), and would have every operation run again at once.
+fn parse_status(text: &str) -> Result<StatusCode, Fault> {
+    match text {
+        "404" => Ok(StatusCode::NOT_FOUND),
+        "410" => Ok(StatusCode::GONE),
+        _ => Err(Fault::new(
+            "not a status that can only mean that nothing was executed",
+            "write \"404\" or \"410\"; any other answer says it by the header Onetake-Outcome: release",
+        )),
+    }
 }
 
-/// Names, and what they say: text, or where it is.
-fn read_headers(value: &Value<'_>, env: &Env, problems: &mut Problems<'_>) -> Option<Headers> {
-    const EXAMPLE: &str = "{ Authorization = { env = \"CHARGES_TOKEN\" } }";
-    let Kind::Table(entries) = &value.node.kind else {
-        value.wrong_type("a table", EXAMPLE, problems);
-        return None;
-    };
-    if entries.len() > HEADERS_MAX {
-        let fault = Fault::new("too many headers", format!("write at most {HEADERS_MAX}"));
-        value.refuse(fault.hiding_value(true), problems);
-        return None;
-    }
-    let mut headers = HeaderMap::new();
-    let mut is_whole = true;
-    for entry in entries {
-        let path = super::reader::join(&value.path, &entry.name);
-        let name = match parse_name(&entry.name) {
-            Ok(name) => name,
-            Err(fault) => {
+/// Names of headers, and their values.
+fn headers() -> Form<Headers> {
+    let one = secret(r"\s*[!-~]([ !-~]*[!-~])?\s*", parse_header);
+    let (shape, read) = (Shape::Headers(Box::new(one.shape), HEADERS_MAX), one.read);
+    Form::new(shape, move |value, problems| {
+        let Kind::Table(entries) = &value.node.kind else {
+            let example = "{ Authorization = { env = \"CHARGES_TOKEN\" } }";
+            return value.wrong_type("a table", example, problems);
+        };
+        if entries.len() > HEADERS_MAX {
+            let fault = Fault::new("too many headers", format!("write at most {HEADERS_MAX}"));
+            return value.refuse(fault.hiding_value(true), problems);
+        }
+        let mut headers = HeaderMap::new();
+        let mut is_whole = true;
+        for entry in entries {
+            let path = join(&value.path, &entry.name);
+            let mut refuse = |fault, problems: &mut Problems<'_>| {
                 problems.add(&entry.at, &path, None, fault);
                 is_whole = false;
-                continue;
+            };
+            match parse_name(&entry.name) {
+                Ok(name) if headers.contains_key(&name) => {
+                    refuse(Fault::new("it is there twice", "keep one of them"), problems);
+                }
+                Ok(name) => match read(&Value { node: &entry.value, path: path.clone() }, problems)
+                {
+                    Some(value) => drop(headers.insert(name, value)),
+                    None => is_whole = false,
+                },
+                Err(fault) => refuse(fault, problems),
             }
-        };
-        let written = Value { node: &entry.value, path };
-        match read_header(&written, env, problems) {
-            Some(_) if headers.contains_key(&name) => {
-                let fault = Fault::new("it is there twice", "keep one of them");
-                problems.add(&entry.at, &written.path, None, fault);
-                is_whole = false;
-            }
-            Some(value) => drop(headers.insert(name, value)),
-            None => is_whole = false,
         }
-    }
-    is_whole.then_some(Headers(headers))
+        is_whole.then_some(Headers(headers))
+    })
 }
 
-/// Headers that the gateway itself sets, or that belong to a connection, are not to be set.
+/// The gateway sets some headers itself, and some belong to a connection: neither can be set.
 fn parse_name(text: &str) -> Result<HeaderName, Fault> {
     let name = HeaderName::from_bytes(text.as_bytes()).map_err(|_| {
         Fault::new("not the name of a header", "write for example Authorization or X-Api-Key")
@@ -291,27 +234,10 @@ fn parse_name(text: &str) -> Result<HeaderName, Fault> {
     }
 }
 
-fn read_header(value: &Value<'_>, env: &Env, problems: &mut Problems<'_>) -> Option<HeaderValue> {
-    let Found { text, at, path } = match &value.node.kind {
-        Kind::Text(text) => Found::here(text, value),
-        _ => {
-            let example = "{ env = \"CHARGES_TOKEN\" }";
-            let table = Section::open(value, &fields::SECRET_KEY, example, problems)?;
-            elsewhere(&table, value, env, problems)?
-        }
-    };
-    let text = text.trim();
-    let made = HeaderValue::from_str(text).ok().filter(|_| !text.is_empty());
-    match made {
-        Some(mut made) => {
-            made.set_sensitive(true);
-            Some(made)
-        }
-        None => {
-            let fix = "write visible ASCII characters, at least one";
-            let fault = Fault::new("not the value of a header", fix);
-            problems.add(&at, &path, None, fault);
-            None
-        }
-    }
+fn parse_header(text: &str) -> Result<HeaderValue, Fault> {
+    let fault =
+        Fault::new("not the value of a header", "write visible ASCII characters, at least one");
+    let mut value = HeaderValue::from_str(text).ok().filter(|_| !text.is_empty()).ok_or(fault)?;
+    value.set_sensitive(true);
+    Ok(value)
 }

@@ -2,8 +2,7 @@
 
 use super::Overrides;
 use super::error::{Fault, Origin, Problems};
-use super::fields;
-use super::reader::{Section, Value};
+use super::reader::join;
 use super::tree::{self, Kind, Node};
 
 /// What the names of variables start with; two underscores stand where a path has a dot.
@@ -26,47 +25,56 @@ pub(super) fn apply_env(tree: &mut Node, env: &[(String, String)], problems: &mu
     }
 }
 
-/// Fields that may hold a password, and so may be `{ env = "NAME" }` instead.
-const FROM_ENV: [(&str, &str); 3] = [("store", "url"), ("store", "filter"), ("relay", "sink")];
-
-/// Puts what the variable holds where `{ env = "NAME" }` stands.
-pub(super) fn follow_env(tree: &mut Node, env: &[(String, String)], problems: &mut Problems<'_>) {
-    for (section, name) in FROM_ENV {
-        let Some(node) = tree.field(section, name) else { continue };
-        if !matches!(node.kind, Kind::Table(_)) {
-            continue;
+/// Puts the value of a variable where `${NAME}` stands in a string of the file. `$${` stands for `${`.
+pub(super) fn expand(node: &mut Node, path: &str, problems: &mut Problems<'_>) {
+    match &mut node.kind {
+        Kind::Text(text) if text.contains("${") && matches!(node.at, Origin::File(_)) => {
+            let written = text.clone();
+            match expanded(&written, problems) {
+                Ok(value) => *text = value,
+                Err(fault) => problems.add(
+                    &node.at,
+                    path,
+                    Some(format!("\"{}\"", tree::shorten(&written))),
+                    fault,
+                ),
+            }
+            node.written = Some(written);
         }
-        let value = Value { node, path: format!("{section}.{name}") };
-        match from_env(&value, env, problems) {
-            Some(found) => tree.set(&[section.to_owned(), name.to_owned()], found),
-            // Its fault is reported; the reader would only find another.
-            None => tree.remove(section, name),
+        Kind::List(nodes) => {
+            for (index, node) in nodes.iter_mut().enumerate() {
+                expand(node, &format!("{path}[{index}]"), problems);
+            }
         }
+        Kind::Table(entries) => {
+            for entry in entries {
+                expand(&mut entry.value, &join(path, &entry.name), problems);
+            }
+        }
+        _ => {}
     }
 }
 
-fn from_env(
-    value: &Value<'_>,
-    env: &[(String, String)],
-    problems: &mut Problems<'_>,
-) -> Option<Node> {
-    let table = Section::open(value, &fields::FROM_ENV, "{ env = \"NAME\" }", problems)?;
-    let Some(variable) = table.get("env") else {
-        if !table.has_faults() {
-            let fix = "write { env = \"NAME\" }, or the URL itself";
-            value.refuse(Fault::new("names no variable", fix), problems);
+fn expanded(text: &str, problems: &Problems<'_>) -> Result<String, Fault> {
+    let (mut out, mut rest) = (String::new(), text);
+    while let Some((before, behind)) = rest.split_once("${") {
+        if let Some(before) = before.strip_suffix('$') {
+            out.push_str(before);
+            out.push_str("${");
+            rest = behind;
+            continue;
         }
-        return None;
-    };
-    let name = variable.text("\"NAME\"", problems)?;
-    match env.iter().find(|(known, _)| known == name) {
-        Some((_, text)) => Some(Node::text(text.clone(), Origin::Env(name.to_owned()))),
-        None => {
-            let fix = "set it for this process, or write the URL itself";
-            variable.refuse(Fault::new("there is no such variable", fix), problems);
-            None
-        }
+        let fix = "write ${NAME}, or $${ for the two characters themselves";
+        let (name, behind) = behind.split_once('}').ok_or(Fault::new("`${` is not closed", fix))?;
+        let value = problems.variable(name).map_err(|fault| {
+            let what = format!("there is no variable `{}`", tree::shorten(name));
+            Fault::new(what, format!("{}, or write $${{ for the two characters ${{", fault.fix))
+        })?;
+        out.push_str(before);
+        out.push_str(&value);
+        rest = behind;
     }
+    Ok(out + rest)
 }
 
 /// Puts every flag into the tree.

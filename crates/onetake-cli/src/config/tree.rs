@@ -15,6 +15,8 @@ const SHOWN_CHARACTERS_MAX: usize = 60;
 pub(super) struct Node {
     pub(super) kind: Kind,
     pub(super) at: Origin,
+    /// The text before variables were put into it, if there were any.
+    pub(super) written: Option<String>,
 }
 
 /// What TOML knows, as far as the configuration cares.
@@ -40,11 +42,15 @@ pub(super) struct Entry {
 
 impl Node {
     pub(super) fn text(text: impl Into<String>, at: Origin) -> Self {
-        Self { kind: Kind::Text(text.into()), at }
+        Self::new(Kind::Text(text.into()), at)
     }
 
     pub(super) fn table(at: Origin) -> Self {
-        Self { kind: Kind::Table(Vec::new()), at }
+        Self::new(Kind::Table(Vec::new()), at)
+    }
+
+    fn new(kind: Kind, at: Origin) -> Self {
+        Self { kind, at, written: None }
     }
 
     /// What the value is, with its article.
@@ -106,9 +112,20 @@ impl Node {
         self.kind = Kind::Table(entries);
     }
 
-    /// The field at `section.name`, if it is there.
-    pub(super) fn field(&self, section: &str, name: &str) -> Option<&Node> {
-        self.find(section)?.value.find(name).map(|entry| &entry.value)
+    /// The value at a path such as `route[0].key.from`, if it is there.
+    pub(super) fn get(&self, path: &str) -> Option<&Self> {
+        let (first, rest) = path.split_once('.').map_or((path, None), |(a, b)| (a, Some(b)));
+        let (name, index) = match first.strip_suffix(']').and_then(|it| it.split_once('[')) {
+            Some((name, index)) => (name, Some(index.parse::<usize>().ok()?)),
+            None => (first, None),
+        };
+        let found = &self.find(name)?.value;
+        let found = match (&found.kind, index) {
+            (Kind::List(nodes), Some(index)) => nodes.get(index)?,
+            (_, Some(_)) => return None,
+            (_, None) => found,
+        };
+        rest.map_or(Some(found), |rest| found.get(rest))
     }
 
     fn find(&self, name: &str) -> Option<&Entry> {
@@ -116,6 +133,21 @@ impl Node {
             Kind::Table(entries) => entries.iter().find(|entry| entry.name == name),
             _ => None,
         }
+    }
+
+    /// The value as JSON, for schemas; `None` if JSON has no such value.
+    pub(super) fn to_json(&self) -> Option<serde_json::Value> {
+        Some(match &self.kind {
+            Kind::Text(text) => text.as_str().into(),
+            Kind::Integer(_, number) => (*number)?.into(),
+            Kind::Boolean(value) => (*value).into(),
+            Kind::Other(..) => return None,
+            Kind::List(nodes) => nodes.iter().map(Self::to_json).collect(),
+            Kind::Table(entries) => {
+                let fields = entries.iter().map(|it| Some((it.name.clone(), it.value.to_json()?)));
+                serde_json::Value::Object(fields.collect::<Option<_>>()?)
+            }
+        })
     }
 
     /// Takes the field at `section.name` away, if it is there.
@@ -150,6 +182,11 @@ pub(super) fn parse(text: &str, problems: &mut Problems<'_>) -> Node {
             Node::table(Origin::Absent)
         }
     }
+}
+
+/// Reads a default of the declaration; `None` if it is a sentence for the documentation.
+pub(super) fn parse_built_in(text: &str) -> Option<Node> {
+    Some(from_value(&DeValue::parse(text).ok()?, &|_| Origin::Absent, 1))
 }
 
 /// Reads what a variable holds: a TOML value if it is one, else the text itself.
@@ -188,7 +225,7 @@ fn from_value(value: &Spanned<DeValue<'_>>, place: Place<'_>, depth: usize) -> N
         }
         DeValue::Table(table) => return from_table(table, at, place, depth),
     };
-    Node { kind, at }
+    Node::new(kind, at)
 }
 
 fn from_table(table: &DeTable<'_>, at: Origin, place: Place<'_>, depth: usize) -> Node {
@@ -197,7 +234,7 @@ fn from_table(table: &DeTable<'_>, at: Origin, place: Place<'_>, depth: usize) -
         at: place(name.span()),
         value: from_value(value, place, depth + 1),
     });
-    Node { kind: Kind::Table(entries.collect()), at }
+    Node::new(Kind::Table(entries.collect()), at)
 }
 
 /// Escaped, so that nothing in a file can steer a terminal, and cut.

@@ -2,79 +2,11 @@
 
 use std::time::Duration;
 
-use super::error::{Fault, Problems};
-use super::reader::Value;
-use super::tree::Kind;
+use super::error::Fault;
 
-const SECOND: Duration = Duration::from_secs(1);
-const HOUR: Duration = Duration::from_secs(3600);
-const DAY: Duration = Duration::from_secs(24 * 3600);
 const MIB: u64 = 1024 * 1024;
-
-/// The bounds of a duration, both included, and a usual value.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Limits {
-    min: Duration,
-    max: Duration,
-    usual: &'static str,
-}
-
-impl Limits {
-    /// The bounds as a sentence.
-    pub(super) fn sentence(&self) -> String {
-        format!("From {} to {}.", show(self.min), show(self.max))
-    }
-}
-
-/// `ttl`: longer than the longest preset by a wide margin, but storage is paid for.
-pub(super) const TTL: Limits = Limits { min: SECOND, max: DAY.saturating_mul(400), usual: "24h" };
-/// `lease`: renewed at a third of it, so a shorter one would be nothing but heartbeats.
-pub(super) const LEASE: Limits =
-    Limits { min: Duration::from_millis(100), max: HOUR, usual: "30s" };
-/// `grace`
-pub(super) const GRACE: Limits = Limits { min: Duration::ZERO, max: HOUR, usual: "30s" };
-/// `wait_timeout`: a waiter holds a connection for as long.
-pub(super) const WAIT_TIMEOUT: Limits =
-    Limits { min: Duration::ZERO, max: Duration::from_secs(300), usual: "5s" };
-/// `upstream_timeout`
-pub(super) const UPSTREAM_TIMEOUT: Limits =
-    Limits { min: Duration::from_millis(1), max: HOUR, usual: "30s" };
-/// `leeway`: how far clocks may be apart.
-pub(super) const LEEWAY: Limits =
-    Limits { min: Duration::ZERO, max: Duration::from_secs(600), usual: "60s" };
-/// `forward_auth.timeout`: it comes before everything else, and the client waits.
-pub(super) const AUTH_TIMEOUT: Limits =
-    Limits { min: Duration::from_millis(10), max: Duration::from_secs(30), usual: "2s" };
-/// `forward_auth.cache`: for so long, a credential that was revoked still counts.
-pub(super) const AUTH_CACHE: Limits =
-    Limits { min: Duration::ZERO, max: Duration::from_secs(60), usual: "5s" };
-/// `reconcile.timeout`: nobody waits for it, but each answer that is awaited holds a place.
-pub(super) const RECONCILE_TIMEOUT: Limits =
-    Limits { min: Duration::from_millis(10), max: Duration::from_secs(60), usual: "5s" };
-/// `reconcile.limit`: until then, retries are told to come back.
-pub(super) const RECONCILE_LIMIT: Limits =
-    Limits { min: SECOND, max: DAY.saturating_mul(30), usual: "1h" };
-/// `sweep.interval`
-pub(super) const SWEEP_INTERVAL: Limits = Limits { min: SECOND, max: DAY, usual: "15m" };
-
-/// `relay.hold`: when a relay dies, what it had waits for so long.
-pub(super) const RELAY_HOLD: Limits =
-    Limits { min: Duration::from_millis(100), max: HOUR, usual: "30s" };
-/// `relay.poll`
-pub(super) const RELAY_POLL: Limits =
-    Limits { min: Duration::from_millis(1), max: Duration::from_secs(60), usual: "200ms" };
-/// `relay.timeout`
-pub(super) const RELAY_TIMEOUT: Limits =
-    Limits { min: Duration::from_millis(10), max: Duration::from_secs(300), usual: "10s" };
-/// `relay.backoff_max`
-pub(super) const RELAY_BACKOFF: Limits =
-    Limits { min: Duration::from_millis(10), max: DAY, usual: "30s" };
-/// `relay.kept`
-pub(super) const RELAY_KEPT: Limits =
-    Limits { min: Duration::ZERO, max: DAY.saturating_mul(400), usual: "24h" };
-
 /// The largest body that may be configured to be held in memory.
-pub(super) const BODY_BYTES_MAX: u64 = 64 * MIB;
+const BODY_BYTES_MAX: u64 = 64 * MIB;
 
 /// Units of durations, in milliseconds, from the largest.
 const TIME_UNITS: [(&str, u64); 5] =
@@ -84,45 +16,27 @@ const TIME_UNITS: [(&str, u64); 5] =
 const SIZE_UNITS: [(&str, u64); 5] =
     [("GiB", 1024 * MIB), ("MiB", MIB), ("KiB", 1024), ("B", 1), ("", 1)];
 
-/// Reads a duration such as "30s" or "1h30m".
-pub(super) fn duration(
-    value: &Value<'_>,
-    limits: &Limits,
-    problems: &mut Problems<'_>,
-) -> Option<Duration> {
-    let example = format!("\"{}\"", limits.usual);
-    value.parse(&example, problems, |text| parse_duration(text, limits))
-}
-
-/// Reads a body's largest size: "1MiB", or a number of bytes.
-pub(super) fn body_size(value: &Value<'_>, problems: &mut Problems<'_>) -> Option<usize> {
-    let parsed = match &value.node.kind {
-        // The number may be written in hexadecimal; one that does not fit is out of bounds.
-        Kind::Integer(text, number) => parse_size(&number.map_or(text.clone(), |n| n.to_string())),
-        _ => parse_size(value.text("\"1MiB\"", problems)?),
-    };
-    parsed.map_err(|fault| value.refuse(fault, problems)).ok()
-}
-
-fn parse_duration(text: &str, limits: &Limits) -> Result<Duration, Fault> {
-    let Limits { min, max, usual } = limits;
+/// Reads a duration such as "30s" or "1h30m" within bounds, both included.
+pub(super) fn parse_duration(
+    text: &str,
+    min: &str,
+    max: &str,
+    usual: &str,
+) -> Result<Duration, Fault> {
     let fix = format!(
-        "write a number and a unit (ms, s, m, h or d), from {} to {}, such as \"{usual}\"",
-        show(*min),
-        show(*max)
+        "write a number and a unit (ms, s, m, h or d), from {min} to {max}, such as \"{usual}\""
     );
-    let millis = match parse_millis(text) {
-        Ok(millis) => millis,
-        Err(what) => return Err(Fault::new(what, fix)),
-    };
-    let duration = Duration::from_millis(millis);
-    if duration < *min {
-        return Err(Fault::new(format!("shorter than {}, the shortest accepted", show(*min)), fix));
+    let bound = |text| parse_millis(text).unwrap_or_default();
+    match parse_millis(text) {
+        Err(what) => Err(Fault::new(what, fix)),
+        Ok(millis) if millis < bound(min) => {
+            Err(Fault::new(format!("shorter than {min}, the shortest accepted"), fix))
+        }
+        Ok(millis) if millis > bound(max) => {
+            Err(Fault::new(format!("longer than {max}, the longest accepted"), fix))
+        }
+        Ok(millis) => Ok(Duration::from_millis(millis)),
     }
-    if duration > *max {
-        return Err(Fault::new(format!("longer than {}, the longest accepted", show(*max)), fix));
-    }
-    Ok(duration)
 }
 
 /// Numbers too large for a u64 saturate: the bounds refuse them anyway.
@@ -148,7 +62,8 @@ fn parse_millis(text: &str) -> Result<u64, &'static str> {
     Ok(total)
 }
 
-fn parse_size(text: &str) -> Result<usize, Fault> {
+/// Reads the largest size of a body.
+pub(super) fn parse_size(text: &str) -> Result<usize, Fault> {
     let fix = "write a size from 1B to 64MiB, such as \"1MiB\" or \"512KiB\", or a number of bytes";
     let bad = |what: &str| Fault::new(what, fix);
     let (number, unit) = split_number(text.trim()).ok_or_else(|| bad("not a size"))?;
@@ -169,14 +84,24 @@ fn split_number(text: &str) -> Option<(u64, &str)> {
     (!digits.is_empty()).then(|| (digits.parse().unwrap_or(u64::MAX), tail))
 }
 
-/// A duration as somebody would write it.
-fn show(duration: Duration) -> String {
+/// A duration as somebody would write it: in days from a week on.
+pub(super) fn show_duration(duration: Duration) -> String {
+    const WEEK: u64 = 7 * 86_400_000;
     let millis = u64::try_from(duration.as_millis()).unwrap_or(u64::MAX);
-    let whole = |(_, factor): &&(&str, u64)| millis != 0 && millis.is_multiple_of(*factor);
+    let whole = |(unit, factor): &&(&str, u64)| {
+        millis != 0 && millis.is_multiple_of(*factor) && (*unit != "d" || millis >= WEEK)
+    };
     match TIME_UNITS.iter().find(whole) {
         Some((unit, factor)) => format!("{}{unit}", millis / factor),
         None => "0s".to_owned(),
     }
+}
+
+/// A size as somebody would write it.
+pub(super) fn show_size(bytes: usize) -> String {
+    let bytes = u64::try_from(bytes).unwrap_or(u64::MAX);
+    let unit = SIZE_UNITS.iter().find(|(_, factor)| bytes.is_multiple_of(*factor));
+    unit.map(|(unit, factor)| format!("{}{unit}", bytes / factor)).unwrap_or_default()
 }
 
 #[cfg(test)]
@@ -205,19 +130,19 @@ mod tests {
 
     #[test]
     fn bounds_are_included() {
-        for (limits, good, bad) in [
-            (TTL, ["1s", "400d"], ["999ms", "401d"]),
-            (LEASE, ["100ms", "1h"], ["99ms", "61m"]),
-            (GRACE, ["0s", "1h"], ["-1s", "3601s"]),
-            (WAIT_TIMEOUT, ["0ms", "5m"], ["", "301s"]),
-            (UPSTREAM_TIMEOUT, ["1ms", "1h"], ["0ms", "61m"]),
-            (SWEEP_INTERVAL, ["1s", "24h"], ["0s", "25h"]),
+        for ((min, max), good, bad) in [
+            (("1s", "400d"), ["1s", "400d"], ["999ms", "401d"]),
+            (("100ms", "1h"), ["100ms", "1h"], ["99ms", "61m"]),
+            (("0s", "1h"), ["0s", "1h"], ["-1s", "3601s"]),
+            (("0s", "5m"), ["0ms", "5m"], ["", "301s"]),
+            (("1ms", "1h"), ["1ms", "1h"], ["0ms", "61m"]),
+            (("1s", "1d"), ["1s", "24h"], ["0s", "25h"]),
         ] {
             for text in good {
-                assert!(parse_duration(text, &limits).is_ok(), "{text}");
+                assert!(parse_duration(text, min, max, min).is_ok(), "{text}");
             }
             for text in bad {
-                assert!(parse_duration(text, &limits).is_err(), "{text}");
+                assert!(parse_duration(text, min, max, min).is_err(), "{text}");
             }
         }
     }

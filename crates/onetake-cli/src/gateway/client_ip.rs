@@ -43,19 +43,16 @@ fn address(entry: &str) -> Option<IpAddr> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::Cidr;
     use http::HeaderValue;
+    use ipnet::IpNet;
 
     fn client(peer: &str, lines: &[&str]) -> Option<String> {
         let mut headers = HeaderMap::new();
         for line in lines {
             headers.append(X_FORWARDED_FOR, HeaderValue::from_str(line).unwrap());
         }
-        let trusted = ["10.0.0.0/8", "2001:db8::/32"].map(|text| {
-            let (address, bits) = text.split_once('/').unwrap();
-            Cidr::new(address.parse().unwrap(), bits.parse().unwrap())
-        });
-        let trusts = |address| trusted.iter().any(|block| block.contains(address));
+        let trusted = ["10.0.0.0/8", "2001:db8::/32"].map(|text| text.parse::<IpNet>().unwrap());
+        let trusts = |address: IpAddr| trusted.iter().any(|block| block.contains(&address));
         client_of(peer.parse().unwrap(), &headers, trusts).map(|address| address.to_string())
     }
 

@@ -4,17 +4,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use http::{HeaderName, Method, Uri};
+use ipnet::IpNet;
 
-use onetake_core as core;
 use onetake_http as layer;
-use onetake_http::json::{Pointer, Selection};
 
 use super::Connector;
 use super::reconcile::remembered_for;
 use super::tenants::{self, Tenants};
-use crate::config::{
-    Cidr, Config, FingerprintConfig, InFlight, OnStoreDown, OnUnknown, Policy, Route, TenantConfig,
-};
+use crate::config::{Config, Route, Settings};
 
 /// How much longer the layer waits than the proxy.
 const PROXY_FIRST: Duration = Duration::from_secs(1);
@@ -45,7 +42,7 @@ pub(super) struct Plans {
     untouched: Arc<Plan>,
     /// In which words the gateway speaks where it does not come to a plan.
     pub(super) answers: layer::Answers,
-    trusted: Vec<Cidr>,
+    trusted: Vec<IpNet>,
     /// How clients come in: `http` or `https`.
     pub(super) proto: &'static str,
     /// Headers that name tenants: removed from everybody who is not a trusted proxy.
@@ -60,11 +57,11 @@ impl Plans {
         let mut tenants = Tenants::new(connector.clone());
         let routes: Vec<_> =
             config.routes.iter().map(|r| (r.clone(), Arc::new(plan_of(r, &mut tenants)))).collect();
-        let policies = || config.routes.iter().map(|r| &r.policy).chain([&config.defaults]);
-        let tells_addresses = policies().any(|policy| policy.tenant == TenantConfig::ClientIp);
+        let policies = || config.settings().map(|settings| &settings.policy);
+        let tells_addresses = policies().any(|policy| policy.tenant == layer::Tenant::ClientIp);
         let tenant_headers = policies()
             .filter_map(|policy| match &policy.tenant {
-                TenantConfig::Header(name) => Some(name.clone()),
+                layer::Tenant::Header(name) => Some(name.clone()),
                 _ => None,
             })
             .collect();
@@ -72,15 +69,15 @@ impl Plans {
             label: NO_ROUTE.to_owned(),
             policy,
             upstream: config.gateway.upstream.clone(),
-            timeout: config.defaults.upstream_timeout,
-            answers: config.defaults.answers,
+            timeout: config.defaults.policy.run_max,
+            answers: config.defaults.policy.answers,
         };
         let defaults = policy_of(&config.defaults, NO_ROUTE, &mut tenants);
         Self {
             routes,
             keyed: Arc::new(fallback(Some(Arc::new(defaults)))),
             untouched: Arc::new(fallback(None)),
-            answers: config.defaults.answers,
+            answers: config.defaults.policy.answers,
             trusted: config.gateway.trusted_proxies.clone(),
             proto: if config.gateway.tls.is_some() { "https" } else { "http" },
             tenant_headers,
@@ -108,7 +105,9 @@ impl Plans {
     }
 
     pub(super) fn trusts(&self, peer: std::net::IpAddr) -> bool {
-        self.trusted.iter().any(|block| block.contains(peer))
+        // A listener on `[::]` sees IPv4 addresses in the form of IPv6.
+        let peer = peer.to_canonical();
+        self.trusted.iter().any(|network| network.contains(&peer))
     }
 }
 
@@ -120,78 +119,26 @@ pub(super) fn label_of(route: &Route) -> String {
 fn plan_of(route: &Route, tenants: &mut Tenants) -> Plan {
     let label = label_of(route);
     Plan {
-        policy: Some(Arc::new(policy_of(&route.policy, &label, tenants))),
+        policy: Some(Arc::new(policy_of(&route.settings, &label, tenants))),
         label,
         upstream: Some(route.upstream.clone()),
-        timeout: route.policy.upstream_timeout,
-        answers: route.policy.answers,
+        timeout: route.settings.policy.run_max,
+        answers: route.settings.policy.answers,
     }
 }
 
-fn policy_of(policy: &Policy, label: &str, tenants: &mut Tenants) -> layer::Policy {
+/// The policy as the layer gets it.
+fn policy_of(settings: &Settings, label: &str, tenants: &mut Tenants) -> layer::Policy {
+    let policy = settings.policy.clone();
     layer::Policy {
         label: label.to_owned(),
         // The plan was found by its method already.
         methods: vec![Method::POST, Method::PUT, Method::PATCH, Method::DELETE],
-        key: layer::KeyPolicy {
-            source: policy.key.source.clone(),
-            required: policy.key.required,
-            format: policy.key.format,
-            length_min: policy.key.min_length,
-        },
-        tenant: tenants.of(&policy.tenant),
-        namespace: policy.namespace.clone(),
-        fingerprint: layer::FingerprintPolicy {
-            mode: fingerprint_of(&policy.fingerprint),
-            headers: policy.fingerprint_headers.clone(),
-        },
-        terms: core::Terms {
-            ttl: policy.ttl,
-            lease: policy.lease,
-            grace: policy.grace,
-            on_unknown: match policy.on_unknown {
-                OnUnknown::Fail => core::OnUnknown::Fail,
-                OnUnknown::Reconcile => core::OnUnknown::Reconcile,
-                OnUnknown::Retry => core::OnUnknown::Retry,
-            },
-        },
-        remember: policy.reconcile.iter().flat_map(remembered_for).collect(),
-        in_flight: match policy.in_flight {
-            InFlight::Reject => layer::InFlight::Reject,
-            InFlight::Wait => layer::InFlight::Wait(policy.wait_timeout),
-            InFlight::Async => layer::InFlight::Async(policy.wait_timeout),
-        },
-        on_store_down: match policy.on_store_down {
-            OnStoreDown::FailClosed => layer::OnStoreDown::FailClosed,
-            OnStoreDown::FailOpen => layer::OnStoreDown::FailOpen,
-        },
+        tenant: tenants.of(settings),
+        remember: settings.reconcile.iter().flat_map(remembered_for).collect(),
         // The proxy speaks first: it knows whether anything was sent.
-        run_max: policy.upstream_timeout.saturating_add(PROXY_FIRST),
-        outcomes: policy.outcomes.clone(),
-        answers: policy.answers,
-        velocity: policy.velocity.clone(),
-        request_body_max: policy.max_request_body,
-        response_body_max: policy.max_response_body,
-        ..layer::Policy::default()
-    }
-}
-
-fn fingerprint_of(config: &FingerprintConfig) -> layer::FingerprintMode {
-    // The configuration was checked: every pointer in it is one.
-    let pointers = |texts: &[String]| -> Vec<Pointer> {
-        texts.iter().filter_map(|text| Pointer::parse(text).ok()).collect()
-    };
-    match config {
-        FingerprintConfig::Bytes => layer::FingerprintMode::Bytes,
-        FingerprintConfig::JsonExclude(texts) if texts.is_empty() => {
-            layer::FingerprintMode::Json(Selection::Whole)
-        }
-        FingerprintConfig::JsonExclude(texts) => {
-            layer::FingerprintMode::Json(Selection::Exclude(pointers(texts)))
-        }
-        FingerprintConfig::JsonInclude(texts) => {
-            layer::FingerprintMode::Json(Selection::Include(pointers(texts)))
-        }
+        run_max: policy.run_max.saturating_add(PROXY_FIRST),
+        ..policy
     }
 }
 
@@ -199,6 +146,8 @@ fn fingerprint_of(config: &FingerprintConfig) -> layer::FingerprintMode {
 pub(super) mod tests {
     use super::*;
     use crate::config::{Overrides, load};
+    use onetake_core as core;
+    use onetake_http::json::{Pointer, Selection};
 
     pub(crate) fn plans(file: &str) -> Plans {
         let config = load(Some(file), "test", std::iter::empty(), Overrides::default());
@@ -303,8 +252,11 @@ pub(super) mod tests {
             ),
             ("upstream_timeout = \"9s\"", new().upstream_timeout(secs(9))),
             (
-                "record = [\"503\"]\nrelease = [\"5xx\"]\nunknown = [\"404\"]",
-                new().record([pattern("503")]).release([pattern("5xx")]).unknown([pattern("404")]),
+                "record = [\"503\"]\nrelease = [\"5xx\"]\nmark_unknown = [\"404\"]",
+                new()
+                    .record([pattern("503")])
+                    .release([pattern("5xx")])
+                    .mark_unknown([pattern("404")]),
             ),
             ("statuses = { mismatch = 409 }", new().statuses(statuses)),
             ("errors = \"stripe\"", new().errors(Dialect::Stripe)),
@@ -312,7 +264,7 @@ pub(super) mod tests {
             ("max_response_body = \"2KiB\"", new().max_response_body(2048)),
         ];
         for (lines, built) in all {
-            assert_eq!(format!("{:#?}", written(lines)), format!("{built:#?}"), "{lines}");
+            assert_eq!(written(lines), built, "{lines}");
         }
     }
 }

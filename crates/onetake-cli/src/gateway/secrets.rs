@@ -1,9 +1,9 @@
 //! The layer's secrets: as configured, else made at first use and kept in the store.
 
 use onetake_core::{DerivingSecret, FingerprintKey, Rng, Store, StoreError, SystemRng};
-use onetake_http::{IssuingKey, KeySource, Secrets};
+use onetake_http::{InFlight, IssuingKey, KeySource, Policy, Secrets};
 
-use crate::config::{Config, InFlight, Policy, Secret};
+use crate::config::{Config, Secret};
 
 /// How the secret that is kept in the store is called where names matter.
 const IN_STORE: &str = "in the store";
@@ -14,21 +14,21 @@ pub(super) async fn secrets(
     store: &dyn Store,
 ) -> Result<(Secrets, [u8; 32]), StoreError> {
     let configured = &config.secrets;
-    let seal = |secret: &Secret| FingerprintKey::new(&secret.id, &secret.key);
+    let seal = |secret: &Secret| FingerprintKey::new(&secret.id, &secret.secret);
     // Behind those that are configured: what was sealed before they were is still recognised.
     let in_store = FingerprintKey::new(IN_STORE, &kept(store, "fingerprint").await?);
-    let sealing = configured.fingerprint.iter().map(seal).chain([in_store]);
+    let sealing = configured.request_digests.iter().map(seal).chain([in_store]);
     let deriving = DerivingSecret::new(&kept(store, "derived_keys").await?);
     let tenants = kept(store, "tenants").await?;
     let mut secrets =
         Secrets::default().fingerprint(sealing).derived_keys(deriving).tenants(tenants);
     if policies(config).any(|policy| policy.key.source == KeySource::Issued) {
-        let sign = |secret: &Secret| IssuingKey::new(&secret.key);
+        let sign = |secret: &Secret| IssuingKey::new(&secret.secret);
         let in_store = IssuingKey::new(&kept(store, "issued_keys").await?);
         secrets = secrets.issued_keys(configured.issued_keys.iter().map(sign).chain([in_store]));
     }
     // Handles must be known to all nodes, and after a restart.
-    let later = |policy: &Policy| policy.in_flight == InFlight::Async;
+    let later = |policy: &Policy| matches!(policy.in_flight, InFlight::Async(_));
     if policies(config).any(later) {
         secrets = secrets.handles(kept(store, "handles").await?);
     }
@@ -36,7 +36,7 @@ pub(super) async fn secrets(
 }
 
 fn policies(config: &Config) -> impl Iterator<Item = &Policy> {
-    config.routes.iter().map(|route| &route.policy).chain([&config.defaults])
+    config.settings().map(|settings| &settings.policy)
 }
 
 async fn kept(store: &dyn Store, name: &'static str) -> Result<[u8; 32], StoreError> {

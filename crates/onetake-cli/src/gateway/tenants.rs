@@ -7,7 +7,7 @@ use onetake_http::Tenant;
 
 use super::Connector;
 use super::forward_auth::ForwardAuth;
-use crate::config::{self, TenantConfig};
+use crate::config::{self, Settings};
 
 /// Makes tenants. Routes that ask the same service in the same way share it: its connections, its bound
 /// and its answers.
@@ -21,15 +21,10 @@ impl Tenants {
         Self { connector, asked: Vec::new() }
     }
 
-    pub(super) fn of(&mut self, config: &TenantConfig) -> Tenant {
-        match config {
-            TenantConfig::CredentialOrPublic => Tenant::CredentialOrPublic,
-            TenantConfig::Credential => Tenant::Credential,
-            TenantConfig::Public => Tenant::Public,
-            TenantConfig::ClientIp => Tenant::ClientIp,
-            TenantConfig::Header(name) => Tenant::Header(name.clone()),
-            TenantConfig::Jwt(jwt) => Tenant::Jwt(Arc::new(jwt.clone())),
-            TenantConfig::ForwardAuth(auth) => Tenant::Asked(self.asked(auth)),
+    pub(super) fn of(&mut self, settings: &Settings) -> Tenant {
+        match &settings.forward_auth {
+            Some(auth) => Tenant::Asked(self.asked(auth)),
+            None => settings.policy.tenant.clone(),
         }
     }
 
@@ -49,19 +44,9 @@ impl Tenants {
 pub(super) fn distinct<'a>(tenants: impl Iterator<Item = &'a Tenant>) -> Vec<Tenant> {
     let mut found: Vec<Tenant> = Vec::new();
     for tenant in tenants {
-        if !found.iter().any(|known| is_same(known, tenant)) {
+        if !found.contains(tenant) {
             found.push(tenant.clone());
         }
     }
     found
-}
-
-fn is_same(a: &Tenant, b: &Tenant) -> bool {
-    match (a, b) {
-        (Tenant::Header(a), Tenant::Header(b)) => a == b,
-        (Tenant::Jwt(a), Tenant::Jwt(b)) => a == b,
-        (Tenant::Asked(a), Tenant::Asked(b)) => Arc::ptr_eq(a, b),
-        (Tenant::Custom(_), _) => false,
-        _ => std::mem::discriminant(a) == std::mem::discriminant(b),
-    }
 }

@@ -134,7 +134,7 @@ pub async fn open(config: &StoreConfig) -> Result<OpenStore, StoreFailed> {
     let configured = config.encryption.iter().map(|secret| secret.id.clone()).collect();
     tokio::spawn(recordings::miss_keys(Arc::clone(&opened.store), configured));
     let keys = config.encryption.iter();
-    let keys = keys.map(|secret| EncryptionKey::new(&secret.id, &secret.key)).collect();
+    let keys = keys.map(|secret| EncryptionKey::new(&secret.id, &secret.secret)).collect();
     let store = Arc::new(SealedStore::around(opened.store, keys));
     let journal = match config.journal.clone() {
         None => None,
@@ -250,8 +250,7 @@ pub async fn open_outbox(config: &StoreConfig) -> Result<Arc<dyn Outbox>, StoreF
 pub async fn open_velocity(
     config: &Config,
 ) -> Result<Option<Arc<dyn SharedVelocity>>, StoreFailed> {
-    let mut policies = config.routes.iter().map(|route| &route.policy).chain([&config.defaults]);
-    if policies.all(|policy| policy.velocity.is_empty()) {
+    if config.settings().all(|settings| settings.policy.velocity.is_empty()) {
         return Ok(None);
     }
     match (&config.store.filter, &config.store.url) {

@@ -6,7 +6,7 @@ use crate::{PATIENT, World};
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn bad_answers_settle_nothing_until_the_limit() {
     // Long enough for those who answer; those who never do are asked once.
-    let world = World::start("timeout = \"2s\", limit = \"1s\"", "").await;
+    let world = World::start("timeout = \"2s\", give_up_after = \"1s\"", "").await;
     let elsewhere = Desk::start().await;
     let redirect = |to: &str| http(&format!("307 Away\r\nlocation: {to}"), b"");
     let (other, here) = (elsewhere.address, world.desk.address);

@@ -10,7 +10,7 @@ const KEY: &str = "6f1c8d6a-3a09-4b6e-9c8f-2d1f5e7b8a90";
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_outcome_is_replayed_as_if_it_had_been_heard() {
-    let headers = "headers = { Authorization = \"Bearer of-the-desk\", X-Shop = \"7\" }";
+    let headers = "request_headers = { Authorization = \"Bearer of-the-desk\", X-Shop = \"7\" }";
     let world = World::start(&format!("{PATIENT}, {headers}"), "").await;
     let body = b"{\"id\":\"ch_1\"}\0\xff\r\n";
     let head = "200 OK\r\nonetake-status: 201\r\nonetake-outcome: record\r\ncontent-type: application/x\r\n\
@@ -86,7 +86,7 @@ async fn what_was_not_executed_runs_again_once() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_404_settles_nothing_unless_the_route_says_so() {
-    let world = World::start("timeout = \"5s\", limit = \"4s\"", "").await;
+    let world = World::start("timeout = \"5s\", give_up_after = \"4s\"", "").await;
     world.lose(KEY).await;
     until("it was asked", async || !world.desk.asked().is_empty()).await;
     let pending = world.pay(KEY).await;

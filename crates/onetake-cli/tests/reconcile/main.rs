@@ -28,7 +28,7 @@ pub(crate) struct World {
 
 /// What a route of these tests says of its reconciler, besides whom it asks: longer than they take, so that who is told
 /// something is not asked again.
-pub(crate) const PATIENT: &str = "timeout = \"30s\", limit = \"1h\"";
+pub(crate) const PATIENT: &str = "timeout = \"30s\", give_up_after = \"1h\"";
 
 impl World {
     pub(crate) async fn start(more: &str, lines: &str) -> Self {

@@ -65,7 +65,7 @@ match = "POST /issued/{*rest}"
 key = { from = "issued" }
 [[route]]
 match = "POST /jwt/{*rest}"
-tenant = { jwt = { key = "AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA=" } }
+tenant = { jwt = { verification_key = "AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA=" } }
 [[route]]
 match = "POST /asked/{*rest}"
 tenant = { forward_auth = "http://127.0.0.1:1/" }
@@ -85,7 +85,7 @@ tenant = "public"
 upstream_timeout = "2s"
 grace = "0s"
 on_unknown = "reconcile"
-reconcile = { request = "GET http://127.0.0.1:1/{key}/{derived_key}/{tenant}", headers = { X-Desk = "sEnT-aLoNg-11cd" } }
+reconcile = { request = "GET http://127.0.0.1:1/{key}/{derived_key}/{tenant}", request_headers = { X-Desk = "sEnT-aLoNg-11cd" } }
 [[route]]
 match = "POST /open/{*rest}"
 on_store_down = "fail-open"

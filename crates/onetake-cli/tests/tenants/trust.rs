@@ -79,7 +79,7 @@ async fn forged_tokens_are_refused_and_refreshed_ones_are_the_same_tenant() {
     let secret = [7; 32];
     let key = STANDARD.encode(secret);
     let jwt = format!(
-        "{{ jwt = {{ issuer = \"https://id\", audience = \"pay\", leeway = \"0s\", key = \"{key}\" }} }}"
+        "{{ jwt = {{ issuer = \"https://id\", audience = \"pay\", leeway = \"0s\", verification_key = \"{key}\" }} }}"
     );
     let world = World::start("", &route(&jwt)).await;
     let now = SystemClock.now().as_micros() / 1_000_000;

@@ -124,7 +124,8 @@ async fn the_gateways_own_certificate_is_shown_to_it() {
     let (clients, stranger) = (Authority::new(), Authority::new());
     replace(folder.path(), "ca.pem", &authority.certificate);
     let file = |name| folder.path().join(name).display().to_string();
-    let shown = format!(", certificate = \"{}\", key = \"{}\"", file("cert.pem"), file("key.pem"));
+    let shown =
+        format!(", certificate = \"{}\", private_key = \"{}\"", file("cert.pem"), file("key.pem"));
     for version in [&TLS12, &TLS13] {
         let (auth, upstream) = (auth().await, Upstream::start().await.unwrap());
         let rules = Rules { clients: Some(&clients), versions: &[version] };

@@ -49,5 +49,9 @@ fn roots_of(folder: &Path) -> String {
 /// `tls = { … }` with the files of a folder.
 fn tls_of(folder: &Path) -> String {
     let file = |name| folder.join(name).display().to_string();
-    format!("tls = {{ certificate = \"{}\", key = \"{}\" }}", file("cert.pem"), file("key.pem"))
+    format!(
+        "tls = {{ certificate = \"{}\", private_key = \"{}\" }}",
+        file("cert.pem"),
+        file("key.pem")
+    )
 }

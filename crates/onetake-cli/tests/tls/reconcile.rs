@@ -26,7 +26,7 @@ async fn who_knows_the_outcome_is_asked_if_its_certificate_is_right() {
             "[gateway]\nlisten = \"127.0.0.1:0\"\nupstream = \"http://{}\"\n{}\n[admin]\nlisten = \"127.0.0.1:0\"\n\
              [store]\nurl = \"memory:\"\n[[route]]\nmatch = \"POST /pay\"\ntenant = \"public\"\n\
              key = {{ min_length = 1 }}\nupstream_timeout = \"2s\"\ngrace = \"100ms\"\non_unknown = \"reconcile\"\n\
-             reconcile = {{ request = \"GET https://localhost:{port}/by/{{key}}\", timeout = \"5s\", limit = \"2s\" }}\n",
+             reconcile = {{ request = \"GET https://localhost:{port}/by/{{key}}\", timeout = \"5s\", give_up_after = \"2s\" }}\n",
             shop.address,
             roots_of(folder.path()),
         ))

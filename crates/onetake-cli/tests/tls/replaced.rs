@@ -19,7 +19,7 @@ async fn new_connections_use_new_certificates_and_old_ones_go_on() {
     let upstream = Upstream::start().await.unwrap();
     let file = |name| files.path().join(name).display().to_string();
     let tls = format!(
-        "[gateway.tls]\ncertificate = \"{}\"\nkey = \"{}\"\n",
+        "[gateway.tls]\ncertificate = \"{}\"\nprivate_key = \"{}\"\n",
         file("cert.pem"),
         file("key.pem")
     );

@@ -49,7 +49,7 @@ async fn a_certificate_or_key_that_is_of_no_use() {
         "-----BEGIN ENCRYPTED PRIVATE KEY-----\nAAAA\n-----END ENCRYPTED PRIVATE KEY-----\n";
     let both = format!("{}{}", authority.certificate, right.certificate);
     let large = format!("{}{}", "#".repeat(2 << 20), right.certificate);
-    let (certificate, key) = ("gateway.tls.certificate", "gateway.tls.key");
+    let (certificate, key) = ("gateway.tls.certificate", "gateway.tls.private_key");
     for (one, two, field, what) in [
         ("", &*right.key, certificate, "there is no certificate in it"),
         (&*right.key, &right.key, certificate, "there is no certificate in it"),

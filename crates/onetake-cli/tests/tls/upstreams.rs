@@ -96,7 +96,7 @@ async fn a_client_certificate_is_shown_and_without_one_nothing_was_asked() {
     let upstream = Upstream::start().await.unwrap();
     let file = |name| folder.path().join(name).display().to_string();
     let identity =
-        format!(", certificate = \"{}\", key = \"{}\"", file("cert.pem"), file("key.pem"));
+        format!(", certificate = \"{}\", private_key = \"{}\"", file("cert.pem"), file("key.pem"));
     for version in [&TLS12, &TLS13] {
         let rules = Rules { clients: Some(&clients), versions: &[version] };
         let pair = authority.issue("localhost");

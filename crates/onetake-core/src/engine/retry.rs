@@ -43,6 +43,13 @@ impl OnRetry {
     }
 }
 
+/// Two hooks are equal if they are clones of one hook.
+impl PartialEq for OnRetry {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+}
+
 impl fmt::Debug for OnRetry {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("OnRetry")

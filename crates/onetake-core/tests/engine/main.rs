@@ -5,6 +5,7 @@ mod bounds;
 mod decisions;
 mod housekeeping;
 mod inbox;
+mod jobs;
 mod journal;
 mod key_lives;
 mod late_claims;

@@ -95,7 +95,11 @@ impl Store for Failing {
     }
 }
 
+delegate_store!(impl RecordIndex, SharedSecrets, Sealing for Failing, self => self.memory);
+
 impl AuditLog for Failing {
+    delegate_store!(self => self.memory; notes);
+
     fn note(&self, note: Note) -> BoxFuture<'_, Result<(), StoreError>> {
         self.notes.fetch_add(1, Ordering::SeqCst);
         let error = *self.note_error.lock().unwrap();
@@ -104,11 +108,7 @@ impl AuditLog for Failing {
             None => self.memory.note(note),
         }
     }
-
-    delegate_store!(self => self.memory; notes);
 }
-
-delegate_store!(impl RecordIndex, SharedSecrets, Sealing for Failing, self => self.memory);
 
 fn releases(journal: &Pages) -> usize {
     let pages = journal.pages.lock().unwrap();
@@ -226,6 +226,8 @@ struct SlowClaims {
     clock: Arc<ManualClock>,
 }
 
+delegate_store!(impl RecordIndex, AuditLog, SharedSecrets, Sealing for SlowClaims, self => self.store);
+
 impl Store for SlowClaims {
     delegate_store!(self => self.store; name, settle, load, due, sweep, ready, close);
 
@@ -238,8 +240,6 @@ impl Store for SlowClaims {
         .boxed()
     }
 }
-
-delegate_store!(impl RecordIndex, AuditLog, SharedSecrets, Sealing for SlowClaims, self => self.store);
 
 /// By then the key is in another life, in which something else was asked (S9).
 #[tokio::test]
@@ -275,6 +275,8 @@ impl Store for Encrypting {
     delegate_store!(self => self.0; name, claim, settle, load, due, sweep, ready, close);
 }
 
+delegate_store!(impl RecordIndex, AuditLog, SharedSecrets for Encrypting, self => self.0);
+
 impl Sealing for Encrypting {
     fn seal(
         &self,
@@ -286,8 +288,6 @@ impl Sealing for Encrypting {
         Ok(Recording::new("sealed"))
     }
 }
-
-delegate_store!(impl RecordIndex, AuditLog, SharedSecrets for Encrypting, self => self.0);
 
 #[tokio::test]
 async fn a_completion_is_sealed_by_the_store() {

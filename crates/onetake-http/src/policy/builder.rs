@@ -15,7 +15,7 @@ use crate::tenant::Tenant;
 use crate::velocity::{By, Velocity};
 
 /// The words are those of a `[[route]]` in the gateway's file. Of two calls of the same word, the later
-/// counts; those that name several things (`record`, `release`, `unknown`, `velocity`) add up.
+/// counts; those that name several things (`record`, `release`, `mark_unknown`, `velocity`) add up.
 impl Policy {
     /// The defaults.
     #[must_use]
@@ -27,9 +27,11 @@ impl Policy {
     /// [`Tenant::Credential`] unless another tenant is named.
     #[must_use]
     pub fn preset(preset: Preset) -> Self {
-        let mut policy = Self::new().ttl(preset.ttl());
-        policy.outcomes = policy.outcomes.with_every_5xx(preset.every_5xx());
-        policy.key.required = preset.is_dear();
+        let values = preset.values();
+        let mut policy = Self::new().ttl(values.ttl);
+        policy.outcomes = policy.outcomes.with_every_5xx(values.every_5xx);
+        policy.key.required = values.key_required.unwrap_or(policy.key.required);
+        policy.on_store_down = values.on_store_down.unwrap_or(policy.on_store_down);
         if preset == Preset::Payment {
             policy.tenant = Tenant::Credential;
         }
@@ -226,9 +228,9 @@ impl Policy {
         self.classified(patterns, Disposition::Release)
     }
 
-    /// Takes the outcome of what answers so for unknown. The most specific entry wins.
+    /// Treats responses with these statuses as unknown outcomes. The most specific entry wins.
     #[must_use]
-    pub fn unknown(self, patterns: impl IntoIterator<Item = StatusPattern>) -> Self {
+    pub fn mark_unknown(self, patterns: impl IntoIterator<Item = StatusPattern>) -> Self {
         self.classified(patterns, Disposition::Unknown)
     }
 

@@ -18,13 +18,13 @@ use crate::status::StatusRules;
 use crate::tenant::Tenant;
 use crate::velocity::Velocity;
 
-pub use preset::Preset;
+pub use preset::{Preset, PresetValues};
 
 /// One mebibyte.
 const MIB: usize = 1 << 20;
 
 /// What a route wants. The defaults are those of the gateway for a request that no route matches.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Policy {
     /// How logs call the route; `-` by default.
     pub label: String,
@@ -106,7 +106,7 @@ pub enum OnStoreDown {
 }
 
 /// Where the key comes from, and what it has to look like.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KeyPolicy {
     /// Where it comes from.
     pub source: KeySource,

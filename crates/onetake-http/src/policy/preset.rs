@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use crate::policy::OnStoreDown;
 use crate::status::Disposition;
 
 /// Values for a use case: any of them may be overridden.
@@ -35,9 +36,10 @@ impl Preset {
         matches!(self, Self::Payment | Self::HighConsequence)
     }
 
-    /// How long outcomes are kept.
+    /// The values that this preset sets. The gateway's file and [`Policy::preset`](crate::Policy::preset) both
+    /// take them from here.
     #[must_use]
-    pub const fn ttl(self) -> Duration {
+    pub const fn values(self) -> PresetValues {
         let hours = match self {
             Self::Payment => 24,
             Self::Signup => 1,
@@ -45,14 +47,27 @@ impl Preset {
             Self::Job => 30 * 24,
             Self::HighConsequence => 72,
         };
-        Duration::from_secs(hours * 3600)
+        let is_dear = self.is_dear();
+        PresetValues {
+            ttl: Duration::from_secs(hours * 3600),
+            key_required: if is_dear { Some(true) } else { None },
+            every_5xx: if is_dear { Disposition::Unknown } else { Disposition::Release },
+            on_store_down: if is_dear { Some(OnStoreDown::FailClosed) } else { None },
+        }
     }
+}
 
-    /// What becomes of an attempt that answered 5xx, 503 included.
-    #[must_use]
-    pub const fn every_5xx(self) -> Disposition {
-        if self.is_dear() { Disposition::Unknown } else { Disposition::Release }
-    }
+/// The values of a preset; `None` leaves a value as it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PresetValues {
+    /// How long an outcome is kept.
+    pub ttl: Duration,
+    /// Whether a request without a key is refused.
+    pub key_required: Option<bool>,
+    /// The disposition of every attempt that answered 5xx, 503 included.
+    pub every_5xx: Disposition,
+    /// The behaviour while the store is unreachable.
+    pub on_store_down: Option<OnStoreDown>,
 }
 
 impl std::fmt::Display for Preset {

@@ -144,6 +144,20 @@ impl Tenant {
     }
 }
 
+/// Functions and services are equal if they are clones of one another.
+impl PartialEq for Tenant {
+    fn eq(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Header(a), Self::Header(b)) => a == b,
+            #[cfg(feature = "jwt")]
+            (Self::Jwt(a), Self::Jwt(b)) => a == b,
+            (Self::Custom(a), Self::Custom(b)) => Arc::ptr_eq(a, b),
+            (Self::Asked(a), Self::Asked(b)) => Arc::ptr_eq(a, b),
+            _ => std::mem::discriminant(self) == std::mem::discriminant(other),
+        }
+    }
+}
+
 impl fmt::Debug for Tenant {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

@@ -1,6 +1,8 @@
 //! `dynamodb://REGION/TABLE?endpoint=…`
 
-use onetake_core::{StoreError, StoreErrorKind};
+use onetake_core::StoreError;
+
+use crate::url::ServerUrl;
 
 /// Where a table is.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -13,46 +15,19 @@ pub(super) struct Place {
 
 impl Place {
     pub(super) fn parse(url: &str) -> Result<Self, StoreError> {
-        let rest = url.strip_prefix("dynamodb://").ok_or_else(|| wrong("it has another scheme"))?;
-        let (path, query) = rest.split_once('?').unwrap_or((rest, ""));
-        let (region, table) = path.split_once('/').ok_or_else(|| wrong("it names no table"))?;
-        if region.is_empty() || !region.chars().all(|c| c.is_ascii_alphanumeric() || c == '-') {
-            return Err(wrong("its region is not one, such as eu-central-1"));
-        }
-        let named = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.');
-        if !(3..=255).contains(&table.len()) || !table.chars().all(named) {
-            return Err(wrong(
-                "its table is not one: 3 to 255 letters, digits, underscores, dashes and dots",
-            ));
-        }
-        let mut endpoint = None;
-        for pair in query.split('&').filter(|pair| !pair.is_empty()) {
-            match pair.split_once('=') {
-                Some(("endpoint", at))
-                    if at.starts_with("http://") || at.starts_with("https://") =>
-                {
-                    endpoint = Some(at.to_owned());
-                }
-                Some(("endpoint", _)) => {
-                    return Err(wrong("its endpoint does not begin with http:// or https://"));
-                }
-                _ => return Err(wrong("`endpoint` is all that may stand behind the ?")),
-            }
-        }
-        Ok(Self { region: region.to_owned(), table: table.to_owned(), endpoint })
+        let url = ServerUrl::dynamodb(url)?;
+        Ok(Self {
+            region: url.region().to_owned(),
+            table: url.path().to_owned(),
+            endpoint: url.endpoint().map(str::to_owned),
+        })
     }
-}
-
-/// An error that does not repeat the URL: somebody may have put a secret into it.
-fn wrong(why: &str) -> StoreError {
-    let what =
-        format!("the store's URL is wrong: {why}; dynamodb://REGION/TABLE?endpoint=http://…");
-    StoreError::new(StoreErrorKind::Invalid, what)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use onetake_core::StoreErrorKind;
 
     #[test]
     fn urls_name_region_table_and_endpoint() {
@@ -66,14 +41,14 @@ mod tests {
     #[test]
     fn what_is_wrong_with_a_url_is_said() {
         for (url, why) in [
-            ("dynamo://eu/abc", "another scheme"),
-            ("dynamodb://eu-central-1", "no table"),
+            ("dynamo://eu/abc", "not a URL of DynamoDB"),
+            ("dynamodb://eu-central-1", "table is missing"),
             ("dynamodb:///abc", "region"),
-            ("dynamodb://eu central/abc", "region"),
+            ("dynamodb://eu central/abc", "white space"),
             ("dynamodb://eu-central-1/ab", "3 to 255"),
             ("dynamodb://eu-central-1/a/b", "3 to 255"),
             ("dynamodb://eu-central-1/abc?endpoint=127.0.0.1:8000", "http://"),
-            ("dynamodb://eu-central-1/abc?secret=s3cret", "all that may stand"),
+            ("dynamodb://eu-central-1/abc?secret=s3cret", "not an endpoint"),
         ] {
             let error = Place::parse(url).unwrap_err();
             assert_eq!(error.kind(), StoreErrorKind::Invalid);

@@ -6,6 +6,9 @@ use onetake_core::{StoreError, StoreErrorKind};
 use redis::{Client, ConnectionInfo, IntoConnectionInfo, TlsCertificates};
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject;
+use url::Url;
+
+use crate::url::ServerUrl;
 
 /// The option that every URL may have: the file with the roots to check the server by.
 const ROOTS: &str = "sslrootcert";
@@ -30,54 +33,18 @@ impl Address {
     /// # Errors
     /// If the URL says something else. The message never shows the user and password.
     pub(crate) fn parse(url: &str, known: &[&str]) -> Result<(Self, Query), StoreError> {
-        let (scheme, rest) = url.split_once("://").unwrap_or((url, ""));
-        let (tls, cluster) = match scheme {
-            "redis" => (false, false),
-            "rediss" => (true, false),
-            "redis-cluster" => (false, true),
-            "rediss-cluster" => (true, true),
-            _ => {
-                return Err(invalid(
-                    "a Redis URL begins with redis://, rediss:// (TLS), \
-                redis-cluster:// or rediss-cluster://",
-                ));
-            }
-        };
-        // The last @: nothing before it is ever shown.
-        let (user, rest) =
-            rest.rsplit_once('@').map_or((None, rest), |(user, rest)| (Some(user), rest));
-        if user.is_some_and(|user| user.contains(['/', '?', '#', '@'])) {
-            let what = "the user or the password in the Redis URL contains one of / ? # @: write \
-                them as %2F %3F %23 %40";
-            return Err(invalid(what));
-        }
-        let (rest, query) = rest.split_once('?').unwrap_or((rest, ""));
-        let (hosts, db) = rest.split_once('/').unwrap_or((rest, ""));
-        let shown = format!("{scheme}://{rest}");
-        if hosts.is_empty() {
-            return Err(invalid(format!("{shown} names no host: write {scheme}://HOST:6379")));
-        }
-        if !cluster && hosts.contains(',') {
-            let what = "names more than one host: a cluster's URL begins with redis-cluster://";
-            return Err(invalid(format!("{shown} {what}")));
-        }
-        if cluster && !matches!(db, "" | "0") {
-            return Err(invalid(format!("{shown} names a database: a Redis Cluster has only 0")));
-        }
-        if !db.is_empty() && db.parse::<u32>().is_err() {
-            return Err(invalid(format!("{shown}: {db} is not the number of a database")));
-        }
-        let scheme = if tls { "rediss" } else { "redis" };
-        let user = user.map_or(String::new(), |user| format!("{user}@"));
-        let seed = |host: &str| {
-            let one = format!("{scheme}://{user}{host}/{db}");
-            one.into_connection_info().map_err(|error| {
-                let what = format!("{host} in {shown} is not a host and a port ({error})");
-                invalid(what)
+        let url = ServerUrl::redis(url)?;
+        let tls = url.scheme().starts_with("rediss");
+        let seed = |server: &Url| {
+            let mut server = server.clone();
+            server.set_query(None);
+            let text = server.as_str().replacen("-cluster://", "://", 1);
+            text.into_connection_info().map_err(|error| {
+                invalid(format!("a server in {url} is not a host and a port ({error})"))
             })
         };
-        let mut seeds = hosts.split(',').map(seed).collect::<Result<Vec<_>, _>>()?;
-        let mut query = options(query, known)?;
+        let mut seeds = url.servers().iter().map(seed).collect::<Result<Vec<_>, _>>()?;
+        let mut query = options(&url, known)?;
         for (_, file) in query.extract_if(.., |(name, _)| name == ROOTS) {
             if !tls {
                 let what = format!("{ROOTS} in the Redis URL needs TLS: write rediss:// before it");
@@ -85,7 +52,7 @@ impl Address {
             }
             seeds = checked_by(seeds, &file)?;
         }
-        Ok((Self { seeds, cluster, tls }, query))
+        Ok((Self { seeds, cluster: url.scheme().ends_with("-cluster"), tls }, query))
     }
 }
 
@@ -105,10 +72,9 @@ fn checked_by(seeds: Vec<ConnectionInfo>, file: &str) -> Result<Vec<ConnectionIn
     seeds.into_iter().map(check).collect()
 }
 
-fn options(query: &str, known: &[&str]) -> Result<Query, StoreError> {
+fn options(url: &ServerUrl, known: &[&str]) -> Result<Query, StoreError> {
     let mut options = Query::new();
-    for pair in query.split('&').filter(|pair| !pair.is_empty()) {
-        let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
+    for (name, value) in url.query() {
         if !known.contains(&name) && name != ROOTS {
             let known = known.iter().chain([&ROOTS]).copied().collect::<Vec<_>>().join(", ");
             let what = format!("the Redis URL has an unknown option `{name}` (known: {known})");
@@ -169,19 +135,19 @@ mod tests {
     #[test]
     fn a_wrong_url_is_refused_without_showing_its_password() {
         for (url, says) in [
-            ("http://localhost", "begins with redis://"),
-            ("redis", "names no host"),
-            ("redis://", "names no host"),
-            ("redis://u:secret@/1", "names no host"),
+            ("http://localhost", "begin it with redis://"),
+            ("redis", "`//` is missing"),
+            ("redis://", "host is missing"),
+            ("redis://u:secret@/1", "host is missing"),
             ("redis://u:secret@a,b", "redis-cluster://"),
-            ("redis://u:secret@a:99999", "a:99999"),
-            ("redis://u:secret@a/x", "number of a database"),
-            ("redis-cluster://u:secret@a/1", "only 0"),
+            ("redis://u:secret@a:99999", "not a valid port"),
+            ("redis://u:secret@a/x", "is a number"),
+            ("redis-cluster://u:secret@a/1", "one database only, 0"),
             ("redis://u:sec/ret@a", "%2F"),
             ("redis://u:sec?ret@a", "%3F"),
             ("redis://u:sec@ret@a", "%40"),
-            ("redis-cluster://u:secret@", "names no host"),
-            ("redis-cluster://u:secret@a:1,,", "not a host and a port"),
+            ("redis-cluster://u:secret@", "host is missing"),
+            ("redis-cluster://u:secret@a:1,,", "host is missing"),
             ("redis://u:secret@a?sslrootcert=/ca.pem", "write rediss://"),
             ("rediss://u:secret@a?sslrootcert=/nowhere.pem", "read from /nowhere.pem"),
             ("redis://u:secret@a?waits=1", "unknown option `waits` (known: a, sslrootcert)"),

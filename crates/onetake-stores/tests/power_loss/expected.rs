@@ -74,14 +74,20 @@ impl Expected {
     pub(crate) fn continued(&self) -> Self {
         let at = self.script.at + self.clock.as_secs();
         let script = Script { shape: Shape::Again, at, ..self.script };
-        let mut keys = self.keys.clone();
-        // A record of short life that was running becomes unknown, and expires at the next step of the clock.
+        let (steps, clock) = (script.steps(), Duration::ZERO);
+        let mut continued = Self { script, steps, clock, opened: false, ..self.clone() };
+        continued.reopened();
+        continued
+    }
+
+    /// A store was opened again. A record of short life that was running becomes unknown then, and expires at the
+    /// next step of the clock: nothing can be said of it any more.
+    fn reopened(&mut self) {
         let is_settled = |key: &KeyState| {
             matches!(key.sure, Known::Settled(..) | Known::Absent) && key.maybe.is_none()
         };
-        keys.retain(|number, key| is_settled(key) || !Run { key: *number, attempt: 0 }.is_brief());
-        let (steps, clock) = (script.steps(), Duration::ZERO);
-        Self { script, keys, steps, clock, opened: false, ..self.clone() }
+        let is_brief = |number: u32| Run { key: number, attempt: 0 }.is_brief();
+        self.keys.retain(|number, key| is_settled(key) || !is_brief(*number));
     }
 
     /// The time at the last report.
@@ -171,9 +177,14 @@ impl Expected {
                         key.sure = Known::Absent;
                     }
                 }
+                // Of what may have been settled nothing can be said: it runs, or it is over too.
+                self.keys.retain(
+                    |_, key| !matches!(key.maybe, Some(Known::Settled(run, _)) if run.is_brief()),
+                );
             }
+            Step::Reopen => self.reopened(),
             // What was let go of may come back with a power loss: settling twice changes nothing.
-            Step::LetGo(_) | Step::Sweep | Step::Reopen => {}
+            Step::LetGo(_) | Step::Sweep => {}
         }
     }
 }

@@ -186,3 +186,27 @@ fn sqlite_loses_nothing_by_failed_reads() {
 fn journal_loses_nothing_by_failed_reads() {
     refused(Subject::Journal, FAILED_READ, if is_long() { usize::MAX } else { 12 });
 }
+
+/// Not a test: shows one case again, as a violation names it, such as `ONETAKE_POWER_CASE="Embedded w:169:5"`.
+#[test]
+fn one_case() {
+    let Ok(case) = std::env::var("ONETAKE_POWER_CASE") else { return };
+    let (subject, fault) = case.split_once(' ').unwrap();
+    let subject = Subject::EVERY.into_iter().find(|each| format!("{each:?}") == subject).unwrap();
+    let (script, folder) = (Script::new(subject, Shape::Small, 2), scratch());
+    let traced = trace::run(folder.path(), script, fault);
+    for event in &traced.events {
+        match event {
+            Event::Write(file, at, data) => {
+                println!("write {} {at} {} bytes", file.display(), data.len());
+            }
+            Event::Read(_) => {}
+            event => println!("{event:?}"),
+        }
+    }
+    println!("{}", traced.said);
+    let (_, expected) = told(script, &traced);
+    let mut figures = Figures::new(case.clone());
+    figures.add(&case, check(folder.path(), &expected));
+    figures.print();
+}

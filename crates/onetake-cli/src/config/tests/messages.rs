@@ -55,7 +55,7 @@ fn a_payment_without_a_tenant() {
          [defaults]"
     );
     let named = format!("{text}[defaults]\ntenant = \"public\"\n");
-    assert_eq!(read(&named).unwrap().routes[0].policy.tenant, TenantConfig::Public);
+    assert_eq!(read(&named).unwrap().routes[0].settings.policy.tenant, Tenant::Public);
 }
 
 #[test]

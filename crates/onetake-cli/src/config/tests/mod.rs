@@ -1,15 +1,24 @@
 //! The configuration as a whole: every field, every layer, every message that matters.
 
+mod documentation;
 mod fields;
 mod messages;
 mod mutations;
 mod precedence;
 mod refusals;
+mod renamed;
 mod schema;
 mod stores;
+mod variables;
 
 use super::*;
-use onetake_http::{Disposition, StatusRules};
+use http::HeaderName;
+use onetake_core::{OnUnknown, Terms};
+use onetake_http::json::{Pointer, Selection};
+use onetake_http::{
+    Answers, Disposition, FingerprintMode, FingerprintPolicy, InFlight, KeyFormat, KeyPolicy,
+    KeySource, Policy, StatusRules,
+};
 
 /// The file in the documentation is one that works.
 #[test]
@@ -65,7 +74,7 @@ upstream     = "http://127.0.0.1:3001"
 upstream_timeout = "30s"
 record       = ["2xx", "3xx", "4xx"]
 release      = ["404"]
-unknown      = ["5xx"]
+mark_unknown = ["5xx"]
 errors       = "problem"
 max_request_body  = "1MiB"
 max_response_body = 1048576
@@ -102,8 +111,8 @@ fn refused(text: &str) -> String {
     read(text).expect_err(text).to_string()
 }
 
-fn header_key() -> KeyRules {
-    KeyRules { source: KeySource::Header, required: false, format: KeyFormat::Any, min_length: 16 }
+fn header_key() -> KeyPolicy {
+    KeyPolicy { source: KeySource::Header, required: false, format: KeyFormat::Any, length_min: 16 }
 }
 
 #[test]
@@ -111,32 +120,37 @@ fn the_whole_example_is_accepted() {
     let config = read(EXAMPLE).unwrap();
     assert_eq!(config.routes.len(), 3);
     assert_eq!(config.store.url.to_string(), "postgres://onetake:***@127.0.0.1:5432/onetake");
-    assert_eq!(config.warnings(), Vec::<String>::new());
+    let hidden = config.warnings();
+    assert_eq!(hidden.len(), 2, "{hidden:?}");
+    assert!(hidden[0].contains("preset \"signup\" sets ttl = \"1h\""), "{hidden:?}");
+    assert!(hidden[1].contains("preset \"job\" sets ttl = \"30d\""), "{hidden:?}");
     let [charges, orders, jobs] = config.routes.as_slice() else { panic!("three routes") };
 
     assert_eq!(charges.preset, Some(Preset::Payment));
     assert_eq!(charges.upstream, "http://127.0.0.1:3001");
-    assert_eq!(charges.policy.key, KeyRules { required: true, ..header_key() });
-    assert_eq!(charges.policy.tenant, TenantConfig::Credential);
-    assert_eq!(charges.policy.ttl, Duration::from_secs(86_400));
-    assert_eq!(charges.policy.outcomes.classify(status(404)), Disposition::Release);
-    assert_eq!(charges.policy.outcomes.classify(status(409)), Disposition::Release);
-    assert_eq!(charges.policy.outcomes.classify(status(422)), Disposition::Record);
-    assert_eq!(charges.policy.outcomes.classify(status(503)), Disposition::Unknown);
-    assert_eq!(charges.policy.max_response_body, 1 << 20);
+    assert_eq!(charges.settings.policy.key, KeyPolicy { required: true, ..header_key() });
+    assert_eq!(charges.settings.policy.tenant, Tenant::Credential);
+    assert_eq!(charges.settings.policy.terms.ttl, Duration::from_secs(86_400));
+    assert_eq!(charges.settings.policy.outcomes.classify(status(404)), Disposition::Release);
+    assert_eq!(charges.settings.policy.outcomes.classify(status(409)), Disposition::Release);
+    assert_eq!(charges.settings.policy.outcomes.classify(status(422)), Disposition::Record);
+    assert_eq!(charges.settings.policy.outcomes.classify(status(503)), Disposition::Unknown);
+    assert_eq!(charges.settings.policy.response_body_max, 1 << 20);
 
     assert_eq!(orders.upstream, "http://127.0.0.1:3000");
-    assert_eq!(orders.policy.in_flight, InFlight::Wait);
-    let pointers = vec!["/timestamp".to_owned(), "/trace~1id".to_owned()];
-    assert_eq!(orders.policy.fingerprint, FingerprintConfig::JsonExclude(pointers));
-    assert_eq!(orders.policy.tenant, TenantConfig::Header(HeaderName::from_static("x-account")));
-    assert!(!orders.policy.key.required);
+    assert_eq!(orders.settings.policy.in_flight, InFlight::Wait(Duration::from_secs(5)));
+    let pointers = ["/timestamp", "/trace~1id"].map(|text| Pointer::parse(text).unwrap());
+    let exclude = FingerprintMode::Json(Selection::Exclude(pointers.into()));
+    assert_eq!(orders.settings.policy.fingerprint.mode, exclude);
+    assert_eq!(orders.settings.policy.tenant, Tenant::Header(HeaderName::from_static("x-account")));
+    assert!(!orders.settings.policy.key.required);
 
     assert_eq!(jobs.methods.to_string(), "POST,PUT,PATCH,DELETE");
     assert_eq!(jobs.path.to_string(), "/v1/jobs/{*rest}");
-    assert_eq!(jobs.policy.fingerprint, FingerprintConfig::JsonInclude(vec!["/job".to_owned()]));
-    assert_eq!(jobs.policy.on_unknown, OnUnknown::Retry);
-    assert_eq!(jobs.policy.outcomes.classify(status(500)), Disposition::Release);
+    let include = FingerprintMode::Json(Selection::Include(vec![Pointer::parse("/job").unwrap()]));
+    assert_eq!(jobs.settings.policy.fingerprint.mode, include);
+    assert_eq!(jobs.settings.policy.terms.on_unknown, OnUnknown::Retry);
+    assert_eq!(jobs.settings.policy.outcomes.classify(status(500)), Disposition::Release);
 }
 
 #[test]
@@ -149,30 +163,35 @@ fn a_flag_alone_is_a_working_gateway() {
     assert_eq!(config.store.url, StoreUrl::Embedded("./onetake-data".into()));
     assert_eq!(config.sweep, Sweep { interval: Duration::from_secs(900), batch: 5000 });
     let trusts = |address: &str| {
-        config.gateway.trusted_proxies.iter().any(|cidr| cidr.contains(address.parse().unwrap()))
+        config
+            .gateway
+            .trusted_proxies
+            .iter()
+            .any(|cidr| cidr.contains(&address.parse::<std::net::IpAddr>().unwrap()))
     };
     assert!(trusts("127.9.9.9") && trusts("::1") && !trusts("10.0.0.1") && !trusts("::2"));
     let expected = Policy {
         namespace: String::new(),
         key: header_key(),
-        tenant: TenantConfig::CredentialOrPublic,
-        fingerprint: FingerprintConfig::Bytes,
-        fingerprint_headers: Vec::new(),
-        ttl: Duration::from_secs(86_400),
-        lease: Duration::from_secs(30),
-        grace: Duration::from_secs(30),
+        tenant: Tenant::CredentialOrPublic,
+        fingerprint: FingerprintPolicy::default(),
+        terms: Terms {
+            ttl: Duration::from_secs(86_400),
+            lease: Duration::from_secs(30),
+            grace: Duration::from_secs(30),
+            on_unknown: OnUnknown::Fail,
+        },
         in_flight: InFlight::Reject,
-        wait_timeout: Duration::from_secs(5),
-        on_unknown: OnUnknown::Fail,
-        reconcile: None,
         on_store_down: OnStoreDown::FailClosed,
         velocity: Vec::new(),
-        upstream_timeout: Duration::from_secs(30),
+        run_max: Duration::from_secs(30),
         outcomes: StatusRules::new(),
         answers: Answers::default(),
-        max_request_body: 1 << 20,
-        max_response_body: 1 << 20,
+        request_body_max: 1 << 20,
+        response_body_max: 1 << 20,
+        ..Policy::default()
     };
+    let expected = Settings { policy: expected, forward_auth: None, reconcile: None };
     assert_eq!(config.defaults, expected);
     assert_eq!(config.routes, []);
 }

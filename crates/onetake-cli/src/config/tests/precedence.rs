@@ -27,7 +27,7 @@ fn variables_stand_above_the_file_and_flags_above_variables() {
     };
     let got = |variables: &[(&str, &str)], flags: Overrides| {
         let config = load(Some(FILE), "f", env(variables), flags).unwrap();
-        let ttl = config.defaults.ttl.as_secs() / 3600;
+        let ttl = config.defaults.policy.terms.ttl.as_secs() / 3600;
         let upstream = config.gateway.upstream.unwrap().host().unwrap().to_owned();
         let ports = (config.gateway.listen.port(), config.admin.listen.port());
         (ports, upstream, config.store.url.to_string(), config.sweep.batch, ttl)
@@ -43,23 +43,27 @@ fn variables_hold_toml_values_or_text() {
     let policy = |variables: &[(&str, &str)]| {
         let text = "[gateway]\nupstream = \"http://a\"\n[defaults]\ntenant = \"public\"\n\
                     key = { min_length = 20 }\n";
-        load(Some(text), "f", env(variables), Overrides::default()).unwrap().defaults
+        load(Some(text), "f", env(variables), Overrides::default()).unwrap().defaults.policy
     };
     assert_eq!(policy(&[("ONETAKE__DEFAULTS__NAMESPACE", "\"a\"")]).namespace, "a");
     assert_eq!(policy(&[("ONETAKE__DEFAULTS__NAMESPACE", "a")]).namespace, "a");
     assert_eq!(policy(&[("ONETAKE__DEFAULTS__NAMESPACE", "2024-01-02")]).namespace, "2024-01-02");
     assert_eq!(policy(&[("ONETAKE__DEFAULTS__NAMESPACE", "007")]).namespace, "007");
     assert_eq!(policy(&[("ONETAKE__DEFAULTS__NAMESPACE", "")]).namespace, "");
-    assert_eq!(policy(&[("ONETAKE__DEFAULTS__MAX_REQUEST_BODY", "9")]).max_request_body, 9);
-    assert_eq!(policy(&[("ONETAKE__DEFAULTS__MAX_REQUEST_BODY", "9KiB")]).max_request_body, 9216);
+    assert_eq!(policy(&[("ONETAKE__DEFAULTS__MAX_REQUEST_BODY", "9")]).request_body_max, 9);
+    assert_eq!(policy(&[("ONETAKE__DEFAULTS__MAX_REQUEST_BODY", "9KiB")]).request_body_max, 9216);
     let list = policy(&[("ONETAKE__DEFAULTS__RELEASE", "[\"5xx\"]")]);
     assert_eq!(list.outcomes.classify(status(500)), Disposition::Release);
     let key = policy(&[("ONETAKE__DEFAULTS__KEY__REQUIRED", "true")]).key;
-    assert_eq!(key, KeyRules { required: true, min_length: 20, ..header_key() }, "one more field");
+    assert_eq!(key, KeyPolicy { required: true, length_min: 20, ..header_key() }, "one more field");
     let key = policy(&[("ONETAKE__DEFAULTS__KEY", "{ required = true }")]).key;
-    assert_eq!(key, KeyRules { required: true, min_length: 16, ..header_key() }, "the whole table");
+    assert_eq!(
+        key,
+        KeyPolicy { required: true, length_min: 16, ..header_key() },
+        "the whole table"
+    );
     let tenant = policy(&[("ONETAKE__DEFAULTS__TENANT__HEADER", "X-A")]).tenant;
-    assert_eq!(tenant, TenantConfig::Header(HeaderName::from_static("x-a")));
+    assert_eq!(tenant, Tenant::Header(HeaderName::from_static("x-a")));
 }
 
 /// The policy of one route below these defaults.
@@ -68,12 +72,12 @@ fn route(defaults: &str, route: &str) -> Policy {
         "[gateway]\nupstream = \"http://a\"\n[defaults]\ntenant = \"public\"\n{defaults}\n\
          [[route]]\nmatch = \"POST /\"\n{route}\n"
     );
-    read(&text).unwrap_or_else(|error| panic!("{error}")).routes.remove(0).policy
+    read(&text).unwrap_or_else(|error| panic!("{error}")).routes.remove(0).settings.policy
 }
 
 #[test]
 fn route_stands_above_preset_above_defaults_above_built_in() {
-    let hours = |defaults: &str, own: &str| route(defaults, own).ttl.as_secs() / 3600;
+    let hours = |defaults: &str, own: &str| route(defaults, own).terms.ttl.as_secs() / 3600;
     assert_eq!(hours("", ""), 24);
     assert_eq!(hours("ttl = \"2h\"", ""), 2);
     assert_eq!(hours("ttl = \"2h\"", "preset = \"job\""), 720);
@@ -95,12 +99,12 @@ fn a_key_is_required_by_preset_or_by_word() {
     assert!(!required("", "preset = \"payment\"\nkey = { required = false }"));
     assert!(required("key = { required = true }", "preset = \"signup\"\nkey.min_length = 9"));
     assert!(required("key = { required = false }", "preset = \"payment\""));
-    assert_eq!(route("key.min_length = 40", "preset = \"payment\"").key.min_length, 40);
+    assert_eq!(route("key.min_length = 40", "preset = \"payment\"").key.length_min, 40);
 }
 
 #[test]
 fn grace_is_one_lease_unless_it_is_named() {
-    let seconds = |defaults, own| route(defaults, own).grace.as_secs();
+    let seconds = |defaults, own| route(defaults, own).terms.grace.as_secs();
     assert_eq!(seconds("", ""), 30);
     assert_eq!(seconds("", "lease = \"7s\""), 7);
     assert_eq!(seconds("lease = \"9s\"", ""), 9);
@@ -125,7 +129,7 @@ fn statuses_by_layer() {
         ("release = [\"500\", \"404\"]", "preset = \"payment\"", [Unknown, Unknown, Release]),
         ("release = [\"404\"]", "record = [\"4xx\"]", [Release, Unknown, Release]),
         ("release = [\"404\"]", "record = [\"404\"]", [Release, Unknown, Record]),
-        ("unknown = [\"503\"]", "preset = \"job\"", [Release, Release, Record]),
+        ("mark_unknown = [\"503\"]", "preset = \"job\"", [Release, Release, Record]),
     ] {
         let rules = route(defaults, own).outcomes;
         let got = [503, 500, 404].map(|status| rules.classify(super::status(status)));

@@ -61,9 +61,9 @@ fn a_reconcile_of_defaults_is_checked_where_it_is_used() {
         )
     };
     let config = read(&text("")).unwrap();
-    assert_eq!(config.routes[0].policy.reconcile, config.defaults.reconcile);
+    assert_eq!(config.routes[0].settings.reconcile, config.defaults.reconcile);
     let config = read(&text("on_unknown = \"fail\"\ntenant = \"credential\"")).unwrap();
-    assert_eq!(config.routes[0].policy.reconcile, None, "nobody is asked");
+    assert_eq!(config.routes[0].settings.reconcile, None, "nobody is asked");
     let error = read(&text("tenant = \"credential\"")).unwrap_err();
     assert_eq!(error.problems()[0].field, "route[0].reconcile", "{error}");
     assert!(error.to_string().contains("use {derived_key}"), "{error}");
@@ -73,7 +73,7 @@ fn a_reconcile_of_defaults_is_checked_where_it_is_used() {
 
 #[test]
 fn what_reconcilers_are_sent_is_not_repeated() {
-    let line = "{ request = \"GET http://a/{derived_key}\", headers = { X-Key = \"hush\\n\", \"bad name\" = \"hush\" } }";
+    let line = "{ request = \"GET http://a/{derived_key}\", request_headers = { X-Key = \"hush\\n\", \"bad name\" = \"hush\" } }";
     let text = format!(
         "[gateway]\nupstream = \"http://a\"\n[defaults]\non_unknown = \"reconcile\"\nreconcile = {line}"
     );

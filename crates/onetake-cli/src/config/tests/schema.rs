@@ -1,6 +1,6 @@
 //! The schema: complete, and never stricter than `check`.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use jsonschema::Validator;
 use serde_json::{Value, json};
@@ -8,64 +8,9 @@ use serde_json::{Value, json};
 use super::fields::{Wrong, right, wrong};
 use super::mutations::{Dice, mutate};
 use super::*;
-use crate::config::fields::{self as tables, Fields};
-
-/// Every kind of table, and where the schema has it.
-const TABLES: &[(&Fields, &[&str])] = &[
-    (&tables::ROOT, &[""]),
-    (&tables::GATEWAY, &["/properties/gateway"]),
-    (&tables::TLS, &["/properties/gateway/properties/tls"]),
-    (&tables::UPSTREAM_TLS, &["/properties/gateway/properties/upstream_tls"]),
-    (&tables::ADMIN, &["/properties/admin"]),
-    (&tables::STORE, &["/properties/store"]),
-    (
-        &tables::FROM_ENV,
-        &[
-            "/properties/store/properties/url/oneOf/1",
-            "/properties/store/properties/filter/oneOf/1",
-            "/properties/relay/properties/sink/oneOf/1",
-        ],
-    ),
-    (&tables::SWEEP, &["/properties/sweep"]),
-    (&tables::RELAY, &["/properties/relay"]),
-    (&tables::SECRETS, &["/properties/secrets"]),
-    (
-        &tables::SECRET,
-        &[
-            "/properties/secrets/properties/encryption/items",
-            "/properties/secrets/properties/fingerprint/items",
-            "/properties/secrets/properties/issued_keys/items",
-        ],
-    ),
-    (
-        &tables::SECRET_KEY,
-        &[
-            "/properties/admin/properties/token/oneOf/1",
-            "/$defs/reconcile/oneOf/1/properties/headers/additionalProperties/oneOf/1",
-            "/properties/relay/properties/secrets/items/oneOf/1",
-            "/properties/secrets/properties/encryption/items/properties/key/oneOf/1",
-            "/properties/secrets/properties/fingerprint/items/properties/key/oneOf/1",
-            "/properties/secrets/properties/issued_keys/items/properties/key/oneOf/1",
-        ],
-    ),
-    (&tables::ROUTE, &["/properties/route/items"]),
-    (&tables::DEFAULTS, &["/properties/defaults"]),
-    (&tables::KEY, &["/$defs/key"]),
-    (&tables::TENANT, &["/$defs/tenant/oneOf/1"]),
-    (&tables::JWT, &["/$defs/tenant/oneOf/1/properties/jwt"]),
-    (
-        &tables::JWT_KEY,
-        &[
-            "/$defs/tenant/oneOf/1/properties/jwt/properties/key/oneOf/1",
-            "/$defs/tenant/oneOf/1/properties/jwt/properties/key/oneOf/2/items/oneOf/1",
-        ],
-    ),
-    (&tables::FORWARD_AUTH, &["/$defs/tenant/oneOf/1/properties/forward_auth/oneOf/1"]),
-    (&tables::RECONCILE, &["/$defs/reconcile/oneOf/1"]),
-    (&tables::FINGERPRINT, &["/$defs/fingerprint"]),
-    (&tables::VELOCITY, &["/$defs/velocity/items"]),
-    (&tables::STATUSES, &["/$defs/statuses"]),
-];
+use crate::config::form::Shape;
+use crate::config::policy::PolicyOptions;
+use crate::config::table::TableInfo;
 
 /// What only `check` refuses: bounds of durations and sizes, rules between two fields, and what is
 /// outside the file.
@@ -87,7 +32,7 @@ const CHECK_ONLY: &[&str] = &[
     "upstream = \"https://a..b\"",
     "key = { from = \"json\", pointer = \"/id\" }",
     "key = { from = \"derive\", parts = [\"json:/a\"] }",
-    "record = [\"404\"]\nunknown = [\"5xx\", \"404\"]",
+    "record = [\"404\"]\nmark_unknown = [\"5xx\", \"404\"]",
     // In any letter case, which a pattern cannot say.
     "fingerprint = { mode = \"bytes\", headers = [\"Date\"] }",
     "url = { env = \"ONETAKE_NOBODY_SETS_THIS\" }",
@@ -99,12 +44,12 @@ const CHECK_ONLY: &[&str] = &[
     "timeout = \"301s\"",
     "backoff_max = \"25h\"",
     "kept = \"401d\"",
-    "issued_keys = [{ id = \"a\", key = { env = \"ONETAKE_NOBODY_SETS_THIS\" } }]",
-    "issued_keys = [{ id = \"a\", key = { file = \"/nowhere/at/all\" } }]",
-    "tenant = { jwt = { key = { env = \"ONETAKE_NOBODY_SETS_THIS\" } } }",
-    "tenant = { jwt = { key = { file = \"/nowhere/at/all\" } } }",
-    "tenant = { jwt = { key = { env = \"TEST_SECRET\" }, leeway = \"11m\" } }",
-    "tenant = { jwt = { key = \"AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA=\", algorithms = [\"RS256\"] } }",
+    "issued_keys = [{ id = \"a\", secret = { env = \"ONETAKE_NOBODY_SETS_THIS\" } }]",
+    "issued_keys = [{ id = \"a\", secret = { file = \"/nowhere/at/all\" } }]",
+    "tenant = { jwt = { verification_key = { env = \"ONETAKE_NOBODY_SETS_THIS\" } } }",
+    "tenant = { jwt = { verification_key = { file = \"/nowhere/at/all\" } } }",
+    "tenant = { jwt = { verification_key = { env = \"TEST_SECRET\" }, leeway = \"11m\" } }",
+    "tenant = { jwt = { verification_key = \"AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA=\", algorithms = [\"RS256\"] } }",
     "tenant = { forward_auth = \"https://a..b/auth\" }",
     "tenant = { forward_auth = { url = \"http://a\", timeout = \"31s\" } }",
     "tenant = { forward_auth = { url = \"http://a\", cache = \"61s\" } }",
@@ -120,13 +65,13 @@ const CHECK_ONLY: &[&str] = &[
     "on_unknown = \"reconcile\"\nreconcile = \"GET http://a/{key}\"",
     "on_unknown = \"reconcile\"\nreconcile = \"GET http://a/{tenant}/{key}\"",
     "on_unknown = \"reconcile\"\ntenant = \"client-ip\"\nreconcile = \"GET http://a/{key}\"",
-    "on_unknown = \"reconcile\"\ntenant = { jwt = { key = { env = \"TEST_SECRET\" } } }\nreconcile = \"GET http://a/{tenant}/{key}\"",
+    "on_unknown = \"reconcile\"\ntenant = { jwt = { verification_key = { env = \"TEST_SECRET\" } } }\nreconcile = \"GET http://a/{tenant}/{key}\"",
     "on_unknown = \"reconcile\"\nreconcile = { request = \"GET http://a/{key}\", timeout = \"61s\" }",
-    "on_unknown = \"reconcile\"\nreconcile = { request = \"GET http://a/{key}\", limit = \"31d\" }",
-    "on_unknown = \"reconcile\"\nreconcile = { request = \"GET http://a/{derived_key}\", headers = { Host = \"b\" } }",
-    "on_unknown = \"reconcile\"\nreconcile = { request = \"GET http://a/{derived_key}\", headers = { connection = \"b\" } }",
-    "on_unknown = \"reconcile\"\nreconcile = { request = \"GET http://a/{derived_key}\", headers = { X-A = \"a\", x-a = \"b\" } }",
-    "on_unknown = \"reconcile\"\nreconcile = { request = \"GET http://a/{derived_key}\", headers = { X-A = { env = \"ONETAKE_NOBODY_SETS_THIS\" } } }",
+    "on_unknown = \"reconcile\"\nreconcile = { request = \"GET http://a/{key}\", give_up_after = \"31d\" }",
+    "on_unknown = \"reconcile\"\nreconcile = { request = \"GET http://a/{derived_key}\", request_headers = { Host = \"b\" } }",
+    "on_unknown = \"reconcile\"\nreconcile = { request = \"GET http://a/{derived_key}\", request_headers = { connection = \"b\" } }",
+    "on_unknown = \"reconcile\"\nreconcile = { request = \"GET http://a/{derived_key}\", request_headers = { X-A = \"a\", x-a = \"b\" } }",
+    "on_unknown = \"reconcile\"\nreconcile = { request = \"GET http://a/{derived_key}\", request_headers = { X-A = { env = \"ONETAKE_NOBODY_SETS_THIS\" } } }",
 ];
 
 /// What the files in `examples` find in the environment.
@@ -157,26 +102,55 @@ fn assert_valid(validator: &Validator, text: &str) {
     assert_eq!(faults.collect::<Vec<_>>(), Vec::<String>::new(), "{text}");
 }
 
+/// Every table of the declaration, with the pointer at which the schema has it.
+fn tables() -> Vec<(String, TableInfo)> {
+    fn inner(shape: &Shape, at: &str, found: &mut Vec<(String, TableInfo)>) {
+        match shape {
+            Shape::Table(info) => of(info(), at, found),
+            Shape::List(of, ..) => inner(of, &format!("{at}/items"), found),
+            Shape::Headers(of, _) => inner(of, &format!("{at}/additionalProperties"), found),
+            Shape::Secret(of) => inner(of, at, found),
+            Shape::OneOf(shapes) => {
+                for (index, shape) in shapes.iter().enumerate() {
+                    inner(shape, &format!("{at}/oneOf/{index}"), found);
+                }
+            }
+            _ => {}
+        }
+    }
+    fn of(info: TableInfo, at: &str, found: &mut Vec<(String, TableInfo)>) {
+        for option in &info.options {
+            inner(&option.shape, &format!("{at}/properties/{}", option.name), found);
+        }
+        found.push((at.to_owned(), info));
+    }
+    let mut found = Vec::new();
+    of(File::info(), "", &mut found);
+    for option in PolicyOptions::info().options {
+        inner(&option.shape, &format!("/$defs/{}", option.name), &mut found);
+    }
+    found
+}
+
 #[test]
 fn the_schema_has_every_field_and_no_other() {
     let schema = schema();
     let mut found = BTreeSet::new();
     find_tables(&schema, "", &mut found);
-    let known = TABLES.iter().flat_map(|(_, pointers)| *pointers).map(|p| (*p).to_owned());
-    assert_eq!(found, known.collect());
-    for (fields, pointers) in TABLES {
-        for pointer in *pointers {
-            let table = schema.pointer(pointer).unwrap();
-            assert_eq!(table["additionalProperties"], json!(false), "{pointer}");
-            let properties = table["properties"].as_object().unwrap();
-            let names = properties.keys().map(String::as_str).collect::<BTreeSet<_>>();
-            assert_eq!(names, fields.names().collect(), "{pointer}");
-            for (name, property) in properties {
-                let reference = property["$ref"].as_str().and_then(|path| path.strip_prefix('#'));
-                let property = reference.map_or(property, |path| schema.pointer(path).unwrap());
-                for keyword in ["title", "description"] {
-                    assert!(property[keyword].is_string(), "{pointer} {name} {keyword}");
-                }
+    let tables = tables();
+    assert!(tables.len() > 25, "{}", tables.len());
+    assert_eq!(found, tables.iter().map(|(pointer, _)| pointer.clone()).collect());
+    for (pointer, info) in &tables {
+        let table = schema.pointer(pointer).unwrap();
+        assert_eq!(table["additionalProperties"], json!(false), "{pointer}");
+        let properties = table["properties"].as_object().unwrap();
+        let names = properties.keys().map(String::as_str).collect::<BTreeSet<_>>();
+        assert_eq!(names, info.names().collect(), "{pointer}");
+        for (name, property) in properties {
+            let reference = property["$ref"].as_str().and_then(|path| path.strip_prefix('#'));
+            let property = reference.map_or(property, |path| schema.pointer(path).unwrap());
+            for keyword in ["title", "description"] {
+                assert!(property[keyword].is_string(), "{pointer} {name} {keyword}");
             }
         }
     }
@@ -213,17 +187,23 @@ fn every_field_has_a_right_line_and_a_wrong_one() {
         parts.filter(|(index, _)| index % 2 == 0).map(|(_, part)| part).collect::<String>()
     };
     let refused = wrong().into_iter().map(plain).collect::<BTreeSet<_>>();
-    for (fields, pointers) in TABLES {
-        for name in fields.names() {
-            let path = |pointer: &&str| {
-                let path = pointer.replace("/$defs", "/route").replace("/properties", "");
-                let path = path.replace("/items", "").replace("/oneOf/1", "");
-                format!("{path}/{name}").trim_start_matches('/').replace('/', ".")
-            };
-            let paths = pointers.iter().map(path).collect::<Vec<_>>();
-            assert!(paths.iter().any(|path| written.contains(path)), "no right line: {paths:?}");
-            assert!(paths.iter().any(|path| refused.contains(path)), "no wrong line: {paths:?}");
+    // A table of the same kind may be written in another place.
+    let mut kinds: BTreeMap<(&str, &str), Vec<String>> = BTreeMap::new();
+    for (pointer, info) in tables() {
+        for name in info.names() {
+            let path = pointer.replace("/$defs", "/route").replace("/properties", "");
+            let path = path.replace("/items", "").replace("/additionalProperties", "");
+            let path = path.split("/oneOf/").enumerate().map(|(index, part)| {
+                if index == 0 { part } else { part.trim_start_matches(char::is_numeric) }
+            });
+            let path = format!("{}/{name}", path.collect::<String>());
+            let path = path.trim_start_matches('/').replace('/', ".");
+            kinds.entry((info.label, name)).or_default().push(path);
         }
+    }
+    for paths in kinds.values() {
+        assert!(paths.iter().any(|path| written.contains(path)), "no right line: {paths:?}");
+        assert!(paths.iter().any(|path| refused.contains(path)), "no wrong line: {paths:?}");
     }
 }
 

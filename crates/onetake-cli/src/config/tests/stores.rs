@@ -60,14 +60,14 @@ fn what_is_allowed_but_dear_is_a_warning() {
 fn the_route_itself_has_to_open_a_payment() {
     let of = |defaults: &str, own: &str| {
         let text = format!("{PAYMENT}{own}\n[defaults]\n{defaults}\n");
-        read(&text).unwrap().routes.remove(0).policy.on_store_down
+        read(&text).unwrap().routes.remove(0).settings.policy.on_store_down
     };
     let open = "on_store_down = \"fail-open\"";
     assert_eq!(of("", ""), OnStoreDown::FailClosed);
     assert_eq!(of(open, ""), OnStoreDown::FailClosed, "the preset stands above [defaults]");
     assert_eq!(of("", open), OnStoreDown::FailOpen);
     let text = "[gateway]\nupstream = \"http://a\"\n[defaults]\non_store_down = \"fail-open\"\n";
-    assert_eq!(read(text).unwrap().defaults.on_store_down, OnStoreDown::FailOpen);
+    assert_eq!(read(text).unwrap().defaults.policy.on_store_down, OnStoreDown::FailOpen);
 }
 
 #[test]

@@ -24,11 +24,11 @@ use hyper_util::rt::{TokioExecutor, TokioTimer};
 
 use onetake_core::{Clock, Failure, Found, Inquiry, Origin, Reconcile, Record, TenantDigest};
 use onetake_http::recording::record_response;
-use onetake_http::{Known, Remembered};
+use onetake_http::{InFlight, Known, Remembered};
 
 use super::Connector;
 use super::plan::{NO_ROUTE, label_of};
-use crate::config::{self, Config, InFlight, Placeholder, Policy};
+use crate::config::{self, Config, Placeholder, Settings};
 use answer::Means;
 use health::Health;
 
@@ -73,7 +73,7 @@ pub(super) fn remembered_for(reconcile: &config::Reconcile) -> Vec<Remembered> {
         (Placeholder::Key, Remembered::Key),
         (Placeholder::Tenant, Remembered::Tenant),
     ];
-    let used = pairs.into_iter().filter(|(place, _)| reconcile.target.has(*place));
+    let used = pairs.into_iter().filter(|(place, _)| reconcile.request.has(*place));
     used.map(|(_, remembered)| remembered).collect()
 }
 
@@ -84,7 +84,7 @@ impl Reconciler {
         connector: &Connector,
         clock: Arc<dyn Clock>,
     ) -> Option<Self> {
-        let named = config.routes.iter().map(|route| (label_of(route), &route.policy));
+        let named = config.routes.iter().map(|route| (label_of(route), &route.settings));
         let routes = routes(named.chain([(NO_ROUTE.to_owned(), &config.defaults)]));
         if routes.is_empty() {
             return None;
@@ -109,14 +109,14 @@ impl Reconciler {
             return not_asked("its route has no reconciler any more");
         };
         let known = Known::of(&record.origin.memo);
-        let Some(uri) = target::fill(&route.asked.target, &known, record.id.reference()) else {
+        let Some(uri) = target::fill(&route.asked.request, &known, record.id.reference()) else {
             return not_asked(
                 "the record does not hold what it can be asked for by: the tenant is too long to be kept, a key or tenant is nothing but dots, the route asked otherwise when the key was claimed, or what was kept cannot be decrypted here",
             );
         };
         let mut request = Request::new(Empty::new());
         *request.uri_mut() = uri;
-        *request.headers_mut() = headers(&route.asked.headers.0);
+        *request.headers_mut() = headers(&route.asked.request_headers.0);
         let Some(ask) = route.health.ask(&*self.clock) else {
             return not_asked(
                 "who is asked has kept several asks waiting lately, and is left alone for a while",
@@ -168,10 +168,10 @@ impl Reconciler {
 
 /// Those of the routes that ask. Records have the beginning of a route's name only: where that is not enough to tell
 /// two routes apart, neither is asked for.
-fn routes<'a>(named: impl Iterator<Item = (String, &'a Policy)>) -> Vec<Route> {
+fn routes<'a>(named: impl Iterator<Item = (String, &'a Settings)>) -> Vec<Route> {
     let mut routes: Vec<Route> = Vec::new();
     let mut known: Vec<(Arc<str>, String)> = Vec::new();
-    for (label, policy) in named {
+    for (label, settings) in named {
         let name = Origin::new(TenantDigest::default(), &label).route;
         if let Some((_, other)) = known.iter().find(|(other, _)| *other == name) {
             if *other != label {
@@ -184,13 +184,14 @@ fn routes<'a>(named: impl Iterator<Item = (String, &'a Policy)>) -> Vec<Route> {
             continue; // The first that matches wins.
         }
         known.push((Arc::clone(&name), label));
-        if let Some(asked) = policy.reconcile.clone() {
+        let policy = &settings.policy;
+        if let Some(asked) = settings.reconcile.clone() {
             routes.push(Route {
                 name,
                 asked,
-                upstream_timeout: policy.upstream_timeout,
-                answers_later: policy.in_flight == InFlight::Async,
-                body_bytes_max: policy.max_response_body,
+                upstream_timeout: policy.run_max,
+                answers_later: matches!(policy.in_flight, InFlight::Async(_)),
+                body_bytes_max: policy.response_body_max,
                 health: Health::default(),
             });
         }
@@ -235,7 +236,7 @@ impl Reconcile for Reconciler {
             timeout: route.asked.timeout,
             pause_min: PAUSE_MIN,
             pause_max: PAUSE_MAX,
-            limit: route.asked.limit,
+            limit: route.asked.give_up_after,
         })
     }
 

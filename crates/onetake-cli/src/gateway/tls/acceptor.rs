@@ -41,7 +41,7 @@ impl Acceptor {
         identity: Identity,
         clock: Arc<dyn Clock>,
     ) -> Result<Self, TlsFailed> {
-        let paths = vec![identity.certificate.clone(), identity.key.clone()];
+        let paths = vec![identity.certificate.clone(), identity.private_key.clone()];
         let time = Arc::clone(&clock);
         let config = reloaded(
             FIELD,
@@ -97,10 +97,10 @@ mod tests {
         let made = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
         let identity = Identity {
             certificate: folder.path().join("cert.pem"),
-            key: folder.path().join("key.pem"),
+            private_key: folder.path().join("key.pem"),
         };
         std::fs::write(&identity.certificate, made.cert.pem()).unwrap();
-        std::fs::write(&identity.key, made.signing_key.serialize_pem()).unwrap();
+        std::fs::write(&identity.private_key, made.signing_key.serialize_pem()).unwrap();
         let year_2020 = Timestamp::from_micros(1_577_836_800_000_000);
         let clock = ManualClock::new(year_2020);
         let acceptor = Acceptor::new(identity, Arc::new(clock.clone())).unwrap();

@@ -67,7 +67,8 @@ impl Connector {
         http.enforce_http(false);
         let tls = tls.map(|tls| {
             let identity = tls.identity.iter();
-            let identity = identity.flat_map(|identity| [&identity.certificate, &identity.key]);
+            let identity =
+                identity.flat_map(|identity| [&identity.certificate, &identity.private_key]);
             let paths = tls.roots.iter().chain(identity).cloned().collect();
             let time = Arc::clone(&clock);
             let make = move |files: &mut Files| client_config(&tls, files, &*time);

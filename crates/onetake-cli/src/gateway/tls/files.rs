@@ -73,7 +73,7 @@ impl Files {
     ) -> Result<Arc<CertifiedKey>, TlsFailed> {
         let field = format!("{table}.certificate");
         let chain = self.certificates(&field, &identity.certificate)?;
-        let key = self.key(&format!("{table}.key"), &identity.key)?;
+        let key = self.key(&format!("{table}.private_key"), &identity.private_key)?;
         if let Some(leaf) = chain.first() {
             self.expires = check_validity(leaf, clock).map_err(|what| {
                 let fix = "Have a new one issued";
@@ -83,8 +83,8 @@ impl Files {
         let made = CertifiedKey::from_der(chain, key, &provider());
         made.map(Arc::new).map_err(|error| match error {
             rustls::Error::InconsistentKeys(_) => TlsFailed::new(
-                format!("{table}.key"),
-                Some(&identity.key),
+                format!("{table}.private_key"),
+                Some(&identity.private_key),
                 format!("it is not the key of {}", identity.certificate.display()),
                 "Name the key that the certificate was issued for, and have the certificate \
                  itself come first in its file",
@@ -95,7 +95,12 @@ impl Files {
             }
             error => {
                 let fix = "Name a file with an RSA, ECDSA or Ed25519 key, in PEM";
-                TlsFailed::new(format!("{table}.key"), Some(&identity.key), plain(&error), fix)
+                TlsFailed::new(
+                    format!("{table}.private_key"),
+                    Some(&identity.private_key),
+                    plain(&error),
+                    fix,
+                )
             }
         })
     }

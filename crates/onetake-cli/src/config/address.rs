@@ -1,0 +1,295 @@
+//! Addresses: listeners, networks, upstreams and other services, stores, brokers.
+
+use std::net::{IpAddr, SocketAddr};
+
+use http::Uri;
+use ipnet::IpNet;
+use onetake_stores::url::SCHEMES;
+use onetake_stores::{ServerUrl, StoreUrl, UrlError};
+use rustls::pki_types::ServerName;
+use url::Url;
+
+use super::error::Fault;
+use super::table::nearest;
+
+/// Reads the address of a listener.
+pub(super) fn parse_listen(text: &str) -> Result<SocketAddr, Fault> {
+    text.parse().map_err(|_| {
+        let fix = match text.rsplit_once(':') {
+            Some(("" | "*", port)) if port.parse::<u16>().is_ok() => {
+                format!("write \"0.0.0.0:{port}\" for all addresses, or \"127.0.0.1:{port}\"")
+            }
+            Some(("localhost", port)) if port.parse::<u16>().is_ok() => {
+                format!("write \"127.0.0.1:{port}\"")
+            }
+            _ => "write an address and a port, such as \"127.0.0.1:8080\" or \"[::1]:8080\"".into(),
+        };
+        Fault::new("not an IP address and a port", fix)
+    })
+}
+
+/// Reads a network such as `10.0.0.0/8`, or a single address. IPv4 in the form of IPv6 (`::ffff:10.0.0.0/104`)
+/// becomes IPv4, as addresses of clients do before they are compared.
+pub(super) fn parse_network(text: &str) -> Result<IpNet, Fault> {
+    let fix = "write an address or a block, such as \"10.0.0.0/8\", \"192.0.2.7\" or \"::1\"";
+    let parsed = match text.contains('/') {
+        true => text.parse::<IpNet>().ok(),
+        false => text.parse::<IpAddr>().ok().map(IpNet::from),
+    };
+    let Some(written) = parsed else {
+        return Err(Fault::new("not an IP address, or not a number of bits that it has", fix));
+    };
+    let mapped = match (written.addr().to_canonical(), written.prefix_len().checked_sub(96)) {
+        (address @ IpAddr::V4(_), Some(bits)) if written.addr().is_ipv6() => {
+            IpNet::new(address, bits).ok()
+        }
+        _ => None,
+    };
+    let network = mapped.unwrap_or(written);
+    if network.addr() == network.network() {
+        return Ok(network);
+    }
+    // Most likely a single host was meant, or a block: either is better than a guess.
+    let (block, address) = (network.trunc(), network.addr());
+    let fix = format!("write \"{block}\" for the block, or \"{address}\" for the one address");
+    Err(Fault::new("the address has bits behind its prefix", fix))
+}
+
+/// Reads an upstream: `http://host:port` or `https://host:port`, without a path.
+pub(super) fn parse_upstream(text: &str) -> Result<Uri, Fault> {
+    const FIX: &str = "write for example \"http://127.0.0.1:3000\"";
+    let bad = |what: &str, fix: &str| Fault::new(what, fix).hiding_value(text.contains('@'));
+    if !text.contains(['/', '@']) && http_url(&format!("http://{text}")).is_ok() {
+        let fix = format!("did you mean \"http://{text}\"?");
+        return Err(bad("the URL has no scheme", &fix));
+    }
+    let url = http_url(text).map_err(|what| bad(what, FIX))?;
+    if url.query().is_some() || url.fragment().is_some() {
+        return Err(bad("an upstream has no query and no fragment", FIX));
+    }
+    if url.path() != "/" {
+        let fix = format!(
+            "write \"{}\": requests keep their own paths",
+            url.origin().ascii_serialization()
+        );
+        return Err(bad("an upstream has no path", &fix));
+    }
+    to_uri(&url).ok_or_else(|| bad("not a valid URL", FIX))
+}
+
+/// Reads the URL of a service that is asked about credentials or outcomes; `fix` says what to write instead.
+pub(super) fn parse_service(text: &str, fix: &str) -> Result<Uri, Fault> {
+    let bad = |what: &str| Fault::new(what, fix).hiding_value(text.contains(['@', '?']));
+    let url = http_url(text).map_err(bad)?;
+    if url.fragment().is_some() {
+        return Err(bad("a fragment is never sent"));
+    }
+    to_uri(&url).ok_or_else(|| bad("not a valid URL"))
+}
+
+/// A URL of HTTP. Other than the `url` crate, this takes no white space, no backslash, no missing slash and no
+/// empty port: they are mistakes more often than not.
+fn http_url(text: &str) -> Result<Url, &'static str> {
+    const NOT_HTTP: &str = "not an http:// or https:// URL";
+    let Some(("http" | "https", rest)) = text.split_once("://") else { return Err(NOT_HTTP) };
+    let host = rest.split(['/', '?', '#']).next().unwrap_or_default();
+    if host.is_empty() || host.starts_with(':') {
+        return Err("the host is missing");
+    }
+    if host.contains('@') {
+        return Err("a user and a password are not sent");
+    }
+    if text.contains(|c: char| c.is_whitespace() || c.is_control() || c == '\\') {
+        return Err("not a valid URL");
+    }
+    let url = Url::parse(text).map_err(|error| match error {
+        url::ParseError::InvalidPort => "not a valid host and port",
+        _ => "not a valid URL",
+    })?;
+    if url.port() == Some(0) || host.ends_with(':') {
+        return Err("not a valid host and port");
+    }
+    let name = url.host_str().unwrap_or_default().trim_matches(['[', ']']);
+    match url.scheme() == "https" && ServerName::try_from(name).is_err() {
+        true => Err("no certificate can be for this host"),
+        false => Ok(url),
+    }
+}
+
+/// The form that HTTP clients take.
+fn to_uri(url: &Url) -> Option<Uri> {
+    url.as_str().parse().ok()
+}
+
+/// Reads the URL of a store.
+pub(super) fn parse_store(text: &str) -> Result<StoreUrl, Fault> {
+    StoreUrl::parse(text).map_err(|mut error| {
+        let scheme = text.split(':').next().unwrap_or_default();
+        if let Some(near) = nearest(scheme, SCHEMES).filter(|near| *near != scheme)
+            && text.contains(':')
+        {
+            error.fix = format!("did you mean `{near}:`?");
+        }
+        to_fault(error)
+    })
+}
+
+/// Reads the URL of NATS: one server, or several separated by commas.
+pub(super) fn parse_nats(text: &str, fix: &str) -> Result<ServerUrl, Fault> {
+    let url = ServerUrl::parse(text, fix).map_err(to_fault)?;
+    if url.servers().is_empty() || !url.path().is_empty() || url.query().next().is_some() {
+        let what = "a server of NATS is a host and a port, and nothing behind them";
+        return Err(Fault::new(what, fix).showing(Some(url.to_string())));
+    }
+    Ok(url)
+}
+
+fn to_fault(error: UrlError) -> Fault {
+    Fault::new(error.what, error.fix).showing(error.shown)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn upstreams() {
+        for text in [
+            "http://127.0.0.1:3000",
+            "http://api/",
+            "http://[::1]:80",
+            "http://api.internal:8080",
+            "https://api",
+            "https://127.0.0.1:3000/",
+            "https://[::1]",
+        ] {
+            assert!(parse_upstream(text).is_ok(), "{text}");
+        }
+        for (text, hint) in [
+            ("", "not an http:// or https:// URL"),
+            ("localhost:3000", "did you mean \"http://localhost:3000\"?"),
+            ("127.0.0.1:3000", "did you mean \"http://127.0.0.1:3000\"?"),
+            ("ftp://api", "not an http:// or https:// URL"),
+            ("https://api/v1", "write \"https://api\""),
+            ("https://a..b", "no certificate"),
+            ("http://", "host is missing"),
+            ("http://:3000", "host is missing"),
+            ("http://api:0", "not a valid host and port"),
+            ("http://api:99999", "port"),
+            ("http://api:", "not a valid host and port"),
+            ("http://api/v1", "write \"http://api\""),
+            ("http://api?x", "no query"),
+            ("http://api/#x", "no query"),
+            ("http://a b", "not a valid URL"),
+        ] {
+            let fault = parse_upstream(text).unwrap_err();
+            let said = format!("{} {}", fault.what, fault.fix);
+            assert!(said.contains(hint), "{text}: {said}");
+        }
+        let fault = parse_upstream("http://me:secret@api").unwrap_err();
+        assert_eq!(fault.value_of(|| Some("the value".to_owned())), None);
+        assert!(!format!("{fault:?}").contains("secret"), "{fault:?}");
+    }
+
+    #[test]
+    fn auth_urls() {
+        for text in [
+            "http://auth",
+            "http://127.0.0.1:4180/oauth2/auth",
+            "http://[::1]:80/?realm=a",
+            "https://auth",
+            "https://auth.internal:8443/verify?realm=a",
+            "https://[::1]/",
+        ] {
+            assert!(parse_service(text, "").is_ok(), "{text}");
+        }
+        for (text, hint) in [
+            ("", "not an http:// or https:// URL"),
+            ("auth/verify", "not an http:// or https:// URL"),
+            ("ftp://auth", "not an http:// or https:// URL"),
+            ("https://", "host"),
+            ("https://a..b/auth", "no certificate"),
+            ("https://auth/#x", "fragment"),
+            ("http://", "host"),
+            ("http:///auth", "host"),
+            ("http://auth:0/x", "host and port"),
+            ("http://auth/#x", "fragment"),
+            ("http://auth/a b", "not a valid URL"),
+        ] {
+            let fault = parse_service(text, "").unwrap_err();
+            assert!(fault.what.contains(hint), "{text}: {}", fault.what);
+        }
+        for text in ["http://me:secret@auth", "https://me:secret@auth"] {
+            let fault = parse_service(text, "").unwrap_err();
+            assert_eq!(fault.value_of(|| Some("the value".to_owned())), None);
+        }
+    }
+
+    #[test]
+    fn listeners() {
+        assert!(parse_listen("127.0.0.1:8080").is_ok());
+        assert!(parse_listen("[::]:0").is_ok());
+        for (text, hint) in [
+            ("localhost:8080", "\"127.0.0.1:8080\""),
+            (":8080", "\"0.0.0.0:8080\""),
+            ("8080", "an address and a port"),
+            ("", "an address and a port"),
+        ] {
+            assert!(parse_listen(text).unwrap_err().fix.contains(hint), "{text}");
+        }
+    }
+
+    fn holds(block: &str, address: &str) -> bool {
+        parse_network(block).unwrap().contains(&address.parse::<IpAddr>().unwrap().to_canonical())
+    }
+
+    #[test]
+    fn blocks_hold_their_addresses() {
+        assert!(holds("127.0.0.0/8", "127.0.0.1"));
+        assert!(holds("127.0.0.0/8", "127.255.255.255"));
+        assert!(!holds("127.0.0.0/8", "128.0.0.0"));
+        assert!(holds("0.0.0.0/0", "203.0.113.9"));
+        assert!(!holds("0.0.0.0/0", "2001:db8::1"));
+        assert!(holds("192.0.2.7", "192.0.2.7"));
+        assert!(!holds("192.0.2.7", "192.0.2.8"));
+        assert!(holds("::1", "::1"));
+        assert!(!holds("::1", "::2"));
+        assert!(holds("2001:db8::/32", "2001:db8:ffff::1"));
+        assert!(!holds("2001:db8::/32", "2001:db9::"));
+        assert!(holds("::/0", "2001:db8::1"));
+    }
+
+    #[test]
+    fn mapped_addresses_count_as_ipv4() {
+        assert!(holds("10.0.0.0/8", "::ffff:10.1.2.3"));
+        assert!(holds("::ffff:10.0.0.0/104", "10.1.2.3"));
+        assert!(!holds("::/0", "::ffff:10.1.2.3"), "it is an IPv4 address");
+        assert_eq!(parse_network("::ffff:10.0.0.0/104").unwrap().to_string(), "10.0.0.0/8");
+    }
+
+    #[test]
+    fn what_is_no_block_is_refused() {
+        for text in
+            ["", "/", "10.0.0.0/33", "::/129", "10.0.0.0/", "10.0.0.0/+8", "10.0.0.0/8/8", "host"]
+        {
+            assert!(parse_network(text).is_err(), "{text}");
+        }
+        let fault = parse_network("10.1.2.3/8").unwrap_err();
+        assert!(fault.fix.contains("\"10.0.0.0/8\""), "{fault:?}");
+    }
+
+    #[test]
+    fn a_misspelt_store_is_told_its_name() {
+        for (text, near) in [
+            ("embeded:data", "embedded:"),
+            ("postgre://me:secret@db/x", "postgres:"),
+            ("redis-clutser://a", "redis-cluster:"),
+            ("dynamo://eu/x", "dynamodb:"),
+        ] {
+            let fault = parse_store(text).unwrap_err();
+            assert_eq!(fault.fix, format!("did you mean `{near}`?"));
+            assert!(!format!("{fault:?}").contains("secret"), "{fault:?}");
+        }
+        assert!(parse_store("mysql://x").unwrap_err().fix.starts_with("use \"embedded:"));
+    }
+}

@@ -1,0 +1,376 @@
+//! Rules between options, and the configuration that comes out of a file that breaks none.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use http::Uri;
+use http::uri::Scheme;
+use onetake_core::OnUnknown;
+use onetake_http::{KeySource, Preset, Tenant};
+use onetake_relay::RelayOptions as Bounds;
+use onetake_stores::StoreUrl;
+
+use super::error::{Fault, Origin, Problems};
+use super::policy::{PolicyOptions, RouteOptions, Settings};
+use super::reconcile::{Placeholder, Template};
+use super::sections::{File, RelayOptions, Sink};
+use super::tenant::TenantOption;
+use super::tree::Node;
+use super::{Admin, Config, RelayConfig, Route, SinkConfig, StoreConfig};
+
+/// The folder for outcomes that a server did not take, unless the file says otherwise.
+const JOURNAL_FOLDER: &str = "onetake-journal";
+
+/// The tree of the file, for places of values, and the faults that were found.
+pub(super) struct Checks<'c, 'a> {
+    pub(super) tree: &'c Node,
+    pub(super) problems: &'c mut Problems<'a>,
+}
+
+impl Checks<'_, '_> {
+    /// Reports a fault of `field`, at the place of the value at `at`.
+    fn refuse(&mut self, at: &str, field: &str, fault: Fault) {
+        let node = self.tree.get(at);
+        let place = node.map_or(Origin::Absent, |node| node.at.clone());
+        let value = node.filter(|_| at == field).and_then(Node::shown);
+        self.problems.add(&place, field, value, fault);
+    }
+
+    /// Completes the configuration of a gateway.
+    pub(super) fn config(&mut self, file: File) -> Option<Config> {
+        let upstream = self.upstream(&file);
+        if file.admin.listen == file.gateway.listen && file.admin.listen.port() != 0 {
+            let fault = Fault::new("gateway.listen has the same address", "give one another port");
+            let shown = Some(file.admin.listen.to_string());
+            self.refuse("admin.listen", "admin.listen", fault.showing(shown));
+        }
+        let admin = self.admin(&file);
+        let store = self.store(&file);
+        self.lossy(&store, &file.route);
+        let defaults = Settings::new(&PolicyOptions::default(), None, &file.defaults);
+        let nothing = PolicyOptions::default();
+        self.policy("defaults", &file.defaults, &nothing, &defaults, None, &store.url);
+        let mut routes = Vec::new();
+        for (index, route) in file.route.into_iter().enumerate() {
+            let path = format!("route[{index}]");
+            let settings = Settings::new(&route.policy, route.preset, &file.defaults);
+            self.tenant_named(&path, &route, &file.defaults);
+            self.policy(
+                &path,
+                &route.policy,
+                &file.defaults,
+                &settings,
+                Some(&defaults),
+                &store.url,
+            );
+            // If there is none at all, that was reported once for all routes.
+            let own = route.policy.upstream.or_else(|| upstream.clone());
+            let RouteOptions { methods, path, preset, .. } = route;
+            routes.extend(own.map(|upstream| Route { methods, path, preset, upstream, settings }));
+        }
+        let is_https = |sink: &Sink| matches!(sink, Sink::Webhook(url) if url.scheme() == Some(&Scheme::HTTPS));
+        Some(Config {
+            has_https_relay: file.relay.sink.as_ref().is_some_and(is_https),
+            gateway: super::Gateway { upstream, ..file.gateway },
+            admin,
+            store,
+            sweep: file.sweep,
+            secrets: file.secrets,
+            defaults,
+            routes,
+            notes: Vec::new(),
+        })
+    }
+
+    /// The one upstream for all that name none: from `[gateway]` or, the same thing, `[defaults]`.
+    fn upstream(&mut self, file: &File) -> Option<Uri> {
+        let (gateway, defaults) = (&file.gateway.upstream, &file.defaults.upstream);
+        if let (Some(gateway), Some(defaults)) = (gateway, defaults)
+            && gateway != defaults
+        {
+            // With two, unkeyed requests would go to one and keyed ones to the other.
+            let other = self.tree.get("gateway.upstream").map(|node| self.problems.place(&node.at));
+            let what =
+                format!("gateway.upstream names another one ({})", other.unwrap_or_default());
+            let fault = Fault::new(what, "keep gateway.upstream and remove this one");
+            let shown = Some(defaults.to_string());
+            self.refuse("defaults.upstream", "defaults.upstream", fault.showing(shown));
+        }
+        let upstream = gateway.clone().or_else(|| defaults.clone());
+        let homeless = file.route.iter().position(|route| route.policy.upstream.is_none());
+        let what = match (&upstream, homeless) {
+            (None, Some(index)) => {
+                format!("it is missing, and route[{index}] names none of its own")
+            }
+            (None, None) if file.route.is_empty() => {
+                "it is missing, so there is nowhere to send requests to".to_owned()
+            }
+            _ => return upstream,
+        };
+        let fix = "start with --upstream http://127.0.0.1:3000, or write upstream = \
+                   \"http://127.0.0.1:3000\" below [gateway]";
+        self.refuse("gateway.upstream", "gateway.upstream", Fault::new(what, fix));
+        upstream
+    }
+
+    /// The listener for operators. Without a token it stays on loopback.
+    pub(super) fn admin(&mut self, file: &File) -> Admin {
+        self.guarded("admin.listen", Some(file.admin.listen), "see and change keys");
+        file.admin.clone()
+    }
+
+    fn guarded(&mut self, field: &str, listen: Option<SocketAddr>, could: &str) {
+        let Some(listen) = listen.filter(|listen| !listen.ip().to_canonical().is_loopback()) else {
+            return;
+        };
+        if self.tree.get("admin.token").is_none() {
+            let what =
+                format!("not on loopback, and there is no `admin.token`: anybody could {could}");
+            let fix = format!(
+                "write token = {{ env = \"ONETAKE_ADMIN_TOKEN\" }} below [admin], set ONETAKE__ADMIN__TOKEN, or listen on 127.0.0.1:{}",
+                listen.port()
+            );
+            self.refuse(field, field, Fault::new(what, fix));
+        }
+    }
+
+    /// The store, and the filter in front of it.
+    pub(super) fn store(&mut self, file: &File) -> StoreConfig {
+        let url = file.store.url.clone();
+        let filter = file.store.filter.as_ref().and_then(|filter| {
+            let fault = match (filter, &url) {
+                (StoreUrl::Redis(server), StoreUrl::Postgres(_)) => return Some(server.clone()),
+                (StoreUrl::Redis(_), other) => Fault::new(
+                    format!("a filter stands in front of PostgreSQL, and store.url is {other}"),
+                    "write url = \"postgres://HOST/DATABASE\", or remove the filter",
+                ),
+                _ => Fault::new(
+                    "only Redis can be a filter",
+                    "write for example filter = \"redis://127.0.0.1:6379\"",
+                ),
+            };
+            self.refuse("store.filter", "store.filter", fault.showing(Some(filter.to_string())));
+            None
+        });
+        // With the data, or in the folder where the process runs.
+        let journal = file.store.journal.clone().or_else(|| match &url {
+            StoreUrl::Memory => None,
+            StoreUrl::Embedded(folder) => Some(folder.join("journal")),
+            StoreUrl::Sqlite(file) => Some(file.with_file_name(JOURNAL_FOLDER)),
+            _ => Some(PathBuf::from(JOURNAL_FOLDER)),
+        });
+        let encryption = file.secrets.encryption.clone();
+        StoreConfig { url, filter, allow_lossy: file.store.allow_lossy, journal, encryption }
+    }
+
+    /// Redis alone is no store for claims on money, unless the operator says so.
+    fn lossy(&mut self, store: &StoreConfig, routes: &[RouteOptions]) {
+        if store.allow_lossy || !matches!(store.url, StoreUrl::Redis(_)) {
+            return;
+        }
+        for (index, route) in routes.iter().enumerate() {
+            if route.preset.is_some_and(Preset::is_dear) {
+                let what = "Redis alone is not durable enough for it: a failover loses writes that were \
+                            acknowledged, and a claim that is lost is a second charge";
+                let fix = "use PostgreSQL with Redis as its filter (below [store]: url = \
+                           \"postgres://HOST/DATABASE\", filter = \"redis://HOST\"); or, if you can bear \
+                           that loss, write allow_lossy = true below [store]";
+                let field = format!("route[{index}].preset");
+                self.refuse(&field, &field, Fault::new(what, fix));
+            }
+        }
+    }
+
+    fn tenant_named(&mut self, path: &str, route: &RouteOptions, defaults: &PolicyOptions) {
+        let is_named = route.policy.tenant.is_some() || defaults.tenant.is_some();
+        if route.preset == Some(Preset::Payment) && !is_named {
+            let fault = Fault::new(
+                "preset \"payment\" must name its tenant: a guess could mix two customers' payments",
+                "write tenant = \"credential\", \"public\" or { header = \"X-Account\" } in this route \
+                 or in [defaults]",
+            );
+            self.refuse(&format!("{path}.preset"), &format!("{path}.tenant"), fault);
+        }
+        let source = defaults.key.source().filter(|_| route.policy.key.from.is_none());
+        let has_form = route.policy.key.format.is_some() || route.policy.key.min_length.is_some();
+        if has_form && source.is_some_and(|source| source != KeySource::Header) {
+            let what = "`format` and `min_length` are for keys with from = \"header\", and [defaults] has others";
+            let fix = "write from = \"header\" beside them, or leave them out";
+            self.refuse("", &format!("{path}.key"), Fault::new(what, fix));
+        }
+    }
+
+    /// The rules between the options of one policy; `known` is the policy of `[defaults]`, whose faults were told.
+    fn policy(
+        &mut self,
+        path: &str,
+        own: &PolicyOptions,
+        weaker: &PolicyOptions,
+        settings: &Settings,
+        known: Option<&Settings>,
+        store: &StoreUrl,
+    ) {
+        self.statuses(path, own);
+        let layers = [(path, own), ("defaults", weaker)];
+        let source = layers.iter().find(|(_, layer)| layer.key.from.is_some());
+        let is_named = own.tenant.is_some() || weaker.tenant.is_some();
+        if let Some((at, layer)) = source
+            && matches!(layer.key.source(), Some(KeySource::Json(_) | KeySource::Derive(_)))
+            && !is_named
+        {
+            let fault = Fault::new(
+                "keys from the body can be guessed, so their tenant must be named",
+                "write tenant = \"credential\", \"public\" or { header = \"X-Account\" } beside them",
+            );
+            self.refuse(&format!("{at}.key.from"), &format!("{path}.tenant"), fault);
+        }
+        self.reconcile(path, own, weaker, settings, known, store);
+    }
+
+    /// A status belongs to one list.
+    fn statuses(&mut self, path: &str, options: &PolicyOptions) {
+        let lists = options.lists();
+        for (nth, (name, _, list)) in lists.iter().enumerate() {
+            for (index, pattern) in list.iter().enumerate() {
+                let other = lists.iter().take(nth).find(|(_, _, other)| other.contains(pattern));
+                if let Some((other, ..)) = other {
+                    let fault =
+                        Fault::new(format!("`{other}` lists it too"), "keep it in one of the two");
+                    let field = format!("{path}.{name}[{index}]");
+                    self.refuse(&field, &field, fault);
+                }
+            }
+        }
+    }
+
+    /// The service that knows outcomes must be named, and be asked about one operation only.
+    fn reconcile(
+        &mut self,
+        path: &str,
+        own: &PolicyOptions,
+        weaker: &PolicyOptions,
+        settings: &Settings,
+        known: Option<&Settings>,
+        store: &StoreUrl,
+    ) {
+        let says_something =
+            own.on_unknown.is_some() || own.reconcile.is_some() || own.tenant.is_some();
+        let of = |layer: &str| format!("{layer}.reconcile");
+        let at = if own.reconcile.is_some() { of(path) } else { of("defaults") };
+        let wants = settings.policy.terms.on_unknown == OnUnknown::Reconcile;
+        if known.is_none() || says_something {
+            let is_named = own.reconcile.is_some() || weaker.reconcile.is_some();
+            if wants && !is_named {
+                let at = if own.on_unknown.is_some() { path } else { "defaults" };
+                let field = format!("{path}.on_unknown");
+                let fault = Fault::new(
+                    "nobody is named who could be asked",
+                    "write beside it for example reconcile = \"GET http://127.0.0.1:3000/charges/by-key/{derived_key}\"",
+                );
+                let fault = fault.showing(Some("reconcile".to_owned()));
+                return self.refuse(&format!("{at}.on_unknown"), &field, fault);
+            }
+            if !wants && own.reconcile.is_some() {
+                let what = "nobody is asked unless on_unknown is \"reconcile\"";
+                let fix = "write on_unknown = \"reconcile\" beside it, or remove it";
+                return self.refuse(&at, &of(path), Fault::new(what, fix).showing(None));
+            }
+            let tenant = own.tenant.as_ref().or(weaker.tenant.as_ref());
+            let fault = settings.reconcile.as_ref().and_then(|it| unsafe_for(&it.request, tenant));
+            if let Some(fault) = fault {
+                self.refuse(&at, &of(path), fault.showing(None));
+            }
+        }
+        let times = |it: &Settings| (it.policy.terms.ttl, it.policy.run_max, it.policy.terms.grace);
+        let is_told = known.is_some_and(|known| {
+            times(known) == times(settings) && known.reconcile == settings.reconcile
+        });
+        let Some(reconcile) = settings.reconcile.as_ref().filter(|_| !is_told) else { return };
+        let (ttl, run_max, grace) = times(settings);
+        let skew = store.clock_skew_max();
+        let from = run_max.saturating_add(grace).saturating_add(skew);
+        // Half of it is for asking; see `give_up_after`.
+        let needed = from.saturating_add(reconcile.timeout).saturating_mul(2);
+        if ttl < needed {
+            let what = format!(
+                "outcomes are asked for no sooner than {from:?} after the attempt began (upstream_timeout and grace{}), and keys are kept for {ttl:?}: nobody would be asked in time",
+                if skew.is_zero() { "" } else { ", and by how much clocks may differ" },
+            );
+            let seconds = needed.as_secs_f64().ceil();
+            let fix = format!(
+                "write a ttl of {seconds}s or more, or a shorter upstream_timeout or grace"
+            );
+            self.refuse(&at, &format!("{path}.ttl"), Fault::new(what, fix));
+        }
+    }
+
+    /// Completes the configuration of a relay.
+    pub(super) fn relay(&mut self, file: File) -> Option<RelayConfig> {
+        let store = self.store(&file);
+        let RelayOptions { sink, subject_prefix, secrets, timeout, listen, .. } = &file.relay;
+        self.guarded("relay.listen", *listen, "see the metrics");
+        let Some(sink) = sink else {
+            let fault = Fault::new(
+                "it is missing: messages have nowhere to go",
+                "write sink = \"nats://HOST:4222\" or \"https://HOST/PATH\" below [relay], or say --sink URL",
+            );
+            self.refuse("relay.sink", "relay.sink", fault);
+            return None;
+        };
+        let sink = match sink.clone() {
+            Sink::Nats(url) => SinkConfig::Nats { url, subject_prefix: subject_prefix.clone() },
+            Sink::Webhook(url) => {
+                if secrets.is_empty() {
+                    let what = "a webhook is signed, and there is no secret to sign with";
+                    let fix =
+                        "write secrets = [{ env = \"ONETAKE_WEBHOOK_SECRET\" }] below [relay]";
+                    self.refuse("relay.sink", "relay.secrets", Fault::new(what, fix));
+                }
+                SinkConfig::Webhook { url, secrets: secrets.clone() }
+            }
+        };
+        let (usual, relay) = (Bounds::default(), &file.relay);
+        let options = Bounds {
+            batch_items: relay.batch,
+            hold: relay.hold,
+            idle_poll: relay.poll,
+            backoff_min: usual.backoff_min.min(relay.backoff_max),
+            backoff_max: relay.backoff_max,
+            tries_max: relay.tries_max.and_then(|tries| u32::try_from(tries).ok()),
+            kept: relay.kept,
+            ..usual
+        };
+        // A delivery that takes longer would be cut off, and repeated for ever.
+        if *timeout > options.deliver_within() {
+            let what = format!(
+                "longer than three quarters of `hold` ({:?}), within which it must be told",
+                options.hold
+            );
+            let fix = "write a shorter timeout, or a longer hold, below [relay]";
+            let fault = Fault::new(what, fix).showing(Some(format!("{timeout:?}")));
+            self.refuse("relay.timeout", "relay.timeout", fault);
+        }
+        let (token, tls) = (file.admin.token, file.gateway.upstream_tls);
+        Some(RelayConfig { store, sink, timeout: *timeout, options, listen: *listen, token, tls })
+    }
+}
+
+/// The reason against the placeholders of a request, given the tenant of its keys.
+fn unsafe_for(target: &Template, tenant: Option<&TenantOption>) -> Option<Fault> {
+    let has = |place| target.has(place);
+    let fix = "use {derived_key}: the operation is sent it as Idempotency-Derived-Key";
+    let what = match tenant {
+        None | Some(TenantOption::Plain(Tenant::Credential)) if has(Placeholder::Tenant) => {
+            "the tenant is a credential, and {tenant} would put it into a URL, and so into logs"
+        }
+        Some(TenantOption::Plain(Tenant::Jwt(_))) if has(Placeholder::Tenant) => {
+            "the tenant is an issuer and a claim, which {tenant} cannot tell apart"
+        }
+        Some(TenantOption::Plain(Tenant::Public)) => return None,
+        _ if has(Placeholder::Key) && !has(Placeholder::Tenant) => {
+            "{key} without {tenant}: two tenants may use the same key, and would be told each other's outcome"
+        }
+        _ => return None,
+    };
+    Some(Fault::new(what, fix))
+}

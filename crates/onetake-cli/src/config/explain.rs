@@ -1,0 +1,186 @@
+//! The effective options of every route, each with the layer that it comes from.
+
+use std::fmt::Write as _;
+
+use onetake_http::{Disposition, Preset};
+
+use super::error::Problems;
+use super::form::Shape;
+use super::policy::PolicyOptions;
+use super::table::{OptionInfo, Table as _};
+use super::tree::{self, Kind, Node, shorten};
+use super::units::show_duration;
+use super::{Config, Route};
+
+/// The options of all routes and of requests without a route, one per line.
+pub(super) fn explain(config: &Config, tree: &Node, problems: &Problems<'_>) -> String {
+    let mut out = String::new();
+    let mut explain = |title: &str, route: Option<(usize, &Route)>| {
+        let _infallible = writeln!(out, "{title}");
+        for (text, from) in lines(route, config, tree, problems) {
+            let _infallible = writeln!(out, "  {text:<52}  # {from}");
+        }
+        out.push('\n');
+    };
+    for (index, route) in config.routes.iter().enumerate() {
+        let title = format!("route[{index}]: {} {}", route.methods, route.path);
+        explain(&title, Some((index, route)));
+    }
+    explain("POST and PATCH without a route", None);
+    out
+}
+
+/// Options with their values, and the layers that the values come from.
+fn lines(
+    route: Option<(usize, &Route)>,
+    config: &Config,
+    tree: &Node,
+    problems: &Problems<'_>,
+) -> Vec<(String, String)> {
+    let preset = route.and_then(|(_, route)| route.preset);
+    let of_preset = preset.map(preset_values).unwrap_or_default();
+    let from_preset = || preset.map(|preset| format!("preset {preset}")).unwrap_or_default();
+    let mut lines = Vec::new();
+    let mut add = |path: &str, option: &OptionInfo| {
+        let own = route.and_then(|(index, _)| tree.get(&format!("route[{index}].{path}")));
+        let set = of_preset.iter().find(|(name, _)| *name == path).filter(|_| own.is_none());
+        let weak = tree.get(&format!("defaults.{path}"));
+        // Lists of statuses add up: the others replace one another.
+        let weak = weak.filter(|_| own.is_none() && set.is_none() || LISTS.contains(&path));
+        let before = lines.len();
+        let mut line = |text: &str, from: String| lines.push((format!("{path} = {text}"), from));
+        for (node, layer) in
+            own.map(|it| (it, "route")).into_iter().chain(weak.map(|it| (it, "[defaults]")))
+        {
+            line(&written(node, &option.shape), format!("{layer}, {}", problems.place(&node.at)));
+        }
+        if let Some((_, value)) = set {
+            line(value, from_preset());
+        }
+        if lines.len() == before
+            && let Some(value) = built_in(path, option, route, config)
+        {
+            lines.push((format!("{path}{value}"), "built-in".to_owned()));
+        }
+    };
+    for option in PolicyOptions::info().options {
+        // The options of these tables come from different layers.
+        match &option.shape {
+            Shape::Table(info) => {
+                for inner in info().options {
+                    add(&format!("{}.{}", option.name, inner.name), &inner);
+                }
+            }
+            _ => add(option.name, &option),
+        }
+    }
+    let every_5xx = of_preset.iter().find(|(name, _)| *name == "5xx");
+    lines.extend(every_5xx.map(|(_, value)| (format!("every 5xx: {value}"), from_preset())));
+    lines
+}
+
+/// The value of an option that no layer sets: `= VALUE`, or a sentence behind a colon.
+fn built_in(
+    path: &str,
+    option: &OptionInfo,
+    route: Option<(usize, &Route)>,
+    config: &Config,
+) -> Option<String> {
+    let policy = &route.map_or(&config.defaults, |(_, route)| &route.settings).policy;
+    let upstream = route.map(|(_, route)| &route.upstream).or(config.gateway.upstream.as_ref());
+    let value = match path {
+        "grace" => format!("\"{}\"", show_duration(policy.terms.grace)),
+        "key.required" => policy.key.required.to_string(),
+        "fingerprint.mode" => "\"bytes\"".to_owned(),
+        "upstream" => format!("\"{}\"", upstream?),
+        _ if LISTS.contains(&path) => return None,
+        _ => option.default.clone()?,
+    };
+    let is_toml = tree::parse_built_in(&value).is_some();
+    Some(format!("{} {value}", if is_toml { " =" } else { ":" }))
+}
+
+const LISTS: [&str; 3] = ["record", "release", "mark_unknown"];
+
+const fn list_of(disposition: Disposition) -> &'static str {
+    match disposition {
+        Disposition::Record => "record",
+        Disposition::Release => "release",
+        Disposition::Unknown => "mark_unknown",
+    }
+}
+
+/// The options that a preset sets, as TOML.
+fn preset_values(preset: Preset) -> Vec<(&'static str, String)> {
+    let values = preset.values();
+    let mut set = vec![("ttl", format!("\"{}\"", show_duration(values.ttl)))];
+    set.extend(values.key_required.map(|required| ("key.required", required.to_string())));
+    set.extend(values.on_store_down.map(|_| ("on_store_down", "\"fail-closed\"".to_owned())));
+    set.push(("5xx", list_of(values.every_5xx).to_owned()));
+    set
+}
+
+/// A warning for each value of `[defaults]` that the preset of a route hides.
+pub(super) fn hidden_defaults(
+    config: &Config,
+    tree: &Node,
+    problems: &Problems<'_>,
+) -> Vec<String> {
+    let mut warnings = Vec::new();
+    for (index, route) in config.routes.iter().enumerate() {
+        let Some(preset) = route.preset else { continue };
+        let name_of =
+            format!("route[{index}] ({} {}): preset \"{preset}\"", route.methods, route.path);
+        let mut warn = |set: String, name: &str, node: &Node, shown: &str| {
+            let place = problems.place(&node.at);
+            warnings.push(format!(
+                "{name_of} sets {set}, which hides {name} = {shown} of [defaults] ({place}); write {name} in the route to choose"
+            ));
+        };
+        for (name, value) in preset_values(preset) {
+            let Some(node) = tree.get(&format!("defaults.{name}")) else { continue };
+            let shown = written(node, &Shape::Boolean);
+            if tree.get(&format!("route[{index}].{name}")).is_none() && shown != value {
+                warn(format!("{name} = {value}"), name, node, &shown);
+            }
+        }
+        let every_5xx = list_of(preset.values().every_5xx);
+        for name in LISTS.into_iter().filter(|name| *name != every_5xx) {
+            let Some(node) = tree.get(&format!("defaults.{name}")) else { continue };
+            let shown = written(node, &Shape::List(Box::new(Shape::Boolean), 0, 0));
+            if shown.contains("\"5") && tree.get(&format!("route[{index}].{name}")).is_none() {
+                warn(format!("every 5xx to {every_5xx}"), name, node, &shown);
+            }
+        }
+    }
+    warnings
+}
+
+/// A value as it is written in the file, without secrets.
+fn written(node: &Node, shape: &Shape) -> String {
+    match (&node.kind, shape) {
+        (_, Shape::Secret(_)) => "…".to_owned(),
+        (_, Shape::OneOf(shapes)) if matches!(node.kind, Kind::Table(_)) => {
+            let table = shapes.iter().find(|shape| matches!(shape, Shape::Table(_)));
+            table.map_or_else(|| "…".to_owned(), |shape| written(node, shape))
+        }
+        (Kind::Text(text), _) => format!("\"{}\"", shorten(node.written.as_ref().unwrap_or(text))),
+        (Kind::Integer(text, _) | Kind::Other(_, text), _) => shorten(text),
+        (Kind::Boolean(value), _) => value.to_string(),
+        (Kind::List(nodes), Shape::List(of, ..)) => {
+            let all = nodes.iter().map(|node| written(node, of)).collect::<Vec<_>>();
+            format!("[{}]", all.join(", "))
+        }
+        (Kind::Table(entries), Shape::Table(info)) => {
+            let info = info();
+            let all = entries.iter().map(|entry| {
+                let option = info.all().find(|option| option.name == entry.name);
+                let value =
+                    option.map_or_else(|| "…".to_owned(), |it| written(&entry.value, &it.shape));
+                format!("{} = {value}", entry.name)
+            });
+            format!("{{ {} }}", all.collect::<Vec<_>>().join(", "))
+        }
+        _ => "…".to_owned(),
+    }
+}

@@ -1,0 +1,488 @@
+//! `[[route]]` and `[defaults]`: the options of a policy, and the policy that their layers make.
+//!
+//! A route's own options are the strongest layer, then its preset's, then those of `[defaults]`. The built-in values
+//! are those of [`Policy::default`]: there is one policy for the file and for Rust.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use http::{HeaderName, StatusCode, Uri};
+use onetake_http::json::{Pointer, Selection};
+use onetake_http::status::StatusPattern;
+use onetake_http::velocity::Rate;
+use onetake_http::{
+    By, Dialect, Disposition, FingerprintMode, InFlight, KeyFormat, KeySource, OnStoreDown, Policy,
+    Preset, StatusRules, Tenant, Velocity,
+};
+use serde_json::json;
+
+use super::error::{Fault, Problems};
+use super::form::{
+    Form, Shape, boolean, duration, header_name, integer, list, parse_part, pointer, size, table,
+    text, upstream, words,
+};
+use super::pattern::{Methods, PathPattern, parse_match};
+use super::reader::{Section, Value};
+use super::reconcile::{Reconcile, reconcile};
+use super::table::{Layered, Table, TableInfo, table};
+use super::tenant::{ForwardAuth, TenantOption, tenant};
+use super::units::show_duration;
+use onetake_core::OnUnknown;
+
+const WAIT_TIMEOUT: Duration = Duration::from_secs(5);
+const ANY: (usize, usize) = (0, usize::MAX);
+
+table! {
+    layered
+    /// The options that routes and `[defaults]` share.
+    pub(super) struct PolicyOptions [Clone, Debug, Default] ("[defaults]", "[defaults]") {
+        /// A word that separates the keys of this route from the keys of others: up to 64 letters, digits and
+        /// `- _ . : /`.
+        namespace: Option<String> = text("[A-Za-z0-9_.:/-]{0,64}", "\"payments\"", parse_namespace)
+            .shown(|text| format!("\"{text}\"")).at(|policy| &mut policy.namespace),
+        /// The source of the key, and its format: see [Keys](#keys).
+        key: KeyOptions = table::<KeyOptions>().then(key).or_default().applied(apply_key)
+            .else_says("the header; required for `payment` and `high-consequence`"),
+        /// The owner of the key: see [Tenants](#tenants).
+        tenant: Option<TenantOption> = tenant().optional()
+            .else_says("the credential if there is one, else public"),
+        /// The parts of a request that make two requests the same: see [Fingerprints](#fingerprints).
+        fingerprint: Fingerprint = table::<FingerprintOptions>().then(fingerprint).or_default()
+            .applied(Fingerprint::apply).else_says("{ mode = \"bytes\" }"),
+        /// The time for which an outcome is kept.
+        ttl: Option<Duration> = duration("1s", "400d", "24h").at(|policy| &mut policy.terms.ttl),
+        /// The time for which an attempt may run without renewing its lease.
+        lease: Option<Duration> = duration("100ms", "1h", "30s").at(|policy| &mut policy.terms.lease),
+        /// The time after a lease ends until the attempt counts as lost.
+        grace: Option<Duration> = duration("0s", "1h", "30s").optional().else_says("one `lease`"),
+        /// The answer while an attempt is in progress: 409, a wait, or 202 after the wait
+        /// (see [Long operations](#long-operations)).
+        in_flight: Option<InFlightOption> = words(&IN_FLIGHT).optional().else_says("\"reject\""),
+        /// The time to wait for an attempt that is in progress.
+        wait_timeout: Option<Duration> = duration("0s", "5m", "5s").optional()
+            .else_says(&format!("\"{}\"", show_duration(WAIT_TIMEOUT))),
+        /// The answer to a retry whose outcome is unknown: say so and never run again, ask a service
+        /// (see [Reconciling](#reconciling)), or run again, which is only for operations that are harmless to repeat.
+        on_unknown: Option<OnUnknown> = words(&ON_UNKNOWN).at(|policy| &mut policy.terms.on_unknown),
+        /// The service that knows outcomes, for `on_unknown = "reconcile"`: see [Reconciling](#reconciling).
+        reconcile: Option<Reconcile> = reconcile().optional(),
+        /// The behaviour while the store is unreachable: 503, or a run without a record
+        /// (see [While the store is away](#while-the-store-is-away)).
+        on_store_down: Option<OnStoreDown> = words(&ON_STORE_DOWN).at(|policy| &mut policy.on_store_down),
+        /// Limits on new operations: see [Velocity](#velocity).
+        velocity: Option<Vec<Velocity>> = velocity().at(|policy| &mut policy.velocity),
+        /// The URL for the requests of this route.
+        upstream: Option<Uri> = upstream().optional().else_says("the gateway's"),
+        /// The time for the whole response of the upstream.
+        upstream_timeout: Option<Duration> = duration("1ms", "1h", "30s").at(|policy| &mut policy.run_max),
+        /// Statuses whose response is recorded and replayed, such as `"404"` or `"4xx"`. The most specific entry
+        /// counts, built-in ones included: see [What becomes of an attempt](#what-becomes-of-an-attempt).
+        record: Option<Vec<StatusPattern>> = statuses().optional().else_says("see the link"),
+        /// Statuses after which a retry runs again.
+        release: Option<Vec<StatusPattern>> = statuses().optional().else_says("see the link"),
+        /// Statuses after which the outcome is unknown.
+        mark_unknown: Option<Vec<StatusPattern>> = statuses().optional().formerly("unknown")
+            .else_says("see the link"),
+        /// The format of errors: RFC 9457, or that of [Stripe's SDKs](#stripes-sdks).
+        errors: Option<Dialect> = words(&ERRORS).at(|policy| &mut policy.answers.dialect),
+        /// Other statuses for some errors.
+        statuses: Statuses = table().or_default().applied(|policy, statuses: Statuses| statuses.apply(policy)),
+        /// The largest request with a key. A larger request is refused with 413.
+        max_request_body: Option<usize> = size().at(|policy| &mut policy.request_body_max),
+        /// The largest response that is recorded. A larger response is passed on, and cannot be replayed.
+        max_response_body: Option<usize> = size().at(|policy| &mut policy.response_body_max),
+    }
+}
+
+table! {
+    /// The options that only routes have.
+    struct RouteHead [Debug] ("[[route]]", "{ match = \"POST /v1/charges\" }") {
+        /// Methods, separated by commas, or `*` for POST, PUT, PATCH and DELETE; and a path, in which `{id}` is one
+        /// segment and `{*rest}` the rest.
+        r#match: (Methods, PathPattern) = text(MATCH, "\"POST /v1/charges\"", parse_match).required(),
+        /// Values for a use case: see [Presets](#presets).
+        preset: Option<Preset> = words(&Preset::ALL).optional(),
+    }
+}
+
+const MATCH: &str = r"\s*(\*|(POST|PUT|PATCH|DELETE)(\s*,\s*(POST|PUT|PATCH|DELETE))*)\s+(/(\{\*?[!$%&'()+,\-.0-9;=@A-Z\[\]_a-z~]+\}|[!$%&'()+,\-.0-9;=@A-Z\[\]_a-z~][!$%&'()+,\-.0-9;=@A-Z\[\]_a-z~:*]*)?)+\s*";
+
+/// One `[[route]]`, as it is written.
+#[derive(Debug)]
+pub(super) struct RouteOptions {
+    pub(super) methods: Methods,
+    pub(super) path: PathPattern,
+    pub(super) preset: Option<Preset>,
+    pub(super) policy: PolicyOptions,
+}
+
+impl Table for RouteOptions {
+    fn info() -> TableInfo {
+        TableInfo { shared: PolicyOptions::info().options, ..RouteHead::info() }
+    }
+
+    fn read_fields(section: &mut Section<'_>, problems: &mut Problems<'_>) -> Option<Self> {
+        let head = RouteHead::read_fields(section, problems);
+        let policy = PolicyOptions::read_fields(section, problems);
+        let RouteHead { r#match: (methods, path), preset } = head?;
+        Some(Self { methods, path, preset, policy: policy? })
+    }
+}
+
+/// `[defaults]`
+pub(super) fn defaults() -> Form<PolicyOptions> {
+    fn info() -> TableInfo {
+        let all = PolicyOptions::info();
+        TableInfo { shared: all.options, options: Vec::new(), ..PolicyOptions::info() }
+    }
+    Form { shape: Shape::Table(info), ..table::<PolicyOptions>() }
+}
+
+/// The complete policy of a route or of `[defaults]`, and the parts of it that only a gateway has.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Settings {
+    /// The policy. Its tenant is a placeholder that refuses every request if `forward_auth` is set.
+    pub policy: Policy,
+    /// The service that names the tenant, if there is one.
+    pub forward_auth: Option<ForwardAuth>,
+    /// The service that knows outcomes, if `on_unknown` is `reconcile`.
+    pub reconcile: Option<Reconcile>,
+}
+
+/// The options that a preset sets. Its rule for 5xx has no option.
+fn preset_options(preset: Preset) -> PolicyOptions {
+    let values = preset.values();
+    PolicyOptions {
+        ttl: Some(values.ttl),
+        key: KeyOptions { required: values.key_required, ..KeyOptions::default() },
+        on_store_down: values.on_store_down,
+        ..PolicyOptions::default()
+    }
+}
+
+impl Settings {
+    /// Lays a route over its preset, and both over `[defaults]`.
+    pub(super) fn new(
+        route: &PolicyOptions,
+        preset: Option<Preset>,
+        defaults: &PolicyOptions,
+    ) -> Self {
+        let of_preset = preset.map(preset_options).unwrap_or_default();
+        let all = route.clone().over(of_preset).over(defaults.clone());
+        let outcomes = defaults.classify(StatusRules::new());
+        let outcomes = match preset {
+            Some(preset) => outcomes.with_every_5xx(preset.values().every_5xx),
+            None => outcomes,
+        };
+        let mut policy = Policy { outcomes: route.classify(outcomes), ..Policy::default() };
+        let (tenant, reconcile, required) =
+            (all.tenant.clone(), all.reconcile.clone(), all.key.required);
+        let wait = all.wait_timeout.unwrap_or(WAIT_TIMEOUT);
+        policy.in_flight = match all.in_flight {
+            None | Some(InFlightOption::Reject) => InFlight::Reject,
+            Some(InFlightOption::Wait) => InFlight::Wait(wait),
+            Some(InFlightOption::Async) => InFlight::Async(wait),
+        };
+        let grace = all.grace;
+        all.apply(&mut policy);
+        policy.terms.grace = grace.unwrap_or(policy.terms.lease);
+        // Keys that are not in a header are not forgotten by accident only.
+        policy.key.required = required.unwrap_or(policy.key.source != KeySource::Header);
+        let forward_auth = match tenant {
+            Some(TenantOption::ForwardAuth(auth)) => {
+                policy.tenant = Tenant::Custom(Arc::new(|_| None));
+                Some(auth)
+            }
+            Some(TenantOption::Plain(tenant)) => {
+                policy.tenant = tenant;
+                None
+            }
+            None => None,
+        };
+        let reconcile = reconcile.filter(|_| policy.terms.on_unknown == OnUnknown::Reconcile);
+        Self { policy, forward_auth, reconcile }
+    }
+}
+
+impl PolicyOptions {
+    /// The lists of statuses, by disposition.
+    pub(super) fn lists(&self) -> [(&'static str, Disposition, &[StatusPattern]); 3] {
+        [
+            ("record", Disposition::Record, self.record.as_deref().unwrap_or_default()),
+            ("release", Disposition::Release, self.release.as_deref().unwrap_or_default()),
+            (
+                "mark_unknown",
+                Disposition::Unknown,
+                self.mark_unknown.as_deref().unwrap_or_default(),
+            ),
+        ]
+    }
+
+    fn classify(&self, rules: StatusRules) -> StatusRules {
+        let lists = self.lists().into_iter();
+        let entries =
+            lists.flat_map(|(_, disposition, list)| list.iter().map(move |it| (*it, disposition)));
+        entries.fold(rules, |rules, (pattern, disposition)| rules.with(pattern, disposition))
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum InFlightOption {
+    Reject,
+    Wait,
+    Async,
+}
+
+const IN_FLIGHT: [(&str, InFlightOption); 3] = [
+    ("reject", InFlightOption::Reject),
+    ("wait", InFlightOption::Wait),
+    ("async", InFlightOption::Async),
+];
+const ON_UNKNOWN: [(&str, OnUnknown); 3] =
+    [("fail", OnUnknown::Fail), ("reconcile", OnUnknown::Reconcile), ("retry", OnUnknown::Retry)];
+const ON_STORE_DOWN: [(&str, OnStoreDown); 2] =
+    [("fail-closed", OnStoreDown::FailClosed), ("fail-open", OnStoreDown::FailOpen)];
+const ERRORS: [(&str, Dialect); 2] = [("problem", Dialect::Problem), ("stripe", Dialect::Stripe)];
+
+fn parse_namespace(text: &str) -> Result<String, Fault> {
+    let word = |c: char| c.is_ascii_alphanumeric() || "-_.:/".contains(c);
+    let fix = "write up to 64 letters, digits and - _ . : /, such as \"payments\"";
+    match text.len() <= 64 && text.chars().all(word) {
+        true => Ok(text.to_owned()),
+        false => Err(Fault::new("not a namespace", fix)),
+    }
+}
+
+fn statuses() -> Form<Vec<StatusPattern>> {
+    let one = text("[2-5](xx|[0-9]{2})", "\"404\"", |text| {
+        let fix = "write a status from 200 to 599, such as \"404\", or \"2xx\", \"3xx\", \"4xx\", \"5xx\"";
+        text.parse().map_err(|_| Fault::new("not a status that can be recorded", fix))
+    });
+    list(one, ANY, "[\"5xx\"]")
+}
+
+table! {
+    layered
+    /// `statuses`: the statuses of some errors.
+    pub(super) struct Statuses [Clone, Debug, Default] ("statuses", "{ mismatch = 422, in_flight = 409 }") {
+        /// Another payload under a known key. With `errors = "stripe"` the default is 400.
+        mismatch: Option<Option<StatusCode>> = problem_status().at(|policy| &mut policy.answers.statuses.mismatch).else_says("422"),
+        /// An attempt is in progress.
+        in_flight: Option<Option<StatusCode>> = problem_status().at(|policy| &mut policy.answers.statuses.in_flight).else_says("409"),
+        /// The attempt was still in progress when the wait was over.
+        wait_timeout: Option<Option<StatusCode>> = problem_status().at(|policy| &mut policy.answers.statuses.wait_timeout).else_says("504"),
+    }
+}
+
+fn problem_status() -> Form<Option<StatusCode>> {
+    integer(400, 599).map(|number| StatusCode::from_u16(u16::try_from(number).ok()?).ok())
+}
+
+fn apply_key(policy: &mut Policy, key: KeyOptions) {
+    policy.key.source = key.source().unwrap_or_default();
+    key.apply(policy);
+}
+
+table! {
+    layered
+    /// `key`
+    pub(super) struct KeyOptions [Clone, Debug, Default] ("key", "{ from = \"header\", required = true }", json!({ "oneOf": [
+        // Options that belong to another source would be without effect.
+        { "properties": { "from": { "const": "header" }, "pointer": false, "parts": false } },
+        { "properties": { "from": { "const": "json" }, "parts": false, "format": false, "min_length": false },
+          "required": ["from", "pointer"] },
+        { "properties": { "from": { "const": "derive" }, "pointer": false, "format": false, "min_length": false },
+          "required": ["from", "parts"] },
+        { "properties": { "from": { "const": "issued" }, "pointer": false, "parts": false, "format": false,
+                          "min_length": false }, "required": ["from"] },
+        { "properties": { "from": { "pattern": r"\$\{" } }, "required": ["from"] },
+    ] })) {
+        /// The source of the key: the header, a value in the JSON body, a digest of values in the JSON body, or a key
+        /// that the gateway issued.
+        from: Option<Source> = words(&SOURCES).optional().else_says("\"header\""),
+        /// Whether a request without a key is refused.
+        required: Option<bool> = boolean().optional()
+            .else_says("`false` for a header, except for `payment` and `high-consequence`; else `true`"),
+        /// The format of a key from a header.
+        format: Option<KeyFormat> = words(&FORMATS).at(|policy| &mut policy.key.format),
+        /// The shortest key from a header, in characters.
+        min_length: Option<usize> = integer(1, 255).at(|policy| &mut policy.key.length_min),
+        /// The key in the JSON body, as a JSON Pointer, for `from = "json"`.
+        pointer: Option<Pointer> = pointer().optional(),
+        /// The values that name the operation, such as `"json:/order_id"`, for `from = "derive"`.
+        parts: Option<Vec<Pointer>> = list(text("json:/([^~]|~[01])*", "\"json:/order_id\"", parse_part), (1, 16), "[\"json:/merchant_id\", \"json:/order_id\"]").optional(),
+    }
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Source {
+    Header,
+    Json,
+    Derive,
+    Issued,
+}
+
+const SOURCES: [(&str, Source); 4] = [
+    ("header", Source::Header),
+    ("json", Source::Json),
+    ("derive", Source::Derive),
+    ("issued", Source::Issued),
+];
+const FORMATS: [(&str, KeyFormat); 2] = [("any", KeyFormat::Any), ("uuid", KeyFormat::Uuid)];
+
+impl KeyOptions {
+    /// The source of the key, if `from` is written. Options of another source come from a weaker layer.
+    pub(super) fn source(&self) -> Option<KeySource> {
+        Some(match self.from? {
+            Source::Header => KeySource::Header,
+            Source::Issued => KeySource::Issued,
+            Source::Json => KeySource::Json(self.pointer.clone()?),
+            Source::Derive => KeySource::Derive(self.parts.clone()?),
+        })
+    }
+}
+
+/// Refuses options that belong to another source, and a source without the option that it needs.
+fn key(key: KeyOptions, value: &Value<'_>, problems: &mut Problems<'_>) -> Option<KeyOptions> {
+    let is_header = matches!(key.from, None | Some(Source::Header));
+    let foreign = [
+        ("pointer", "json", key.from == Some(Source::Json)),
+        ("parts", "derive", key.from == Some(Source::Derive)),
+        ("format", "header", is_header),
+        ("min_length", "header", is_header),
+    ];
+    for (name, owner, belongs) in foreign {
+        if let Some(field) = value.field(name).filter(|_| !belongs) {
+            let what = format!("it is for keys with from = \"{owner}\"");
+            let fix = format!("write from = \"{owner}\", or leave it out");
+            return field.refuse(Fault::new(what, fix), problems);
+        }
+    }
+    let needed = match key.from {
+        Some(Source::Json) => "pointer = \"/client_reference\"",
+        _ => "parts = [\"json:/order_id\"]",
+    };
+    if key.from.is_some() && key.source().is_none() {
+        let what = format!("`{}` is missing", needed.split(' ').next().unwrap_or_default());
+        let fault = Fault::new(what, format!("write for example {needed}"));
+        return value.field("from")?.refuse(fault, problems);
+    }
+    Some(key)
+}
+
+table! {
+    /// `fingerprint`, as it is written.
+    struct FingerprintOptions [Debug] ("fingerprint", "{ mode = \"json\", exclude = [\"/timestamp\"] }", json!({ "oneOf": [
+        { "properties": { "mode": { "const": "bytes" }, "exclude": false, "include": false } },
+        { "properties": { "mode": { "const": "json" }, "include": false } },
+        { "properties": { "mode": { "const": "json" }, "exclude": false }, "required": ["include"] },
+        { "properties": { "mode": { "pattern": r"\$\{" } } },
+    ] })) {
+        /// The comparison of bodies: byte by byte, or as JSON.
+        mode: bool = words(&[("bytes", false), ("json", true)]).required(),
+        /// JSON Pointers to values that do not count.
+        exclude: Option<Vec<Pointer>> = list(pointer(), ANY, "[\"/timestamp\"]").optional(),
+        /// JSON Pointers to the only values that count.
+        include: Option<Vec<Pointer>> = list(pointer(), (1, usize::MAX), "[\"/amount\"]").optional(),
+        /// The names of headers that count, too.
+        headers: Option<Vec<HeaderName>> = list(header_name("\"X-Account\"").then(lasting), ANY, "[\"X-Account\"]").optional(),
+    }
+}
+
+/// `fingerprint`
+#[derive(Clone, Debug, Default)]
+pub(super) struct Fingerprint {
+    mode: Option<FingerprintMode>,
+    headers: Option<Vec<HeaderName>>,
+}
+
+impl Layered for Fingerprint {
+    fn over(self, weaker: Self) -> Self {
+        Self { mode: self.mode.or(weaker.mode), headers: self.headers.or(weaker.headers) }
+    }
+}
+
+impl Fingerprint {
+    fn apply(policy: &mut Policy, fingerprint: Self) {
+        policy.fingerprint.mode = fingerprint.mode.unwrap_or_default();
+        policy.fingerprint.headers = fingerprint.headers.unwrap_or_default();
+    }
+}
+
+/// Headers that no two attempts have in common.
+const CHANGING: [&str; 7] = [
+    "date",
+    "traceparent",
+    "x-request-id",
+    "x-request-deadline",
+    "x-request-timeout-ms",
+    "grpc-timeout",
+    "content-length",
+];
+
+fn lasting(name: HeaderName, value: &Value<'_>, problems: &mut Problems<'_>) -> Option<HeaderName> {
+    let what = "it changes from one attempt to the next, so that every retry would be refused";
+    match CHANGING.contains(&name.as_str()) {
+        true => value.refuse(Fault::new(what, "leave it out"), problems),
+        false => Some(name),
+    }
+}
+
+fn fingerprint(
+    options: FingerprintOptions,
+    value: &Value<'_>,
+    problems: &mut Problems<'_>,
+) -> Option<Fingerprint> {
+    let FingerprintOptions { mode: is_json, exclude, include, headers } = options;
+    let mode = match (is_json, exclude, include) {
+        (false, None, None) => FingerprintMode::Bytes,
+        (true, None, None) => FingerprintMode::Json(Selection::Whole),
+        (true, Some(exclude), None) if exclude.is_empty() => {
+            FingerprintMode::Json(Selection::Whole)
+        }
+        (true, Some(exclude), None) => FingerprintMode::Json(Selection::Exclude(exclude)),
+        (true, None, Some(include)) => FingerprintMode::Json(Selection::Include(include)),
+        (true, Some(_), Some(_)) => {
+            let fault = Fault::new("cannot be combined with `exclude`", "keep one of the two");
+            return value.field("include")?.refuse(fault, problems);
+        }
+        (false, ..) => {
+            let fix = "write mode = \"json\", or leave the pointers out";
+            let pointers = value.field("exclude").or_else(|| value.field("include"))?;
+            return pointers
+                .refuse(Fault::new("mode \"bytes\" compares every byte", fix), problems);
+        }
+    };
+    Some(Fingerprint { mode: Some(mode), headers })
+}
+
+table! {
+    /// One limit of `velocity`.
+    struct VelocityOptions [Debug] ("velocity", "{ by = [\"tenant\"], limit = \"5/min\" }") {
+        /// The values that are counted apart: `"tenant"`, and values in the JSON body such as `"json:/card"`.
+        by: Vec<By> = list(text("tenant|json:/([^~]|~[01])*", "\"tenant\"", parse_by), (0, 8), "[\"tenant\", \"json:/card\"]").required(),
+        /// The largest rate: a number and `s`, `min`, `h` or `d`, such as `"5/min"`.
+        limit: Rate = text(r"\s*0*[1-9][0-9]*\s*/\s*(s|min|h|d)\s*", "\"5/min\"", parse_rate).required(),
+    }
+}
+
+fn velocity() -> Form<Vec<Velocity>> {
+    let one =
+        table::<VelocityOptions>().map(|VelocityOptions { by, limit }| Velocity { by, limit });
+    list(one, (0, 8), "[{ by = [\"tenant\", \"json:/card\"], limit = \"5/min\" }]")
+}
+
+fn parse_rate(text: &str) -> Result<Rate, Fault> {
+    let fix = "write a number and a unit (s, min, h or d), such as \"5/min\"";
+    text.parse::<Rate>().map_err(|error| Fault::new(error.to_string(), fix))
+}
+
+fn parse_by(text: &str) -> Result<By, Fault> {
+    match text {
+        "tenant" => Ok(By::Tenant),
+        part => parse_part(part).map(By::Json).map_err(|mut fault| {
+            fault.fix.push_str(", or \"tenant\"");
+            fault
+        }),
+    }
+}

@@ -1,0 +1,343 @@
+//! The sections of the file, other than routes.
+
+use std::fmt;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use base64::Engine as _;
+use base64::engine::general_purpose::{STANDARD, STANDARD_NO_PAD, URL_SAFE, URL_SAFE_NO_PAD};
+use http::Uri;
+use ipnet::IpNet;
+use onetake_relay::WebhookSecret;
+use onetake_stores::{ServerUrl, StoreUrl};
+
+use super::address::{parse_nats, parse_network, parse_service, parse_store};
+use super::error::{Fault, Problems};
+use super::form::{
+    Form, boolean, duration, file, integer, list, listen, or_variable, secret, table, text,
+    upstream,
+};
+use super::policy::{PolicyOptions, RouteOptions, defaults};
+use super::reader::Value;
+use super::table::table;
+
+const ANY: (usize, usize) = (0, usize::MAX);
+/// The most secrets of one kind: the one in use, and the ones before it.
+const SECRETS_MAX: usize = 8;
+
+table! {
+    /// The whole file.
+    pub(super) struct File [Debug] ("the file", "") {
+        /// The listener for clients, and the upstream of their requests.
+        gateway: Gateway = table().or_empty(),
+        /// The listener for operators, probes and metrics.
+        admin: Admin = table().or_empty(),
+        /// The store of records.
+        store: StoreOptions = table().or_empty(),
+        /// The deletion of expired records.
+        sweep: Sweep = table().or_empty(),
+        /// The delivery of the outbox, for `onetake relay`.
+        relay: RelayOptions = table().or_empty(),
+        /// Secrets of the operator. The first of each kind is used, and all are recognised.
+        secrets: SecretsConfig = table().or_empty(),
+        /// The options of routes that do not say otherwise, and of requests without a route.
+        defaults: PolicyOptions = defaults().or_empty(),
+        /// The routes. The first route that matches a request counts.
+        route: Vec<RouteOptions> = list(table(), ANY, "[[route]]").or("[]"),
+    }
+}
+
+table! {
+    /// `[gateway]`
+    pub struct Gateway [Clone, Debug, PartialEq, Eq] ("[gateway]", "[gateway]") {
+        /// The IP address and port where clients connect.
+        listen: SocketAddr = listen().or("\"127.0.0.1:8080\""),
+        /// The URL for requests whose route has none: `http://HOST:PORT` or `https://HOST:PORT`, without a path.
+        /// Required, unless every route has its own.
+        upstream: Option<Uri> = upstream().optional(),
+        /// The networks whose `X-Forwarded-*`, `Forwarded` and tenant headers count.
+        trusted_proxies: Vec<IpNet> = networks().or("[\"127.0.0.0/8\", \"::1\"]"),
+        /// PEM files: the server's certificate, followed by those that signed it, and its private key. Clients then
+        /// connect with TLS only.
+        tls: Option<Identity> = table().optional().else_says("none: clients connect without TLS"),
+        /// PEM files for `https://` upstreams, `forward_auth`, `reconcile` and the relay's webhook: the only roots to
+        /// check servers by, and the gateway's own certificate.
+        upstream_tls: UpstreamTls = table::<UpstreamTlsOptions>().then(upstream_tls).or_default()
+            .else_says("the system's roots, no certificate"),
+    }
+}
+
+table! {
+    /// A certificate and its private key.
+    pub struct Identity [Clone, Debug, PartialEq, Eq]
+        ("tls", "{ certificate = \"cert.pem\", private_key = \"key.pem\" }") {
+        /// The certificate in PEM, followed by those that signed it.
+        certificate: PathBuf = file("\"cert.pem\"").required(),
+        /// The private key of the certificate, in PEM and without a password.
+        private_key: PathBuf = file("\"key.pem\"").required().formerly("key"),
+    }
+}
+
+table! {
+    /// `upstream_tls`, as it is written.
+    struct UpstreamTlsOptions [Debug] ("upstream_tls", "{ roots = \"ca.pem\" }", serde_json::json!({
+        "dependentRequired": { "certificate": ["private_key"], "private_key": ["certificate"] }
+    })) {
+        /// The only roots, in PEM, to check servers by.
+        roots: Option<PathBuf> = file("\"ca.pem\"").optional().else_says("the system's roots"),
+        /// The certificate of the gateway, in PEM, for servers that ask for one.
+        certificate: Option<PathBuf> = file("\"client.pem\"").optional(),
+        /// The private key of the certificate, in PEM.
+        private_key: Option<PathBuf> = file("\"client-key.pem\"").optional().formerly("key"),
+    }
+}
+
+/// `upstream_tls`
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct UpstreamTls {
+    /// The only roots to check servers by; `None`: the system's.
+    pub roots: Option<PathBuf>,
+    /// The gateway's own certificate, for servers that ask for one.
+    pub identity: Option<Identity>,
+}
+
+fn upstream_tls(
+    options: UpstreamTlsOptions,
+    value: &Value<'_>,
+    problems: &mut Problems<'_>,
+) -> Option<UpstreamTls> {
+    let (missing, there) = match (options.certificate, options.private_key) {
+        (Some(certificate), Some(private_key)) => {
+            let identity = Some(Identity { certificate, private_key });
+            return Some(UpstreamTls { roots: options.roots, identity });
+        }
+        (None, None) => return Some(UpstreamTls { roots: options.roots, identity: None }),
+        (Some(_), None) => ("private_key", "certificate"),
+        (None, Some(_)) => ("certificate", "private_key"),
+    };
+    let what = format!("it is missing, and `{there}` is of no use without it");
+    let fix = format!("write for example {missing} = \"{missing}.pem\" beside it");
+    problems.add(&value.node.at, &value.path_of(missing), None, Fault::new(what, fix));
+    None
+}
+
+fn networks() -> Form<Vec<IpNet>> {
+    const BLOCK: &str = r"[0-9]{1,3}(\.[0-9]{1,3}){3}(/0*([0-9]|[12][0-9]|3[0-2]))?|[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*(/0*([0-9]{1,2}|1[01][0-9]|12[0-8]))?";
+    list(text(BLOCK, "\"127.0.0.0/8\"", parse_network), ANY, "[\"127.0.0.0/8\", \"::1\"]")
+}
+
+table! {
+    /// `[admin]`
+    pub struct Admin [Clone, Debug, PartialEq, Eq] ("[admin]", "[admin]") {
+        /// The IP address and port for operators, probes and metrics.
+        listen: SocketAddr = listen().or("\"127.0.0.1:9091\""),
+        /// The token of operators: 16 to 512 visible ASCII characters. Required if the listener is not on loopback.
+        token: Option<Token> = secret(r"\s*[!-~]{16,512}\s*", parse_token).optional()
+            .else_says("none, on loopback"),
+    }
+}
+
+/// The token of operators.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Token(String);
+
+impl Token {
+    /// A token; `None` if it is too short, too long, or has other than visible ASCII characters.
+    #[must_use]
+    pub fn new(text: &str) -> Option<Self> {
+        // A shorter token could be guessed, even at the few guesses that are let through.
+        let fits = (16..=512).contains(&text.len());
+        (fits && text.bytes().all(|byte| byte.is_ascii_graphic())).then(|| Self(text.to_owned()))
+    }
+
+    /// The token itself.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Debug for Token {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Token")
+    }
+}
+
+fn parse_token(text: &str) -> Result<Token, Fault> {
+    let what = "a token has 16 to 512 visible ASCII characters";
+    Token::new(text).ok_or(Fault::new(what, "make one with `openssl rand -hex 32`"))
+}
+
+table! {
+    /// `[store]`, as it is written.
+    pub(super) struct StoreOptions [Debug] ("[store]", "[store]") {
+        /// `embedded:FOLDER`, `sqlite:FILE`, `postgres://…`, `redis://…`, `redis-cluster://…`,
+        /// `dynamodb://REGION/TABLE`, or `memory:` for tests.
+        url: StoreUrl = or_variable(store(STORE)).or("\"embedded:./onetake-data\""),
+        /// The URL of a Redis in front of PostgreSQL.
+        filter: Option<StoreUrl> = or_variable(store(REDIS)).optional(),
+        /// Accepts stores that can lose acknowledged writes: Redis alone for the presets `payment` and
+        /// `high-consequence`, and a PostgreSQL that does not fsync.
+        allow_lossy: bool = boolean().or("false"),
+        /// The folder of this machine for outcomes that the store did not take before shutdown.
+        journal: Option<PathBuf> = file("\"/var/lib/onetake/journal\"").optional()
+            .else_says("beside the files of the store, or `./onetake-journal` for a server"),
+    }
+}
+
+const STORE: &str = r"memory:|(embedded|sqlite):(/|/?[^/][\s\S]*)|(postgres|postgresql|dynamodb)://\S+|rediss?(-cluster)?://\S+";
+const REDIS: &str = r"rediss?(-cluster)?://\S+";
+
+fn store(pattern: &'static str) -> Form<StoreUrl> {
+    text(pattern, "\"embedded:./onetake-data\"", parse_store).then(|url, value, problems| {
+        Some(match url {
+            StoreUrl::Embedded(path) => {
+                StoreUrl::Embedded(problems.in_folder(&value.node.at, path))
+            }
+            StoreUrl::Sqlite(path) => StoreUrl::Sqlite(problems.in_folder(&value.node.at, path)),
+            server => server,
+        })
+    })
+}
+
+table! {
+    /// `[sweep]`
+    pub struct Sweep [Clone, Debug, PartialEq, Eq] ("[sweep]", "[sweep]") {
+        /// The pause between two sweeps.
+        interval: Duration = duration("1s", "1d", "15m").or("\"15m\""),
+        /// The most records that one step of a sweep deletes.
+        batch: usize = integer(1, 100_000).or("5000"),
+    }
+}
+
+table! {
+    /// `[relay]`, as it is written.
+    pub(super) struct RelayOptions [Debug] ("[relay]", "[relay]") {
+        /// The receiver of messages: `nats://HOST:4222` or `tls://HOST:4222` (JetStream; several hosts separated by
+        /// commas), or the `http://` or `https://` URL of a webhook. Required.
+        sink: Option<Sink> = or_variable(text(r"(nats|tls)://\S+|https?://\S+", "\"nats://127.0.0.1:4222\"", parse_sink)).optional(),
+        /// The beginning of NATS subjects, in front of the topic.
+        subject_prefix: String = text(r"([A-Za-z0-9_-][A-Za-z0-9_.-]{0,254})?", "\"payments.\"", parse_prefix).or("\"\""),
+        /// The secrets that sign webhooks: `whsec_` and base64 of 24 to 64 bytes. All of them sign. Required for a
+        /// webhook.
+        secrets: Vec<WebhookSecret> = webhook_secrets().or("[]"),
+        /// The most messages taken at a time.
+        batch: usize = integer(1, 1_000).or("100"),
+        /// The time until another relay takes the messages of a relay that died.
+        hold: Duration = duration("100ms", "1h", "30s").or("\"30s\""),
+        /// The pause after a turn without messages.
+        poll: Duration = duration("1ms", "1m", "200ms").or("\"200ms\""),
+        /// The longest time that a receiver may take for a message, at most three quarters of `hold`.
+        timeout: Duration = duration("10ms", "5m", "10s").or("\"10s\""),
+        /// The longest pause between two tries.
+        backoff_max: Duration = duration("10ms", "1d", "30s").or("\"30s\""),
+        /// The number of failures after which a message is parked, if others are delivered meanwhile.
+        tries_max: Option<usize> = integer(1, 1_000_000).optional().else_says("never"),
+        /// The time for which delivered messages are kept.
+        kept: Duration = duration("0s", "400d", "24h").or("\"24h\""),
+        /// The IP address and port of `/metrics` and `/livez` of the relay. Elsewhere than on loopback, `[admin] token`
+        /// is required.
+        listen: Option<SocketAddr> = listen().optional(),
+    }
+}
+
+/// The receiver of messages.
+#[derive(Clone, Debug)]
+pub(super) enum Sink {
+    Nats(ServerUrl),
+    Webhook(Uri),
+}
+
+fn parse_sink(text: &str) -> Result<Sink, Fault> {
+    const FIX: &str = "write \"nats://HOST:4222\" or \"tls://HOST:4222\" for NATS JetStream, or \
+                       \"https://HOST/PATH\" for a webhook";
+    match text.split_once("://") {
+        Some(("nats" | "tls", _)) => parse_nats(text, FIX).map(Sink::Nats),
+        Some(("http" | "https", _)) => parse_service(text, FIX).map(Sink::Webhook),
+        _ => Err(Fault::new("not a place that messages can go to", FIX).hiding_value(true)),
+    }
+}
+
+/// A prefix is the beginning of a subject: the words in front of its last dot are whole.
+fn parse_prefix(text: &str) -> Result<String, Fault> {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
+    let whole = !text.starts_with('.') && !text.contains("..");
+    let fix = "write up to 255 letters, digits, - and _, in words separated by dots";
+    match whole && text.len() <= 255 && text.chars().all(plain) {
+        true => Ok(text.to_owned()),
+        false => Err(Fault::new("not the beginning of a subject", fix)),
+    }
+}
+
+fn webhook_secrets() -> Form<Vec<WebhookSecret>> {
+    let one = secret(r"\s*whsec_[A-Za-z0-9+/]{32,88}={0,2}\s*", |text| {
+        let fix =
+            "make one with `echo whsec_$(openssl rand -base64 32)`, and give it to the receiver";
+        text.parse::<WebhookSecret>().map_err(|error| Fault::new(error.to_string(), fix))
+    });
+    list(one, (0, SECRETS_MAX), "[{ env = \"ONETAKE_WEBHOOK_SECRET\" }]")
+}
+
+table! {
+    /// `[secrets]`: of each kind, the first signs or seals, and all verify.
+    pub struct SecretsConfig [Clone, Debug, PartialEq, Eq] ("[secrets]", "[secrets]") {
+        /// Secrets that seal the digests of requests, their fingerprints.
+        request_digests: Vec<Secret> = secrets().or("[]").formerly("fingerprint"),
+        /// Secrets that encrypt recordings.
+        encryption: Vec<Secret> = secrets().or("[]"),
+        /// Secrets that sign issued keys.
+        issued_keys: Vec<Secret> = secrets().or("[]"),
+    }
+}
+
+table! {
+    /// A secret and its name.
+    pub struct Secret [Clone, PartialEq, Eq]
+        ("a secret", "{ id = \"k1\", secret = { env = \"ONETAKE_SECRET\" } }") {
+        /// The name of the secret, which is kept beside the sealed data.
+        id: String = text("[A-Za-z0-9_.-]{1,32}", "\"k1\"", parse_id).required(),
+        /// 32 bytes in base64.
+        secret: [u8; 32] = secret(r"\s*[A-Za-z0-9+/_-]{43}=?\s*", parse_bytes).required().formerly("key"),
+    }
+}
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Secret({})", self.id)
+    }
+}
+
+fn secrets() -> Form<Vec<Secret>> {
+    let example = "[{ id = \"k1\", secret = { env = \"ONETAKE_SECRET\" } }]";
+    list(table::<Secret>(), (0, SECRETS_MAX), example).then(|secrets, value, problems| {
+        for (index, secret) in secrets.iter().enumerate() {
+            if secrets.iter().take(index).any(|other| other.id == secret.id) {
+                let fault = Fault::new("another secret has the same `id`", "give each its own");
+                let path = format!("{}[{index}].id", value.path);
+                problems.add(&value.node.at, &path, None, fault);
+            }
+        }
+        Some(secrets)
+    })
+}
+
+fn parse_id(text: &str) -> Result<String, Fault> {
+    let word = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
+    match (1..=32).contains(&text.len()) && text.chars().all(word) {
+        true => Ok(text.to_owned()),
+        false => Err(Fault::new("not a name", "write up to 32 letters, digits and - _ .")),
+    }
+}
+
+fn parse_bytes(text: &str) -> Result<[u8; 32], Fault> {
+    let decoded = [&STANDARD, &STANDARD_NO_PAD, &URL_SAFE, &URL_SAFE_NO_PAD]
+        .into_iter()
+        .find_map(|alphabet| alphabet.decode(text).ok());
+    let what = match decoded.map(<[u8; 32]>::try_from) {
+        Some(Ok(key)) => return Ok(key),
+        Some(Err(bytes)) => format!("it is base64 of {} bytes, not of 32", bytes.len()),
+        None => "it is not base64".to_owned(),
+    };
+    Err(Fault::new(what, "make one with `openssl rand -base64 32`"))
+}

@@ -1,0 +1,452 @@
+//! Tables of options. An option is declared once, by its name, its documentation, its form and its default; the
+//! declaration gives the field, the reader, the JSON Schema and the reference in docs/CONFIGURATION.md.
+
+use serde_json::{Value as Json, json};
+
+use super::error::{Fault, Problems};
+use super::form::{Form, Shape};
+use super::reader::{Section, Value};
+use super::tree;
+use onetake_http::Policy;
+
+/// A table of options.
+pub(super) trait Table: Sized {
+    fn info() -> TableInfo;
+
+    /// Reads every option, so that every fault is reported; `None` if there was one.
+    fn read_fields(section: &mut Section<'_>, problems: &mut Problems<'_>) -> Option<Self>;
+}
+
+/// The description of a table.
+pub(super) struct TableInfo {
+    /// The name of such a table in messages.
+    pub(super) label: &'static str,
+    /// Such a table as TOML.
+    pub(super) example: &'static str,
+    pub(super) options: Vec<OptionInfo>,
+    /// Options that routes and `[defaults]` share.
+    pub(super) shared: Vec<OptionInfo>,
+    /// Further keywords of the schema: rules between options.
+    pub(super) extra: Json,
+}
+
+/// The description of an option.
+pub(super) struct OptionInfo {
+    pub(super) name: &'static str,
+    pub(super) about: String,
+    pub(super) shape: Shape,
+    /// The default as TOML.
+    pub(super) default: Option<String>,
+    pub(super) is_required: bool,
+    /// A former name, which is refused with a message that has the new one.
+    pub(super) former: Option<&'static str>,
+}
+
+impl TableInfo {
+    pub(super) fn all(&self) -> impl Iterator<Item = &OptionInfo> {
+        self.options.iter().chain(&self.shared)
+    }
+
+    pub(super) fn names(&self) -> impl Iterator<Item = &'static str> {
+        self.all().map(|option| option.name)
+    }
+}
+
+/// An option of a table: a form, and what holds if the option is not written.
+pub(super) struct Slot<T> {
+    shape: Shape,
+    read: Box<ReadSlot<T>>,
+    apply: Box<Apply<T>>,
+    default: Option<String>,
+    is_required: bool,
+    former: Option<&'static str>,
+}
+
+type ReadSlot<T> = dyn Fn(Option<&Value<'_>>, &mut Problems<'_>) -> Option<T>;
+type Apply<T> = dyn Fn(&mut Policy, T);
+
+impl<T: 'static> Form<T> {
+    fn slot<U: 'static>(
+        self,
+        absent: impl Fn() -> Option<U> + 'static,
+        present: fn(T) -> U,
+    ) -> Slot<U> {
+        let read = self.read;
+        Slot {
+            shape: self.shape,
+            read: Box::new(move |value, problems| match value {
+                Some(value) => read(value, problems).map(present),
+                None => absent(),
+            }),
+            apply: Box::new(|_, _| ()),
+            default: None,
+            is_required: false,
+            former: None,
+        }
+    }
+
+    /// An option that need not be written.
+    pub(super) fn optional(self) -> Slot<Option<T>> {
+        self.slot(|| Some(None), Some)
+    }
+
+    /// An option that must be written.
+    pub(super) fn required(self) -> Slot<T> {
+        Slot { is_required: true, ..self.slot(|| None, |value| value) }
+    }
+
+    /// An option with a default, which is read like a value in the file.
+    pub(super) fn or(self, default: &'static str) -> Slot<T> {
+        let Self { shape, read, .. } = self;
+        let read = std::rc::Rc::new(read);
+        let reread = std::rc::Rc::clone(&read);
+        let form = Self::new(shape, move |value, problems| read(value, problems));
+        let absent = move || {
+            let node = tree::parse_built_in(default)?;
+            let value = Value { node: &node, path: String::new() };
+            reread(&value, &mut Problems::new(None, "", &[]))
+        };
+        Slot { default: Some(default.to_owned()), ..form.slot(absent, |value| value) }
+    }
+
+    /// An option that sets a field of a policy. Its default is that of the field.
+    pub(super) fn at(self, place: fn(&mut Policy) -> &mut T) -> Slot<Option<T>> {
+        let default = (self.show)(place(&mut Policy::default()));
+        let default = Some(default).filter(|default| !default.is_empty());
+        let apply = move |policy: &mut Policy, value: Option<T>| {
+            if let Some(value) = value {
+                *place(policy) = value;
+            }
+        };
+        Slot { default, apply: Box::new(apply), ..self.optional() }
+    }
+
+    /// A table that is left out as if it were empty.
+    pub(super) fn or_empty(self) -> Slot<T> {
+        Slot { default: None, ..self.or("{}") }
+    }
+
+    /// A table that is left out as if none of its options were written.
+    pub(super) fn or_default(self) -> Slot<T>
+    where
+        T: Default,
+    {
+        self.slot(|| Some(T::default()), |value| value)
+    }
+}
+
+impl<T: 'static> Slot<T> {
+    /// An option that had another name.
+    pub(super) fn formerly(self, former: &'static str) -> Self {
+        Self { former: Some(former), ..self }
+    }
+
+    /// The default of an option, where the code that completes the table has it.
+    pub(super) fn else_says(self, default: &str) -> Self {
+        Self { default: Some(default.to_owned()), ..self }
+    }
+
+    /// The way in which the value changes a policy.
+    pub(super) fn applied(self, apply: impl Fn(&mut Policy, T) + 'static) -> Self {
+        Self { apply: Box::new(apply), ..self }
+    }
+
+    pub(super) fn apply(&self, policy: &mut Policy, value: T) {
+        (self.apply)(policy, value);
+    }
+
+    pub(super) fn read(
+        &self,
+        section: &mut Section<'_>,
+        field: &'static str,
+        problems: &mut Problems<'_>,
+    ) -> Option<T> {
+        let name = plain(field);
+        let value = section.get(name);
+        if value.is_none() && self.is_required {
+            section.miss(name);
+        }
+        (self.read)(value.as_ref(), problems)
+    }
+
+    pub(super) fn info(self, field: &'static str, about: &str) -> OptionInfo {
+        OptionInfo {
+            name: plain(field),
+            about: about.trim().to_owned(),
+            shape: self.shape,
+            default: self.default,
+            is_required: self.is_required,
+            former: self.former,
+        }
+    }
+}
+
+/// A field's name without Rust's mark of keywords.
+fn plain(field: &'static str) -> &'static str {
+    field.strip_prefix("r#").unwrap_or(field)
+}
+
+/// Values of which a stronger layer's counts.
+pub(super) trait Layered: Sized {
+    fn over(self, weaker: Self) -> Self;
+}
+
+impl<T> Layered for Option<T> {
+    fn over(self, weaker: Self) -> Self {
+        self.or(weaker)
+    }
+}
+
+/// Declares a table: `NAME [DERIVES] (LABEL, EXAMPLE) { OPTION: TYPE = SLOT, … }`.
+///
+/// `layered` before the name adds `over`, which lays a table over a weaker one, and `apply`, which sets a policy.
+macro_rules! table {
+    (
+        $(#[doc = $about:literal])+
+        $vis:vis struct $Name:ident [$($derive:ident),*] ($label:literal, $example:literal $(, $extra:expr)?) {
+            $( $(#[doc = $doc:literal])+ $field:ident: $T:ty = $slot:expr, )*
+        }
+    ) => {
+        $(#[doc = $about])+
+        #[derive($($derive),*)]
+        $vis struct $Name { $( $(#[doc = $doc])+ pub $field: $T, )* }
+
+        impl $crate::config::table::Table for $Name {
+            fn info() -> $crate::config::table::TableInfo {
+                $crate::config::table::TableInfo {
+                    label: $label,
+                    example: $example,
+                    options: vec![ $( {
+                        let slot: $crate::config::table::Slot<$T> = $slot;
+                        slot.info(stringify!($field), concat!($($doc),+))
+                    } ),* ],
+                    shared: Vec::new(),
+                    extra: { let _extra = serde_json::json!({}); $( let _extra = $extra; )? _extra },
+                }
+            }
+
+            fn read_fields(
+                section: &mut $crate::config::reader::Section<'_>,
+                problems: &mut $crate::config::error::Problems<'_>,
+            ) -> Option<Self> {
+                $( let $field = {
+                    let slot: $crate::config::table::Slot<$T> = $slot;
+                    slot.read(section, stringify!($field), problems)
+                }; )*
+                section.report_missing($example, problems);
+                Some(Self { $( $field: $field? ),* })
+            }
+        }
+    };
+    (
+        layered $(#[doc = $about:literal])+
+        $vis:vis struct $Name:ident [$($derive:ident),*] ($($head:tt)*) {
+            $( $(#[doc = $doc:literal])+ $field:ident: $T:ty = $slot:expr, )*
+        }
+    ) => {
+        table! {
+            $(#[doc = $about])+
+            $vis struct $Name [$($derive),*] ($($head)*) {
+                $( $(#[doc = $doc])+ $field: $T = $slot, )*
+            }
+        }
+
+        impl $crate::config::table::Layered for $Name {
+            fn over(self, weaker: Self) -> Self {
+                Self { $( $field: self.$field.over(weaker.$field) ),* }
+            }
+        }
+
+        impl $Name {
+            /// Sets the options that are written, in a policy.
+            fn apply(self, policy: &mut onetake_http::Policy) {
+                $( {
+                    let slot: $crate::config::table::Slot<$T> = $slot;
+                    slot.apply(policy, self.$field);
+                } )*
+            }
+        }
+    };
+}
+pub(super) use table;
+
+/// The JSON Schema of a table. Each option has the name that messages call it by as its title.
+pub(super) fn schema(info: &TableInfo, path: &str) -> Json {
+    let own = info.options.iter().map(|option| (option.name.to_owned(), option.schema(path)));
+    let shared = info.shared.iter().map(|option| {
+        (option.name.to_owned(), json!({ "$ref": format!("#/$defs/{}", option.name) }))
+    });
+    let properties = own.chain(shared).collect::<serde_json::Map<_, _>>();
+    let required = info.all().filter(|option| option.is_required).map(|option| option.name);
+    let required = required.collect::<Vec<_>>();
+    let mut table =
+        json!({ "type": "object", "additionalProperties": false, "properties": properties });
+    if !required.is_empty() {
+        extend(&mut table, json!({ "required": required }));
+    }
+    extend(&mut table, info.extra.clone());
+    table
+}
+
+impl OptionInfo {
+    pub(super) fn schema(&self, path: &str) -> Json {
+        let title =
+            if path.is_empty() { self.name.to_owned() } else { format!("{path}.{}", self.name) };
+        let mut schema = self.shape.schema(&title);
+        let values = match &self.shape {
+            Shape::Duration(min, max) => format!(" From {min} to {max}."),
+            _ => String::new(),
+        };
+        extend(
+            &mut schema,
+            json!({ "title": title, "description": format!("{}{values}", self.about) }),
+        );
+        let default = self.default.as_deref().and_then(tree::parse_built_in);
+        let default = default.and_then(|default| default.to_json());
+        if let Some(default) = default {
+            extend(&mut schema, json!({ "default": default }));
+        }
+        schema
+    }
+}
+
+/// Strings that hold a variable are checked when the variable is known.
+const VARIABLE: &str = r"\$\{";
+
+impl Shape {
+    fn schema(&self, path: &str) -> Json {
+        let text = |pattern: &str| json!({ "type": "string", "pattern": format!("^({pattern})$|{VARIABLE}") });
+        match self {
+            Self::Boolean => json!({ "type": "boolean" }),
+            Self::Integer(min, max) => json!({ "type": "integer", "minimum": min, "maximum": max }),
+            Self::Duration(..) => text(r"\s*([0-9]+(ms|s|m|h|d))+\s*"),
+            Self::Size => {
+                let bytes = json!({ "type": "integer", "minimum": 1, "maximum": 64 << 20 });
+                json!({ "oneOf": [bytes, text(r"\s*[0-9]+\s*(GiB|MiB|KiB|B)?\s*")] })
+            }
+            Self::Text(pattern) => text(pattern),
+            Self::File => {
+                json!({ "type": "string", "minLength": 1, "not": { "pattern": "-----BEGIN" } })
+            }
+            Self::Words(words) => json!({ "anyOf": [
+                { "enum": words }, { "type": "string", "pattern": VARIABLE },
+            ] }),
+            Self::List(of, min, max) => {
+                let mut list = json!({ "type": "array", "items": of.schema(&format!("{path}[]")) });
+                if *min > 0 {
+                    extend(&mut list, json!({ "minItems": min }));
+                }
+                if *max < usize::MAX {
+                    extend(&mut list, json!({ "maxItems": max }));
+                }
+                list
+            }
+            // Any names: a table, but not one whose fields are known.
+            Self::Headers(of, max) => json!({
+                "type": ["object"],
+                "propertyNames": { "pattern": "^[!#$%&'*+.^_`|~0-9A-Za-z-]+$" },
+                "additionalProperties": of.schema(&format!("{path}.*")),
+                "maxProperties": max,
+            }),
+            Self::Table(info) => schema(&info(), path),
+            Self::OneOf(shapes) => {
+                json!({ "oneOf": shapes.iter().map(|shape| shape.schema(path)).collect::<Vec<_>>() })
+            }
+            Self::Secret(of) => of.schema(path),
+        }
+    }
+}
+
+pub(super) fn extend(schema: &mut Json, keywords: Json) {
+    if let (Json::Object(schema), Json::Object(keywords)) = (schema, keywords) {
+        schema.extend(keywords);
+    }
+}
+
+/// The message about an option that a table does not have.
+///
+/// `rename` turns the nearest right name into the text that the user has to write.
+pub(super) fn unknown(
+    info: &TableInfo,
+    name: &str,
+    rename: impl Fn(&str) -> String,
+    everything: &TableInfo,
+) -> Fault {
+    if let Some(renamed) = info.all().find(|option| option.former == Some(name)) {
+        let what = format!("it is now called `{}`", renamed.name);
+        return Fault::new(what, format!("write `{}`", rename(renamed.name)));
+    }
+    let missing = |fix: String| Fault::new("there is no such field", fix);
+    if let Some(near) = nearest(name, info.names()) {
+        return missing(format!("did you mean `{}`?", rename(near)));
+    }
+    let here = info.names().collect::<Vec<_>>().join(", ");
+    let here = format!("fields of {}: {here}", info.label);
+    let mut owners = Vec::new();
+    find_owners(everything, name, &mut owners);
+    match owners.is_empty() {
+        true => missing(here),
+        false => missing(format!("`{name}` belongs to {}; {here}", owners.join(" or "))),
+    }
+}
+
+fn find_owners(info: &TableInfo, name: &str, owners: &mut Vec<&'static str>) {
+    if info.names().any(|known| known == name) && !owners.contains(&info.label) {
+        owners.push(info.label);
+    }
+    fn inner(shape: &Shape, name: &str, owners: &mut Vec<&'static str>) {
+        match shape {
+            Shape::Table(info) => find_owners(&info(), name, owners),
+            Shape::List(of, ..) => inner(of, name, owners),
+            Shape::OneOf(shapes) => shapes.iter().for_each(|shape| inner(shape, name, owners)),
+            _ => {}
+        }
+    }
+    info.all().for_each(|option| inner(&option.shape, name, owners));
+}
+
+/// The candidate that `word` was most likely meant to be, if one is near enough.
+pub(super) fn nearest<'a>(
+    word: &str,
+    candidates: impl IntoIterator<Item = &'a str>,
+) -> Option<&'a str> {
+    /// Longer words are no typing errors, and comparing is quadratic.
+    const LENGTH_MAX: usize = 64;
+    let plain = |word: &str| word.to_lowercase().replace('-', "_");
+    let length = word.chars().count();
+    if length > LENGTH_MAX {
+        return None;
+    }
+    let word = plain(word);
+    let scored = candidates.into_iter().filter_map(|candidate| {
+        let distance = strsim::damerau_levenshtein(&word, &plain(candidate));
+        // A third of the letters may be wrong, and one in short words.
+        let allowed = (length.max(candidate.chars().count()) / 3).max(1);
+        (distance <= allowed && distance < length.max(1)).then_some((distance, candidate))
+    });
+    scored.min_by_key(|(distance, _)| *distance).map(|(_, candidate)| candidate)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::policy::RouteOptions;
+    use super::super::sections::File;
+    use super::*;
+
+    #[test]
+    fn the_nearest_name_is_near() {
+        let route = RouteOptions::info();
+        let near = |word| nearest(word, route.names());
+        assert_eq!(near("tll"), Some("ttl"));
+        assert_eq!(near("wait-timeout"), Some("wait_timeout"));
+        assert_eq!(near("TTL"), Some("ttl"));
+        assert_eq!(near("fingerpint"), Some("fingerprint"));
+        assert_eq!(near("max_responce_body"), Some("max_response_body"));
+        assert_eq!(near("colour"), None);
+        assert_eq!(near("x"), None);
+        assert_eq!(near(""), None);
+        assert_eq!(near(&"t".repeat(10_000)), None);
+        assert_eq!(nearest("mod", ["mode", "exclude", "include", "headers"]), Some("mode"));
+        assert_eq!(nearest("routes", File::info().names()), Some("route"));
+    }
+}

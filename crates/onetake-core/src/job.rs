@@ -1,0 +1,371 @@
+//! Jobs: work that runs once for its key, with a typed result.
+//!
+//! ```
+//! # use std::sync::Arc;
+//! # use onetake_core::{Engine, Key, MemoryStore, Retry, Scope};
+//! # #[derive(serde::Serialize)] struct Reminder { invoice: u32 }
+//! # async fn send(_: u32, _: String) -> Result<String, std::io::Error> { Ok("sent".into()) }
+//! # #[tokio::main]
+//! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let engine = Engine::new(Arc::new(MemoryStore::new()));
+//! let (scope, key) = (Scope::new("reminders"), Key::new("invoice-2041")?);
+//! let receipt: String = engine
+//!     .job(&scope, &key, &Reminder { invoice: 2041 })
+//!     .retry(Retry::times(5))
+//!     .run(|attempt| async move {
+//!         let key = attempt.derived_key().await.map_err(std::io::Error::other)?;
+//!         send(2041, key.to_string()).await
+//!     })
+//!     .await?;
+//! assert_eq!(receipt, "sent");
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! Whoever asks for the same job again gets the recorded result. Another payload under the same key is refused.
+//!
+//! | the work | without [`retry`](Job::retry) | with `retry` |
+//! | --- | --- | --- |
+//! | returns `Ok` | the result is recorded | the same |
+//! | returns `Err` | it is recorded as failed, and never runs again | it runs again after a pause; after the last attempt it is recorded as failed |
+//! | panics or takes too long | its outcome is unknown, and it never runs again | as after an error |
+//! | is lost with its process | its outcome is unknown, and it never runs again | it runs again when somebody asks for it |
+
+use std::fmt;
+use std::future::Future;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+
+use crate::derived::{DerivedKey, DerivingSecret};
+use crate::engine::{
+    Answer, Attempt, Engine, EngineError, InFlight, Operation, Outcome, Settling, Verdict,
+};
+use crate::fingerprint::Fingerprint;
+use crate::inbox::{ATTEMPTS_MAX, tries_before};
+use crate::key::Key;
+use crate::record::{Failure, OnUnknown, Record, Recording, State, Terms};
+use crate::scope::{Reference, Scope};
+
+/// The code of a failure that is recorded because the work returned an error.
+pub const JOB_FAILED: &str = "job_failed";
+
+/// How often work runs that may run again, and how long to wait before that.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Retry {
+    /// How many attempts there may be in all, those of earlier processes included: 1 to 15.
+    pub attempts_max: u32,
+    /// The pause before the second attempt; it doubles from attempt to attempt.
+    pub pause_min: Duration,
+    /// The longest pause.
+    pub pause_max: Duration,
+}
+
+impl Retry {
+    /// This many attempts in all, one to sixty seconds apart.
+    #[must_use]
+    pub const fn times(attempts_max: u32) -> Self {
+        let (pause_min, pause_max) = (Duration::from_secs(1), Duration::from_secs(60));
+        Self { attempts_max, pause_min, pause_max }
+    }
+
+    fn pause_after(&self, attempts: u32) -> Duration {
+        let doubled = 1_u32.checked_shl(attempts.saturating_sub(1)).unwrap_or(u32::MAX);
+        self.pause_min.saturating_mul(doubled).min(self.pause_max)
+    }
+}
+
+/// Why a job has no result.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum JobError<E> {
+    /// The engine could not try: the work did not run.
+    #[error(transparent)]
+    Engine(#[from] EngineError),
+    /// The payload cannot be written as JSON: the work did not run.
+    #[error("the payload of the job cannot be written as JSON")]
+    Payload(#[source] serde_json::Error),
+    /// The work ran here, and its last attempt returned this error.
+    #[error("the job failed")]
+    Work(#[source] E),
+    /// The work failed earlier: it is not run again.
+    #[error("the job failed earlier: {}", .0.detail)]
+    Failed(Failure),
+    /// Another payload came with this key before.
+    #[error("the key belongs to a job with another payload")]
+    OtherPayload,
+    /// An attempt runs, and did not end within the time that the caller waits.
+    #[error("the job is still running")]
+    StillRunning,
+    /// An attempt started, and nobody knows whether it had an effect.
+    #[error("nobody knows what became of the job: an operator has to look at {0}")]
+    Unknown(Reference),
+    /// It ran, and the store has not confirmed its result yet. Ask again.
+    #[error("the result of the job is not saved yet: ask again with the same key")]
+    NotSaved,
+    /// The recorded result is not of the type that was asked for. It tells where, not what was there.
+    #[error("the recorded result is no {expected}: line {line}, column {column}")]
+    OtherType {
+        /// The type that was asked for.
+        expected: &'static str,
+        /// Where it differs.
+        line: usize,
+        /// Where it differs.
+        column: usize,
+    },
+}
+
+/// One attempt of a job.
+#[derive(Clone)]
+pub struct JobAttempt {
+    /// The attempt: pass its fence on to whoever can refuse lower ones.
+    pub attempt: Attempt,
+    /// Which attempt it is, from 1, as far as the record still knows.
+    pub number: u32,
+    engine: Engine,
+    scope: Scope,
+    key: Key,
+}
+
+impl JobAttempt {
+    /// The key for the calls that the job makes: the same in every attempt. Several calls take one
+    /// [`step`](DerivedKey::step) each.
+    ///
+    /// # Errors
+    /// If the store does not answer in time.
+    pub async fn derived_key(&self) -> Result<DerivedKey, EngineError> {
+        let secret = self.engine.secret("derived_keys").await?;
+        Ok(DerivingSecret::new(&secret).derive(&self.scope, &self.key))
+    }
+}
+
+impl fmt::Debug for JobAttempt {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut shown = f.debug_struct("JobAttempt");
+        shown.field("attempt", &self.attempt).field("number", &self.number).finish_non_exhaustive()
+    }
+}
+
+/// A job that somebody asks for: see the [module](self).
+#[derive(Debug)]
+#[must_use = "a job does nothing until `run` is called"]
+pub struct Job {
+    engine: Engine,
+    scope: Scope,
+    key: Key,
+    payload: Result<Vec<u8>, serde_json::Error>,
+    retry: Option<Retry>,
+    ttl: Duration,
+    run_max: Duration,
+    wait: Option<Duration>,
+}
+
+impl Engine {
+    /// A job: work that runs once for its key. See [`job`](crate::job).
+    pub fn job<P: Serialize + ?Sized>(&self, scope: &Scope, key: &Key, payload: &P) -> Job {
+        Job {
+            engine: self.clone(),
+            scope: scope.clone(),
+            key: key.clone(),
+            payload: serde_json::to_value(payload).map(|value| canonical(&value)),
+            retry: None,
+            ttl: Terms::default().ttl,
+            run_max: Duration::from_secs(30),
+            wait: None,
+        }
+    }
+}
+
+impl Job {
+    /// Says that the work may run again after an error or a crash, and how often. Its own calls have to be safe to
+    /// repeat: give them [`JobAttempt::derived_key`].
+    pub const fn retry(mut self, retry: Retry) -> Self {
+        self.retry = Some(retry);
+        self
+    }
+
+    /// Sets how long the result is kept.
+    pub const fn ttl(mut self, ttl: Duration) -> Self {
+        self.ttl = ttl;
+        self
+    }
+
+    /// Sets how long an attempt may run: 30 seconds if it is not set.
+    pub const fn run_max(mut self, run_max: Duration) -> Self {
+        self.run_max = run_max;
+        self
+    }
+
+    /// Sets how long to wait for somebody else's attempt: as long as an attempt may run if it is not set.
+    pub const fn wait(mut self, wait: Duration) -> Self {
+        self.wait = Some(wait);
+        self
+    }
+
+    /// Runs the work, unless the job has a result already.
+    ///
+    /// The work goes on if the caller is dropped, until its attempt ends.
+    ///
+    /// # Errors
+    /// If the job has no result: see [`JobError`].
+    pub async fn run<T, E, F, Fut>(mut self, work: F) -> Result<T, JobError<E>>
+    where
+        T: Serialize + DeserializeOwned,
+        E: fmt::Display + Send + 'static,
+        F: Fn(JobAttempt) -> Fut + Send + Sync + 'static,
+        Fut: Future<Output = Result<T, E>> + Send + 'static,
+    {
+        let payload = std::mem::replace(&mut self.payload, Ok(Vec::new()));
+        let payload = payload.map_err(JobError::Payload)?;
+        let fingerprint = Fingerprint::of(&[b"job ", &payload[..]].concat());
+        let on_unknown = if self.retry.is_some() { OnUnknown::Retry } else { OnUnknown::Fail };
+        let operation = Operation::new(&self.scope, &self.key, fingerprint)
+            .terms(Terms { ttl: self.ttl, on_unknown, ..Terms::default() })
+            .in_flight(InFlight::Wait(self.wait.unwrap_or(self.run_max)))
+            .run_max(self.run_max);
+        let work = Arc::new(work);
+        loop {
+            let (outcome, ended) = self.attempt(operation.clone(), Arc::clone(&work)).await?;
+            let record = match &outcome {
+                Outcome::Ran(Settling::Recorded(record) | Settling::Stale(Some(record)))
+                | Outcome::Answered(Answer::Replay(record) | Answer::Failed(record)) => record,
+                Outcome::Ran(_) => return Err(JobError::NotSaved),
+                Outcome::Answered(Answer::Mismatch) => return Err(JobError::OtherPayload),
+                Outcome::Answered(Answer::Unknown(record)) => {
+                    return Err(JobError::Unknown(record.id.reference()));
+                }
+                Outcome::Answered(Answer::InFlight | Answer::WaitTimeout) => {
+                    return Err(JobError::StillRunning);
+                }
+            };
+            match (&record.state, ended) {
+                (State::Completed { recording, .. }, _) => return result(recording),
+                (State::Failed { .. }, Some(Ended { attempt, error, .. }))
+                    if is(record, &attempt) =>
+                {
+                    return Err(JobError::Work(error));
+                }
+                (State::Failed { failure, .. }, _) => {
+                    return Err(JobError::Failed(failure.clone()));
+                }
+                (State::Unknown { .. }, _) if self.retry.is_none() => {
+                    return Err(JobError::Unknown(record.id.reference()));
+                }
+                (State::Released { .. } | State::Unknown { .. }, ended) => {
+                    let attempts = ended.map_or(1, |ended| ended.number);
+                    let pause =
+                        self.retry.map_or(Duration::ZERO, |retry| retry.pause_after(attempts));
+                    self.engine.clock().sleep(pause).await;
+                }
+                (State::Running { .. }, _) => return Err(JobError::StillRunning),
+            }
+        }
+    }
+
+    /// Runs one attempt, if nobody else does. What the engine says, and the error of an attempt that ran here.
+    async fn attempt<T, E, F, Fut>(
+        &self,
+        operation: Operation,
+        work: Arc<F>,
+    ) -> Result<(Outcome, Option<Ended<E>>), EngineError>
+    where
+        T: Serialize,
+        E: fmt::Display + Send + 'static,
+        F: Fn(JobAttempt) -> Fut + Send + Sync + 'static,
+        Fut: Future<Output = Result<T, E>> + Send + 'static,
+    {
+        let slot = Arc::new(Mutex::new(None));
+        let (ended, engine) = (Arc::clone(&slot), self.engine.clone());
+        let (scope, key, retry) = (self.scope.clone(), self.key.clone(), self.retry);
+        let outcome = self.engine.run(operation, move |attempt| async move {
+            let before = match retry {
+                Some(_) => tries_before(&engine, attempt.id).await,
+                None => Some(0),
+            };
+            // Nothing ran: whoever asks next tries again.
+            let Some(before) = before else { return Verdict::Release };
+            let attempts_max = retry.map_or(1, |retry| retry.attempts_max.clamp(1, ATTEMPTS_MAX));
+            if before >= attempts_max {
+                return failed(&format_args!("it was tried {before} times and never succeeded"));
+            }
+            let number = before.saturating_add(1);
+            match work(JobAttempt { attempt, number, engine, scope, key }).await {
+                Ok(value) => serde_json::to_vec(&value).map_or_else(
+                    |error| failed(&format_args!("its result cannot be written as JSON: {error}")),
+                    |bytes| Verdict::Complete(Recording::new(bytes)),
+                ),
+                Err(error) => {
+                    let is_last = number >= attempts_max;
+                    let verdict = if is_last { failed(&error) } else { Verdict::Release };
+                    *ended.lock().unwrap_or_else(PoisonError::into_inner) =
+                        Some(Ended { attempt, number, error });
+                    verdict
+                }
+            }
+        });
+        let outcome = outcome.await?;
+        let ended = slot.lock().unwrap_or_else(PoisonError::into_inner).take();
+        Ok((outcome, ended))
+    }
+}
+
+/// An attempt that ran here and returned an error.
+struct Ended<E> {
+    attempt: Attempt,
+    number: u32,
+    error: E,
+}
+
+fn is(record: &Record, attempt: &Attempt) -> bool {
+    record.attempt == attempt.attempt
+}
+
+fn failed(why: &dyn fmt::Display) -> Verdict {
+    Verdict::Fail(Failure { code: JOB_FAILED.to_owned(), detail: why.to_string() })
+}
+
+fn result<T: DeserializeOwned, E>(recording: &Recording) -> Result<T, JobError<E>> {
+    let bytes = recording.body.as_deref().unwrap_or_default();
+    serde_json::from_slice(bytes).map_err(|error| JobError::OtherType {
+        expected: std::any::type_name::<T>(),
+        line: error.line(),
+        column: error.column(),
+    })
+}
+
+/// JSON whose members are in the order of their names: a map has no order of its own, and the same payload must have
+/// the same fingerprint.
+fn canonical(value: &Value) -> Vec<u8> {
+    let mut written = Vec::new();
+    write_canonical(value, &mut written);
+    written
+}
+
+fn write_canonical(value: &Value, into: &mut Vec<u8>) {
+    match value {
+        Value::Object(members) => {
+            let mut members: Vec<_> = members.iter().collect();
+            members.sort_by_key(|(name, _)| *name);
+            into.push(b'{');
+            for (name, value) in members {
+                into.extend(Value::from(name.as_str()).to_string().bytes());
+                into.push(b':');
+                write_canonical(value, into);
+                into.push(b',');
+            }
+            into.push(b'}');
+        }
+        Value::Array(values) => {
+            into.push(b'[');
+            for value in values {
+                write_canonical(value, into);
+                into.push(b',');
+            }
+            into.push(b']');
+        }
+        other => into.extend(other.to_string().bytes()),
+    }
+}

@@ -40,13 +40,10 @@ use futures_util::future::BoxFuture;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
-use onetake_core::note::{Note, Notes};
-use onetake_core::store::{
-    Answers, AuditLog, Cursor, Due, DueAttempt, Page, RecordIndex, Sealing, SharedSecrets, Swept,
-};
+use onetake_core::store::Answers;
 use onetake_core::{
-    AttemptId, Claim, Claimed, Clock, Record, RecordId, Recording, Reference, Rng, Settled,
-    Settlement, Store, StoreError, StoreErrorKind, SystemClock, SystemRng,
+    Claim, Claimed, Clock, Record, RecordId, Rng, Settled, Settlement, Store, StoreError,
+    StoreErrorKind, SystemClock, SystemRng, delegate_store,
 };
 
 use counters::Counters;
@@ -270,18 +267,8 @@ impl Store for FilteredStore {
         .boxed()
     }
 
-    fn due(&self, which: Due, limit: usize) -> BoxFuture<'_, Result<Vec<DueAttempt>, StoreError>> {
-        self.shared.authority.due(which, limit)
-    }
-
-    fn sweep(&self, limit: usize) -> BoxFuture<'_, Result<Swept, StoreError>> {
-        self.shared.authority.sweep(limit)
-    }
-
-    /// The authority decides: a filter that is away is only slower.
-    fn ready(&self) -> BoxFuture<'_, Result<(), StoreError>> {
-        self.shared.authority.ready()
-    }
+    // The authority decides whether it is ready: a filter that is away is only slower.
+    delegate_store!(self => self.shared.authority; due, sweep, ready);
 
     fn close(&self) -> BoxFuture<'_, Result<(), StoreError>> {
         async move {
@@ -297,48 +284,4 @@ impl Store for FilteredStore {
     }
 }
 
-impl RecordIndex for FilteredStore {
-    fn page(&self, from: Option<Cursor>, limit: usize) -> BoxFuture<'_, Result<Page, StoreError>> {
-        self.shared.authority.page(from, limit)
-    }
-
-    fn find(&self, reference: Reference) -> BoxFuture<'_, Result<Vec<RecordId>, StoreError>> {
-        self.shared.authority.find(reference)
-    }
-}
-
-impl AuditLog for FilteredStore {
-    fn note(&self, note: Note) -> BoxFuture<'_, Result<(), StoreError>> {
-        self.shared.authority.note(note)
-    }
-
-    fn notes(
-        &self,
-        of: Option<RecordId>,
-        from: Option<Cursor>,
-        limit: usize,
-    ) -> BoxFuture<'_, Result<Notes, StoreError>> {
-        self.shared.authority.notes(of, from, limit)
-    }
-}
-
-impl SharedSecrets for FilteredStore {
-    fn secret(
-        &self,
-        name: &'static str,
-        fresh: [u8; 32],
-    ) -> BoxFuture<'_, Result<[u8; 32], StoreError>> {
-        self.shared.authority.secret(name, fresh)
-    }
-}
-
-impl Sealing for FilteredStore {
-    fn seal(
-        &self,
-        id: RecordId,
-        attempt: AttemptId,
-        recording: Recording,
-    ) -> Result<Recording, StoreError> {
-        self.shared.authority.seal(id, attempt, recording)
-    }
-}
+delegate_store!(impl RecordIndex, AuditLog, SharedSecrets, Sealing for FilteredStore, self => self.shared.authority);

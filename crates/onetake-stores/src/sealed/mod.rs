@@ -21,13 +21,10 @@ use std::sync::Arc;
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 
-use onetake_core::note::{Note, Notes};
-use onetake_core::store::{
-    Answers, AuditLog, Cursor, Due, DueAttempt, Page, RecordIndex, Sealing, SharedSecrets, Swept,
-};
+use onetake_core::store::{Answers, Sealing};
 use onetake_core::{
-    AttemptId, Claim, Claimed, Memo, Origin, Record, RecordId, Recording, Reference, Settled,
-    Settlement, State, Store, StoreError, StoreErrorKind, Verb,
+    AttemptId, Claim, Claimed, Memo, Origin, Record, RecordId, Recording, Settled, Settlement,
+    State, Store, StoreError, StoreErrorKind, Verb, delegate_store,
 };
 
 pub use census::{KeysInUse, keys_in_use};
@@ -200,57 +197,10 @@ impl Store for SealedStore {
         .boxed()
     }
 
-    fn due(&self, which: Due, limit: usize) -> BoxFuture<'_, Result<Vec<DueAttempt>, StoreError>> {
-        self.inner.due(which, limit)
-    }
-
-    fn sweep(&self, limit: usize) -> BoxFuture<'_, Result<Swept, StoreError>> {
-        self.inner.sweep(limit)
-    }
-
-    fn ready(&self) -> BoxFuture<'_, Result<(), StoreError>> {
-        self.inner.ready()
-    }
-
-    fn close(&self) -> BoxFuture<'_, Result<(), StoreError>> {
-        self.inner.close()
-    }
+    delegate_store!(self => self.inner; due, sweep, ready, close);
 }
 
-impl RecordIndex for SealedStore {
-    fn page(&self, from: Option<Cursor>, limit: usize) -> BoxFuture<'_, Result<Page, StoreError>> {
-        self.inner.page(from, limit)
-    }
-
-    fn find(&self, reference: Reference) -> BoxFuture<'_, Result<Vec<RecordId>, StoreError>> {
-        self.inner.find(reference)
-    }
-}
-
-impl AuditLog for SealedStore {
-    fn note(&self, note: Note) -> BoxFuture<'_, Result<(), StoreError>> {
-        self.inner.note(note)
-    }
-
-    fn notes(
-        &self,
-        of: Option<RecordId>,
-        from: Option<Cursor>,
-        limit: usize,
-    ) -> BoxFuture<'_, Result<Notes, StoreError>> {
-        self.inner.notes(of, from, limit)
-    }
-}
-
-impl SharedSecrets for SealedStore {
-    fn secret(
-        &self,
-        name: &'static str,
-        fresh: [u8; 32],
-    ) -> BoxFuture<'_, Result<[u8; 32], StoreError>> {
-        self.inner.secret(name, fresh)
-    }
-}
+delegate_store!(impl RecordIndex, AuditLog, SharedSecrets for SealedStore, self => self.inner);
 
 impl Sealing for SealedStore {
     fn seal(

@@ -175,7 +175,7 @@ pub(super) fn failure() -> Verb {
 }
 
 pub(super) fn unknown() -> Verb {
-    Verb::Unknown(Cause::Reported("the upstream answered 500".into()))
+    Verb::Unknown(Cause::Status(500))
 }
 
 /// One of each verb.

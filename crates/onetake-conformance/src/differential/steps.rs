@@ -166,7 +166,7 @@ impl Steps {
             2 => Cause::Interrupted,
             3 => Cause::TimedOut,
             4 => Cause::Reported("x".repeat(600)),
-            _ => Cause::Reported("the upstream answered 500".to_owned()),
+            _ => Cause::Status(500),
         }
     }
 

@@ -252,7 +252,9 @@ pub(crate) fn stale(listed: &BTreeMap<String, String>, argued: &Argued) -> Vec<S
     let file = |name: &str| name.split(':').next().unwrap_or_default().to_owned();
     let files: BTreeSet<String> = listed.values().map(|name| file(name)).collect();
     let existing: BTreeSet<String> = listed.values().cloned().collect();
-    argued.stale(&existing, |file| files.contains(file)).into_iter().map(str::to_owned).collect()
+    let stale = argued.stale(&existing, |file| files.contains(file));
+    // Statements in the same files have mutants of their own.
+    stale.into_iter().filter(|name| !super::text::is_text(name)).map(str::to_owned).collect()
 }
 
 #[cfg(test)]

@@ -5,8 +5,8 @@
 //! collected) → check (rules between options) → Config
 //! ```
 //!
-//! An option is declared once, in [`sections`], [`policy`], [`tenant`] or [`reconcile`]: its name, its documentation, its
-//! form and its default, with the macro in [`table`]. The declaration gives the field, the reader, the JSON Schema
+//! An option is declared once, in `sections.rs`, `policy.rs`, `tenant.rs` or `reconcile.rs`: its name, its documentation, its
+//! form and its default, with the macro in `table.rs`. The declaration gives the field, the reader, the JSON Schema
 //! (`onetake schema`), the lines of `onetake check --explain` and the tables in docs/CONFIGURATION.md.
 //!
 //! Why a table of forms and not serde with schemars: serde stops at the first error, and an untagged enum (`tenant`,

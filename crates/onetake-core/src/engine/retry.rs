@@ -113,3 +113,16 @@ pub(super) async fn roll_back(
         Settling::Stale(_) | Settling::Pending => Begin::Answer(Answer::InFlight),
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_hook_equals_its_clones_alone() {
+        let hook = || OnRetry::new(|_| async { Ok(()) });
+        let one = hook();
+        assert_eq!(one, one.clone());
+        assert_ne!(one, hook());
+    }
+}

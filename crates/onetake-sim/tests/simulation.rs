@@ -50,6 +50,13 @@ fn every_theme_occurs_and_half_of_the_plans_have_none() {
     assert!((250..350).contains(&without), "{without} plans have no theme");
 }
 
+/// A claim whose answer was lost was sent again. The second copy landed when the attempt had been released and another
+/// one too: the key was granted to nobody, and became unknown.
+#[test]
+fn a_claim_is_not_on_its_way_twice() {
+    passes(20_000_776);
+}
+
 #[test]
 fn the_same_seed_is_the_same_run() {
     let hashes: Vec<u64> = (0..40).map(|seed| simulate(seed).hash).collect();

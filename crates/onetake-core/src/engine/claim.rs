@@ -8,7 +8,7 @@ use tokio::sync::OwnedSemaphorePermit;
 use crate::clock::Timestamp;
 use crate::record::{AttemptId, Cause, Record, State};
 use crate::scope::RecordId;
-use crate::store::{Claim, Claimed, Settlement, StoreError, StoreErrorKind, Verb};
+use crate::store::{Claim, Claimed, Settled, Settlement, StoreError, StoreErrorKind, Verb};
 
 use super::flight::{Flight, Landing};
 use super::housekeeping::note;
@@ -87,20 +87,27 @@ async fn try_claim(
         terms: operation.terms,
         origin: operation.origin.clone(),
     };
-    let mut asked_at = engine.clock.monotonic();
+    let asked_at = engine.clock.monotonic();
     // Shutdown waits until a claim that may have landed, and that nobody runs, is handed over.
     let _handed_over = engine.settling.token();
-    let answer = match submit(engine, claim.clone()).await {
+    let answer = tokio::select! {
+        biased;
+        answer = engine.claims.write(claim) => answer,
+        () = engine.stopped.cancelled() => {
+            let what = "the engine stopped before the store answered";
+            Err(StoreError::new(StoreErrorKind::Indeterminate, what))
+        }
+    };
+    let answer = match answer {
         // The claim may be on disk, nothing ran, and the store takes no release any more, because a
-        // write to it failed: the journal has it for the next start.
-        Err(error) if error.kind() == StoreErrorKind::Corrupt => {
+        // write to it failed or because the engine stopped: the journal has it for the next start.
+        Err(error) if error.kind() == StoreErrorKind::Corrupt || is_lost(engine, &error) => {
             let verb = Verb::Release;
             engine.could_not_settle(Settlement { id: operation.id, attempt, verb });
             Err(error)
         }
         Err(error) if error.kind() == StoreErrorKind::Indeterminate => {
-            asked_at = engine.clock.monotonic();
-            recover(engine, claim, error).await
+            recover(engine, operation, attempt, error).await
         }
         answer => answer,
     };
@@ -123,37 +130,37 @@ async fn try_claim(
     }
 }
 
-/// Sends a claim, unless the engine stops first.
-async fn submit(engine: &Inner, claim: Claim) -> Result<Claimed, StoreError> {
-    tokio::select! {
-        biased;
-        answer = engine.claims.write(claim) => answer,
-        () = engine.stopped.cancelled() => {
-            let what = "the engine stopped before the store answered";
-            Err(StoreError::new(StoreErrorKind::Indeterminate, what))
-        }
-    }
+/// Whether a claim may have landed, and the engine has stopped.
+fn is_lost(engine: &Inner, error: &StoreError) -> bool {
+    error.kind() == StoreErrorKind::Indeterminate && engine.stopped.is_cancelled()
 }
 
-/// Sends a claim again whose answer got lost. A claim is idempotent by its attempt: if it landed, the store
-/// grants it once more. Reading the record would not do: a claim may be visible before it is durable. If
-/// the second claim is not granted, nothing runs, and the claim is released whenever it lands: see
-/// [`lost_claim`].
+/// A claim whose answer got lost may have landed: renew it, and believe that. Reading it would not do: it
+/// may be visible where it is not durable yet, and a renewal is a write, which is answered when it and
+/// everything before it is. If that fails too, nothing ran, and the claim is released whenever it lands:
+/// see [`lost_claim`].
+///
+/// The claim is not sent again, although a store grants an attempt that runs once more: a second copy could land
+/// when its attempt has long been released and others have had the key. Nobody would run it, and the key would
+/// become unknown.
 async fn recover(
     engine: &Arc<Inner>,
-    claim: Claim,
+    operation: &Operation,
+    attempt: AttemptId,
     error: StoreError,
 ) -> Result<Claimed, StoreError> {
-    let (id, attempt) = (claim.id, claim.attempt);
-    let again = submit(engine, claim).await;
-    if matches!(again, Ok(Claimed::Granted { .. })) {
-        return again;
-    }
-    lost_claim::release(engine, id, attempt);
-    match again {
-        // The attempt never ran, whatever its record says until it is released.
-        Ok(Claimed::Found { record, .. }) if record.attempt == attempt => Err(error),
-        Ok(found) => Ok(found),
-        Err(_) => Err(error),
+    let id = operation.id;
+    let renewal = Settlement { id, attempt, verb: Verb::Renew };
+    match engine.settles.submit(renewal).await {
+        Ok(Settled::Done { record, .. })
+            if record.attempt == attempt && matches!(record.state, State::Running { .. }) =>
+        {
+            Ok(Claimed::Granted { fence: record.fence })
+        }
+        // Somebody else's, or nothing: ours did not land, or not yet. Not running is always safe.
+        _ => {
+            lost_claim::release(engine, id, attempt);
+            Err(error)
+        }
     }
 }

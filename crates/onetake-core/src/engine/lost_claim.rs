@@ -8,9 +8,6 @@
 //! So the engine sends releases until one finds the claim. A release is fenced by the attempt, which
 //! never ran: it changes nothing before the claim lands, and frees the key afterwards, also if the
 //! reaper has called the attempt unknown by then.
-//!
-//! A claim whose answer was lost was sent twice, so that two copies of it can land. A copy that lands after
-//! its attempt ended is not granted as long as no other attempt was granted the key since.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

@@ -394,19 +394,12 @@ async fn pauses_grow_while_an_entry_of_the_audit_log_cannot_be_written() {
     delivery.abort();
 }
 
-/// A store that carries out the first claim and loses its answer, and then takes these steps.
+/// A store that carries out the first claim, settles it with this verb if there is one, and loses its answer.
 #[derive(Debug)]
 struct LosesFirst {
     memory: Arc<MemoryStore>,
-    then: Mutex<Option<Vec<Then>>>,
-}
-
-#[derive(Clone, Debug)]
-enum Then {
-    /// The first attempt is settled.
-    Own(Verb),
-    /// Another attempt takes over and completes.
-    Other,
+    is_first: AtomicBool,
+    then: Option<Verb>,
 }
 
 impl Store for LosesFirst {
@@ -415,24 +408,12 @@ impl Store for LosesFirst {
     fn claim(&self, batch: Vec<Claim>) -> BoxFuture<'_, Answers<Claimed>> {
         async move {
             let answers = self.memory.claim(batch.clone()).await;
-            let Some(steps) = self.then.lock().unwrap().take() else { return answers };
-            let first = batch.first().cloned().unwrap();
-            for step in steps {
-                let claim = match step {
-                    Then::Own(_) => first.clone(),
-                    Then::Other => {
-                        Claim { attempt: AttemptId::from_bytes([9; 16]), ..first.clone() }
-                    }
-                };
-                let (id, attempt) = (claim.id, claim.attempt);
-                let verb = match step {
-                    Then::Own(verb) => verb,
-                    Then::Other => {
-                        self.memory.claim(vec![claim]).await.remove(0).unwrap();
-                        Verb::Complete(Recording::new("by another"))
-                    }
-                };
-                self.memory.settle(vec![Settlement { id, attempt, verb }]).await.remove(0).unwrap();
+            if !self.is_first.swap(false, Ordering::SeqCst) {
+                return answers;
+            }
+            if let (Some(verb), Some(claim)) = (self.then.clone(), batch.first()) {
+                let settlement = Settlement { id: claim.id, attempt: claim.attempt, verb };
+                self.memory.settle(vec![settlement]).await.remove(0).unwrap();
             }
             let lost = || StoreError::new(StoreErrorKind::Indeterminate, "the answer is lost");
             batch.iter().map(|_| Err(lost())).collect()
@@ -443,17 +424,17 @@ impl Store for LosesFirst {
 
 delegate_store!(impl RecordIndex, AuditLog, SharedSecrets, Sealing for LosesFirst, self => self.memory);
 
-fn losing(then: &[Then]) -> (Arc<ManualClock>, Arc<MemoryStore>, Engine) {
+fn losing(then: Option<Verb>) -> (Arc<ManualClock>, Arc<MemoryStore>, Engine) {
     let (clock, memory) = memory();
-    let then = Mutex::new(Some(then.to_vec()));
-    let store = Arc::new(LosesFirst { memory: Arc::clone(&memory), then });
+    let is_first = AtomicBool::new(true);
+    let store = Arc::new(LosesFirst { memory: Arc::clone(&memory), is_first, then });
     let engine = engine_on(store, &clock, Limits::default());
     (clock, memory, engine)
 }
 
 #[tokio::test]
-async fn a_claim_whose_answer_was_lost_is_granted_when_it_is_sent_again() {
-    let (_clock, memory, engine) = losing(&[]);
+async fn a_claim_whose_answer_was_lost_is_granted_when_it_has_landed() {
+    let (_clock, memory, engine) = losing(None);
     let Begin::Run(lease) = engine.begin(&operation("a")).await.unwrap() else { panic!() };
     let record = memory.load(vec![lease.id()]).await.remove(0).unwrap().unwrap();
     assert_eq!((lease.attempt(), lease.fence()), (record.attempt, record.fence));
@@ -462,20 +443,12 @@ async fn a_claim_whose_answer_was_lost_is_granted_when_it_is_sent_again() {
 /// The reaper took the claim for an attempt that ran. Its caller must not be told that the outcome is unknown.
 #[tokio::test]
 async fn a_claim_that_was_taken_for_lost_work_is_an_error_and_is_released() {
-    let unknown = Then::Own(Verb::Unknown(onetake_core::Cause::LeaseEnded));
-    let (clock, memory, engine) = losing(&[unknown]);
+    let unknown = Verb::Unknown(onetake_core::Cause::LeaseEnded);
+    let (clock, memory, engine) = losing(Some(unknown));
     let asked = operation("a");
     let begun = engine.begin(&asked).await;
     assert!(begun.is_err(), "{begun:?}");
     pass(&clock, SECOND, 31).await;
     let record = memory.load(vec![asked.id]).await.remove(0).unwrap().unwrap();
     assert!(matches!(record.state, State::Released { .. }), "{record:?}");
-}
-
-#[tokio::test]
-async fn a_claim_that_finds_another_outcome_when_it_is_sent_again_is_answered_with_it() {
-    let (_clock, _memory, engine) = losing(&[Then::Own(Verb::Release), Then::Other]);
-    let begun = engine.begin(&operation("a")).await.unwrap();
-    let Begin::Answer(Answer::Replay(replayed)) = begun else { panic!("{begun:?}") };
-    assert_eq!(*replayed.part(), Recording::new("by another"));
 }

@@ -31,6 +31,8 @@ pub mod redis;
 pub mod sealed;
 #[cfg(feature = "sqlite")]
 pub mod sqlite;
+#[cfg(any(feature = "embedded", feature = "sqlite"))]
+mod thread;
 pub mod url;
 
 pub use diagnosis::{Diagnosis, Finding, Weight};

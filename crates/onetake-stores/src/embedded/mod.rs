@@ -20,9 +20,7 @@ mod tables;
 mod witness;
 
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, mpsc};
-use std::thread::JoinHandle;
+use std::sync::Arc;
 
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
@@ -34,9 +32,10 @@ use onetake_core::store::{
 };
 use onetake_core::{
     AttemptId, Claim, Claimed, Clock, Record, RecordId, Recording, Reference, Settled, Settlement,
-    Store, StoreError, StoreErrorKind, SystemClock,
+    Store, StoreError, SystemClock,
 };
 
+use crate::thread::{StoreThread, each};
 use committer::{Committer, Job};
 use folder::Folder;
 use tables::Tables;
@@ -46,9 +45,7 @@ pub use folder::OpenError;
 /// The embedded store.
 #[derive(Debug)]
 pub struct EmbeddedStore {
-    jobs: mpsc::Sender<Job>,
-    thread: Mutex<Option<JoinHandle<()>>>,
-    closed: AtomicBool,
+    thread: StoreThread<Job>,
     interrupted: usize,
 }
 
@@ -72,17 +69,9 @@ impl EmbeddedStore {
         let folder = Folder::lock(path.as_ref())?;
         let tables = Tables::open(&folder)?;
         let (committer, interrupted) = Committer::new(tables, clock, folder)?;
-        let (jobs, queue) = mpsc::channel();
-        let thread = std::thread::Builder::new()
-            .name("onetake-store".to_owned())
-            .spawn(move || committer.run(&queue))
+        let thread = StoreThread::start("onetake-store", move |queue| committer.run(queue))
             .map_err(|error| OpenError::io(path.as_ref(), "start the store's thread", error))?;
-        Ok(Self {
-            jobs,
-            thread: Mutex::new(Some(thread)),
-            closed: AtomicBool::new(false),
-            interrupted,
-        })
+        Ok(Self { thread, interrupted })
     }
 
     /// How many operations were running when the folder was last closed, and are unknown since it was opened.
@@ -93,26 +82,8 @@ impl EmbeddedStore {
 
     /// Hands a job to the thread that owns the folder.
     async fn ask<T>(&self, job: impl FnOnce(oneshot::Sender<T>) -> Job) -> Result<T, StoreError> {
-        let (reply, answer) = oneshot::channel();
-        // The queue is bounded by the callers: each engine has one batch of a kind under way.
-        self.jobs.send(job(reply)).map_err(|_| self.gone())?;
-        answer.await.map_err(|_| self.gone())
+        self.thread.ask(job).await
     }
-
-    /// The error for a thread that is not there: closed on purpose, or died in the middle of
-    /// something, after which nobody knows what is on disk.
-    fn gone(&self) -> StoreError {
-        if self.closed.load(Ordering::Acquire) {
-            StoreError::new(StoreErrorKind::Unavailable, "the store is closed")
-        } else {
-            StoreError::new(StoreErrorKind::Corrupt, "the store's thread died")
-        }
-    }
-}
-
-/// One answer for each item, whatever happened.
-fn each<T>(count: usize, answers: Result<Answers<T>, StoreError>) -> Answers<T> {
-    answers.unwrap_or_else(|error| (0..count).map(|_| Err(error.clone())).collect())
 }
 
 impl Store for EmbeddedStore {
@@ -155,21 +126,7 @@ impl Store for EmbeddedStore {
     }
 
     fn close(&self) -> BoxFuture<'_, Result<(), StoreError>> {
-        async move {
-            self.closed.store(true, Ordering::Release);
-            let answer = self.ask(Job::Close).await;
-            let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
-            if let Some(thread) = thread {
-                // It answered its last job; all that is left to it is to let go of the folder.
-                let _panicked = tokio::task::spawn_blocking(move || thread.join()).await;
-            }
-            match answer {
-                Ok(result) => result,
-                Err(error) if error.kind() == StoreErrorKind::Unavailable => Ok(()),
-                Err(error) => Err(error),
-            }
-        }
-        .boxed()
+        self.thread.close(Job::Close).boxed()
     }
 }
 

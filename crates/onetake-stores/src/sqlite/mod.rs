@@ -59,9 +59,7 @@ mod turns;
 mod wal_check;
 
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, mpsc};
-use std::thread::JoinHandle;
+use std::sync::Arc;
 
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
@@ -79,6 +77,7 @@ use onetake_core::{
 };
 
 use crate::Diagnosis;
+use crate::thread::{StoreThread, each};
 use committer::{Committer, Job};
 use error::{During, refused};
 use schema::Owner;
@@ -91,9 +90,7 @@ pub use transactional::{Inbox, Transactional, WorkError};
 pub struct SqliteStore {
     file: PathBuf,
     clock: Arc<dyn Clock>,
-    jobs: mpsc::Sender<Job>,
-    thread: Mutex<Option<JoinHandle<()>>>,
-    closed: AtomicBool,
+    thread: StoreThread<Job>,
 }
 
 impl SqliteStore {
@@ -138,16 +135,12 @@ impl SqliteStore {
     fn open_as(file: &Path, owner: Owner, clock: Arc<dyn Clock>) -> Result<Self, StoreError> {
         let (file, connection) = schema::open(file, owner)?;
         let committer = Committer::new(connection, owner, Arc::clone(&clock));
-        let (jobs, queue) = mpsc::channel();
-        let thread = std::thread::Builder::new()
-            .name("onetake-sqlite".to_owned())
-            .spawn(move || committer.run(&queue))
-            .map_err(|error| {
-                let what = "the store's thread could not be started";
-                StoreError::new(StoreErrorKind::Unavailable, what).with_source(error)
-            })?;
-        let thread = Mutex::new(Some(thread));
-        Ok(Self { file, clock, jobs, thread, closed: AtomicBool::new(false) })
+        let thread = StoreThread::start("onetake-sqlite", move |queue| committer.run(queue));
+        let thread = thread.map_err(|error| {
+            let what = "the store's thread could not be started";
+            StoreError::new(StoreErrorKind::Unavailable, what).with_source(error)
+        })?;
+        Ok(Self { file, clock, thread })
     }
 
     /// Looks at what the promise rests on.
@@ -160,10 +153,7 @@ impl SqliteStore {
 
     /// Hands a job to the thread that owns the connection.
     async fn ask<T>(&self, job: impl FnOnce(oneshot::Sender<T>) -> Job) -> Result<T, StoreError> {
-        let (reply, answer) = oneshot::channel();
-        // The queue is bounded by the callers: each engine has one batch of a kind under way.
-        self.jobs.send(job(reply)).map_err(|_| self.gone())?;
-        answer.await.map_err(|_| self.gone())
+        self.thread.ask(job).await
     }
 
     /// Has the thread read something.
@@ -184,23 +174,8 @@ impl SqliteStore {
 
     /// The answer to a batch of one.
     fn only<T>(&self, answers: Answers<T>) -> Result<T, StoreError> {
-        answers.into_iter().next().unwrap_or_else(|| Err(self.gone()))
+        answers.into_iter().next().unwrap_or_else(|| Err(self.thread.gone()))
     }
-
-    /// The error for a thread that is not there: closed on purpose, or died in the middle of
-    /// something.
-    fn gone(&self) -> StoreError {
-        if self.closed.load(Ordering::Acquire) {
-            StoreError::new(StoreErrorKind::Unavailable, "the store is closed")
-        } else {
-            StoreError::new(StoreErrorKind::Corrupt, "the store's thread died")
-        }
-    }
-}
-
-/// One answer for each item, whatever happened.
-fn each<T>(count: usize, answers: Result<Answers<T>, StoreError>) -> Answers<T> {
-    answers.unwrap_or_else(|error| (0..count).map(|_| Err(error.clone())).collect())
 }
 
 impl Store for SqliteStore {
@@ -244,21 +219,7 @@ impl Store for SqliteStore {
     }
 
     fn close(&self) -> BoxFuture<'_, Result<(), StoreError>> {
-        async move {
-            self.closed.store(true, Ordering::Release);
-            let answer = self.ask(Job::Close).await;
-            let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
-            if let Some(thread) = thread {
-                // It answered its last job; all that is left to it is to let go of the file.
-                let _panicked = tokio::task::spawn_blocking(move || thread.join()).await;
-            }
-            match answer {
-                Ok(result) => result,
-                Err(error) if error.kind() == StoreErrorKind::Unavailable => Ok(()),
-                Err(error) => Err(error),
-            }
-        }
-        .boxed()
+        self.thread.close(Job::Close).boxed()
     }
 }
 

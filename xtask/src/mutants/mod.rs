@@ -23,7 +23,7 @@ use table::Score;
 /// How the task is called.
 pub(crate) const USAGE: &str =
     "cargo xtask mutants [--scope NAME]... [--only TEXT] [--shard K/N] [--short | --list]
-    --scope     decide, journal, engine, http, stores, sql or lua; all of them if none is named
+    --scope     decide, journal, engine, jobs, http, stores, sql or lua; all of them if none is named
     --only      the mutants whose names have this text
     --shard     every N-th mutant alone, from the K-th on: 0/4, 1/4, 2/4, 3/4
     --short     check the arguments, and test a fixed sample of SQL mutants

@@ -101,6 +101,15 @@ pub(crate) const SCOPES: &[Scope] = &[
         },
     },
     Scope {
+        name: "jobs",
+        is_strict: false,
+        kind: Kind::Rust {
+            files: &["crates/onetake-core/src/job.rs", "crates/onetake-core/src/inbox.rs"],
+            except: &[],
+            stages: &[CORE],
+        },
+    },
+    Scope {
         name: "http",
         is_strict: false,
         kind: Kind::Rust {

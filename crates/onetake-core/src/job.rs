@@ -254,9 +254,6 @@ impl Job {
                 (State::Failed { failure, .. }, _) => {
                     return Err(JobError::Failed(failure.clone()));
                 }
-                (State::Unknown { .. }, _) if self.retry.is_none() => {
-                    return Err(JobError::Unknown(record.id.reference()));
-                }
                 (State::Released { .. } | State::Unknown { .. }, ended) => {
                     let attempts = ended.map_or(1, |ended| ended.number);
                     let pause =

@@ -1,4 +1,4 @@
-//! An inbox whose database cannot be reached.
+//! An inbox: its answers, and what it counts while its database is unreachable.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -10,11 +10,12 @@ use onetake_conformance::{Fault, Faulty};
 use onetake_core::note::{Action, Ended, Note, NotePlace, Notes};
 use onetake_core::store::{Answers, AuditLog, Claim, Claimed, Cursor, RecordIndex, Settled};
 use onetake_core::{
-    Inbox, InboxOptions, Limits, ManualClock, MemoryStore, Received, Record, RecordId, Settlement,
-    Store, StoreError, StoreErrorKind, SystemRng, Timestamp, delegate_store,
+    Attempt, Inbox, InboxOptions, Limits, ManualClock, MemoryStore, Received, Record, RecordId,
+    Recording, Settlement, Store, StoreError, StoreErrorKind, SystemRng, Timestamp, Verb,
+    delegate_store,
 };
 
-use super::{engine_on, memory, pass};
+use super::{engine_on, memory, pass, settle, take_over};
 
 /// A store that becomes unreachable once it has granted a claim, while it is told to.
 #[derive(Debug)]
@@ -225,4 +226,89 @@ async fn a_claim_whose_answer_was_lost_is_no_try() {
     let received = deliver().await.unwrap();
     let Received::Failed { attempts, .. } = received else { panic!("{received:?}") };
     assert_eq!(attempts, 1);
+}
+
+#[tokio::test]
+async fn a_message_is_done_once_and_then_a_duplicate() {
+    let (clock, memory) = memory();
+    let engine = engine_on(Arc::clone(&memory) as Arc<dyn Store>, &clock, Limits::default());
+    let inbox = Inbox::new(engine, "mailer", InboxOptions::default());
+    let deliver = |outcome: &'static str| {
+        let memory = Arc::clone(&memory);
+        inbox.receive("message 1", async move |attempt| {
+            settle(&*memory, attempt, Verb::Complete(Recording::new(outcome))).await;
+            Ok::<(), &'static str>(())
+        })
+    };
+    let received = deliver("sent").await.unwrap();
+    assert!(
+        matches!(&received, Received::Done(done) if done.body.as_deref() == Some(b"sent")),
+        "{received:?}"
+    );
+    let received = deliver("sent again").await.unwrap();
+    assert!(
+        matches!(&received, Received::Duplicate(done) if done.body.as_deref() == Some(b"sent")),
+        "{received:?}"
+    );
+}
+
+/// Another consumer took the message over and completed it while this one was working.
+#[tokio::test]
+async fn an_outcome_of_another_attempt_is_a_duplicate() {
+    let (clock, memory) = memory();
+    let engine = engine_on(Arc::clone(&memory) as Arc<dyn Store>, &clock, Limits::default());
+    let inbox = Inbox::new(engine, "mailer", InboxOptions::default());
+    let store = Arc::clone(&memory);
+    let work = async move |attempt: Attempt| {
+        settle(&*store, attempt, Verb::Release).await;
+        let other = take_over(&*store, attempt).await;
+        settle(&*store, other, Verb::Complete(Recording::new("sent by the other"))).await;
+        Err("the connection broke")
+    };
+    let received = inbox.receive("message 1", work).await.unwrap();
+    assert!(matches!(received, Received::Duplicate(_)), "{received:?}");
+}
+
+#[tokio::test]
+async fn a_poisoned_message_is_tried_again_once_it_was_forgotten() {
+    let (clock, memory) = memory();
+    let engine = engine_on(memory, &clock, Limits::default());
+    let options = InboxOptions { attempts_max: 1, ..InboxOptions::default() };
+    let inbox = Inbox::new(engine, "mailer", options);
+    let runs = Arc::new(AtomicU32::new(0));
+    let deliver = || {
+        let runs = Arc::clone(&runs);
+        inbox.receive("message 1", async move |_| {
+            runs.fetch_add(1, Ordering::SeqCst);
+            Err("refused")
+        })
+    };
+    let forget = || inbox.forget("message 1", "an operator", "its address was corrected");
+    assert!(!forget().await.unwrap(), "there is nothing to forget yet");
+    for run in 1..=2 {
+        for delivery in 1..=3 {
+            let received = deliver().await.unwrap();
+            assert!(matches!(received, Received::Poisoned { .. }), "{delivery}: {received:?}");
+        }
+        assert_eq!(runs.load(Ordering::SeqCst), run);
+        assert!(forget().await.unwrap());
+        assert!(!forget().await.unwrap(), "it was forgotten already");
+    }
+}
+
+/// Another attempt released the message meanwhile: this one does not know how often it was tried.
+#[tokio::test]
+async fn a_release_by_another_process_is_not_a_failure_of_the_work() {
+    let (clock, memory) = memory();
+    let engine = engine_on(Arc::clone(&memory) as Arc<dyn Store>, &clock, Limits::default());
+    let inbox = Inbox::new(engine, "mailer", InboxOptions::default());
+    let store = Arc::clone(&memory);
+    let work = async move |attempt: Attempt| {
+        settle(&*store, attempt, Verb::Release).await;
+        let other = take_over(&*store, attempt).await;
+        settle(&*store, other, Verb::Release).await;
+        Err("the connection broke")
+    };
+    let received = inbox.receive("message 1", work).await.unwrap();
+    assert!(matches!(received, Received::InProgress), "{received:?}");
 }

@@ -6,15 +6,17 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use onetake_core::{
-    DerivedKey, Engine, Job, JobError, Key, Limits, ManualClock, Retry, Scope, Store,
+    DerivedKey, Engine, Failure, Job, JobError, Key, Limits, ManualClock, MemoryStore, Retry,
+    Scope, Store, Verb,
 };
 
-use super::{engine_on, memory, pass};
+use super::{engine_on, memory, pass, settle, take_over};
 
 const SECOND: Duration = Duration::from_secs(1);
 
 struct World {
     clock: Arc<ManualClock>,
+    store: Arc<MemoryStore>,
     engine: Engine,
     runs: Arc<AtomicU32>,
 }
@@ -22,8 +24,9 @@ struct World {
 impl World {
     fn new() -> Self {
         let (clock, memory) = memory();
+        let store = Arc::clone(&memory);
         let engine = engine_on(memory as Arc<dyn Store>, &clock, Limits::default());
-        Self { clock, engine, runs: Arc::default() }
+        Self { clock, store, engine, runs: Arc::default() }
     }
 
     fn job(&self, payload: u32) -> Job {
@@ -192,4 +195,36 @@ async fn calls_get_the_same_key_in_every_attempt() {
     }
     let seen = seen.lock().unwrap();
     assert!(seen.len() == 3 && seen.iter().all(|key| key == &seen[0]), "{}", seen.len());
+}
+
+#[tokio::test]
+async fn a_job_runs_again_when_its_result_has_expired() {
+    let world = World::new();
+    for (later, runs) in [(0, 1), (50, 1), (20, 2)] {
+        pass(&world.clock, SECOND, later).await;
+        world.run(world.job(1).ttl(60 * SECOND), 0).await.unwrap();
+        assert_eq!(world.runs(), runs);
+    }
+}
+
+/// Another process took the job over, and its last attempt failed for another reason.
+#[tokio::test]
+async fn the_failure_of_another_attempt_is_not_the_error_of_this_one() {
+    let world = World::new();
+    let store = Arc::clone(&world.store);
+    let running = world.job(1).run(move |attempt| {
+        let store = Arc::clone(&store);
+        async move {
+            settle(&*store, attempt.attempt, Verb::Release).await;
+            let other = take_over(&*store, attempt.attempt).await;
+            let failure = Failure { code: "job_failed".to_owned(), detail: "theirs".to_owned() };
+            settle(&*store, other, Verb::Fail(failure)).await;
+            Err::<u32, _>("ours")
+        }
+    });
+    let failed = running.await;
+    assert!(
+        matches!(&failed, Err(JobError::Failed(failure)) if failure.detail == "theirs"),
+        "{failed:?}"
+    );
 }

@@ -22,9 +22,10 @@ use std::time::Duration;
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use onetake_core::engine::Kept;
+use onetake_core::store::{Claim, Claimed, Settled};
 use onetake_core::{
-    Clock, Engine, Fingerprint, Journal, Key, Limits, ManualClock, MemoryStore, Operation, Scope,
-    Settlement, Store, StoreError, SystemRng,
+    Attempt, AttemptId, Clock, Engine, Fingerprint, Journal, Key, Limits, ManualClock, MemoryStore,
+    Operation, Scope, Settlement, Store, StoreError, SystemRng, Verb,
 };
 
 /// Lets every task do what it can do without time passing.
@@ -56,6 +57,28 @@ fn memory() -> (Arc<ManualClock>, Arc<MemoryStore>) {
 fn engine_on(store: Arc<dyn Store>, clock: &Arc<ManualClock>, limits: Limits) -> Engine {
     let clock = Arc::clone(clock) as Arc<dyn Clock>;
     Engine::with(store, clock, Arc::new(SystemRng), limits)
+}
+
+/// Settles an attempt behind its engine's back.
+async fn settle(store: &dyn Store, attempt: Attempt, verb: Verb) {
+    let settlement = Settlement { id: attempt.id, attempt: attempt.attempt, verb };
+    let settled = store.settle(vec![settlement]).await.remove(0).unwrap();
+    assert!(matches!(settled, Settled::Done { .. }), "{settled:?}");
+}
+
+/// Claims the released key of an attempt for another one.
+async fn take_over(store: &dyn Store, released: Attempt) -> Attempt {
+    let record = store.load(vec![released.id]).await.remove(0).unwrap().unwrap();
+    let claim = Claim {
+        id: released.id,
+        attempt: AttemptId::from_bytes([77; AttemptId::BYTES]),
+        fingerprint: record.fingerprint,
+        terms: record.terms,
+        origin: record.origin.clone(),
+    };
+    let claimed = store.claim(vec![claim.clone()]).await.remove(0).unwrap();
+    let Claimed::Granted { fence } = claimed else { panic!("{claimed:?}") };
+    Attempt { attempt: claim.attempt, fence, ..released }
 }
 
 /// A journal in memory that counts how often its pages are read.

@@ -229,3 +229,64 @@ impl Gathered {
         if self.rest.is_empty() { self.first } else { self.rest.freeze() }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use http_body_util::{BodyExt, Full};
+
+    fn full(text: &'static str) -> Full<Bytes> {
+        Full::new(Bytes::from_static(text.as_bytes()))
+    }
+
+    #[tokio::test]
+    async fn a_request_knows_its_size_and_its_end() {
+        let untouched = RequestBody::untouched(full("four"));
+        assert_eq!((untouched.size_hint().exact(), untouched.is_end_stream()), (Some(4), false));
+        let mut read = RequestBody::<Full<Bytes>>::read(Bytes::from_static(b"four"));
+        assert_eq!((read.size_hint().exact(), read.is_end_stream()), (Some(4), false));
+        let frame = read.frame().await.unwrap().unwrap();
+        assert_eq!(frame.into_data().unwrap(), "four");
+        assert_eq!((read.size_hint().exact(), read.is_end_stream()), (Some(0), true));
+        assert_eq!(format!("{read:?}"), "RequestBody");
+    }
+
+    #[tokio::test]
+    async fn a_response_knows_its_size_and_its_end() {
+        let untouched = ResponseBody::untouched(full("four"));
+        assert_eq!((untouched.size_hint().exact(), untouched.is_end_stream()), (Some(4), false));
+        let mut whole =
+            ResponseBody::<Full<Bytes>>::whole(Bytes::from_static(b"four"), Some(HeaderMap::new()));
+        assert_eq!((whole.size_hint().exact(), whole.is_end_stream()), (Some(4), false));
+        assert!(whole.frame().await.unwrap().unwrap().is_data());
+        assert!(!whole.is_end_stream(), "there are trailers");
+        assert!(whole.frame().await.unwrap().unwrap().is_trailers());
+        assert!(whole.is_end_stream() && whole.frame().await.is_none());
+        assert_eq!(format!("{whole:?}"), "ResponseBody");
+    }
+
+    #[tokio::test]
+    async fn a_response_that_was_read_in_part_ends_with_its_rest() {
+        let mut rest = ResponseBody::rest(Bytes::from_static(b"one "), Box::pin(full("two")));
+        assert!(!rest.is_end_stream() && rest.size_hint().exact().is_none());
+        assert_eq!(rest.frame().await.unwrap().unwrap().into_data().unwrap(), "one ");
+        assert!(!rest.is_end_stream(), "the rest is to come");
+        assert_eq!(rest.frame().await.unwrap().unwrap().into_data().unwrap(), "two");
+        assert!(rest.is_end_stream());
+        // What was read is empty: the first frame is the rest's.
+        let mut rest = ResponseBody::rest(Bytes::new(), Box::pin(full("two")));
+        assert_eq!(rest.frame().await.unwrap().unwrap().into_data().unwrap(), "two");
+        let rest = ResponseBody::rest(Bytes::from_static(b"one "), Box::pin(full("")));
+        assert!(!rest.is_end_stream(), "what was read is to come");
+    }
+
+    #[test]
+    fn frames_are_gathered_in_order() {
+        let mut gathered = Gathered::default();
+        for piece in ["a", "bcd", "", "ef"] {
+            gathered.add(Bytes::from_static(piece.as_bytes()));
+        }
+        assert_eq!(gathered.length(), 6);
+        assert_eq!(gathered.finish(), "abcdef");
+    }
+}

@@ -141,6 +141,9 @@ mod tests {
     fn a_boundary_is_found_if_there_is_no_doubt_about_it() {
         assert_eq!(boundary(&["multipart/form-data; boundary=x"]).unwrap(), "--x");
         assert_eq!(boundary(&["Multipart/Mixed;a=1; BOUNDARY = \"a;b c\""]).unwrap(), "--a;b c");
+        // A quote that is escaped does not end the value before.
+        let escaped = r#"multipart/form-data; a="x\"; boundary=y"; boundary=z"#;
+        assert_eq!(boundary(&[escaped]).unwrap(), "--z");
         let long = |length| format!("multipart/form-data; boundary={}", "x".repeat(length));
         assert!(boundary(&[&long(70)]).is_some());
         for doubtful in [
@@ -156,6 +159,7 @@ mod tests {
             "multipart/form-data; boundary*=x",
             "multipart/form-data; boundary=x y",
             "multipart/form-data; boundary=x(y)",
+            "multipart/form-data; boundary=\"é\"",
             &long(71),
         ] {
             assert_eq!(boundary(&[doubtful]), None, "{doubtful}");

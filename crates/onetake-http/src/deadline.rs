@@ -164,6 +164,8 @@ mod tests {
         assert_eq!(read("x-request-deadline", &(now_ms + 2000).to_string()), two);
         assert_eq!(read("x-request-deadline", &at), two);
         assert_eq!(read("grpc-timeout", "2S"), two);
+        assert_eq!(read("grpc-timeout", "2M"), Ok(Some(Duration::from_secs(120))));
+        assert_eq!(read("grpc-timeout", "2H"), Ok(Some(Duration::from_secs(7200))));
         assert_eq!(read("grpc-timeout", "2000m"), two);
         assert_eq!(read("grpc-timeout", "2000000u"), two);
         assert_eq!(read("x-request-timeout-ms", "99999999999999999999999"), Ok(Some(LEFT_MAX)));
@@ -209,5 +211,33 @@ mod tests {
         assert_eq!(headers["grpc-timeout"], "1800m");
         headers.append("grpc-timeout", HeaderValue::from_static("4S"));
         assert_eq!(Deadline::of(&headers, &clock).unwrap_err().code(), Code::DeadlineInvalid);
+    }
+
+    #[test]
+    fn a_grpc_timeout_has_at_most_eight_digits() {
+        let clock = ManualClock::default();
+        for (left, expected) in [(99_999_999, "99999999m"), (100_000_000, "100000S")] {
+            let mut headers = HeaderMap::new();
+            headers.insert("grpc-timeout", HeaderValue::from_static("1S"));
+            let deadline = Deadline(clock.monotonic() + Duration::from_millis(left));
+            deadline.pass_on(&mut headers, &clock);
+            assert_eq!(headers["grpc-timeout"], expected);
+        }
+    }
+
+    #[test]
+    fn an_unreadable_deadline_is_answered_with_the_form_of_its_header() {
+        for (name, form) in [
+            ("x-request-deadline", "2026-01-31T12:00:00Z"),
+            ("x-request-timeout-ms", "one number of milliseconds"),
+            ("grpc-timeout", "a unit (H, M, S, m, u or n)"),
+        ] {
+            let mut headers = HeaderMap::new();
+            headers.insert(name, HeaderValue::from_static("soon"));
+            let problem = Deadline::of(&headers, &ManualClock::default()).unwrap_err();
+            let body = problem.into_response(None).into_body();
+            let text = String::from_utf8(body.to_vec()).unwrap();
+            assert!(text.contains(name) && text.contains(form), "{text}");
+        }
     }
 }

@@ -158,6 +158,9 @@ mod tests {
             assert_eq!(handles.read(&changed, &alice), None, "{at}");
             assert_eq!(handles.read(&handle[..at], &alice), None, "cut at {at}");
         }
+        let mut odd = URL_SAFE_NO_PAD.decode(&handle).unwrap();
+        odd.push(0);
+        assert_eq!(handles.read(&URL_SAFE_NO_PAD.encode(odd), &alice), None, "a byte more");
         for longer in [format!("{handle}="), format!("{handle}A"), format!("{handle}/x")] {
             assert_eq!(handles.read(&longer, &alice), None);
         }

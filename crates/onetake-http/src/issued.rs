@@ -225,6 +225,7 @@ mod tests {
         }
         assert_eq!(verify(&[IssuingKey::new(&[8; 32])], &right, &key), None);
         assert_eq!(verify(&[], &right, &key), None);
+        assert_eq!(format!("{:?}", secrets[0]), "IssuingKey", "the secret is not shown");
         // Every character counts.
         for at in 0..text.len() {
             let mut bytes = text.clone().into_bytes();

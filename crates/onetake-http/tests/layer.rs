@@ -231,6 +231,17 @@ async fn requests_without_a_key_pass_through() {
 }
 
 #[tokio::test]
+async fn a_method_that_the_policy_does_not_name_is_not_keyed() {
+    let api = Api::default();
+    let router = api.router(Policy::new().methods([http::Method::PUT]));
+    for _ in 0..2 {
+        let post = send(&router, request("/charges", KEY, "10")).await;
+        assert!(!post.headers.contains_key("idempotency-reference"));
+    }
+    assert_eq!(api.runs(), 2);
+}
+
+#[tokio::test]
 async fn bad_keys_are_refused_and_nothing_is_claimed() {
     let api = Api::default();
     let store = MemoryStore::new();

@@ -67,7 +67,7 @@ table! {
         /// The service that knows outcomes, for `on_unknown = "reconcile"`: see [Reconciling](#reconciling).
         reconcile: Option<Reconcile> = reconcile().optional(),
         /// The behaviour while the store is unreachable: 503, or a run without a record
-        /// (see [While the store is away](#while-the-store-is-away)).
+        /// (see [While the store is unreachable](#while-the-store-is-unreachable)).
         on_store_down: Option<OnStoreDown> = words(&ON_STORE_DOWN).at(|policy| &mut policy.on_store_down),
         /// Limits on new operations: see [Velocity](#velocity).
         velocity: Option<Vec<Velocity>> = velocity().at(|policy| &mut policy.velocity),
@@ -459,7 +459,8 @@ fn fingerprint(
 table! {
     /// One limit of `velocity`.
     struct VelocityOptions [Debug] ("velocity", "{ by = [\"tenant\"], limit = \"5/min\" }") {
-        /// The values that are counted apart: `"tenant"`, and values in the JSON body such as `"json:/card"`.
+        /// The values whose combinations are counted separately: `"tenant"`, and values in the JSON body such
+        /// as `"json:/card"`.
         by: Vec<By> = list(text("tenant|json:/([^~]|~[01])*", "\"tenant\"", parse_by), (0, 8), "[\"tenant\", \"json:/card\"]").required(),
         /// The largest rate: a number and `s`, `min`, `h` or `d`, such as `"5/min"`.
         limit: Rate = text(r"\s*0*[1-9][0-9]*\s*/\s*(s|min|h|d)\s*", "\"5/min\"", parse_rate).required(),

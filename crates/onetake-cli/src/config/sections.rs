@@ -180,7 +180,7 @@ table! {
         /// Accepts stores that can lose acknowledged writes: Redis alone for the presets `payment` and
         /// `high-consequence`, and a PostgreSQL that does not fsync.
         allow_lossy: bool = boolean().or("false"),
-        /// The folder of this machine for outcomes that the store did not take before shutdown.
+        /// The folder on this machine for outcomes that the store did not accept before shutdown.
         journal: Option<PathBuf> = file("\"/var/lib/onetake/journal\"").optional()
             .else_says("beside the files of the store, or `./onetake-journal` for a server"),
     }

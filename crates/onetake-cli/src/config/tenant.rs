@@ -189,7 +189,7 @@ table! {
         header: HeaderName = header_name("\"X-Auth-Request-User\"").or("\"X-Auth-Request-User\""),
         /// The time for the response.
         timeout: Duration = duration("10ms", "30s", "2s").or("\"2s\""),
-        /// The time for which a response counts for the same question. `0s` turns the cache off.
+        /// The time for which a response is reused for the same request. `0s` turns the cache off.
         cache: Duration = duration("0s", "60s", "5s").or("\"5s\""),
     }
 }

@@ -5,11 +5,12 @@
 //! from the operation's scope and key and a server's secret, so that a client that knows its own
 //! key cannot compute the derived key.
 //!
-//! | key | definition |
-//! | --- | --- |
-//! | [`DerivingSecret::derive`] | HMAC-SHA-256 under the secret of `onetake derived key v1` and the tenant, the namespace and the key, each after its length |
-//! | [`DerivedKey::step`] | HMAC-SHA-256 under the sixteen bytes of the parent key of `onetake step v1` and the step's name, after its length |
-//! | [`DerivedKey::compensation`] | HMAC-SHA-256 under the sixteen bytes of the parent key of `onetake compensation v1` |
+//! - [`DerivingSecret::derive`] is HMAC-SHA-256 under the secret of `onetake derived key v1` and
+//!   the tenant, the namespace and the key, each after its length.
+//! - [`DerivedKey::step`] is HMAC-SHA-256 under the sixteen bytes of the parent key of `onetake
+//!   step v1` and the step's name, after its length.
+//! - [`DerivedKey::compensation`] is HMAC-SHA-256 under the sixteen bytes of the parent key of
+//!   `onetake compensation v1`.
 //!
 //! Lengths are eight bytes, big-endian. The first sixteen bytes of each MAC are used, in the form
 //! of a UUID of version 4, which every service accepts. This does not change between versions.

@@ -23,14 +23,14 @@
 //! ```
 //!
 //! The same job gets the recorded result when it is requested again. Another payload under the same
-//! key is refused.
+//! key is refused. The record of a job, and its next run, depend on how the work ends:
 //!
 //! | the work | without [`retry`](Job::retry) | with `retry` |
 //! | --- | --- | --- |
-//! | returns `Ok` | the result is recorded | the same |
-//! | returns `Err` | the failure is recorded, and the job never runs again | the job runs again after a pause; after the last attempt the failure is recorded |
-//! | panics or takes too long | the outcome is unknown, and the job never runs again | as after an error |
-//! | is lost with its process | the outcome is unknown, and the job never runs again | the job runs again when it is requested again |
+//! | returns `Ok` | completed | completed |
+//! | returns `Err` | failed, never runs again | runs again after a pause, until the last attempt fails |
+//! | panics or takes too long | unknown, never runs again | as after an error |
+//! | is lost with its process | unknown, never runs again | runs again at the next request |
 
 use std::fmt;
 use std::future::Future;

@@ -1,4 +1,5 @@
-//! The engine through its public seams: a store that misbehaves, a clock that tests move, a journal in memory.
+//! The engine through its public interfaces: a misbehaving store, a manual clock, a journal in
+//! memory.
 #![expect(clippy::unwrap_used, clippy::panic, reason = "tests may panic")]
 
 mod bounds;
@@ -46,7 +47,7 @@ fn operation(key: &str) -> Operation {
     Operation::new(&Scope::new("engine"), &Key::new(key).unwrap(), Fingerprint::of(b"pay"))
 }
 
-/// A clock and a store in memory that goes by it.
+/// Returns a clock, and a store in memory on that clock.
 fn memory() -> (Arc<ManualClock>, Arc<MemoryStore>) {
     let clock = Arc::new(ManualClock::default());
     let store = MemoryStore::with_clock(Arc::clone(&clock) as Arc<dyn Clock>);
@@ -58,7 +59,7 @@ fn engine_on(store: Arc<dyn Store>, clock: &Arc<ManualClock>, limits: Limits) ->
     Engine::with(store, clock, Arc::new(SystemRng), limits)
 }
 
-/// A journal in memory that counts how often its pages are read.
+/// A journal in memory that counts reads of its pages.
 #[derive(Debug, Default)]
 struct Pages {
     pages: Mutex<Vec<(String, Kept)>>,

@@ -44,12 +44,12 @@ pub struct Differences {
 /// The way in which a store decides that a lease is over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Leases {
-    /// By its clock. The store is always in contact with owners.
+    /// The store's clock decides. The store is always in contact with owners.
     ByClock,
-    /// By its clock, and by the time for which it has been open: an owner gets its whole grace
-    /// again.
+    /// The store's clock decides, and the time for which the store has been open: an owner gets its
+    /// whole grace again.
     ByClockAndContact,
-    /// By the time for which it has seen a record unchanged since it was opened.
+    /// The time decides for which the store has seen a record unchanged since it was opened.
     ByWatching,
 }
 

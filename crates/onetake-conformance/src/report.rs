@@ -28,6 +28,9 @@ impl Report {
     }
 
     /// Panics with all failures.
+    ///
+    /// # Panics
+    /// If a case failed, or if there was none.
     pub fn assert_passed(&self) {
         assert!(!self.cases.is_empty(), "no case ran");
         assert!(self.failed().is_empty(), "{self}");

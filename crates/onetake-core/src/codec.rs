@@ -215,21 +215,33 @@ impl Reader {
     }
 
     /// Reads a fixed number of bytes.
+    ///
+    /// # Errors
+    /// If there are fewer.
     pub fn array<const N: usize>(&mut self, what: &'static str) -> Result<[u8; N], DecodeError> {
         self.take(N, what)?.as_ref().try_into().map_err(|_| DecodeError(what))
     }
 
     /// Reads one byte.
+    ///
+    /// # Errors
+    /// If there is none.
     pub fn u8(&mut self, what: &'static str) -> Result<u8, DecodeError> {
         self.array::<1>(what).map(u8::from_be_bytes)
     }
 
     /// Reads two bytes.
+    ///
+    /// # Errors
+    /// If there are fewer.
     pub fn u16(&mut self, what: &'static str) -> Result<u16, DecodeError> {
         self.array(what).map(u16::from_be_bytes)
     }
 
     /// Reads four bytes.
+    ///
+    /// # Errors
+    /// If there are fewer.
     pub fn u32(&mut self, what: &'static str) -> Result<u32, DecodeError> {
         self.array(what).map(u32::from_be_bytes)
     }

@@ -210,6 +210,9 @@ impl Inbox {
 
     /// Lets a poisoned message be tried again, once its cause is fixed. Returns true if the message
     /// was poisoned. `by` and `why` are for the audit log.
+    ///
+    /// # Errors
+    /// If the id cannot be a key, or the store does not answer in time.
     pub async fn forget(&self, message: &str, by: &str, why: &str) -> Result<bool, ReceiveError> {
         let id = RecordId::derive(&self.scope, &Key::new(message)?);
         let record = self.engine.read(id).await.map_err(EngineError::Store)?;

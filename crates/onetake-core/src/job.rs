@@ -135,6 +135,9 @@ pub struct JobAttempt {
 impl JobAttempt {
     /// Returns the key for the calls that the job makes. It is the same in every attempt. A job
     /// with several calls uses one [`step`](DerivedKey::step) for each.
+    ///
+    /// # Errors
+    /// If the store does not answer in time.
     pub async fn derived_key(&self) -> Result<DerivedKey, EngineError> {
         let secret = self.engine.secret("derived_keys").await?;
         Ok(DerivingSecret::new(&secret).derive(&self.scope, &self.key))
@@ -208,6 +211,9 @@ impl Job {
     /// Runs the work, unless the job has a result already.
     ///
     /// If the caller is dropped, the current attempt still runs to its end.
+    ///
+    /// # Errors
+    /// If the job has no result: see [`JobError`].
     pub async fn run<T, E, F, Fut>(mut self, work: F) -> Result<T, JobError<E>>
     where
         T: Serialize + DeserializeOwned,

@@ -70,6 +70,9 @@ impl Key {
     }
 
     /// Creates a key from a program's own text of 1 to 255 bytes.
+    ///
+    /// # Errors
+    /// If the text is empty or too long.
     pub fn new(text: impl Into<String>) -> Result<Self, KeyError> {
         let text = text.into();
         match text.len() {

@@ -195,6 +195,9 @@ impl Message {
     }
 
     /// Checks messages before any of them is written.
+    ///
+    /// # Errors
+    /// If there are too many messages, one is too large, or its topic or ordering key is malformed.
     pub fn check(messages: &[Self]) -> Result<(), MessageRefused> {
         if messages.len() > MESSAGES_MAX {
             return Err(MessageRefused::TooMany { found: messages.len() });

@@ -1,4 +1,7 @@
 //! Deliberate bugs that tests switch on, to check that the suites catch them.
+//!
+//! Without the feature `planted-bugs`, which only tests turn on, every switch is a constant
+//! `false` and the compiler removes it.
 
 /// One deliberate bug.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -10,6 +10,8 @@ use crate::key::Key;
 use crate::planted::{Bug, planted};
 
 /// The tenant and namespace of a key. A key is unique inside its scope, whatever the path.
+///
+/// Its `Debug` form hides the tenant, which may be a credential.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct Scope {
     tenant: Vec<u8>,

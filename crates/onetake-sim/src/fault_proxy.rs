@@ -55,6 +55,9 @@ struct Next {
 
 impl FaultProxy {
     /// Starts a proxy in front of `server`, without faults.
+    ///
+    /// # Errors
+    /// If there is no free port.
     pub async fn start(server: SocketAddr) -> io::Result<Self> {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?;
         let address = listener.local_addr()?;

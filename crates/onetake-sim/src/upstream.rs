@@ -48,11 +48,17 @@ struct State {
 
 impl Upstream {
     /// Starts an upstream on a free port.
+    ///
+    /// # Errors
+    /// If there is no free port.
     pub async fn start() -> io::Result<Self> {
         Self::start_on(SocketAddr::from(([127, 0, 0, 1], 0)), None).await
     }
 
     /// Starts an upstream that closes connections that were idle for `idle`.
+    ///
+    /// # Errors
+    /// If the address cannot be listened on.
     pub async fn start_on(address: SocketAddr, idle: Option<Duration>) -> io::Result<Self> {
         let listener = TcpListener::bind(address).await?;
         let address = listener.local_addr()?;

@@ -5,6 +5,10 @@
 //! sweeps and operators' actions to the store. It moves the clock to the exact microseconds at
 //! which something ends, and sometimes opens the store again, as another node would. A reference
 //! beside it decides the same steps by `decide`. The first answer that differs ends the game.
+//!
+//! The subject's clock must show exactly the store's time.
+//!
+//! [`decide`]: onetake_core::decide
 
 mod reference;
 mod steps;

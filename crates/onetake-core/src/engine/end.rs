@@ -24,6 +24,9 @@ impl Engine {
     /// Accepts no new operations, and waits for the running ones for at most `patience`. Then it
     /// stops, hands unsaved settlements to the journal, if there is [one](Self::use_journal), and
     /// closes the store. Returns true if all operations ended within `patience`.
+    ///
+    /// # Errors
+    /// If the store could not be closed.
     pub async fn shutdown(&self, patience: Duration) -> Result<bool, StoreError> {
         let inner = &self.inner;
         inner.closing.store(true, Ordering::Release);

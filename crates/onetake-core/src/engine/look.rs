@@ -38,6 +38,9 @@ impl Engine {
 
     /// Returns a secret that all nodes of this store share. It is created at its first use, and
     /// kept in the store.
+    ///
+    /// # Errors
+    /// If the store does not answer in time.
     pub async fn secret(&self, name: &'static str) -> Result<[u8; 32], EngineError> {
         let inner: &Inner = &self.inner;
         let mut fresh = [0; 32];

@@ -132,6 +132,8 @@ impl Engine {
 
     /// Creates an engine with the given parts. The reaper and the sweeper run only after
     /// [`keep_house`](Self::keep_house) is called.
+    ///
+    /// Must be called inside a tokio runtime.
     #[must_use]
     pub fn with(
         store: Arc<dyn Store>,
@@ -186,6 +188,9 @@ impl Engine {
     /// True if the operation's key is in use: an attempt of this process is under way, this process
     /// remembers its record, or the store has one. Nothing is claimed, and the answer may be out of
     /// date at once.
+    ///
+    /// # Errors
+    /// If the store does not answer.
     pub async fn is_known(&self, operation: &Operation) -> Result<bool, EngineError> {
         let (inner, id) = (&self.inner, operation.id);
         if inner.cache.get(&id, inner.clock.monotonic()).is_some() || inner.flights.has(&id) {

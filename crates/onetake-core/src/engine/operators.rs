@@ -118,11 +118,17 @@ impl Engine {
     }
 
     /// Returns the records with this reference; there is rarely more than one.
+    ///
+    /// # Errors
+    /// If the store does not answer in time.
     pub async fn find(&self, reference: Reference) -> Result<Vec<RecordId>, StoreError> {
         self.inner.patiently(self.inner.store.find(reference)).await
     }
 
     /// Reads records from the store, without the cache of this process.
+    ///
+    /// # Errors
+    /// If the store does not answer in time.
     pub async fn inspect(
         &self,
         ids: Vec<RecordId>,

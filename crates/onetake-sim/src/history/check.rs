@@ -1,4 +1,7 @@
 //! The rules for the history of one key, from the text of the design.
+//!
+//! The rules know the design's promise, its table of states and its invariants. They know nothing
+//! of the engine or the stores. All keys live longer than the history, so no record expires.
 
 use std::collections::HashSet;
 use std::fmt;

@@ -100,6 +100,9 @@ struct Plan {
 
 impl RecordedUpstream {
     /// Starts an upstream on a free port, which records into `recorder`.
+    ///
+    /// # Errors
+    /// If there is no free port.
     pub async fn start(recorder: Arc<Recorder>, seed: u64) -> io::Result<Self> {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?;
         let address = listener.local_addr()?;

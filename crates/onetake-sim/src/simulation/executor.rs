@@ -28,6 +28,9 @@ struct Parked {
 
 impl Executor {
     /// Creates a runtime without tasks.
+    ///
+    /// # Errors
+    /// If the operating system refuses.
     pub fn new() -> std::io::Result<Self> {
         let parked = Arc::new(Parked::default());
         let hook = Arc::clone(&parked);

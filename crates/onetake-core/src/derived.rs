@@ -7,8 +7,8 @@
 //!
 //! - [`DerivingSecret::derive`] is HMAC-SHA-256 under the secret of `onetake derived key v1` and
 //!   the tenant, the namespace and the key, each after its length.
-//! - [`DerivedKey::step`] is HMAC-SHA-256 under the sixteen bytes of the parent key of `onetake
-//!   step v1` and the step's name, after its length.
+//! - [`DerivedKey::step`] is HMAC-SHA-256 under the sixteen bytes of the parent key of
+//!   `onetake step v1` and the step's name, after its length.
 //! - [`DerivedKey::compensation`] is HMAC-SHA-256 under the sixteen bytes of the parent key of
 //!   `onetake compensation v1`.
 //!

@@ -241,7 +241,7 @@ async fn not_tried(engine: &Engine, attempt: Attempt, why: &str) {
 }
 
 /// Returns how often the message of a running attempt was tried before; `None` if the store does
-/// not answer for some seconds.
+/// not answer for some seconds, or the record is absent.
 ///
 /// The claim that grants an attempt adds the attempt before it to the record's history.
 pub(crate) async fn tries_before(engine: &Engine, id: RecordId) -> Option<u32> {

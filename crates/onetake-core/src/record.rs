@@ -103,7 +103,8 @@ pub enum OnUnknown {
 }
 
 impl OnUnknown {
-    /// True if the key may run again after its last attempt lost its lease.
+    /// True if the key may run again after an attempt that lost its lease or whose outcome is
+    /// unknown.
     #[must_use]
     pub const fn runs_again(self) -> bool {
         matches!(self, Self::Retry | Self::Rollback)

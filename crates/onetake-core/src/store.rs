@@ -126,7 +126,7 @@ pub enum Settled {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum StoreErrorKind {
-    /// Nothing was written. A later attempt may succeed.
+    /// Nothing was written. A later call may succeed.
     Unavailable,
     /// The store works, but another transaction holds this key. Nothing was written, and another
     /// attempt may be about to run.

@@ -1,4 +1,4 @@
-//! What the cases have in common: shorthand for claims and settlements.
+//! The common parts of the cases: shorthand for claims and settlements.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -25,23 +25,24 @@ pub struct Bench {
     attempts: AtomicU64,
 }
 
-/// Of simulated time: as long as anything could take.
+/// A simulated time that is longer than any test.
 pub(super) const ENDLESS: Duration = Duration::from_secs(1 << 30);
 
-/// Of real time: what takes longer never comes.
+/// The maximum real time to wait for anything.
 pub(super) const REAL_TIME_MAX: Duration = Duration::from_secs(60);
 
-/// How many milliseconds a server may take for an answer before time passes all the same.
+/// The time that a server may take for an answer before simulated time passes nevertheless, in
+/// milliseconds.
 const QUIET_TRIES: usize = 5_000;
 
-/// Real time for a store's own threads and servers: not to wait for anything in particular, but to
-/// let the simulated clock not run away from them.
+/// Gives a store's own threads and servers some real time, so that the simulated clock does not run
+/// ahead of them.
 #[expect(clippy::disallowed_methods, reason = "a store's threads live in real time")]
 pub(super) async fn breathe() {
     tokio::time::sleep(Duration::from_millis(1)).await;
 }
 
-/// A claim that was granted, or what was found instead.
+/// The result of a claim: granted, or the record that was found.
 #[derive(Debug)]
 pub(super) enum Got {
     Granted(Fence),
@@ -49,7 +50,7 @@ pub(super) enum Got {
 }
 
 impl Bench {
-    /// A bench around a fresh subject.
+    /// Creates a bench around a fresh subject.
     pub(super) fn new(subject: impl Subject, can: Capabilities) -> Self {
         let quiet = Quiet::around(subject.store());
         let store = Arc::clone(&quiet) as Arc<dyn Store>;
@@ -60,7 +61,7 @@ impl Bench {
         self.subject.clock()
     }
 
-    /// Lets a tenth of a tick pass, once nobody is inside the store.
+    /// Advances time by a tenth of a tick, once no call of the store is under way.
     pub(super) async fn step(&self) {
         for _ in 0..QUIET_TRIES {
             breathe().await;
@@ -71,23 +72,23 @@ impl Bench {
         self.subject.advance(self.can.tick / 10).await;
     }
 
-    /// Lets `ticks` ticks pass.
+    /// Advances time by `ticks` ticks.
     pub(super) async fn pass(&self, ticks: u32) {
         self.subject.advance(self.can.tick * ticks).await;
     }
 
-    /// Lets a little more than `ticks` ticks pass, so that what ends then has ended.
+    /// Advances time by a little more than `ticks` ticks, so that periods that end then are over.
     pub(super) async fn pass_just_over(&self, ticks: u32) {
         self.subject.advance(self.can.tick * ticks + Duration::from_millis(2)).await;
     }
 
-    /// The store anew, on what it kept; `None` if it keeps nothing.
+    /// Closes the store and opens it again on its data; `None` if it keeps no data.
     pub(super) async fn reopen(&self) -> Option<Arc<dyn Store>> {
         self.store.close().await.expect("the store closes");
         self.subject.reopen().await
     }
 
-    /// Lease 2, grace 2, ttl 20 ticks.
+    /// Returns terms with a lease of 2, a grace of 2 and a ttl of 20 ticks.
     pub(super) fn terms(&self, on_unknown: OnUnknown) -> Terms {
         let tick = self.can.tick;
         Terms { ttl: tick * 20, lease: tick * 2, grace: tick * 2, on_unknown }
@@ -114,7 +115,7 @@ impl Bench {
         got(answers.pop().unwrap().expect("the store answers"))
     }
 
-    /// Claims, and insists on being granted.
+    /// Claims, and asserts that the claim is granted.
     pub(super) async fn granted(&self, claim: &Claim) -> Fence {
         match self.claim(claim).await {
             Got::Granted(fence) => fence,
@@ -122,7 +123,7 @@ impl Bench {
         }
     }
 
-    /// Claims, and insists on finding a record.
+    /// Claims, and asserts that a record is found.
     pub(super) async fn found(&self, claim: &Claim) -> Arc<Record> {
         match self.claim(claim).await {
             Got::Found(record) => record,
@@ -137,7 +138,7 @@ impl Bench {
         answers.pop().unwrap().expect("the store answers")
     }
 
-    /// Settles, and insists on it being done.
+    /// Settles, and asserts that it is done.
     pub(super) async fn done(&self, claim: &Claim, verb: Verb) -> Arc<Record> {
         match self.settle(claim, verb).await {
             Settled::Done { record, .. } => record,
@@ -178,7 +179,7 @@ pub(super) fn unknown() -> Verb {
     Verb::Unknown(Cause::Status(500))
 }
 
-/// One of each verb.
+/// Returns one of each verb that an attempt or the reaper uses.
 pub(super) fn every_verb() -> Vec<Verb> {
     vec![Verb::Renew, outcome("other"), failure(), Verb::Release, unknown(), Verb::Abandon]
 }

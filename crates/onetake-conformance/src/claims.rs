@@ -1,4 +1,4 @@
-//! Claims: who may run, and what everybody else finds.
+//! Claims: the right to run, and the records that other callers find.
 
 use bytes::Bytes;
 
@@ -45,7 +45,7 @@ pub(super) async fn another_payload_is_refused_in_any_state(bench: &Bench) {
         assert_ne!(record.fingerprint, Fingerprint::of(b"pay 99"));
         assert_eq!(bench.load(key).await, before, "a mismatch changes nothing (S9)");
     }
-    // Past its lease and grace, too.
+    // The same holds past its lease and grace.
     let retry = Claim { terms: bench.terms(OnUnknown::Retry), ..bench.claim_of("late", "pay 10") };
     bench.granted(&retry).await;
     bench.pass(5).await;
@@ -91,7 +91,7 @@ pub(super) async fn an_unknown_key_is_answered_as_its_terms_say(bench: &Bench) {
         let claim = Claim { terms: bench.terms(on_unknown), ..bench.claim_of(key, "pay 10") };
         bench.granted(&claim).await;
         bench.done(&claim, unknown()).await;
-        // The terms of the record count, not those of the newcomer.
+        // The terms of the record count, not those of the new claim.
         let other = Claim { terms: bench.terms(OnUnknown::Retry), ..bench.claim_of(key, "pay 10") };
         let record = bench.found(&other).await;
         let State::Unknown { cause, .. } = &record.state else { panic!("not unknown") };
@@ -136,7 +136,7 @@ pub(super) async fn the_same_key_many_times_in_one_batch(bench: &Bench) {
             assert_eq!(record.attempt, owner.attempt, "the others find the one that runs");
         }
     }
-    // And the same settlement many times, beside a stranger's.
+    // The same settlement many times, beside that of another attempt.
     let own = onetake_core::store::Settlement {
         id: owner.id,
         attempt: owner.attempt,

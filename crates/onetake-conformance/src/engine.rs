@@ -33,8 +33,8 @@ impl Bench {
         Engine::with(store, self.clock(), Arc::new(SystemRng), limits)
     }
 
-    /// Without the memory of settled records, so that the store is what is tested. A patience ends only
-    /// where it is what is tested.
+    /// Returns limits without a cache, so that the store is tested. Time limits are endless; the
+    /// cases that test them set their own.
     pub(super) fn limits(&self) -> Limits {
         Limits {
             cache_bytes_max: 0,
@@ -57,17 +57,17 @@ impl Bench {
         }
     }
 
-    /// One that waits for as long as it takes.
+    /// Returns an operation that waits without a limit.
     pub(super) fn waiting(&self, key: &str, payload: &str) -> Operation {
         self.operation(key, payload).in_flight(InFlight::Wait(ENDLESS))
     }
 
-    /// One that waits for a few ticks.
+    /// Returns an operation that waits for a few ticks.
     fn waiting_for(&self, key: &str, payload: &str, ticks: u32) -> Operation {
         self.operation(key, payload).in_flight(InFlight::Wait(self.can.tick * ticks))
     }
 
-    /// Lets time pass in small steps until the future is done.
+    /// Advances time in small steps until the future is ready.
     pub(super) async fn drive<T>(&self, future: impl Future<Output = T>) -> T {
         let mut future = std::pin::pin!(future);
         let until = SystemClock.monotonic() + REAL_TIME_MAX;
@@ -82,7 +82,7 @@ impl Bench {
     }
 }
 
-/// An operation that counts its runs and ends when it is told to.
+/// An operation that counts its runs and ends on request.
 #[derive(Clone, Default)]
 pub(super) struct Work {
     runs: Arc<AtomicUsize>,
@@ -105,7 +105,7 @@ impl Work {
         })
     }
 
-    /// Waits until it runs. No time passes meanwhile.
+    /// Waits until the operation runs. No simulated time passes meanwhile.
     pub(super) async fn has_started(&self) {
         tokio::select! {
             biased;
@@ -183,7 +183,7 @@ pub(super) async fn a_store_that_hangs_is_not_waited_for(bench: &Bench) {
     let limits = Limits { claim_patience: bench.can.tick, ..bench.limits() };
     let engine = bench.engine_within(Arc::clone(&gate) as Arc<dyn Store>, limits);
     let work = Work::default();
-    // The one that asked, one that joined it, and one that holds its own lease.
+    // A caller that claims, a caller that joins it, and a caller that holds its own lease.
     let callers = [
         work.run(&engine, bench.operation("a", "pay")),
         work.run(&engine, bench.waiting("a", "pay")),
@@ -197,7 +197,7 @@ pub(super) async fn a_store_that_hangs_is_not_waited_for(bench: &Bench) {
     }
     assert!(matches!(explicit, Err(EngineError::Store(_))));
     assert_eq!(work.runs(), 0, "and nothing runs (S10)");
-    // When it is back, what it granted to nobody is released.
+    // When the store answers again, claims without a caller are released.
     gate.open.add_permits(1_000);
     for key in ["a", "b"] {
         bench
@@ -217,7 +217,7 @@ pub(super) async fn another_payload_is_refused_while_it_runs(bench: &Bench) {
     let first = work.run(&engine, bench.operation("a", "pay 10"));
     work.has_started().await;
     for _ in 0..2 {
-        // Driven, so that one that waits instead of being refused ends too.
+        // Time is advanced, so that a caller that waits instead of being refused ends too.
         let other = work.run(&engine, bench.waiting_for("a", "pay 99", 5));
         let other = bench.drive(other).await.unwrap().unwrap();
         assert!(matches!(other, Outcome::Answered(Answer::Mismatch)), "{other:?} (S9)");
@@ -273,7 +273,7 @@ pub(super) async fn a_caller_that_goes_away_changes_nothing(bench: &Bench) {
 pub(super) async fn a_panic_is_unknown(bench: &Bench) {
     let engine = bench.engine();
     let run = engine.run(bench.operation("a", "pay"), |_| async {
-        // Not `panic!`, which would print: nothing is wrong here.
+        // `panic!` would print a message, although nothing is wrong here.
         std::panic::resume_unwind(Box::new("the operation panics"))
     });
     let Outcome::Ran(Settling::Recorded(record)) = bench.drive(run).await.unwrap() else {
@@ -347,10 +347,10 @@ pub(super) async fn a_long_operation_keeps_its_lease(bench: &Bench) {
     let retry = onetake_core::record::Terms { on_unknown: OnUnknown::Retry, ..operation.terms };
     let first = work.run(&engine, operation.terms(retry));
     work.has_started().await;
-    // One that ends at once, should it be let run.
+    // Work that would end at once if it ran.
     let hasty = Work::default();
     hasty.finish.notify_one();
-    // Lease and grace three times over.
+    // Three times the length of lease and grace.
     for _ in 0..120 {
         bench.step().await;
         breathe().await;

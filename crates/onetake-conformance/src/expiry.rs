@@ -1,4 +1,4 @@
-//! Expiry: not before, at once then, and never for what runs.
+//! Expiry: exactly on time, and never for running records.
 
 use std::time::Duration;
 
@@ -78,7 +78,7 @@ pub(super) async fn a_sweep_takes_what_expired_and_nothing_else(bench: &Bench) {
 }
 
 pub(super) async fn a_sweep_looks_again(bench: &Bench) {
-    // The index of a store still names the first life of these keys when the sweep comes.
+    // When the sweep runs, the index of a store still names the first use of these keys.
     for (key, verb) in [("runs again", None), ("completed again", Some(outcome("second")))] {
         let first = bench.claim_of(key, "pay 10");
         bench.granted(&first).await;

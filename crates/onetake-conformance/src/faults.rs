@@ -1,4 +1,4 @@
-//! The engine on a store that fails, and under more load than it may take.
+//! The engine on a store that fails, and under more load than its limits allow.
 
 use std::sync::Arc;
 
@@ -45,7 +45,7 @@ pub(super) async fn a_claim_whose_answer_got_lost_is_its_own(bench: &Bench) {
 pub(super) async fn a_claim_that_nobody_can_tell_of_is_let_go(bench: &Bench) {
     let (store, engine) = faulty(bench);
     let work = Work::default();
-    // It would end at once, should it be let run.
+    // It would end at once if it ran.
     work.finish.notify_one();
     store.fail_claims(Fault::LostAnswer);
     store.fail_settlements(Fault::Unavailable);
@@ -83,7 +83,8 @@ pub(super) async fn an_outcome_waits_for_the_store_to_come_back(bench: &Bench) {
     assert!(matches!(answer, Outcome::Ran(Settling::Pending)), "not shown: {answer:?} (S6)");
     let retry = bench.drive(work.run(&engine, bench.operation("a", "pay"))).await.unwrap();
     assert!(matches!(retry.unwrap(), Outcome::Answered(Answer::InFlight)), "and not run again");
-    // Away for longer than lease and grace, and then believed.
+    // The store is unreachable for longer than lease and grace. The owner's outcome is accepted
+    // nevertheless.
     for _ in 0..50 {
         bench.step().await;
     }

@@ -1,4 +1,4 @@
-//! A store that can be made to fail, around one that does not.
+//! A store decorator that fails on request.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering};
@@ -12,21 +12,21 @@ use onetake_core::store::{
     Answers, Claim, Claimed, Settled, Settlement, SharedSecrets, Store, StoreError, StoreErrorKind,
 };
 
-/// How a store fails.
+/// The way in which a store fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Fault {
-    /// It does not.
+    /// The store works.
     None = 0,
-    /// Nothing is written, and it says so.
+    /// Nothing is written, and the store reports that.
     Unavailable = 1,
-    /// The write lands, and its answer gets lost.
+    /// The write is applied, and its answer is lost.
     LostAnswer = 2,
-    /// The write does not land, and nobody can tell.
+    /// The write is not applied, and the error does not say so.
     LostWrite = 3,
 }
 
-/// A store whose claims, settlements and reads fail as they are told to.
+/// A store whose claims, settlements and reads fail on request.
 #[derive(Debug)]
 pub struct Faulty {
     inner: Arc<dyn Store>,
@@ -39,7 +39,7 @@ pub struct Faulty {
 }
 
 impl Faulty {
-    /// Nothing fails yet.
+    /// Creates a decorator in which nothing fails yet.
     #[must_use]
     pub fn around(inner: Arc<dyn Store>) -> Arc<Self> {
         Arc::new(Self {
@@ -52,28 +52,28 @@ impl Faulty {
         })
     }
 
-    /// How claims fail from now on.
+    /// Sets the failure of all claims from now on.
     pub fn fail_claims(&self, fault: Fault) {
         self.claims.store(fault as u8, Ordering::SeqCst);
     }
 
-    /// How the next batch of claims fails. Those behind it do not.
+    /// Sets the failure of the next batch of claims. Later batches do not fail.
     pub fn fail_one_claim(&self, fault: Fault) {
         self.once.store(true, Ordering::SeqCst);
         self.fail_claims(fault);
     }
 
-    /// How settlements fail from now on.
+    /// Sets the failure of all settlements from now on.
     pub fn fail_settlements(&self, fault: Fault) {
         self.settlements.store(fault as u8, Ordering::SeqCst);
     }
 
-    /// Whether reads fail from now on, those of secrets included.
+    /// Sets the failure of all reads from now on, those of secrets included.
     pub fn fail_loads(&self, fault: Fault) {
         self.loads.store(fault as u8, Ordering::SeqCst);
     }
 
-    /// How many writes and reads have failed.
+    /// Returns the number of failed writes and reads.
     #[must_use]
     pub fn failures(&self) -> usize {
         self.failures.load(Ordering::SeqCst)

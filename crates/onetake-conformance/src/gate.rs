@@ -1,4 +1,4 @@
-//! A store that lets nothing through until it is told to.
+//! A store decorator that holds writes back until a test lets them through.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};

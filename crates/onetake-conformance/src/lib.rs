@@ -13,8 +13,9 @@
 //! # }
 //! ```
 //!
-//! [`run`] checks the store's contract, [`run_engine`] the engine on top of it. Nobody lists the
-//! cases by hand: a store brings a [`Subject`] factory and what it can do, and gets a [`Report`].
+//! [`run`] checks the store's contract, [`run_engine`] the engine on top of it. The suite has the
+//! list of cases: a store only brings a factory of [`Subject`]s and its [`Capabilities`], and gets
+//! a [`Report`].
 #![expect(
     clippy::unwrap_used,
     clippy::expect_used,
@@ -63,35 +64,36 @@ pub use outbox::{OutboxSubject, run_outbox};
 pub use report::Report;
 pub use simulated::{Shifted, Simulated};
 
-/// A fresh, empty store under test, and power over its clock.
+/// A fresh, empty store under test, with control over its clock.
 pub trait Subject: Send + Sync + 'static {
     /// The store.
     fn store(&self) -> Arc<dyn Store>;
 
-    /// The clock that the engine goes by when it runs on this store.
+    /// The clock of an engine that runs on this store.
     fn clock(&self) -> Arc<dyn Clock>;
 
-    /// Lets time pass, for the store and for that clock alike.
+    /// Advances the store's time and that clock.
     fn advance(&self, by: Duration) -> BoxFuture<'_, ()>;
 
-    /// Opens the store anew, once it was closed, on what it kept; `None` if that is gone with it.
+    /// Opens the store again on its data after it was closed; `None` if the store keeps no data.
     fn reopen(&self) -> BoxFuture<'_, Option<Arc<dyn Store>>> {
         std::future::ready(None).boxed()
     }
 }
 
-/// In what stores may differ.
+/// The properties in which stores may differ.
 #[derive(Clone, Copy, Debug)]
 pub struct Capabilities {
-    /// The unit of time in which leases and expiries are tested: as long as the store's clock
-    /// needs to tell two moments apart with certainty, short if time really has to pass.
+    /// The unit of time in which leases and expiries are tested. The store's clock must be able to
+    /// tell two moments apart that differ by it. It should be short if time really has to pass.
     pub tick: Duration,
-    /// The largest body that the store keeps; a larger one is kept as "not replayable".
+    /// The size of the largest body that the store keeps, in bytes. A larger one is kept as "not
+    /// replayable".
     pub body_bytes_max: usize,
-    /// Whether expired records lie around until a sweep takes them. Where the server deletes them
-    /// by itself, a sweep finds nothing to do.
+    /// True if expired records remain until a sweep deletes them. If the server deletes them by
+    /// itself, a sweep finds nothing to do.
     pub sweeps: bool,
-    /// Whether a key can be forgotten at any time. A filter that cannot be reached refuses.
+    /// True if a key can be forgotten at any time. A filter that is unreachable refuses.
     pub forgets: bool,
     /// Tasks in the races.
     pub tasks: usize,
@@ -178,11 +180,12 @@ where
     run_cases(STORE_CASES, factory, capabilities).await
 }
 
-/// Checks the engine on top of a store, on one thread. Time is simulated there, and passes only while no task
-/// has anything to do: on several threads it would run away from one that the machine lets wait.
+/// Checks the engine on top of a store, on one thread. Time is simulated, and passes only while no
+/// task has anything to do. On several threads, time could pass although a thread that the machine
+/// delays still has work.
 ///
 /// # Panics
-/// If there can be no runtime.
+/// If no runtime can be created.
 pub async fn run_engine<F, S>(factory: impl Fn() -> F, capabilities: Capabilities) -> Report
 where
     F: Future<Output = S>,

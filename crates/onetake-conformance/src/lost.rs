@@ -1,4 +1,4 @@
-//! What becomes of attempts that nobody heard of again: asked for, or rolled back.
+//! Attempts whose owner went silent: reconciled, or rolled back.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ fn claim_under(bench: &Bench, key: &str, on_unknown: OnUnknown) -> Claim {
     Claim { terms: bench.terms(on_unknown), ..bench.claim_of(key, "pay 10") }
 }
 
-/// A key whose attempt says that it knows nothing.
+/// Returns a key whose attempt reported an unknown outcome.
 async fn unknown(bench: &Bench, key: &str, on_unknown: OnUnknown) -> Claim {
     let claim = claim_under(bench, key, on_unknown);
     bench.granted(&claim).await;
@@ -33,7 +33,7 @@ pub(super) async fn the_unsettled_are_found_in_order(bench: &Bench) {
         claims.push(unknown(bench, key, OnUnknown::Reconcile).await);
         bench.pass(1).await;
     }
-    // None of these is anybody's to ask for.
+    // None of these is to be reconciled.
     unknown(bench, "fails", OnUnknown::Fail).await;
     unknown(bench, "is retried", OnUnknown::Retry).await;
     unknown(bench, "is rolled back", OnUnknown::Rollback).await;
@@ -44,7 +44,7 @@ pub(super) async fn the_unsettled_are_found_in_order(bench: &Bench) {
     assert_eq!(unsettled(bench, 2).await, named(&all[..2]), "the longest due first");
     assert!(bench.store.due(Due::LeaseEnd, 10).await.unwrap().is_empty(), "nothing of it runs");
 
-    // What is settled is not asked for any more, whoever settled it.
+    // A settled record is not due for reconciliation, whatever settled it.
     bench.done(&claims[0], outcome("paid")).await;
     bench.done(&claims[1], Verb::Release).await;
     assert_eq!(unsettled(bench, 10).await, named(&all[2..]));
@@ -135,7 +135,7 @@ pub(super) async fn the_unsettled_expire(bench: &Bench) {
 }
 
 pub(super) async fn what_rolls_back_is_never_unknown(bench: &Bench) {
-    // By its own word.
+    // By the attempt's own report.
     let claim = unknown(bench, "says so", OnUnknown::Rollback).await;
     is(&bench.load("says so").await.unwrap(), "released");
     bench.done(&claim, Verb::Unknown(Cause::TimedOut)).await;
@@ -151,7 +151,7 @@ pub(super) async fn what_rolls_back_is_never_unknown(bench: &Bench) {
     bench.pass_just_over(4).await;
     bench.done(&reaped, Verb::Abandon).await;
     is(&bench.load("reaped").await.unwrap(), "released");
-    // By whoever comes next.
+    // By the next claim.
     let first = bench.load("passed over").await.unwrap().fence;
     let next = claim_under(bench, "passed over", OnUnknown::Rollback);
     assert!(bench.granted(&next).await > first);

@@ -1,4 +1,4 @@
-//! Many nodes on one store, in real time: what no simulated clock can show.
+//! Tests of many nodes on one store, in real time, which a simulated clock cannot replace.
 
 use std::collections::{HashMap, HashSet};
 use std::future::Future;
@@ -19,7 +19,7 @@ use onetake_core::store::{
     Claim, Claimed, Settled, Settlement, Store, StoreError, StoreErrorKind, Verb,
 };
 
-/// Numbers that look random and are the same in every run.
+/// A generator of pseudo-random numbers, the same in every run.
 struct Seeded(u64);
 
 impl Seeded {
@@ -36,7 +36,7 @@ fn id_of(name: &str) -> RecordId {
     RecordId::derive(&Scope::new("many"), &Key::new(name).unwrap())
 }
 
-/// Who owns which key, as the grants say.
+/// The owners of keys, by the grants.
 #[derive(Default)]
 struct Owners {
     owned: HashSet<RecordId>,
@@ -51,10 +51,11 @@ impl Owners {
     }
 }
 
-/// Claims and settles random batches of overlapping keys, from many tasks on several nodes, for as
-/// long as `time` and until `items` were settled, however long that takes a slow disk. No key has two
-/// owners, no fence falls, and nothing fails; a store may say that a key is busy, for a disk that stalls
-/// lets somebody hold it for long, and is then asked again.
+/// Claims and settles random batches of overlapping keys, from many tasks on several nodes, for at
+/// least `time` and until `items` were settled, however long that takes on a slow disk.
+///
+/// No key has two owners, no fence falls, and no call fails. A store may answer that a key is busy,
+/// because a disk that stalls lets another commit hold it for long. Then the call is repeated.
 pub async fn overlapping_batches(
     nodes: Vec<Arc<dyn Store>>,
     tasks: usize,
@@ -145,17 +146,18 @@ fn claim(key: u64, random: &mut Seeded) -> Claim {
     }
 }
 
-/// What came of operations under trouble.
+/// The counts of operations under trouble.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Tally {
-    /// Operations whose outcome somebody was given.
+    /// Operations whose outcome a caller received.
     pub acknowledged: usize,
-    /// Of them, those that were acknowledged after the trouble was over.
+    /// The part of them that was acknowledged after the trouble was over.
     pub after: usize,
 }
 
-/// Charges from many tasks on several nodes, retried as clients do, while there is `trouble` and for
-/// a while after it. Nothing runs twice, and what anybody was told is told to everybody afterwards.
+/// Runs charges from many tasks on several nodes, retried as clients do, during `trouble` and for a
+/// while after it. No charge runs twice, and every outcome that a caller received is returned to
+/// all callers afterwards.
 pub async fn charges_under<T>(
     engines: Vec<Engine>,
     terms: Terms,
@@ -170,7 +172,7 @@ pub async fn charges_under<T>(
             tokio::spawn(async move {
                 let mut random = Seeded(task as u64);
                 let mut behind = 0;
-                // A few more once the trouble is over: service is back by itself.
+                // A few more charges after the trouble: the service recovers by itself.
                 for number in 0.. {
                     behind += usize::from(over.load(Ordering::Acquire));
                     if behind > 3 {
@@ -203,7 +205,8 @@ pub async fn charges_under<T>(
     Tally { acknowledged: told.len(), after: told.len().saturating_sub(before) }
 }
 
-/// What is known of a charge. A node that was not asked lately may have to find out first that its store is back.
+/// Returns the outcome of a charge. A node without recent traffic may first have to notice that its
+/// store is reachable again.
 async fn answered(engine: &Engine, name: &str, terms: Terms) -> Outcome {
     let until = SystemClock.monotonic() + REAL_TIME_MAX;
     loop {
@@ -239,7 +242,7 @@ fn operation(name: &str, terms: Terms) -> Operation {
     }
 }
 
-/// One charge, retried on any node until somebody tells its outcome.
+/// Makes one charge, and retries it on any node until it has an outcome.
 async fn charge(
     engines: &[Engine],
     ledger: &Arc<Ledger>,
@@ -269,7 +272,8 @@ async fn charge(
                 return;
             }
             Ok(Outcome::Answered(Answer::Unknown(_))) => panic!("{name} became unknown"),
-            // Away, still running elsewhere, or not durable yet: as a client, once more.
+            // The store is unreachable, the attempt still runs elsewhere, or its outcome is not
+            // durable yet. The client retries.
             _ => engine.clock().sleep(Duration::from_millis(5 + random.below(20))).await,
         }
     }

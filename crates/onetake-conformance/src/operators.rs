@@ -1,4 +1,4 @@
-//! What operators go by: origins, histories, references, forgetting, and the audit.
+//! Data for operators: origins, histories, references, forgetting, and the audit log.
 
 use std::time::Duration;
 
@@ -31,7 +31,7 @@ pub(super) async fn who_asked_and_every_attempt_are_kept(bench: &Bench) {
     bench.done(&second, unknown()).await;
     let third = Claim { attempt: bench.attempt(), ..second.clone() };
     bench.granted(&third).await;
-    // The owner is gone, and the fourth passes it over.
+    // The owner is gone, and the fourth attempt takes over.
     bench.pass_just_over(4).await;
     let fourth = Claim { attempt: bench.attempt(), ..third.clone() };
     let Got::Granted(_) = bench.claim(&fourth).await else { panic!("it may run again") };
@@ -48,7 +48,7 @@ pub(super) async fn who_asked_and_every_attempt_are_kept(bench: &Bench) {
     let times: Vec<_> =
         attempts.iter().flat_map(|attempt| [attempt.claimed_at, attempt.ended_at]).collect();
     assert!(times.is_sorted() && *times.last().unwrap() <= record.claimed_at, "{times:?}");
-    // What a claim finds is the whole record.
+    // A claim returns the whole record.
     match bench.claim(&Claim { attempt: bench.attempt(), ..first.clone() }).await {
         Got::Found(found) => assert_eq!(found, record),
         Got::Granted(_) => panic!("it was settled"),
@@ -68,7 +68,7 @@ pub(super) async fn a_long_history_keeps_its_end(bench: &Bench) {
     assert!(kept.len() >= 15, "{} are kept", kept.len());
     // The last of them is the record itself.
     assert_eq!(kept, fences[29 - kept.len()..29]);
-    // A key that expired has another life.
+    // A key that expired begins with an empty history.
     bench.pass_just_over(20).await;
     bench.granted(&bench.claim_of("a", "pay")).await;
     assert_eq!(bench.load("a").await.unwrap().history.as_text(), "");
@@ -87,13 +87,14 @@ pub(super) async fn a_reference_leads_to_its_record(bench: &Bench) {
         let id = id(&keys(number));
         let found = bench.store.find(id.reference()).await.expect("the store answers");
         assert_eq!(found, [id], "{number}");
-        // One that differs behind the reference has the same, and none that is there.
+        // An id that differs in its first byte has another reference, under which there is no
+        // record.
         let mut other = *id.as_bytes();
         other[0] ^= 1;
         let other = RecordId::from_bytes(other).reference();
         assert_eq!(bench.store.find(other).await.expect("the store answers"), []);
     }
-    // Two that have one reference are both told, and there is an end to it.
+    // All records with the same reference are found, up to the maximum.
     let mut claim = bench.claim_of("twin", "pay");
     let twin = *claim.id.as_bytes();
     for last in 0..20_u8 {
@@ -106,7 +107,7 @@ pub(super) async fn a_reference_leads_to_its_record(bench: &Bench) {
         assert_eq!(found.len(), usize::from(last + 1).min(FOUND_MAX));
         assert!(found.contains(&claim.id) || found.len() == FOUND_MAX);
     }
-    // The first and the last id of a reference are its own, and their neighbours are not.
+    // The first and the last id of a reference belong to it, and their neighbours do not.
     let reference = id("at the edges").reference();
     let (first, last) = reference.ids().into_inner();
     let moved = |id: RecordId, by: i128| {
@@ -153,7 +154,7 @@ pub(super) async fn the_forgotten_is_gone_at_once(bench: &Bench) {
         let gone = bench.done(&claim, Verb::Forget).await;
         is(&gone, "released");
         assert!(bench.load(name).await.is_none(), "{name}");
-        // It is as if it had never been, but for its fence: another payload runs.
+        // The key is as if it had never been used, except for its fence: another payload runs.
         assert!(matches!(bench.settle(&claim, Verb::Forget).await, Settled::Stale { .. }));
         let other = bench.claim_of(name, "something else");
         assert!(bench.granted(&other).await > fence, "{name}");

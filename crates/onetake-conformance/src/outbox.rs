@@ -1,4 +1,4 @@
-//! What every outbox owes to relays.
+//! The conformance suite for outboxes.
 
 use std::collections::BTreeSet;
 use std::future::Future;
@@ -18,7 +18,7 @@ use onetake_core::outbox::{Delivery, LANES, Message, MessageId, Outbox, OutboxCo
 use onetake_core::record::Fence;
 use onetake_core::scope::RecordId;
 
-/// A fresh, empty outbox, and power over what is in it and over its clock.
+/// A fresh, empty outbox, with control over its messages and its clock.
 pub trait OutboxSubject: Send + Sync + 'static {
     /// The outbox.
     fn outbox(&self) -> Arc<dyn Outbox>;
@@ -26,7 +26,7 @@ pub trait OutboxSubject: Send + Sync + 'static {
     /// Writes messages, as an operation's transaction does.
     fn write(&self, messages: Vec<(MessageId, Message)>) -> BoxFuture<'_, ()>;
 
-    /// Lets time pass for it.
+    /// Advances its time.
     fn advance(&self, by: Duration);
 }
 
@@ -47,7 +47,7 @@ macro_rules! cases {
     };
 }
 
-/// Runs all cases, each on an outbox of its own.
+/// Runs all cases, each on its own outbox.
 pub async fn run_outbox<S, F>(fresh: impl Fn() -> F) -> Report
 where
     S: OutboxSubject,
@@ -86,7 +86,7 @@ pub(super) fn message(order: &str, number: u32) -> (MessageId, Message) {
     (id(number), Message::new("t", order, number.to_string()))
 }
 
-/// Another ordering key in the same lane as this one.
+/// Returns another ordering key in the same lane.
 pub(super) fn neighbour(order: &str) -> String {
     let lane = Message::new("", order, "").lane();
     let same = |other: &String| Message::new("", other.as_str(), "").lane() == lane;
@@ -165,7 +165,7 @@ async fn a_late_turn_changes_nothing(subject: &dyn OutboxSubject) {
     assert!(settle(subject, &turn, |of| (of == id(0)).then_some(Delivery::Delivered)).await);
     assert!(!settle(subject, &late, |_| Some(Delivery::Delivered)).await);
     assert_eq!(ids(&take(subject).await.unwrap()), [id(1)]);
-    // Late, but nobody came in between: it is the truth.
+    // The turn is late, but no other relay took the lane in between: its results count.
     subject.advance(HOLD);
     let turn = take(subject).await.unwrap();
     subject.advance(HOLD * 2);
@@ -306,7 +306,7 @@ async fn many_relays_share_the_work(subject: &dyn OutboxSubject) {
     for relay in relays {
         seen.extend(relay.await.unwrap());
     }
-    // One that found every lane in somebody's hands went home early.
+    // A relay that found all lanes taken has stopped early.
     while let Some(turn) = take(subject).await {
         seen.extend(ids(&turn));
         assert!(settle(subject, &turn, |_| Some(Delivery::Delivered)).await);

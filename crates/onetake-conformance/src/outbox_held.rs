@@ -1,4 +1,4 @@
-//! What an outbox owes to messages that fail, to those behind them, and to everybody else.
+//! Cases for messages that fail, for the messages that wait behind them, and for all others.
 
 use std::time::Duration;
 
@@ -19,7 +19,7 @@ pub(super) async fn many_held_back_starve_nobody(subject: &dyn OutboxSubject) {
     assert_eq!(ids(&take(subject, 100).await.unwrap()), [id(5_000)], "at the first call");
 }
 
-/// Many of one key may go on again: another one that is due gets its turn meanwhile.
+/// While the backlog of one key is delivered again, a due message of another key gets its turn.
 pub(super) async fn a_backlog_that_goes_on_leaves_room_for_others(subject: &dyn OutboxSubject) {
     let other = neighbour("a");
     subject.write((0..100).map(|number| message("a", number)).collect()).await;
@@ -42,7 +42,7 @@ pub(super) async fn a_backlog_that_goes_on_leaves_room_for_others(subject: &dyn 
     assert_eq!(turns[0], (0..5).map(id).collect::<Vec<_>>());
 }
 
-/// Also where a turn has one message, what is fresh and what failed before are both delivered.
+/// Even with one message a turn, fresh messages and failed ones are both delivered.
 pub(super) async fn a_turn_of_one_is_everybodys(subject: &dyn OutboxSubject) {
     let other = neighbour("a");
     subject.write(vec![message("a", 0)]).await;
@@ -89,7 +89,7 @@ pub(super) async fn the_failing_are_seen_and_settled(subject: &dyn OutboxSubject
     assert_eq!(outbox.counts().await.unwrap().waiting, 0);
 }
 
-/// Two of a key are due, and the one between them is not.
+/// Two messages of a key are due, and the one between them is not.
 pub(super) async fn one_that_waits_holds_back_those_behind_it(subject: &dyn OutboxSubject) {
     subject.write((0..4).map(|number| message("a", number)).collect()).await;
     let turn = take(subject, 100).await.unwrap();

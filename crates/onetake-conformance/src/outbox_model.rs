@@ -1,5 +1,5 @@
-//! An outbox against a model of it: relays that take, deliver, fail, die and come late, operators, and time, in an
-//! order that a seed decides.
+//! Comparison of an outbox with a model of it. A seed determines the order of events: relays that
+//! take, deliver, fail, die and return late, actions of operators, and time.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -11,23 +11,23 @@ const SEEDS: u64 = 8;
 const STEPS: usize = 120;
 const SECOND: Duration = Duration::from_secs(1);
 
-/// What became of a message, as the model has it.
+/// The state of a message in the model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fate {
-    /// Not to be tried before this time.
+    /// The message is not tried before this time.
     Waits(Duration),
     Parked,
     Gone,
 }
 
-/// A message; they stand in the order in which they were written.
+/// A message. Messages are in the order in which they were written.
 #[derive(Debug)]
 struct Written {
     id: MessageId,
     order: String,
     fate: Fate,
     tries: u32,
-    /// An operator had it tried again: those behind it went on without it.
+    /// True if an operator had the message tried again: later messages went on without it.
     is_retried: bool,
 }
 
@@ -37,7 +37,7 @@ struct Model<'a> {
     now: Duration,
     written: Vec<Written>,
     orders: Vec<String>,
-    /// What relays have, and until when it is theirs.
+    /// The turns that relays hold, and their ends.
     turns: Vec<(Turn, Duration)>,
     /// The latest turn of each lane, until it is settled.
     latest: HashMap<u8, u64>,
@@ -101,7 +101,8 @@ impl Model<'_> {
         self.subject.write(batch).await;
     }
 
-    /// What may be delivered now: of each key, from its first on, up to one that has to wait.
+    /// Returns the messages that may be delivered now: those of a key from its first one, up to one
+    /// that has to wait.
     fn due(&self, order: &str) -> Vec<&Written> {
         let of_key = self.written.iter().filter(|one| one.order == order);
         let waiting = of_key.filter(|one| matches!(one.fate, Fate::Waits(_)));
@@ -133,13 +134,14 @@ impl Model<'_> {
             }
             assert!(self.is_free(order), "two have the lane of {order}");
             let due = self.due(order).into_iter();
-            // One that an operator sent after the others has no place among them any more.
+            // A message that an operator sent after the others no longer has a fixed order among
+            // them.
             let due =
                 due.filter(|one| !one.is_retried || taken.iter().any(|(id, _)| *id == one.id));
             let due: Vec<(MessageId, u32)> = due.map(|one| (one.id, one.tries)).collect();
             assert!(due.starts_with(&taken), "{order}: {taken:?} of {due:?}");
         }
-        // Who had the lane before is late now; some of them come back.
+        // Relays that had the lane before are late now. Some of them return.
         self.turns.retain(|(other, _)| other.lane != turn.lane || self.dice.is_multiple_of(2));
         self.latest.insert(turn.lane, turn.turn);
         self.turns.push((turn, self.now + HOLD));
@@ -162,7 +164,7 @@ impl Model<'_> {
                 4 => Delivery::Park { error: "never".to_owned() },
                 5..7 => {
                     let after = SECOND * u32::try_from(self.roll(60)).unwrap();
-                    // A sink should leave alone what comes behind one that failed; some do not.
+                    // A sink should not deliver messages behind one that failed. Some sinks do.
                     if self.roll(2) == 0 {
                         stopped.push(one.message.order.clone());
                     }
@@ -221,7 +223,7 @@ impl Model<'_> {
         assert!(waiting > 0 || counts.lag.is_zero(), "{counts:?}");
     }
 
-    /// Everything that waits is delivered in the end, and each once.
+    /// All waiting messages are delivered in the end, each once.
     async fn drain(&mut self) {
         self.turns.clear();
         self.pass(HOLD + SECOND * 60);

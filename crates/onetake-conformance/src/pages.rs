@@ -1,4 +1,4 @@
-//! Going through all records.
+//! Listing of all records, page by page.
 
 use std::collections::BTreeSet;
 
@@ -6,7 +6,8 @@ use super::bench::{Bench, every_verb, id, outcome};
 use onetake_core::scope::RecordId;
 use onetake_core::store::{Cursor, StoreErrorKind};
 
-/// Pages that a few dozen records may fill at most: stores may leave pages empty, but not for ever.
+/// The maximum number of pages for a few dozen records. A store may return empty pages, but not for
+/// ever.
 const PAGES_MAX: usize = 2_000;
 
 async fn all(bench: &Bench, limit: usize) -> BTreeSet<RecordId> {
@@ -32,13 +33,13 @@ pub(super) async fn every_record_is_on_a_page(bench: &Bench) {
         let key = format!("paged {number}");
         let claim = bench.claim_of(&key, "pay 10");
         bench.granted(&claim).await;
-        // Some run; the others are in every state.
+        // Some keys run; the others are in every state.
         if let Some(verb) = verbs.get(number % (verbs.len() + 1)) {
             let _done_or_stale = bench.settle(&claim, verb.clone()).await;
         }
         expected.insert(id(&key));
     }
-    // Of one page or of many, and where a page ends with the last record.
+    // One page or many, and a page that ends with the last record.
     for limit in [1, 7, 20, 40, 41, 1_000] {
         assert_eq!(all(bench, limit).await, expected, "{limit} at a time");
     }
@@ -60,7 +61,7 @@ pub(super) async fn what_is_there_all_the_while_is_on_a_page(bench: &Bench) {
         if from.is_none() {
             break;
         }
-        // Meanwhile one is settled, and another comes.
+        // Meanwhile one record is settled, and another is created.
         if let Some(claim) = settled.next() {
             bench.done(claim, outcome("paid")).await;
             bench.granted(&bench.claim_of(&format!("new {number}"), "pay 10")).await;

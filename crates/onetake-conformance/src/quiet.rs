@@ -1,6 +1,8 @@
-//! Knows whether somebody is inside a store: simulated time must not run while a server answers in
-//! real time, or every answer would come too late. And asks again for what was busy: with a disk that
-//! stalls, another commit holds a key for long, which is nobody's mistake.
+//! A store decorator that counts the calls under way, and retries items that are busy.
+//!
+//! Simulated time must not pass while a server answers in real time, or every answer would be late.
+//! An item is busy if another commit holds its key, which can take long on a disk that stalls. That
+//! is not an error of the store.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -18,10 +20,10 @@ use onetake_core::store::{
     StoreError, StoreErrorKind, Swept,
 };
 
-/// Before what was busy is asked for again, in real time.
+/// The pause before busy items are tried again, in real time.
 const PAUSE: Duration = Duration::from_millis(5);
 
-/// A store that counts who is inside.
+/// A store that counts the calls under way.
 #[derive(Debug)]
 pub(super) struct Quiet {
     inner: Arc<dyn Store>,
@@ -33,7 +35,7 @@ impl Quiet {
         Arc::new(Self { inner, inside: AtomicUsize::new(0) })
     }
 
-    /// Whether nobody is inside.
+    /// True if no call is under way.
     pub(super) fn is_quiet(&self) -> bool {
         self.inside.load(Ordering::SeqCst) == 0
     }
@@ -49,7 +51,7 @@ impl Quiet {
     }
 }
 
-/// Counted for as long as it lives, also if its call is dropped.
+/// A counted call. The count ends with it, even if the call is dropped.
 struct Inside<'a>(&'a AtomicUsize);
 
 impl<'a> Inside<'a> {
@@ -65,7 +67,8 @@ impl Drop for Inside<'_> {
     }
 }
 
-/// Asks, and asks again for the items that were busy, unless nobody else can have been at them: then it is a mistake.
+/// Makes the call, and repeats it for items that were busy. If no other call was under way, busy is
+/// returned as an error of the store.
 async fn until_free<'a, I: Clone, T>(
     inside: &AtomicUsize,
     items: Vec<I>,

@@ -25,8 +25,8 @@ pub(super) async fn one_of_many_claims_wins(bench: &Bench) {
 }
 
 pub(super) async fn claims_and_settlements_of_many_tasks(bench: &Bench) {
-    // Each task claims batches of overlapping keys and settles what it was granted. Afterwards each
-    // key was granted once more than it was released.
+    // Each task claims batches of overlapping keys and settles those that it was granted. In the
+    // end, each key was granted once more than it was released.
     let keys = 24;
     let counts = Arc::new(Mutex::new(HashMap::<usize, (u32, u32)>::new()));
     let mut tasks = Vec::new();
@@ -86,7 +86,7 @@ async fn claim_and_settle(
 }
 
 pub(super) async fn a_sweep_beside_traffic_loses_nothing(bench: &Bench) {
-    // Old lives of the keys that are about to be used again lie around.
+    // There are expired records of the keys that are about to be used again.
     let keys: Vec<String> = (0..40).map(|key| format!("key {key}")).collect();
     for key in &keys {
         let claim = bench.claim_of(key, "pay");

@@ -1,23 +1,23 @@
-//! What a suite found.
+//! The report of a suite.
 
 use std::fmt;
 use std::future::Future;
 
-/// What became of each case.
+/// The results of all cases.
 #[derive(Clone, Debug, Default)]
 pub struct Report {
-    /// Names and, if it failed, what the case said.
+    /// The names of the cases and, for failed ones, their messages.
     pub cases: Vec<(&'static str, Result<(), String>)>,
 }
 
 impl Report {
-    /// The names of the cases that failed.
+    /// Returns the names of the failed cases.
     #[must_use]
     pub fn failed(&self) -> Vec<&'static str> {
         self.cases.iter().filter(|(_, result)| result.is_err()).map(|(name, _)| *name).collect()
     }
 
-    /// Runs a case, and keeps what it says by panicking.
+    /// Runs a case, and keeps its panic message.
     pub async fn add(
         &mut self,
         name: &'static str,
@@ -27,7 +27,7 @@ impl Report {
         self.cases.push((name, result.map_err(said)));
     }
 
-    /// Panics with everything that failed.
+    /// Panics with all failures.
     ///
     /// # Panics
     /// If a case failed, or if there was none.

@@ -1,4 +1,4 @@
-//! Secrets that are made at first use.
+//! Secrets that are created at their first use.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -22,7 +22,7 @@ pub(super) async fn the_first_is_kept(bench: &Bench) {
         [],
         "it is no record"
     );
-    // A sweep that has something to do, long after the secrets were made.
+    // A sweep that deletes a record, long after the secrets were created.
     let claim = bench.claim_of("a", "pay 10");
     bench.granted(&claim).await;
     bench.done(&claim, outcome("x")).await;

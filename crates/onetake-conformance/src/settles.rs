@@ -1,4 +1,4 @@
-//! Settlements: who is believed, and what can no longer change.
+//! Settlements: which attempts may settle, and which records no longer change.
 
 use super::bench::{Bench, body, every_verb, failure, is, outcome, unknown};
 use onetake_core::record::{OnUnknown, State};
@@ -100,7 +100,7 @@ pub(super) async fn a_settled_record_never_changes(bench: &Bench) {
 pub(super) async fn renewing_moves_the_end_of_the_lease(bench: &Bench) {
     let claim = bench.claim_of("a", "pay 10");
     bench.granted(&claim).await;
-    // Three leases long, renewed at two thirds.
+    // Five ticks, which is two and a half leases, with a renewal in every tick.
     for _ in 0..5 {
         bench.pass(1).await;
         bench.done(&claim, Verb::Renew).await;
@@ -166,7 +166,7 @@ pub(super) async fn the_reaper_looks_again(bench: &Bench) {
     bench.granted(&claim).await;
     bench.pass_just_over(4).await;
     assert_eq!(bench.store.due(Due::LeaseEnd, 10).await.unwrap().len(), 1);
-    // Between the reaper's look and its deed the owner comes back.
+    // The owner returns between the reaper's search and its settlement.
     bench.done(&claim, Verb::Renew).await;
     let Settled::Stale { .. } = bench.settle(&claim, Verb::Abandon).await else {
         panic!("a live lease was reaped (S13)");

@@ -1,4 +1,4 @@
-//! Subjects on a clock that the suite moves.
+//! Test subjects on clocks that the suite advances.
 
 use std::any::Any;
 use std::future::Future;
@@ -13,7 +13,7 @@ use onetake_core::store::Store;
 
 use super::Subject;
 
-/// Opens a store anew on what it kept.
+/// Opens a store again on its data.
 type Open = Box<dyn Fn() -> BoxFuture<'static, Arc<dyn Store>> + Send + Sync>;
 
 /// A store on a simulated clock.
@@ -25,8 +25,8 @@ pub struct Simulated {
 }
 
 impl Simulated {
-    /// A store that is made on the given clock, and whatever has to live as long as it does (its
-    /// folder, say).
+    /// Creates a subject from a store on the given clock. The second value is kept as long as the
+    /// store, for example its folder.
     pub fn new<S: Store>(
         make: impl FnOnce(Arc<dyn Clock>) -> (S, Box<dyn Any + Send + Sync>),
     ) -> Self {
@@ -35,7 +35,7 @@ impl Simulated {
         Self { clock, store: Arc::new(store), open: None, _kept: kept }
     }
 
-    /// How what it kept is opened anew.
+    /// Sets the function that opens the store again on its data.
     #[must_use]
     pub fn reopened_by<S: Store>(
         mut self,
@@ -69,7 +69,7 @@ impl Subject for Simulated {
     }
 }
 
-/// A store whose server has a clock of its own, which the suite moves along by a [`Shift`].
+/// A store whose server has a clock of its own, which the suite advances by a [`Shift`].
 pub struct Shifted {
     clock: ManualClock,
     shift: Shift,
@@ -79,8 +79,8 @@ pub struct Shifted {
 }
 
 impl Shifted {
-    /// A store that is made on the given clock and shift, and whatever has to live as long as it
-    /// does.
+    /// Creates a subject from a store on the given clock and shift. The second value is kept as
+    /// long as the store.
     pub async fn new<S, F>(make: impl FnOnce(Arc<dyn Clock>, Shift) -> F) -> Self
     where
         S: Store,
@@ -90,8 +90,9 @@ impl Shifted {
         Self::starting(SystemClock.now(), Shift::default(), make).await
     }
 
-    /// The same on a node's clock that shows `now`: for a server whose clock stands still at that time, or
-    /// for a shift that is fixed to it ([`Shift::fix`]).
+    /// Creates a subject as [`new`](Self::new) does, on a node's clock that shows `now`. It is for
+    /// a server whose clock is stopped at that time, or for a shift that is fixed to it
+    /// ([`Shift::fix`]).
     pub async fn starting<S, F>(
         now: Timestamp,
         shift: Shift,
@@ -106,7 +107,7 @@ impl Shifted {
         Self { clock, shift, store: Arc::new(store), open: None, _kept: kept }
     }
 
-    /// How what it kept is opened anew.
+    /// Sets the function that opens the store again on its data.
     #[must_use]
     pub fn reopened_by<S, F>(
         mut self,

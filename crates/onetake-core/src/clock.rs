@@ -1,4 +1,4 @@
-//! Time and randomness enter here, and nowhere else.
+//! The only source of time and randomness.
 
 use std::collections::BTreeMap;
 use std::future::Future;
@@ -9,59 +9,59 @@ use std::time::Duration;
 
 use tokio::sync::oneshot;
 
-/// A future that borrows nothing.
+/// A boxed sleep that borrows nothing.
 pub type Sleep = Pin<Box<dyn Future<Output = ()> + Send>>;
 
-/// Microseconds since the Unix epoch, as the store's clock tells them.
+/// Microseconds since the Unix epoch by the store's clock.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Timestamp(u64);
 
 impl Timestamp {
-    /// The timestamp that is `micros` microseconds after the Unix epoch.
+    /// Creates the timestamp that is `micros` microseconds after the Unix epoch.
     #[must_use]
     pub const fn from_micros(micros: u64) -> Self {
         Self(micros)
     }
 
-    /// Microseconds since the Unix epoch.
+    /// Returns the microseconds since the Unix epoch.
     #[must_use]
     pub const fn as_micros(self) -> u64 {
         self.0
     }
 
-    /// This moment, `by` later; saturates at the end of time.
+    /// Returns the time `by` later; saturates at the maximum.
     #[must_use]
     pub fn plus(self, by: Duration) -> Self {
         Self(self.0.saturating_add(micros(by)))
     }
 
-    /// How long after `earlier` this is; zero if it is not after it.
+    /// Returns the time since `earlier`; zero if `earlier` is not before this.
     #[must_use]
     pub fn since(self, earlier: Self) -> Duration {
         Duration::from_micros(self.0.saturating_sub(earlier.0))
     }
 }
 
-/// Whole microseconds of a duration, saturating.
+/// Returns the whole microseconds of a duration; saturates.
 #[must_use]
 pub fn micros(duration: Duration) -> u64 {
     u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)
 }
 
-/// Where time comes from.
+/// A source of time.
 pub trait Clock: Send + Sync + std::fmt::Debug + 'static {
-    /// The wall clock. Stores that have no clock of their own decide by it.
+    /// Returns the wall-clock time. Stores that have no clock of their own decide by it.
     fn now(&self) -> Timestamp;
 
-    /// A clock that never goes back and that also counts while the machine is suspended, so that a
-    /// process that was frozen past its lease can tell.
+    /// Returns the time of a clock that never goes back and that also counts while the machine is
+    /// suspended. A process that was frozen past its lease can detect it by this clock.
     fn monotonic(&self) -> Duration;
 
     /// Completes once `duration` has passed.
     fn sleep(&self, duration: Duration) -> Sleep;
 }
 
-/// Where randomness comes from.
+/// A source of randomness.
 pub trait Rng: Send + Sync + std::fmt::Debug + 'static {
     /// Fills `into` with unpredictable bytes.
     fn fill(&self, into: &mut [u8]);
@@ -80,8 +80,8 @@ impl Clock for SystemClock {
     }
 
     fn monotonic(&self) -> Duration {
-        // Linux's CLOCK_MONOTONIC stands still during suspension; CLOCK_BOOTTIME does not. Elsewhere
-        // CLOCK_MONOTONIC is the one that goes on.
+        // On Linux, CLOCK_MONOTONIC stops during suspension and CLOCK_BOOTTIME does not. On other
+        // systems CLOCK_MONOTONIC continues.
         #[cfg(any(target_os = "linux", target_os = "android"))]
         let id = rustix::time::ClockId::Boottime;
         #[cfg(not(any(target_os = "linux", target_os = "android")))]
@@ -114,20 +114,20 @@ impl Rng for SystemRng {
     }
 }
 
-/// Time that passed only in a test: a store whose server has a clock adds it to what that clock
-/// says. It is zero everywhere else.
+/// A shift of the server's clock for tests. A store whose server has a clock adds it to the time of
+/// that clock. It is zero outside of tests.
 #[derive(Clone, Debug, Default)]
 pub struct Shift(Arc<Shifting>);
 
 #[derive(Debug, Default)]
 struct Shifting {
     micros: AtomicI64,
-    /// The time that is shown in place of the server's; zero if it is the server's.
+    /// The time that replaces the server's time; zero if nothing replaces it.
     fixed: AtomicU64,
 }
 
 impl Shift {
-    /// Lets time pass.
+    /// Moves time forward.
     pub fn advance(&self, by: Duration) {
         if self.fixed().is_some() {
             self.0.fixed.fetch_add(micros(by), Ordering::AcqRel);
@@ -136,31 +136,32 @@ impl Shift {
         }
     }
 
-    /// Shows this time in place of the server's from now on, in stores that can do so.
+    /// Replaces the server's time with this time from now on, in stores that support it.
     pub fn fix(&self, at: Timestamp) {
         self.0.fixed.store(at.as_micros(), Ordering::Release);
     }
 
-    /// The time that is shown in place of the server's.
+    /// Returns the time that replaces the server's time.
     #[must_use]
     pub fn fixed(&self) -> Option<Timestamp> {
         let micros = self.0.fixed.load(Ordering::Acquire);
         (micros > 0).then_some(Timestamp::from_micros(micros))
     }
 
-    /// The server's time as the test wants it, in microseconds.
+    /// Returns the server's time after the shift, in microseconds.
     #[must_use]
     pub fn apply(&self, server: u64) -> u64 {
         self.fixed()
             .map_or_else(|| server.saturating_add_signed(self.as_micros()), Timestamp::as_micros)
     }
 
-    /// Sets the server's clock back, as an operator or a failover to a server with a slower clock can.
+    /// Sets the server's clock back. An operator can do that, or a failover to a server with a
+    /// slower clock.
     pub fn set_back(&self, by: Duration) {
         self.0.micros.fetch_sub(signed_micros(by), Ordering::AcqRel);
     }
 
-    /// The sum of what passed so far, in microseconds; negative if the clock was set back by more.
+    /// Returns the sum of all shifts, in microseconds; negative if the clock was set back by more.
     #[must_use]
     pub fn as_micros(&self) -> i64 {
         self.0.micros.load(Ordering::Acquire)
@@ -171,7 +172,7 @@ fn signed_micros(duration: Duration) -> i64 {
     i64::try_from(duration.as_micros()).unwrap_or(i64::MAX)
 }
 
-/// A clock that stands still until it is told to move: for tests and simulation.
+/// A clock that moves only when a test or a simulation advances it.
 #[derive(Clone, Debug)]
 pub struct ManualClock {
     inner: Arc<Mutex<ManualInner>>,
@@ -186,7 +187,7 @@ struct ManualInner {
 }
 
 impl ManualClock {
-    /// A clock that shows `start` until it is advanced.
+    /// Creates a clock that shows `start` until it is advanced.
     #[must_use]
     pub fn new(start: Timestamp) -> Self {
         let inner = ManualInner {
@@ -198,7 +199,7 @@ impl ManualClock {
         Self { inner: Arc::new(Mutex::new(inner)) }
     }
 
-    /// Moves both clocks ahead and wakes whoever slept until then.
+    /// Moves both clocks ahead and wakes the tasks whose sleep is over.
     pub fn advance(&self, by: Duration) {
         let mut inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
         inner.wall = inner.wall.plus(by);
@@ -212,12 +213,12 @@ impl ManualClock {
         }
     }
 
-    /// Sets the wall clock alone, as a correction by NTP would.
+    /// Sets the wall clock alone, as an NTP correction would.
     pub fn set_wall(&self, to: Timestamp) {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner).wall = to;
     }
 
-    /// How many sleeps are under way: lets a test wait until a task has gone to sleep.
+    /// Returns the number of sleeps under way, so that a test can wait until a task sleeps.
     #[must_use]
     pub fn sleepers(&self) -> usize {
         let inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
@@ -227,7 +228,7 @@ impl ManualClock {
 
 impl Default for ManualClock {
     fn default() -> Self {
-        // 2030-01-01: any date will do, as long as it is not the epoch itself.
+        // 2030-01-01. Any date works, except the epoch itself.
         Self::new(Timestamp::from_micros(1_893_456_000_000_000))
     }
 }
@@ -251,7 +252,7 @@ impl Clock for ManualClock {
         let at = (inner.monotonic.saturating_add(duration), inner.sequence);
         inner.sleepers.insert(at, wake);
         Box::pin(async move {
-            // The sender is dropped only together with the clock: nobody can wake us then.
+            // The sender is dropped only together with the clock. No wake-up is possible then.
             if woken.await.is_err() {
                 std::future::pending::<()>().await;
             }

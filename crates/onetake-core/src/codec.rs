@@ -1,7 +1,7 @@
-//! The bytes of a record, for stores that keep it whole.
+//! The binary form of a record, for stores that keep it whole.
 //!
-//! Big-endian, length-prefixed, one version byte in front. Decoding never panics and never
-//! allocates more than it was given.
+//! Big-endian, length-prefixed, one version byte first. Decoding never panics and never allocates
+//! more than the size of its input.
 
 use std::time::Duration;
 
@@ -13,23 +13,24 @@ use crate::origin::{History, Origin};
 use crate::record::{AttemptId, Cause, Failure, Fence, OnUnknown, Record, Recording, State, Terms};
 use crate::scope::RecordId;
 
-/// The version that is written. Version 1 had no origin, time of claim or history, and is still read.
+/// The version that is written. Version 1, which had no origin, time of claim or history, is still
+/// read.
 const VERSION: u8 = 2;
 
-/// The bytes are not a record (of a version that is known here).
+/// The error for bytes that are not a record of a known version.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the stored bytes are not a record of version {VERSION}: {0}")]
 pub struct DecodeError(&'static str);
 
 impl DecodeError {
-    /// An error that says what was being read.
+    /// Creates an error that names the field that could not be read.
     #[must_use]
     pub const fn new(what: &'static str) -> Self {
         Self(what)
     }
 }
 
-/// The record's bytes, without its id, which is the store's key.
+/// Returns the record's bytes, without its id, which is the store's key.
 #[must_use]
 pub fn encode(record: &Record) -> Bytes {
     let history = record.history.as_text().len();
@@ -116,10 +117,10 @@ pub fn put_slice(out: &mut BytesMut, bytes: &[u8]) {
     out.put_slice(bytes);
 }
 
-/// Reads what [`encode`] wrote.
+/// Reads the bytes that [`encode`] wrote.
 ///
 /// # Errors
-/// If the bytes are cut, have something behind them, or are of another version.
+/// If the bytes are truncated, are followed by others, or have another version.
 pub fn decode(id: RecordId, bytes: Bytes) -> Result<Record, DecodeError> {
     let mut from = Reader(bytes);
     let version = from.u8("version")?;
@@ -183,7 +184,7 @@ fn decode_state(from: &mut Reader) -> Result<State, DecodeError> {
         }
         3 => State::Released { at },
         4 | 5 => {
-            // There was no such time in the form 4.
+            // Form 4 had no such time.
             let ask_at = if tag == 5 { from.timestamp("ask_at")? } else { at };
             let cause = match from.u8("cause")? {
                 0 => Cause::LeaseEnded,
@@ -200,7 +201,8 @@ fn decode_state(from: &mut Reader) -> Result<State, DecodeError> {
     })
 }
 
-/// Reads big-endian, length-prefixed fields, without copying what it can share.
+/// A reader of big-endian, length-prefixed fields. It shares bytes instead of copying them where
+/// possible.
 #[derive(Debug)]
 pub struct Reader(pub Bytes);
 
@@ -212,7 +214,7 @@ impl Reader {
         Ok(self.0.split_to(count))
     }
 
-    /// A fixed number of bytes.
+    /// Reads a fixed number of bytes.
     ///
     /// # Errors
     /// If there are fewer.
@@ -220,7 +222,7 @@ impl Reader {
         self.take(N, what)?.as_ref().try_into().map_err(|_| DecodeError(what))
     }
 
-    /// One byte.
+    /// Reads one byte.
     ///
     /// # Errors
     /// If there is none.
@@ -228,7 +230,7 @@ impl Reader {
         self.array::<1>(what).map(u8::from_be_bytes)
     }
 
-    /// Two bytes.
+    /// Reads two bytes.
     ///
     /// # Errors
     /// If there are fewer.
@@ -236,7 +238,7 @@ impl Reader {
         self.array(what).map(u16::from_be_bytes)
     }
 
-    /// Four bytes.
+    /// Reads four bytes.
     ///
     /// # Errors
     /// If there are fewer.
@@ -256,27 +258,27 @@ impl Reader {
         self.u64(what).map(Timestamp::from_micros)
     }
 
-    /// What [`put_slice`] wrote.
+    /// Reads the bytes that [`put_slice`] wrote.
     ///
     /// # Errors
-    /// If it is cut.
+    /// If they are truncated.
     pub fn slice(&mut self, what: &'static str) -> Result<Bytes, DecodeError> {
         let length = self.u32(what)?;
         self.take(usize::try_from(length).unwrap_or(usize::MAX), what)
     }
 
-    /// What [`put_slice`] wrote of a text.
+    /// Reads a text that [`put_slice`] wrote.
     ///
     /// # Errors
-    /// If it is cut, or not UTF-8.
+    /// If it is truncated, or not UTF-8.
     pub fn text(&mut self, what: &'static str) -> Result<String, DecodeError> {
         String::from_utf8(self.slice(what)?.to_vec()).map_err(|_| DecodeError(what))
     }
 
-    /// Checks that nothing is left.
+    /// Checks that no bytes are left.
     ///
     /// # Errors
-    /// If something is.
+    /// If there are any.
     pub fn end(&self) -> Result<(), DecodeError> {
         if self.0.is_empty() { Ok(()) } else { Err(DecodeError("bytes behind the end")) }
     }
@@ -360,7 +362,7 @@ pub(crate) mod tests {
             state: State::Released { at: Timestamp::from_micros(6) },
         };
         let mut bytes = encode(&record).to_vec();
-        // Without the two empty slices and the time between them, which stand before the state.
+        // Removes the two empty slices and the time between them, which precede the state.
         bytes.drain(bytes.len() - 25..bytes.len() - 9);
         bytes[0] = 1;
         assert_eq!(decode(record.id, bytes.into()), Ok(record));

@@ -1,8 +1,8 @@
 //! The state machine, as pure functions.
 //!
-//! Every store applies these inside one atomic step of its own, or restates them in its own
-//! language. The conformance suite and the differential test compare such a store with these functions.
-//! Nothing here looks at a clock.
+//! Every store applies these functions inside one atomic step, or restates them in its own
+//! language. The conformance suite and the differential test compare such a store with these
+//! functions. The functions read no clock.
 
 use std::time::Duration;
 
@@ -13,47 +13,48 @@ use crate::planted::{Bug, planted};
 use crate::record::{Cause, Fence, OnUnknown, Record, State, Terms};
 use crate::store::{Claim, Settlement, Verb};
 
-/// The contact of the asking node with the store, by which the owner of a running record may be passed
-/// over.
+/// The contact between a node and the store. It limits when that node may take a running record
+/// from its owner.
 ///
-/// An owner renews its lease while it runs. While a store was unreachable, nobody could renew, so every
-/// owner gets its whole grace anew afterwards.
+/// An owner renews its lease while it runs. No owner could renew while the store was unreachable,
+/// so every owner gets its whole grace again afterwards.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Contact {
-    /// The node knows nothing: no owner is passed over.
+    /// The node knows nothing: no owner loses its record.
     Unknown,
-    /// The node has been in touch with the store, without a break, for so long. The store's clock tells
-    /// when a lease ends.
+    /// The time for which the node has been in contact with the store without a break. The store's
+    /// clock decides when a lease ends.
     For(Duration),
-    /// The node has seen the record unchanged, without a break, for so long. This is for stores without a
-    /// clock of their own: the time replaces the end of the lease.
+    /// The time for which the node has seen the record unchanged, without a break. This is for
+    /// stores without a clock of their own: the duration replaces the end of the lease.
     Unchanged(Duration),
 }
 
 impl Contact {
-    /// The contact of a store that cannot be unreachable for an owner, because it lives in its process.
+    /// The contact of a store that runs inside the owner's process, and so cannot be unreachable
+    /// for it.
     pub const ALWAYS: Self = Self::For(Duration::MAX);
 }
 
-/// The time of a decision, and the contact of the node that asks for it.
+/// The time of a decision, and the contact of the node that requests it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Moment {
     /// The store's time.
     pub now: Timestamp,
-    /// The contact of the asking node with the store.
+    /// The contact of the requesting node with the store.
     pub contact: Contact,
 }
 
 impl Moment {
-    /// A moment of a store that is always in contact: see [`Contact::ALWAYS`].
+    /// Creates a moment with [`Contact::ALWAYS`].
     #[must_use]
     pub const fn at(now: Timestamp) -> Self {
         Self { now, contact: Contact::ALWAYS }
     }
 }
 
-/// True if the owner of a running record may be passed over: its lease and grace are over, and it could
-/// have renewed the lease.
+/// True if the owner of a running record may lose it: its lease and grace are over, and the owner
+/// could have renewed the lease.
 #[must_use]
 pub fn is_abandoned(record: &Record, at: Moment) -> bool {
     let State::Running { lease_until } = record.state else { return false };
@@ -65,7 +66,7 @@ pub fn is_abandoned(record: &Record, at: Moment) -> bool {
     }
 }
 
-/// What a record means to somebody who asks with a fingerprint, at a moment.
+/// The meaning of a record for a request with a given fingerprint, at a given moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reading {
     /// A new attempt may run.
@@ -76,19 +77,19 @@ pub enum Reading {
     InFlight,
     /// An attempt held the lease past its grace: the record must become unknown.
     Abandoned,
-    /// Nobody knows how the last attempt ended, and it is not run again.
+    /// The outcome of the last attempt is unknown, and the key does not run again.
     Unknown,
     /// The outcome, or the failure, is recorded.
     Settled,
 }
 
-/// Reads a record: the table of the state machine, row by row.
+/// Reads a record by the table of the state machine, row by row.
 #[must_use]
 pub fn read(found: Option<&Record>, fingerprint: &Fingerprint, at: Moment) -> Reading {
     let Some(record) = found.filter(|record| !record.is_expired(at.now)) else {
         return Reading::Free;
     };
-    // First of all, so that it holds in any state (S9).
+    // This check is the first, so that it holds in every state (S9).
     if record.fingerprint != *fingerprint {
         return Reading::Mismatch;
     }
@@ -104,22 +105,23 @@ pub fn read(found: Option<&Record>, fingerprint: &Fingerprint, at: Moment) -> Re
     }
 }
 
-/// What a claim does to the store.
+/// The effect of a claim on the store.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ClaimEffect {
     /// Write this running record; its attempt may run.
     Grant(Record),
-    /// Write this unknown record; nobody runs.
+    /// Write this unknown record; no attempt runs.
     BecomeUnknown(Record),
-    /// Leave what was found as it is.
+    /// Leave the record as it is.
     Keep,
 }
 
-/// Decides a claim. `floor` is the highest fence that the store ever gave for this record, as far
-/// as it still knows: what is found counts by itself.
+/// Decides a claim. `floor` is the highest fence that the store still knows to have been granted
+/// for this record. The fence of the record that was found counts in addition.
 ///
-/// A claim is idempotent by its attempt: one whose answer got lost is sent again. An attempt that still
-/// runs is granted once more, with its fence and for a whole lease from now. An attempt that ended is not.
+/// A claim is idempotent by its attempt: a claim whose answer was lost is sent again. An attempt
+/// that still runs is granted once more, with its fence and for a whole lease from now. An attempt
+/// that has ended is not.
 #[must_use]
 pub fn claim(found: Option<&Record>, claim: &Claim, at: Moment, floor: Fence) -> ClaimEffect {
     let now = at.now;
@@ -142,7 +144,7 @@ pub fn claim(found: Option<&Record>, claim: &Claim, at: Moment, floor: Fence) ->
     }
 }
 
-/// The record with a whole lease from now.
+/// Returns the record with a whole lease from now.
 fn renewed(record: &Record, now: Timestamp) -> Record {
     record.with_state(State::Running { lease_until: now.plus(record.terms.lease) })
 }
@@ -154,7 +156,7 @@ fn granted(found: Option<&Record>, claim: &Claim, now: Timestamp, floor: Fence) 
     } else {
         previous.next(now)
     };
-    // A key that runs again within its life keeps the time it was first claimed, and its attempts.
+    // A key that runs again before it expires keeps the time of its first claim, and its attempts.
     let earlier = found.filter(|record| !record.is_expired(now));
     let created_at = earlier.map_or(now, |record| record.created_at);
     let history = earlier.map_or_else(History::default, |record| past(record, now));
@@ -172,7 +174,7 @@ fn granted(found: Option<&Record>, claim: &Claim, now: Timestamp, floor: Fence) 
     }
 }
 
-/// The history of a record whose latest attempt is followed by another one now.
+/// Returns the history of a record whose latest attempt is followed by another one now.
 fn past(record: &Record, now: Timestamp) -> History {
     let ended_at = match record.state {
         State::Running { .. } => now,
@@ -185,24 +187,25 @@ fn past(record: &Record, now: Timestamp) -> History {
     record.history.with(&PastAttempt { fence, claimed_at, ended_at, stood })
 }
 
-/// What a settlement does to the store.
+/// The effect of a settlement on the store.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[expect(clippy::large_enum_variant, reason = "the large one is the usual one, and short-lived")]
 pub enum SettleEffect {
     /// Write this record.
     Write(Record),
-    /// This very settlement was applied before: nothing to write, and it counts as done.
+    /// The same settlement was applied before: nothing to write, and it counts as done.
     Already,
     /// The attempt does not own the record any more, or the record is final: nothing changes (S3).
     Stale,
 }
 
-/// Decides a settlement. It is conditional on the attempt, not on the lease being alive: an owner
-/// that comes back late with the truth is believed as long as nobody else was given the key.
+/// Decides a settlement. The condition is the attempt, not a live lease: an owner that returns late
+/// with its outcome is accepted as long as no other attempt was granted the key.
 #[must_use]
 pub fn settle(found: Option<&Record>, settlement: &Settlement, at: Moment) -> SettleEffect {
     let now = at.now;
-    // Expired is absent, whether or not a sweep came by: the answer must not depend on its timing.
+    // An expired record counts as absent, whether or not it was swept: the answer must not depend
+    // on the time of a sweep.
     let Some(record) = found.filter(|record| !record.is_expired(now)) else {
         return SettleEffect::Stale;
     };
@@ -220,7 +223,8 @@ pub fn settle(found: Option<&Record>, settlement: &Settlement, at: Moment) -> Se
         (State::Running { .. }, Verb::Renew) => {
             return SettleEffect::Write(renewed(record, now));
         }
-        // The reaper looked a while ago: only what is still abandoned now becomes unknown (S13).
+        // The reaper read the record some time ago: it becomes unknown only if it is still
+        // abandoned now (S13).
         (State::Running { .. }, Verb::Abandon) => {
             if !is_abandoned(record, at) {
                 return SettleEffect::Stale;
@@ -234,7 +238,7 @@ pub fn settle(found: Option<&Record>, settlement: &Settlement, at: Moment) -> Se
         {
             return SettleEffect::Already;
         }
-        // Of several who would ask at once, one does.
+        // If several nodes try to reconcile at once, only one of them succeeds.
         (State::Unknown { at, cause, .. }, Verb::Defer(hold)) => {
             if record.ask_at().is_none_or(|ask_at| ask_at > now) {
                 return SettleEffect::Stale;
@@ -246,8 +250,9 @@ pub fn settle(found: Option<&Record>, settlement: &Settlement, at: Moment) -> Se
         }
         (_, Verb::Fail(failure)) if open => State::Failed { at: now, failure: failure.clipped() },
         (_, Verb::Release) if open => State::Released { at: now },
-        // A settlement whose first answer got lost is sent again: it is its own success, if it says
-        // the same. Somebody else may have settled this attempt in between.
+        // A settlement whose first answer was lost is sent again. It succeeds if it has the same
+        // content. An operator or a reconciler may have settled this attempt differently in
+        // between.
         (State::Completed { recording, .. }, Verb::Complete(said)) if recording == said => {
             return SettleEffect::Already;
         }
@@ -264,16 +269,16 @@ pub fn settle(found: Option<&Record>, settlement: &Settlement, at: Moment) -> Se
     SettleEffect::Write(record.with_state(state))
 }
 
-/// A record without its outcome that is expired from now on. It is left for the sweep, so that fences rise
-/// above its own as they do for any other that expired.
+/// Returns the record without its outcome, expired from now on. The sweep deletes it later, so that
+/// new fences rise above its fence as they do for any other expired record.
 fn forgotten(record: &Record, now: Timestamp) -> Record {
     let terms = Terms { ttl: Duration::ZERO, ..record.terms };
-    // Also where the clock was set back since.
+    // This also holds if the clock was set back since the claim.
     let created_at = record.created_at.min(now);
     Record { terms, created_at, state: State::Released { at: now }, ..record.clone() }
 }
 
-/// Whether a sweep may delete what it finds now, whatever its index said before (S13).
+/// True if a sweep may delete the record that it finds now, whatever its index said before (S13).
 #[must_use]
 pub fn may_sweep(found: &Record, now: Timestamp) -> bool {
     found.is_expired(now) || planted(Bug::SweepWithoutRecheck)
@@ -364,7 +369,7 @@ mod tests {
             let own = Settlement { id: record.id, attempt: record.attempt, verb };
             let effect = settle(Some(&record), &own, Moment::at(now));
             if own.verb == Verb::Forget {
-                // It is gone at once, or nothing happens.
+                // The record is expired at once, or nothing happens.
                 match effect {
                     SettleEffect::Write(gone) => {
                         prop_assert!(gone.is_expired(now) && record.abandoned_at().is_none());
@@ -385,7 +390,7 @@ mod tests {
                     prop_assert!(unchanged);
                 }
                 State::Unknown { .. } => {
-                    // It never starts to run again by a settlement.
+                    // A settlement never makes an unknown record run again.
                     let runs = matches!(effect, SettleEffect::Write(Record { state: State::Running { .. }, .. }));
                     prop_assert!(!runs);
                 }
@@ -446,7 +451,7 @@ mod tests {
         ));
     }
 
-    /// A record that is 5 s old and may be asked for, in some state.
+    /// Returns a record that is 5 s old, in the given state.
     fn record(on_unknown: OnUnknown, state: State) -> Record {
         Record {
             id: crate::RecordId::from_bytes([0; 16]),
@@ -471,7 +476,7 @@ mod tests {
         Failure { code: code.into(), detail: "detail".into() }
     }
 
-    /// Every verb but [`Verb::Forget`], which has a test of its own.
+    /// Returns every verb but [`Verb::Forget`], which has a test of its own.
     fn every_verb() -> [Verb; 7] {
         [
             Verb::Renew,
@@ -484,7 +489,7 @@ mod tests {
         ]
     }
 
-    /// The effect of the owner's settlement.
+    /// Returns the expected effect of the owner's settlement.
     fn expected(record: &Record, verb: &Verb) -> SettleEffect {
         let (stale, already) = (SettleEffect::Stale, SettleEffect::Already);
         let write = |state| SettleEffect::Write(record.with_state(state));
@@ -610,7 +615,8 @@ mod tests {
                 let is_stale = settle(Some(&record), &abandon, at) == SettleEffect::Stale;
                 assert_eq!(is_stale, reading == Reading::InFlight, "{contact:?}");
             }
-            // By a clock that the store does not have, its lease is not over before it ends.
+            // Even with enough contact, the record stays in flight until grace has ended by the
+            // store's clock.
             let early = Timestamp::from_micros(1_003_999_999);
             let at = Moment { now: early, contact: Contact::For(whole) };
             assert_eq!(read(Some(&record), &record.fingerprint, at), Reading::InFlight);
@@ -624,7 +630,7 @@ mod tests {
             claim(Some(record), &again(record), Moment::at(NOW), Fence::new(u64::MAX / 2))
         };
         for on_unknown in EVERY_WAY {
-            // Its lease may be over, as long as nobody else was given the key.
+            // Its lease may be over, as long as no other attempt was granted the key.
             for lease_until in [NOW.plus(Duration::from_secs(1)), Timestamp::from_micros(1)] {
                 let record = record(on_unknown, State::Running { lease_until });
                 let lease_until = NOW.plus(record.terms.lease);

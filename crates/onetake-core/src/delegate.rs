@@ -2,8 +2,8 @@
 
 /// Writes the methods and traits that a decorator of a store leaves to the store inside it.
 ///
-/// Inside an `impl` of one of the traits of a [`Store`](crate::store::Store), it writes methods; outside, it
-/// writes whole traits:
+/// Inside an `impl` of one of the traits of a [`Store`](crate::store::Store), it writes methods.
+/// Outside of one, it writes whole trait implementations:
 ///
 /// ```
 /// # use std::sync::Arc;
@@ -127,7 +127,7 @@ macro_rules! delegate_store {
     };
     (@method $this:ident, $inner:expr, $method:ident($($name:ident: $kind:ty),*) -> $answer:ty) => {
         fn $method(&$this, $($name: $kind),*) -> $crate::store::BoxFuture<'_, $answer> {
-            // Also where the store inside is only handed out for the call.
+            // This also works if `$inner` is a temporary that lives only for the call.
             Box::pin(async move { $inner.$method($($name),*).await })
         }
     };

@@ -1,17 +1,19 @@
 //! Keys for the calls that an operation makes itself.
 //!
-//! An operation that charges a card at another service needs a key there, and the same one in every
-//! attempt, whichever node it runs on: then the other service deduplicates (mode D). It is made from what
-//! names the operation and a server's secret, so that nobody who knows a key can tell what it leads to.
+//! An operation that charges a card at another service needs a key there. The key must be the same
+//! in every attempt on every node: then the other service deduplicates (mode D). The key is made
+//! from the operation's scope and key and a server's secret, so that a client that knows its own
+//! key cannot compute the derived key.
 //!
-//! | key | is |
-//! | --- | --- |
-//! | [`DerivingSecret::derive`] | HMAC-SHA-256 under the secret of `onetake derived key v1` and the tenant, the namespace and the key, each behind its length |
-//! | [`DerivedKey::step`] | HMAC-SHA-256 under the sixteen bytes of the key before it of `onetake step v1` and the step's name, behind its length |
-//! | [`DerivedKey::compensation`] | HMAC-SHA-256 under the sixteen bytes of the key before it of `onetake compensation v1` |
+//! - [`DerivingSecret::derive`] is HMAC-SHA-256 under the secret of `onetake derived key v1` and
+//!   the tenant, the namespace and the key, each after its length.
+//! - [`DerivedKey::step`] is HMAC-SHA-256 under the sixteen bytes of the parent key of
+//!   `onetake step v1` and the step's name, after its length.
+//! - [`DerivedKey::compensation`] is HMAC-SHA-256 under the sixteen bytes of the parent key of
+//!   `onetake compensation v1`.
 //!
-//! Lengths are eight bytes, the highest first. Of each MAC the first sixteen bytes count, laid out as a UUID
-//! of version 4, since that is what every service takes. This does not change between versions;
+//! Lengths are eight bytes, big-endian. The first sixteen bytes of each MAC are used, in the form
+//! of a UUID of version 4, which every service accepts. This does not change between versions.
 //! `derived.tsv` beside this file has examples for other languages.
 
 use std::fmt;
@@ -23,19 +25,19 @@ use sha2::Sha256;
 use crate::key::Key;
 use crate::scope::Scope;
 
-/// A server's secret that keys for further calls are made with. It must not change while there are
+/// The server's secret from which derived keys are made. It must not change while there are
 /// operations whose calls may be repeated.
 #[derive(Clone)]
 pub struct DerivingSecret(Hmac<Sha256>);
 
 impl DerivingSecret {
-    /// From its bytes.
+    /// Creates the secret from its bytes.
     #[must_use]
     pub fn new(secret: &[u8; 32]) -> Self {
         Self(keyed(secret))
     }
 
-    /// The key for what an operation calls.
+    /// Returns the key for the calls of an operation.
     #[must_use]
     pub fn derive(&self, scope: &Scope, key: &Key) -> DerivedKey {
         let parts = [scope.tenant(), scope.name().as_bytes(), key.as_str().as_bytes()];
@@ -49,35 +51,35 @@ impl fmt::Debug for DerivingSecret {
     }
 }
 
-/// A key for a call that an operation makes: the same in every attempt.
+/// A key for a call that an operation makes. It is the same in every attempt.
 ///
-/// It is written as a UUID. Its `Debug` form hides the value, because keys never belong into logs.
+/// It is written as a UUID. Its `Debug` form hides the value, because keys never belong in logs.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct DerivedKey([u8; DerivedKey::BYTES]);
 
 impl DerivedKey {
-    /// How many bytes it has.
+    /// The number of bytes of a derived key.
     pub const BYTES: usize = 16;
 
-    /// The key for one of several calls, by a name that stays the same in every attempt.
+    /// Returns the key for one of several calls. The name must be the same in every attempt.
     #[must_use]
     pub fn step(&self, name: &str) -> Self {
         made(keyed(&self.0), b"onetake step v1", &[name.as_bytes()])
     }
 
-    /// The key for the call that undoes what was done under this one.
+    /// Returns the key for the call that undoes the call under this key.
     #[must_use]
     pub fn compensation(&self) -> Self {
         made(keyed(&self.0), b"onetake compensation v1", &[])
     }
 
-    /// A key from the bytes of its UUID.
+    /// Creates a key from the bytes of its UUID.
     #[must_use]
     pub const fn from_bytes(bytes: [u8; Self::BYTES]) -> Self {
         Self(bytes)
     }
 
-    /// The bytes of the UUID.
+    /// Returns the bytes of the UUID.
     #[must_use]
     pub const fn as_bytes(&self) -> &[u8; Self::BYTES] {
         &self.0
@@ -96,22 +98,22 @@ impl fmt::Debug for DerivedKey {
     }
 }
 
-/// The text is no derived key.
+/// The error for a text that is not a derived key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("a derived key is a UUID of 36 characters, such as 6f1c8d6a-3a09-4b6e-9c8f-2d1f5e7b8a90")]
 pub struct NoDerivedKey;
 
-/// Reads what a service was handed, so that it can make the keys of its steps.
+/// Reads the key that a service received, so that the service can make the keys of its steps.
 impl FromStr for DerivedKey {
     type Err = NoDerivedKey;
 
     fn from_str(text: &str) -> Result<Self, NoDerivedKey> {
-        // Dashes elsewhere, signs and other spellings are not what was handed over.
+        // Dashes elsewhere, signs and other forms are refused: onetake never writes them.
         crate::hex::parse_uuid(text).map(Self).ok_or(NoDerivedKey)
     }
 }
 
-/// A key of the length of a block: the secret, and zeros.
+/// Creates a MAC from a secret that is padded with zeros to the length of a block.
 pub(crate) fn keyed(secret: &[u8]) -> Hmac<Sha256> {
     let mut block = [0; 64];
     block.iter_mut().zip(secret).for_each(|(to, from)| *to = *from);

@@ -1,4 +1,4 @@
-//! A digest of what was asked: compared, never part of a record's identity.
+//! The digest of a request. It is compared, and is never part of a record's id.
 
 use std::fmt;
 
@@ -7,10 +7,10 @@ use sha2::{Digest, Sha256};
 
 use crate::derived::keyed;
 
-/// What was asked, as a digest, with the scheme by which it was made.
+/// The digest of a request, with the scheme by which it was made.
 ///
-/// Two fingerprints of different schemes are never equal, so a change of scheme refuses live keys
-/// instead of replaying the wrong outcome.
+/// Two fingerprints of different schemes are never equal. So after a change of scheme, live keys
+/// are refused instead of replaying the wrong outcome.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Fingerprint {
     scheme: u8,
@@ -18,28 +18,28 @@ pub struct Fingerprint {
 }
 
 impl Fingerprint {
-    /// Made without a secret: SHA-256 over length-prefixed parts.
+    /// The scheme without a secret: SHA-256 over length-prefixed parts.
     pub const SCHEME: u8 = 1;
 
-    /// A fingerprint over one piece of bytes.
+    /// Returns the fingerprint of one sequence of bytes.
     #[must_use]
     pub fn of(bytes: &[u8]) -> Self {
         Fingerprinter::new().part(bytes).finish()
     }
 
-    /// A fingerprint as a store kept it.
+    /// Creates a fingerprint from stored parts.
     #[must_use]
     pub const fn from_parts(scheme: u8, digest: [u8; 32]) -> Self {
         Self { scheme, digest }
     }
 
-    /// How it was made.
+    /// Returns the scheme.
     #[must_use]
     pub const fn scheme(&self) -> u8 {
         self.scheme
     }
 
-    /// The digest.
+    /// Returns the digest.
     #[must_use]
     pub const fn digest(&self) -> &[u8; 32] {
         &self.digest
@@ -48,13 +48,13 @@ impl Fingerprint {
 
 impl fmt::Debug for Fingerprint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // Bodies may be guessed from their digest: keep it out of logs.
+        // Bodies could be guessed from their digest: it stays out of logs.
         write!(f, "Fingerprint(scheme {})", self.scheme)
     }
 }
 
-/// A server's secret: whoever sees fingerprints that were sealed with it cannot try out what they were
-/// made from, such as card numbers.
+/// A server's secret for fingerprints. Without the secret, a reader of sealed fingerprints cannot
+/// find out by trial what they were made from, such as card numbers.
 #[derive(Clone)]
 pub struct FingerprintKey {
     scheme: u8,
@@ -62,16 +62,16 @@ pub struct FingerprintKey {
 }
 
 impl FingerprintKey {
-    /// A secret and its name. The name decides on the scheme of what it seals, so that a record tells
-    /// which secret was in use.
+    /// Creates a key from a secret and its name. The scheme of its fingerprints is made from the
+    /// name, so that a record shows which secret was used.
     #[must_use]
     pub fn new(id: &str, secret: &[u8; 32]) -> Self {
-        // The lower half of all schemes is for those without a secret.
+        // Schemes below 128 are for fingerprints without a secret.
         let first = Sha256::digest(id.as_bytes()).first().copied().unwrap_or_default();
         Self { scheme: first | 0x80, mac: keyed(secret) }
     }
 
-    /// The fingerprint with the secret in it.
+    /// Returns the fingerprint sealed with the secret.
     #[must_use]
     pub fn seal(&self, plain: Fingerprint) -> Fingerprint {
         let mut mac = self.mac.clone();
@@ -88,12 +88,13 @@ impl fmt::Debug for FingerprintKey {
     }
 }
 
-/// Builds a fingerprint from parts that cannot run into each other.
+/// Builds a fingerprint from parts. Each part is prefixed with its length, so that parts cannot run
+/// into each other.
 #[derive(Clone, Debug)]
 pub struct Fingerprinter(Sha256);
 
 impl Fingerprinter {
-    /// Nothing asked yet.
+    /// Creates a fingerprinter without parts.
     #[must_use]
     pub fn new() -> Self {
         let mut hash = Sha256::new();
@@ -109,7 +110,7 @@ impl Fingerprinter {
         self
     }
 
-    /// The fingerprint of all parts, in their order.
+    /// Returns the fingerprint of all parts, in their order.
     #[must_use]
     pub fn finish(self) -> Fingerprint {
         Fingerprint { scheme: Fingerprint::SCHEME, digest: self.0.finalize().into() }

@@ -1,8 +1,8 @@
-//! Bytes as hexadecimal digits.
+//! Hexadecimal encoding of bytes.
 
 use std::fmt::Write as _;
 
-/// The digits, two a byte.
+/// Encodes bytes as lowercase digits, two for each byte.
 #[must_use]
 pub fn encode(bytes: &[u8]) -> String {
     let mut text = String::with_capacity(2 * bytes.len());
@@ -12,7 +12,8 @@ pub fn encode(bytes: &[u8]) -> String {
     text
 }
 
-/// The bytes; `None` if it is not `N` bytes in digits.
+/// Decodes exactly `N` bytes. Returns `None` for any other length or for a character that is not a
+/// digit.
 #[must_use]
 pub fn decode<const N: usize>(text: &str) -> Option<[u8; N]> {
     if text.len() != 2 * N || !text.bytes().all(|byte| byte.is_ascii_hexdigit()) {
@@ -25,7 +26,8 @@ pub fn decode<const N: usize>(text: &str) -> Option<[u8; N]> {
     Some(bytes)
 }
 
-/// The bytes of a UUID; `None` if it is spelled otherwise than [`write_uuid`] does, but for letter case.
+/// Reads the bytes of a UUID. Returns `None` for a form other than that of [`write_uuid`]; upper
+/// case is accepted.
 pub(crate) fn parse_uuid(text: &str) -> Option<[u8; 16]> {
     let dashes = text.bytes().enumerate().filter(|(_, byte)| *byte == b'-').map(|(at, _)| at);
     if text.len() != 36 || !dashes.eq([8, 13, 18, 23]) {

@@ -1,9 +1,10 @@
-//! The inbox: a message that is delivered at least once has one effect.
+//! The inbox: messages that are delivered at least once have one effect.
 //!
-//! A message is an operation of its consumer, named by the message's id, whose effects commit with the note that
-//! it was dealt with (mode T; see [`transaction`](crate::transaction)). What fails is rolled back and tried again
-//! when the message is delivered again. One that failed too often is poison: it is parked as failed, and answered
-//! so at every delivery until somebody forgets it ([`Inbox::forget`]).
+//! A message is an operation of its consumer, named by the message's id. Its effects commit
+//! together with its completion (mode T; see [`transaction`](crate::transaction)). A failed attempt
+//! is rolled back, and the message is tried again at its next delivery. A message that failed too
+//! often is poison: it is recorded as failed, and every further delivery gets that answer until the
+//! message is forgotten ([`Inbox::forget`]).
 
 use std::future::Future;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -20,38 +21,41 @@ use crate::record::{Failure, OnUnknown, Record, Recording, State, Terms};
 use crate::scope::{RecordId, Reference, Scope};
 use crate::store::StoreError;
 
-/// The most attempts that may be asked for: as many as every record remembers.
+/// The maximum number of attempts that can be set: every record keeps at least this many.
 pub const ATTEMPTS_MAX: u32 = 15;
 /// The author of the inbox's entries in the audit log.
 const BY: &str = "inbox";
-/// The code of a poisoned message's record.
+/// The failure code of a poisoned message.
 pub const POISONED: &str = "poisoned";
 
-/// The first pause before a message should be delivered again; it doubles up to [`AGAIN_MAX`].
+/// The first pause before the next delivery of a message; it doubles up to [`AGAIN_MAX`].
 const AGAIN_MIN: Duration = Duration::from_secs(1);
 /// The first pause before a record is read again; it doubles up to [`READ_PAUSE_MAX`].
 const READ_PAUSE_MIN: Duration = Duration::from_millis(100);
-/// The longest pause before a record is read again: then nobody waits any more.
+/// The longest pause before a record is read again. After it, the read fails.
 const READ_PAUSE_MAX: Duration = Duration::from_secs(2);
-/// The longest pause before a message should be delivered again.
+/// The longest pause before the next delivery of a message.
 const AGAIN_MAX: Duration = Duration::from_secs(300);
 
-/// How an inbox deals with messages.
+/// The settings of an inbox.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct InboxOptions {
-    /// For how long a message is remembered: longer than it can be delivered again.
+    /// The time for which a message is remembered. It must be longer than the time within which the
+    /// message can be delivered again.
     pub ttl: Duration,
-    /// After how long of silence somebody else may deal with a message: a lease, and as long a grace.
+    /// The lease of an attempt. The grace has the same length. Another consumer may process the
+    /// message once both have passed without a renewal.
     pub lease: Duration,
-    /// For how long the work may take.
+    /// The maximum duration of the work.
     pub run_max: Duration,
-    /// How often a message is tried, from 1 to [`ATTEMPTS_MAX`]. An attempt whose process died counts; one that could
-    /// not begin, because the database was unreachable, does not.
+    /// The maximum number of tries of a message, from 1 to [`ATTEMPTS_MAX`]. An attempt whose
+    /// process died counts. An attempt that could not begin, because the database was unreachable,
+    /// does not count.
     pub attempts_max: u32,
 }
 
 impl Default for InboxOptions {
-    /// Remembered for seven days, and tried five times.
+    /// Messages are remembered for seven days, and tried five times.
     fn default() -> Self {
         Self {
             ttl: Duration::from_secs(7 * 24 * 3600),
@@ -62,9 +66,10 @@ impl Default for InboxOptions {
     }
 }
 
-/// Deals with each message of a consumer once.
+/// Processes each message of a consumer once.
 ///
-/// This one is for transactions on connections of your own. Those of a `Transactional` have one with `process`.
+/// This type is for transactions on your own connections. A `Transactional` has its own inbox, with
+/// `process`.
 #[derive(Clone, Debug)]
 pub struct Inbox {
     engine: Engine,
@@ -73,47 +78,49 @@ pub struct Inbox {
     options: InboxOptions,
 }
 
-/// What a delivery came to.
+/// The result of a delivery.
 #[derive(Debug)]
 pub enum Received<E> {
-    /// Dealt with, just now: acknowledge it.
+    /// The message was processed now: acknowledge it.
     Done(Recording),
-    /// Dealt with before: acknowledge it.
+    /// The message was processed before: acknowledge it.
     Duplicate(Recording),
-    /// Another consumer is at it, it could not be tried, or its outcome is not durable yet: let it be delivered again soon.
+    /// Another consumer processes the message, it could not be tried, or its outcome is not durable
+    /// yet: have it delivered again soon.
     InProgress,
-    /// It was rolled back: let it be delivered again.
+    /// The attempt was rolled back: have the message delivered again.
     Failed {
-        /// After so long.
+        /// The pause before the next delivery.
         again: Duration,
-        /// How often it has been tried by now.
+        /// The number of tries so far.
         attempts: u32,
-        /// What the work said; `None` if it panicked, took too long, or did not commit.
+        /// The error of the work; `None` if it panicked, took too long, or did not commit.
         error: Option<E>,
     },
-    /// It failed too often, and is not tried any more: take it out of the way, and let somebody look.
+    /// The message failed too often, and is not tried any more. Remove it from the queue, and have
+    /// an operator look at it.
     Poisoned {
-        /// By what people find it: `onetake keys get REFERENCE`.
+        /// The reference for operators: `onetake keys get REFERENCE`.
         reference: Reference,
-        /// How often it was tried.
+        /// The recorded failure, with the number of tries.
         failure: Failure,
     },
 }
 
-/// Why a message could not even be tried.
+/// The reason why a message could not be tried.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ReceiveError {
     /// The message's id cannot be a key.
     #[error("the message's id cannot be used: {0}")]
     Id(#[from] KeyError),
-    /// The engine could not try.
+    /// The engine could not start an attempt.
     #[error(transparent)]
     Engine(#[from] EngineError),
 }
 
 impl Inbox {
-    /// The inbox of the consumer of this name: two consumers of one message each deal with it.
+    /// Creates the inbox of a consumer. Two consumers of one message process it independently.
     #[must_use]
     pub fn new(engine: Engine, consumer: &str, options: InboxOptions) -> Self {
         let scope = Scope::new(format!("consumer\0{consumer}")).namespace("inbox");
@@ -121,11 +128,12 @@ impl Inbox {
         Self { engine, scope, origin, options }
     }
 
-    /// Deals with a message, unless somebody did. `work` writes its effects and its completion in one transaction
-    /// and answers once it has committed, or with why it did not. Every failure of it counts as a try.
+    /// Processes a message, unless it was processed before. `work` writes its effects and its
+    /// completion in one transaction, and returns once it has committed, or with the reason why it
+    /// did not. Every failure of it counts as a try.
     ///
     /// # Errors
-    /// If it could not even be tried.
+    /// If the message could not be tried.
     pub async fn receive<E, F, Fut>(
         &self,
         message: &str,
@@ -139,12 +147,12 @@ impl Inbox {
         self.receive_counting(message, |_| true, work).await
     }
 
-    /// Deals with a message as [`receive`](Self::receive) does, and counts a failure as a try only if `is_try`
-    /// returns true for its error. It should be false if the work could not begin, because its database was
-    /// unreachable: a message is not to blame for that.
+    /// Processes a message as [`receive`](Self::receive) does, and counts a failure as a try only
+    /// if `is_try` returns true for its error. It should be false if the work could not begin
+    /// because its database was unreachable: that is not the fault of the message.
     ///
     /// # Errors
-    /// If it could not even be tried.
+    /// If the message could not be tried.
     pub async fn receive_counting<E, F, Fut>(
         &self,
         message: &str,
@@ -178,7 +186,7 @@ impl Inbox {
                 return Verdict::Fail(poisoned(before));
             }
             match work(attempt).await {
-                // Whether it is so is looked at.
+                // The release finds out whether the transaction was committed.
                 Ok(()) => Verdict::Release,
                 Err(error) if !is_try(&error) => {
                     told(Said { attempt, attempts: before, error: Some(error) });
@@ -200,8 +208,8 @@ impl Inbox {
         Ok(received(&outcome, said))
     }
 
-    /// Lets a message that is poison be tried anew, once its cause is mended; whether it was poison. `by` and `why` are for
-    /// the audit.
+    /// Lets a poisoned message be tried again, once its cause is fixed. Returns true if the message
+    /// was poisoned. `by` and `why` are for the audit log.
     ///
     /// # Errors
     /// If the id cannot be a key, or the store does not answer in time.
@@ -227,14 +235,15 @@ impl Inbox {
     }
 }
 
-/// Notes that an attempt was no try, before it is released.
+/// Writes to the audit log that an attempt was not a try, before it is released.
 async fn not_tried(engine: &Engine, attempt: Attempt, why: &str) {
     let _panicked = engine.note_untried(attempt, BY, why).await;
 }
 
-/// How often the message of an attempt that runs was tried before; `None` if that cannot be known for a while.
+/// Returns how often the message of a running attempt was tried before; `None` if the store does
+/// not answer for some seconds, or the record is absent.
 ///
-/// Each attempt before this one stands in the record, in the statement that granted the next.
+/// The claim that grants an attempt adds the attempt before it to the record's history.
 pub(crate) async fn tries_before(engine: &Engine, id: RecordId) -> Option<u32> {
     let record = patiently(engine, id, || engine.read(id)).await??;
     let attempts: Vec<PastAttempt> = record.history.attempts().collect();
@@ -246,7 +255,7 @@ pub(crate) async fn tries_before(engine: &Engine, id: RecordId) -> Option<u32> {
     Some(u32::try_from(tries).unwrap_or(u32::MAX))
 }
 
-/// Asks the store, and again for a few seconds if it does not answer.
+/// Reads from the store, and retries for a few seconds if it does not answer.
 async fn patiently<T, Fut>(engine: &Engine, id: RecordId, ask: impl Fn() -> Fut) -> Option<T>
 where
     Fut: Future<Output = Result<T, StoreError>>,
@@ -266,7 +275,7 @@ where
     }
 }
 
-/// What an attempt left behind.
+/// The result of an attempt of this process.
 struct Said<E> {
     attempt: Attempt,
     attempts: u32,

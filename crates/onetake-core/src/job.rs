@@ -22,14 +22,15 @@
 //! # }
 //! ```
 //!
-//! Whoever asks for the same job again gets the recorded result. Another payload under the same key is refused.
+//! The same job gets the recorded result when it is requested again. Another payload under the same
+//! key is refused. The record of a job, and its next run, depend on how the work ends:
 //!
 //! | the work | without [`retry`](Job::retry) | with `retry` |
 //! | --- | --- | --- |
-//! | returns `Ok` | the result is recorded | the same |
-//! | returns `Err` | it is recorded as failed, and never runs again | it runs again after a pause; after the last attempt it is recorded as failed |
-//! | panics or takes too long | its outcome is unknown, and it never runs again | as after an error |
-//! | is lost with its process | its outcome is unknown, and it never runs again | it runs again when somebody asks for it |
+//! | returns `Ok` | completed | completed |
+//! | returns `Err` | failed, never runs again | runs again after a pause, until the last attempt fails |
+//! | panics or takes too long | unknown, never runs again | as after an error |
+//! | is lost with its process | unknown, never runs again | runs again at the next request |
 
 use std::fmt;
 use std::future::Future;
@@ -53,19 +54,19 @@ use crate::scope::{Reference, Scope};
 /// The code of a failure that is recorded because the work returned an error.
 pub const JOB_FAILED: &str = "job_failed";
 
-/// How often work runs that may run again, and how long to wait before that.
+/// The number of attempts of work that may run again, and the pauses between them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Retry {
-    /// How many attempts there may be in all, those of earlier processes included: 1 to 15.
+    /// The maximum number of attempts, those of earlier processes included: 1 to 15.
     pub attempts_max: u32,
-    /// The pause before the second attempt; it doubles from attempt to attempt.
+    /// The pause before the second attempt. It doubles with each further attempt.
     pub pause_min: Duration,
     /// The longest pause.
     pub pause_max: Duration,
 }
 
 impl Retry {
-    /// This many attempts in all, one to sixty seconds apart.
+    /// Allows this many attempts in all, with pauses of 1 to 60 seconds.
     #[must_use]
     pub const fn times(attempts_max: u32) -> Self {
         let (pause_min, pause_max) = (Duration::from_secs(1), Duration::from_secs(60));
@@ -78,11 +79,11 @@ impl Retry {
     }
 }
 
-/// Why a job has no result.
+/// The reason why a job has no result.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum JobError<E> {
-    /// The engine could not try: the work did not run.
+    /// The engine could not start the work: it did not run.
     #[error(transparent)]
     Engine(#[from] EngineError),
     /// The payload cannot be written as JSON: the work did not run.
@@ -91,29 +92,30 @@ pub enum JobError<E> {
     /// The work ran here, and its last attempt returned this error.
     #[error("the job failed")]
     Work(#[source] E),
-    /// The work failed earlier: it is not run again.
+    /// The work failed earlier, and does not run again.
     #[error("the job failed earlier: {}", .0.detail)]
     Failed(Failure),
-    /// Another payload came with this key before.
+    /// The key was used before with another payload.
     #[error("the key belongs to a job with another payload")]
     OtherPayload,
-    /// An attempt runs, and did not end within the time that the caller waits.
+    /// An attempt is running, and did not end within the caller's wait.
     #[error("the job is still running")]
     StillRunning,
-    /// An attempt started, and nobody knows whether it had an effect.
+    /// An attempt started, and it is not known whether it had an effect.
     #[error("nobody knows what became of the job: an operator has to look at {0}")]
     Unknown(Reference),
-    /// It ran, and the store has not confirmed its result yet. Ask again.
+    /// The work ran, and the store has not confirmed its result yet. Request the job again.
     #[error("the result of the job is not saved yet: ask again with the same key")]
     NotSaved,
-    /// The recorded result is not of the type that was asked for. It tells where, not what was there.
+    /// The recorded result does not have the requested type. The error names the position, not the
+    /// contents.
     #[error("the recorded result is no {expected}: line {line}, column {column}")]
     OtherType {
-        /// The type that was asked for.
+        /// The requested type.
         expected: &'static str,
-        /// Where it differs.
+        /// The line of the difference.
         line: usize,
-        /// Where it differs.
+        /// The column of the difference.
         column: usize,
     },
 }
@@ -121,9 +123,9 @@ pub enum JobError<E> {
 /// One attempt of a job.
 #[derive(Clone)]
 pub struct JobAttempt {
-    /// The attempt: pass its fence on to whoever can refuse lower ones.
+    /// The attempt. Pass its fence to systems that can refuse lower fences.
     pub attempt: Attempt,
-    /// Which attempt it is, from 1, as far as the record still knows.
+    /// The number of the attempt, from 1, as far as the record still knows.
     pub number: u32,
     engine: Engine,
     scope: Scope,
@@ -131,8 +133,8 @@ pub struct JobAttempt {
 }
 
 impl JobAttempt {
-    /// The key for the calls that the job makes: the same in every attempt. Several calls take one
-    /// [`step`](DerivedKey::step) each.
+    /// Returns the key for the calls that the job makes. It is the same in every attempt. A job
+    /// with several calls uses one [`step`](DerivedKey::step) for each.
     ///
     /// # Errors
     /// If the store does not answer in time.
@@ -149,7 +151,7 @@ impl fmt::Debug for JobAttempt {
     }
 }
 
-/// A job that somebody asks for: see the [module](self).
+/// A job that is not started yet: see the [module](self).
 #[derive(Debug)]
 #[must_use = "a job does nothing until `run` is called"]
 pub struct Job {
@@ -164,7 +166,7 @@ pub struct Job {
 }
 
 impl Engine {
-    /// A job: work that runs once for its key. See [`job`](crate::job).
+    /// Creates a job: work that runs once for its key. See [`job`](crate::job).
     pub fn job<P: Serialize + ?Sized>(&self, scope: &Scope, key: &Key, payload: &P) -> Job {
         Job {
             engine: self.clone(),
@@ -180,26 +182,27 @@ impl Engine {
 }
 
 impl Job {
-    /// Says that the work may run again after an error or a crash, and how often. Its own calls have to be safe to
+    /// Allows the work to run again after an error or a crash. Its own calls must be safe to
     /// repeat: give them [`JobAttempt::derived_key`].
     pub const fn retry(mut self, retry: Retry) -> Self {
         self.retry = Some(retry);
         self
     }
 
-    /// Sets how long the result is kept.
+    /// Sets the time for which the result is kept.
     pub const fn ttl(mut self, ttl: Duration) -> Self {
         self.ttl = ttl;
         self
     }
 
-    /// Sets how long an attempt may run: 30 seconds if it is not set.
+    /// Sets the maximum duration of an attempt. The default is 30 seconds.
     pub const fn run_max(mut self, run_max: Duration) -> Self {
         self.run_max = run_max;
         self
     }
 
-    /// Sets how long to wait for somebody else's attempt: as long as an attempt may run if it is not set.
+    /// Sets the time to wait for a running attempt of another caller. The default is the maximum
+    /// duration of an attempt.
     pub const fn wait(mut self, wait: Duration) -> Self {
         self.wait = Some(wait);
         self
@@ -207,7 +210,7 @@ impl Job {
 
     /// Runs the work, unless the job has a result already.
     ///
-    /// The work goes on if the caller is dropped, until its attempt ends.
+    /// If the caller is dropped, the current attempt still runs to its end.
     ///
     /// # Errors
     /// If the job has no result: see [`JobError`].
@@ -265,7 +268,8 @@ impl Job {
         }
     }
 
-    /// Runs one attempt, if nobody else does. What the engine says, and the error of an attempt that ran here.
+    /// Runs one attempt, unless another caller does. Returns the engine's outcome, and the error of
+    /// an attempt that ran here.
     async fn attempt<T, E, F, Fut>(
         &self,
         operation: Operation,
@@ -285,7 +289,7 @@ impl Job {
                 Some(_) => tries_before(&engine, attempt.id).await,
                 None => Some(0),
             };
-            // Nothing ran: whoever asks next tries again.
+            // Nothing ran: the next request tries again.
             let Some(before) = before else { return Verdict::Release };
             let attempts_max = retry.map_or(1, |retry| retry.attempts_max.clamp(1, ATTEMPTS_MAX));
             if before >= attempts_max {
@@ -336,8 +340,8 @@ fn result<T: DeserializeOwned, E>(recording: &Recording) -> Result<T, JobError<E
     })
 }
 
-/// JSON whose members are in the order of their names: a map has no order of its own, and the same payload must have
-/// the same fingerprint.
+/// Writes JSON with its members in the order of their names. A map has no fixed order, and the same
+/// payload must have the same fingerprint.
 fn canonical(value: &Value) -> Vec<u8> {
     let mut written = Vec::new();
     write_canonical(value, &mut written);

@@ -1,24 +1,24 @@
-//! The key that a client picked for one operation.
+//! The key that a client chose for one operation.
 
 use std::fmt;
 
-/// A key, as the client means it: without the quotes of a structured-field string.
+/// A key without the quotes of a structured-field string.
 ///
-/// Its `Debug` form hides the value, because keys never belong into logs.
+/// Its `Debug` form hides the value, because keys never belong in logs.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct Key(String);
 
 /// The longest key that is accepted, in characters.
 pub const KEY_LENGTH_MAX: usize = 255;
 
-/// The shortest key from a header that is accepted unless a route says otherwise.
+/// The minimum length of a key from a header, unless a route sets another one.
 pub const KEY_LENGTH_MIN_DEFAULT: usize = 16;
 
-/// Why a key was refused.
+/// The reason why a key was refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum KeyError {
-    /// The key has fewer characters than the route asks for.
+    /// The key has fewer characters than the route requires.
     #[error(
         "the key has {length} characters; at least {min} are required, so that nobody can guess it (a UUID has 36)"
     )]
@@ -34,16 +34,16 @@ pub enum KeyError {
         /// Characters received.
         length: usize,
     },
-    /// The key holds something other than visible ASCII.
+    /// The key contains a character that is not visible ASCII.
     #[error("the key holds a character that is not visible ASCII, at position {position}")]
     NotVisibleAscii {
-        /// Which character, counted from one.
+        /// The position of the character, counted from one.
         position: usize,
     },
-    /// The key starts as a quoted string but does not end as one, or has something behind it.
+    /// The quoted string is not closed, contains an invalid escape, or is followed by more text.
     #[error("the key is not a well-formed quoted string: {what}")]
     BadQuotes {
-        /// What is wrong with it.
+        /// The defect.
         what: &'static str,
     },
 }
@@ -55,7 +55,7 @@ impl Key {
     /// same key.
     ///
     /// # Errors
-    /// If the value is not a key, or not one of at least `length_min` characters.
+    /// If the value is not a valid key, or is shorter than `length_min` characters.
     pub fn from_header(value: &[u8], length_min: usize) -> Result<Self, KeyError> {
         let value = value.trim_ascii();
         let text = if value.first() == Some(&b'"') { unquote(value)? } else { bare(value)? };
@@ -69,7 +69,7 @@ impl Key {
         Ok(Self(text))
     }
 
-    /// A key that a program picked: any text of 1 to 255 bytes.
+    /// Creates a key from a program's own text of 1 to 255 bytes.
     ///
     /// # Errors
     /// If the text is empty or too long.
@@ -82,7 +82,7 @@ impl Key {
         }
     }
 
-    /// The key's text. Keep it out of logs.
+    /// Returns the key's text. Keep it out of logs.
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0
@@ -130,8 +130,8 @@ fn unquote(value: &[u8]) -> Result<String, KeyError> {
             Some((_, byte)) => text.push(char::from(*byte)),
         }
     }
-    // Parameters (`"abc";v=1`) have no meaning for this header: refuse them instead of ignoring
-    // something that the client may have meant.
+    // Parameters (`"abc";v=1`) have no meaning for this header. They are refused, because the
+    // client may have meant something by them.
     if bytes.next().is_some() {
         return Err(KeyError::BadQuotes { what: "something follows the closing quote" });
     }

@@ -4,22 +4,22 @@
 //! [`Store`], runs the operation once, records its outcome durably, and replays it to every other
 //! attempt until the key expires. This crate knows nothing of HTTP and nothing of databases.
 //!
-//! | module | what it holds |
+//! | module | contents |
 //! | --- | --- |
-//! | [`key`], [`scope`], [`fingerprint`] | how an operation is named, and how two requests are told apart |
-//! | [`record`], [`origin`] | what a store keeps, and when it expires; where it came from |
-//! | [`note`] | the audit: what people did to keys |
+//! | [`key`], [`scope`], [`fingerprint`] | names of operations, and the comparison of two requests |
+//! | [`record`], [`origin`] | the record that a store keeps, its expiry and its origin |
+//! | [`note`] | the audit log: what operators did to keys |
 //! | [`decide`] | the state machine, as pure functions that every store applies atomically |
-//! | [`store`] | the contract that a store owes |
+//! | [`store`] | the contract that every store must keep |
 //! | [`memory`] | the reference store |
 //! | [`engine`] | claim, run, settle, replay; waiters, leases, draining |
 //! | [`derived`] | keys for the calls that an operation makes itself |
-//! | [`outbox`] | what an operation says to others, with its completion |
+//! | [`outbox`] | messages that an operation sends when it completes |
 //! | [`job`] | work that runs once for its key, with a typed result |
-//! | [`inbox`] | messages that are delivered more than once, and dealt with once |
+//! | [`inbox`] | messages that are delivered more than once and processed once |
 //! | [`transaction`] | operations whose effects commit with their completion |
-//! | [`velocity`] | how many new operations there may be in a while |
-//! | [`clock`] | the one way in which time and randomness enter |
+//! | [`velocity`] | limits on the rate of new operations |
+//! | [`clock`] | the only source of time and randomness |
 
 pub mod clock;
 pub mod codec;

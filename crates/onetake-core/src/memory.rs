@@ -1,7 +1,7 @@
-//! The reference store: correct, in memory, gone with the process.
+//! The reference store: correct, in memory, and lost when the process ends.
 //!
-//! For tests, and for seeing what a store has to do. It finds expired records by an index that is
-//! cleaned lazily, as the durable stores do, so that the sweep's second look is needed here too.
+//! It is for tests, and as an example of a store. Its index of expired records is cleaned lazily,
+//! as in the durable stores, so that a sweep must check each record again here too.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt;
@@ -21,7 +21,7 @@ use crate::store::{
     Sealing, Settled, Settlement, SharedSecrets, Store, StoreError, Swept,
 };
 
-/// Records in memory.
+/// A store that keeps its records in memory.
 #[derive(Clone, Debug)]
 pub struct MemoryStore {
     clock: Arc<dyn Clock>,
@@ -31,19 +31,20 @@ pub struct MemoryStore {
 #[derive(Debug, Default)]
 struct Inner {
     records: BTreeMap<RecordId, Arc<Record>>,
-    /// When leases and their grace end.
+    /// The ends of leases and their grace.
     leases: BTreeSet<(Timestamp, RecordId)>,
-    /// When to ask what became of what is unknown.
+    /// The times at which unknown records are due for reconciliation.
     asks: BTreeSet<(Timestamp, RecordId)>,
-    /// When finished records expire; an entry may be out of date.
+    /// The times at which finished records expire; an entry may be out of date.
     expiries: BTreeSet<(Timestamp, RecordId)>,
-    /// The highest fence that was ever granted, for any record: what a swept record leaves behind.
+    /// The highest fence that was ever granted for any record. It replaces the fences of swept
+    /// records.
     highest: Fence,
     secrets: Secrets,
     notes: BTreeMap<NotePlace, Note>,
 }
 
-/// Secrets by their names, of which nothing is printed.
+/// Secrets by name. The `Debug` form shows the names only.
 #[derive(Default)]
 struct Secrets(HashMap<&'static str, [u8; 32]>);
 
@@ -54,25 +55,25 @@ impl fmt::Debug for Secrets {
 }
 
 impl MemoryStore {
-    /// An empty store on the system's clock.
+    /// Creates an empty store on the system's clock.
     #[must_use]
     pub fn new() -> Self {
         Self::with_clock(Arc::new(SystemClock))
     }
 
-    /// An empty store on a clock of your choice.
+    /// Creates an empty store on the given clock.
     #[must_use]
     pub fn with_clock(clock: Arc<dyn Clock>) -> Self {
         Self { clock, inner: Arc::default() }
     }
 
-    /// How many records it holds, expired ones included.
+    /// Returns the number of records, expired ones included.
     #[must_use]
     pub fn len(&self) -> usize {
         self.lock().records.len()
     }
 
-    /// Whether it holds none.
+    /// True if the store has no records.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0

@@ -1,8 +1,8 @@
-//! The audit: what people, and the reaper on their behalf, did to keys (S20).
+//! The audit log: what operators, the reconciler and the reaper did to keys (S20).
 //!
-//! A store keeps a [`Note`] without looking into it, by the time it was made and a random number. It is
-//! written before anything is done and written over once it is known how that ended, so that nothing is
-//! ever done without one.
+//! A store keeps a [`Note`] without reading it, ordered by the time it was made and a random
+//! number. An entry is written before the action, and replaced once the result is known. So no
+//! operator's action happens without an entry.
 
 use std::fmt;
 
@@ -14,20 +14,20 @@ use crate::record::{AttemptId, clip};
 use crate::scope::RecordId;
 use crate::store::{Cursor, StoreError};
 
-/// How long notes are kept: ninety days.
+/// The time for which entries are kept: ninety days.
 pub const NOTES_KEPT: std::time::Duration = std::time::Duration::from_secs(90 * 24 * 3600);
 
 const VERSION: u8 = 1;
 
-/// Where a note stands among all others: by its time, then by chance.
+/// The position of an entry among all entries: by its time, then by a random number.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct NotePlace([u8; NotePlace::BYTES]);
 
 impl NotePlace {
-    /// How many bytes it has.
+    /// The number of bytes of a position.
     pub const BYTES: usize = 24;
 
-    /// A place for something that is done now.
+    /// Creates a position for an action at `at`.
     #[must_use]
     pub fn new(at: Timestamp, rng: &dyn Rng) -> Self {
         let mut bytes = [0; Self::BYTES];
@@ -37,7 +37,7 @@ impl NotePlace {
         Self(bytes)
     }
 
-    /// The place in front of all that were made at `at` or later.
+    /// Returns the position before all entries that were made at `at` or later.
     #[must_use]
     pub fn before(at: Timestamp) -> Self {
         let mut bytes = [0; Self::BYTES];
@@ -47,35 +47,35 @@ impl NotePlace {
         Self(bytes)
     }
 
-    /// A place as a store kept it.
+    /// Creates a position from stored bytes.
     #[must_use]
     pub const fn from_bytes(bytes: [u8; Self::BYTES]) -> Self {
         Self(bytes)
     }
 
-    /// The bytes to keep. They sort as the places do.
+    /// Returns the bytes to store. They sort in the order of the positions.
     #[must_use]
     pub const fn as_bytes(&self) -> &[u8; Self::BYTES] {
         &self.0
     }
 
-    /// When it was made.
+    /// Returns the time of the entry.
     #[must_use]
     pub fn at(&self) -> Timestamp {
         let time = self.0.first_chunk().copied().unwrap_or_default();
         Timestamp::from_micros(u64::from_be_bytes(time))
     }
 
-    /// The cursor behind which older notes are.
+    /// Returns the cursor after which older entries follow.
     #[must_use]
     pub fn cursor(&self) -> Cursor {
         Cursor::from_bytes(self.0.to_vec())
     }
 
-    /// The place that a cursor names.
+    /// Returns the position that a cursor names.
     ///
     /// # Errors
-    /// If it is none of [`cursor`](Self::cursor).
+    /// If the cursor was not made by [`cursor`](Self::cursor).
     pub fn of(cursor: &Cursor) -> Result<Self, StoreError> {
         let bytes = cursor.as_bytes().as_ref();
         bytes.try_into().map(Self).map_err(|_| Cursor::foreign())
@@ -88,24 +88,24 @@ impl fmt::Debug for NotePlace {
     }
 }
 
-/// What was done to a key.
+/// An action on a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Action {
-    /// Its attempt was declared to have had no effect.
+    /// The attempt was declared to have had no effect.
     Release,
-    /// Its attempt was declared to have failed for good.
+    /// The attempt was declared to have failed permanently.
     Fail,
-    /// Its outcome was told by somebody who knows it.
+    /// The outcome was supplied from outside.
     Resolve,
-    /// It was forgotten.
+    /// The key was forgotten.
     Forget,
-    /// Its attempt was passed over, because its lease and grace ended without a word from it.
+    /// The attempt lost its lease: lease and grace ended without a renewal or an outcome.
     Abandon,
 }
 
 impl Action {
-    /// The word for it.
+    /// Returns the name of the action.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -118,22 +118,23 @@ impl Action {
     }
 }
 
-/// How it ended.
+/// The result of an action.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Ended {
-    /// It was asked for, and nobody wrote how it ended: the process may have died in the middle.
+    /// The action was requested, and no result was written: the process may have died in the
+    /// middle.
     Asked,
-    /// It was done.
+    /// The action was done.
     Done,
-    /// It changed nothing: the key had changed meanwhile.
+    /// The action changed nothing: the key had changed meanwhile.
     Stale,
-    /// The store did not answer, or refused: nobody knows whether it was done.
+    /// The store did not answer, or refused: it is not known whether the action was done.
     Failed,
 }
 
 impl Ended {
-    /// The word for it.
+    /// Returns the name of the result.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -145,29 +146,29 @@ impl Ended {
     }
 }
 
-/// One entry of the audit.
+/// One entry of the audit log.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Note {
-    /// Where it stands.
+    /// The position.
     pub place: NotePlace,
     /// The record.
     pub id: RecordId,
-    /// The attempt that it was done to.
+    /// The attempt that the action was for.
     pub attempt: AttemptId,
-    /// What was done.
+    /// The action.
     pub action: Action,
-    /// How that ended.
+    /// The result.
     pub ended: Ended,
-    /// The state before, by its name.
+    /// The name of the state before the action; for an unknown record, the cause may follow.
     pub before: String,
-    /// Who did it.
+    /// The author of the action.
     pub by: String,
-    /// Why.
+    /// The reason.
     pub reason: String,
 }
 
 impl Note {
-    /// The bytes to keep, without the place, which is the store's key.
+    /// Returns the bytes to store, without the position, which is the store's key.
     #[must_use]
     pub fn encode(&self) -> Bytes {
         let mut out = BytesMut::new();
@@ -193,10 +194,10 @@ impl Note {
         out.freeze()
     }
 
-    /// Reads what [`encode`](Self::encode) wrote.
+    /// Reads the bytes that [`encode`](Self::encode) wrote.
     ///
     /// # Errors
-    /// If the bytes are cut, have something behind them, or are of another version.
+    /// If the bytes are truncated, are followed by others, or have another version.
     pub fn decode(place: NotePlace, bytes: Bytes) -> Result<Self, DecodeError> {
         let mut from = Reader(bytes);
         if from.u8("version")? != VERSION {
@@ -230,18 +231,19 @@ impl Note {
     }
 }
 
-/// Some notes, the newest first.
+/// One page of entries, the newest first.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Notes {
-    /// The notes.
+    /// The entries.
     pub notes: Vec<Note>,
-    /// Where older ones are; `None` at the end.
+    /// The position of older entries; `None` at the end.
     pub next: Option<Cursor>,
 }
 
 impl Notes {
-    /// A page of a store that goes by places: these stand behind the cursor, the newest first, and there
-    /// are no others up to the last of them. Fewer than `limit` are the last.
+    /// Creates a page for a store that lists entries in the order of their positions. `notes` are
+    /// all entries after the cursor up to the last one given, the newest first. Fewer than `limit`
+    /// entries are the last page.
     #[must_use]
     pub fn in_order(notes: Vec<Note>, limit: usize) -> Self {
         let next = notes.last().filter(|_| notes.len() >= limit).map(|note| note.place.cursor());

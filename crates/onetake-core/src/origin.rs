@@ -1,5 +1,5 @@
-//! Where an operation came from, and what became of its earlier attempts: for operators. Nothing is
-//! decided by it.
+//! The origin of an operation and the history of its attempts, for operators. No decision depends
+//! on it.
 
 use std::fmt;
 use std::str::FromStr;
@@ -12,29 +12,29 @@ use sha2::Sha256;
 use crate::clock::Timestamp;
 use crate::record::Fence;
 
-/// The longest name of a route that is kept, in bytes; longer ones are cut.
+/// The maximum length of a stored route name, in bytes; longer names are cut.
 pub const ROUTE_BYTES_MAX: usize = 200;
 
-/// The longest memo that is kept, in bytes, before it is encrypted.
+/// The maximum length of a memo before encryption, in bytes.
 pub const MEMO_BYTES_MAX: usize = 2048;
 
-/// The longest history that is kept, in bytes: about twenty attempts, the latest.
+/// The maximum length of a stored history, in bytes: about the latest twenty attempts.
 pub const HISTORY_BYTES_MAX: usize = 1024;
 
-/// A tenant as it is kept: a keyed digest, so that what is on disk names nobody, and equal for equal
-/// tenants, so that an operator can ask for all keys of one.
+/// A tenant as a keyed digest. The stored bytes do not reveal the tenant. The digests of equal
+/// tenants are equal, so that an operator can list all keys of one tenant.
 #[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct TenantDigest([u8; TenantDigest::BYTES]);
 
 impl TenantDigest {
-    /// How many bytes it has.
+    /// The number of bytes of a digest.
     pub const BYTES: usize = 16;
 
-    /// The digest of `tenant` under `secret`.
+    /// Returns the digest of `tenant` under `secret`.
     #[must_use]
     pub fn of(secret: &[u8; 32], tenant: &[u8]) -> Self {
         let mut digest = [0; Self::BYTES];
-        // A key of any length will do.
+        // This always succeeds: HMAC accepts keys of any length.
         if let Ok(mut mac) = Hmac::<Sha256>::new_from_slice(secret) {
             mac.update(b"onetake tenant v1");
             mac.update(tenant);
@@ -45,13 +45,13 @@ impl TenantDigest {
         Self(digest)
     }
 
-    /// A digest as a store kept it.
+    /// Creates a digest from stored bytes.
     #[must_use]
     pub const fn from_bytes(bytes: [u8; Self::BYTES]) -> Self {
         Self(bytes)
     }
 
-    /// The bytes to keep.
+    /// Returns the bytes to store.
     #[must_use]
     pub const fn as_bytes(&self) -> &[u8; Self::BYTES] {
         &self.0
@@ -70,7 +70,7 @@ impl fmt::Debug for TenantDigest {
     }
 }
 
-/// The text is not a tenant's digest.
+/// The error for a text that is not a tenant's digest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("not a tenant's digest: expected 32 hexadecimal digits, as `onetake keys get` shows them")]
 pub struct TenantDigestError;
@@ -83,32 +83,33 @@ impl FromStr for TenantDigest {
     }
 }
 
-/// What whoever reconciles an operation needs to know it by, in words of its own: a derived key, say. A store
-/// does not look into it, and a `SealedStore` encrypts it. Its `Debug` form hides it, as it may name a key.
+/// The information by which a reconciler identifies an operation, in the reconciler's own format:
+/// for example a derived key. A store does not read it, and a `SealedStore` encrypts it. Its
+/// `Debug` form hides it, because it may contain a key.
 #[derive(Clone, Default, PartialEq, Eq, Hash)]
 pub struct Memo(Bytes);
 
 impl Memo {
-    /// A memo of these bytes; `None` if it is longer than [`MEMO_BYTES_MAX`].
+    /// Creates a memo; `None` if it is longer than [`MEMO_BYTES_MAX`].
     #[must_use]
     pub fn new(bytes: impl Into<Bytes>) -> Option<Self> {
         let bytes = bytes.into();
         (bytes.len() <= MEMO_BYTES_MAX).then_some(Self(bytes))
     }
 
-    /// A memo as a store keeps it: of any length, as one that is encrypted is longer.
+    /// Creates a memo from stored bytes of any length: an encrypted memo is longer.
     #[must_use]
     pub fn as_kept(bytes: impl Into<Bytes>) -> Self {
         Self(bytes.into())
     }
 
-    /// The bytes.
+    /// Returns the bytes.
     #[must_use]
     pub const fn as_bytes(&self) -> &Bytes {
         &self.0
     }
 
-    /// Whether there is nothing to know.
+    /// True if there is no memo.
     #[must_use]
     pub const fn is_empty(&self) -> bool {
         self.0.is_empty()
@@ -121,37 +122,37 @@ impl fmt::Debug for Memo {
     }
 }
 
-/// Who asked for an operation, and where.
+/// The tenant and the route of an operation, and the memo for its reconciler.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Origin {
-    /// Whose key it is; all zeros where nobody said.
+    /// The tenant that the key belongs to; all zeros if it is not given.
     pub tenant: TenantDigest,
-    /// What its route is called; empty where nobody said.
+    /// The name of the route; empty if it is not given.
     pub route: Arc<str>,
-    /// What its reconciler needs; empty where there is none.
+    /// The memo for the reconciler; empty if there is none.
     pub memo: Memo,
 }
 
 impl Origin {
-    /// An origin; the name of the route is cut to what is kept.
+    /// Creates an origin. The route's name is cut to [`ROUTE_BYTES_MAX`].
     #[must_use]
     pub fn new(tenant: TenantDigest, route: &str) -> Self {
         let mut end = route.len().min(ROUTE_BYTES_MAX);
         while !route.is_char_boundary(end) {
             end -= 1;
         }
-        // A zero is where the memo begins.
+        // A zero byte separates the route from the memo.
         let route = route.get(..end).unwrap_or_default().replace('\0', " ");
         Self { tenant, route: route.into(), memo: Memo::default() }
     }
 
-    /// The same, with what its reconciler needs.
+    /// Sets the memo for the reconciler.
     #[must_use]
     pub fn with_memo(self, memo: Memo) -> Self {
         Self { memo, ..self }
     }
 
-    /// The bytes to keep: none where nobody said anything.
+    /// Returns the bytes to store; empty for the default origin.
     #[must_use]
     pub fn to_bytes(&self) -> Bytes {
         if *self == Self::default() {
@@ -169,7 +170,7 @@ impl Origin {
         out.freeze()
     }
 
-    /// What [`to_bytes`](Self::to_bytes) wrote.
+    /// Reads the bytes that [`to_bytes`](Self::to_bytes) wrote.
     #[must_use]
     pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
         if bytes.is_empty() {
@@ -183,38 +184,39 @@ impl Origin {
     }
 }
 
-/// An attempt that was followed by another one.
+/// An attempt that was followed by another attempt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PastAttempt {
-    /// Its fence.
+    /// The fence.
     pub fence: Fence,
-    /// When it was given the key.
+    /// The time at which the attempt was granted the key.
     pub claimed_at: Timestamp,
-    /// When it was settled; or when the next one took the key, if it never was.
+    /// The time at which the attempt was settled. If it never was: the time at which the next
+    /// attempt took the key.
     pub ended_at: Timestamp,
-    /// Where it stood by then: `released`, `unknown`, or `running`.
+    /// The state of the record at that time: `released`, `unknown`, or `running`.
     pub stood: &'static str,
 }
 
-/// The earlier attempts of a record's life, a line each: fence, claimed, ended, state. It is text so that
-/// stores that decide in a language of their own can write it too.
+/// The earlier attempts of a record, one line each: fence, claimed, ended, state. It is text, so
+/// that stores that decide in their own language can write it too.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct History(String);
 
 impl History {
-    /// A history as a store kept it.
+    /// Creates a history from stored text.
     #[must_use]
     pub const fn from_text(text: String) -> Self {
         Self(text)
     }
 
-    /// The text to keep.
+    /// Returns the text to store.
     #[must_use]
     pub fn as_text(&self) -> &str {
         &self.0
     }
 
-    /// The same, with one more attempt; the oldest go where there are too many.
+    /// Adds one more attempt. The oldest attempts are dropped if the text becomes too long.
     #[must_use]
     pub fn with(&self, past: &PastAttempt) -> Self {
         let PastAttempt { fence, claimed_at, ended_at, stood } = past;
@@ -227,9 +229,9 @@ impl History {
         Self(text.get(from..).unwrap_or_default().to_owned())
     }
 
-    /// The attempts, the earliest first.
+    /// Returns the attempts, the earliest first.
     pub fn attempts(&self) -> impl Iterator<Item = PastAttempt> + '_ {
-        // The first line of a text that was cut may be a part of one.
+        // If the text was cut, its first line may be incomplete.
         let cut = usize::from(self.0.len() >= HISTORY_BYTES_MAX);
         self.0.lines().skip(cut).filter_map(read)
     }

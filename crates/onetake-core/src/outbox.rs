@@ -1,8 +1,8 @@
-//! The outbox: what an operation says to others, written in the transaction that completes it (S14).
+//! The outbox: messages that are written in the transaction that completes their operation (S14).
 //!
-//! A message exists if and only if its operation's completion committed. A relay delivers it at least once,
-//! with the same [`MessageId`] every time, and messages of one key in the order in which they were committed.
-//! What is written here is read through an [`Outbox`].
+//! A message exists if and only if its operation's completion committed. A relay delivers it at
+//! least once, with the same [`MessageId`] every time. Messages of one ordering key are delivered
+//! in the order in which they were committed. A relay reads the messages through an [`Outbox`].
 
 use std::fmt;
 use std::time::Duration;
@@ -17,30 +17,31 @@ use crate::record::Fence;
 use crate::scope::RecordId;
 use crate::store::StoreError;
 
-/// The most messages that one operation may write.
+/// The maximum number of messages of one operation.
 pub const MESSAGES_MAX: usize = 1_000;
-/// The longest topic, in bytes.
+/// The maximum length of a topic, in bytes.
 pub const TOPIC_BYTES_MAX: usize = 255;
-/// The longest ordering key, in bytes.
+/// The maximum length of an ordering key, in bytes.
 pub const ORDER_BYTES_MAX: usize = 255;
-/// The most bytes of all headers of a message.
+/// The maximum size of all headers of a message, in bytes.
 pub const HEADERS_BYTES_MAX: usize = 8 << 10;
-/// The largest payload, in bytes.
+/// The maximum size of a payload, in bytes.
 pub const PAYLOAD_BYTES_MAX: usize = 8 << 20;
-/// Messages are shared out among relays by lanes; all messages of one ordering key are in one lane.
+/// The number of lanes by which relays share the messages. All messages of one ordering key are in
+/// one lane.
 pub const LANES: u8 = 64;
 
-/// Names a message: the same at every delivery, and never that of another one. Written as a UUID.
+/// The id of a message, written as a UUID. It is unique, and the same at every delivery.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct MessageId([u8; MessageId::BYTES]);
 
 impl MessageId {
-    /// How many bytes it has.
+    /// The number of bytes of a message id.
     pub const BYTES: usize = 16;
 
-    /// The id of the `number`th message (from 0) of the attempt that completes a record. An attempt that is
-    /// rolled back leaves no message, and the next one has another fence, so that a key which is used anew
-    /// after it expired never repeats an id.
+    /// Returns the id of the `number`th message (from 0) of the attempt that completes a record. An
+    /// attempt that is rolled back leaves no message, and the next attempt has another fence. So a
+    /// key that is used again after it expired never repeats an id.
     #[must_use]
     pub fn of(record: RecordId, fence: Fence, number: u32) -> Self {
         let mut digest = Sha256::new();
@@ -50,20 +51,20 @@ impl MessageId {
         digest.update(number.to_be_bytes());
         let mut bytes = [0; Self::BYTES];
         bytes.iter_mut().zip(digest.finalize()).for_each(|(to, from)| *to = from);
-        // A UUID of version 8: the meaning of its bits is ours.
+        // A UUID of version 8: the application defines its bits.
         let [_, _, _, _, _, _, version, _, variant, ..] = &mut bytes;
         *version = *version & 0x0f | 0x80;
         *variant = *variant & 0x3f | 0x80;
         Self(bytes)
     }
 
-    /// An id as a store kept it.
+    /// Creates an id from stored bytes.
     #[must_use]
     pub const fn from_bytes(bytes: [u8; Self::BYTES]) -> Self {
         Self(bytes)
     }
 
-    /// The bytes to keep.
+    /// Returns the bytes to store.
     #[must_use]
     pub const fn as_bytes(&self) -> &[u8; Self::BYTES] {
         &self.0
@@ -82,7 +83,7 @@ impl fmt::Debug for MessageId {
     }
 }
 
-/// The text is no message's id.
+/// The error for a text that is not a message id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("a message's id is a UUID of 36 characters, such as 6f1c8d6a-3a09-8b6e-9c8f-2d1f5e7b8a90")]
 pub struct NoMessageId;
@@ -95,55 +96,56 @@ impl std::str::FromStr for MessageId {
     }
 }
 
-/// What an operation says to others.
+/// A message of an operation to other systems.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Message {
-    /// What it is about: the subject at a broker, the event's type for a webhook.
+    /// The topic: the subject at a broker, the event's type for a webhook.
     pub topic: String,
-    /// Messages of the same ordering key are delivered one behind the other: an account, say.
+    /// The ordering key, for example an account. Messages with the same key are delivered one after
+    /// the other.
     pub order: String,
-    /// More about it, such as `Content-Type`.
+    /// The headers, such as `Content-Type`.
     pub headers: Vec<(String, String)>,
-    /// The message itself.
+    /// The payload.
     pub payload: Bytes,
 }
 
-/// Why messages cannot be written.
+/// The reason why messages cannot be written.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum MessageRefused {
-    /// There are too many for one completion.
+    /// A completion has too many messages.
     #[error("{found} messages are too many for one completion: {MESSAGES_MAX} at most")]
     TooMany {
-        /// How many there are.
+        /// The number of messages.
         found: usize,
     },
-    /// One is too large.
+    /// A part of a message is too large.
     #[error("{what} of message {number} has {found} bytes, and may have {limit} at most")]
     TooLarge {
-        /// Which message, from 0.
+        /// The message, counted from 0.
         number: usize,
-        /// What of it is too large.
+        /// The part that is too large.
         what: &'static str,
-        /// How large it is, in bytes.
+        /// The size of the part, in bytes.
         found: usize,
-        /// How large it may be.
+        /// The maximum size of the part, in bytes.
         limit: usize,
     },
-    /// One has something that nobody could deliver or keep.
+    /// A part of a message cannot be delivered or stored.
     #[error("{what} of message {number} {fault}")]
     Malformed {
-        /// Which message, from 0.
+        /// The message, counted from 0.
         number: usize,
-        /// What of it is wrong.
+        /// The invalid part.
         what: &'static str,
-        /// What is wrong with it.
+        /// The defect of the part.
         fault: &'static str,
     },
 }
 
 impl Message {
-    /// A message about `topic`, in the order of `order`.
+    /// Creates a message with the topic `topic` and the ordering key `order`.
     #[must_use]
     pub fn new(
         topic: impl Into<String>,
@@ -154,21 +156,21 @@ impl Message {
         Self { topic, order, headers: Vec::new(), payload }
     }
 
-    /// The same with one more header.
+    /// Adds one more header.
     #[must_use]
     pub fn with_header(mut self, name: impl Into<String>, value: impl Into<String>) -> Self {
         self.headers.push((name.into(), value.into()));
         self
     }
 
-    /// The lane that its ordering key belongs to.
+    /// Returns the lane of the ordering key.
     #[must_use]
     pub fn lane(&self) -> u8 {
         let digest = Sha256::digest(self.order.as_bytes());
         digest.first().map_or(0, |byte| byte % LANES)
     }
 
-    /// The bytes of its headers, as stores keep them.
+    /// Returns the headers as bytes to store.
     #[must_use]
     pub fn headers_to_bytes(&self) -> Bytes {
         let mut out = BytesMut::new();
@@ -179,10 +181,10 @@ impl Message {
         out.freeze()
     }
 
-    /// What [`headers_to_bytes`](Self::headers_to_bytes) wrote.
+    /// Reads the headers that [`headers_to_bytes`](Self::headers_to_bytes) wrote.
     ///
     /// # Errors
-    /// If it is something else.
+    /// If the bytes are not such headers.
     pub fn headers_from_bytes(bytes: Bytes) -> Result<Vec<(String, String)>, DecodeError> {
         let mut from = Reader(bytes);
         let mut headers = Vec::new();
@@ -192,7 +194,7 @@ impl Message {
         Ok(headers)
     }
 
-    /// Refuses what cannot be written, before anything is.
+    /// Checks messages before any of them is written.
     ///
     /// # Errors
     /// If there are too many messages, one is too large, or its topic or ordering key is malformed.
@@ -216,7 +218,7 @@ impl Message {
             if message.topic.is_empty() {
                 return malformed("the topic", "is empty");
             }
-            // PostgreSQL has no place for it in a text.
+            // PostgreSQL cannot store a NUL in a text.
             if message.topic.contains('\0') {
                 return malformed("the topic", "holds a NUL");
             }
@@ -228,83 +230,87 @@ impl Message {
     }
 }
 
-/// A message that waits to be delivered.
+/// A message that is not delivered yet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Waiting {
-    /// Where it stands among all others: messages of one ordering key are delivered in this order.
+    /// The position among all messages. Messages of one ordering key are delivered in this order.
     pub place: u64,
-    /// Its id.
+    /// The id.
     pub id: MessageId,
     /// The message.
     pub message: Message,
-    /// How often it was tried without success.
+    /// The number of failed deliveries.
     pub tries: u32,
-    /// When it was written.
+    /// The time at which the message was written.
     pub created_at: Timestamp,
 }
 
-/// A lane that a relay has for a while, and what waits in it.
+/// A lane that a relay holds for a limited time, and the messages to deliver.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Turn {
     /// The lane.
     pub lane: u8,
-    /// A number that rises whenever the lane is taken: a relay that comes back late changes nothing.
+    /// A number that rises whenever the lane is taken. A relay that returns with an older number
+    /// changes nothing.
     pub turn: u64,
-    /// What to deliver, in the order of their places. Where an earlier message of the same ordering key has to
-    /// wait before it is tried again, the later ones are not among them.
+    /// The messages to deliver, in the order of their positions. A message is left out while an
+    /// earlier one of the same ordering key waits for its next try.
     pub messages: Vec<Waiting>,
 }
 
-/// What became of a message.
+/// The result of a delivery.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Delivery {
-    /// Whom it was for has it.
+    /// The receiver has the message.
     Delivered,
-    /// It failed, and is tried again after a while; those behind it of the same ordering key wait.
+    /// The delivery failed, and is tried again after a pause. Later messages of the same ordering
+    /// key wait.
     Again {
-        /// How long to wait: a day at most.
+        /// The pause: a day at most.
         after: Duration,
-        /// Why it failed, for people.
+        /// The reason, for people.
         error: String,
     },
-    /// It will never be delivered as it is: it is set aside for an operator, and those behind it go on.
+    /// The message can never be delivered as it is. It is set aside for an operator, and later
+    /// messages of the same ordering key are delivered.
     Park {
-        /// Why, for people.
+        /// The reason, for people.
         error: String,
     },
 }
 
-/// How much there is.
+/// The numbers of messages in an outbox.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct OutboxCounts {
-    /// How many wait, at least: counting stops at [`COUNTED_MAX`].
+    /// The number of undelivered messages. Counting stops at [`COUNTED_MAX`].
     pub waiting: u64,
-    /// For how long the oldest of them has waited.
+    /// The age of the oldest undelivered message.
     pub lag: Duration,
-    /// How many are parked, at least.
+    /// The number of parked messages. Counting stops at [`COUNTED_MAX`].
     pub parked: u64,
 }
 
-/// Counting stops here.
+/// The number at which counting stops.
 pub const COUNTED_MAX: u64 = 100_000;
-/// How often a [`take`](Outbox::take) looks on behind messages that are held back, a few thousand each time.
+/// The maximum number of reads of one [`take`](Outbox::take). Each read passes over up to a few
+/// thousand messages that are held back.
 pub const LOOKS_MAX: usize = 100;
 
-/// A message that an operator has to look at.
+/// A message that is parked or failing, for operators.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Parked {
     /// The message.
     pub waiting: Waiting,
-    /// Since when; of one that is failing: when it is tried again.
+    /// The time at which the message was parked. For a failing message: the time of its next try.
     pub at: Timestamp,
-    /// Why.
+    /// The reason, for people.
     pub error: String,
 }
 
-/// The reading side of an outbox, for relays. Time is the store's.
+/// The reading side of an outbox, for relays. All times are by the store's clock.
 pub trait Outbox: Send + Sync + fmt::Debug + 'static {
-    /// Takes a lane that nobody has and in which something is due, for as long as `hold` (a day at most), and up to `limit`
-    /// messages of `bytes` bytes in all (one at least). `None` if there is nothing to do.
+    /// Takes a free lane that has a message due, for the time `hold` (a day at most). Returns up to
+    /// `limit` messages of `bytes` bytes in all (one at least), or `None` if no message is due.
     fn take(
         &self,
         hold: Duration,
@@ -312,8 +318,8 @@ pub trait Outbox: Send + Sync + fmt::Debug + 'static {
         bytes: usize,
     ) -> BoxFuture<'_, Result<Option<Turn>, StoreError>>;
 
-    /// Says what became of messages of a turn, by their places, and gives the lane back. Says whether the turn
-    /// was still the relay's: if not, nothing was changed.
+    /// Records the results of deliveries of a turn, by the positions of the messages, and gives the
+    /// lane back. Returns false if the relay no longer held the turn; then nothing was changed.
     fn settle(
         &self,
         lane: u8,
@@ -321,24 +327,26 @@ pub trait Outbox: Send + Sync + fmt::Debug + 'static {
         deliveries: Vec<(u64, Delivery)>,
     ) -> BoxFuture<'_, Result<bool, StoreError>>;
 
-    /// Deletes up to `limit` messages that were delivered more than `kept` ago; how many it were.
+    /// Deletes up to `limit` messages that were delivered more than `kept` ago. Returns the number
+    /// of deleted messages.
     fn prune(&self, kept: Duration, limit: usize) -> BoxFuture<'_, Result<usize, StoreError>>;
 
-    /// How much there is.
+    /// Returns the numbers of messages.
     fn counts(&self) -> BoxFuture<'_, Result<OutboxCounts, StoreError>>;
 
-    /// Up to `limit` parked messages behind this place, in the order of their places.
+    /// Returns up to `limit` parked messages after this position, in the order of their positions.
     fn parked(&self, behind: u64, limit: usize) -> BoxFuture<'_, Result<Vec<Parked>, StoreError>>;
 
-    /// Up to `limit` messages behind this place that failed and are tried again, at [`at`](Parked::at), in the order
-    /// of their places.
+    /// Returns up to `limit` messages after this position that failed and are tried again at
+    /// [`at`](Parked::at), in the order of their positions.
     fn failing(&self, behind: u64, limit: usize) -> BoxFuture<'_, Result<Vec<Parked>, StoreError>>;
 
-    /// Lets a parked message be tried again, and a failing one now; says whether there is such a one.
+    /// Makes a parked or failing message due now. Returns false if there is no such message.
     fn retry(&self, id: MessageId) -> BoxFuture<'_, Result<bool, StoreError>>;
 
-    /// Deletes a parked or failing message, so that those behind it go on; says whether there is such a one. A relay
-    /// that is at it just now may still deliver it.
+    /// Deletes a parked or failing message, so that later messages of its ordering key are
+    /// delivered. Returns false if there is no such message. A relay that is delivering the message
+    /// now may still deliver it.
     fn discard(&self, id: MessageId) -> BoxFuture<'_, Result<bool, StoreError>>;
 }
 
@@ -350,7 +358,7 @@ mod tests {
     fn ids_are_stable_and_differ() {
         let record = RecordId::from_bytes([7; 16]);
         let first = MessageId::of(record, Fence::new(1), 0);
-        // Consumers keep these: they must never change.
+        // Consumers store these ids: they must never change.
         assert_eq!(first.to_string(), "cf5817fc-324e-8dd0-9507-2864d091ad58");
         assert_eq!(first.to_string().parse(), Ok(first));
         assert!("no".parse::<MessageId>().is_err());

@@ -1,4 +1,4 @@
-//! Bugs that can be switched on, to see that the suites catch them.
+//! Deliberate bugs that tests switch on, to check that the suites catch them.
 //!
 //! Without the feature `planted-bugs`, which only tests turn on, every switch is a constant
 //! `false` and the compiler removes it.
@@ -22,7 +22,7 @@ pub enum Bug {
 }
 
 impl Bug {
-    /// Every bug that can be planted.
+    /// All bugs that can be switched on.
     pub const ALL: [Self; 6] = [
         Self::SettleWithoutAttemptCheck,
         Self::AnswerBeforeCommit,
@@ -45,7 +45,7 @@ mod switch {
         PLANTED.store(bug.map_or(0, |b| b as u8), Ordering::SeqCst);
     }
 
-    /// Whether `bug` is switched on.
+    /// True if `bug` is switched on.
     #[must_use]
     pub fn planted(bug: Bug) -> bool {
         PLANTED.load(Ordering::SeqCst) == bug as u8
@@ -55,7 +55,7 @@ mod switch {
 #[cfg(feature = "planted-bugs")]
 pub use switch::{plant, planted};
 
-/// Whether `bug` is switched on: never, in this build.
+/// True if `bug` is switched on: never in this build.
 #[cfg(not(feature = "planted-bugs"))]
 #[must_use]
 pub const fn planted(_: Bug) -> bool {

@@ -1,4 +1,4 @@
-//! What a store keeps for one key.
+//! The record that a store keeps for one key.
 
 use std::fmt;
 use std::time::Duration;
@@ -10,22 +10,22 @@ use crate::fingerprint::Fingerprint;
 use crate::origin::{History, Origin};
 use crate::scope::RecordId;
 
-/// A settled record is kept at least this long after it was settled (or its ttl, if that is
-/// shorter), so that the retries of a long operation still find its outcome.
+/// The minimum time for which a settled record is kept after it was settled, or its ttl if that is
+/// shorter. Retries of a long operation still find its outcome.
 pub const KEPT_AFTER_SETTLING: Duration = Duration::from_secs(3600);
 
 /// The longest text kept for a cause or a failure, in bytes.
 pub const TEXT_BYTES_MAX: usize = 512;
 
-/// Names one attempt: 128 random bits.
+/// The name of one attempt: 128 random bits.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct AttemptId([u8; AttemptId::BYTES]);
 
 impl AttemptId {
-    /// How many bytes an attempt id has.
+    /// The number of bytes of an attempt id.
     pub const BYTES: usize = 16;
 
-    /// A fresh one.
+    /// Creates a fresh id.
     #[must_use]
     pub fn random(rng: &dyn Rng) -> Self {
         let mut bytes = [0; Self::BYTES];
@@ -33,13 +33,13 @@ impl AttemptId {
         Self(bytes)
     }
 
-    /// An attempt id as a store kept it.
+    /// Creates an attempt id from stored bytes.
     #[must_use]
     pub const fn from_bytes(bytes: [u8; Self::BYTES]) -> Self {
         Self(bytes)
     }
 
-    /// The bytes to keep.
+    /// Returns the bytes to store.
     #[must_use]
     pub const fn as_bytes(&self) -> &[u8; Self::BYTES] {
         &self.0
@@ -61,19 +61,19 @@ impl fmt::Debug for AttemptId {
 pub struct Fence(u64);
 
 impl Fence {
-    /// A fence as a store kept it.
+    /// Creates a fence from a stored number.
     #[must_use]
     pub const fn new(value: u64) -> Self {
         Self(value)
     }
 
-    /// The number.
+    /// Returns the number.
     #[must_use]
     pub const fn get(self) -> u64 {
         self.0
     }
 
-    /// The next fence: above `self`, and not below the store's microseconds.
+    /// Returns the next fence: above `self`, and not below the store's time in microseconds.
     #[must_use]
     pub fn next(self, now: Timestamp) -> Self {
         Self(self.0.saturating_add(1).max(now.as_micros()))
@@ -86,41 +86,42 @@ impl fmt::Display for Fence {
     }
 }
 
-/// What to do with a key whose last attempt has an unknown outcome.
+/// The rule for a key whose last attempt has an unknown outcome.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum OnUnknown {
-    /// Tell the caller, and never run it again.
+    /// Report it to the caller, and never run the key again.
     #[default]
     Fail,
-    /// Ask a reconciler what became of it; meanwhile nobody runs it.
+    /// Ask a reconciler for the outcome. Until then, the key does not run.
     Reconcile,
     /// Run it again: only for operations that deduplicate downstream or are harmless.
     Retry,
-    /// Run it again, and never call it unknown: only for operations whose every effect commits together with
-    /// the completion of their attempt, or not at all (mode T). Whatever an attempt that is passed over did
-    /// is rolled back with its stale completion.
+    /// Run it again, and never make it unknown. This is only for operations whose every effect
+    /// commits together with the completion of their attempt, or not at all (mode T). The effects
+    /// of an attempt that lost its key are rolled back with its stale completion.
     Rollback,
 }
 
 impl OnUnknown {
-    /// Whether a key may run again whose last attempt was passed over.
+    /// True if the key may run again after an attempt that lost its lease or whose outcome is
+    /// unknown.
     #[must_use]
     pub const fn runs_again(self) -> bool {
         matches!(self, Self::Retry | Self::Rollback)
     }
 }
 
-/// The terms that a key was claimed under. They travel with the record, so that a deployment in
-/// the middle changes nothing for it.
+/// The terms under which a key was claimed. They are stored in the record, so that a deployment
+/// does not change them for a record that exists.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Terms {
-    /// How long the outcome is kept.
+    /// The time for which the outcome is kept.
     pub ttl: Duration,
-    /// For how long an attempt may run before it must renew.
+    /// The time for which an attempt may run before it must renew its lease.
     pub lease: Duration,
-    /// For how long an ended lease is still respected.
+    /// The time after the end of a lease during which its owner still keeps the key.
     pub grace: Duration,
-    /// What to do if the outcome is unknown.
+    /// The rule for an unknown outcome.
     pub on_unknown: OnUnknown,
 }
 
@@ -135,78 +136,78 @@ impl Default for Terms {
     }
 }
 
-/// The stored outcome. The engine does not look into it: `head` and `body` belong to whoever
-/// recorded them (the HTTP layer keeps status and headers in the head).
+/// The stored outcome. The engine does not read it: the code that records an outcome defines the
+/// contents of `head` and `body` (the HTTP layer keeps status and headers in the head).
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Recording {
     /// The small part, which is always kept.
     pub head: Bytes,
-    /// The large part; `None` if it was not kept, which makes the outcome known but not
-    /// replayable.
+    /// The large part; `None` if it was not kept. The outcome is then known but not replayable.
     pub body: Option<Bytes>,
 }
 
 impl Recording {
-    /// A recording of one piece of bytes: for operations that are not HTTP.
+    /// Creates a recording with a body and an empty head, for operations that are not HTTP.
     #[must_use]
     pub fn new(body: impl Into<Bytes>) -> Self {
         Self { head: Bytes::new(), body: Some(body.into()) }
     }
 
-    /// How many bytes it holds.
+    /// Returns the size of head and body, in bytes.
     #[must_use]
     pub fn bytes(&self) -> usize {
         self.head.len() + self.body.as_ref().map_or(0, Bytes::len)
     }
 }
 
-/// A recorded failure: final, and replayed like any outcome.
+/// A recorded failure. It is final, and is replayed like any outcome.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Failure {
-    /// A word for machines.
+    /// A code for programs.
     pub code: String,
-    /// A sentence for people. It must hold nothing secret.
+    /// A sentence for people. It must contain nothing secret.
     pub detail: String,
 }
 
 impl Failure {
-    /// The same with texts of the length that a record may hold.
+    /// Cuts the texts to the length that a record may hold.
     #[must_use]
     pub fn clipped(&self) -> Self {
         Self { code: clip(self.code.clone()), detail: clip(self.detail.clone()) }
     }
 }
 
-/// Why an outcome is unknown.
+/// The reason why an outcome is unknown.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Cause {
-    /// The lease and its grace ended without a word from its owner.
+    /// The lease and its grace ended without a renewal or an outcome from the owner.
     LeaseEnded,
-    /// The process that ran it ended before it was settled.
+    /// The process that ran the attempt ended before the attempt was settled.
     Restarted,
-    /// The operation was dropped, or it panicked, after it had started.
+    /// The operation was dropped or panicked after it had started.
     Interrupted,
     /// The operation took longer than it was allowed to.
     TimedOut,
-    /// What the operation said of itself, in its own words.
+    /// A reason that the operation gave, in its own words.
     Reported(String),
-    /// The service answered with this HTTP status, which does not tell what became of the operation.
+    /// The service answered with this HTTP status, from which the outcome of the operation is not
+    /// known.
     Status(u16),
 }
 
-/// How [`Cause::Status`] is told; the status follows.
+/// The text form of [`Cause::Status`]; the status follows.
 const ANSWERED: &str = "the upstream answered ";
 
 impl Cause {
-    /// A cause that was kept as text. Statuses were kept so before they had a form of their own.
+    /// Reads a cause that was stored as text. Older versions stored statuses in this form.
     #[must_use]
     pub fn from_text(text: String) -> Self {
         let status = text.strip_prefix(ANSWERED).and_then(|status| status.parse().ok());
         status.map_or(Self::Reported(text), Self::Status)
     }
 
-    /// The same with a text of the length that a record may hold.
+    /// Cuts the text to the length that a record may hold.
     #[must_use]
     pub fn clipped(&self) -> Self {
         match self {
@@ -229,46 +230,47 @@ impl fmt::Display for Cause {
     }
 }
 
-/// Where a record stands.
+/// The state of a record.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum State {
-    /// An attempt holds the lease until then.
+    /// An attempt holds the lease.
     Running {
         /// The end of the lease, before grace.
         lease_until: Timestamp,
     },
     /// The outcome is recorded.
     Completed {
-        /// Since when.
+        /// The time of the change to this state.
         at: Timestamp,
         /// The outcome.
         recording: Recording,
     },
     /// A failure is recorded.
     Failed {
-        /// Since when.
+        /// The time of the change to this state.
         at: Timestamp,
         /// The failure.
         failure: Failure,
     },
-    /// The attempt is known to have had no effect: another may run.
+    /// The attempt is known to have had no effect: another attempt may run.
     Released {
-        /// Since when.
+        /// The time of the change to this state.
         at: Timestamp,
     },
-    /// The attempt started, and nobody knows how it ended.
+    /// The attempt started, and its outcome is not known.
     Unknown {
-        /// Since when.
+        /// The time of the change to this state.
         at: Timestamp,
-        /// Why.
+        /// The reason.
         cause: Cause,
-        /// From when on somebody should ask what became of it: meant for `OnUnknown::Reconcile` alone.
+        /// The time from which a reconciliation is due. It is used only with
+        /// `OnUnknown::Reconcile`.
         ask_at: Timestamp,
     },
 }
 
 impl State {
-    /// The state's name, as users see it.
+    /// Returns the state's name, as users see it.
     #[must_use]
     pub const fn name(&self) -> &'static str {
         match self {
@@ -281,33 +283,33 @@ impl State {
     }
 }
 
-/// What the store keeps for (scope, key).
+/// The record of one key in one scope.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Record {
-    /// Where it is kept.
+    /// The id under which the record is kept.
     pub id: RecordId,
     /// The latest attempt.
     pub attempt: AttemptId,
     /// The latest attempt's fence.
     pub fence: Fence,
-    /// What was asked.
+    /// The fingerprint of the request.
     pub fingerprint: Fingerprint,
-    /// What it was claimed under.
+    /// The terms of the latest claim.
     pub terms: Terms,
-    /// Who asked for it, and where.
+    /// The origin of the latest claim: tenant digest, route and memo.
     pub origin: Origin,
-    /// When the key was first claimed in this life of it.
+    /// The time of the first claim since the key was new or last expired.
     pub created_at: Timestamp,
-    /// When the latest attempt claimed it.
+    /// The time of the latest attempt's claim.
     pub claimed_at: Timestamp,
     /// The attempts before the latest.
     pub history: History,
-    /// Where it stands.
+    /// The state.
     pub state: State,
 }
 
 impl Record {
-    /// When it may be forgotten; a running record, never.
+    /// Returns the time at which the record expires; `None` while it is running.
     #[must_use]
     pub fn expires_at(&self) -> Option<Timestamp> {
         let Terms { ttl, .. } = self.terms;
@@ -320,13 +322,14 @@ impl Record {
         }
     }
 
-    /// Whether it counts as absent.
+    /// True if the record counts as absent.
     #[must_use]
     pub fn is_expired(&self, now: Timestamp) -> bool {
         self.expires_at().is_some_and(|at| at <= now)
     }
 
-    /// From when on a running record may be taken from its owner: the end of lease and grace.
+    /// Returns the end of lease and grace of a running record. From then on another attempt may
+    /// take the key.
     #[must_use]
     pub fn abandoned_at(&self) -> Option<Timestamp> {
         match self.state {
@@ -335,7 +338,7 @@ impl Record {
         }
     }
 
-    /// From when on somebody should ask what became of it.
+    /// Returns the time from which a reconciliation is due, if the record is to be reconciled.
     #[must_use]
     pub fn ask_at(&self) -> Option<Timestamp> {
         match self.state {
@@ -346,7 +349,7 @@ impl Record {
         }
     }
 
-    /// Where the record stands once its attempt is passed over, or says that it knows nothing.
+    /// Returns the state of a record whose attempt lost its lease or reported an unknown outcome.
     #[must_use]
     pub fn lost(&self, now: Timestamp, cause: &Cause) -> State {
         if self.terms.on_unknown == OnUnknown::Rollback {
@@ -362,7 +365,7 @@ impl Record {
     }
 }
 
-/// Cuts a text to what a record may hold, at a character's border.
+/// Cuts a text to [`TEXT_BYTES_MAX`], at a character boundary.
 #[must_use]
 pub fn clip(mut text: String) -> String {
     if text.len() > TEXT_BYTES_MAX {

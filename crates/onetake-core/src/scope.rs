@@ -1,4 +1,4 @@
-//! Whose key it is, and the id under which its record is kept.
+//! Scopes of keys, record ids, and the short references of records.
 
 use std::fmt;
 use std::ops::RangeInclusive;
@@ -9,7 +9,7 @@ use sha2::{Digest, Sha256};
 use crate::key::Key;
 use crate::planted::{Bug, planted};
 
-/// Tenant and namespace: a key is unique inside its scope, whatever the path.
+/// The tenant and namespace of a key. A key is unique inside its scope, whatever the path.
 ///
 /// Its `Debug` form hides the tenant, which may be a credential.
 #[derive(Clone, PartialEq, Eq, Hash)]
@@ -19,16 +19,16 @@ pub struct Scope {
 }
 
 impl Scope {
-    /// The scope of `tenant` in the default namespace.
+    /// Creates the scope of `tenant` in the default namespace.
     ///
-    /// The tenant must not change between the retries of one operation. Its kind (credential,
-    /// header, public) belongs into the bytes, so that no two kinds can name the same tenant.
+    /// The tenant must not change between the retries of one operation. The bytes must include the
+    /// tenant's kind (credential, header, public), so that no two kinds can name the same tenant.
     #[must_use]
     pub fn new(tenant: impl Into<Vec<u8>>) -> Self {
         Self { tenant: tenant.into(), namespace: String::new() }
     }
 
-    /// The same tenant in a namespace of its own.
+    /// Sets the namespace.
     #[must_use]
     pub fn namespace(mut self, namespace: impl Into<String>) -> Self {
         self.namespace = namespace.into();
@@ -54,18 +54,18 @@ impl fmt::Debug for Scope {
     }
 }
 
-/// Where a record is kept: 128 bits of SHA-256 over the length-prefixed tenant, namespace and key.
+/// The id of a record: 128 bits of SHA-256 over the length-prefixed tenant, namespace and key.
 ///
-/// 128 bits are enough although keys are chosen by clients: to reach another tenant's record takes
-/// a second preimage, not a collision.
+/// 128 bits are enough although clients choose the keys: reaching another tenant's record takes a
+/// second preimage, not a collision.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RecordId([u8; RecordId::BYTES]);
 
 impl RecordId {
-    /// How many bytes an id has.
+    /// The number of bytes of an id.
     pub const BYTES: usize = 16;
 
-    /// The id of `key` inside `scope`.
+    /// Returns the id of `key` inside `scope`.
     #[must_use]
     pub fn derive(scope: &Scope, key: &Key) -> Self {
         let tenant: &[u8] = if planted(Bug::TenantLeftOut) { b"" } else { &scope.tenant };
@@ -82,19 +82,19 @@ impl RecordId {
         Self(id)
     }
 
-    /// An id from its bytes, as a store kept them.
+    /// Creates an id from stored bytes.
     #[must_use]
     pub const fn from_bytes(bytes: [u8; Self::BYTES]) -> Self {
         Self(bytes)
     }
 
-    /// The bytes to keep.
+    /// Returns the bytes to store.
     #[must_use]
     pub const fn as_bytes(&self) -> &[u8; Self::BYTES] {
         &self.0
     }
 
-    /// The short form for people: the first sixty bits.
+    /// Returns the short form for people: the first sixty bits.
     #[must_use]
     pub fn reference(&self) -> Reference {
         let mut bits = 0_u64;
@@ -111,25 +111,25 @@ impl fmt::Debug for RecordId {
     }
 }
 
-/// `XXXX-XXXX-XXXX`: what a person reads out and support looks up.
+/// A short name of a record for people and support, as `XXXX-XXXX-XXXX`.
 ///
 /// It is the beginning of the record's id, so stores that keep records in the order of their ids
-/// find it without an index of its own.
+/// find it without a separate index.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Reference(u64);
 
-/// Thirty-two signs without 0, O, 1 and I, which people confuse.
+/// Thirty-two characters without 0, O, 1 and I, which people confuse.
 const ALPHABET: &[u8; 32] = b"23456789ABCDEFGHJKLMNPQRSTUVWXYZ";
 
 impl Reference {
-    /// The ids that have this reference, from the first to the last.
+    /// Returns the range of ids that have this reference.
     #[must_use]
     pub fn ids(self) -> RangeInclusive<RecordId> {
         let id = |rest: u128| RecordId((u128::from(self.0) << 68 | rest).to_be_bytes());
         id(0)..=id((1 << 68) - 1)
     }
 
-    /// The sixty bits, in the lower end.
+    /// Returns the sixty bits, in the low end of the number.
     #[must_use]
     pub const fn bits(self) -> u64 {
         self.0
@@ -199,7 +199,7 @@ mod tests {
 
     #[test]
     fn ids_stay_what_they_are() {
-        // Changing this breaks every key that lives in somebody's store.
+        // A change of this id breaks every key in existing stores.
         let id = id("credential:abc", "", "6f1c8d6a-3a09-4b6e-9c8f-2d1f5e7b8a90");
         assert_eq!(id.reference().to_string(), "9B5H-6U57-LCAG");
     }

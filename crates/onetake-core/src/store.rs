@@ -1,25 +1,25 @@
-//! What a store owes. This file is a contract first, code second.
+//! The contract between the engine and a store.
 //!
 //! A store keeps one [`Record`] per [`RecordId`] and changes it only by the rules of
-//! [`decide`](crate::decide). Whatever a store is made of, it promises:
+//! [`decide`](crate::decide). Every store promises:
 //!
-//! 1. **Atomic.** Reading a record, deciding and writing it are one step that nothing else can get
-//!    between. Read-then-write is never enough.
-//! 2. **Durable.** When `claim` or `settle` answers, what it answered survives a crash (S5, S6).
-//! 3. **Its own clock decides.** Callers send durations, never moments; all callers of a store see
-//!    one clock.
+//! 1. **Atomic.** Reading a record, deciding and writing it are one step that no other change can
+//!    interrupt. Read-then-write is never enough.
+//! 2. **Durable.** When `claim` or `settle` returns, its answer survives a crash (S5, S6).
+//! 3. **The store's clock decides.** Callers send durations, never moments. All callers of a store
+//!    see one clock.
 //! 4. **Fences rise.** A granted fence is above every fence that was ever granted for the record,
-//!    also after it expired, was swept or forgotten (S2).
-//! 5. **Items are independent.** The answers stand in the order of the batch, one for each item.
-//!    One item's conflict, size or fault never fails or delays another's (S21). Items with the
-//!    same id behave as if they had come one after the other.
-//! 6. **Expired is absent,** at once, whether or not a sweep came by; and nothing that is not
-//!    expired is ever deleted (S12, S13).
-//! 7. **Secrets stay.** All who share a store are told the same secret under the same name. Once it
-//!    was told to anybody it never changes, and it is durable before it is told. It is no record:
-//!    it does not expire, and nothing that is done with records sees it.
-//! 8. **Notes stay** for [`NOTES_KEPT`](crate::note::NOTES_KEPT), whatever becomes of the records that they
-//!    are about, and are durable when `note` answers.
+//!    also after the record expired, was swept or forgotten (S2).
+//! 5. **Items are independent.** The answers have the order of the batch, one for each item. One
+//!    item's conflict, size or fault never fails or delays another's (S21). Items with the same id
+//!    behave as if they had arrived one after the other.
+//! 6. **Expired is absent,** at once, before any sweep. A record that is not expired is never
+//!    deleted (S12, S13).
+//! 7. **Secrets are permanent.** All nodes that share a store get the same secret under the same
+//!    name. A secret is durable before it is returned, and never changes afterwards. It is not a
+//!    record: it does not expire, and no method for records returns it.
+//! 8. **Audit entries are kept** for [`NOTES_KEPT`](crate::note::NOTES_KEPT), whatever happens to
+//!    their records. They are durable when `note` returns.
 //!
 //! `onetake_conformance::run` checks all of this.
 
@@ -38,18 +38,18 @@ use crate::origin::Origin;
 use crate::record::{AttemptId, Cause, Failure, Fence, Record, Recording, Terms};
 use crate::scope::{RecordId, Reference};
 
-/// Asks for the right to run.
+/// A request for the right to run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Claim {
     /// The record.
     pub id: RecordId,
     /// The attempt that would run.
     pub attempt: AttemptId,
-    /// What was asked.
+    /// The fingerprint of the request.
     pub fingerprint: Fingerprint,
-    /// What it would run under.
+    /// The terms that the attempt would run under.
     pub terms: Terms,
-    /// Who asks, and where: kept for operators.
+    /// The tenant's digest, the route and the memo: kept for operators and reconcilers.
     pub origin: Origin,
 }
 
@@ -61,84 +61,87 @@ pub enum Claimed {
         /// The attempt's fence.
         fence: Fence,
     },
-    /// Somebody was here before. The record is as it stands after this claim.
+    /// The key has a record already. It is returned as it is after this claim.
     Found {
         /// The record.
         record: Arc<Record>,
-        /// The store's time when it looked.
+        /// The store's time when it read the record.
         now: Timestamp,
     },
 }
 
-/// What an attempt says of itself, or the reaper of an attempt.
+/// A change to a record, requested by its attempt, by the reaper or by an operator.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settlement {
     /// The record.
     pub id: RecordId,
     /// The attempt that must own it.
     pub attempt: AttemptId,
-    /// What became of it.
+    /// The requested change.
     pub verb: Verb,
 }
 
-/// What became of an attempt.
+/// The change that a settlement requests.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Verb {
-    /// It still runs: a whole lease from now.
+    /// The attempt still runs: its lease lasts for a whole lease from now.
     Renew,
-    /// It has an outcome.
+    /// The attempt has an outcome.
     Complete(Recording),
-    /// It failed for good.
+    /// The attempt failed permanently.
     Fail(Failure),
-    /// It is known to have had no effect (S16).
+    /// The attempt is known to have had no effect (S16).
     Release,
-    /// It started, and its outcome is not known.
+    /// The attempt started, and its outcome is unknown.
     Unknown(Cause),
-    /// Nobody heard of it: unknown, if its lease and grace are over when the store looks.
+    /// The owner went silent: the attempt becomes unknown if its lease and grace are over when the
+    /// store looks.
     Abandon,
-    /// It is unknown, to be reconciled, and due to be asked for: nobody else asks for so long.
+    /// The attempt is unknown and due for reconciliation: the next reconciliation is due after this
+    /// duration. Other nodes do not reconcile the record before then.
     Defer(Duration),
-    /// An operator wants it gone, whatever came of it, unless it runs: what was recorded is gone at once,
-    /// and the record is expired from then on.
+    /// An operator removes the record in any state except running. The recording is removed at
+    /// once, and the record is expired from then on.
     Forget,
 }
 
-/// The answer to a settlement. Being stale is a value, not an error.
+/// The answer to a settlement. A stale settlement is a value, not an error.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Settled {
-    /// It is so, durably. A renewal says nothing of the record.
+    /// The change is durable. The answer to a renewal need not hold the current record.
     Done {
-        /// The record as it stands now.
+        /// The record after the change.
         record: Arc<Record>,
-        /// The store's time when it looked.
+        /// The store's time when it read the record.
         now: Timestamp,
     },
     /// Nothing was changed (S3).
     Stale {
-        /// The record as it stands, if there is one.
+        /// The current record, if there is one.
         current: Option<Arc<Record>>,
     },
 }
 
-/// Why a store could not answer, by what the caller does next.
+/// The reason why a store could not answer, by what the caller does next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum StoreErrorKind {
-    /// Nothing was written. Later may be better.
+    /// Nothing was written. A later call may succeed.
     Unavailable,
-    /// The store is there, and this key is in somebody's hands: nothing was written, and somebody else
-    /// may be about to run it.
+    /// The store works, but another transaction holds this key. Nothing was written, and another
+    /// attempt may be about to run.
     Busy,
-    /// The write may have landed: read again; the own attempt id means own success.
+    /// The write may have been applied. Read the record again: if it holds the caller's own attempt
+    /// id, the write succeeded.
     Indeterminate,
-    /// What is stored cannot be trusted, or writing failed in a way that leaves the disk's state
-    /// open (a failed fsync). The process must end; the store is never retried.
+    /// The stored data cannot be trusted, or a write failed in a way that leaves the disk's state
+    /// unknown (a failed fsync). The process must end; the store is never retried.
     Corrupt,
-    /// The caller asked for something that this store can never do.
+    /// The caller requested something that this store can never do.
     Invalid,
 }
 
-/// A store that could not answer.
+/// An error of a store that could not answer.
 #[derive(Clone, Debug)]
 pub struct StoreError {
     kind: StoreErrorKind,
@@ -147,33 +150,33 @@ pub struct StoreError {
 }
 
 impl StoreError {
-    /// An error of `kind`; the message names the cause and, where there is one, the fix.
+    /// Creates an error of `kind`. The message names the cause and, where there is one, the fix.
     #[must_use]
     pub fn new(kind: StoreErrorKind, message: impl Into<String>) -> Self {
         Self { kind, message: message.into().into(), source: None }
     }
 
-    /// The error below it.
+    /// Adds the underlying error.
     #[must_use]
     pub fn with_source(mut self, source: impl std::error::Error + Send + Sync + 'static) -> Self {
         self.source = Some(Arc::new(source));
         self
     }
 
-    /// The error for a decision that cannot be: to keep a record that was never found.
+    /// Returns the error for an impossible decision: to keep a record that was not found.
     #[must_use]
     pub fn kept_nothing() -> Self {
         Self::new(StoreErrorKind::Invalid, "a claim on an absent record was not granted")
     }
 
-    /// The error for a secret that is not what was once written.
+    /// Returns the error for a stored secret that is not what was once written.
     #[must_use]
     pub fn damaged_secret(name: &str) -> Self {
         let what = format!("the secret `{name}` in the store is damaged: restore it from a backup");
         Self::new(StoreErrorKind::Invalid, what)
     }
 
-    /// What the caller should do.
+    /// Returns the kind of the error, which says what the caller should do.
     #[must_use]
     pub const fn kind(&self) -> StoreErrorKind {
         self.kind
@@ -196,8 +199,8 @@ impl std::error::Error for StoreError {
 /// One answer for each item of a batch, in its order.
 pub type Answers<T> = Vec<Result<T, StoreError>>;
 
-/// An attempt that somebody should look after: its lease and grace were over when the store looked, or it is
-/// time to ask what became of it.
+/// An attempt that needs attention: its lease and grace were over when the store looked, or its
+/// reconciliation is due.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DueAttempt {
     /// The record.
@@ -206,49 +209,50 @@ pub struct DueAttempt {
     pub attempt: AttemptId,
 }
 
-/// What a sweep did.
+/// The result of a sweep.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Swept {
     /// Records that were deleted.
     pub removed: usize,
-    /// Of them, those whose outcome was still unknown: worth a line in the log.
+    /// The number of deleted records whose outcome was still unknown. They are worth a line in the
+    /// log.
     pub unknown: usize,
-    /// Whether more is due right away.
+    /// True if more records are due for deletion right away.
     pub more: bool,
 }
 
-/// Where going through all records goes on. It is good for the store that gave it, and for no other.
+/// The position in a listing of all records. It is valid only for the store that returned it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Cursor(Bytes);
 
 impl Cursor {
-    /// A cursor, as it was told to somebody who comes back with it.
+    /// Creates a cursor from the bytes that a caller sends back.
     #[must_use]
     pub fn from_bytes(bytes: impl Into<Bytes>) -> Self {
         Self(bytes.into())
     }
 
-    /// The bytes to come back with.
+    /// Returns the bytes that a caller sends back for the next page.
     #[must_use]
     pub fn as_bytes(&self) -> &Bytes {
         &self.0
     }
 
-    /// Behind this record, in a store that goes by ids.
+    /// Returns the position after this record, for a store that lists records in the order of ids.
     #[must_use]
     pub fn behind(id: RecordId) -> Self {
         Self(Bytes::copy_from_slice(id.as_bytes()))
     }
 
-    /// The record that it is behind.
+    /// Returns the record whose position this is.
     ///
     /// # Errors
-    /// If it is none of [`behind`](Self::behind).
+    /// If the cursor was not made by [`behind`](Self::behind).
     pub fn id(&self) -> Result<RecordId, StoreError> {
         self.0.as_ref().try_into().map(RecordId::from_bytes).map_err(|_| Self::foreign())
     }
 
-    /// The error for one that this store did not give.
+    /// Returns the error for a cursor of another store.
     #[must_use]
     pub fn foreign() -> StoreError {
         let what = "the cursor is not one of this store: begin anew without one";
@@ -256,18 +260,19 @@ impl Cursor {
     }
 }
 
-/// Some of all records.
+/// One page of the listing of all records.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Page {
-    /// Their ids.
+    /// The ids of the records.
     pub ids: Vec<RecordId>,
-    /// Where it goes on; `None` at the end.
+    /// The position of the next page; `None` at the end.
     pub next: Option<Cursor>,
 }
 
 impl Page {
-    /// A page of a store that goes by ids: these stand behind the cursor, in their order, and there are
-    /// no others up to the last of them. Fewer than `limit` are the last.
+    /// Creates a page for a store that lists records in the order of ids. `ids` are all records
+    /// after the cursor up to the last one given, in order. Fewer than `limit` ids are the last
+    /// page.
     #[must_use]
     pub fn in_order(ids: Vec<RecordId>, limit: usize) -> Self {
         let next = ids.last().filter(|_| ids.len() >= limit).map(|id| Cursor::behind(*id));
@@ -275,19 +280,23 @@ impl Page {
     }
 }
 
-/// How many records with one reference are told at most: with a billion records, two have the same one
-/// now and then.
+/// The maximum number of records returned for one reference. With a billion records, two
+/// occasionally have the same reference.
 pub const FOUND_MAX: usize = 16;
 
-/// The store contract: it keeps records. The module's documentation says what a store owes.
+/// The store contract. The module's documentation lists the promises of a store.
 ///
-/// A store owes four other traits too. They are apart because no operation needs them to run: operators find
-/// records and read the audit log, nodes share secrets, and transactions seal recordings themselves. A decorator writes the methods that it changes, and [`delegate_store!`](crate::delegate_store)
-/// writes the others. No method has a default body: a decorator that forgot one would bypass what is inside.
+/// A store also implements four other traits. They are separate because no operation needs them to
+/// run: operators find records and read the audit log, nodes share secrets, and transactions seal
+/// recordings themselves.
+///
+/// A decorator writes the methods that it changes, and [`delegate_store!`](crate::delegate_store)
+/// writes the others. No method has a default body: a decorator that forgot one would bypass the
+/// store inside it.
 pub trait Store:
     RecordIndex + AuditLog + SharedSecrets + Sealing + Send + Sync + fmt::Debug + 'static
 {
-    /// A short word for logs and metrics, such as `embedded`.
+    /// Returns a short name for logs and metrics, such as `embedded`.
     fn name(&self) -> &'static str;
 
     /// Decides each claim as [`decide::claim`](crate::decide::claim) does.
@@ -296,53 +305,54 @@ pub trait Store:
     /// Decides each settlement as [`decide::settle`](crate::decide::settle) does.
     fn settle(&self, batch: Vec<Settlement>) -> BoxFuture<'_, Answers<Settled>>;
 
-    /// Reads records; one that is absent or expired is `None`.
+    /// Reads records. A record that is absent or expired is `None`.
     fn load(&self, ids: Vec<RecordId>) -> BoxFuture<'_, Answers<Option<Arc<Record>>>>;
 
-    /// Finds up to `limit` attempts that are due, the longest due first, and none that expired. It must not
-    /// read all keys to find them.
+    /// Finds up to `limit` attempts that are due, the longest due first, and none that expired. It
+    /// must not read all records to find them.
     fn due(&self, which: Due, limit: usize) -> BoxFuture<'_, Result<Vec<DueAttempt>, StoreError>>;
 
-    /// Deletes up to `limit` expired records, each looked at again by
+    /// Deletes up to `limit` expired records. Each is checked again by
     /// [`decide::may_sweep`](crate::decide::may_sweep) in the step that deletes it.
     fn sweep(&self, limit: usize) -> BoxFuture<'_, Result<Swept, StoreError>>;
 
-    /// Whether the store could answer now: for readiness, not for decisions.
+    /// Checks that the store can answer now. This is for readiness checks, not for decisions.
     fn ready(&self) -> BoxFuture<'_, Result<(), StoreError>>;
 
-    /// Makes everything durable and lets go of what is held. Nothing is asked afterwards.
+    /// Makes everything durable and frees all resources. No method is called afterwards.
     fn close(&self) -> BoxFuture<'_, Result<(), StoreError>>;
 }
 
 /// The reason why an attempt is due.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Due {
-    /// To be passed over: it runs, and its lease and grace are over
+    /// The attempt runs, and its lease and grace are over
     /// ([`decide::is_abandoned`](crate::decide::is_abandoned)).
     LeaseEnd,
-    /// To be reconciled: its outcome is unknown, and somebody should ask for it now ([`Record::ask_at`]).
+    /// The attempt's outcome is unknown, and its reconciliation is due ([`Record::ask_at`]).
     Reconcile,
 }
 
-/// Finding records without their keys: for operators.
+/// Access to records without their keys, for operators.
 pub trait RecordIndex {
-    /// Goes through all records, about `limit` ids at a time. A record that is there from the first page to
-    /// the last is told at least once; one that expired, comes or goes meanwhile may be. A page takes no
-    /// longer where there are more records, and may be empty without being the last.
+    /// Lists all records, about `limit` ids at a time. A record that exists from the first page to
+    /// the last is listed at least once. A record that is expired, created or deleted meanwhile may
+    /// be listed. The time for a page does not grow with the number of records. A page may be empty
+    /// without being the last.
     fn page(&self, from: Option<Cursor>, limit: usize) -> BoxFuture<'_, Result<Page, StoreError>>;
 
-    /// The records whose reference it is, by an index: hardly ever more than one, and
-    /// [`FOUND_MAX`] at most. One that expired may be among them.
+    /// Finds the records with this reference, by an index: rarely more than one, and [`FOUND_MAX`]
+    /// at most. Expired records may be among them.
     fn find(&self, reference: Reference) -> BoxFuture<'_, Result<Vec<RecordId>, StoreError>>;
 }
 
 /// The audit log.
 pub trait AuditLog {
-    /// Writes an entry, over one of the same place and record.
+    /// Writes an entry. It replaces an entry with the same position and record.
     fn note(&self, note: Note) -> BoxFuture<'_, Result<(), StoreError>>;
 
-    /// Reads up to `limit` entries, the newest first: of one record or of all, by an index. A sweep deletes
-    /// those that were kept for long enough.
+    /// Reads up to `limit` entries of one record or of all records, by an index, the newest first.
+    /// A sweep deletes entries that are older than [`NOTES_KEPT`](crate::note::NOTES_KEPT).
     fn notes(
         &self,
         of: Option<RecordId>,
@@ -353,9 +363,9 @@ pub trait AuditLog {
 
 /// Secrets that all nodes of a store share.
 pub trait SharedSecrets {
-    /// A secret of this name, the same for all who share the store: `fresh` if there was none. Once
-    /// it was told to anybody it never changes, and it is durable before it is told. Names are short
-    /// words of our own.
+    /// Returns the secret of this name, the same for all nodes that share the store. If there is
+    /// none, `fresh` becomes the secret. A secret is durable before it is returned, and never
+    /// changes afterwards. Names are short words chosen by this project.
     fn secret(
         &self,
         name: &'static str,
@@ -363,15 +373,16 @@ pub trait SharedSecrets {
     ) -> BoxFuture<'_, Result<[u8; 32], StoreError>>;
 }
 
-/// Recordings as a store writes them, for transactions that complete their own operation past it.
+/// Sealing of recordings, for transactions that write the completion of their operation themselves.
 pub trait Sealing {
-    /// The recording of an attempt as this store would write it: encrypted, where it encrypts. A decorator
-    /// asks the store inside it, too.
+    /// Returns the recording of an attempt as this store would write it: encrypted, if the store
+    /// encrypts. A decorator also calls the store inside it.
     ///
-    /// **Warning:** a store that returns the recording as it is says that it writes plain text.
+    /// **Warning:** a store that returns the recording unchanged declares that it writes plain
+    /// text.
     ///
     /// # Errors
-    /// If it cannot be.
+    /// If the recording cannot be sealed.
     fn seal(
         &self,
         id: RecordId,

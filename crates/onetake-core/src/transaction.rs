@@ -1,32 +1,33 @@
-//! Mode T: an operation whose every effect commits in one transaction with its completion.
+//! Mode T: operations whose effects commit in one transaction with their completion.
 //!
-//! The claim is durable first, by the engine. Then the operation writes what it does in a transaction of its own
-//! database, where the records are kept too, and finishes it as the last statement: the outcome and the messages
-//! of a [`Completion`], conditional on the attempt (S3). If somebody else was given the key meanwhile, that
-//! statement fails and nothing of the transaction remains. So an attempt that is passed over had no effect, and
-//! what became of one is told by looking: [`Engine::transact`](crate::Engine::transact).
+//! The engine first makes the claim durable. Then the operation writes its effects in a transaction
+//! of its own, in the database that also keeps the records. The last statement of the transaction
+//! writes the outcome and the messages of a [`Completion`], conditional on the attempt (S3). If
+//! another attempt was granted the key meanwhile, that statement fails and the whole transaction is
+//! rolled back. So an attempt that lost its key had no effect. To learn how an attempt ended,
+//! [`Engine::transact`](crate::Engine::transact) reads the record.
 
 use crate::outbox::{Message, MessageRefused};
 use crate::record::Recording;
 use crate::store::StoreError;
 
-/// What a transaction ends with.
+/// The outcome and the messages that a transaction ends with.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Completion {
     /// The outcome.
     pub recording: Recording,
-    /// What the operation says to others, in this order.
+    /// The messages of the operation, in this order.
     pub messages: Vec<Message>,
 }
 
 impl Completion {
-    /// A completion that says nothing to others.
+    /// Creates a completion without messages.
     #[must_use]
     pub const fn new(recording: Recording) -> Self {
         Self { recording, messages: Vec::new() }
     }
 
-    /// The same with one more message.
+    /// Adds one more message.
     #[must_use]
     pub fn with_message(mut self, message: Message) -> Self {
         self.messages.push(message);
@@ -34,28 +35,28 @@ impl Completion {
     }
 }
 
-/// Why a transaction was not finished: roll it back, and say that the attempt failed.
+/// The reason why a transaction was not finished. Roll it back, and report that the attempt failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum FinishError<E> {
-    /// Another attempt was given the key, or it is settled: nothing of this transaction may remain. The
-    /// database does not let it commit any more.
+    /// Another attempt was granted the key, or the record is settled. The transaction must be
+    /// rolled back, and the database no longer lets it commit.
     #[error("the attempt does not own its key any more, so its transaction is rolled back")]
     Stale,
-    /// A message cannot be written as it is. Nothing was written.
+    /// A message is invalid. Nothing was written.
     #[error(transparent)]
     Message(#[from] MessageRefused),
     /// The recording could not be sealed. Nothing was written.
     #[error("the recording cannot be sealed: {0}")]
     Unsealed(#[source] StoreError),
-    /// There is no transaction that holds its effects: outside of one, the outcome would stand without them.
-    /// Nothing was written.
+    /// The connection is not inside a transaction. Without one, the outcome would be durable
+    /// without its effects. Nothing was written.
     #[error("finish it in the transaction that holds its effects")]
     NoTransaction,
     /// The record cannot be read.
     #[error("the record cannot be read: {0}")]
     Unreadable(#[source] StoreError),
-    /// The connection does not make durable what it commits. Nothing was written.
+    /// Commits on this connection are not durable. Nothing was written.
     #[error("commits on this connection are not durable: {0}")]
     NotDurable(&'static str),
     /// The database refused, or did not answer.

@@ -1,5 +1,4 @@
-//! How many new operations there may be in a while, and what a place owes that counts them for many
-//! nodes.
+//! Limits on the rate of new operations, and the contract of a counter that many nodes share.
 
 use std::fmt;
 use std::num::NonZeroU32;
@@ -10,16 +9,16 @@ use futures_util::future::BoxFuture;
 
 use crate::store::StoreError;
 
-/// The longest time that a rate may be over.
+/// The longest period of a rate.
 const PER_MAX: Duration = Duration::from_secs(31 * 86_400);
-/// The shortest time between two of a rate's operations: what is counted in Redis has microseconds.
+/// The shortest time between two operations of a rate: Redis counts in microseconds.
 const INTERVAL_MIN: Duration = Duration::from_micros(1);
 
-/// So many in so long: `5/min`.
+/// A number of operations per period: `5/min`.
 ///
-/// That many may come at once, and one more whenever the time for one (`per / count`) has passed:
-/// 5/min is up to five at once, and then one every twelve seconds. So one stretch of `per` can see
-/// nearly twice `count`, and on average it is never more than `count`.
+/// Up to `count` operations may start at once, and one more whenever `per / count` has passed:
+/// 5/min allows five at once, and then one every twelve seconds. So nearly twice `count` operations
+/// can start within one period, and on average never more than `count`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Rate {
     count: NonZeroU32,
@@ -27,10 +26,10 @@ pub struct Rate {
 }
 
 impl Rate {
-    /// A rate of `count` in `per`.
+    /// Creates a rate of `count` operations per period `per`.
     ///
     /// # Errors
-    /// If `per` is nothing or longer than 31 days, or the rate is above one in a microsecond.
+    /// If `per` is zero or longer than 31 days, or the rate is above one operation per microsecond.
     pub fn new(count: NonZeroU32, per: Duration) -> Result<Self, RateError> {
         let rate = Self { count, per };
         if per.is_zero() || per > PER_MAX {
@@ -42,19 +41,19 @@ impl Rate {
         Ok(rate)
     }
 
-    /// How many.
+    /// Returns the number of operations per period.
     #[must_use]
     pub fn count(self) -> NonZeroU32 {
         self.count
     }
 
-    /// In how long.
+    /// Returns the period.
     #[must_use]
     pub fn per(self) -> Duration {
         self.per
     }
 
-    /// The time for one, rounded up to a nanosecond.
+    /// Returns the time for one operation, rounded up to a nanosecond.
     #[must_use]
     pub fn interval(self) -> Duration {
         let nanos = self.per.as_nanos().div_ceil(u128::from(self.count.get()));
@@ -96,62 +95,62 @@ impl FromStr for Rate {
     }
 }
 
-/// Why something is no rate.
+/// The reason why a rate is invalid.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum RateError {
-    /// It is not a number, a slash and a unit.
+    /// The text is not a number, a slash and a unit.
     #[error("{text:?} is no rate; write a number, a slash and s, min, h or d, such as \"5/min\"")]
     Form {
         /// The text as given.
         text: String,
     },
-    /// The number cannot be used.
+    /// The number is out of range.
     #[error("the number in {text:?} must be between 1 and 4294967295")]
     Count {
         /// The text as given.
         text: String,
     },
-    /// The unit is not known.
+    /// The unit is unknown.
     #[error("the unit in {text:?} must be s, min, h or d, such as \"5/min\"")]
     Unit {
         /// The text as given.
         text: String,
     },
-    /// The time cannot be used.
+    /// The period is out of range.
     #[error("a rate cannot be over {per:?}; use more than nothing, and at most 31 days")]
     Per {
-        /// The time as given.
+        /// The period as given.
         per: Duration,
     },
-    /// There is less than a microsecond for each.
+    /// The rate allows less than a microsecond for each operation.
     #[error("a rate of {count} in {per:?} is too high; use at most 1000000 a second")]
     TooHigh {
         /// The number as given.
         count: NonZeroU32,
-        /// The time as given.
+        /// The period as given.
         per: Duration,
     },
 }
 
-/// Whether one more may come.
+/// The decision about one more operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Decision {
-    /// It may, and is counted.
+    /// The operation may start, and is counted.
     Allowed,
-    /// It may not, and is not counted.
+    /// The operation may not start, and is not counted.
     Refused {
-        /// When one more may come.
+        /// The time until one more operation may start.
         retry_after: Duration,
     },
 }
 
-/// Counts for many nodes. Whoever asks has an answer of its own if this one has none.
+/// A counter that many nodes share. A node whose call fails decides by a counter of its own.
 pub trait SharedVelocity: Send + Sync + fmt::Debug + 'static {
-    /// Counts one more of `key`, if `rate` allows it.
+    /// Counts one more operation of `key`, if `rate` allows it.
     fn take(&self, key: [u8; 32], rate: Rate) -> BoxFuture<'_, Result<Decision, StoreError>>;
 
-    /// Takes back what was counted, because it did not come to run.
+    /// Takes back an operation that was counted and did not run.
     fn give_back(&self, key: [u8; 32], rate: Rate) -> BoxFuture<'_, Result<(), StoreError>>;
 }
 

@@ -1,4 +1,4 @@
-//! What operators do while others do something else at the same moment.
+//! Actions of operators that race with owners and clients.
 #![expect(clippy::unwrap_used, reason = "tests may panic")]
 
 use std::sync::Arc;
@@ -28,8 +28,8 @@ async fn seen(store: &dyn Store, key: &str) -> Arc<Record> {
     store.load(vec![operation(key).id]).await.remove(0).unwrap().unwrap()
 }
 
-/// The owner of an unknown attempt comes back with its outcome in the very moment after the operator looked;
-/// and claims answer late, if they are told to.
+/// A store in which the owner of an unknown attempt returns with its outcome right after the
+/// operator looked. If `answers_late` is set, the next claim is answered late.
 #[derive(Debug)]
 struct Unlucky {
     memory: MemoryStore,
@@ -93,8 +93,8 @@ async fn what_the_audit_says_was_forgotten_is_what_was_forgotten() {
     engine.run(operation("a"), async |_| Verdict::Unknown(Cause::TimedOut)).await.unwrap();
     let unknown = seen(&*store, "a").await;
     store.owner_comes_back.store(true, Ordering::SeqCst);
-    // Either it is refused, because it is not what the operator saw any more, or the audit tells that an
-    // outcome is gone.
+    // Either the action is refused, because the record is no longer what the operator saw, or the
+    // audit log says that an outcome was forgotten.
     let done =
         engine.intervene(want(&unknown, Deed::Forget { seen: Standing::Unknown })).await.unwrap();
     let notes = engine.notes(Some(unknown.id), None, 10).await.unwrap().notes;
@@ -109,11 +109,12 @@ async fn an_outcome_that_the_operator_never_saw_is_not_forgotten() {
     let engine = Engine::new(store.clone());
     engine.run(operation("a"), async |_| Verdict::Unknown(Cause::TimedOut)).await.unwrap();
     let unknown = seen(&*store, "a").await;
-    // The operator looks at it: unknown. Then the owner (or the reconciler) tells the outcome.
+    // The operator sees an unknown record. Then the owner (or the reconciler) settles it.
     let (id, attempt) = (unknown.id, unknown.attempt);
     let verb = Verb::Complete(Recording::new("charged, and late"));
     store.settle(vec![Settlement { id, attempt, verb }]).await.remove(0).unwrap();
-    // What the operator sends names the attempt, which is the same: nothing tells that it is stale.
+    // The operator's request names the same attempt, so only the state that the operator saw shows
+    // that the request is stale.
     let done =
         engine.intervene(want(&unknown, Deed::Forget { seen: Standing::Unknown })).await.unwrap();
     assert!(!matches!(done, Intervened::Done(_)), "it will be charged a second time: {done:?}");
@@ -125,7 +126,8 @@ async fn what_runs_in_this_very_process_is_left_alone_although_the_store_calls_i
     let engine = Engine::new(store.clone());
     let Begin::Run(lease) = engine.begin(&operation("a")).await.unwrap() else { panic!() };
     lease.start().unwrap();
-    // Its lease ended meanwhile (the store was away, or it runs for longer than `run_max`).
+    // Its lease ended meanwhile: the store was unreachable, or the operation runs longer than
+    // `run_max`.
     let verb = Verb::Unknown(Cause::LeaseEnded);
     let (id, attempt) = (lease.id(), lease.attempt());
     store.settle(vec![Settlement { id, attempt, verb }]).await.remove(0).unwrap();
@@ -140,7 +142,7 @@ async fn what_runs_in_this_very_process_is_left_alone_although_the_store_calls_i
 #[tokio::test]
 async fn a_forgotten_outcome_is_not_remembered_by_a_claim_that_was_under_way() {
     let store = Unlucky::new();
-    // It has run on another node, so that nothing is remembered here.
+    // It ran on another node, so that this engine has nothing in its cache.
     let other_node = Engine::new(store.clone());
     let done = async |_| Verdict::Complete(Recording::new("paid"));
     other_node.run(operation("a"), done).await.unwrap();
@@ -164,7 +166,7 @@ async fn a_forgotten_outcome_is_not_remembered_by_a_claim_that_was_under_way() {
     assert!(!replays, "replayed by the node that forgot it, for up to a minute");
 }
 
-/// A store whose audit cannot be written.
+/// A store whose audit log cannot be written.
 #[derive(Debug)]
 struct Unnoted(MemoryStore);
 

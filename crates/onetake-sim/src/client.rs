@@ -1,4 +1,4 @@
-//! A client that shows everything it got.
+//! A client that returns everything it received.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -11,10 +11,10 @@ use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioExecutor;
 use onetake_core::{Clock, SystemClock};
 
-/// How long an answer may take: longer than anything that is tested for.
+/// The maximum time for an answer: longer than any time that is tested.
 const PATIENCE: Duration = Duration::from_secs(90);
 
-/// What came back.
+/// A response.
 #[derive(Clone, Debug)]
 pub struct Answer {
     /// The status.
@@ -26,39 +26,39 @@ pub struct Answer {
 }
 
 impl Answer {
-    /// The status as a number.
+    /// Returns the status as a number.
     #[must_use]
     pub fn status(&self) -> u16 {
         self.status.as_u16()
     }
 
-    /// The `code` of the problem that it is, or nothing.
+    /// Returns the `code` of the problem; empty for other responses.
     #[must_use]
     pub fn code(&self) -> String {
         let problem: serde_json::Value = serde_json::from_slice(&self.body).unwrap_or_default();
         problem.get("code").and_then(|code| code.as_str()).unwrap_or_default().to_owned()
     }
 
-    /// Whether it was replayed.
+    /// Returns true if it is a replay.
     #[must_use]
     pub fn is_replay(&self) -> bool {
         self.headers.contains_key("idempotent-replayed")
     }
 
-    /// A header's value, or nothing.
+    /// Returns a header's value; empty if it is absent.
     #[must_use]
     pub fn header(&self, name: &str) -> &str {
         self.headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or_default()
     }
 
-    /// The body as text.
+    /// Returns the body as text.
     #[must_use]
     pub fn text(&self) -> String {
         String::from_utf8_lossy(&self.body).into_owned()
     }
 }
 
-/// Why nothing came back.
+/// The reason why there is no response.
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
     /// The request could not be made.
@@ -75,14 +75,14 @@ pub enum ClientError {
     Late(Duration),
 }
 
-/// Sends requests to one server.
+/// A client of one server.
 #[derive(Clone, Debug)]
 pub struct Client {
     address: SocketAddr,
     pooled: Pooled<HttpConnector, Full<Bytes>>,
 }
 
-/// A request in the making: a POST, unless said otherwise.
+/// A request to send: a POST, unless the method is set.
 #[derive(Clone, Debug)]
 pub struct Call {
     client: Client,
@@ -93,7 +93,7 @@ pub struct Call {
 }
 
 impl Client {
-    /// A client of the server at `address`.
+    /// Creates a client of the server at `address`.
     #[must_use]
     pub fn new(address: SocketAddr) -> Self {
         let mut connector = HttpConnector::new();
@@ -101,14 +101,14 @@ impl Client {
         Self { address, pooled: Pooled::builder(TokioExecutor::new()).build(connector) }
     }
 
-    /// A client that speaks HTTP/2.
+    /// Creates a client that speaks HTTP/2.
     #[must_use]
     pub fn http2(address: SocketAddr) -> Self {
         let pooled = Pooled::builder(TokioExecutor::new()).http2_only(true).build_http();
         Self { address, pooled }
     }
 
-    /// A POST with a credential.
+    /// Creates a POST with a credential.
     #[must_use]
     pub fn post(&self, path: &str) -> Call {
         let call = Call {
@@ -158,12 +158,12 @@ impl Call {
         self
     }
 
-    /// Sends it and reads the whole answer.
+    /// Sends the request and reads the whole response.
     ///
     /// # Errors
-    /// If there is none.
+    /// If there is no response.
     pub async fn send(self) -> Result<Answer, ClientError> {
-        // Nobody waits for ever, not even for a connection that was lost in a way that the pool did not hear of.
+        // No request waits for ever, not even on a lost connection that the pool did not notice.
         tokio::select! {
             biased;
             answer = self.sent() => answer,

@@ -1,4 +1,4 @@
-//! A TCP proxy that a test can make slow, deaf or dead.
+//! A TCP proxy that a test can make slow, silent or dead.
 
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -13,18 +13,19 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
-/// What happens to bytes on their way.
+/// The state of the connection between client and server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Weather {
-    /// They arrive.
+    /// Bytes arrive.
     Fair,
-    /// They arrive after this long.
+    /// Bytes arrive after this delay.
     Slow(Duration),
-    /// They do not arrive, in either direction, and nobody is told; they arrive when it clears up.
+    /// Bytes do not arrive in either direction, and there is no error. They arrive when the state
+    /// changes.
     Cut,
-    /// Requests arrive, answers do not, until it clears up.
+    /// Requests arrive. Answers do not arrive until the state changes.
     CutBack,
-    /// Requests do not arrive until it clears up; answers to earlier ones do.
+    /// Requests do not arrive until the state changes. Answers to earlier requests do.
     CutThere,
     /// Bytes arrive in pieces of at most this many, each after a pause of a millisecond.
     Pieces(usize),
@@ -43,17 +44,17 @@ pub struct FaultProxy {
     accepting: JoinHandle<()>,
 }
 
-/// Faults of the next requests or answers, on whatever connection they travel.
+/// Faults of the next requests or answers, on any connection.
 #[derive(Debug, Default)]
 struct Next {
-    /// Answers to be lost.
+    /// The number of answers to lose.
     answers_to_lose: AtomicUsize,
-    /// Requests to be torn.
+    /// The number of requests to tear.
     requests_to_tear: AtomicUsize,
 }
 
 impl FaultProxy {
-    /// Starts one in front of `server`, in fair weather.
+    /// Starts a proxy in front of `server`, without faults.
     ///
     /// # Errors
     /// If there is no free port.
@@ -81,19 +82,19 @@ impl FaultProxy {
         self.server.send_replace(server);
     }
 
-    /// Where to connect instead.
+    /// Returns the address to connect to instead of the server's.
     #[must_use]
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// Changes the weather, for connections that are open too.
+    /// Changes the state, for open connections too.
     pub fn set(&self, weather: Weather) {
         self.weather.send_replace(weather);
     }
 
-    /// Loses the next answers: each request has arrived, and when the first byte of its answer comes,
-    /// its connection is closed instead.
+    /// Loses the next answers. Each request arrives, and its connection is closed at the first byte
+    /// of its answer.
     pub fn lose_answers(&self, count: usize) {
         self.next.answers_to_lose.store(count, Ordering::Relaxed);
     }
@@ -103,7 +104,7 @@ impl FaultProxy {
         self.next.requests_to_tear.store(count, Ordering::Relaxed);
     }
 
-    /// How many connections were ever asked for.
+    /// Returns the number of connections so far.
     #[must_use]
     pub fn connections(&self) -> usize {
         self.connections.load(Ordering::Relaxed)
@@ -186,7 +187,7 @@ impl Way<'_> {
     }
 }
 
-/// Takes one from a counter, if there is one to take.
+/// Decrements a counter. Returns false if it is zero.
 fn takes_one(counter: &AtomicUsize) -> bool {
     let fewer = |count: usize| count.checked_sub(1);
     counter.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fewer).is_ok()

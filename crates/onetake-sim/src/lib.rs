@@ -1,15 +1,15 @@
-//! What checks onetake as a whole. Not published.
+//! Checks of onetake as a whole. Not published.
 //!
-//! | module | what it holds |
+//! | module | contents |
 //! | --- | --- |
 //! | [`simulation`] | several real engines and layers on simulated time, with faults of every kind |
-//! | [`model`] | an exhaustive model of a record's life, over the functions that stores apply; the binary `onetake-model` runs it |
-//! | [`blackbox`] | what a client sees of a gateway, whatever store is behind it |
+//! | [`model`] | an exhaustive model of a record's life (binary: `onetake-model`) |
+//! | [`blackbox`] | tests of a gateway as its clients see it, over any store |
 //! | [`history`] | histories of concurrent clients on real servers, and the checker for them |
-//! | [`upstream`] | an upstream that does what its path says, and counts what it did |
-//! | [`servers`] | PostgreSQL, PgBouncer, Redis, Valkey, Redis Cluster, DynamoDB, NATS and a Stripe, started by tests |
-//! | [`fault_proxy`] | a TCP proxy that can be slow, deaf or dead |
-//! | [`client`] | a client that shows everything it got |
+//! | [`upstream`] | an upstream that acts as its path says, and counts its actions |
+//! | [`servers`] | PostgreSQL, Redis, DynamoDB, NATS and other servers that tests start |
+//! | [`fault_proxy`] | a TCP proxy that can be slow, silent or dead |
+//! | [`client`] | a client that returns everything it received |
 
 pub mod blackbox;
 pub mod client;

@@ -1,63 +1,66 @@
 //! An exhaustive model of the life of a record.
 //!
-//! The store in this model changes its records by [`onetake_core::decide`] alone: the functions that
-//! the real stores apply or are held to. Around the store, attempts on three nodes, reapers, sweepers,
-//! reconcilers and operators take every step that they may take, in every order, while time goes on.
-//! Beside the store, the model keeps the promise for each key ([`promise`]), which follows from the
-//! store's answers and the words of the design. A wrong decision shows as a difference between the
-//! record and the promise. The checker visits every state that can be reached.
+//! The store in this model changes its records by [`onetake_core::decide`] alone: the functions
+//! that the real stores apply or are compared with. Around the store, attempts on three nodes,
+//! reapers, sweepers, reconcilers and operators take every step that they may take, in every order,
+//! while time goes on. Beside the store, the model keeps the promise for each key ([`promise`]),
+//! which follows from the store's answers and the text of the design. A wrong decision shows as a
+//! difference between the record and the promise. The checker visits every state that can be
+//! reached.
 //!
 //! | step | meaning |
 //! | --- | --- |
 //! | [`Tick`](Action::Tick) | leases, graces and records end |
-//! | [`ClockBack`](Action::ClockBack) | the store's clock goes back; own clocks do not |
+//! | [`ClockBack`](Action::ClockBack) | the store's clock goes back; the nodes' clocks do not |
 //! | [`Claim`](Action::Claim) | a request with one of two payloads, under one or two terms |
-//! | [`LoseClaim`](Action::LoseClaim) | a claimer gives up; its claim may land later, or never |
+//! | [`LoseClaim`](Action::LoseClaim) | a claimer gives up; its claim may arrive later, or never |
 //! | [`LandClaim`](Action::LandClaim) | the store decides a claim whose claimer gave up |
-//! | [`Start`](Action::Start) | the attempt looks at its own clock, and the first byte goes out |
+//! | [`Start`](Action::Start) | the attempt checks its own clock, and the first byte is sent |
 //! | [`Renew`](Action::Renew) | a lease renewal; also one that arrives after the final report |
 //! | [`Report`](Action::Report) | an attempt's final report, late and repeated |
 //! | [`Die`](Action::Die) | the attempt never reports |
-//! | [`Reap`](Action::Reap) | a reaper passes over an attempt that it saw abandoned |
+//! | [`Reap`](Action::Reap) | a reaper ends an attempt that it saw abandoned |
 //! | [`Sweep`](Action::Sweep) | a sweeper deletes a record that its index named |
 //! | [`Defer`](Action::Defer) | a reconciler takes the turn to ask for an unknown attempt |
 //! | [`SettleFor`](Action::SettleFor) | a reconciler or an operator settles for an attempt |
 //! | [`Forget`](Action::Forget) | an operator forgets a record |
 //!
 //! A pause needs no step of its own: an actor that does nothing while time goes on is paused. The
-//! first looks of reapers, sweepers, reconcilers and operators need none either. Each look is taken
-//! as soon as it can be, and never forgotten, so the second step may come at any moment after it. A
-//! later look could only allow less. Any node may have taken any look, so the number of reapers,
+//! first reads of reapers, sweepers, reconcilers and operators need none either. Each read happens
+//! as soon as it can, and is never forgotten, so the second step may follow at any moment after it.
+//! A later read could only allow less. Any node may have made any read, so the number of reapers,
 //! sweepers, reconcilers and operators is not bounded.
 //!
 //! # Bounds
 //!
-//! Three attempts ask for a key, each on a node of its own. Further claims are tried, but grants to
+//! Three attempts claim a key, each on a node of its own. Further claims are tried, but grants to
 //! them are not followed. Time ends at [`ModelConfig::ticks`]. Within these bounds nothing is left
-//! out: there is no bound on the depth, nor on the number of renewals, repetitions, looks and
-//! deletions. Successful operations of one model all end alike, by [`ModelConfig::outcome`].
+//! out: there is no bound on the depth, nor on the number of renewals, repetitions, reads and
+//! deletions. All successful operations of one model end in the same way, by
+//! [`ModelConfig::outcome`].
 //!
-//! All features together are too many states. Each model has some of them ([`Features`]); the
+//! All features together have too many states. Each model has some of them ([`Features`]); the
 //! module [`suite`] lists the models of the short and of the long form.
 //!
-//! Two symmetries are used. Idle attempts are alike, so they ask in order. The two payloads of a key
-//! are alike until one of them is sent.
+//! Two symmetries are used. Idle attempts are alike, so they claim in order. The two payloads of a
+//! key are alike until one of them is sent.
 //!
 //! # Honesty
 //!
-//! Whether an operation has an effect is decided when it starts. Attempts, reconcilers and operators
-//! tell the truth about it: they complete only an operation that started, and release only one that
-//! had no effect. Under [`OnUnknown::Rollback`] the effect commits with the completion, so a release
-//! is always true, and the commit and a release of one attempt may race.
+//! It is decided at the start of an operation whether it has an effect. Attempts, reconcilers and
+//! operators report the truth: they complete only an operation that started, and release only one
+//! that had no effect. Under [`OnUnknown::Rollback`] the effect commits with the completion, so a
+//! release is always true, and the commit and a release of one attempt may race.
 //!
 //! # Not modelled
 //!
 //! - Audit entries: the engine writes them, and no decision depends on them.
-//! - The grace that restarts after a store outage: stores and engine keep it, around
+//! - The grace that restarts after a store outage: stores and engine implement it, around
 //!   [`onetake_core::decide`].
 //! - A clock that jumps ahead: it ends leases early, and the design accepts that.
 //! - A record that expired or was forgotten is absent by the store's clock. If that clock goes back
-//!   behind the expiry before a sweep, the record is alive again, and the model allows that.
+//!   to before the expiry and no sweep came first, the record is alive again, and the model allows
+//!   that.
 
 mod attempts;
 mod check;
@@ -97,29 +100,29 @@ pub struct Model {
 }
 
 impl Model {
-    /// A model within the bounds of `config`.
+    /// Creates a model within the bounds of `config`.
     #[must_use]
     pub fn new(config: ModelConfig) -> Self {
         Self::with_decisions(config, Decisions::default())
     }
 
-    /// A model whose store decides by `decisions`.
+    /// Creates a model whose store decides by `decisions`.
     #[must_use]
     pub fn with_decisions(config: ModelConfig, decisions: Decisions) -> Self {
         Self { config, decisions, coverage: Arc::default() }
     }
 
-    /// The terms that a request on `key` is claimed under.
+    /// Returns the terms of a request on `key`.
     fn terms(&self, key: ModelKey, request: Request) -> Terms {
         self.config.terms.get(key).get(request.terms).with_tick(self.config.tick)
     }
 
-    /// The policy for unknown outcomes that a request on `key` is claimed under.
+    /// Returns the policy for unknown outcomes of a request on `key`.
     fn on_unknown(&self, key: ModelKey, request: Request) -> OnUnknown {
         self.config.terms.get(key).get(request.terms).on_unknown
     }
 
-    /// Whether a scenario can occur within these bounds.
+    /// True if a scenario can occur within these bounds.
     fn is_possible(&self, scenario: Scenario) -> bool {
         ModelKey::ALL.into_iter().any(|key| scenario.is_possible(&self.config, key))
     }
@@ -192,7 +195,7 @@ impl Model {
         }
     }
 
-    /// The steps of those who act for `slot` on what they saw.
+    /// Adds the steps of actors that act for `slot` on an earlier read.
     fn other_actions(
         &self,
         key: ModelKey,
@@ -220,7 +223,7 @@ impl Model {
         }
     }
 
-    /// The settlements of `settler`, who knows the truth about the attempt.
+    /// Adds the settlements of `settler`, which knows the truth about the attempt.
     fn push_settlements(
         &self,
         key: ModelKey,
@@ -230,7 +233,7 @@ impl Model {
         actions: &mut Vec<Action>,
     ) {
         let settle = |report| Action::SettleFor(key, slot, settler, report);
-        // A settlement that is not accepted any more was true when it was sent.
+        // A settlement that is no longer accepted was true when it was sent.
         let open = life.filter(|life| life.stage == LifeStage::Unknown);
         let outcome = self.config.outcome;
         let has_started = open.is_none_or(|life| life.run != RunProgress::NotStarted);
@@ -261,7 +264,7 @@ impl Model {
         }
     }
 
-    /// Takes one step; whether anything changed.
+    /// Takes one step. Returns true if anything changed.
     fn apply(&self, state: &mut ModelState, action: Action) -> bool {
         match action {
             Action::Tick => self.tick(state),
@@ -283,7 +286,7 @@ impl Model {
         }
     }
 
-    /// The store's time at which a model that took so many steps back ends.
+    /// Returns the store's time at which a model ends whose clock went back this many times.
     fn end(&self, steps_back: u8) -> Timestamp {
         let ahead = self.config.features.clock_steps_back.saturating_sub(steps_back);
         Timestamp::default().plus(self.config.tick * (self.config.ticks + u32::from(ahead)))
@@ -293,13 +296,13 @@ impl Model {
 /// One step of the model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
-    /// Time goes on.
+    /// Time advances by a tick.
     Tick,
     /// The store's clock goes back.
     ClockBack,
-    /// The next attempt claims a key, and hears the answer.
+    /// The next attempt claims a key, and gets the answer.
     Claim(ModelKey, Request),
-    /// The next attempt sends a claim, and gives up before it hears the answer.
+    /// The next attempt sends a claim, and gives up before it gets the answer.
     LoseClaim(ModelKey, Request),
     /// The claim of an attempt that gave up reaches the store.
     LandClaim(ModelKey, AttemptSlot),
@@ -307,11 +310,11 @@ pub enum Action {
     Start(ModelKey, AttemptSlot, RunProgress),
     /// An attempt renews its lease.
     Renew(ModelKey, AttemptSlot),
-    /// An attempt reports how it ended.
+    /// An attempt reports its end.
     Report(ModelKey, AttemptSlot, AttemptReport),
     /// An attempt dies.
     Die(ModelKey, AttemptSlot),
-    /// A reaper passes over an attempt that it saw abandoned, maybe long ago.
+    /// A reaper ends an attempt that it saw abandoned, maybe long ago.
     Reap(ModelKey, AttemptSlot),
     /// A sweeper deletes a record that its index named, maybe long ago.
     Sweep(ModelKey),
@@ -332,7 +335,7 @@ impl stateright::Model for Model {
     }
 
     fn actions(&self, state: &ModelState, actions: &mut Vec<Action>) {
-        // Behind a violation nothing means anything.
+        // States after a violation have no meaning.
         if !state.broken.is_empty() {
             return;
         }
@@ -350,7 +353,7 @@ impl stateright::Model for Model {
     fn next_state(&self, state: &ModelState, action: Action) -> Option<ModelState> {
         let mut next = state.clone();
         let is_changed = self.apply(&mut next, action);
-        // An answer alone can break an invariant, too.
+        // The answer alone can also break an invariant.
         (is_changed || next.broken != state.broken).then_some(next)
     }
 

@@ -1,8 +1,9 @@
-//! An upstream that does what its path says, and counts what it did.
+//! An upstream that acts as its path says, and counts its actions.
 //!
-//! The last segment of a path is the behaviour: `/any/route/slow?ms=600` takes 600 ms. Everything
-//! before it is for the gateway's routes. Behind `gate`, the first operation of a case runs until
-//! its test opens it; one more, that should not be, is not held up, so that it is soon seen.
+//! The last segment of a path is the behaviour: `/any/route/slow?ms=600` takes 600 ms. The segments
+//! before it are for the gateway's routes. With `gate`, the first operation of a case runs until
+//! its test opens the gate. A second operation, which should not exist, is not held up, so that a
+//! test notices it soon.
 
 use std::collections::{HashMap, HashSet};
 use std::convert::Infallible;
@@ -26,10 +27,10 @@ use onetake_core::{Clock, SystemClock};
 
 type Body = BoxBody<Bytes, io::Error>;
 
-/// How long an operation is waited for.
+/// The maximum time to wait for an operation.
 const RUNS_WITHIN: Duration = Duration::from_secs(60);
 
-/// A running upstream. It ends with its last clone.
+/// A running upstream. It ends when its last clone is dropped.
 #[derive(Clone, Debug)]
 pub struct Upstream {
     address: SocketAddr,
@@ -46,7 +47,7 @@ struct State {
 }
 
 impl Upstream {
-    /// Starts one on a free port.
+    /// Starts an upstream on a free port.
     ///
     /// # Errors
     /// If there is no free port.
@@ -54,7 +55,7 @@ impl Upstream {
         Self::start_on(SocketAddr::from(([127, 0, 0, 1], 0)), None).await
     }
 
-    /// Starts one that closes connections that were idle for `idle`.
+    /// Starts an upstream that closes connections that were idle for `idle`.
     ///
     /// # Errors
     /// If the address cannot be listened on.
@@ -68,32 +69,32 @@ impl Upstream {
         Ok(Self { address, state, _stop: Arc::new(stop) })
     }
 
-    /// Where it listens.
+    /// Returns its address.
     #[must_use]
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// `http://…`
+    /// Returns its address as `http://…`.
     #[must_use]
     pub fn url(&self) -> String {
         format!("http://{}", self.address)
     }
 
-    /// How often an operation ran, by the value of its `X-Case` header.
+    /// Returns how often an operation ran, by the value of its `X-Case` header.
     #[must_use]
     pub fn runs(&self, case: &str) -> usize {
         let runs = self.state.runs.lock().unwrap_or_else(PoisonError::into_inner);
         runs.get(case).copied().unwrap_or_default()
     }
 
-    /// How often anything ran.
+    /// Returns the number of runs of all operations.
     #[must_use]
     pub fn runs_in_all(&self) -> usize {
         self.state.runs.lock().unwrap_or_else(PoisonError::into_inner).values().sum()
     }
 
-    /// Waits until an operation ran `count` times; panics if it does not in a minute.
+    /// Waits until an operation ran `count` times. Panics if that takes longer than a minute.
     pub async fn ran(&self, case: &str, count: usize) {
         let give_up = SystemClock.monotonic() + RUNS_WITHIN;
         while self.runs(case) < count {
@@ -102,7 +103,7 @@ impl Upstream {
         }
     }
 
-    /// Lets the first operation of a case through its `gate`, also if it is still to come.
+    /// Lets the first operation of a case through its `gate`, even if it has not arrived yet.
     pub fn open(&self, case: &str) {
         self.state.open.send_modify(|open| {
             open.insert(case.to_owned());
@@ -140,7 +141,7 @@ async fn serve(stream: TcpStream, state: Arc<State>) {
     let _ended = connection.await;
 }
 
-/// The operation gave up its connection without an answer.
+/// The error that closes a connection without a response.
 #[derive(Debug, thiserror::Error)]
 #[error("closed on purpose")]
 struct Closed;
@@ -196,7 +197,8 @@ async fn act(request: Request<Incoming>, state: Arc<State>) -> Result<Response<B
     })
 }
 
-/// A successful operation, with headers that should and should not be replayed.
+/// Returns the response of a successful operation, with headers that should and should not be
+/// replayed.
 fn charged(body: &Bytes, parts: &http::request::Parts) -> Response<Body> {
     let fence = parts.headers.get("idempotency-fence").and_then(|v| v.to_str().ok()).unwrap_or("-");
     let text = [b"charged ", &body[..], b" fence ", fence.as_bytes()].concat();
@@ -218,7 +220,7 @@ fn answer(status: StatusCode, body: impl Into<Bytes>) -> Response<Body> {
     response
 }
 
-/// Bytes that are always the same, and that nothing makes smaller.
+/// Returns bytes that are always the same and cannot be compressed.
 fn noise(count: usize) -> Vec<u8> {
     let mut state = 0x9e37_79b9_7f4a_7c15_u64;
     let words = std::iter::repeat_with(|| {
@@ -230,7 +232,7 @@ fn noise(count: usize) -> Vec<u8> {
     words.flatten().take(count).collect()
 }
 
-/// Says that it has a hundred bytes, and breaks off after four.
+/// Returns a response that announces a hundred bytes, and breaks off after four.
 fn broken() -> Response<Body> {
     let frames = [
         Ok(Frame::data(Bytes::from_static(b"four"))),

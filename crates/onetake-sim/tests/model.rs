@@ -1,4 +1,5 @@
-//! The state machine keeps its invariants in every state that the models of the short form reach.
+//! Check of the short form's models: the state machine keeps its invariants in every reachable
+//! state.
 #![expect(clippy::expect_used, reason = "tests may panic")]
 
 use onetake_sim::model::{Model, Violation, check, suite};

@@ -1,4 +1,5 @@
-//! The models find wrong decisions: each mutant of the decision functions breaks an invariant.
+//! Check of the models with wrong decisions: each mutant of the decision functions breaks an
+//! invariant.
 #![expect(clippy::expect_used, reason = "tests may panic")]
 
 use std::time::Duration;
@@ -15,7 +16,7 @@ type Settle = fn(Option<&Record>, &Settlement, Timestamp) -> SettleEffect;
 type DecideClaim = fn(Option<&Record>, &Claim, Timestamp, Fence) -> ClaimEffect;
 
 /// Checks that the short form's model of this name finds `decisions`, and that they break one of
-/// `invariants`. The checker stops at the first violation, and its threads race for that.
+/// `invariants`. The checker stops at the first violation, and its threads race for it.
 fn finds(name: &str, decisions: Decisions, invariants: &[Invariant]) {
     let models = suite::short();
     let model = models.iter().find(|model| model.name == name).expect("a model of the short form");
@@ -34,7 +35,7 @@ fn finds_claim(name: &str, claim: DecideClaim, invariants: &[Invariant]) {
     finds(name, Decisions { claim, ..Decisions::default() }, invariants);
 }
 
-/// The record, if it is alive and the settled attempt owns it.
+/// Returns the record, if it is alive and the settled attempt owns it.
 fn own<'a>(
     found: Option<&'a Record>,
     settlement: &Settlement,
@@ -127,7 +128,8 @@ fn reconcilers_a_deferral_prolongs_the_life_of_a_record() {
     );
 }
 
-/// Under `Reconcile`, an attempt that is passed over is released although it may have had an effect.
+/// Under `Reconcile`, an attempt that lost its lease is released although it may have had an
+/// effect.
 #[test]
 fn release_after_an_effect() {
     finds_settle(
@@ -282,7 +284,7 @@ fn clock_back_a_grant_shortens_the_life_of_a_record() {
     );
 }
 
-/// Only older attempts are refused: a claim that has not landed yet counts as the owner.
+/// Only older attempts are refused: an attempt whose claim has not arrived yet counts as the owner.
 #[test]
 fn lost_claims_a_newer_attempt_settles() {
     finds_settle(
@@ -340,7 +342,7 @@ fn a_released_key_is_never_granted_again() {
     finds("operators", Decisions { read, ..Decisions::default() }, &[Invariant::StateMachine]);
 }
 
-/// An attempt that is not to be reconciled is deferred.
+/// An attempt that is not to be reconciled is postponed.
 #[test]
 fn reconcilers_defer_under_any_policy() {
     finds_settle(

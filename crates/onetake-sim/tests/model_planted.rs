@@ -1,4 +1,4 @@
-//! The model finds the bugs that are planted for it.
+//! Check that the model finds planted bugs.
 
 use onetake_core::planted::{Bug, plant};
 use onetake_sim::model::invariants::Invariant;

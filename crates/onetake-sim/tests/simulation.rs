@@ -1,13 +1,14 @@
-//! The short form of the simulation: seeds that must pass, and the same run twice.
+//! The short form of the simulation: seeds that must pass, and repeated runs.
 //!
-//! A seed that fails is added here by name, with a sentence that says what went wrong. A change of the planner changes what
-//! a seed means, so that each finding also gets a test of the part that was wrong.
+//! A seed that fails is added here by name, with a sentence about the error. A change of the
+//! planner changes the meaning of a seed, so each finding also gets a test of the part that was
+//! wrong.
 #![expect(clippy::panic, reason = "tests may panic")]
 
 use onetake_sim::simulation::theme::Theme;
 use onetake_sim::simulation::{Plan, Without, simulate};
 
-/// How many seeds the short form runs on each of its threads.
+/// The number of seeds on each thread of the short form.
 const SEEDS: u64 = 600;
 
 fn passes(seed: u64) {
@@ -26,14 +27,15 @@ fn odd_seeds_hold_every_invariant() {
     (0..SEEDS).map(|number| 2 * number + 1).for_each(passes);
 }
 
-/// The checker was wrong about a run that answered when its process, suspended until then, had already waited for it for
-/// as long as the shutdown said.
+/// The checker was wrong about a run that answered too late: its process, suspended until then, had
+/// already waited for the whole time of the shutdown.
 #[test]
 fn a_shutdown_that_is_over_keeps_no_outcome_that_comes_later() {
     passes(1541);
 }
 
-/// The checker was wrong about a node that showed an outcome after the store had forgotten it, and before the node knew.
+/// The checker was wrong about a node that showed an outcome after the store had forgotten it, and
+/// before the node knew that.
 #[test]
 fn a_node_may_show_an_outcome_until_it_has_told_the_operator_that_it_is_forgotten() {
     passes(344);
@@ -50,8 +52,8 @@ fn every_theme_occurs_and_half_of_the_plans_have_none() {
     assert!((250..350).contains(&without), "{without} plans have no theme");
 }
 
-/// A claim whose answer was lost was sent again. The second copy landed when the attempt had been released and another
-/// one too: the key was granted to nobody, and became unknown.
+/// A claim whose answer was lost was sent again. The second copy arrived after the attempt, and
+/// another one, had been released. The key was granted although no attempt ran, and became unknown.
 #[test]
 fn a_claim_is_not_on_its_way_twice() {
     passes(20_000_776);

@@ -1,10 +1,10 @@
-//! The differential test: random steps on a store, every answer compared with [`decide`].
+//! The differential test: random steps on a store, with every answer compared with [`decide`].
 //!
-//! A store that restates [`decide`] in SQL or in a script can differ from it in a corner that no case of
-//! the suite looks at. So [`play`] sends a random sequence of claims, settlements, reads, sweeps and
-//! operators' acts to the store, moves the clock to the very microseconds at which something ends, and
-//! opens the store anew now and then, as another node would. A reference beside it decides the same
-//! steps by `decide`. The first answer that differs ends the game.
+//! A store that restates [`decide`] in SQL or in a script can differ from it in a situation that no
+//! case of the suite covers. So [`play`] sends a random sequence of claims, settlements, reads,
+//! sweeps and operators' actions to the store. It moves the clock to the exact microseconds at
+//! which something ends, and sometimes opens the store again, as another node would. A reference
+//! beside it decides the same steps by `decide`. The first answer that differs ends the game.
 //!
 //! The subject's clock must show exactly the store's time.
 //!
@@ -26,44 +26,45 @@ use super::bench::REAL_TIME_MAX;
 use reference::Reference;
 use steps::{Step, Steps};
 
-/// Steps that are told when an answer differs.
+/// The number of last steps in the report of a difference.
 const TOLD_MAX: usize = 40;
 
-/// Sweeps until nothing more is due, at most.
+/// The maximum number of sweeps until no more records are due.
 const SWEEPS_MAX: usize = 100;
 
 /// The differences that a store may have from the reference.
 #[derive(Clone, Copy, Debug)]
 pub struct Differences {
-    /// The way in which the store tells that a lease is over.
+    /// The way in which the store decides that a lease is over.
     pub leases: Leases,
     /// The records that a sweep deletes.
     pub sweeps: Sweeps,
-    /// The most calls of [`Store::due`] until the store has told all that is due.
+    /// The maximum number of calls of [`Store::due`] until the store has returned all due attempts.
     pub due_tries: usize,
-    /// True if the subject can be opened anew without changing what is there.
+    /// True if the subject can be opened again without changing its data.
     pub reopens: bool,
 }
 
-/// The way in which a store tells that a lease is over.
+/// The way in which a store decides that a lease is over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Leases {
-    /// By its clock. The store is always in contact with owners.
+    /// The store's clock decides. The store is always in contact with owners.
     ByClock,
-    /// By its clock, and by how long it has been open: an owner gets its grace anew.
+    /// The store's clock decides, and the time for which the store has been open: an owner gets its
+    /// whole grace again.
     ByClockAndContact,
-    /// By how long it has seen a record unchanged, since it is open.
+    /// The time decides for which the store has seen a record unchanged since it was opened.
     ByWatching,
 }
 
 /// The records that a sweep deletes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sweeps {
-    /// All that expired.
+    /// All expired records.
     All,
-    /// Some of what expired; the rest later.
+    /// Some of the expired records, and the others later.
     Some,
-    /// Nothing: the server deletes by itself.
+    /// None: the server deletes them by itself.
     Nothing,
 }
 
@@ -87,7 +88,7 @@ impl fmt::Display for Difference {
 /// The counts of a game.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Played {
-    /// Claims, settlements, reads and others.
+    /// The number of items: claims, settlements, reads and others.
     pub steps: usize,
     /// Claims that were granted.
     pub granted: usize,
@@ -97,7 +98,7 @@ pub struct Played {
     pub due: usize,
     /// Records that were swept.
     pub swept: usize,
-    /// Times that the store was opened anew.
+    /// The number of times that the store was opened again.
     pub opened: usize,
 }
 
@@ -199,7 +200,7 @@ impl Game<'_> {
                 self.store = self.subject.reopen().await.ok_or("it cannot be opened anew")?;
                 self.reference.opened();
                 self.played.opened += 1;
-                // A node that has just begun hears the server's time, and begins to watch.
+                // A node that has just started reads the server's time, and begins to watch.
                 self.abandoned().await?;
             }
             Step::Reopen => {}
@@ -222,7 +223,7 @@ impl Game<'_> {
         compare_due("unsettled", due, &told, true)
     }
 
-    /// All attempts that are due. A store that finds them by and by is asked again.
+    /// Returns all attempts that are due. A store that finds them gradually is asked again.
     async fn all_due(&self, count: usize, which: Due) -> Result<Vec<DueAttempt>, String> {
         let mut told = Vec::new();
         for _ in 0..self.differences.due_tries.max(1) {
@@ -237,7 +238,7 @@ impl Game<'_> {
     async fn sweep(&mut self, limit: usize) -> Compared {
         let (expired, unknown) = self.reference.expired();
         let (mut removed, mut lost) = (0, 0);
-        // A sweep may find out of date what its index named, and then says that there is more.
+        // A sweep may find that its index is out of date, and then reports that there is more.
         for _ in 0..SWEEPS_MAX {
             let swept = answered(self.store.sweep(limit)).await?.map_err(failed)?;
             if swept.removed > limit {
@@ -268,7 +269,8 @@ fn one_each<T>(answers: &Answers<T>, count: usize) -> Compared {
     if told == count { Ok(()) } else { Err(format!("{told} answers for {count} items")) }
 }
 
-/// Compares what is due, which comes with the moments since when it is, the longest first.
+/// Compares due attempts. The expected ones have the times since when they are due; the longest due
+/// are first.
 fn compare_due<M: Ord + Copy + fmt::Debug>(
     name: &str,
     due: Vec<(M, DueAttempt)>,
@@ -289,7 +291,7 @@ fn failed(error: StoreError) -> String {
     format!("the store failed: {:?}: {error}", error.kind())
 }
 
-/// The answer, unless there is none for a minute.
+/// Returns the answer, or an error if there is none for a minute.
 #[expect(clippy::disallowed_methods, reason = "a store's threads and servers live in real time")]
 async fn answered<T>(answer: impl Future<Output = T>) -> Result<T, String> {
     let timeout: Duration = REAL_TIME_MAX;

@@ -11,17 +11,17 @@ use onetake_core::store::{Claim, Claimed, DueAttempt, Settled, Settlement};
 
 use super::{Leases, compare};
 
-/// The records as they should be.
+/// The expected records.
 pub(super) struct Reference {
     leases: Leases,
     now: Timestamp,
     monotonic: Duration,
-    /// When the store was opened, by the monotonic clock.
+    /// The time at which the store was opened, by the monotonic clock.
     opened_at: Duration,
     records: BTreeMap<RecordId, Record>,
-    /// The highest fence of each record, in all its lives.
+    /// The highest fence of each record, also across its expiry.
     fences: BTreeMap<RecordId, Fence>,
-    /// When each record was written last, by the monotonic clock.
+    /// The time of the last write of each record, by the monotonic clock.
     written_at: BTreeMap<RecordId, Duration>,
 }
 
@@ -39,17 +39,17 @@ impl Reference {
         }
     }
 
-    /// The store's time.
+    /// Returns the store's time.
     pub(super) fn now(&self) -> Timestamp {
         self.now
     }
 
-    /// Looks at the clock.
+    /// Reads the clock.
     pub(super) fn look(&mut self, clock: &dyn Clock) {
         (self.now, self.monotonic) = (clock.now(), clock.monotonic());
     }
 
-    /// The store was opened anew.
+    /// Records that the store was opened again.
     pub(super) fn opened(&mut self) {
         self.opened_at = self.monotonic;
     }
@@ -82,7 +82,7 @@ impl Reference {
         match (effect, told) {
             (ClaimEffect::Grant(record), Claimed::Granted { fence }) => {
                 let is_again = found.is_some_and(|found| found.fence == record.fence);
-                // A store may know of fences that were given to other records.
+                // A store may also raise a fence above those of other records.
                 let is_right =
                     if is_again { *fence == record.fence } else { *fence >= record.fence };
                 if !is_right {
@@ -139,7 +139,7 @@ impl Reference {
         Ok(())
     }
 
-    /// Attempts whose lease and grace are over, with since when they are.
+    /// Returns the attempts whose lease and grace are over, each with the time since when.
     pub(super) fn abandoned(&self) -> Vec<(Timestamp, DueAttempt)> {
         let over = self
             .records
@@ -148,27 +148,27 @@ impl Reference {
         over.filter_map(|record| Some((record.abandoned_at()?, due(record)))).collect()
     }
 
-    /// Attempts that somebody should ask for, with since when they are due.
+    /// Returns the attempts that are due for reconciliation, each with the time since when.
     pub(super) fn unsettled(&self) -> Vec<(Timestamp, DueAttempt)> {
         let live = self.records.values().filter(|record| !record.is_expired(self.now));
         let asked = live.filter_map(|record| Some((record.ask_at()?, due(record))));
         asked.filter(|(ask_at, _)| *ask_at <= self.now).collect()
     }
 
-    /// The number of records that expired, and of those among them that were unknown.
+    /// Returns the number of expired records, and of the unknown ones among them.
     pub(super) fn expired(&self) -> (usize, usize) {
         let expired = || self.records.values().filter(|record| record.is_expired(self.now));
         let unknown = expired().filter(|record| matches!(record.state, State::Unknown { .. }));
         (expired().count(), unknown.count())
     }
 
-    /// Deletes what expired.
+    /// Deletes the expired records.
     pub(super) fn sweep(&mut self) {
         let now = self.now;
         self.records.retain(|_, record| !decide::may_sweep(record, now));
     }
 
-    /// The moments in the future at which something ends.
+    /// Returns the future times at which something ends.
     pub(super) fn ends(&self) -> Vec<Timestamp> {
         let contact = |record: &Record| match self.leases {
             Leases::ByClock => None,
@@ -186,7 +186,7 @@ impl Reference {
         ends.filter(|end| *end > self.now).collect()
     }
 
-    /// The time at which the store will have been open for so long.
+    /// Returns the time at which the store will have been open for this long.
     fn after_opening(&self, lasting: Duration) -> Timestamp {
         let left = (self.opened_at + lasting).saturating_sub(self.monotonic);
         self.now.plus(left)

@@ -13,11 +13,11 @@ use onetake_core::store::{Claim, Settlement, Verb};
 
 use super::reference::Reference;
 
-/// Records: so few that every step meets what others left.
+/// The number of records. It is small, so that steps often meet records of earlier steps.
 const RECORDS: u64 = 6;
-/// Items in a batch, at most.
+/// The maximum number of items in a batch.
 const ITEMS_MAX: u64 = 5;
-/// Claims of a record that may be sent again.
+/// The number of claims of a record that may be sent again.
 const CLAIMS_MAX: usize = 4;
 
 /// One step.
@@ -35,7 +35,7 @@ pub(super) enum Step {
 }
 
 impl Step {
-    /// The number of steps that it counts for.
+    /// Returns the number of steps that it counts for.
     pub(super) fn count(&self) -> usize {
         match self {
             Self::Claim(batch) => batch.len(),
@@ -46,7 +46,7 @@ impl Step {
     }
 }
 
-/// Makes steps.
+/// A generator of steps.
 pub(super) struct Steps {
     random: u64,
     attempts: u64,
@@ -94,7 +94,7 @@ impl Steps {
                 return Claim { fingerprint, ..claim };
             }
         }
-        // Most callers send what was sent before, under this key.
+        // Most callers send the payload that was sent before under this key.
         let found = reference.record(id).filter(|_| self.random & 7 > 0);
         let fingerprint = found.map(|record| record.fingerprint);
         let claim = Claim {
@@ -192,11 +192,13 @@ impl Steps {
         }
     }
 
-    /// To where something ends, a microsecond before or behind it; or a little further.
+    /// Returns the time until something ends, or a microsecond before or after that; sometimes a
+    /// random time.
     fn advance(&mut self, reference: &Reference) -> Duration {
         let mut ends = reference.ends();
         ends.sort_unstable();
-        // Those that end soon are chosen more often, so that not everything has expired all the time.
+        // Near ends are chosen more often. Otherwise most records would be expired most of the
+        // time.
         let near = self.index(3).min(self.index(3));
         let chosen = if self.below(4) == 0 { self.index(ends.len().max(1)) } else { near };
         let end = ends.get(chosen).map(|end| until(reference.now(), *end));
@@ -223,7 +225,7 @@ impl Steps {
     }
 
     fn id(&mut self) -> RecordId {
-        // Spread over the shards of stores that have some.
+        // Spreads ids over the shards of stores that have some.
         let number = self.below(RECORDS);
         RecordId::from_bytes((u128::from(number) << 121 | u128::from(number)).to_be_bytes())
     }
@@ -232,7 +234,7 @@ impl Steps {
         usize::try_from(self.below(count as u64)).unwrap_or_default()
     }
 
-    /// SplitMix64.
+    /// Returns a number below `end`, by SplitMix64.
     fn below(&mut self, end: u64) -> u64 {
         self.random = self.random.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut mixed = self.random;

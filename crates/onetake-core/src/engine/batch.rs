@@ -1,12 +1,14 @@
-//! Gathers what comes while a write is under way, and writes it together.
+//! Batching of writes: items that arrive during a write are written together.
 //!
-//! There is no timer: an idle lane writes at once, and a busy lane writes whatever gathered in the
-//! meantime, or, where it may have several writes under way, as soon as as much waits as is being
-//! written: many small writes would cost a busy store more than they gain. A write that takes long does
-//! not count there: nobody should wait for what holds it up. Batches are sorted by record id, so that nodes never deadlock each other.
+//! There is no timer. An idle lane writes at once, and a busy lane writes everything that arrived
+//! in the meantime. A lane with several writers starts another write as soon as at least as many
+//! items wait as are being written: many small writes would cost a busy store more than they gain.
+//! A write that takes long no longer counts there, so that other items do not wait for it. Batches
+//! are sorted by record id, so that nodes never deadlock each other.
 //!
-//! An operation's own task writes its batch itself if nobody else is about to ([`Lane::write`]); what has gathered
-//! by the end of that write goes to a task of the lane, so that no operation works for others for long.
+//! An operation's own task writes its batch itself if no other writer is about to
+//! ([`Lane::write`]). Items that arrived by the end of that write go to a task of the lane, so that
+//! no operation works long for others.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -25,7 +27,7 @@ use crate::store::{Answers, Claim, Settlement, StoreError, StoreErrorKind};
 
 use super::tasks::{Detached, Receiver, Tasks};
 
-/// What can stand in a batch.
+/// An item of a batch.
 pub(crate) trait Item: Send + 'static {
     fn id(&self) -> RecordId;
 }
@@ -42,12 +44,12 @@ impl Item for Settlement {
     }
 }
 
-/// How long a write may take before others stop counting with it.
+/// The duration after which a write no longer counts in the decision about another write.
 const SLOW: Duration = Duration::from_millis(10);
-/// The most turns that a writer gives to others before it takes a batch.
+/// The maximum number of times that a writer yields before it takes a batch.
 const TURNS_MAX: usize = 16;
-/// Turns in which nobody came, after which it takes what there is. Others may be at work on another
-/// thread during the first.
+/// The number of yields without a new item after which the writer takes its batch. During the first
+/// of them, other tasks may be at work on another thread.
 const QUIET_TURNS: usize = 2;
 
 type Write<T, R> = Box<dyn Fn(Vec<T>) -> BoxFuture<'static, Answers<R>> + Send + Sync>;
@@ -71,13 +73,14 @@ struct Queue<T, R> {
     waiting: VecDeque<(T, Reply<R>)>,
     /// Tasks that write, or are about to.
     writers: usize,
-    /// Those of them that have a batch under way, and the items in all of these.
+    /// The number of writers that have a batch under way. `under_way` counts the items of these
+    /// batches.
     writing: usize,
     under_way: usize,
 }
 
 impl<T, R> Queue<T, R> {
-    /// Whether what waits is worth a write of its own, beside those that are under way.
+    /// True if the waiting items are worth a write of their own, beside those that are under way.
     fn is_worth_a_write(&self) -> bool {
         !self.waiting.is_empty() && self.waiting.len() >= self.under_way
     }
@@ -98,7 +101,7 @@ impl<T: Item, R: Send + 'static> Lane<T, R> {
         Self { shared: Arc::new(Shared { write, items_max, writers_max, tasks, clock, queue }) }
     }
 
-    /// Queues an item. It is written even if nobody waits for the answer.
+    /// Queues an item. It is written even if no task waits for the answer.
     pub(crate) fn submit(
         &self,
         item: T,
@@ -108,14 +111,15 @@ impl<T: Item, R: Send + 'static> Lane<T, R> {
         async move { answer.await.unwrap_or_else(|_| Err(lost())) }
     }
 
-    /// Queues an item, and writes its batch in the caller's own task if nobody else is about to.
+    /// Queues an item, and writes its batch in the caller's own task if no other writer is about
+    /// to.
     ///
-    /// Only for tasks that wait for nothing else: as long as this is not polled, nothing is written for those who
-    /// come behind. If it is dropped, the write goes on in a task of the lane.
+    /// Use it only in tasks that wait for nothing else: while this future is not polled, later
+    /// items are not written. If it is dropped, the write continues in a task of the lane.
     pub(crate) async fn write(&self, item: T) -> Result<R, StoreError> {
         let answer = self.queue(item);
         if let Some(writer) = Writer::if_needed(&self.shared) {
-            // A store that panics loses the answers of its batch, and not the task that asked.
+            // A store that panics loses the answers of its batch. It does not end the calling task.
             let writing = AssertUnwindSafe(writer.lead()).catch_unwind().map(drop);
             Detached::new(&self.shared.tasks, writing).await;
         }
@@ -139,16 +143,16 @@ impl<T, R> Shared<T, R> {
     }
 }
 
-/// The right to write: given up when there is nothing left, and passed on if the store panicked, so
-/// that one bad batch does not close the lane.
+/// The right to write. A writer gives it up when no items are left. If the store panicked, a new
+/// writer gets it, so that one bad batch does not close the lane.
 struct Writer<T: Item, R: Send + 'static> {
     shared: Arc<Shared<T, R>>,
-    /// It was polled, so the runtime is alive.
+    /// True if the writer was polled, so the runtime is alive.
     started: bool,
-    /// It has a batch under way, of so many items that count.
+    /// True if a batch is under way. `batch` is the number of its items that count.
     writing: bool,
     batch: usize,
-    /// It gave up its right itself.
+    /// True if the writer gave up its right itself.
     done: bool,
 }
 
@@ -162,12 +166,12 @@ impl<T: Item, R: Send + 'static> Writer<T, R> {
         shared.tasks.spawn(Self::new(shared).drain());
     }
 
-    /// Writes until nothing is left.
+    /// Writes until no items are left.
     async fn drain(mut self) {
         while self.write_next().await {}
     }
 
-    /// Writes one batch; what has come meanwhile is for a task of the lane.
+    /// Writes one batch. Items that arrived meanwhile go to a task of the lane.
     async fn lead(mut self) {
         if self.write_next().await && !self.give_up_if_idle() {
             let shared = Arc::clone(&self.shared);
@@ -175,7 +179,7 @@ impl<T: Item, R: Send + 'static> Writer<T, R> {
         }
     }
 
-    /// Writes the next batch; `false` if there is none for this writer.
+    /// Writes the next batch. Returns false if there is none for this writer.
     async fn write_next(&mut self) -> bool {
         self.started = true;
         self.gather().await;
@@ -199,8 +203,8 @@ impl<T: Item, R: Send + 'static> Writer<T, R> {
         true
     }
 
-    /// Whoever was woken by the last answers, and is about to ask, may come along: no timer, only turns
-    /// for those who are ready, for as long as more come with each.
+    /// Lets tasks that were woken by the last answers add their items to this batch. There is no
+    /// timer: the writer yields to ready tasks as long as new items arrive.
     async fn gather(&self) {
         let (mut waiting, mut quiet) = (0, 0);
         for _ in 0..TURNS_MAX {
@@ -214,10 +218,11 @@ impl<T: Item, R: Send + 'static> Writer<T, R> {
         }
     }
 
-    /// Ends this writer if nothing waits, or somebody else who writes will take it.
+    /// Ends this writer if no items wait, or another writer will take them.
     fn give_up_if_idle(&mut self) -> bool {
         let mut queue = self.shared.lock();
-        // Under the same lock as the look, or an item could slip in between and wait for ever.
+        // This happens under the same lock as the check. Otherwise an item could be queued in
+        // between and wait for ever.
         self.done = !queue.is_worth_a_write();
         queue.writers -= usize::from(self.done);
         self.done
@@ -249,10 +254,10 @@ impl<T: Item, R: Send + 'static> Writer<T, R> {
         }
     }
 
-    /// Another writer, if what waits is worth one and there may be one more.
+    /// Returns another writer if the waiting items are worth one and the limit allows it.
     fn if_needed(shared: &Arc<Shared<T, R>>) -> Option<Self> {
         let mut queue = shared.lock();
-        // Whoever is about to write takes it along.
+        // A writer that is about to write takes the waiting items along.
         let start = queue.writers == queue.writing
             && queue.writers < shared.writers_max
             && queue.is_worth_a_write();
@@ -261,12 +266,12 @@ impl<T: Item, R: Send + 'static> Writer<T, R> {
         start.then(|| Self::new(shared))
     }
 
-    /// Its batch takes long: others do not wait for it.
+    /// Removes a slow batch from the count, so that other items do not wait for it.
     fn count_no_more(&mut self) {
         self.shared.lock().under_way -= std::mem::take(&mut self.batch);
     }
 
-    /// Its batch is not under way any more.
+    /// Records that the batch is no longer under way.
     fn written(&mut self) {
         if std::mem::take(&mut self.writing) {
             let mut queue = self.shared.lock();
@@ -286,8 +291,8 @@ impl<T: Item, R: Send + 'static> Drop for Writer<T, R> {
             Self::start(&self.shared);
             return;
         }
-        // The runtime is shutting down and drops its tasks: nobody will write any more, and whoever
-        // waits hears that the answer is lost.
+        // The runtime is shutting down and drops its tasks. No writer will follow, and the waiting
+        // tasks get the error that the answer is lost.
         let mut queue = self.shared.lock();
         queue.writers -= 1;
         let lost = std::mem::take(&mut queue.waiting);
@@ -321,8 +326,8 @@ mod tests {
         Arc::new(ManualClock::new(crate::clock::Timestamp::default()))
     }
 
-    /// A program that panics drops its runtime, and with it a writer that never ran. It must not be started again and
-    /// again.
+    /// A program that panics drops its runtime, and with it a writer that never ran. The writer
+    /// must not be started again in a loop.
     #[test]
     fn a_writer_that_never_ran_ends_with_its_runtime() {
         let panicking = std::thread::spawn(|| {
@@ -341,7 +346,7 @@ mod tests {
 
     type Batches = Arc<Mutex<Vec<Vec<u8>>>>;
 
-    /// A lane whose writes wait for a permit, and the batches that it wrote.
+    /// Returns a lane whose writes wait for a permit, and the batches that it wrote.
     fn gated(items_max: usize) -> (Lane<Settlement, u8>, Arc<Semaphore>, Batches) {
         gated_with(items_max, 1)
     }
@@ -376,8 +381,7 @@ mod tests {
     async fn what_comes_during_a_write_goes_together_sorted() {
         let (lane, gate, seen) = gated(3);
         let first = lane.submit(renew(9));
-        // The writer gives whoever is ready a turn, then takes the first item alone and waits at the
-        // gate.
+        // The writer yields to ready tasks, then takes the first item alone and waits at the gate.
         while !lane.shared.lock().waiting.is_empty() {
             tokio::task::yield_now().await;
         }
@@ -398,7 +402,7 @@ mod tests {
             .map(|id| {
                 let lane = Arc::clone(&lane);
                 tokio::spawn(async move {
-                    // One more comes with each turn.
+                    // One more item arrives with each yield.
                     for _ in 0..id {
                         tokio::task::yield_now().await;
                     }
@@ -427,7 +431,7 @@ mod tests {
         while !lane.shared.lock().waiting.is_empty() {
             tokio::task::yield_now().await;
         }
-        // Both are busy: this one goes with whoever is done first.
+        // Both writers are busy: this item goes with the first one that finishes.
         let last = lane.submit(renew(7));
         gate.add_permits(3);
         for answer in first.into_iter().chain(second).chain([third, last]) {
@@ -452,7 +456,7 @@ mod tests {
         let lane = Lane::new(Handle::current(), 8, 2, lane_clock, move |batch: Vec<Settlement>| {
             let (gate, seen) = (Arc::clone(&gate_), Arc::clone(&seen_));
             async move {
-                // The first one is held up, by a lock or by the network.
+                // The first write is held up, by a lock or by the network.
                 if batch.len() == 3 {
                     gate.acquire().await.unwrap().forget();
                 }

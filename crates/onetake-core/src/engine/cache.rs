@@ -1,7 +1,8 @@
-//! The bounded in-process memory of settled records: answers replays without the store.
+//! The bounded cache of settled records, which answers replays without the store.
 //!
-//! An entry lives for at most a minute, and never past its record's expiry. Because all entries
-//! live equally long, the oldest is the first to go, whether by age or by size.
+//! An entry lives for at most `cache_age_max` (a minute by default), and never past its record's
+//! expiry. All entries have the same maximum age, so the oldest is the first to be removed, whether
+//! by age or by size.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -11,11 +12,12 @@ use crate::clock::Timestamp;
 use crate::record::{AttemptId, Record, State};
 use crate::scope::RecordId;
 
-/// The bytes of an entry beside the texts and bytes of its record: the record itself, and its places in the map
-/// and in the order.
+/// The size of an entry without the texts and bytes of its record, in bytes: the record itself, and
+/// its slots in the map and in the queue.
 const ENTRY_BYTES: usize = 512;
 
-/// How many outcomes that were forgotten are remembered as such: more than operators forget in a minute.
+/// The number of forgotten outcomes that are remembered as such: more than operators forget in a
+/// minute.
 const FORGOTTEN_MAX: usize = 1_024;
 
 #[derive(Debug)]
@@ -31,7 +33,8 @@ struct Inner {
     order: VecDeque<(RecordId, u64)>,
     sequence: u64,
     bytes: usize,
-    /// Outcomes that an operator forgot, and until when somebody may still come with one that was read before.
+    /// Outcomes that an operator forgot. Until the given time, a copy that was read before may
+    /// still arrive.
     forgotten: VecDeque<(RecordId, AttemptId, Duration)>,
 }
 
@@ -47,8 +50,8 @@ impl Cache {
         Self { bytes_max, age_max, inner: Mutex::default() }
     }
 
-    /// Keeps a settled record. `now` is the store's time when it answered, `asked_at` our own clock
-    /// before we asked it, so that an entry can only end too early.
+    /// Keeps a settled record. `now` is the store's time of its answer. `asked_at` is this node's
+    /// monotonic clock before the request, so that an entry can only end too early.
     pub(crate) fn put(&self, record: &Arc<Record>, now: Timestamp, asked_at: Duration) {
         if !matches!(record.state, State::Completed { .. } | State::Failed { .. }) {
             return;
@@ -74,7 +77,7 @@ impl Cache {
         inner.evict(self.bytes_max, asked_at);
     }
 
-    /// Forgets a record before its time, and what was read of it before.
+    /// Removes a record before its time, and refuses copies of it that were read before.
     pub(crate) fn forget(&self, id: RecordId, attempt: AttemptId, monotonic: Duration) {
         let mut inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(gone) = inner.entries.remove(&id) {
@@ -181,7 +184,7 @@ mod tests {
         assert_eq!(inner.bytes, sum);
     }
 
-    /// A map has up to twice as many places as entries, and an order, too.
+    /// A map has up to twice as many slots as entries, and so has a queue.
     #[test]
     fn an_entry_takes_no_more_bytes_than_are_counted() {
         let places = size_of::<(RecordId, Entry)>() + 1 + size_of::<(RecordId, u64)>();
@@ -203,7 +206,7 @@ mod tests {
         let attempt = AttemptId::from_bytes([0; 16]);
         cache.forget(RecordId::from_bytes([3; 16]), attempt, Duration::from_secs(161));
         assert_eq!(bytes(), one);
-        // Somebody who read it before comes with it once more.
+        // A caller that read the record before puts it once more.
         cache.put(&record(3, 86_400, 1_000), NOW, Duration::from_secs(220));
         assert!(!has(&cache, 3, 220));
         cache.put(&record(3, 86_400, 1_000), NOW, Duration::from_secs(221));

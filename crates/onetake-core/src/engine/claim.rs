@@ -1,4 +1,4 @@
-//! Asking the store for the right to run.
+//! Claims: requests to the store for the right to run.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -18,7 +18,7 @@ use super::operation::{EngineError, Operation};
 use super::resolve::Led;
 use super::{Engine, Inner};
 
-/// Asks the store for the right to run, and lands the flight if it is not given.
+/// Sends a claim to the store, and lands the flight if the claim is not granted.
 pub(super) async fn claim(
     engine: Engine,
     operation: Arc<Operation>,
@@ -41,7 +41,7 @@ pub(super) async fn claim(
     }
 }
 
-/// A flight whose claim is under way. Whatever becomes of the claim, those who joined are told.
+/// A flight whose claim is under way. Its waiters get a result even if the claim is dropped.
 struct Open<'a> {
     inner: &'a Inner,
     id: RecordId,
@@ -71,7 +71,8 @@ async fn try_claim(
     if engine.closing.load(Ordering::Acquire) {
         return Err(EngineError::Closing);
     }
-    // A store that must not be used any more is not asked: every claim would be handed over in vain.
+    // A store that must not be used any more gets no claim: each one would only end up in the
+    // journal.
     if let Some(error) = engine.fatal.borrow().clone() {
         return Err(error.into());
     }
@@ -88,7 +89,8 @@ async fn try_claim(
         origin: operation.origin.clone(),
     };
     let asked_at = engine.clock.monotonic();
-    // Shutdown waits until a claim that may have landed, and that nobody runs, is handed over.
+    // Shutdown waits until a claim that may be in the store, and that no attempt runs, is handed to
+    // the journal.
     let _handed_over = engine.settling.token();
     let answer = tokio::select! {
         biased;
@@ -99,8 +101,8 @@ async fn try_claim(
         }
     };
     let answer = match answer {
-        // The claim may be on disk, nothing ran, and the store takes no release any more, because a
-        // write to it failed or because the engine stopped: the journal has it for the next start.
+        // The claim may be durable, nothing ran, and the store accepts no release, because a write
+        // failed or the engine stopped. The release goes to the journal for the next start.
         Err(error) if error.kind() == StoreErrorKind::Corrupt || is_lost(engine, &error) => {
             let verb = Verb::Release;
             engine.could_not_settle(Settlement { id: operation.id, attempt, verb });
@@ -115,7 +117,7 @@ async fn try_claim(
         Ok(Claimed::Granted { fence }) => Ok((Ok(Granted { attempt, fence, asked_at }), permit)),
         Ok(Claimed::Found { record, now }) => {
             engine.cache.put(&record, now, asked_at);
-            // It became so by this very claim.
+            // This claim itself made the record unknown.
             if matches!(record.state, State::Unknown { at, cause: Cause::LeaseEnded, .. } if at == now)
             {
                 let (engine, record) = (Arc::clone(engine), Arc::clone(&record));
@@ -130,19 +132,20 @@ async fn try_claim(
     }
 }
 
-/// Whether a claim may have landed, and the engine has stopped.
+/// True if a claim may have reached the store, and the engine has stopped.
 fn is_lost(engine: &Inner, error: &StoreError) -> bool {
     error.kind() == StoreErrorKind::Indeterminate && engine.stopped.is_cancelled()
 }
 
-/// A claim whose answer got lost may have landed: renew it, and believe that. Reading it would not do: it
-/// may be visible where it is not durable yet, and a renewal is a write, which is answered when it and
-/// everything before it is. If that fails too, nothing ran, and the claim is released whenever it lands:
-/// see [`lost_claim`].
+/// Recovers a claim whose answer was lost, by renewing it. The claim may be in the store.
 ///
-/// The claim is not sent again, although a store grants an attempt that runs once more: a second copy could land
-/// when its attempt has long been released and others have had the key. Nobody would run it, and the key would
-/// become unknown.
+/// A read would not be enough: the claim may be visible before it is durable. A renewal is a write,
+/// which is answered when it and every write before it are durable. If the renewal fails too,
+/// nothing ran, and the claim is released whenever it reaches the store: see [`lost_claim`].
+///
+/// The claim is not sent again, although a store grants a running attempt once more. A second copy
+/// could arrive after its attempt was released and other attempts have had the key. No attempt
+/// would run it, and the key would become unknown.
 async fn recover(
     engine: &Arc<Inner>,
     operation: &Operation,
@@ -157,7 +160,8 @@ async fn recover(
         {
             Ok(Claimed::Granted { fence: record.fence })
         }
-        // Somebody else's, or nothing: ours did not land, or not yet. Not running is always safe.
+        // The key has another attempt's record, or none: the claim did not arrive, or not yet. Not
+        // running is always safe.
         _ => {
             lost_claim::release(engine, id, attempt);
             Err(error)

@@ -1,4 +1,4 @@
-//! The end of an engine: drained, or because its store cannot be trusted any more.
+//! Shutdown of an engine: orderly, or because its store cannot be trusted any more.
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -7,11 +7,11 @@ use crate::store::{StoreError, StoreErrorKind};
 
 use super::{Engine, Inner};
 
-/// How long the store may take to close.
+/// The time that the store may take to close.
 const CLOSE_PATIENCE: Duration = Duration::from_secs(10);
 
 impl Engine {
-    /// Resolves when the store must not be used any more: the process should end.
+    /// Waits until the store must not be used any more. The process should end then.
     pub async fn fatal(&self) -> StoreError {
         let mut fatal = self.inner.fatal.subscribe();
         match fatal.wait_for(Option::is_some).await.map(|error| error.clone()) {
@@ -21,8 +21,9 @@ impl Engine {
         }
     }
 
-    /// Takes no new operations, waits for the running ones for at most `patience`, then stops, hands what could
-    /// not be settled to the journal, if there is [one](Self::use_journal), and closes the store. Says whether everything ended by itself.
+    /// Accepts no new operations, and waits for the running ones for at most `patience`. Then it
+    /// stops, hands unsaved settlements to the journal, if there is [one](Self::use_journal), and
+    /// closes the store. Returns true if all operations ended within `patience`.
     ///
     /// # Errors
     /// If the store could not be closed.
@@ -45,13 +46,13 @@ impl Engine {
                 Err(StoreError::new(StoreErrorKind::Unavailable, what))
             }
         };
-        // What ended meanwhile.
+        // Settlements that ended while the store was closing.
         inner.hand_over().await;
         closed.map(|()| drained)
     }
 
-    /// Stops at once, because the store [must not be used any more](Engine::fatal): what could not be settled goes
-    /// to the journal, and the store is not touched again.
+    /// Stops at once, because the store [must not be used any more](Engine::fatal). Unsaved
+    /// settlements go to the journal, and the store is not used again.
     pub async fn give_up(&self) {
         self.inner.closing.store(true, Ordering::Release);
         self.inner.stopped.cancel();
@@ -60,7 +61,8 @@ impl Engine {
 }
 
 impl Inner {
-    /// Counts a store's error, and remembers the one after which nothing may go on.
+    /// Counts an error of the store, and remembers the first one after which the store must not be
+    /// used.
     pub(crate) fn failed(&self, error: &StoreError) {
         self.metrics.store_errors.increment(1);
         if error.kind() == StoreErrorKind::Corrupt {

@@ -1,7 +1,7 @@
-//! The operations that this process is busy with, one flight per record.
+//! The operations that this process is working on, one flight per record.
 //!
-//! Whoever opens a flight asks the store; everybody else in this process who comes with the same
-//! key meanwhile joins it and never reaches the store.
+//! The caller that opens a flight claims the key in the store. All other callers of this process
+//! with the same key join the flight and never reach the store.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -16,7 +16,7 @@ use crate::scope::RecordId;
 use super::EngineError;
 use super::latest::{Latest, Reader};
 
-/// Enough to keep many threads out of each other's way.
+/// The number of shards, which reduces contention between threads.
 const SHARDS: usize = 16;
 
 #[derive(Debug)]
@@ -28,47 +28,47 @@ pub(crate) struct Flights {
 #[derive(Debug)]
 pub(crate) struct Flight {
     phase: Latest<Phase>,
-    /// Whether somebody was promised an outcome, or it was decided that there will be none. The first
-    /// of the two stands: they exclude each other.
+    /// The decision between a promise of an outcome and a release. The first of the two excludes
+    /// the other.
     ending: AtomicU8,
 }
 
-/// Nobody was promised anything, and nothing was decided.
+/// No outcome was promised, and no release was decided.
 const OPEN: u8 = 0;
-/// Somebody was told to come back for the outcome.
+/// An outcome was promised to a caller that returns for it.
 const PROMISED: u8 = 1;
-/// It is being released.
+/// The attempt is being released.
 const RELEASED: u8 = 2;
 
-/// How far a flight has come.
+/// The progress of a flight.
 #[derive(Clone, Debug)]
 pub(crate) enum Phase {
-    /// The store has been asked, and has not answered yet.
+    /// The claim is on its way, and the store has not answered yet.
     Claiming,
     /// An attempt of this process owns the lease.
     Running(Fingerprint),
-    /// It is over.
+    /// The flight is over.
     Landed(Landing),
 }
 
-/// How a flight ended.
+/// The result of a flight.
 #[derive(Clone, Debug)]
 pub(crate) enum Landing {
-    /// The record as the store told it, at its time.
+    /// The record that the store returned, with the store's time.
     Record(Arc<Record>, Timestamp),
-    /// The store could not be asked.
+    /// The store did not answer.
     Failed(EngineError),
-    /// Nothing is known: ask again.
+    /// Nothing is known: the waiters try again.
     Nothing,
 }
 
-/// What somebody who comes with a key finds.
+/// The result of entering a flight.
 pub(crate) enum Entered {
-    /// Nobody: the flight is now theirs to fly.
+    /// There was no flight: the caller leads a new one.
     Leader(Arc<Flight>),
-    /// A flight that is under way.
+    /// A flight is under way.
     Joiner(Reader<Phase>),
-    /// A flight that too many have joined already.
+    /// The flight has too many waiters already.
     Full,
 }
 
@@ -89,23 +89,24 @@ impl Flights {
         }
     }
 
-    /// The flight of a record, if this process is busy with it.
+    /// Returns the flight of a record, if this process is working on it.
     pub(crate) fn get(&self, id: &RecordId) -> Option<Arc<Flight>> {
         self.shard(id).get(id).cloned()
     }
 
-    /// Whether there is a flight for this record.
+    /// True if there is a flight for this record.
     pub(crate) fn has(&self, id: &RecordId) -> bool {
         self.shard(id).contains_key(id)
     }
 
-    /// Whether an attempt of this process owns the record.
+    /// True if an attempt of this process owns the record.
     pub(crate) fn runs(&self, id: &RecordId) -> bool {
         let shard = self.shard(id);
         shard.get(id).is_some_and(|flight| matches!(flight.phase.get(), Phase::Running(_)))
     }
 
-    /// Ends a flight: first nobody can join it, then those who had are told.
+    /// Ends a flight. It is removed first, so that no caller can join it; then its waiters get the
+    /// result.
     pub(crate) fn land(&self, id: RecordId, flight: &Arc<Flight>, landing: Landing) {
         let mut shard = self.shard(&id);
         if shard.get(&id).is_some_and(|current| Arc::ptr_eq(current, flight)) {
@@ -116,7 +117,8 @@ impl Flights {
     }
 
     fn shard(&self, id: &RecordId) -> MutexGuard<'_, HashMap<RecordId, Arc<Flight>>> {
-        // The last byte: the first ones are what an attacker who reads references could aim at.
+        // The last byte selects the shard. The first bytes are visible in references, so an
+        // attacker could aim at them.
         let at = id.as_bytes().last().map_or(0, |byte| usize::from(*byte) % SHARDS);
         let shard = self.shards.get(at).unwrap_or(&self.shards[0]);
         shard.lock().unwrap_or_else(PoisonError::into_inner)
@@ -132,12 +134,12 @@ impl Flight {
         self.phase.get()
     }
 
-    /// Promises that there will be an outcome; `false` if it was decided that there will be none.
+    /// Promises an outcome. Returns false if a release was decided before.
     pub(crate) fn promise(&self) -> bool {
         self.decide(PROMISED)
     }
 
-    /// Decides that there will be no outcome; `false` if one was promised.
+    /// Decides to release. Returns false if an outcome was promised before.
     pub(crate) fn release(&self) -> bool {
         self.decide(RELEASED)
     }
@@ -148,7 +150,7 @@ impl Flight {
         before.map_or_else(|before| before == ending, |_| true)
     }
 
-    /// Tells the others that an attempt of this process runs.
+    /// Signals to the waiters that an attempt of this process runs.
     pub(crate) fn run(&self, fingerprint: Fingerprint) {
         self.phase.set(Phase::Running(fingerprint));
     }

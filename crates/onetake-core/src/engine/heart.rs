@@ -1,5 +1,5 @@
-//! Keeps the leases of running attempts alive: each is renewed at a third of its length, until its
-//! operation may not run any longer.
+//! Lease renewal for running attempts: each lease is renewed at a third of its length, until the
+//! maximum duration of its operation.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -16,18 +16,19 @@ use crate::store::{Settled, Settlement, Verb};
 use super::Inner;
 use super::tasks::Tasks;
 
-/// No lease is renewed more often than this.
+/// The minimum pause between two renewals of a lease.
 const BEAT_MIN: Duration = Duration::from_millis(1);
 
-/// The part of a lease that its heartbeat needs.
+/// The part of a lease that its renewal needs.
 #[derive(Debug)]
 pub(crate) struct Pulse {
     pub(crate) id: RecordId,
     pub(crate) attempt: AttemptId,
     pub(crate) terms: Terms,
-    /// On our own clock: until when the lease is surely ours, in microseconds.
+    /// The time until which the lease is certainly held, by this node's monotonic clock, in
+    /// microseconds.
     until: AtomicU64,
-    /// On our own clock: from when on it is not renewed any more.
+    /// The time from which the lease is no longer renewed, by the same clock.
     run_until: AtomicU64,
     lost: AtomicBool,
     over: AtomicBool,
@@ -36,7 +37,7 @@ pub(crate) struct Pulse {
 }
 
 impl Pulse {
-    /// What may take until then begins anew: it is renewed for as long.
+    /// Extends the renewal to this time.
     pub(crate) fn run_until(&self, monotonic: Duration) {
         self.run_until.fetch_max(micros(monotonic), Ordering::AcqRel);
     }
@@ -54,7 +55,7 @@ impl Pulse {
 pub(crate) struct Heart {
     beats: Mutex<BTreeMap<(u64, u64), Arc<Pulse>>>,
     sequence: AtomicU64,
-    /// When the heart wakes by itself, so that a beat is only announced if it comes before that.
+    /// The time of the next wake-up. The renewal task is notified only of a renewal before it.
     armed: AtomicU64,
     wake: Notify,
     tasks: Tasks,
@@ -71,7 +72,7 @@ impl Heart {
         }
     }
 
-    /// Takes a lease that was asked for at `asked_at` under its care.
+    /// Starts to renew a lease that was claimed at `asked_at`.
     pub(crate) fn add(
         &self,
         id: RecordId,
@@ -115,14 +116,14 @@ impl Heart {
         self.beats.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Those whose beat is due now, and otherwise when the next one is.
+    /// Returns the leases that are due for renewal now, or else the time of the next renewal.
     fn due(&self, now: u64) -> Result<Vec<Arc<Pulse>>, u64> {
         let mut beats = self.lock();
         let later = beats.split_off(&(now, u64::MAX));
         let due = std::mem::replace(&mut *beats, later);
         if due.is_empty() {
             let next = beats.first_key_value().map_or(u64::MAX, |((at, _), _)| *at);
-            // Under the lock, so that a beat that is scheduled right now sees it.
+            // `armed` is set under the lock, so that a renewal that is being scheduled sees it.
             self.armed.store(next, Ordering::Release);
             return Err(next);
         }
@@ -130,7 +131,7 @@ impl Heart {
     }
 }
 
-/// Beats until the engine stops.
+/// Renews leases until the engine stops.
 pub(crate) async fn beat(engine: Arc<Inner>) {
     let heart = &engine.heart;
     loop {
@@ -138,7 +139,8 @@ pub(crate) async fn beat(engine: Arc<Inner>) {
         match heart.due(micros(now)) {
             Ok(due) => {
                 for pulse in due {
-                    // At once, so that they gather in one batch; each waits for its own answer.
+                    // All renewals start at once, so that they form one batch. Each waits for its
+                    // own answer.
                     engine.tasks.spawn(renew(Arc::clone(&engine), pulse));
                 }
             }

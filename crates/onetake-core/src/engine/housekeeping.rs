@@ -1,4 +1,4 @@
-//! The reaper and the sweeper. Neither stops at an error: both log it and come back.
+//! The reaper and the sweeper. Neither stops at an error: both log it and continue later.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,21 +12,21 @@ use crate::store::{Due, Settled, Settlement, Verb};
 
 use super::{Engine, Inner};
 
-/// How many entries of the audit are written at once.
+/// The number of audit entries that are written at once.
 const NOTES_AT_ONCE: usize = 16;
 
-/// How often, and how much at a time.
+/// The intervals and batch sizes of the reaper and the sweeper.
 #[derive(Clone, Copy, Debug)]
 pub struct Housekeeping {
-    /// How often to look for attempts whose lease and grace are over.
+    /// The pause between two searches for attempts whose lease and grace are over.
     pub reap_interval: Duration,
-    /// How many of them to take at a time.
+    /// The number of such attempts taken at a time.
     pub reap_batch: usize,
-    /// How often to look for expired records.
+    /// The pause between two searches for expired records.
     pub sweep_interval: Duration,
-    /// How many of them to delete at a time.
+    /// The number of records deleted at a time.
     pub sweep_batch: usize,
-    /// How long to leave the store alone between two batches of one sweep.
+    /// The pause between two batches of one sweep.
     pub sweep_pause: Duration,
 }
 
@@ -50,8 +50,8 @@ impl Engine {
         inner.tasks.spawn(sweeper(Arc::clone(inner), plan));
     }
 
-    /// Passes over up to `limit` abandoned attempts: they become unknown, or are released if they roll back by
-    /// themselves. How many it were.
+    /// Ends up to `limit` abandoned attempts: they become unknown, or are released if they roll
+    /// back by themselves. Returns the number of ended attempts.
     pub async fn reap(&self, limit: usize) -> usize {
         reap(&self.inner, limit).await
     }
@@ -93,7 +93,7 @@ async fn reap(engine: &Inner, limit: usize) -> usize {
     passed_over.len()
 }
 
-/// Says that an attempt was passed over: in the log, and in the audit.
+/// Reports an attempt that lost its lease, in the log and in the audit log.
 pub(super) async fn note(engine: &Inner, record: &Record) {
     let reference = record.id.reference();
     if matches!(record.state, State::Unknown { .. }) {
@@ -116,7 +116,7 @@ pub(super) async fn note(engine: &Inner, record: &Record) {
         by: "reaper".to_owned(),
         reason: "its lease and grace ended without a word from it".to_owned(),
     };
-    // It is done, and the record itself says why: the audit only gathers it.
+    // A failure here is only logged: the change is done, and the record itself holds the cause.
     if let Err(error) = engine.patiently(engine.store.note(note)).await {
         tracing::warn!(%reference, %error, "what the reaper did could not be noted");
     }
@@ -152,7 +152,7 @@ async fn sweeper(engine: Arc<Inner>, plan: Housekeeping) {
     }
 }
 
-/// Waits, unless the engine stops.
+/// Waits. Returns false if the engine stops meanwhile.
 pub(super) async fn rest(engine: &Inner, duration: Duration) -> bool {
     let clock: &dyn Clock = &*engine.clock;
     tokio::select! {

@@ -1,8 +1,9 @@
-//! What could not be settled before the end, handed to whoever starts next.
+//! The journal: settlements that the store did not accept before the process ended.
 //!
-//! A settlement is tried for as long as the process lives. If it has to end while the store is away, what it
-//! knows goes into a [`Journal`], and is settled at the next start. That is fenced like any settlement: if
-//! somebody settled the attempt meanwhile, theirs stands, and the difference is logged.
+//! The engine retries a settlement as long as the process lives. If the process must end while the
+//! store is unreachable, its settlements go to a [`Journal`], and the next start settles them. Each
+//! is fenced like any settlement: if the attempt was settled otherwise meanwhile, that outcome
+//! stays, and the difference is logged.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -17,42 +18,43 @@ use crate::store::{Settled, Settlement, StoreError, StoreErrorKind, Verb};
 use super::housekeeping::rest;
 use super::{Engine, Inner, lost_claim};
 
-/// How long settlements that are under way when everything stops may take to notice.
+/// The time for which shutdown waits for settlements under way to notice that the engine stopped.
 const HAND_OVER_PATIENCE: Duration = Duration::from_secs(5);
-/// The pause before what was kept is tried again; it doubles up to [`PAUSE_MAX`].
+/// The pause before journal entries are tried again; it doubles up to [`PAUSE_MAX`].
 const PAUSE_MIN: Duration = Duration::from_millis(100);
 /// The longest pause.
 const PAUSE_MAX: Duration = Duration::from_secs(5);
-/// How often to look whether another process has left something.
+/// The pause between two checks for entries that another process has left.
 const LOOK_EVERY: Duration = Duration::from_secs(60);
 
-/// Some settlements that were kept together.
+/// Settlements that were kept together.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Kept {
-    /// Those that can be read.
+    /// The settlements that can be read.
     pub settlements: Vec<Settlement>,
-    /// Whether that is all of them. What cannot be read is logged, and left where it is.
+    /// True if all settlements could be read. The others are logged, and stay in the journal.
     pub is_whole: bool,
 }
 
-/// A place on this machine for settlements that the store did not take.
+/// A place on this machine for settlements that the store did not accept.
 pub trait Journal: fmt::Debug + Send + Sync + 'static {
-    /// Keeps them, durably.
+    /// Stores settlements durably.
     fn keep(&self, settlements: Vec<Settlement>) -> BoxFuture<'_, Result<(), StoreError>>;
 
-    /// The names of what was kept and not let go of.
+    /// Returns the names of all entries.
     fn names(&self) -> BoxFuture<'_, Result<Vec<String>, StoreError>>;
 
-    /// What is kept under a name; `None` if nothing is any more.
+    /// Reads the entry of this name; `None` if it was removed.
     fn read(&self, name: String) -> BoxFuture<'_, Result<Option<Kept>, StoreError>>;
 
-    /// Lets go of what was settled.
+    /// Removes an entry whose settlements are done.
     fn let_go(&self, name: String) -> BoxFuture<'_, Result<(), StoreError>>;
 }
 
 impl Engine {
-    /// Uses a journal: settles what it kept, in the background, and hands over at
-    /// [`shutdown`](Engine::shutdown) what could not be settled. Only the first call counts.
+    /// Uses a journal. Settles its entries in the background, and adds to it, at
+    /// [`shutdown`](Engine::shutdown), the settlements that the store did not accept. Only the
+    /// first call has an effect.
     pub fn use_journal(&self, journal: Arc<dyn Journal>) {
         if self.inner.journal.set(Arc::clone(&journal)).is_ok() {
             self.inner.tasks.spawn(finish_all(Arc::clone(&self.inner), journal));
@@ -61,14 +63,15 @@ impl Engine {
 }
 
 impl Inner {
-    /// Remembers a settlement that the store did not take before everything stopped.
+    /// Remembers a settlement that the store did not accept before the engine stopped.
     pub(super) fn could_not_settle(&self, settlement: Settlement) {
         self.unwritten.lock().unwrap_or_else(PoisonError::into_inner).push(settlement);
     }
 
-    /// Waits for settlements that are under way to give up, and hands them over.
+    /// Waits until the settlements under way have stopped, and hands them to the journal.
     pub(super) async fn hand_over(&self) {
-        // Of two calls of `shutdown`, neither may end the process while the other one writes.
+        // If `shutdown` is called twice, neither call may end the process while the other one
+        // writes.
         let _alone = self.handing_over.lock().await;
         self.settling.close();
         tokio::select! {
@@ -99,11 +102,11 @@ impl Inner {
     }
 }
 
-/// Settles everything that was kept, now and later: another process of the same folder may end, and leave something
-/// there.
+/// Settles all entries, now and later: another process with the same folder may end and leave
+/// entries there.
 async fn finish_all(engine: Arc<Inner>, journal: Arc<dyn Journal>) {
     let mut pause = PAUSE_MIN;
-    // What this process can do nothing about; to try it over and over would be of no use.
+    // Entries that this process cannot settle. Trying them again would not help.
     let mut left = HashSet::new();
     loop {
         match finish(&engine, &*journal, &mut left).await {
@@ -129,7 +132,7 @@ async fn finish(
         if left.contains(&name) {
             continue;
         }
-        // One that cannot be read now must not hold up the others.
+        // An entry that cannot be read now must not delay the others.
         let kept = match journal.read(name.clone()).await {
             Ok(Some(kept)) => kept,
             Ok(None) => continue,
@@ -147,7 +150,8 @@ async fn finish(
             match answer {
                 Ok(Settled::Done { .. }) => {}
                 Ok(Settled::Stale { current }) => {
-                    // A claim whose answer was lost may land even now, after its process ended.
+                    // A claim whose answer was lost may reach the store even now, after its process
+                    // ended.
                     let has_landed =
                         current.as_ref().is_some_and(|it| it.attempt == settlement.attempt);
                     if settlement.verb == Verb::Release && !has_landed {
@@ -170,7 +174,7 @@ async fn finish(
         }
         match (is_late, is_refused) {
             (true, _) => {}
-            (false, true) => drop(left.insert(name)), // It waits for the next start.
+            (false, true) => drop(left.insert(name)), // The next start tries it again.
             (false, false) => match journal.let_go(name).await {
                 Ok(()) => tracing::info!(
                     count,
@@ -183,16 +187,17 @@ async fn finish(
     unsettled.map_or(Ok(()), Err)
 }
 
-/// Somebody settled it meanwhile: theirs stands.
+/// Reports a settlement from the journal that changed nothing.
 fn report(settlement: &Settlement, current: Option<&Record>) {
     if settlement.verb == Verb::Release {
-        // It had no effect, and whoever came after it knew that much: nothing differs.
+        // The attempt had no effect, so nothing is lost.
         tracing::debug!(reference = %settlement.id.reference(), "there was nothing to release");
         return;
     }
     let stands = current.map_or("forgotten", |record| record.state.name());
     let reference = settlement.id.reference();
-    // It had landed, and is only written otherwise: with another key, say.
+    // The outcome was recorded before. Only its stored bytes differ: they may be sealed with
+    // another key.
     let is_ours = match (&settlement.verb, current.map(|record| &record.state)) {
         (Verb::Complete(ours), Some(State::Completed { recording, .. })) => ours == recording,
         _ => false,

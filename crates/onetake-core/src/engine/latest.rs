@@ -1,7 +1,8 @@
 //! A value that changes, and readers that wait for its changes.
 //!
-//! It does what `tokio::sync::watch` does, with one difference: readers are woken in the order in which they began
-//! to wait. `watch` wakes them in a random order, so that no run of a simulation could be repeated.
+//! It does what `tokio::sync::watch` does, with one difference: readers are woken in the order in
+//! which they began to wait. `watch` wakes them in a random order, so that a simulation could not
+//! be repeated.
 
 use std::fmt;
 use std::pin::pin;
@@ -10,7 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::Notify;
 
-/// The side that changes the value. When it is dropped, readers hear that there are no further changes.
+/// The side that changes the value. When it is dropped, readers get [`Closed`].
 pub(crate) struct Latest<T> {
     shared: Arc<Shared<T>>,
 }
@@ -57,14 +58,14 @@ impl<T: Clone> Latest<T> {
         self.shared.changed.notify_waiters();
     }
 
-    /// A reader that has seen the present value.
+    /// Returns a reader that has seen the present value.
     pub(crate) fn reader(&self) -> Reader<T> {
         self.shared.readers.fetch_add(1, Ordering::Relaxed);
         let seen = self.shared.lock().version;
         Reader { shared: Arc::clone(&self.shared), seen }
     }
 
-    /// How many readers there are.
+    /// Returns the number of readers.
     pub(crate) fn readers(&self) -> usize {
         self.shared.readers.load(Ordering::Relaxed)
     }
@@ -78,18 +79,18 @@ impl<T> Drop for Latest<T> {
 }
 
 impl<T: Clone> Reader<T> {
-    /// The present value, which counts as seen.
+    /// Returns the present value, which counts as seen.
     pub(crate) fn get(&mut self) -> T {
         let state = self.shared.lock();
         self.seen = state.version;
         state.value.clone()
     }
 
-    /// Waits until there is a value that was not seen yet.
+    /// Waits for a value that was not seen yet.
     pub(crate) async fn changed(&mut self) -> Result<(), Closed> {
         loop {
             let mut changed = pin!(self.shared.changed.notified());
-            // From here on no change is missed.
+            // No change is missed from here on.
             changed.as_mut().enable();
             {
                 let state = self.shared.lock();

@@ -1,4 +1,4 @@
-//! The right to run, in the hands of whoever runs.
+//! The lease of a running attempt.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -25,9 +25,9 @@ const RETRY_MIN: Duration = Duration::from_millis(20);
 /// The longest pause before a settlement is tried again.
 const RETRY_MAX: Duration = Duration::from_millis(500);
 
-/// A granted claim. It is renewed by itself until it is settled.
+/// A granted claim. The engine renews it until it is settled.
 ///
-/// Call [`start`](Self::start) immediately before the operation can have its first effect, then
+/// Call [`start`](Self::start) immediately before the operation can have its first effect. Then
 /// settle it by one of [`complete`](Self::complete), [`fail`](Self::fail),
 /// [`release`](Self::release) and [`unknown`](Self::unknown). A lease that is dropped is released
 /// if it never started, and unknown if it did.
@@ -41,32 +41,33 @@ pub struct Lease {
     engine: Engine,
 }
 
-/// What belongs to a lease until it is settled.
+/// The parts that belong to a lease until it is settled.
 #[derive(Debug)]
 struct Flying {
     flight: Arc<Flight>,
-    /// What was asked.
+    /// The fingerprint of the request.
     fingerprint: Fingerprint,
     _permit: OwnedSemaphorePermit,
-    /// Shutdown waits for every lease, whoever holds it.
+    /// Shutdown waits for every lease, in any task.
     _tracked: TaskTrackerToken,
 }
 
-/// There is too little left of the lease to start: somebody else may be given the key at any time.
+/// The error for a lease with too little time left to start: the key may be granted to another
+/// attempt at any time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the lease is over, or about to be")]
 pub struct LeaseLost;
 
-/// How a settlement went.
+/// The result of a settlement.
 #[derive(Clone, Debug)]
 pub enum Settling {
-    /// It is recorded, durably: the outcome may be shown.
+    /// The settlement is durable: the outcome may be shown.
     Recorded(Arc<Record>),
-    /// Another attempt owns the key, or the record is final: nothing was changed. What stands is
-    /// the truth for every client.
+    /// Another attempt owns the key, or the record is final: nothing was changed. The current
+    /// record is the outcome for every client.
     Stale(Option<Arc<Record>>),
-    /// The store does not answer. It is tried for as long as this process lives; the outcome must
-    /// not be shown yet.
+    /// The store does not answer. The engine retries until the process ends. The outcome must not
+    /// be shown yet.
     Pending,
 }
 
@@ -102,25 +103,25 @@ impl Lease {
         }
     }
 
-    /// The record that it is for.
+    /// Returns the id of the record.
     #[must_use]
     pub fn id(&self) -> RecordId {
         self.pulse.id
     }
 
-    /// The attempt that it was given to.
+    /// Returns the id of the attempt.
     #[must_use]
     pub fn attempt(&self) -> AttemptId {
         self.pulse.attempt
     }
 
-    /// The attempt's fence: pass it on to whoever can refuse lower ones.
+    /// Returns the attempt's fence. Pass it to systems that can refuse lower fences.
     #[must_use]
     pub fn fence(&self) -> Fence {
         self.fence
     }
 
-    /// The attempt as the operation sees itself.
+    /// Returns the identity of the attempt, for the operation.
     #[must_use]
     pub fn as_attempt(&self) -> Attempt {
         Attempt { id: self.id(), attempt: self.attempt(), fence: self.fence }
@@ -130,12 +131,12 @@ impl Lease {
         &*self.engine.inner.clock
     }
 
-    /// Checks the lease immediately before the operation starts, by a clock that also counts while
-    /// the machine was suspended.
+    /// Checks the lease immediately before the operation starts. The clock also counts while the
+    /// machine is suspended.
     ///
     /// # Errors
-    /// If less than a quarter of the lease is left, or the engine has stopped: do not start,
-    /// [`release`](Self::release) it.
+    /// If less than a quarter of the lease is left, or the engine has stopped. Do not start then,
+    /// but [`release`](Self::release) the lease.
     pub fn start(&self) -> Result<(), LeaseLost> {
         if self.engine.inner.stopped.is_cancelled() {
             return Err(LeaseLost);
@@ -149,7 +150,7 @@ impl Lease {
         Ok(())
     }
 
-    /// What may take as long as `run_max` begins now, whatever was before: it is renewed until then.
+    /// Extends the renewal of the lease to `run_max` from now.
     pub(super) fn renew_for(&self, run_max: Duration) {
         self.pulse.run_until(self.engine.inner.clock.monotonic().saturating_add(run_max));
     }
@@ -159,32 +160,33 @@ impl Lease {
         self.settle(Verb::Complete(recording)).await
     }
 
-    /// Records a failure that is final.
+    /// Records a permanent failure.
     pub async fn fail(self, failure: Failure) -> Settling {
         self.settle(Verb::Fail(failure)).await
     }
 
-    /// Decides to release it, unless somebody was promised its outcome
-    /// ([`Engine::promise`]); then it must be settled in another way. Once decided, nobody is promised
-    /// anything.
+    /// Decides to release the lease. Returns false if its outcome was promised
+    /// ([`Engine::promise`]); then it must be settled in another way. After the decision, no
+    /// outcome is promised.
     #[must_use]
     pub fn may_release(&self) -> bool {
         self.flying.as_ref().is_some_and(|flying| flying.flight.release())
     }
 
-    /// Lets another attempt run: only if this one is known to have had no effect (S16). If somebody was
-    /// promised its outcome, it is recorded as failed instead: see [`may_release`](Self::may_release).
+    /// Releases the key for another attempt. Use it only if this attempt is known to have had no
+    /// effect (S16). If its outcome was promised, it is recorded as failed instead: see
+    /// [`may_release`](Self::may_release).
     pub async fn release(self) -> Settling {
         self.settle(Verb::Release).await
     }
 
-    /// Says that it started and that nobody knows how it ended.
+    /// Records that the operation started and that its outcome is unknown.
     pub async fn unknown(self, cause: Cause) -> Settling {
         self.settle(Verb::Unknown(cause)).await
     }
 
-    /// Settles by any verb; see the others. It is done in a task of its own, so that nobody who goes away can
-    /// stop it in the middle.
+    /// Settles by any verb; see the other methods. The settlement runs in its own task, so that a
+    /// caller that is dropped cannot stop it.
     pub async fn settle(self, verb: Verb) -> Settling {
         let engine = self.engine.clone();
         let (tell, told) = engine.inner.tasks.channel();
@@ -199,8 +201,9 @@ impl Lease {
         told.await.unwrap_or(Settling::Pending)
     }
 
-    /// Settles in the operation's own task, which nobody drops. If the store does not answer in time, the task has
-    /// to go on with the rest, after it has said that the outcome is pending.
+    /// Settles in the operation's own task, which is never dropped early. If the store does not
+    /// answer in time, the task must continue with the returned future after it has reported that
+    /// the outcome is pending.
     pub(super) async fn settle_here(
         mut self,
         verb: Verb,
@@ -224,7 +227,7 @@ impl Lease {
         }
     }
 
-    /// The verb for an attempt that says nothing more: it had no effect if it never started.
+    /// Returns the verb for a lease that is dropped. The attempt had no effect if it never started.
     pub(super) fn verb_if_dropped(&self) -> Verb {
         if self.started.load(Ordering::Acquire) {
             Verb::Unknown(Cause::Interrupted)
@@ -233,10 +236,11 @@ impl Lease {
         }
     }
 
-    /// The settlement, which has to be carried out whoever waits for it; `None` if it was handed over before.
+    /// Returns the settlement as a future that must be run to its end, or `None` if it was handed
+    /// over before.
     fn hand_over(&mut self, verb: Verb) -> Option<BoxFuture<'static, Settling>> {
         let flying = self.flying.take()?;
-        // What rolls back is released when it is unknown.
+        // An unknown outcome of an operation that rolls back is a release.
         let rolls_back = self.pulse.terms.on_unknown == OnUnknown::Rollback;
         let releases = match verb {
             Verb::Release => true,
@@ -253,7 +257,7 @@ impl Lease {
         Some(Box::pin(self.engine.inner.settling.track_future(task)))
     }
 
-    /// For a planted bug alone: a record that nobody wrote.
+    /// For a planted bug alone: returns a record that was never written.
     fn unrecorded(&self) -> Arc<Record> {
         Arc::new(Record {
             id: self.pulse.id,
@@ -279,7 +283,7 @@ impl Drop for Lease {
     }
 }
 
-/// What a trace calls a verb.
+/// Returns the name of a verb in traces.
 fn word(verb: &Verb) -> &'static str {
     match verb {
         Verb::Renew => "renew",
@@ -293,14 +297,14 @@ fn word(verb: &Verb) -> &'static str {
     }
 }
 
-/// What the store granted.
+/// A claim that the store granted.
 pub(crate) struct Granted {
     pub(crate) attempt: AttemptId,
     pub(crate) fence: Fence,
     pub(crate) asked_at: Duration,
 }
 
-/// Settles for as long as it takes, then lands the flight.
+/// Settles with retries until the store answers, then lands the flight.
 async fn settle(
     engine: Engine,
     pulse: Arc<Pulse>,
@@ -323,7 +327,8 @@ async fn settle(
         match answer {
             Ok(Settled::Done { record, now }) => {
                 engine.cache.put(&record, now, asked_at);
-                // Whoever waited for an attempt that never started may try it themselves.
+                // Callers that waited for an attempt that never started may try the operation
+                // themselves.
                 let landing = if started {
                     Landing::Record(Arc::clone(&record), now)
                 } else {
@@ -331,12 +336,13 @@ async fn settle(
                 };
                 break (Settling::Recorded(record), landing);
             }
-            // Its own transaction completed it (mode T), and this was the look whether it did.
+            // The attempt's own transaction has completed it (mode T). This settlement only checked
+            // that.
             Ok(Settled::Stale { current: Some(record) })
                 if completed_itself(&record, &settlement) =>
             {
-                // The answer does not say what time it is in the store, and the outcome may be about to expire. So it is
-                // neither remembered nor told to those who wait: they ask the store.
+                // The answer does not contain the store's time, and the outcome may be about to
+                // expire. So it is neither cached nor given to the waiters: they ask the store.
                 break (Settling::Stale(Some(record)), Landing::Nothing);
             }
             Ok(Settled::Stale { current }) => {
@@ -345,14 +351,15 @@ async fn settle(
                     reference = %pulse.id.reference(),
                     "a late settlement changed nothing: another attempt owns the key, or it is settled"
                 );
-                // By now the key may be in another life, of something else that was asked (S9).
+                // The record may belong to a later use of the expired key, with another payload
+                // (S9).
                 let is_ours = |record: &Arc<Record>| record.fingerprint == flying.fingerprint;
                 break (Settling::Stale(current.filter(is_ours)), Landing::Nothing);
             }
             Err(error) => {
                 engine.failed(&error);
-                // Whoever waited is not told that the store is away: they could take it for leave to
-                // run what has run.
+                // The waiters do not get an error that the store is unreachable: a caller could
+                // take it as permission to run without a record, although the operation has run.
                 if engine.stopped.is_cancelled() {
                     engine.could_not_settle(settlement.clone());
                     break (Settling::Pending, Landing::Failed(EngineError::Closing));
@@ -371,8 +378,8 @@ async fn settle(
             }
         }
     };
-    // Renewed until here, or for as long as it may run: a store that was away for a moment must not
-    // let the lease end while the outcome waits.
+    // The lease was renewed until here, or for `run_max`: a short outage of the store must not let
+    // the lease end while the outcome waits.
     engine.heart.remove(&pulse);
     engine.metrics.running.decrement(1);
     match (&settlement.verb, &settling) {
@@ -395,7 +402,7 @@ async fn settle(
     settling
 }
 
-/// Whether the attempt that would be let go of has an outcome.
+/// True if the attempt that would be released has an outcome of its own transaction.
 fn completed_itself(record: &Record, settlement: &Settlement) -> bool {
     record.attempt == settlement.attempt
         && record.terms.on_unknown == OnUnknown::Rollback
@@ -403,7 +410,7 @@ fn completed_itself(record: &Record, settlement: &Settlement) -> bool {
         && !matches!(settlement.verb, Verb::Complete(_))
 }
 
-/// What whoever was promised an outcome is told if there is none.
+/// Returns the failure for an attempt whose outcome was promised and that has none.
 fn without_outcome() -> Failure {
     Failure {
         code: "no_outcome".to_owned(),

@@ -1,5 +1,4 @@
-//! For those who come back later: what became of an operation, and the promise that it will have an
-//! outcome.
+//! Reading of records, and the promise that a running operation will have an outcome.
 
 use std::sync::Arc;
 
@@ -10,21 +9,21 @@ use super::flight::Phase;
 use super::operation::{EngineError, Operation};
 use super::{Engine, Inner};
 
-/// Whether an operation that runs will have an outcome.
+/// The answer to a request for a promise of an outcome.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Promise {
-    /// It will: its attempt is not released any more.
+    /// There will be an outcome: the attempt can no longer be released.
     Given,
-    /// It will not, or not this operation's: it is being released, has not started, or another payload
-    /// came with its key.
+    /// There is no promise: the attempt is being released or has not started, or its key has
+    /// another payload.
     Refused,
-    /// No attempt of this process runs. One of another node may.
+    /// No attempt of this process runs. An attempt of another node may run.
     Elsewhere,
 }
 
 impl Engine {
-    /// Promises an outcome to somebody who will come back for it: from then on the attempt that runs is
-    /// not released. Of a promise and a release, whichever comes first excludes the other.
+    /// Promises an outcome to a caller that returns for it. From then on, the running attempt is
+    /// not released. A promise and a release exclude each other: the first one counts.
     #[must_use]
     pub fn promise(&self, operation: &Operation) -> Promise {
         let Some(flight) = self.inner.flights.get(&operation.id) else {
@@ -37,7 +36,8 @@ impl Engine {
         if is_ours && flight.promise() { Promise::Given } else { Promise::Refused }
     }
 
-    /// A secret that all nodes of this store share: made at its first use, and kept in the store.
+    /// Returns a secret that all nodes of this store share. It is created at its first use, and
+    /// kept in the store.
     ///
     /// # Errors
     /// If the store does not answer in time.
@@ -58,10 +58,10 @@ impl Engine {
         })
     }
 
-    /// Reads a record, and changes nothing. `None`: there is none, or it has expired.
+    /// Reads a record, and changes nothing. Returns `None` if there is none, or it has expired.
     ///
     /// # Errors
-    /// If the store does not answer in time, or too many wait for it.
+    /// If the store does not answer in time, or too many callers wait.
     pub async fn look(&self, id: RecordId) -> Result<Option<Arc<Record>>, EngineError> {
         let inner: &Inner = &self.inner;
         if let Some(record) = inner.cache.get(&id, inner.clock.monotonic()) {
@@ -73,7 +73,7 @@ impl Engine {
 }
 
 impl Inner {
-    /// Asks the store for a record, for no longer than a claim may take.
+    /// Reads a record from the store, within `claim_patience`.
     pub(super) async fn read(&self, id: RecordId) -> Result<Option<Arc<Record>>, EngineError> {
         let mut found = tokio::select! {
             biased;

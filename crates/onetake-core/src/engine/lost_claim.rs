@@ -1,13 +1,13 @@
 //! Release of claims whose answer was lost.
 //!
-//! A claim can reach the store long after the engine gave up on it: a connection stalls, a proxy holds
-//! the request back, a server process is stopped for a while. The store grants such a claim a whole
-//! lease when it lands, although no attempt runs. If nobody released it, the key would become unknown
-//! after lease and grace, and stay so for its ttl.
+//! A claim can reach the store long after the engine gave up on it: a connection stalls, a proxy
+//! delays the request, a server process is stopped for a while. The store grants such a claim a
+//! whole lease when it arrives, although no attempt runs. Without a release, the key would become
+//! unknown after lease and grace, and stay unknown for its ttl.
 //!
-//! So the engine sends releases until one finds the claim. A release is fenced by the attempt, which
-//! never ran: it changes nothing before the claim lands, and frees the key afterwards, also if the
-//! reaper has called the attempt unknown by then.
+//! So the engine sends releases until one finds the claim. A release is fenced by the attempt,
+//! which never ran: it changes nothing before the claim arrives, and frees the key afterwards, even
+//! if the reaper has made the attempt unknown by then.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -27,7 +27,8 @@ use super::untried::note_untried;
 const PAUSE_MIN: Duration = Duration::from_millis(50);
 /// The longest pause between two releases.
 const PAUSE_MAX: Duration = Duration::from_secs(30);
-/// The longest pause while the store does not answer: once it does, the key is soon free.
+/// The longest pause while the store does not answer, so that the key is free soon after it answers
+/// again.
 const OUTAGE_PAUSE_MAX: Duration = Duration::from_secs(5);
 
 /// The lost claims that are being released, in the order in which they were lost.
@@ -41,8 +42,8 @@ struct Numbered {
 }
 
 impl LostClaims {
-    /// Adds a claim and returns its number. If there are more than `max`, gives up on the oldest, which is
-    /// the least likely to land.
+    /// Adds a claim and returns its number. If there are more than `max`, gives up on the oldest,
+    /// which is the least likely to arrive.
     fn add(&self, max: usize) -> (u64, CancellationToken) {
         let mut claims = self.lock();
         let (number, given_up) = (claims.next, CancellationToken::new());
@@ -65,10 +66,11 @@ impl LostClaims {
     }
 }
 
-/// Releases a claim in the background, whenever it lands. At shutdown the release goes to the journal.
+/// Releases a claim in the background, whenever it reaches the store. At shutdown the release goes
+/// to the journal.
 ///
-/// Gives up after [`Limits::lost_claim_patience`](super::Limits::lost_claim_patience), or if there are more
-/// than [`Limits::lost_claims_max`](super::Limits::lost_claims_max) newer ones.
+/// Gives up after [`Limits::lost_claim_patience`](super::Limits::lost_claim_patience), or if there
+/// are [`Limits::lost_claims_max`](super::Limits::lost_claims_max) newer ones.
 pub(super) fn release(engine: &Arc<Inner>, id: RecordId, attempt: AttemptId) {
     let (number, given_up) = engine.lost_claims.add(engine.limits.lost_claims_max);
     let own = Arc::clone(engine);
@@ -89,7 +91,7 @@ pub(super) fn release(engine: &Arc<Inner>, id: RecordId, attempt: AttemptId) {
     engine.tasks.spawn_tracked(&engine.settling, releasing);
 }
 
-/// Sends the release until it finds the claim, or the claim cannot land any more.
+/// Sends the release until it finds the claim, or the claim can no longer arrive.
 async fn until_settled(engine: &Arc<Inner>, release: &Settlement) {
     let patience = engine.limits.lost_claim_patience;
     let mut until = engine.clock.monotonic().saturating_add(patience);
@@ -97,7 +99,7 @@ async fn until_settled(engine: &Arc<Inner>, release: &Settlement) {
     loop {
         match engine.settles.submit(release.clone()).await {
             Ok(Settled::Done { record, .. }) => {
-                // Those who count how often such a key was tried look at its attempts.
+                // The inbox counts the tries of such a key by its attempts.
                 if record.terms.on_unknown == OnUnknown::Rollback {
                     let Record { id, attempt, fence, .. } = *record;
                     let attempt = Attempt { id, attempt, fence };
@@ -105,13 +107,14 @@ async fn until_settled(engine: &Arc<Inner>, release: &Settlement) {
                 }
                 return;
             }
-            // It landed, and somebody else settled it.
+            // The claim arrived, and was settled by another caller, such as an operator.
             Ok(Settled::Stale { current: Some(record) }) if record.attempt == release.attempt => {
                 return;
             }
             Ok(Settled::Stale { .. }) if engine.clock.monotonic() >= until => return,
             Ok(Settled::Stale { .. }) => {}
-            // What holds back the release may hold back the claim, so the time counts from its end.
+            // The cause of the error may also delay the claim, so the time counts from the last
+            // error.
             Err(_) => {
                 until = engine.clock.monotonic().saturating_add(patience);
                 pause = pause.min(OUTAGE_PAUSE_MAX);

@@ -1,4 +1,4 @@
-//! What the engine counts. docs/OPERATIONS.md says what to look at.
+//! Metrics of the engine. docs/OPERATIONS.md describes them.
 
 use std::future::Future;
 
@@ -61,10 +61,10 @@ impl Metrics {
     }
 }
 
-/// What asking for unknown outcomes came to; it has a label for what.
+/// The counter of reconciliations, with a label for the result.
 pub(crate) const RECONCILED: &str = "onetake_reconciled_total";
 
-/// What operators did by hand; it has a label for what.
+/// The counter of operators' actions, with a label for the action.
 pub(crate) const INTERVENTIONS: &str = "onetake_interventions_total";
 
 const COUNTERS: [(&str, &str); 17] = [
@@ -101,7 +101,7 @@ fn describe() {
     describe_histogram!("onetake_batch_size", "Items in one write to the store.");
 }
 
-/// How long one kind of write takes, and how much goes together.
+/// The duration and the batch size of one kind of write.
 pub(crate) struct Writes {
     seconds: Histogram,
     items: Histogram,

@@ -1,8 +1,8 @@
-//! Claim, run, settle, replay.
+//! The engine: claims, runs, settles and replays operations.
 //!
-//! The engine is what a request meets first: it answers what this process already knows (running
-//! operations, recently settled records), asks the store for the rest, in batches, and runs what it
-//! was granted in tasks that outlive their callers.
+//! It answers from the memory of this process where it can (running operations, recently settled
+//! records), and from the store otherwise, in batches. It runs granted operations in tasks that
+//! outlive their callers.
 
 mod batch;
 mod cache;
@@ -69,15 +69,16 @@ pub use run::{Executed, Work};
 pub use tasks::Traffic;
 pub use transact::NotDone;
 
-/// The target of all spans of a trace, here and in the crates around: filters select them by it.
+/// The target of all tracing spans, in this crate and in the crates around it. Filters select them
+/// by it.
 pub const SPANS: &str = "onetake::trace";
 
-/// Runs each operation once. Cheap to clone; all clones are one engine.
+/// Runs each operation once. It is cheap to clone; all clones are one engine.
 #[derive(Clone, Debug)]
 pub struct Engine {
     inner: Arc<Inner>,
-    /// The heart, the reaper and the sweeper hold the inside alone: when the last engine and the
-    /// last lease are gone, they end.
+    /// Stops the lease renewal, the reaper and the sweeper when the last engine and the last lease
+    /// are dropped. These tasks hold `inner` only.
     _alive: Arc<DropGuard>,
 }
 
@@ -97,28 +98,28 @@ pub(crate) struct Inner {
     tracker: TaskTracker,
     /// The settlements that are under way.
     settling: TaskTracker,
-    /// What could not be settled before everything stopped.
+    /// Settlements that the store did not accept before the engine stopped.
     unwritten: Mutex<Vec<Settlement>>,
     journal: OnceLock<Arc<dyn Journal>>,
-    /// Held while outcomes are handed to the journal: whoever shuts down as well waits for that.
+    /// Held while outcomes are written to the journal: a second call of `shutdown` waits for it.
     handing_over: tokio::sync::Mutex<()>,
     lost_claims: LostClaims,
-    /// When it began, by the monotonic clock.
+    /// The start of the engine, by the monotonic clock.
     began: Duration,
     running: Arc<Semaphore>,
     waiting: Semaphore,
     metrics: Arc<Metrics>,
     replays: replays::Counts,
     closing: AtomicBool,
-    /// Cancelled when nothing may go on.
+    /// Cancelled when the engine stops. No work continues afterwards.
     stopped: CancellationToken,
     /// The error after which the store must not be used any more.
     fatal: watch::Sender<Option<StoreError>>,
 }
 
 impl Engine {
-    /// An engine on `store`, with the system's clock, default limits, and a reaper and a sweeper
-    /// that keep house by themselves.
+    /// Creates an engine on `store`, with the system's clock and default limits. It starts the
+    /// reaper and the sweeper.
     ///
     /// Must be called inside a tokio runtime.
     #[must_use]
@@ -129,7 +130,7 @@ impl Engine {
         engine
     }
 
-    /// An engine with everything chosen. Nobody keeps house until
+    /// Creates an engine with the given parts. The reaper and the sweeper run only after
     /// [`keep_house`](Self::keep_house) is called.
     ///
     /// Must be called inside a tokio runtime.
@@ -184,9 +185,9 @@ impl Engine {
         Self { inner, _alive: alive }
     }
 
-    /// Whether anybody knows the operation's key: this process, because an attempt is under way or a
-    /// record was seen a moment ago, or the store. Nothing is claimed, and whoever comes next may
-    /// find it otherwise.
+    /// True if the operation's key is in use: an attempt of this process is under way, this process
+    /// remembers its record, or the store has one. Nothing is claimed, and the answer may be out of
+    /// date at once.
     ///
     /// # Errors
     /// If the store does not answer.
@@ -198,7 +199,8 @@ impl Engine {
         Ok(inner.read(id).await?.is_some())
     }
 
-    /// Whether an attempt of this process is under way, be it that its claim has not been answered yet.
+    /// True if an attempt of this process is under way, even if the store has not answered its
+    /// claim yet.
     #[must_use]
     pub fn is_under_way(&self, id: RecordId) -> bool {
         self.inner.flights.has(&id)
@@ -209,40 +211,40 @@ impl Engine {
         self.inner.tasks.spawn_tracked(&self.inner.tracker, future);
     }
 
-    /// The tasks and messages between tasks that it has cost so far: for tests and benchmarks.
+    /// Returns the number of tasks and messages between tasks so far, for tests and benchmarks.
     #[must_use]
     pub fn traffic(&self) -> Traffic {
         self.inner.tasks.traffic()
     }
 
-    /// The clock that everything here goes by.
+    /// Returns the clock of this engine.
     #[must_use]
     pub fn clock(&self) -> &Arc<dyn Clock> {
         &self.inner.clock
     }
 
-    /// The randomness that everything here goes by.
+    /// Returns the source of randomness of this engine.
     #[must_use]
     pub fn rng(&self) -> &Arc<dyn Rng> {
         &self.inner.rng
     }
 
-    /// Counts operations that are unknown since before this engine: what a store found interrupted
-    /// when it was opened.
+    /// Counts operations that became unknown before this engine started: those that a store found
+    /// interrupted when it was opened.
     pub fn count_unknown(&self, operations: usize) {
         self.inner.metrics.unknown.increment(operations as u64);
     }
 
-    /// Counts an operation that its caller ran unrecorded, because the store was away and the caller
-    /// chose so (S10).
+    /// Counts an operation that its caller ran without a record, because the store was unreachable
+    /// and the caller allows that (S10).
     pub fn count_bypassed(&self) {
         self.inner.metrics.bypassed.increment(1);
     }
 
-    /// Whether the store could answer now.
+    /// Checks that the store can answer now.
     ///
     /// # Errors
-    /// If it could not, or the engine is draining.
+    /// If it cannot, or the engine is shutting down.
     pub async fn ready(&self) -> Result<(), EngineError> {
         if self.inner.closing.load(Ordering::Acquire) {
             return Err(EngineError::Closing);
@@ -251,14 +253,14 @@ impl Engine {
     }
 }
 
-/// How a batch of one kind is written, and what counts it.
+/// The function that writes a batch of one kind, with the metrics of that kind.
 type Write<T, A> = for<'a> fn(
     &'a dyn Store,
     &'a Metrics,
     Vec<T>,
 ) -> (BoxFuture<'a, Answers<A>>, &'a metrics::Writes);
 
-/// Writes batches of one kind to the store, as `write` says, and observes how that goes.
+/// Creates a lane that writes batches of one kind with `write`, and measures each write.
 fn lane<T, A>(
     tasks: &Tasks,
     store: &Arc<dyn Store>,

@@ -1,4 +1,4 @@
-//! What is asked of an engine, and what it answers.
+//! Requests to an engine, and its answers.
 
 use std::ops::Deref;
 use std::sync::Arc;
@@ -15,34 +15,39 @@ use crate::store::{StoreError, StoreErrorKind, Verb};
 use super::lease::{Lease, Settling};
 use super::retry::OnRetry;
 
-/// Every bound of an engine.
+/// All limits of an engine.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Operations that may run at once; one more is refused as overloaded.
+    /// Operations that run at once. One more is refused as overloaded.
     pub running_max: usize,
-    /// Callers that may wait at once for somebody else's attempt; one more is told that it runs.
+    /// Callers that wait at once for another caller's attempt. One more gets the answer that the
+    /// attempt runs.
     pub waiting_max: usize,
-    /// Of these, callers with one and the same key, so that a hot key does not crowd out others.
+    /// Callers that wait at once with the same key, so that a hot key does not displace the waiters
+    /// of others.
     pub waiting_per_key_max: usize,
     /// Items in one write to the store.
     pub batch_items_max: usize,
     /// Writes of one kind that are under way at once.
     pub writers_max: usize,
-    /// Bytes of settled records that are remembered in this process.
+    /// Bytes of settled records that this process keeps in its cache.
     pub cache_bytes_max: usize,
-    /// For how long a settled record is remembered in this process.
+    /// The time for which a settled record is kept in the cache.
     pub cache_age_max: Duration,
-    /// How often a key that runs on another node is looked at, while somebody waits for it.
+    /// The pause between two reads of a key that runs on another node, while a caller waits for it.
     pub poll_interval: Duration,
-    /// How long a caller waits for its claim before it is told that the store does not answer.
+    /// The time for which a caller waits for its claim before it gets an error that the store does
+    /// not answer.
     pub claim_patience: Duration,
-    /// How long a caller waits for an outcome to become durable before it is told that it is
-    /// pending.
+    /// The time for which a caller waits for an outcome to become durable before it gets
+    /// [`Settling::Pending`].
     pub settle_patience: Duration,
-    /// How long the engine goes on releasing a claim whose answer was lost, counted from the last error of the
-    /// store: longer than a network or a stalled server can hold a request back.
+    /// The time for which the engine keeps releasing a claim whose answer was lost, counted from
+    /// the store's last error. It must be longer than a network or a stalled server can delay a
+    /// request.
     pub lost_claim_patience: Duration,
-    /// Claims whose answer was lost and that are being released at once; one more gives up on the oldest.
+    /// Claims whose answer was lost and that are being released at once. One more makes the engine
+    /// give up on the oldest.
     pub lost_claims_max: usize,
 }
 
@@ -65,45 +70,47 @@ impl Default for Limits {
     }
 }
 
-/// What to do for a key whose attempt still runs.
+/// The rule for a key whose attempt is still running.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum InFlight {
-    /// Say so at once.
+    /// Answer at once.
     #[default]
     Reject,
-    /// Wait for its outcome, for at most this long.
+    /// Wait for the outcome, for at most this long.
     Wait(Duration),
 }
 
-/// One operation that somebody asks for.
+/// One operation that a caller requests.
 #[derive(Clone, Debug)]
 pub struct Operation {
     /// The record of its key.
     pub id: RecordId,
-    /// What was asked.
+    /// The fingerprint of the request.
     pub fingerprint: Fingerprint,
-    /// The same, sealed with secrets that were in use earlier.
+    /// The fingerprints of the same request, sealed with secrets that were in use earlier.
     pub earlier: Vec<Fingerprint>,
-    /// What it would be claimed under.
+    /// The terms of a claim.
     pub terms: Terms,
-    /// Who asks for it, and where: kept for operators, and compared with nothing.
+    /// The tenant, the route and the memo. They are kept for operators and reconcilers, and are not
+    /// compared.
     pub origin: Origin,
-    /// What to do if it runs already.
+    /// The rule if an attempt is running already.
     pub in_flight: InFlight,
-    /// For how long it may run: its lease is renewed no longer than that.
+    /// The maximum duration of the run. The lease is renewed no longer than that.
     pub run_max: Duration,
-    /// What is called before it runs again.
+    /// The hook that is called before the operation runs again.
     pub on_retry: Option<OnRetry>,
 }
 
 impl Operation {
-    /// The operation that `key` names inside `scope`, under default terms.
+    /// Creates the operation that `key` names inside `scope`, under default terms.
     #[must_use]
     pub fn new(scope: &Scope, key: &Key, fingerprint: Fingerprint) -> Self {
         Self::of_record(RecordId::derive(scope, key), fingerprint)
     }
 
-    /// The operation whose record has this id, under default terms: for callers that have derived it.
+    /// Creates the operation whose record has this id, under default terms: for callers that have
+    /// derived the id.
     #[must_use]
     pub fn of_record(mut id: RecordId, fingerprint: Fingerprint) -> Self {
         if planted(Bug::FingerprintInId) {
@@ -125,15 +132,16 @@ impl Operation {
         }
     }
 
-    /// Sets how what was asked looks when it is sealed with secrets that were in use earlier: records
-    /// from then are still recognised.
+    /// Sets the fingerprints of the request that are sealed with earlier secrets, so that records
+    /// from that time are still recognised.
     #[must_use]
     pub fn earlier(mut self, earlier: Vec<Fingerprint>) -> Self {
         self.earlier = earlier;
         self
     }
 
-    /// Whether a record's fingerprint is this operation's, sealed with the current secret or an earlier one.
+    /// True if a record's fingerprint is this operation's, sealed with the current secret or an
+    /// earlier one.
     pub(crate) fn recognises(&self, found: &Fingerprint) -> bool {
         self.fingerprint == *found || self.earlier.contains(found)
     }
@@ -145,28 +153,29 @@ impl Operation {
         self
     }
 
-    /// Sets who asks for it, and where.
+    /// Sets the tenant, the route and the memo.
     #[must_use]
     pub fn origin(mut self, origin: Origin) -> Self {
         self.origin = origin;
         self
     }
 
-    /// Sets what to do if it runs already.
+    /// Sets the rule for an attempt that is running already.
     #[must_use]
     pub fn in_flight(mut self, in_flight: InFlight) -> Self {
         self.in_flight = in_flight;
         self
     }
 
-    /// Sets what rolls back what an earlier attempt left half done, before it runs again.
+    /// Sets the hook that rolls back the half-done work of an earlier attempt before the operation
+    /// runs again.
     #[must_use]
     pub fn on_retry(mut self, hook: OnRetry) -> Self {
         self.on_retry = Some(hook);
         self
     }
 
-    /// Sets for how long it may run.
+    /// Sets the maximum duration of the run.
     #[must_use]
     pub fn run_max(mut self, run_max: Duration) -> Self {
         self.run_max = run_max;
@@ -174,25 +183,25 @@ impl Operation {
     }
 }
 
-/// What a caller who must not run is told.
+/// The answer to a caller that must not run the operation.
 #[derive(Clone, Debug)]
 pub enum Answer {
     /// The recorded outcome.
     Replay(RecordWith<Recording>),
     /// The recorded failure.
     Failed(RecordWith<Failure>),
-    /// An attempt runs, or ran and was released while this caller waited for it.
+    /// An attempt runs, or was released while this caller waited for it.
     InFlight,
-    /// It still runs after the whole wait.
+    /// The attempt still runs after the whole wait.
     WaitTimeout,
-    /// Another payload came with this key before.
+    /// The key was used before with another payload.
     Mismatch,
     /// The earlier attempt's outcome is unknown.
     Unknown(RecordWith<Cause>),
 }
 
 impl Answer {
-    /// What a record tells; `None` if an attempt runs, or another one may.
+    /// Returns the answer that a record holds; `None` if an attempt runs, or another one may.
     #[must_use]
     pub fn of(record: &Arc<Record>) -> Option<Self> {
         match &record.state {
@@ -206,7 +215,7 @@ impl Answer {
     }
 }
 
-/// A record, and the part of its state that it was found to have.
+/// A record, and the part of its state that the answer is about.
 #[derive(Clone, Debug)]
 pub struct RecordWith<T> {
     record: Arc<Record>,
@@ -220,13 +229,13 @@ impl<T: Clone> RecordWith<T> {
 }
 
 impl<T> RecordWith<T> {
-    /// The part: a recording, a failure, or why the outcome is unknown.
+    /// Returns the part: a recording, a failure, or the cause of an unknown outcome.
     #[must_use]
     pub const fn part(&self) -> &T {
         &self.part
     }
 
-    /// The whole record.
+    /// Returns the whole record.
     #[must_use]
     pub const fn record(&self) -> &Arc<Record> {
         &self.record
@@ -241,25 +250,25 @@ impl<T> Deref for RecordWith<T> {
     }
 }
 
-/// What [`Engine::begin`](super::Engine::begin) comes to.
+/// The result of [`Engine::begin`](super::Engine::begin).
 #[derive(Debug)]
 pub enum Begin {
     /// The caller owns the operation.
     Run(Lease),
-    /// Somebody else did.
+    /// The operation does not run for this caller: the answer.
     Answer(Answer),
 }
 
-/// What an operation says of itself.
+/// The result that an operation reports of itself.
 #[derive(Clone, Debug)]
 pub enum Verdict {
-    /// It has an outcome.
+    /// The operation has an outcome.
     Complete(Recording),
-    /// It failed for good.
+    /// The operation failed permanently.
     Fail(Failure),
-    /// It is known to have had no effect.
+    /// The operation is known to have had no effect.
     Release,
-    /// It does not know what became of it.
+    /// The outcome is not known to the operation itself.
     Unknown(Cause),
 }
 
@@ -274,17 +283,17 @@ impl From<Verdict> for Verb {
     }
 }
 
-/// What [`Engine::run`](super::Engine::run) comes to.
+/// The result of [`Engine::run`](super::Engine::run).
 #[derive(Clone, Debug)]
 pub enum Outcome {
-    /// The operation ran here and now.
+    /// The operation ran now, for this caller.
     Ran(Settling),
-    /// It did not run.
+    /// The operation did not run.
     Answered(Answer),
 }
 
 impl Outcome {
-    /// The recorded outcome, whether it was recorded just now or earlier.
+    /// Returns the recorded outcome, whether it was recorded now or earlier.
     #[must_use]
     pub fn recording(&self) -> Option<&Recording> {
         let record = match self {
@@ -299,36 +308,36 @@ impl Outcome {
     }
 }
 
-/// The operation that is running, as it sees itself.
+/// The identity of the running attempt, for the operation itself.
 #[derive(Clone, Copy, Debug)]
 pub struct Attempt {
     /// The record.
     pub id: RecordId,
     /// The attempt.
     pub attempt: AttemptId,
-    /// Its fence: pass it on to whoever can refuse lower ones.
+    /// The fence. Pass it to systems that can refuse lower fences.
     pub fence: Fence,
 }
 
-/// Why the engine could not even try. The operation did not run (S10).
+/// The reason why the engine could not start an operation. The operation did not run (S10).
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum EngineError {
     /// The store did not answer.
     #[error("the store is not available: {0}")]
     Store(#[from] StoreError),
-    /// As much is running as may run at once.
+    /// The maximum number of operations is running.
     #[error("too many operations are running at once")]
     Overloaded,
-    /// The engine is draining.
+    /// The engine is shutting down.
     #[error("the engine is shutting down")]
     Closing,
 }
 
 impl EngineError {
-    /// Whether the store is away, or its answer got lost: what a caller who would rather run twice
-    /// than not at all may run without a record (S10). What the store refuses, or cannot read, it has
-    /// not forgotten: that is never so.
+    /// True if the store is unreachable, or its answer was lost. A caller that prefers two runs to
+    /// none may then run without a record (S10). It is never true if the store refuses the request
+    /// or cannot read the record: such a store still knows the key.
     #[must_use]
     pub fn is_store_down(&self) -> bool {
         match self {
@@ -339,7 +348,7 @@ impl EngineError {
         }
     }
 
-    /// The store did not answer within its time.
+    /// Returns the error of a store that did not answer in time.
     pub(super) fn no_answer() -> Self {
         StoreError::new(StoreErrorKind::Unavailable, "the store does not answer in time").into()
     }

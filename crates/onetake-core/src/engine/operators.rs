@@ -1,4 +1,4 @@
-//! For operators: find keys, see what became of them, and mend them (S20).
+//! Actions of operators: finding keys, inspecting them, and settling unknown ones by hand (S20).
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,50 +14,51 @@ use super::metrics::INTERVENTIONS;
 use super::replays::Replays;
 use super::{Engine, Inner};
 
-/// How long the store may take for one answer to an operator.
+/// The time limit for one answer of the store to an operator.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// What an operator wants done to a key.
+/// A change to a key that an operator requests.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Intervention {
     /// The record.
     pub id: RecordId,
-    /// The attempt that the operator saw: if it is another one by now, nothing is done.
+    /// The attempt that the operator saw. If the key has another attempt by now, nothing is done.
     pub attempt: AttemptId,
-    /// What to do.
+    /// The action.
     pub deed: Deed,
-    /// Who wants it: for the audit.
+    /// The author, for the audit log.
     pub by: String,
-    /// Why: for the audit. It must hold nothing secret.
+    /// The reason, for the audit log. It must contain nothing secret.
     pub reason: String,
 }
 
-/// What is done to a key whose outcome is unknown; or, to forget it, to any key that does not run.
+/// An action on a key whose outcome is unknown. `Forget` is possible for every key that is not
+/// running.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Deed {
     /// The attempt is known to have had no effect: another may run.
     Release,
-    /// The attempt failed for good.
+    /// The attempt failed permanently.
     Fail(Failure),
-    /// This was its outcome.
+    /// The outcome of the attempt.
     Resolve(Recording),
-    /// The key is to be as if it had never been used, whatever the operator saw came of it. It can run again.
+    /// The key becomes as if it had never been used, and can run again.
     Forget {
-        /// Where the key stood when the operator looked: if it stands elsewhere by now, nothing is done.
+        /// The state of the key when the operator looked. If it differs by now, nothing is done.
         seen: Standing,
     },
 }
 
-/// Where a key stands that does not run.
+/// The state of a key that is not running.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Standing {
-    /// Its outcome is recorded.
+    /// The outcome is recorded.
     Completed,
-    /// Its failure is recorded.
+    /// A failure is recorded.
     Failed,
-    /// Its attempt had no effect.
+    /// The attempt had no effect.
     Released,
-    /// Nobody knows how its attempt ended.
+    /// The outcome of the attempt is unknown.
     Unknown,
 }
 
@@ -74,7 +75,7 @@ impl Standing {
 }
 
 impl Deed {
-    /// What the audit calls it.
+    /// Returns the action's name in the audit log.
     #[must_use]
     pub const fn action(&self) -> Action {
         match self {
@@ -97,10 +98,10 @@ impl From<Deed> for Verb {
     }
 }
 
-/// What came of it.
+/// The result of an intervention.
 #[derive(Clone, Debug)]
 pub enum Intervened {
-    /// It is so, durably: the record as it stands now.
+    /// The change is durable: the record after it.
     Done(Arc<Record>),
     /// An attempt may still be running: nothing was done.
     Running(Arc<Record>),
@@ -111,12 +112,12 @@ pub enum Intervened {
 }
 
 impl Engine {
-    /// A record as it is in the store, past everybody who waits for one.
+    /// Reads a record from the store, without a limit on callers.
     pub(crate) async fn read(&self, id: RecordId) -> Result<Option<Arc<Record>>, StoreError> {
         self.inner.read_from_store(id).await
     }
 
-    /// The records whose reference it is; there is hardly ever more than one.
+    /// Returns the records with this reference; there is rarely more than one.
     ///
     /// # Errors
     /// If the store does not answer in time.
@@ -124,7 +125,7 @@ impl Engine {
         self.inner.patiently(self.inner.store.find(reference)).await
     }
 
-    /// Reads records as the store has them: nothing that this process remembers counts.
+    /// Reads records from the store, without the cache of this process.
     ///
     /// # Errors
     /// If the store does not answer in time.
@@ -136,18 +137,18 @@ impl Engine {
         self.inner.patiently(Box::pin(async move { Ok(load.await) })).await
     }
 
-    /// Goes through all records, some at a time.
+    /// Lists all records, page by page.
     ///
     /// # Errors
-    /// If the store does not answer in time, or the cursor is none of its own.
+    /// If the store does not answer in time, or the cursor belongs to another store.
     pub async fn page(&self, from: Option<Cursor>, limit: usize) -> Result<Page, StoreError> {
         self.inner.patiently(self.inner.store.page(from, limit)).await
     }
 
-    /// The audit, the newest first: of one record, or of all.
+    /// Returns audit entries of one record or of all records, the newest first.
     ///
     /// # Errors
-    /// If the store does not answer in time, or the cursor is none of its own.
+    /// If the store does not answer in time, or the cursor belongs to another store.
     pub async fn notes(
         &self,
         of: Option<RecordId>,
@@ -157,24 +158,25 @@ impl Engine {
         self.inner.patiently(self.inner.store.notes(of, from, limit)).await
     }
 
-    /// How often this process has replayed a record lately, as far as it remembers.
+    /// Returns how often this process has replayed a record lately, as far as it remembers.
     #[must_use]
     pub fn replays(&self, record: &Record) -> Replays {
         self.inner.replays.of(record)
     }
 
-    /// Does what an operator wants, if the key is still as the operator saw it. An attempt that may be
-    /// running is never interfered with. It is noted in the audit before it is done, and how it ended
-    /// after that.
+    /// Carries out an operator's action, if the key is still as the operator saw it. An attempt
+    /// that may be running is never changed. An audit entry is written before the action, and
+    /// replaced with the result after it.
     ///
-    /// Other nodes may go on replaying a forgotten outcome for as long as they remember it, which is a
-    /// minute at most.
+    /// Other nodes may replay a forgotten outcome for as long as it is in their cache (a minute by
+    /// default).
     ///
     /// # Errors
-    /// If the store does not answer in time: the audit says then that it was asked for, and perhaps it
-    /// was done.
+    /// If the store does not answer in time. The audit log then says that the action was requested,
+    /// and it may have been done.
     pub async fn intervene(&self, wanted: Intervention) -> Result<Intervened, StoreError> {
-        // Whoever asked may go away; what was begun is finished, and noted.
+        // If the caller is dropped, the action is still finished, and its result is written to the
+        // audit log.
         let engine = self.clone();
         let task = self.inner.tasks.spawn_tracked(&self.inner.tracker, async move {
             engine.inner.intervene(wanted).await
@@ -191,7 +193,7 @@ impl Inner {
         if record.attempt != wanted.attempt {
             return Ok(Intervened::Stale(record));
         }
-        // Whatever the store says: what is under way in this very process is not over.
+        // An attempt that is under way in this process is not over, whatever the store says.
         let is_under_way =
             matches!(record.state, State::Unknown { .. }) && self.flights.has(&record.id);
         let Some(stands) = Standing::of(&record.state).filter(|_| !is_under_way) else {
@@ -204,9 +206,10 @@ impl Inner {
         if stands != seen {
             return Ok(Intervened::Stale(record));
         }
-        // What is settled does not change any more under its attempt. What is unknown may be settled by its
-        // owner in the very moment, and an outcome that nobody saw must not be forgotten: so it is released
-        // first, which excludes the owner, and then forgotten.
+        // A settled record does not change any more under its attempt. An unknown record may be
+        // settled by its owner at this moment, and an outcome that the operator did not see must
+        // not be forgotten. So the record is released first, which excludes the owner, and then
+        // forgotten.
         if stands == Standing::Unknown && wanted.deed.action() == Action::Forget {
             let release = Intervention { deed: Deed::Release, ..wanted.clone() };
             match self.intervened(release, &record).await? {
@@ -217,7 +220,7 @@ impl Inner {
         self.intervened(wanted, &record).await
     }
 
-    /// Does what an operator wants, and counts it.
+    /// Carries out an operator's action, and counts it.
     async fn intervened(
         &self,
         wanted: Intervention,
@@ -236,7 +239,7 @@ impl Inner {
         intervened
     }
 
-    /// Notes what is wanted, does it, and notes how that ended.
+    /// Writes an audit entry, carries out the action, and writes its result.
     pub(super) async fn carry_out(
         &self,
         wanted: Intervention,
@@ -271,7 +274,7 @@ impl Inner {
         let noted = self.patiently(self.store.note(note)).await;
         let settled = settled?;
         if let Err(error) = noted {
-            // It is done, and the audit says that it was asked for.
+            // The action is done, and the audit log says that it was requested.
             tracing::warn!(%error, "how an intervention ended could not be noted");
         }
         Ok(match settled {
@@ -290,7 +293,7 @@ impl Inner {
         self.patiently(Box::pin(load)).await
     }
 
-    /// Waits for the store, but not for ever.
+    /// Waits for the store, within [`PATIENCE`].
     pub(super) async fn patiently<T>(
         &self,
         answer: BoxFuture<'_, Result<T, StoreError>>,
@@ -359,7 +362,7 @@ mod tests {
                 Deed::Resolve(_) => assert!(matches!(now, Begin::Answer(Answer::Replay(_)))),
             }
             let notes = engine.notes(Some(record.id), None, 10).await.unwrap().notes;
-            // What is forgotten was released first.
+            // A key is released before it is forgotten.
             assert_eq!(notes.len(), 1 + usize::from(deed.action() == Action::Forget));
             assert_eq!((notes[0].action, notes[0].ended), (deed.action(), Ended::Done));
             let first = notes.last().unwrap();
@@ -388,7 +391,8 @@ mod tests {
             absent.id = operation("absent").id;
             let answer = engine.intervene(absent).await.unwrap();
             assert!(matches!(answer, Intervened::Absent), "{answer:?}");
-            // What is recorded never changes (S4); it can only be forgotten, by those who saw it.
+            // A recorded outcome never changes (S4). It can only be forgotten, by an operator who
+            // saw that state.
             let answer = engine.intervene(want(&completed, deed)).await.unwrap();
             assert!(matches!(answer, Intervened::Stale(_)), "{answer:?}");
         }

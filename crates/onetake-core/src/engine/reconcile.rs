@@ -1,8 +1,9 @@
-//! Asks what became of attempts that nobody heard of again, and settles them by the answer.
+//! Reconciliation: asks for the outcomes of unknown attempts, and settles them by the answer.
 //!
-//! Each ask is taken in the store first ([`Verb::Defer`]), so that of several nodes one asks. If that one dies,
-//! the ask is due again a while later. Whatever the answer, settling is fenced by the attempt: an owner that
-//! comes back first is believed, and this changes nothing.
+//! A node first postpones the record in the store ([`Verb::Defer`]), so that only one of several
+//! nodes reconciles it. If that node dies, the record is due again later. Every settlement is
+//! fenced by the attempt: if the owner returns first, its outcome counts, and the reconciliation
+//! changes nothing.
 
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -21,43 +22,48 @@ use super::metrics::RECONCILED;
 use super::operators::{Deed, Intervened, Intervention};
 use super::{Engine, Inner};
 
-/// Whom the audit names for what is settled here.
+/// The author of the audit entries of reconciliation.
 const BY: &str = "reconciler";
 
-/// For how long a key is left alone at most of which nobody here can tell anything.
+/// The longest pause for a record that the reconciler of this node knows nothing about.
 const NOBODY_MAX: Duration = Duration::from_secs(300);
-/// And at least.
+/// The shortest pause for such a record.
 const NOBODY_MIN: Duration = Duration::from_secs(2);
 
-/// Knows, or can find out, what became of an operation.
+/// A source that knows the outcomes of operations, or can find them out.
 pub trait Reconcile: fmt::Debug + Send + Sync + 'static {
-    /// How to go about this one. `None` if nobody here can tell anything of it, because its route is gone,
-    /// say: then it stays unknown, and another node may know better.
+    /// Returns the time limits for this record. `None` if this node cannot find out its outcome,
+    /// for example because its route was removed. The record then stays unknown, and another node
+    /// may be able to.
     fn inquiry(&self, record: &Record) -> Option<Inquiry>;
 
-    /// Asks. Dropped after [`Inquiry::timeout`], and asked again later, perhaps by another node.
+    /// Asks for the outcome. The future is dropped after [`Inquiry::timeout`], and asked again
+    /// later, perhaps by another node.
     fn ask(&self, record: Arc<Record>) -> BoxFuture<'_, Found>;
 }
 
-/// How patiently to ask.
+/// The time limits of a reconciliation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Inquiry {
-    /// The pause between the moment at which the outcome became unknown and the first ask: what the attempt sent
-    /// must have arrived by then, or never will.
+    /// The pause between the moment at which the outcome became unknown and the first ask. By then,
+    /// the requests of the attempt must have arrived, or they never will.
     ///
-    /// An attempt may start long after its claim, as its lease is renewed. The store does not know when, but it was
-    /// before its outcome became unknown: the attempt itself says so after its start, and the reaper does after the
-    /// last lease, on which nothing starts any more. Where a store has no clock of its own (DynamoDB), add by
-    /// how much clocks may differ.
+    /// An attempt may start long after its claim, because its lease is renewed. The store does not
+    /// know the time of the start, but it was before the outcome became unknown: the attempt itself
+    /// reports an unknown outcome after its start, and the reaper acts after the last lease, on
+    /// which nothing can start any more. If a store has no clock of its own (DynamoDB), add the
+    /// maximum difference between clocks.
     pub after: Duration,
-    /// How long one ask may take.
+    /// The maximum duration of one ask.
     pub timeout: Duration,
-    /// The shortest pause between two asks; they grow with the time for which it has been unknown.
+    /// The shortest pause between two asks. The pauses grow with the time for which the outcome has
+    /// been unknown.
     pub pause_min: Duration,
     /// The longest pause between two asks.
     pub pause_max: Duration,
-    /// For how long to go on after it may be asked for, and for no longer than half of what the key is
-    /// kept for; then it is recorded as failed. An engine that began a moment ago asks some more.
+    /// The time, after the first ask is allowed, within which the outcome must be found; at most
+    /// half of the key's ttl. Then the record becomes failed. An engine that started a moment ago
+    /// asks some more first.
     pub limit: Duration,
 }
 
@@ -73,42 +79,43 @@ impl Default for Inquiry {
     }
 }
 
-/// What asking came to.
+/// The result of an ask.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Found {
-    /// This was its outcome.
+    /// The outcome of the operation.
     Completed(Recording),
-    /// It failed for good.
+    /// The operation failed permanently.
     Failed(Failure),
-    /// It is certain that it had no effect and never will: another attempt may run (S16).
+    /// The operation certainly had no effect and never will: another attempt may run (S16).
     NotExecuted,
-    /// Nobody can tell yet, and why not, for people. It must hold nothing secret.
+    /// The outcome is not known yet; the reason, for people. It must contain nothing secret.
     Unclear(String),
-    /// Nobody was asked, and why not. It is not the last word, unless the key is about to expire.
+    /// No request was made; the reason, for people. It does not end the reconciliation, unless the
+    /// key is about to expire.
     NotAsked(String),
 }
 
-/// How often to look for what is due to be asked for, and how much at a time.
+/// The interval, batch size and parallelism of reconciliation.
 #[derive(Clone, Copy, Debug)]
 pub struct Asking {
-    /// How often to look.
+    /// The pause between two searches for records that are due.
     pub interval: Duration,
-    /// How many to take at a time.
+    /// The number of records taken at a time.
     pub batch: usize,
-    /// How many to ask for at once.
+    /// The number of asks at once.
     pub at_once: usize,
 }
 
 impl Default for Asking {
     fn default() -> Self {
-        // All of a batch at once: one service that hangs holds up the others for one timeout, and no longer.
+        // A whole batch at once: a service that hangs delays the others by one timeout only.
         Self { interval: Duration::from_secs(1), batch: 64, at_once: 64 }
     }
 }
 
 impl Engine {
-    /// Asks `reconciler` for whatever is unknown under [`OnUnknown::Reconcile`](crate::OnUnknown::Reconcile), from
-    /// now on and until the engine ends.
+    /// Reconciles all unknown records under [`OnUnknown::Reconcile`](crate::OnUnknown::Reconcile)
+    /// with `reconciler`, from now on and until the engine ends.
     pub fn reconcile_with(&self, reconciler: Arc<dyn Reconcile>, asking: Asking) {
         let inner = Arc::clone(&self.inner);
         self.inner.tasks.spawn(async move {
@@ -121,7 +128,8 @@ impl Engine {
         });
     }
 
-    /// Asks for what is due, once; how many were due and are not any more.
+    /// Reconciles the records that are due, once. Returns the number of records that are no longer
+    /// due.
     pub async fn reconcile(&self, reconciler: &dyn Reconcile, asking: Asking) -> usize {
         reconcile(&self.inner, reconciler, asking).await
     }
@@ -154,14 +162,15 @@ async fn reconcile(engine: &Inner, reconciler: &dyn Reconcile, asking: Asking) -
     moved_on.count().await
 }
 
-/// Asks for one, if nobody else does. Whether it is due later now: if not, the next look finds it again.
+/// Reconciles one record, unless another node does. Returns true if the record is due later now. If
+/// it is false, the next search finds the record again.
 async fn one(
     engine: &Inner,
     reconciler: &dyn Reconcile,
     lost: DueAttempt,
 ) -> Result<bool, StoreError> {
     let record = match engine.read_from_store(lost.id).await {
-        // One that cannot be read must not stand in the way of others.
+        // A record that cannot be read must not block others.
         Err(error) if error.kind() == StoreErrorKind::Invalid => {
             defer(engine, lost, NOBODY_MAX).await?;
             return Err(error);
@@ -180,15 +189,17 @@ async fn one(
     });
     let inquiry = inquiry
         .map(|inquiry| Inquiry { limit: inquiry.limit.min(record.terms.ttl / 2), ..inquiry });
-    // By this node's clock, which may differ from the store's: only how long to wait goes by it.
+    // This node's clock may differ from the store's. It only determines the pause.
     let here = engine.clock.now();
-    // Who began a moment ago has not heard the answers of before, and whom it asks may be about to start too.
+    // An engine that started a moment ago does not know earlier answers, and the service that it
+    // asks may be starting too.
     let asks_for = engine.clock.monotonic().saturating_sub(engine.began);
     let hold = hold(&record, at, inquiry, here, asks_for);
-    // What is under way in this very process is not over, whatever the store says: its word is better.
+    // An attempt that is under way in this process is not over, whatever the store says. Its own
+    // report is better.
     let is_under_way = engine.flights.runs(&record.id);
     let Settled::Done { record, now } = defer(engine, lost, hold).await? else {
-        return Ok(false); // Somebody else asks, or it is settled.
+        return Ok(false); // Another node reconciles it, or it is settled.
     };
     let Some(inquiry) = inquiry else {
         tracing::warn!(
@@ -197,7 +208,8 @@ async fn one(
         );
         return Ok(true);
     };
-    // By the store's clock, and by this node's: who is early by that has deferred for no longer than until it is time.
+    // Both clocks count, the store's and this node's. A node that asks too early postpones the
+    // record only until the reconciliation is due.
     let is_early = [now, here].iter().any(|now| !too_early(at, inquiry, *now).is_zero());
     let is_last = last_moment(&record, at) <= now;
     if is_under_way || (is_early && !is_last) {
@@ -231,28 +243,30 @@ fn never_told(inquiry: Inquiry, why: &str) -> Failure {
     }
 }
 
-/// Takes the ask, so that nobody else does for so long.
+/// Postpones the record, so that no other node reconciles it meanwhile.
 async fn defer(engine: &Inner, lost: DueAttempt, hold: Duration) -> Result<Settled, StoreError> {
     let defer = Settlement { id: lost.id, attempt: lost.attempt, verb: Verb::Defer(hold) };
     engine.patiently(Box::pin(engine.settles.submit(defer))).await
 }
 
-/// When to give up: the limit begins when it may be asked for.
+/// Returns the end of the limit, which begins when the first ask is allowed.
 fn ends(record: &Record, at: Timestamp, inquiry: Inquiry) -> Timestamp {
     at.plus(inquiry.after).plus(inquiry.limit).min(last_moment(record, at))
 }
 
-/// A key that expires unknown may run again: it must be recorded as failed before that, asked for or not.
+/// Returns the time by which the record must become failed, with or without an ask: a key that
+/// expires while unknown could run again.
 fn last_moment(record: &Record, at: Timestamp) -> Timestamp {
     at.plus(record.terms.ttl / 4 * 3)
 }
 
-/// How much is left of the time before which nobody asks: see [`Inquiry::after`].
+/// Returns the time until the first ask is allowed: see [`Inquiry::after`].
 fn too_early(at: Timestamp, inquiry: Inquiry, now: Timestamp) -> Duration {
     at.plus(inquiry.after).since(now)
 }
 
-/// For how long nobody else asks: until it is time at all, or as long as asking takes and then some.
+/// Returns the time by which the record is postponed: until the first ask is allowed, or for the
+/// duration of an ask and a pause.
 fn hold(
     record: &Record,
     at: Timestamp,
@@ -261,18 +275,19 @@ fn hold(
     asks_for: Duration,
 ) -> Duration {
     let Some(inquiry) = inquiry else {
-        // Another node may know better, and must get its turns while there is time.
+        // Another node may be able to find out the outcome, and must get its turns in time.
         return now.since(at).max(NOBODY_MIN).min(NOBODY_MAX);
     };
     let shortest = inquiry.timeout.saturating_add(inquiry.pause_min);
     let too_early = too_early(at, inquiry, now);
     if !too_early.is_zero() {
-        // Not for ever where this node's clock is wrong: another may know better.
+        // The pause is bounded in case this node's clock is wrong: another node may have the right
+        // time.
         let to_last = last_moment(record, at).since(now).max(inquiry.pause_min);
         return too_early.min(inquiry.after).min(to_last);
     }
-    // The last ask is made at the limit. Behind it: when this engine has asked for long enough to say so; and if nobody
-    // could be asked then, before the key expires.
+    // The last ask is made at the limit. After the limit, the next ask is due when this engine has
+    // asked for long enough to give up, and then before the key expires.
     let ends = ends(record, at, inquiry);
     let enough = inquiry.limit.min(inquiry.pause_max);
     let (asked_for, left) = if ends > now {
@@ -341,8 +356,9 @@ mod tests {
 
     const SECOND: Duration = Duration::from_secs(1);
 
-    /// Until the limit, an ask comes as late as the ones before it took. At the limit the time counts for which this
-    /// engine has asked; when that is enough, the last moment before the key expires.
+    /// Before the limit, the pause grows with the time since the outcome became unknown. After the
+    /// limit, the time counts for which this engine has asked; once that is enough, the last moment
+    /// before the key expires counts.
     #[test]
     fn the_pause_is_bounded_by_what_ends_next() {
         let at = Timestamp::from_micros(1_000_000_000);

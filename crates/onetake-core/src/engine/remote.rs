@@ -1,7 +1,7 @@
 //! Waiting for a key that runs on another node.
 //!
-//! One batched read for all waiters of this process every 25 ms, only while somebody waits. No
-//! waiter holds a connection.
+//! One batched read serves all waiters of this process, once per `poll_interval` (25 ms by
+//! default), and only while there are waiters. No waiter holds a connection.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -15,7 +15,8 @@ use crate::store::Store;
 use super::latest::{Latest, Reader};
 use super::tasks::Tasks;
 
-/// `None` while the other node's attempt still runs; then the record, or that there is none.
+/// `None` while the other node's attempt still runs; then the record, or `Some(None)` if there is
+/// none.
 pub(crate) type Seen = Option<Option<Arc<Record>>>;
 
 #[derive(Debug)]
@@ -30,7 +31,7 @@ pub(crate) struct Remote {
 
 #[derive(Debug, Default)]
 struct Inner {
-    /// In order, so that one run of a simulation is like the next.
+    /// A sorted map, so that a simulation can be repeated exactly.
     watched: BTreeMap<RecordId, Latest<Seen>>,
     polling: bool,
 }
@@ -46,7 +47,7 @@ impl Remote {
         Arc::new(Self { store, clock, interval, batch_max, tasks, inner: Mutex::default() })
     }
 
-    /// Tells when the record stops running.
+    /// Returns a reader that changes when the record stops running.
     pub(crate) fn watch(self: &Arc<Self>, id: RecordId) -> Reader<Seen> {
         let mut inner = self.lock();
         let sender = inner.watched.entry(id).or_insert_with(|| Latest::new(None));
@@ -57,7 +58,7 @@ impl Remote {
         receiver
     }
 
-    /// Looks at everything that is waited for; `false` if nobody waits any more.
+    /// Reads all watched records. Returns false if there are no waiters left.
     async fn look(&self) -> bool {
         let ids = {
             let mut inner = self.lock();
@@ -69,8 +70,8 @@ impl Remote {
             inner.watched.keys().copied().collect::<Vec<_>>()
         };
         for chunk in ids.chunks(self.batch_max) {
-            // A store that does not answer is asked again at the next turn; the waiters have their
-            // own deadlines.
+            // If the store does not answer, the next round asks again. The waiters have their own
+            // deadlines.
             let answers = self.store.load(chunk.to_vec()).await;
             for (id, answer) in chunk.iter().zip(answers) {
                 self.tell(*id, answer.ok());
@@ -92,7 +93,7 @@ impl Remote {
     }
 }
 
-/// The one task that looks. If it dies of a store that panics, the next waiter starts another.
+/// The one polling task. If the store panics and ends it, the next waiter starts another one.
 struct Polling {
     remote: Arc<Remote>,
 }

@@ -1,5 +1,5 @@
-//! How often records were replayed: in this process, lately, in bounded memory. Nothing is written for a
-//! replay (S17), so nobody else knows.
+//! Counts of recent replays in this process, in bounded memory. A replay writes nothing to the
+//! store (S17), so other nodes do not know these counts.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
@@ -8,19 +8,20 @@ use crate::clock::Timestamp;
 use crate::record::{AttemptId, Record};
 use crate::scope::RecordId;
 
-/// How many records are remembered at least; twice as many at most.
+/// The minimum number of records that are remembered. The maximum is twice as many.
 const RECORDS_MIN: usize = 32_768;
 
-/// How often a record was replayed, as far as this process remembers.
+/// The replays of a record, as far as this process remembers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Replays {
-    /// How often.
+    /// The number of replays.
     pub count: u64,
-    /// When it was replayed last.
+    /// The time of the last replay.
     pub last_at: Option<Timestamp>,
 }
 
-/// What is replayed: the outcome of one attempt. Another life of a key begins anew.
+/// The outcome of one attempt. A key that is used again after it expired has another attempt, so
+/// its count starts at zero.
 type Outcome = (RecordId, AttemptId);
 
 /// Two generations: when the newer one is full, the older one is dropped.

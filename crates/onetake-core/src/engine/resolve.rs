@@ -1,7 +1,7 @@
-//! Who runs an operation: one loop over what this process knows, what it waits for, and what the store says.
+//! Resolution of a request: one loop over the cache, the flights of this process, and the store.
 //!
-//! Whoever finds that nobody runs the operation starts the one task that claims, runs and settles it. Everybody
-//! else waits without a task.
+//! A caller whose key has no flight starts the one task that claims, runs and settles the
+//! operation. All other callers wait without a task.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -20,42 +20,42 @@ use super::retry::roll_back;
 use super::wait::{Next, Patience, elsewhere, interpret, join, settled};
 use super::{Answer, Begin, Engine, EngineError, Lease, Operation, SPANS};
 
-/// What the operation's own task does with its lease.
+/// The part of the operation's task that uses a granted lease.
 pub(super) trait Granted: Send + 'static {
-    /// What whoever asked is told in the end.
+    /// The answer to the caller in the end.
     type Told: Send + 'static;
 
     fn proceed(self, lease: Lease) -> impl Future<Output = Proceeded<Self::Told>> + Send;
 }
 
-/// What came of a lease.
+/// The result of using a lease.
 pub(super) struct Proceeded<T> {
     pub(super) told: T,
-    /// What the task goes on with once it has told: a settlement that takes long.
+    /// The rest of the task's work after the answer: a settlement that takes long.
     pub(super) rest: Option<BoxFuture<'static, ()>>,
 }
 
-/// What became of an operation. What was not used is given back.
+/// The result of a request. Work that was not used is returned.
 pub(super) enum Resolved<G: Granted> {
     Proceeded(G::Told),
     Answered(Answer, G),
     Failed(EngineError, Option<G>),
 }
 
-/// What a claim came to.
+/// The result of a claim.
 pub(super) enum Led {
     Run(Lease),
     Found(Arc<Record>, Timestamp),
 }
 
-/// What the operation's task tells whoever started it.
+/// The message of the operation's task to its caller.
 enum Told<G: Granted> {
     Resolved(Resolved<G>),
     Found(Arc<Record>, Timestamp, G),
 }
 
 impl Engine {
-    /// What this process knows without asking anybody.
+    /// Returns the answer from the cache of this process.
     pub(super) fn known(&self, operation: &Operation) -> Option<Answer> {
         let record = self.inner.cache.get(&operation.id, self.inner.clock.monotonic())?;
         let answer = if operation.recognises(&record.fingerprint) {
@@ -72,7 +72,8 @@ impl Engine {
         mut granted: G,
     ) -> Resolved<G> {
         let inner = &self.inner;
-        // The store compares one fingerprint: that of the record, if it was sealed with an earlier secret.
+        // The store compares one fingerprint. If the record was sealed with an earlier secret, that
+        // fingerprint is sent.
         let mut asked = operation.fingerprint;
         let mut patience = Patience::new(inner, operation.in_flight);
         loop {
@@ -114,7 +115,7 @@ impl Engine {
         }
     }
 
-    /// Counts an answer.
+    /// Counts an answer in the metrics.
     fn told(&self, answer: Answer) -> Answer {
         let metrics = &self.inner.metrics;
         match &answer {
@@ -133,7 +134,7 @@ impl Engine {
         self.inner.replays.count(record, self.inner.clock.now());
     }
 
-    /// Starts the operation's own task, and waits for what it tells.
+    /// Starts the operation's own task, and waits for its message.
     fn lead<G: Granted>(
         &self,
         operation: &Operation,
@@ -152,7 +153,8 @@ impl Engine {
     }
 }
 
-/// The one task of an operation: claims it and, if that is granted, proceeds with the lease.
+/// The one task of an operation: claims the key and, if the claim is granted, proceeds with the
+/// lease.
 async fn conduct<G: Granted>(
     engine: Engine,
     operation: Arc<Operation>,
@@ -165,7 +167,7 @@ async fn conduct<G: Granted>(
             let _gone = tell.send(Told::Found(record, now, granted));
             return;
         }
-        // How long the store may take for a claim does not bound a rollback.
+        // The time limit for a claim does not apply to a rollback.
         Ok(Led::Run(lease)) => match &operation.on_retry {
             Some(hook) => roll_back(&engine, lease, hook, operation.run_max).await,
             None => Ok(Begin::Run(lease)),
@@ -180,14 +182,15 @@ async fn conduct<G: Granted>(
         Ok(Begin::Answer(answer)) => (Resolved::Answered(answer, granted), None),
         Err(error) => (Resolved::Failed(error, Some(granted)), None),
     };
-    // A lease that nobody takes any more is dropped here: released.
+    // A lease that the caller no longer waits for is dropped here, and so released.
     let _gone = tell.send(Told::Resolved(resolved));
     if let Some(rest) = rest {
         rest.await;
     }
 }
 
-/// Claims the operation. A claim that takes too long goes on by itself: a lease that nobody takes is released.
+/// Claims the key. A claim that takes too long goes on in a task of its own, which releases its
+/// lease.
 async fn claim_in_time(
     engine: &Engine,
     operation: &Arc<Operation>,

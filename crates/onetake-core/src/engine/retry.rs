@@ -1,4 +1,4 @@
-//! What is done before an operation runs again whose earlier attempt may have left work half done.
+//! The hook that rolls back half-done work before an operation runs again.
 
 use std::fmt;
 use std::panic::AssertUnwindSafe;
@@ -20,20 +20,21 @@ use super::operation::{Answer, Attempt, Begin, EngineError};
 pub struct Again {
     /// The attempt that is about to run.
     pub attempt: Attempt,
-    /// The attempts before it, the earliest first: those that are remembered.
+    /// The attempts before it that are remembered, the earliest first.
     pub earlier: Vec<PastAttempt>,
 }
 
-/// Rolls back what earlier attempts left half done, before the next one starts. It runs under the next one's
-/// lease. It may be called more than once for the same earlier attempt, and must be fine with that.
+/// A hook that rolls back the half-done work of earlier attempts before the next attempt starts. It
+/// runs under the next attempt's lease. It may be called more than once for the same earlier
+/// attempt, and must allow for that.
 #[derive(Clone)]
 pub struct OnRetry(Arc<Hook>);
 
 type Hook = dyn Fn(Again) -> BoxFuture<'static, Result<(), String>> + Send + Sync;
 
 impl OnRetry {
-    /// Calls `hook`. If it answers with an error (for people, and nothing secret), the operation does not run:
-    /// its outcome is unknown as before, and the hook is called again by the next attempt.
+    /// Creates a hook. If it returns an error (a text for people, without secrets), the operation
+    /// does not run. Its outcome stays unknown, and the next attempt calls the hook again.
     pub fn new<F, Fut>(hook: F) -> Self
     where
         F: Fn(Again) -> Fut + Send + Sync + 'static,
@@ -56,15 +57,15 @@ impl fmt::Debug for OnRetry {
     }
 }
 
-/// The attempts of a record that may have left something: all but those known to have had no effect.
+/// Returns the earlier attempts of a record if one of them may have had an effect. Released
+/// attempts had none.
 fn may_have_left_something(record: &Record) -> Option<Vec<PastAttempt>> {
     let earlier: Vec<PastAttempt> = record.history.attempts().collect();
     earlier.iter().any(|past| past.stood != "released").then_some(earlier)
 }
 
-/// Calls the hook of a claim that was granted, if there was an attempt before that may have left something. It runs in
-/// the operation's own task: whoever asked may go away, and a hook that is slower than its clients still comes to its
-/// end.
+/// Calls the hook of a granted claim if an earlier attempt may have had an effect. It runs in the
+/// operation's own task: if the caller is dropped, a slow hook still runs to its end.
 pub(super) async fn roll_back(
     engine: &Engine,
     lease: Lease,
@@ -74,13 +75,13 @@ pub(super) async fn roll_back(
     let record = match engine.inner.read_from_store(lease.id()).await {
         Ok(record) => record,
         Err(error) => {
-            // Nothing was started; what was before is still in the history.
+            // Nothing was started. The earlier attempts are still in the history.
             drop(lease.release().await);
             return Err(error.into());
         }
     };
     let Some(own) = record.filter(|record| record.attempt == lease.attempt()) else {
-        // Somebody else has the key by now: what is left to roll back is theirs to find.
+        // Another attempt has the key by now: its own claim finds what is left to roll back.
         drop(lease.release().await);
         return Ok(Begin::Answer(Answer::InFlight));
     };
@@ -97,7 +98,7 @@ pub(super) async fn roll_back(
         () = engine.inner.clock.sleep(run_max) => Err(format!("it took longer than {run_max:?}")),
     };
     let Err(why) = rolled_back else {
-        // The time that it took is not the operation's.
+        // The duration of the hook does not count for the operation.
         lease.renew_for(run_max);
         return Ok(Begin::Run(lease));
     };

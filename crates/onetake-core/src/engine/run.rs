@@ -1,4 +1,4 @@
-//! Runs operations, each in its one task: claim, run, settle.
+//! Execution of operations, each in one task: claim, run, settle.
 
 use std::future::Future;
 use std::panic::AssertUnwindSafe;
@@ -13,36 +13,38 @@ use super::{
     Answer, Attempt, Begin, Engine, EngineError, Lease, Operation, Outcome, Settling, Verdict,
 };
 
-/// What an operation does, once it owns its key.
+/// The work of an operation that owns its key.
 pub trait Work: Send + 'static {
-    /// What it leaves for its caller beside the verdict: a response, say.
+    /// The value for the caller beside the verdict, such as a response.
     type Output: Send + 'static;
 
-    /// Does it, and says what became of it; the engine settles that.
+    /// Does the work and returns its verdict, which the engine settles.
     ///
-    /// Call [`Lease::start`] immediately before it can have its first effect. If that is an error, it must have none:
-    /// the verdict is [`Verdict::Release`]. Work that panics is unknown if it had started.
+    /// Call [`Lease::start`] immediately before the work can have its first effect. If that returns
+    /// an error, the work must have no effect, and the verdict is [`Verdict::Release`]. Work that
+    /// panics after its start is unknown.
     fn run(self, lease: &Lease) -> impl Future<Output = (Verdict, Self::Output)> + Send;
 }
 
-/// What [`Engine::execute`] comes to.
+/// The result of [`Engine::execute`].
 #[derive(Debug)]
 pub enum Executed<W: Work> {
-    /// The work was done here and now, and was settled so. Show its output only if it is recorded (S6).
+    /// The work ran now, with this settlement. Show its output only if it is recorded (S6).
     Ran(Settling, W::Output),
     /// The work panicked.
     Panicked(Settling),
-    /// Somebody else did it: this is known of it. The work is given back.
+    /// The work did not run for this caller: the answer. The work is returned.
     Answered(Answer, W),
-    /// The engine could not even try, and the work did not begin. It is given back, unless the engine ended with it.
+    /// The engine could not start, and the work did not begin. The work is returned, unless it was
+    /// lost when the engine stopped.
     Failed(EngineError, Option<W>),
 }
 
 impl Engine {
-    /// Does the work of an operation, or tells what became of it before.
+    /// Runs the work of an operation, or returns the answer of an earlier attempt.
     ///
-    /// It is done in a task of its own, which also claims and settles: a caller that goes away neither stops it nor
-    /// loses its outcome. Nothing bounds how long it may take but the work itself; its lease is renewed for
+    /// One task claims, runs and settles: a caller that is dropped neither stops the work nor loses
+    /// its outcome. Only the work itself limits its duration; its lease is renewed for
     /// [`Operation::run_max`].
     pub async fn execute<W: Work>(&self, operation: &Operation, work: W) -> Executed<W> {
         match self.resolve(operation, Perform(work)).await {
@@ -55,14 +57,14 @@ impl Engine {
         }
     }
 
-    /// Runs the operation, or tells what became of it before.
+    /// Runs the operation, or returns the answer of an earlier attempt.
     ///
-    /// It runs in a task of its own: a caller that goes away neither stops it nor loses its
-    /// outcome. An operation that panics, or that takes longer than `run_max` and is dropped, is
-    /// unknown.
+    /// It runs in its own task: a caller that is dropped neither stops it nor loses its outcome.
+    /// The outcome is unknown if the operation panics, or takes longer than `run_max` and is
+    /// dropped.
     ///
     /// # Errors
-    /// If the engine could not even try; then the operation did not run.
+    /// If the engine could not start; then the operation did not run.
     pub async fn run<F, Fut>(&self, operation: Operation, work: F) -> Result<Outcome, EngineError>
     where
         F: FnOnce(Attempt) -> Fut + Send + 'static,
@@ -80,12 +82,12 @@ impl Engine {
         }
     }
 
-    /// Claims the operation for the caller to run, or tells what became of it before.
+    /// Claims the operation for the caller to run, or returns the answer of an earlier attempt.
     ///
-    /// The future may be dropped at any time: a claim that is granted to nobody is released.
+    /// The future may be dropped at any time: a claim that is granted afterwards is released.
     ///
     /// # Errors
-    /// If the engine could not even try; then nobody owns the operation on this caller's behalf.
+    /// If the engine could not start; then this caller does not own the operation.
     pub async fn begin(&self, operation: &Operation) -> Result<Begin, EngineError> {
         match self.resolve(operation, HandOver).await {
             Resolved::Proceeded(lease) => Ok(Begin::Run(lease)),
@@ -95,7 +97,7 @@ impl Engine {
     }
 }
 
-/// Hands the lease to whoever asked for it.
+/// Hands the lease to the caller.
 struct HandOver;
 
 impl Granted for HandOver {
@@ -106,7 +108,7 @@ impl Granted for HandOver {
     }
 }
 
-/// Does the work, and settles it.
+/// Runs the work and settles it.
 struct Perform<W>(W);
 
 impl<W: Work> Granted for Perform<W> {
@@ -123,7 +125,7 @@ impl<W: Work> Granted for Perform<W> {
     }
 }
 
-/// A function that may run for so long.
+/// A function with a maximum duration.
 struct Bounded<F> {
     work: F,
     run_max: Duration,

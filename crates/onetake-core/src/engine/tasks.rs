@@ -1,7 +1,8 @@
-//! Tasks and channels of the engine, counted.
+//! Tasks and channels of the engine, with counters.
 //!
-//! Every task costs an allocation and a turn of the scheduler, and so does every message that wakes another task.
-//! ARCHITECTURE.md states how many of both a request needs, and tests compare that with the numbers counted here.
+//! Every task costs an allocation and a turn of the scheduler, and so does every message that wakes
+//! another task. ARCHITECTURE.md states how many of both a request needs, and tests compare that
+//! with the numbers counted here.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -15,7 +16,8 @@ use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 use tokio_util::task::TaskTracker;
 
-/// Tasks that an engine has spawned, and messages that woke another task, since it began.
+/// The number of tasks that an engine has spawned, and of messages that woke another task, since
+/// its start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Traffic {
     /// Tasks.
@@ -60,7 +62,7 @@ impl Tasks {
         self.spawn(tracker.track_future(future))
     }
 
-    /// A channel for one message.
+    /// Creates a channel for one message.
     pub(crate) fn channel<T>(&self) -> (oneshot::Sender<T>, Receiver<T>) {
         let (sender, inner) = oneshot::channel();
         (sender, Receiver { inner, counts: Arc::clone(&self.counts), has_waited: false })
@@ -90,7 +92,7 @@ impl<T> Future for Receiver<T> {
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let polled = Pin::new(&mut self.inner).poll(cx);
-        // A message that was there from the start woke nobody: the task has sent it to itself.
+        // A message that was there from the start woke no task: the task has sent it to itself.
         if polled.is_pending() && !std::mem::replace(&mut self.has_waited, true) {
             self.counts.hops.fetch_add(1, Ordering::Relaxed);
         }
@@ -98,9 +100,9 @@ impl<T> Future for Receiver<T> {
     }
 }
 
-/// A future that goes on in a task of its own if its owner drops it before it is ready.
+/// A future that continues in its own task if it is dropped before it is ready.
 pub(crate) struct Detached {
-    /// `None` while it is polled, so that one that panics is not polled again.
+    /// `None` while it is polled, so that a future that panics is not polled again.
     future: Option<BoxFuture<'static, ()>>,
     tasks: Tasks,
 }

@@ -1,4 +1,4 @@
-//! Operations that complete themselves, in their own transactions (mode T).
+//! Operations that write their own completion, in their own transactions (mode T).
 
 use std::future::Future;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -10,28 +10,29 @@ use crate::transaction::Completion;
 use super::operation::{Attempt, EngineError, Operation, Outcome, Verdict};
 use super::{Engine, Settling};
 
-/// Why an operation has no outcome. It had no effect and its key is released, unless the engine says otherwise.
+/// The reason why an operation has no outcome. It had no effect and its key is released, except for
+/// an error of the engine.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum NotDone<E> {
-    /// The engine could not even try.
+    /// The engine could not start.
     #[error(transparent)]
     Engine(#[from] EngineError),
     /// The work failed, and its transaction was rolled back.
     #[error("{0}")]
     Work(E),
-    /// The work panicked, or took longer than it may, and its transaction was rolled back.
+    /// The work panicked or took too long, and its transaction was rolled back.
     #[error("the operation was interrupted, and rolled back")]
     Interrupted,
-    /// The work said that it is done, but its completion is not there: it was never finished, or its transaction
-    /// was not committed.
+    /// The work reported success, but the completion is not in the store: it was never written, or
+    /// its transaction was not committed.
     #[error("the operation's transaction was not committed: its completion is not there")]
     NotCommitted,
 }
 
 impl Engine {
-    /// A completion as it has to be written past the store, in a transaction: encrypted, where the store encrypts. Those of a
-    /// `Transactional` and of `InTransaction` are so already.
+    /// Returns a completion in the form in which a transaction must write it: encrypted, if the
+    /// store encrypts. A `Transactional` and an `InTransaction` do this themselves.
     ///
     /// # Errors
     /// If it cannot be encrypted.
@@ -46,14 +47,16 @@ impl Engine {
     }
 
     /// Runs an operation that writes its own completion in the transaction of its effects; see
-    /// [`transaction`](crate::transaction). `work` answers once it has committed, or with why it did not.
+    /// [`transaction`](crate::transaction). `work` returns once it has committed, or with the
+    /// reason why it did not.
     ///
-    /// What it says is not taken for it: the engine looks. If the completion is there, also where the answer to
-    /// the commit got lost, the outcome is told; if it is not, the key is released, and a transaction that should
-    /// still arrive is stale. The look waits for a transaction that is being committed.
+    /// The engine does not rely on the result of `work`, but checks the store. If the completion is
+    /// there, the outcome is returned, even if the answer to the commit was lost. If it is not
+    /// there, the key is released, and a transaction that commits later is stale. The check waits
+    /// for a transaction that is being committed.
     ///
     /// # Errors
-    /// If the engine could not try, or the operation has no outcome.
+    /// If the engine could not start, or the operation has no outcome.
     pub async fn transact<E, F, Fut>(
         &self,
         mut operation: Operation,

@@ -1,8 +1,9 @@
-//! Attempts that were claimed and never tried, as the audit log has them.
+//! Audit entries for attempts that were claimed and never tried.
 //!
-//! The history of a record tells that an attempt was released, not why. Whoever counts tries ([`Inbox`]) has to
-//! leave out attempts that could not even begin, because a database was unreachable, say. Each of them has an
-//! entry in the audit log, which stands at its fence instead of the time of writing: so the two can be compared.
+//! The history of a record shows that an attempt was released, but not why. Code that counts tries
+//! ([`Inbox`]) must leave out attempts that could not begin, for example because a database was
+//! unreachable. Each such attempt has an entry in the audit log. The time of the entry is the
+//! attempt's fence instead of the time of writing, so that entries can be matched with attempts.
 //!
 //! [`Inbox`]: crate::Inbox
 
@@ -21,23 +22,25 @@ use super::housekeeping::rest;
 use super::operation::Attempt;
 use super::{Engine, Inner};
 
-/// The pause before an entry is written again that the store did not take; it doubles up to [`PAUSE_MAX`].
+/// The pause before an entry that the store did not accept is written again; it doubles up to
+/// [`PAUSE_MAX`].
 const PAUSE_MIN: Duration = Duration::from_millis(50);
 /// The longest pause before an entry is written again.
 const PAUSE_MAX: Duration = Duration::from_secs(1);
-/// Entries that are read of one record: more than its history has attempts, several for each.
+/// The maximum number of entries read for one record: several for each attempt of its history.
 const ENTRIES_MAX: usize = 100;
-/// The state before, by which these entries differ from those of operators, who release what is unknown.
+/// The state before, which tells these entries from those of operators: operators release unknown
+/// records.
 const BEFORE: &str = "running";
 
 impl Engine {
-    /// Writes that an attempt is released without having been tried: again until the store takes it or the engine
-    /// stops, also if nobody waits for it any more.
+    /// Writes that an attempt is released without having been tried. The write is retried until the
+    /// store accepts it or the engine stops, even if the caller is dropped.
     pub(crate) fn note_untried(&self, attempt: Attempt, by: &str, reason: &str) -> JoinHandle<()> {
         note_untried(&self.inner, attempt, by, reason)
     }
 
-    /// The fences of a record's attempts that were never tried.
+    /// Returns the fences of a record's attempts that were never tried.
     pub(crate) async fn untried(&self, id: RecordId) -> Result<Vec<Fence>, StoreError> {
         let notes = self.notes(Some(id), None, ENTRIES_MAX).await?.notes;
         let untried = notes

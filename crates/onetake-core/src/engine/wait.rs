@@ -1,4 +1,4 @@
-//! Those who must not run: what they are told, and how long they wait for it.
+//! Callers that wait for another caller's attempt: their answers and their time limits.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,19 +17,19 @@ use super::latest::Reader;
 use super::operation::{Answer, EngineError, InFlight};
 use super::remote::Seen;
 
-/// What to do after a look at a record.
+/// The next step after reading a record.
 pub(super) enum Next {
     Answer(Answer),
-    /// Something else was asked, going by this fingerprint.
+    /// The record has this other fingerprint.
     Other(Fingerprint),
     Again,
     RunsElsewhere,
 }
 
-/// What a record as found means to whoever asked with this fingerprint.
+/// Returns the next step for a caller with this fingerprint and the record that was found.
 pub(super) fn interpret(record: &Arc<Record>, asked: &Fingerprint, now: Timestamp) -> Next {
-    // The store has the last word on leases: it left this one to its owner, whose grace may count anew
-    // after an outage.
+    // The store decides about leases. It left this one to its owner, whose grace may count from the
+    // end of an outage.
     let at = Moment { now, contact: Contact::Unknown };
     match decide::read(Some(record), asked, at) {
         Reading::Mismatch => Next::Other(record.fingerprint),
@@ -43,7 +43,7 @@ pub(super) fn settled(record: &Arc<Record>) -> Option<Answer> {
     Answer::of(record).filter(|answer| matches!(answer, Answer::Replay(_) | Answer::Failed(_)))
 }
 
-/// How long a caller is willing to wait, and its place among the waiters.
+/// The remaining wait of a caller, and its permit among the waiters.
 pub(super) struct Patience<'a> {
     engine: &'a Inner,
     until: Option<Duration>,
@@ -59,11 +59,11 @@ impl<'a> Patience<'a> {
         Self { engine, until, place: None }
     }
 
-    /// How much longer to wait; or what to say instead of waiting.
+    /// Returns the remaining time, or the answer to give instead of waiting.
     fn left(&mut self) -> Result<Duration, Answer> {
         let until = self.until.ok_or(Answer::InFlight)?;
         if self.place.is_none() {
-            // Surplus waiters are told that it runs (S19).
+            // Waiters above the limit get the answer that an attempt runs (S19).
             self.place = Some(self.engine.waiting.try_acquire().map_err(|_| Answer::InFlight)?);
             self.engine.metrics.waiting.increment(1);
         }
@@ -90,7 +90,7 @@ pub(super) async fn join(
     loop {
         let current = phase.get();
         match current {
-            // Nobody can tell yet whether this is a retry.
+            // It is not known yet whether this is a retry.
             Phase::Claiming => {
                 let engine = patience.engine;
                 tokio::select! {
@@ -119,7 +119,7 @@ pub(super) async fn join(
                 }
             }
             Phase::Landed(Landing::Record(record, now)) => {
-                // A herd of waiters must not become a herd of claims.
+                // Many waiters must not become many claims at once.
                 if waited && matches!(record.state, State::Released { .. }) {
                     return Ok(Next::Answer(Answer::InFlight));
                 }
@@ -131,7 +131,7 @@ pub(super) async fn join(
     }
 }
 
-/// Waits for an attempt of another node. `None`: ask the store again.
+/// Waits for an attempt of another node. Returns `None` if the caller should ask the store again.
 pub(super) async fn elsewhere(
     engine: &Inner,
     id: RecordId,
@@ -158,7 +158,7 @@ pub(super) async fn elsewhere(
     }
 }
 
-/// The record once it does not run any more; `None` if there is none, or nobody looks any more.
+/// Returns the record once it no longer runs; `None` if there is none, or the polling has ended.
 async fn stopped(seen: &mut Reader<Seen>) -> Option<Arc<Record>> {
     loop {
         if let Some(found) = seen.get() {

@@ -1,4 +1,4 @@
-//! The end of an engine.
+//! Shutdown of an engine.
 
 use std::sync::atomic::Ordering;
 

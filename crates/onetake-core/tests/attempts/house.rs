@@ -18,7 +18,7 @@ fn short() -> Terms {
     Terms { ttl: SECOND * 20, lease: SECOND, grace: SECOND, ..Terms::default() }
 }
 
-/// Claims keys for somebody who is never heard of again.
+/// Claims keys for an owner that never returns.
 async fn claim(world: &World, keys: &[&str]) {
     for key in keys {
         let operation = operation(key);
@@ -51,7 +51,7 @@ async fn one_look_of_the_reaper_takes_all_that_is_due() {
     let notes = world.engine.notes(None, None, 10).await.unwrap().notes;
     assert_eq!(notes.len(), 5);
     assert!(notes.iter().all(|note| note.action == Action::Abandon && note.by == "reaper"));
-    // It looks again a second later.
+    // The reaper looks again a second later.
     claim(&world, &["f"]).await;
     world.seconds(3).await;
     assert!(is_unknown(&world, "f").await);

@@ -1,4 +1,4 @@
-//! Outcomes of an earlier process that wait in a journal.
+//! Outcomes of an earlier process in a journal.
 
 use std::sync::atomic::Ordering;
 
@@ -38,12 +38,12 @@ async fn a_journal_that_cannot_be_read_is_asked_with_longer_pauses() {
     let world = World::new();
     let journal = Arc::new(Unreadable::default());
     world.engine.use_journal(Arc::clone(&journal) as Arc<dyn Journal>);
-    // At once, and 0.2, 0.6, 1.4, 3.0, 6.2 and 11.2 seconds later.
+    // Reads happen at once, and 0.2, 0.6, 1.4, 3.0, 6.2 and 11.2 seconds later.
     world.pass(SECOND * 6, Duration::from_millis(100)).await;
     assert_eq!(journal.asked.load(Ordering::SeqCst), 5);
     world.pass(SECOND * 6, Duration::from_millis(100)).await;
     assert_eq!(journal.asked.load(Ordering::SeqCst), 7);
-    // Then every five seconds.
+    // Further reads follow every five seconds.
     world.pass(SECOND * 60, Duration::from_millis(100)).await;
     assert_eq!(journal.asked.load(Ordering::SeqCst), 19);
 }

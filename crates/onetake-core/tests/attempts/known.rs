@@ -1,4 +1,4 @@
-//! Questions that run nothing.
+//! Requests that run nothing.
 
 use std::sync::atomic::Ordering;
 

@@ -1,4 +1,4 @@
-//! Attempts on a clock that stands still until the test moves it: renewals, settlements and waiters.
+//! Attempts on a manual clock: renewals, settlements and waiters.
 #![expect(clippy::unwrap_used, clippy::panic, reason = "tests may panic")]
 
 mod ending;
@@ -24,26 +24,26 @@ use onetake_core::{
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// A store that writes down what it is asked, and fails as often as it is told to.
+/// A store that records its calls, and fails as often as a test sets.
 #[derive(Debug)]
 struct Watched {
     memory: MemoryStore,
     clock: Arc<ManualClock>,
-    /// Settlements, and how long after the start of the test they came.
+    /// Settlements, with their times since the start of the test.
     settlements: Mutex<Vec<(Duration, Settlement)>>,
     claims: AtomicUsize,
     loads: AtomicUsize,
-    /// How many settlements fail from now on, and how.
+    /// The number of settlements that fail from now on, and the kind of failure.
     refused: AtomicUsize,
     kind: Mutex<StoreErrorKind>,
-    /// When sweeps came.
+    /// The times of sweeps.
     sweeps: Mutex<Vec<Duration>>,
-    /// How many reads panic from now on.
+    /// The number of reads that panic from now on.
     panics: AtomicUsize,
 }
 
 impl Watched {
-    /// When the settlements of one kind came.
+    /// Returns the times of the settlements of one kind.
     fn times(&self, is_one: impl Fn(&Verb) -> bool) -> Vec<Duration> {
         let settlements = self.settlements.lock().unwrap();
         let times = settlements.iter().filter(|(_, settlement)| is_one(&settlement.verb));
@@ -131,7 +131,7 @@ impl World {
         }
     }
 
-    /// Lets time pass in steps, and everybody act after each of them.
+    /// Advances the clock in steps, and lets all tasks run after each step.
     async fn pass(&self, time: Duration, step: Duration) {
         let until = self.clock.monotonic() + time;
         breathe().await;
@@ -141,7 +141,7 @@ impl World {
         }
     }
 
-    /// The same in steps of a second.
+    /// Advances the clock in steps of a second.
     async fn seconds(&self, seconds: u32) {
         self.pass(SECOND * seconds, SECOND).await;
     }
@@ -157,7 +157,7 @@ fn engine(clock: &Arc<ManualClock>, store: &Arc<Watched>) -> Engine {
     Engine::with(store, clock, Arc::new(SystemRng), Limits::default())
 }
 
-/// Lets every task of this one thread go on until it waits for something.
+/// Lets every task of this thread run until it waits for something.
 async fn breathe() {
     for _ in 0..300 {
         tokio::task::yield_now().await;

@@ -1,4 +1,4 @@
-//! Leases are renewed for as long as their attempts may run.
+//! Renewal of leases while their attempts may run.
 
 use std::sync::atomic::Ordering;
 
@@ -6,12 +6,12 @@ use onetake_core::Terms;
 
 use super::*;
 
-/// Terms with a lease of so many seconds.
+/// Returns terms with a lease of this many seconds.
 fn terms(lease: u32) -> Terms {
     Terms { lease: SECOND * lease, ..Terms::default() }
 }
 
-/// An operation that may run for long.
+/// Returns an operation that may run for a long time.
 fn long(key: &str) -> Operation {
     operation(key).run_max(SECOND * 10_000)
 }

@@ -1,4 +1,5 @@
-//! Settlements are tried until the store takes them, and tell what stands if it is another outcome.
+//! Settlements are retried until the store accepts them, and return the current record if it has
+//! another outcome.
 
 use std::sync::atomic::Ordering;
 
@@ -56,7 +57,7 @@ async fn a_late_attempt_is_not_told_the_outcome_of_another_payload() {
     let lease = world.lease(&operation).await;
     lease.start().unwrap();
     world.seconds(4).await;
-    // It is passed over, released and expired; then the key begins another life.
+    // The attempt loses its lease, is released and expires; then the key is used again.
     assert_eq!(engine(&world.clock, &world.store).reap(10).await, 1);
     world.seconds(10).await;
     let mut other = operation.clone();
@@ -77,14 +78,14 @@ async fn an_attempt_that_completed_itself_is_replayed() {
     let lease = world.lease(&operation).await;
     lease.start().unwrap();
     world.seconds(4).await;
-    // The operation's own transaction.
+    // The completion by the operation's own transaction.
     let verb = Verb::Complete(Recording::new("paid"));
     let own = Settlement { id: lease.id(), attempt: lease.attempt(), verb };
     world.store.memory.settle(vec![own]).await.remove(0).unwrap();
     let settling = lease.release().await;
     assert!(matches!(settling, Settling::Stale(Some(_))), "{settling:?}");
     let claims = world.store.claims.load(Ordering::SeqCst);
-    // The store is asked once: only it knows for how long the outcome is still good.
+    // The store is asked once: only the store knows when the outcome expires.
     for _ in 0..2 {
         let again = world.engine.begin(&operation).await.unwrap();
         assert!(matches!(again, Begin::Answer(Answer::Replay(_))), "{again:?}");
@@ -122,7 +123,7 @@ async fn transacted(is_own: bool) -> Settling {
     let outcome = world.engine.transact(operation, move |attempt| async move {
         let mut committing = attempt.attempt;
         if !is_own {
-            // It is frozen past its lease and grace, and another node takes over.
+            // The attempt is frozen past its lease and grace, and another node takes over.
             clock.advance(SECOND * 4);
             committing = AttemptId::from_bytes([7; 16]);
             let claim = Claim {

@@ -1,4 +1,4 @@
-//! Callers who wait for an attempt of another node.
+//! Callers that wait for an attempt of another node.
 
 use std::sync::atomic::Ordering;
 
@@ -26,7 +26,7 @@ async fn the_store_is_read_only_while_somebody_waits() {
     assert!((150..=205).contains(&loads), "every 25 ms for five seconds: {loads}");
     world.pass(SECOND * 5, Duration::from_millis(25)).await;
     assert_eq!(world.store.loads.load(Ordering::SeqCst), loads, "nobody waits any more");
-    // And again when somebody does.
+    // The reads start again with the next waiter.
     let waiter = tokio::spawn(async move { other.begin(&waiting("read", 5)).await.unwrap() });
     world.pass(SECOND, Duration::from_millis(25)).await;
     drop(lease.complete(Recording::new("paid")).await);

@@ -1,4 +1,4 @@
-//! The engine's bounds, in numbers that do not come from its code.
+//! The engine's limits, in numbers that are not taken from its code.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -15,7 +15,7 @@ use tokio::sync::Semaphore;
 
 use super::{engine_on, memory, operation, settle_down};
 
-/// A store that counts the items of its batches, and holds claims back while it is told to.
+/// A store that counts the items of its batches, and can hold claims back.
 #[derive(Debug)]
 struct Counting {
     memory: Arc<MemoryStore>,
@@ -69,7 +69,7 @@ impl Store for Counting {
 
 delegate_store!(impl RecordIndex, AuditLog, SharedSecrets, Sealing for Counting, self => self.memory);
 
-/// The number of keys that the engine answers for without its store.
+/// Returns the number of keys that the engine answers from its cache.
 async fn cached(engine: &Engine, store: &Counting, keys: &[Operation]) -> usize {
     store.loads.lock().unwrap().clear();
     for asked in keys {
@@ -78,7 +78,7 @@ async fn cached(engine: &Engine, store: &Counting, keys: &[Operation]) -> usize 
     keys.len() - store.loads.lock().unwrap().len()
 }
 
-/// Runs 100 keys by `run` with a cache of 50,000 bytes, and returns how many of them are cached.
+/// Runs 100 keys with a cache of 50,000 bytes, and returns how many of them are cached.
 async fn cached_of_100(
     prepare: impl Fn(Operation) -> Operation,
     releases: usize,
@@ -100,7 +100,7 @@ async fn cached_of_100(
     cached(&engine, &store, &keys).await
 }
 
-/// Everything that a record holds counts towards the cache's bound.
+/// All parts of a record count towards the cache's limit.
 #[tokio::test]
 async fn a_cache_of_50_000_bytes_holds_50_000_bytes() {
     let done = || Verdict::Complete(Recording::new("paid"));
@@ -122,7 +122,7 @@ async fn a_cache_of_50_000_bytes_holds_50_000_bytes() {
     let count = cached_of_100(memo, 0, done()).await;
     assert!((15..=25).contains(&count), "2,000 bytes of memo: {count}");
 
-    // 200 bytes of it are kept.
+    // Only 200 bytes of the route are kept.
     let route = |it: Operation| it.origin(Origin::new(TenantDigest::default(), &"r".repeat(999)));
     let plain = cached_of_100(|it| it, 0, done()).await;
     let count = cached_of_100(route, 0, done()).await;
@@ -131,11 +131,11 @@ async fn a_cache_of_50_000_bytes_holds_50_000_bytes() {
         "200 bytes of route: {count}, {plain}"
     );
 
-    // 1,024 bytes of it are kept.
+    // Only 1,024 bytes of the history are kept.
     let count = cached_of_100(|it| it, 30, done()).await;
     assert!((25..=50).contains(&count), "1,000 bytes of history: {count}");
 
-    // 512 bytes of each are kept.
+    // Only 512 bytes of each text are kept.
     let failure = Failure { code: "c".repeat(999), detail: "d".repeat(999) };
     let count = cached_of_100(|it| it, 0, Verdict::Fail(failure)).await;
     assert!((25..=48).contains(&count), "1,024 bytes of failure: {count}");
@@ -157,7 +157,7 @@ async fn no_write_or_read_has_more_items_than_it_may() {
         })
         .collect();
     assert_eq!(*store.claims.lock().unwrap(), [3, 3, 3, 1]);
-    // Those of another node wait for all ten: they are read three at a time.
+    // Callers of another node wait for all ten keys, which are read three at a time.
     let other = engine_on(Arc::clone(&store) as Arc<dyn Store>, &clock, limits);
     let waiting = keys.into_iter().map(|asked| {
         let other = other.clone();
@@ -205,7 +205,7 @@ async fn no_more_writes_are_under_way_than_may_be() {
     }
 }
 
-/// Starts callers that wait for a key, and returns how many are told at once that it runs.
+/// Starts callers that wait for a key, and returns how many get the answer at once that it runs.
 async fn told_at_once(engine: &Engine, key: &str, callers: usize) -> usize {
     let wait = InFlight::Wait(Duration::from_secs(10));
     let callers: Vec<_> = (0..callers)
@@ -238,11 +238,11 @@ async fn no_more_callers_wait_than_may() {
         let Begin::Run(lease) = owner.begin(&operation(key)).await.unwrap() else { panic!() };
         leases.push(lease);
     }
-    // For keys of another node: all callers together.
+    // Keys of another node: the limit is for all callers together.
     let other = at(Limits { waiting_max: 4, ..Limits::default() });
     assert_eq!(told_at_once(&other, "a", 3).await, 0);
     assert_eq!(told_at_once(&other, "b", 3).await, 2);
-    // For a key of this engine: those of one key.
+    // Keys of this engine: the limit is for the callers of one key.
     let own = at(Limits { waiting_per_key_max: 4, ..Limits::default() });
     let mine = ["c", "d"].map(operation);
     for asked in &mine {
@@ -251,7 +251,7 @@ async fn no_more_callers_wait_than_may() {
     }
     assert_eq!(told_at_once(&own, "c", 6).await, 2);
     assert_eq!(told_at_once(&own, "d", 6).await, 2, "one key does not crowd out another");
-    // All callers together, for keys of this engine.
+    // Keys of this engine: the limit for all callers together.
     let few = at(Limits { waiting_max: 4, ..Limits::default() });
     let Begin::Run(lease) = few.begin(&operation("e")).await.unwrap() else { panic!() };
     leases.push(lease);
@@ -259,7 +259,7 @@ async fn no_more_callers_wait_than_may() {
     drop(leases);
 }
 
-/// What a record keeps of texts, in bytes.
+/// The sizes to which a record cuts its texts, in bytes.
 #[tokio::test]
 async fn texts_and_histories_are_cut() {
     let (clock, memory) = memory();

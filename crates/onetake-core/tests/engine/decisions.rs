@@ -1,4 +1,5 @@
-//! Decisions at the exact moment at which they change, and what the next attempt inherits.
+//! Decisions at the exact moment at which they change, and the state that the next attempt
+//! inherits.
 
 use std::time::Duration;
 
@@ -84,12 +85,13 @@ fn an_attempt_that_is_passed_over_while_it_runs_ends_when_the_next_one_begins() 
 fn a_key_that_expired_begins_anew_with_a_higher_fence() {
     let first = granted(None, &claim(1, OnUnknown::Fail), at(100));
     let released = written(&first, Verb::Release, at(101));
-    // Kept for 1,000 seconds from its claim, or as long from its settlement.
+    // The record is kept for 1,000 seconds from its claim or from its settlement, whichever ends
+    // later.
     let again = granted(Some(&released), &claim(2, OnUnknown::Fail), at(1_100));
     assert_eq!((again.created_at, again.history.attempts().count()), (at(100), 1));
     let anew = granted(Some(&released), &claim(2, OnUnknown::Fail), at(1_101));
     assert_eq!((anew.created_at, anew.history.attempts().count()), (at(1_101), 0));
-    // Also where the clock was set back meanwhile.
+    // This also holds if the clock was set back meanwhile.
     let early = Record { fence: Fence::new(u64::MAX / 2), ..released };
     assert!(granted(Some(&early), &claim(2, OnUnknown::Fail), at(1_101)).fence > early.fence);
 }
@@ -97,7 +99,7 @@ fn a_key_that_expired_begins_anew_with_a_higher_fence() {
 #[test]
 fn a_settlement_that_is_sent_twice_is_its_own_success() {
     let record = granted(None, &claim(1, OnUnknown::Fail), at(100));
-    // Longer than a record keeps.
+    // Longer than the texts that a record keeps.
     let failure = Failure { code: "c".repeat(600), detail: "d".repeat(600) };
     for verb in [Verb::Fail(failure), Verb::Release, Verb::Unknown(onetake_core::Cause::TimedOut)] {
         let once = written(&record, verb.clone(), at(101));

@@ -1,4 +1,4 @@
-//! The reaper, the sweeper, and what becomes of attempts that end without an outcome.
+//! The reaper, the sweeper, and attempts that end without an outcome.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,7 +18,7 @@ async fn count(store: &MemoryStore, keys: &[&str], state: &str) -> usize {
     found.filter(|record| record.as_ref().is_some_and(|it| it.state.name() == state)).count()
 }
 
-/// Everything that is due is reaped in one round, and swept in one round, however small the batches are.
+/// All due records are reaped in one round and swept in one round, however small the batches are.
 #[tokio::test]
 async fn batches_follow_each_other_until_nothing_is_due() {
     let keys = ["a", "b", "c", "d", "e"];
@@ -51,7 +51,7 @@ async fn batches_follow_each_other_until_nothing_is_due() {
     assert_eq!(store.len(), 0);
 }
 
-/// A retry that finds an abandoned attempt does the reaper's work, and notes it once.
+/// A retry that finds an abandoned attempt does the reaper's work, and writes one audit entry.
 #[tokio::test]
 async fn an_attempt_that_a_retry_finds_abandoned_is_in_the_audit_log() {
     let (clock, store) = memory();
@@ -70,7 +70,7 @@ async fn an_attempt_that_a_retry_finds_abandoned_is_in_the_audit_log() {
     assert_eq!((notes[0].action, notes[0].by.as_str()), (Action::Abandon, "reaper"));
 }
 
-/// Pauses grow to half a second while the store does not take an outcome.
+/// Pauses grow to half a second while the store does not accept an outcome.
 #[tokio::test]
 async fn an_outcome_is_tried_about_twice_a_second() {
     let (clock, store) = memory();
@@ -90,7 +90,8 @@ async fn an_outcome_is_tried_about_twice_a_second() {
     assert_eq!(count(&store, &["a"], "completed").await, 1);
 }
 
-/// What a transaction did not commit had no effect: the key is free, whatever the operation's terms say.
+/// A transaction that was not committed had no effect: the key is free, whatever the operation's
+/// terms are.
 #[tokio::test]
 async fn a_transaction_that_is_interrupted_lets_the_next_one_run() {
     let (clock, store) = memory();

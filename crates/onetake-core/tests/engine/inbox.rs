@@ -17,7 +17,7 @@ use onetake_core::{
 
 use super::{engine_on, memory, pass, settle, take_over};
 
-/// A store that becomes unreachable once it has granted a claim, while it is told to.
+/// A store that can be made unreachable right after it granted a claim.
 #[derive(Debug)]
 struct Unreachable {
     memory: Arc<MemoryStore>,
@@ -91,7 +91,7 @@ impl AuditLog for Unreachable {
 
 delegate_store!(impl RecordIndex, SharedSecrets, Sealing for Unreachable, self => self.memory);
 
-/// An inbox on such a store, and the number of times that its work ran.
+/// An inbox on such a store, and the number of runs of its work.
 struct World {
     clock: Arc<ManualClock>,
     store: Arc<Unreachable>,
@@ -109,7 +109,7 @@ impl World {
         Self { clock, store, inbox, runs: Arc::default() }
     }
 
-    /// Delivers the message once; the work fails with `error`.
+    /// Delivers the message once, with an outage of this length after the claim. The work fails.
     async fn deliver(&self, outage: Duration) -> Received<&'static str> {
         let (inbox, runs) = (self.inbox.clone(), Arc::clone(&self.runs));
         self.store.fails_after_claims.store(!outage.is_zero(), Ordering::SeqCst);
@@ -125,7 +125,7 @@ impl World {
         while !delivery.is_finished() {
             pass(&self.clock, Duration::from_millis(100), 1).await;
         }
-        // What is still to be written is.
+        // Time for all pending writes.
         pass(&self.clock, Duration::from_millis(500), 20).await;
         delivery.await.unwrap().unwrap()
     }
@@ -156,7 +156,7 @@ async fn a_delivery_whose_database_was_unreachable_is_no_try() {
     }
 }
 
-/// The work itself says that its database was unreachable.
+/// The work itself reports that its database was unreachable.
 #[tokio::test]
 async fn work_that_could_not_begin_is_no_try() {
     let (clock, memory) = memory();
@@ -177,7 +177,7 @@ async fn work_that_could_not_begin_is_no_try() {
     assert!(matches!(received, Received::Poisoned { .. }), "{received:?}");
 }
 
-/// An operator who lets a message run again does not undo the try.
+/// An operator's release of a message does not undo the try.
 #[tokio::test]
 async fn what_an_operator_released_is_a_try() {
     let (clock, memory) = memory();
@@ -206,7 +206,7 @@ async fn what_an_operator_released_is_a_try() {
     }
 }
 
-/// The engine itself releases a claim whose answer was lost: nothing ran.
+/// The engine releases a claim whose answer was lost. Nothing ran.
 #[tokio::test]
 async fn a_claim_whose_answer_was_lost_is_no_try() {
     let (clock, memory) = memory();

@@ -74,7 +74,7 @@ async fn another_payload_is_refused() {
     assert_eq!(world.runs(), 1);
 }
 
-/// A map has another order in every process.
+/// A map has a different order in every process.
 #[tokio::test]
 async fn the_order_of_a_map_is_no_other_payload() {
     let world = World::new();

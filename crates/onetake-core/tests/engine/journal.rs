@@ -17,11 +17,11 @@ use super::{Pages, engine_on, memory, operation, pass};
 
 const MILLISECOND: Duration = Duration::from_millis(1);
 
-/// A store that fails to settle some keys in a chosen way, and counts how often it is asked to.
+/// A store that fails to settle some keys in a chosen way, and counts its settle calls.
 #[derive(Debug)]
 struct Failing {
     memory: Arc<MemoryStore>,
-    /// The keys that fail, and how.
+    /// The keys that fail, and the kind of failure.
     faults: Mutex<Vec<(&'static str, StoreErrorKind)>>,
     asked: AtomicUsize,
 }
@@ -60,7 +60,7 @@ impl Store for Failing {
 
 delegate_store!(impl RecordIndex, AuditLog, SharedSecrets, Sealing for Failing, self => self.memory);
 
-/// Claims a key as a process did that has ended, and returns the outcome that it left.
+/// Claims a key for a process that has ended, and returns the outcome that it left.
 async fn left_behind(memory: &MemoryStore, key: &str) -> Settlement {
     let (asked, attempt) = (operation(key), AttemptId::from_bytes([7; 16]));
     let claim = Claim {
@@ -80,7 +80,7 @@ async fn state(memory: &MemoryStore, key: &str) -> &'static str {
     found.map_or("absent", |record| record.state.name())
 }
 
-/// A journal of one page for each list of keys.
+/// Returns a journal with one page for each list of keys.
 async fn journal_of(memory: &MemoryStore, pages: &[&[&str]]) -> Arc<Pages> {
     let journal = Arc::new(Pages::default());
     for keys in pages {
@@ -204,7 +204,7 @@ async fn an_empty_journal_is_looked_at_once_a_minute() {
     assert!((10..=11).contains(&looks), "{looks}");
 }
 
-/// A journal that keeps nothing before its gate is open.
+/// A journal that keeps nothing until its gate is open.
 #[derive(Debug)]
 struct Gated {
     gate: tokio::sync::Semaphore,
@@ -234,8 +234,8 @@ impl Journal for Gated {
     }
 }
 
-/// Found by the simulation: two signals made two calls of `shutdown`, the second returned while the first one was
-/// writing the journal, and the process ended with the outcome.
+/// Found by the simulation: two signals made two calls of `shutdown`. The second returned while the
+/// first was writing the journal, and the outcome was lost when the process ended.
 #[tokio::test]
 async fn a_second_shutdown_waits_until_the_first_has_written_the_journal() {
     let (clock, memory) = memory();

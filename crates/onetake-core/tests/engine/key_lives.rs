@@ -1,4 +1,4 @@
-//! A key that is forgotten, or expires, and is used anew while somebody waits for its first life.
+//! Keys that are forgotten or expire, and are used again while a caller waits for the first use.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -17,7 +17,7 @@ use super::{engine_on, memory, operation, pass, settle_down};
 
 const WAIT: InFlight = InFlight::Wait(Duration::from_secs(20));
 
-/// Completes what runs under a key and forgets it, as if its ttl were over.
+/// Completes the running attempt of a key and forgets the key, as if its ttl were over.
 async fn end_life(store: &MemoryStore, key: &str) {
     let id = operation(key).id;
     let record = store.load(vec![id]).await.remove(0).unwrap().unwrap();
@@ -32,7 +32,8 @@ fn other_payload(key: &str) -> Operation {
     Operation { fingerprint: Fingerprint::of(b"pay somebody else"), ..operation(key) }
 }
 
-/// A waiter of another node asks for the first life of a key, and the poll finds the second one (S9).
+/// A caller on another node waits for the first use of a key, and the poll finds the second use
+/// (S9).
 #[tokio::test]
 async fn a_waiter_of_another_node_is_not_told_the_outcome_of_another_payload() {
     let (clock, store) = memory();
@@ -47,7 +48,7 @@ async fn a_waiter_of_another_node_is_not_told_the_outcome_of_another_payload() {
     settle_down().await;
     assert!(!waiting.is_finished());
     end_life(&store, "a").await;
-    // Another engine, as this one still holds the first life's lease.
+    // Another engine is needed, because this one still holds the lease of the first use.
     let next = engine_on(Arc::clone(&store) as Arc<dyn Store>, &clock, Limits::default());
     let other = async |_| Verdict::Complete(Recording::new("the second life"));
     let ran = next.run(other_payload("a"), other).await.unwrap();
@@ -57,7 +58,7 @@ async fn a_waiter_of_another_node_is_not_told_the_outcome_of_another_payload() {
     assert!(matches!(told, Begin::Answer(Answer::Mismatch)), "{told:?}");
 }
 
-/// The same payload in a second life is the answer that the waiter came for.
+/// If the second use has the same payload, its outcome is the right answer for the waiter.
 #[tokio::test]
 async fn a_waiter_of_another_node_is_told_the_outcome_of_its_own_payload() {
     let (clock, store) = memory();
@@ -82,7 +83,8 @@ async fn a_waiter_of_another_node_is_told_the_outcome_of_its_own_payload() {
     assert!(matches!(told, Begin::Answer(Answer::Replay(_))), "{told:?}");
 }
 
-/// A waiter whose key is free after all runs it, and one whose attempt was released is told so.
+/// A waiter whose key is free runs the operation. A waiter whose attempt was released gets that
+/// answer.
 #[tokio::test]
 async fn a_waiter_of_another_node_runs_a_key_that_is_absent_and_not_one_that_is_released() {
     for is_released in [false, true] {
@@ -109,12 +111,12 @@ async fn a_waiter_of_another_node_runs_a_key_that_is_absent_and_not_one_that_is_
     }
 }
 
-/// A store in which a key begins another life right after the first claim for it was answered.
+/// A store in which a key is used again right after its first claim was answered.
 #[derive(Debug)]
 struct Rotating {
     memory: Arc<MemoryStore>,
     claims: AtomicUsize,
-    /// The second life.
+    /// The second use.
     next: Mutex<Option<Operation>>,
 }
 
@@ -144,7 +146,8 @@ impl Store for Rotating {
 
 delegate_store!(impl RecordIndex, AuditLog, SharedSecrets, Sealing for Rotating, self => self.memory);
 
-/// A record of the secret before last is recognised; then the key turns up again, sealed with the current secret.
+/// A record of an earlier secret is recognised. Then the key is found again, sealed with the
+/// current secret.
 #[tokio::test]
 async fn a_key_is_recognised_by_the_current_secret_after_an_earlier_one() {
     let plain = Fingerprint::of(b"pay");
@@ -153,7 +156,8 @@ async fn a_key_is_recognised_by_the_current_secret_after_an_earlier_one() {
     let memory = Arc::new(MemoryStore::new());
     let first = Operation { fingerprint: earlier, ..operation("a") };
     let before = onetake_core::Engine::new(Arc::clone(&memory) as Arc<dyn Store>);
-    // Released, so that the operation is asked for again under the fingerprint that was found.
+    // It is released, so that the operation is requested again under the fingerprint that was
+    // found.
     before.run(first, async |_| Verdict::Release).await.unwrap();
     let asked = Operation { fingerprint: current, ..operation("a") }.earlier(vec![earlier]);
     let next = Mutex::new(Some(Operation { earlier: Vec::new(), ..asked.clone() }));
@@ -165,7 +169,7 @@ async fn a_key_is_recognised_by_the_current_secret_after_an_earlier_one() {
     assert_eq!(store.claims.load(Ordering::SeqCst), 2, "one with each secret");
 }
 
-/// A key that was released under an earlier secret runs again, and keeps what it was asked with.
+/// A key that was released under an earlier secret runs again, and keeps that fingerprint.
 #[tokio::test]
 async fn a_released_key_of_an_earlier_secret_runs_again() {
     let plain = Fingerprint::of(b"pay");
@@ -186,8 +190,8 @@ async fn a_released_key_of_an_earlier_secret_runs_again() {
     }
 }
 
-/// Found by the simulation: the outcome of a transaction was remembered for its whole ttl from the moment at which the
-/// engine saw it, however long ago it was committed.
+/// Found by the simulation: the outcome of a transaction was cached for its whole ttl from the
+/// moment at which the engine saw it, however long ago it was committed.
 #[tokio::test]
 async fn an_outcome_that_a_transaction_recorded_long_ago_is_not_replayed_when_it_has_expired() {
     let (clock, memory) = memory();
@@ -199,7 +203,7 @@ async fn an_outcome_that_a_transaction_recorded_long_ago_is_not_replayed_when_it
     let verb = Verb::Complete(Recording::new("paid"));
     let committed = Settlement { id: lease.id(), attempt: lease.attempt(), verb };
     assert!(matches!(memory.settle(vec![committed]).await.remove(0), Ok(Settled::Done { .. })));
-    // The look whether it was committed comes late.
+    // The check for the commit is late.
     pass(&clock, Duration::from_secs(1), 9).await;
     assert!(matches!(lease.release().await, Settling::Stale(Some(_))));
     let again = engine.begin(&operation).await.unwrap();

@@ -15,7 +15,8 @@ use onetake_core::{
 
 use super::{Pages, operation, settle_down};
 
-/// A store whose claims are held back by the network: their answers are lost, and they land when they are told to.
+/// A store whose claims are held back by the network: their answers are lost, and they arrive when
+/// a test calls `land`.
 #[derive(Debug)]
 struct Stalled {
     memory: MemoryStore,
@@ -81,13 +82,13 @@ impl World {
         Self { clock, store: Arc::new(store) }
     }
 
-    /// An engine whose claims stall.
+    /// Returns an engine whose claims stall.
     fn stalled(&self, limits: Limits) -> Engine {
         let store = Arc::clone(&self.store) as Arc<dyn Store>;
         Engine::with(store, Arc::clone(&self.clock) as Arc<dyn Clock>, Arc::new(SystemRng), limits)
     }
 
-    /// An engine of another node, whose connection works.
+    /// Returns an engine of another node, whose connection works.
     fn other_node(&self) -> Engine {
         let (store, clock) = (Arc::new(self.store.memory.clone()), Arc::clone(&self.clock));
         Engine::with(store, clock, Arc::new(SystemRng), Limits::default())
@@ -103,7 +104,7 @@ impl World {
         found.map_or("absent", |record| record.state.name())
     }
 
-    /// Lets time pass, second by second.
+    /// Advances the clock second by second.
     async fn pass(&self, seconds: usize) {
         for _ in 0..seconds {
             self.clock.advance(Duration::from_secs(1));
@@ -111,7 +112,7 @@ impl World {
         }
     }
 
-    /// Lets time pass until the engine has sent one more release.
+    /// Advances the clock until the engine has sent one more release.
     async fn pass_until_released_once_more(&self) {
         let before = self.store.releases();
         for _ in 0..60 {
@@ -169,7 +170,8 @@ async fn a_claim_that_does_not_land_is_given_up_after_an_hour() {
     assert_eq!(world.store.releases(), after, "it goes on for ever");
 }
 
-/// What held back the releases may have held back the claim, so the hour counts from the end of that.
+/// The cause that delayed the releases may also have delayed the claim, so the hour counts from its
+/// end.
 #[tokio::test]
 async fn a_claim_that_lands_after_a_long_outage_is_released() {
     let world = World::new();
@@ -205,7 +207,8 @@ async fn another_owner_is_left_alone_by_late_releases() {
     assert_eq!(world.state(&asked).await, "unknown", "the other attempt had started");
 }
 
-/// It is still on its way while another attempt has the key, and lands when that one is gone.
+/// The claim is still on its way while another attempt has the key, and arrives when that attempt
+/// has ended.
 #[tokio::test]
 async fn a_claim_that_lands_after_another_owner_is_gone_is_released() {
     let world = World::new();
@@ -223,7 +226,7 @@ async fn a_claim_that_lands_after_another_owner_is_gone_is_released() {
     assert_eq!(world.state(&asked).await, "released", "nothing ran");
 }
 
-/// An operator settled what the reaper called unknown: there is nothing left to release.
+/// An operator settled the record that the reaper made unknown: there is nothing left to release.
 #[tokio::test]
 async fn a_late_claim_that_somebody_settled_is_not_released_any_more() {
     let world = World::new();
@@ -257,7 +260,8 @@ async fn too_many_lost_claims_give_up_on_the_oldest() {
     assert_eq!(states, ["running", "released", "released"]);
 }
 
-/// One that is settled makes room for another, and not at the cost of one that is older and still on its way.
+/// A settled claim makes room for another one. An older claim that is still on its way is not given
+/// up for it.
 #[tokio::test]
 async fn a_lost_claim_that_is_settled_does_not_count_any_more() {
     let world = World::new();
@@ -278,7 +282,7 @@ async fn a_lost_claim_that_is_settled_does_not_count_any_more() {
     }
 }
 
-/// The process ends, the next one replays the journal, and only then does the claim land.
+/// The process ends, the next one replays the journal, and only then does the claim arrive.
 #[tokio::test]
 async fn a_claim_that_lands_after_the_journal_was_replayed_is_released() {
     let world = World::new();
@@ -298,7 +302,7 @@ async fn a_claim_that_lands_after_the_journal_was_replayed_is_released() {
     assert_eq!(world.state(&asked).await, "released");
 }
 
-/// As above, while another attempt has the key when the journal is replayed.
+/// As above, but another attempt has the key when the journal is replayed.
 #[tokio::test]
 async fn a_claim_that_lands_behind_another_owner_after_a_replay_is_released() {
     let world = World::new();
@@ -318,7 +322,7 @@ async fn a_claim_that_lands_behind_another_owner_after_a_replay_is_released() {
     assert_eq!(world.state(&asked).await, "released");
 }
 
-/// It ran: whatever becomes of its claim, it must not run again.
+/// The operation ran: whatever happens to its claim, it must not run again.
 #[tokio::test]
 async fn an_outcome_from_the_journal_is_never_turned_into_a_release() {
     let world = World::new();

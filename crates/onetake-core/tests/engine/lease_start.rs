@@ -1,4 +1,4 @@
-//! An attempt starts only on a lease that is surely its own.
+//! The check of the lease before an attempt starts.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -25,7 +25,7 @@ async fn nothing_starts_on_a_lease_that_is_nearly_over() {
         let faulty = Faulty::around(memory);
         let engine = engine_on(Arc::clone(&faulty) as Arc<dyn Store>, &clock, Limits::default());
         let Begin::Run(lease) = engine.begin(&operation("a")).await.unwrap() else { panic!() };
-        // It cannot be renewed.
+        // The lease cannot be renewed.
         faulty.fail_settlements(Fault::Unavailable);
         clock.advance(MILLISECOND * milliseconds);
         assert_eq!(lease.start().is_ok(), may_start, "after {milliseconds} ms");
@@ -72,7 +72,7 @@ async fn nothing_starts_after_the_engine_stopped() {
     assert!(lease.start().is_err());
 }
 
-/// A store that takes its time over claims, by the clock of the engine.
+/// A store whose claims are slow, by the engine's clock.
 #[derive(Debug)]
 struct SlowClaims {
     memory: Arc<MemoryStore>,
@@ -95,7 +95,8 @@ impl Store for SlowClaims {
 
 delegate_store!(impl RecordIndex, AuditLog, SharedSecrets, Sealing for SlowClaims, self => self.memory);
 
-/// The lease counts from the question: the store granted it at some time after that.
+/// The lease counts from the time at which the claim was sent: the store granted it some time after
+/// that.
 #[tokio::test]
 async fn nothing_starts_after_a_slow_claim() {
     for (seconds, runs) in [(20, true), (25, false)] {
@@ -114,7 +115,7 @@ async fn nothing_starts_after_a_slow_claim() {
             engine.run(operation("a"), work).await
         });
         settle_down().await;
-        // All at once, as for a process that was stopped: no renewal comes in between.
+        // Time jumps, as for a process that was stopped: there is no renewal in between.
         clock.advance(takes);
         let outcome = running.await.unwrap().unwrap();
         assert_eq!(has_run.load(Ordering::SeqCst), runs, "after {seconds} s: {outcome:?}");

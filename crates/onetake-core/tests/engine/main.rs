@@ -1,4 +1,5 @@
-//! The engine through its public seams: a store that misbehaves, a clock that tests move, a journal in memory.
+//! The engine through its public interfaces: a misbehaving store, a manual clock, a journal in
+//! memory.
 #![expect(clippy::unwrap_used, clippy::panic, reason = "tests may panic")]
 
 mod bounds;
@@ -47,7 +48,7 @@ fn operation(key: &str) -> Operation {
     Operation::new(&Scope::new("engine"), &Key::new(key).unwrap(), Fingerprint::of(b"pay"))
 }
 
-/// A clock and a store in memory that goes by it.
+/// Returns a clock, and a store in memory on that clock.
 fn memory() -> (Arc<ManualClock>, Arc<MemoryStore>) {
     let clock = Arc::new(ManualClock::default());
     let store = MemoryStore::with_clock(Arc::clone(&clock) as Arc<dyn Clock>);

@@ -1,4 +1,4 @@
-//! Renewal of leases on a store that is slow, or fails now and then.
+//! Renewal of leases on a store that is slow, or fails occasionally.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -50,7 +50,7 @@ async fn a_renewal_that_fails_is_soon_tried_again() {
     }
 }
 
-/// A store that takes its time over settlements.
+/// A store whose settlements are slow.
 #[derive(Debug)]
 struct SlowSettlements {
     memory: Arc<MemoryStore>,
@@ -73,7 +73,7 @@ impl Store for SlowSettlements {
 
 delegate_store!(impl RecordIndex, AuditLog, SharedSecrets, Sealing for SlowSettlements, self => self.memory);
 
-/// A renewal is asked for at 10 s and answered at 25 s: the lease is surely alive until 40 s.
+/// A renewal is sent at 10 s and answered at 25 s: the lease is certainly alive until 40 s.
 #[tokio::test]
 async fn a_renewed_lease_counts_from_the_question() {
     let (clock, memory) = memory();
@@ -89,7 +89,7 @@ async fn a_renewed_lease_counts_from_the_question() {
     assert!(lease.start().is_err(), "33 s: seven are left");
 }
 
-/// After `run_max` nothing is renewed: the reaper takes over.
+/// After `run_max` the lease is not renewed: the reaper takes over.
 #[tokio::test]
 async fn an_operation_that_hangs_is_not_renewed_for_ever() {
     let (clock, memory) = memory();
@@ -106,7 +106,7 @@ async fn an_operation_that_hangs_is_not_renewed_for_ever() {
     drop(lease);
 }
 
-/// The key began another life, with another payload, while the first attempt was away (S9).
+/// The key was used again, with another payload, while the first attempt was gone (S9).
 #[tokio::test]
 async fn a_late_outcome_is_not_told_what_another_payload_came_to() {
     for is_same in [false, true] {
@@ -131,7 +131,7 @@ async fn a_late_outcome_is_not_told_what_another_payload_came_to() {
     }
 }
 
-/// A store that cannot be trusted any more once it is asked to settle.
+/// A store that becomes corrupt at its first settlement.
 #[derive(Debug)]
 struct Corrupt(Arc<MemoryStore>);
 

@@ -1,5 +1,4 @@
-//! What the engine does when its store fails at one moment: what it asks again, what it leaves, what it hands to the
-//! journal.
+//! The engine on a store that fails at one moment: retries, releases, and entries in the journal.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -21,7 +20,7 @@ use super::{Pages, engine_on, memory, operation, pass, settle_down};
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// A store that answers with an error, or not at all, where it is told to, and counts what it is asked.
+/// A store that can fail or hang on request, and counts its calls.
 #[derive(Debug)]
 struct Failing {
     memory: Arc<MemoryStore>,
@@ -130,7 +129,7 @@ async fn stop(engine: &Engine, clock: &ManualClock) {
     panic!("it does not stop");
 }
 
-/// The claim may be on disk, and the store takes no release: the next process has to.
+/// The claim may be durable, and the store accepts no release: the next process must release it.
 #[tokio::test]
 async fn a_claim_whose_write_failed_is_released_by_the_journal() {
     let (clock, store) = Failing::new();
@@ -161,7 +160,7 @@ async fn a_claim_without_an_answer_is_released_by_the_journal_when_the_engine_st
     assert_eq!(store.settlements(), [], "a store that hangs is not asked again");
 }
 
-/// "Unavailable" says that nothing was written, so that there is nothing to recover or to release.
+/// "Unavailable" means that nothing was written, so there is nothing to recover or to release.
 #[tokio::test]
 async fn a_claim_that_was_not_written_is_not_released() {
     let (clock, store) = Failing::new();
@@ -174,7 +173,7 @@ async fn a_claim_that_was_not_written_is_not_released() {
     }
 }
 
-/// Randomness that fails once.
+/// A source of randomness that fails once.
 #[derive(Debug)]
 struct FailsOnce(AtomicBool);
 
@@ -185,7 +184,7 @@ impl Rng for FailsOnce {
     }
 }
 
-/// A task that ends in the middle of its claim must not keep others waiting for it.
+/// A task that ends in the middle of its claim must not leave other callers waiting.
 #[tokio::test]
 async fn a_claim_that_panics_does_not_block_its_key() {
     let (clock, memory) = memory();
@@ -202,7 +201,7 @@ async fn a_claim_that_panics_does_not_block_its_key() {
     assert!(matches!(again, Ok(Begin::Run(_))), "{again:?}");
 }
 
-/// The lease is too old to start on, and it cannot even be released.
+/// The lease is too old for a start, and it cannot be released either.
 #[tokio::test]
 async fn a_release_that_the_store_does_not_take_is_pending() {
     let (clock, store) = Failing::new();
@@ -241,7 +240,7 @@ impl Store for SlowClaims {
     }
 }
 
-/// By then the key is in another life, in which something else was asked (S9).
+/// When the release arrives, the key is used again with another payload (S9).
 #[tokio::test]
 async fn a_late_release_is_not_told_of_a_transaction_for_another_payload() {
     let (clock, memory) = memory();
@@ -251,7 +250,8 @@ async fn a_late_release_is_not_told_of_a_transaction_for_another_payload() {
     let (id, store, time) = (asked.id, Arc::clone(&memory), Arc::clone(&clock));
     let (first, other) = (asked.fingerprint, Fingerprint::of(b"something else"));
     let work = async move |_| {
-        // Another node takes over and completes it, the outcome expires, and the key is used for something else.
+        // Another node takes over and completes the operation, the outcome expires, and the key is
+        // used with another payload.
         for (number, fingerprint) in [(8, first), (9, other)] {
             time.advance(3_600 * SECOND);
             let (attempt, origin) = (AttemptId::from_bytes([number; 16]), Origin::default());
@@ -267,7 +267,7 @@ async fn a_late_release_is_not_told_of_a_transaction_for_another_payload() {
     assert!(matches!(outcome, Outcome::Ran(Settling::Stale(None))), "{outcome:?}");
 }
 
-/// A store that encrypts, as far as these tests can see.
+/// A store that changes recordings when it seals them, as encryption would.
 #[derive(Debug)]
 struct Encrypting(Arc<MemoryStore>);
 
@@ -310,7 +310,7 @@ async fn all_records_are_listed() {
     assert_eq!(page.ids, [operation("a").id]);
 }
 
-/// Answers at once that nothing was executed.
+/// A reconciler that answers at once that nothing was executed.
 #[derive(Debug)]
 struct Knows;
 
@@ -330,7 +330,8 @@ impl Reconcile for Knows {
     }
 }
 
-/// Only a record that cannot be read is put off: a store that is away for a moment is asked again at once.
+/// Only a record that cannot be read is postponed. After a short outage, the store is asked again
+/// at once.
 #[tokio::test]
 async fn a_reconciliation_whose_store_is_unavailable_is_not_put_off() {
     let (clock, store) = Failing::new();
@@ -350,7 +351,8 @@ async fn a_reconciliation_whose_store_is_unavailable_is_not_put_off() {
     assert!(matches!(found.state, State::Released { .. }), "{found:?}");
 }
 
-/// It saw nothing but a claim, and then that the key is free: it runs it, and does not say that somebody else does.
+/// The caller joined a claim, and then the key was free. It runs the operation, and does not answer
+/// that another attempt runs.
 #[tokio::test]
 async fn a_caller_that_joined_a_claim_runs_what_was_released_meanwhile() {
     let (clock, store) = Failing::new();
@@ -394,7 +396,8 @@ async fn pauses_grow_while_an_entry_of_the_audit_log_cannot_be_written() {
     delivery.abort();
 }
 
-/// A store that carries out the first claim, settles it with this verb if there is one, and loses its answer.
+/// A store that carries out the first claim, settles it with the verb `then` if there is one, and
+/// loses its answer.
 #[derive(Debug)]
 struct LosesFirst {
     memory: Arc<MemoryStore>,
@@ -440,7 +443,8 @@ async fn a_claim_whose_answer_was_lost_is_granted_when_it_has_landed() {
     assert_eq!((lease.attempt(), lease.fence()), (record.attempt, record.fence));
 }
 
-/// The reaper took the claim for an attempt that ran. Its caller must not be told that the outcome is unknown.
+/// The reaper made the claim unknown, as if its attempt had run. The caller must not get the answer
+/// that the outcome is unknown.
 #[tokio::test]
 async fn a_claim_that_was_taken_for_lost_work_is_an_error_and_is_released() {
     let unknown = Verb::Unknown(onetake_core::Cause::LeaseEnded);

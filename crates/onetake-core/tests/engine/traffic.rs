@@ -58,7 +58,7 @@ async fn whoever_joins_a_running_operation_takes_no_task() {
     drop(lease);
 }
 
-/// Counts how often it is run, and how often it is given back.
+/// Work that counts its runs.
 struct Counted(Arc<AtomicUsize>);
 
 impl Work for Counted {
@@ -94,7 +94,7 @@ impl Work for Panics {
         if self.0 {
             lease.start().unwrap();
         }
-        // Not `panic!`, which would print.
+        // `panic!` would print a message.
         std::panic::resume_unwind(Box::new("panics"))
     }
 }
@@ -109,7 +109,7 @@ async fn work_that_panics_is_unknown_if_it_had_started() {
     }
 }
 
-/// Whoever waits for an operation has one of these in memory for as long.
+/// Every waiting caller keeps one of these futures in memory.
 #[tokio::test]
 async fn the_futures_of_an_operation_are_small() {
     let (engine, asked) = (engine(), operation("a"));

@@ -16,7 +16,7 @@ use super::{engine_on, memory, operation, pass, settle_down};
 
 const POLL: Duration = Duration::from_millis(25);
 
-/// A store that counts claims and reads, and panics at a read when it is told to.
+/// A store that counts claims and reads, and panics at a read on request.
 #[derive(Debug)]
 struct Watched {
     memory: Arc<MemoryStore>,
@@ -58,7 +58,7 @@ impl Store for Watched {
 
 delegate_store!(impl RecordIndex, AuditLog, SharedSecrets, Sealing for Watched, self => self.memory);
 
-/// One claim and a read every 25 ms, for as long as somebody waits; and so again for the next one.
+/// One claim and one read every 25 ms while a caller waits, and the same again for the next caller.
 #[tokio::test]
 async fn another_node_is_polled_only_while_somebody_waits() {
     let (clock, memory) = memory();
@@ -113,7 +113,8 @@ async fn a_store_that_panics_at_a_poll_keeps_nobody_waiting_afterwards() {
     assert!(matches!(second.await.unwrap().unwrap(), Begin::Answer(Answer::Replay(_))));
 }
 
-/// Those who waited for an attempt that never started may try it themselves; a herd must not follow one that ran.
+/// Callers that waited for an attempt that never started may try it themselves. After an attempt
+/// that ran, they must not all try at once.
 #[tokio::test]
 async fn a_waiter_runs_what_never_started_and_not_what_was_released() {
     for has_started in [false, true] {

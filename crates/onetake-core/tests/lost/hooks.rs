@@ -1,4 +1,4 @@
-//! What is rolled back before an operation runs again.
+//! Rollback of half-done work before an operation runs again.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -11,7 +11,7 @@ use onetake_core::{
 
 use super::{World, operation};
 
-/// Counts calls, and fails as long as it is told to.
+/// Returns a hook that counts its calls, and fails the first `fails` times.
 fn hook(calls: &Arc<AtomicUsize>, fails: usize) -> OnRetry {
     let calls = Arc::clone(calls);
     OnRetry::new(move |again| {
@@ -32,7 +32,7 @@ async fn partial_work_is_rolled_back_before_a_retry() {
     let unknown = async move |_| Verdict::Unknown(Cause::Interrupted);
     world.engine.run(retried(), unknown).await.unwrap();
     assert_eq!(calls.load(Ordering::SeqCst), 0, "nothing was before the first attempt");
-    // It cannot be rolled back: it does not run.
+    // It cannot be rolled back, so it does not run.
     let never = async move |_| -> Verdict { panic!("it ran although nothing was rolled back") };
     let second = world.engine.run(retried(), never).await.unwrap();
     assert!(matches!(second, Outcome::Answered(Answer::Unknown(_))), "{second:?}");
@@ -83,7 +83,7 @@ async fn what_had_no_effect_needs_no_rolling_back() {
     assert_eq!(calls.load(Ordering::SeqCst), 0);
 }
 
-/// Lets a second pass, and everybody do what there is to do.
+/// Advances the clock by a second, and lets all tasks run.
 async fn second(world: &World) {
     world.clock.advance(Duration::from_secs(1));
     for _ in 0..20 {
@@ -91,7 +91,8 @@ async fn second(world: &World) {
     }
 }
 
-/// An operation that is retried behind a hook that takes so long, and how often that came to its end.
+/// Returns an operation whose retry hook takes this many seconds, and the number of times that the
+/// hook finished.
 fn behind_a_slow_hook(world: &World, seconds: u64) -> (Operation, Arc<AtomicUsize>) {
     let (clock, ended) = (Arc::clone(&world.clock), Arc::new(AtomicUsize::new(0)));
     let count = Arc::clone(&ended);
@@ -118,7 +119,7 @@ async fn a_hook_that_is_slower_than_its_clients_comes_to_its_end() {
     let world = World::new();
     let (retried, ended) = behind_a_slow_hook(&world, 20);
     interrupted(&world, &retried).await;
-    // Each client goes away in the middle.
+    // Each client is dropped in the middle.
     for round in 1..10 {
         let (engine, asked) = (world.engine.clone(), retried.clone());
         let client = tokio::spawn(async move { engine.begin(&asked).await.map(drop) });
@@ -158,7 +159,7 @@ async fn a_hook_that_never_ends_or_panics_lets_nothing_run() {
     }
 }
 
-/// The time that a hook took is not the operation's.
+/// The duration of a hook does not count for the operation.
 #[tokio::test]
 async fn who_works_behind_a_slow_hook_keeps_its_lease() {
     let world = World::new();

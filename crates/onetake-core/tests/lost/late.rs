@@ -1,5 +1,5 @@
-//! Who comes late: engines that begin long after something became unknown, keys that expire before anybody may ask,
-//! outcomes that others left, and promises.
+//! Late events: engines that start long after an outcome became unknown, keys that expire before a
+//! reconciliation is allowed, outcomes that other processes left, and promises.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,7 +19,7 @@ fn another(world: &World) -> Engine {
     World::engine(&world.clock, Arc::clone(&world.store) as Arc<dyn Store>)
 }
 
-/// Everybody was down, and whom to ask is not up yet: that is no answer.
+/// All processes were down, and the service to ask is not up yet. That is not an answer.
 #[tokio::test]
 async fn who_began_a_moment_ago_asks_some_more() {
     let world = World::new();
@@ -52,7 +52,8 @@ async fn who_was_not_asked_has_not_answered() {
         world.tick(&*not_asked).await;
     }
     assert!(not_asked.asked() > 30);
-    // Also behind the limit no more often than every 35 seconds: a pause, and the time for an answer.
+    // After the limit, too, there is an ask every 35 seconds at most: a pause, and the time for an
+    // answer.
     let before = not_asked.asked();
     for _ in 0..350 {
         world.clock.advance(Duration::from_secs(1));
@@ -61,7 +62,7 @@ async fn who_was_not_asked_has_not_answered() {
     let asked = not_asked.asked() - before;
     assert!((9..=11).contains(&asked), "{asked}");
     assert_eq!(world.state("a").await.name(), "unknown", "far behind the limit");
-    // Before it expires, and could run again, it is failed all the same.
+    // Before the key expires, and could run again, the record becomes failed nevertheless.
     for _ in 0..18 * 60 {
         world.clock.advance(MINUTE);
         world.tick(&*not_asked).await;
@@ -69,7 +70,7 @@ async fn who_was_not_asked_has_not_answered() {
     assert_eq!(world.state("a").await.name(), "failed");
 }
 
-/// A key that is kept for less time than has to pass before anybody may be asked.
+/// The ttl of the key is shorter than the time before the first ask.
 #[tokio::test]
 async fn what_expires_before_it_may_be_asked_for_does_not_run_again() {
     let world = World::new();
@@ -87,7 +88,7 @@ async fn what_expires_before_it_may_be_asked_for_does_not_run_again() {
     assert!(failure.detail.contains("kept for too short"), "{failure:?}");
 }
 
-/// A process ends and leaves an outcome, while another one of the same folder runs already.
+/// A process ends and leaves an outcome, while another process with the same folder runs already.
 #[tokio::test]
 async fn what_another_process_leaves_is_settled_by_who_runs() {
     let world = World::new();
@@ -106,7 +107,7 @@ async fn what_another_process_leaves_is_settled_by_who_runs() {
     assert_eq!(world.state("a").await.name(), "completed");
 }
 
-/// Nobody comes back for an outcome in vain, also where what is unknown is rolled back.
+/// A promised outcome exists in the end, also if unknown attempts are rolled back.
 #[tokio::test]
 async fn what_was_promised_ends_with_an_outcome() {
     let world = World::new();
@@ -125,8 +126,8 @@ async fn what_was_promised_ends_with_an_outcome() {
     }
 }
 
-/// An attempt may start long after its claim, on a lease that was renewed: the time that its request may take counts
-/// from then.
+/// An attempt may start long after its claim, on a renewed lease. The time that its request may
+/// take counts from its start.
 #[tokio::test]
 async fn nobody_asks_too_early_for_an_attempt_that_started_late() {
     let world = World::new();
@@ -151,7 +152,7 @@ async fn nobody_asks_too_early_for_an_attempt_that_started_late() {
     assert_eq!((found.asked(), world.state("a").await.name()), (1, "released"));
 }
 
-/// The limit counts from the moment at which it may be asked for.
+/// The limit counts from the moment at which the first ask is allowed.
 #[tokio::test]
 async fn the_limit_begins_when_it_may_be_asked_for() {
     let world = World::new();
@@ -169,7 +170,8 @@ async fn the_limit_begins_when_it_may_be_asked_for() {
     );
 }
 
-/// Half of the ttl bounds the limit: an ask every few seconds for 300 seconds, after the first minute.
+/// The limit is at most half of the ttl: an ask every few seconds for 300 seconds, after the first
+/// minute.
 #[tokio::test]
 async fn the_limit_is_no_longer_than_half_of_what_the_key_is_kept_for() {
     let world = World::new();
@@ -186,7 +188,8 @@ async fn the_limit_is_no_longer_than_half_of_what_the_key_is_kept_for() {
     assert!((360..=370).contains(&seconds), "{seconds}");
 }
 
-/// A key that nobody knows is looked at again after as long as it has been unknown.
+/// A record that the reconciler knows nothing about is due again after as long as it has been
+/// unknown.
 #[tokio::test]
 async fn pauses_grow_for_a_key_that_nobody_knows() {
     let world = World::new();
@@ -202,12 +205,12 @@ async fn pauses_grow_for_a_key_that_nobody_knows() {
     assert_eq!(looks, [0, 2, 4, 8, 16, 32, 64, 128, 256, 512, 812, 1_112, 1_412, 1_712]);
 }
 
-/// The clocks of a node and its store differ: it is asked for when both say that it is time.
+/// The clocks of a node and its store differ: the ask is made when it is due by both.
 #[tokio::test]
 async fn nobody_asks_too_early_by_either_clock() {
     let world = World::new();
     world.unknown("a").await;
-    // The store's clock goes on, and that of this node does not.
+    // The store's clock advances, and this node's does not.
     let behind = Arc::new(onetake_core::ManualClock::default());
     let node = World::engine(&behind, Arc::clone(&world.store) as Arc<dyn Store>);
     let found = Scripted::saying([Found::NotExecuted]);
@@ -220,7 +223,7 @@ async fn nobody_asks_too_early_by_either_clock() {
     assert_eq!((found.asked(), world.state("a").await.name()), (1, "released"));
 }
 
-/// A record that cannot be read is left alone for five minutes, so that it does not stand in the way of others.
+/// A record that cannot be read is postponed by five minutes, so that it does not block others.
 #[tokio::test]
 async fn a_record_that_cannot_be_read_is_postponed() {
     let world = World::new();

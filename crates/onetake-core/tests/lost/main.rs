@@ -1,4 +1,4 @@
-//! What becomes of attempts that nobody heard of again: asked for, rolled back, or handed over at the end.
+//! Attempts whose owner went silent: reconciled, rolled back, or handed over at shutdown.
 #![expect(clippy::unwrap_used, clippy::panic, reason = "tests may panic")]
 
 mod hooks;
@@ -29,7 +29,7 @@ const INQUIRY: Inquiry = Inquiry {
     limit: Duration::from_secs(600),
 };
 
-/// Says what it was told to say, and counts.
+/// A reconciler with prepared answers, which counts its calls.
 #[derive(Debug, Default)]
 struct Scripted {
     answers: Mutex<VecDeque<Found>>,
@@ -180,7 +180,7 @@ async fn it_is_failed_before_it_expires() {
     let unknown = async move |_| Verdict::Unknown(Cause::TimedOut);
     world.engine.run(short(), unknown).await.unwrap();
     let reconciler = Scripted::saying([]);
-    // A key that expires unknown could run again, whatever it did.
+    // A key that expires while unknown could run again, whatever it did.
     for _ in 0..599 {
         world.tick(&*reconciler).await;
         world.clock.advance(Duration::from_secs(1));
@@ -188,7 +188,7 @@ async fn it_is_failed_before_it_expires() {
     assert_eq!(world.state("a").await.name(), "failed");
 }
 
-/// Panics when it is asked for one key, and knows all others.
+/// A reconciler that panics for one key, and knows all others.
 #[derive(Debug)]
 struct Panicky(onetake_core::RecordId);
 
@@ -259,7 +259,8 @@ async fn a_key_that_nobody_can_ask_for_stays_unknown() {
     assert_eq!(world.tick(&ignorant).await, 1);
     assert_eq!(world.tick(&ignorant).await, 0, "nor is it looked at all the time");
     assert_eq!((ignorant.asked(), world.state("a").await.name()), (0, "unknown"));
-    // As long again as it has been unknown, and then whoever knows better has a turn.
+    // The pause is as long as the record has been unknown. Then a reconciler that knows the outcome
+    // gets its turn.
     world.clock.advance(MINUTE);
     assert_eq!(world.tick(&*Scripted::saying([Found::NotExecuted])).await, 1);
     assert_eq!(world.state("a").await.name(), "released");
@@ -270,7 +271,8 @@ async fn the_owner_who_comes_back_first_is_believed() {
     let world = World::new();
     let Begin::Run(lease) = world.engine.begin(&operation("a")).await.unwrap() else { panic!() };
     lease.start().unwrap();
-    // Its lease ends without a word, as if its process was stopped; another node takes note.
+    // Its lease ends without a renewal, as if its process was stopped. Another node writes the
+    // audit entry.
     let other = World::engine(&world.clock, Arc::clone(&world.store) as Arc<dyn Store>);
     world.clock.advance(3 * MINUTE);
     let mut reaped = 0;
@@ -282,7 +284,7 @@ async fn the_owner_who_comes_back_first_is_believed() {
     assert_eq!((noted[0].action, &*noted[0].by), (Action::Abandon, "reaper"));
     let reconciler = Scripted::saying([Found::NotExecuted]);
     world.clock.advance(MINUTE);
-    // In its own process nobody asks: it is under way.
+    // In the attempt's own process there is no ask: the attempt is under way.
     assert_eq!(world.tick(&*reconciler).await, 1);
     assert_eq!(reconciler.asked(), 0);
     let settled = lease.complete(Recording::new("paid, and late")).await;
@@ -292,7 +294,7 @@ async fn the_owner_who_comes_back_first_is_believed() {
     assert_eq!((reconciler.asked(), world.state("a").await.name()), (0, "completed"));
 }
 
-/// The page of a journal that nobody can read.
+/// The page of a journal that cannot be read.
 const TORN: &str = "a torn page";
 
 /// A journal in memory.
@@ -300,7 +302,7 @@ const TORN: &str = "a torn page";
 struct Paper(Mutex<Vec<(String, Kept)>>);
 
 impl Paper {
-    /// Waits until no more pages are left than these.
+    /// Waits until at most this many pages are left.
     async fn has(&self, pages: usize) {
         for _ in 0..100_000 {
             if self.0.lock().unwrap().len() <= pages {
@@ -342,7 +344,7 @@ impl Journal for Paper {
     }
 }
 
-/// Runs to completion while the store takes no settlements, and ends the engine.
+/// Runs to completion while the store accepts no settlements, and shuts the engine down.
 async fn end_with_an_outcome_in_hand(world: &World, journal: &Arc<Paper>) {
     let faulty = Faulty::around(Arc::clone(&world.store) as Arc<dyn Store>);
     let engine = World::engine(&world.clock, Arc::clone(&faulty) as Arc<dyn Store>);
@@ -376,7 +378,7 @@ async fn an_outcome_in_hand_survives_the_end() {
     assert_eq!(*recording, Recording::new("paid"));
 }
 
-/// A store that refuses to settle one record, for good.
+/// A store that permanently refuses to settle one record.
 #[derive(Debug)]
 struct Refusing(Arc<MemoryStore>, onetake_core::RecordId);
 
@@ -429,7 +431,7 @@ async fn what_was_settled_meanwhile_stands() {
     let world = World::new();
     let journal = Arc::new(Paper::default());
     end_with_an_outcome_in_hand(&world, &journal).await;
-    // Somebody finds out otherwise before the next start.
+    // A reconciler finds another outcome before the next start.
     world.clock.advance(10 * MINUTE);
     let next = World::engine(&world.clock, Arc::clone(&world.store) as Arc<dyn Store>);
     assert_eq!(next.reap(10).await, 1);

@@ -1,7 +1,7 @@
 //! Checks the models of a record's life, and prints the figures of each.
 //!
-//! `onetake-model [--long] [NAME…]`: the models of the short or of the long form, or those of them
-//! whose names are given.
+//! `onetake-model [--long] [NAME…]` checks the models of the short or of the long form, or only
+//! those whose names are given.
 
 use std::process::ExitCode;
 

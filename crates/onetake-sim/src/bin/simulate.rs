@@ -15,7 +15,7 @@ onetake-simulate --seed SEED [--without-operations LIST] [--without-faults LIST]
     [--without-noise] [--without-upstream-noise] [--trace]
     runs one seed again, with parts of its plan left out";
 
-/// What the command line asks for.
+/// The arguments of the command line.
 #[derive(Debug, Default)]
 struct Arguments {
     seeds: Option<u64>,
@@ -111,7 +111,7 @@ fn many(arguments: &Arguments) -> ExitCode {
                     if let Some(violation) = report.violation {
                         stop.store(true, Ordering::Relaxed);
                         let mut failed = failed.lock().unwrap_or_else(PoisonError::into_inner);
-                        // The smallest of those that failed at the same time.
+                        // The smallest seed of those that failed at the same time.
                         if failed.as_ref().is_none_or(|(seed, _)| *seed > from + number) {
                             *failed = Some((from + number, violation));
                         }

@@ -1,4 +1,4 @@
-//! Bad input: a clear problem each, and nothing is forwarded.
+//! Bad input: each gets a clear problem, and nothing is forwarded.
 
 use super::World;
 

@@ -1,4 +1,4 @@
-//! Ways of naming, refusing and answering that a route can choose.
+//! Options of a route for keys, refusals and answers.
 
 use futures_util::future::join_all;
 use onetake_core::{Clock, DerivedKey, SystemClock};
@@ -128,11 +128,11 @@ pub(super) async fn a_deadline_that_is_over_runs_nothing(world: &World) {
 pub(super) async fn a_deadline_ends_the_wait_for_the_upstream(world: &World) {
     let key = "deadline-in-between-1";
     let call = || world.client.post("/any/gate").key(key);
-    // Long enough to reach the upstream, whatever is slow today.
+    // Long enough to reach the upstream, even on a slow machine.
     let from = SystemClock.monotonic();
     let cut = call().header("x-request-timeout-ms", "5000").send().await.unwrap();
     assert_eq!((cut.status(), cut.code().as_str()), (504, "upstream_timeout"));
-    // The route's own time is over after thirty.
+    // The route's own timeout is thirty seconds.
     assert!(SystemClock.monotonic() - from < Duration::from_secs(25));
     assert_eq!(call().send().await.unwrap().code(), "previous_attempt_failed");
     world.upstream.ran(key, 1).await;
@@ -146,8 +146,8 @@ pub(super) async fn too_many_new_operations_are_refused_and_known_ones_are_not(w
         call.header("x-case", case).body(format!("{{\"card\":\"{card}\"}}")).send()
     };
     let key = |n: usize| format!("velocity-key-0000{n}");
-    // Three in an hour. A place that counts for many nodes and does not answer in time is stood in for by
-    // the node itself, which then allows its own three.
+    // Three in an hour. If a shared counter does not answer in time, the node counts by itself, and
+    // then allows three of its own.
     let mut allowed = 0;
     let refused = loop {
         let answer = call(key(allowed), "4242").await.unwrap();
@@ -176,8 +176,8 @@ pub(super) async fn errors_in_the_words_of_stripe(world: &World) {
     assert_eq!(other.header("stripe-should-retry"), "false");
     assert!(call("amount=1").await.unwrap().is_replay());
     assert_eq!(world.upstream.runs(key), 1);
-    // What has no outcome is told in the same words: their SDK for Node takes for a success whatever
-    // has no `error`.
+    // A request without an outcome gets an error in the same format: Stripe's SDK for Node takes
+    // every response without `error` for a success.
     let lost = world.client.post("/stripe/close").key("words-of-stripe-00002").send();
     let lost = lost.await.unwrap();
     assert_eq!(lost.status(), 502, "{}", lost.text());

@@ -1,4 +1,4 @@
-//! One key, one operation; and who it belongs to.
+//! One key, one operation; and the tenants of keys.
 
 use futures_util::future::join_all;
 
@@ -9,7 +9,7 @@ pub(super) async fn a_thousand_at_once_wait_for_one_run(world: &World) {
     let call = || world.client.post("/wait/gate").key(key).send();
     let (answers, ()) = tokio::join!(join_all((0..1_000).map(|_| call())), async {
         world.upstream.ran(key, 1).await;
-        // So that most of them wait by now; for the result it does not matter how many.
+        // Most of them wait by now. The number does not matter for the result.
         pause(300).await;
         world.upstream.open(key);
     });
@@ -76,7 +76,7 @@ pub(super) async fn another_credential_is_another_operation(world: &World) {
         assert!(!answer.is_replay(), "{credential} got somebody else's response");
         assert!(answer.text().contains(credential));
     }
-    // The same body, too: nothing of the first one's is shown.
+    // The same holds for the same body: nothing of the first tenant is shown.
     let same = |credential: &str| {
         let call = world.client.post("/any/charge").key("another-credential-2");
         call.without("authorization").header("authorization", credential).body("same").send()
@@ -86,7 +86,7 @@ pub(super) async fn another_credential_is_another_operation(world: &World) {
     }
     assert_eq!(world.upstream.runs(key), 4);
     assert_eq!(world.upstream.runs("another-credential-2"), 4);
-    // A second credential beside a shared one; a wrong password; nobody but a cookie.
+    // A second credential beside a shared one; a wrong password; only a cookie.
     let call = || world.client.post("/any/charge").key("another-credential-3");
     for api_key in ["alice", "bob"] {
         let answer = call().header("x-api-key", api_key).send().await.unwrap();

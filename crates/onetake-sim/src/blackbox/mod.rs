@@ -1,8 +1,8 @@
-//! What a client sees of a gateway, whatever store is behind it.
+//! Tests of a gateway as its clients see it, over any store.
 //!
-//! [`run`] starts a gateway through a factory, puts it in front of an [`Upstream`], and goes through
-//! all cases. As in the store suite, nobody lists the cases by hand, and a case says what is wrong
-//! by panicking.
+//! [`run`] starts a gateway through a factory, puts it in front of an [`Upstream`], and runs all
+//! cases. As in the store suite, the suite has the list of cases, and a case reports an error by
+//! panicking.
 #![expect(
     clippy::unwrap_used,
     clippy::expect_used,
@@ -31,17 +31,18 @@ use crate::upstream::Upstream;
 
 /// A gateway under test; it ends when it is dropped.
 pub trait Target: Send + Sync + 'static {
-    /// Where clients connect.
+    /// Returns the address for clients.
     fn address(&self) -> SocketAddr;
 }
 
-/// In what gateways on different stores may differ. What is declared here is documented there.
+/// The properties in which gateways on different stores may differ. Each store documents its own.
 #[derive(Clone, Copy, Debug)]
 pub struct Capabilities {
-    /// The largest body that the store keeps; a larger one is "not replayable".
+    /// The size of the largest body that the store keeps, in bytes. A larger one is "not
+    /// replayable".
     pub body_bytes_max: usize,
-    /// How long after its expiry a key is still respected: stores without a clock of their own need
-    /// that.
+    /// The time after its expiry for which a key still counts as used. Stores without a clock of
+    /// their own need it.
     pub expiry_margin: Duration,
 }
 
@@ -59,13 +60,13 @@ pub struct World {
     pub upstream: Upstream,
     /// The gateway.
     pub target: Box<dyn Target>,
-    /// A port that nobody listens on until a case does.
+    /// An address that is not in use until a case listens on it.
     pub dead: SocketAddr,
-    /// What the store can do.
+    /// The properties of the store.
     pub can: Capabilities,
 }
 
-/// The configuration that the cases count on; `store` is the store's URL.
+/// Returns the configuration that the cases need; `store` is the store's URL.
 #[must_use]
 pub fn configuration(upstream: &str, dead: SocketAddr, store: &str) -> String {
     format!(
@@ -204,8 +205,8 @@ macro_rules! cases {
     };
 }
 
-/// They wait for seconds to pass, and do so all at once. Nothing else runs meanwhile: other cases count what reaches
-/// the upstream.
+/// Cases that wait for seconds. They run at the same time as each other, and not beside other
+/// cases, which count the requests at the upstream.
 const WAITING_CASES: &[(&str, Case)] = cases! {
     outcomes: an_operation_may_outlast_its_lease, a_timeout_is_unknown, running_is_not_run_again_past_its_ttl,
         a_key_is_reusable_after_it_expired_with_a_higher_fence;
@@ -241,7 +242,7 @@ async fn pause(milliseconds: u64) {
     SystemClock.sleep(Duration::from_millis(milliseconds)).await;
 }
 
-/// Goes through all cases. `start` gets the configuration and starts a gateway with it.
+/// Runs all cases. `start` gets the configuration and starts a gateway with it.
 pub async fn run<F, T>(start: impl FnOnce(String) -> F, store: &str) -> Report
 where
     F: Future<Output = T>,
@@ -250,7 +251,7 @@ where
     run_with(start, store, Capabilities::default()).await
 }
 
-/// As [`run`], on a store that differs from the others in what it can do.
+/// Runs all cases as [`run`] does, on a store with other capabilities.
 pub async fn run_with<F, T>(
     start: impl FnOnce(String) -> F,
     store: &str,
@@ -261,7 +262,7 @@ where
     T: Target,
 {
     let upstream = Upstream::start().await.expect("there is a free port");
-    // On a loopback address of its own, where nobody else listens in the meantime.
+    // A loopback address of its own, on which no other program listens in the meantime.
     let apart = SocketAddr::from(([127, 0, 0, 2], 0));
     let dead = Upstream::start_on(apart, None).await.expect("there is a free port").address();
     let target = start(configuration(&upstream.url(), dead, store)).await;

@@ -1,4 +1,4 @@
-//! What becomes of an attempt, and what its retries get.
+//! Outcomes of attempts, and the answers to their retries.
 
 use super::{World, pause};
 use crate::client::Answer;
@@ -44,7 +44,7 @@ pub(super) async fn a_client_that_goes_away_loses_nothing(world: &World) {
     first.abort();
     assert!(first.await.is_err());
     let retry = tokio::spawn(call());
-    // For the gateway to see that the first one is gone, and for the other one to wait.
+    // Time for the gateway to notice that the first client is gone, and for the second one to wait.
     pause(300).await;
     world.upstream.open(key);
     let retry = retry.await.unwrap().unwrap();
@@ -58,7 +58,7 @@ pub(super) async fn an_operation_may_outlast_its_lease(world: &World) {
     let call = || world.client.post("/short-lease/gate").key(key).send();
     let first = tokio::spawn(call());
     world.upstream.ran(key, 1).await;
-    // For longer than lease and grace, two seconds each.
+    // Longer than lease and grace, two seconds each.
     for _ in 0..11 {
         pause(500).await;
         let other = call().await.unwrap();

@@ -1,4 +1,4 @@
-//! What passes through, what is added on the way, and what is refused at the door.
+//! Requests that pass through, headers that are added, and requests that are refused at once.
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
@@ -68,7 +68,7 @@ pub(super) async fn http2_is_the_same(world: &World) {
 }
 
 pub(super) async fn forwarding_headers_are_honest(world: &World) {
-    // Loopback is a trusted proxy: its word is kept, and ours is added.
+    // Loopback is a trusted proxy: its forwarding header is kept, and the gateway's is added.
     let call = world.client.post("/any/head").header("x-forwarded-for", "203.0.113.7");
     let call = call.header("idempotency-fence", "9").header("x-custom", "kept");
     let seen =
@@ -119,7 +119,8 @@ pub(super) async fn what_could_smuggle_is_refused(world: &World) {
     assert!(raw(world, connect.as_bytes()).await.starts_with("HTTP/1.1 400"));
     assert_eq!(world.upstream.runs_in_all(), before, "nothing reached the upstream");
 
-    // Both a length and chunked: chunked counts, and the connection is not used again (RFC 9112).
+    // With both a length and chunked encoding, chunked counts, and the connection is not used again
+    // (RFC 9112).
     let both = "POST /any/200 HTTP/1.1\r\nHost: a\r\nContent-Length: 4\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\n\r\nGET /any/smuggled HTTP/1.1\r\nHost: a\r\n\r\n";
     let answer = raw_to_the_end(world, both.as_bytes()).await;
     assert!(answer.ends_with("abc"), "one answer, and then the connection is closed: {answer}");
@@ -147,7 +148,7 @@ async fn raw_to_the_end(world: &World, request: &[u8]) -> String {
     let mut stream = TcpStream::connect(world.target.address()).await.unwrap();
     stream.write_all(request).await.unwrap();
     let mut answer = Vec::new();
-    // A reset after the answer is as good as an end.
+    // A reset after the answer counts as an end.
     let _ended = stream.read_to_end(&mut answer).await;
     String::from_utf8_lossy(&answer).into_owned()
 }

@@ -1,4 +1,4 @@
-//! The rules for the history of one key, from the words of the design.
+//! The rules for the history of one key, from the text of the design.
 //!
 //! The rules know the design's promise, its table of states and its invariants. They know nothing
 //! of the engine or the stores. All keys live longer than the history, so no record expires.
@@ -35,12 +35,12 @@ pub enum Rule {
     RecordingStays,
     /// A response that is not recorded goes only to the request that ran.
     NotRecorded,
-    /// "The outcome is unknown" is said only if something went wrong, and only where the route's
+    /// "The outcome is unknown" is answered only if something went wrong, and only if the route's
     /// policy has that answer.
     UnknownHasACause,
-    /// Nothing runs after "the outcome is unknown and it is not run again".
+    /// Nothing runs after the answer "the outcome is unknown and it is not run again".
     NoRunAfterUnknown,
-    /// A failure that an operator decided on stays (S4, S20).
+    /// A failure that an operator decided stays (S4, S20).
     FailureStays,
     /// The final read of every key has a definite answer.
     Settles,
@@ -75,23 +75,23 @@ impl fmt::Display for Violation {
 /// The result of a check.
 #[derive(Clone, Debug, Default)]
 pub struct Report {
-    /// Requests.
+    /// The number of requests.
     pub operations: usize,
-    /// Keys.
+    /// The number of keys.
     pub keys: usize,
-    /// Runs at the upstream.
+    /// The number of runs at the upstream.
     pub runs: usize,
-    /// Kills and suspensions of gateways, faults of the store and the network.
+    /// The number of kills and suspensions of gateways, and of faults of the store and the network.
     pub faults: usize,
-    /// Keys whose recording a client saw.
+    /// The number of keys whose recording a client saw.
     pub recorded: usize,
-    /// Keys whose final answer is "unknown".
+    /// The number of keys whose final answer is "unknown".
     pub unknown: usize,
-    /// Keys that a documented loss of acknowledged writes may have hit.
+    /// The number of keys that a documented loss of acknowledged writes may have affected.
     pub excused: usize,
-    /// Keys among them that broke a rule, which the loss excuses.
+    /// The number of keys among them that broke a rule, which the loss excuses.
     pub lost: usize,
-    /// Broken rules.
+    /// The broken rules.
     pub violations: Vec<Violation>,
 }
 
@@ -124,7 +124,7 @@ impl fmt::Display for Report {
 /// Findings for one key.
 pub(super) type Findings = Vec<(Rule, String)>;
 
-/// Everything that the rules look at.
+/// The input of all rules.
 pub(super) struct Case<'a> {
     pub(super) key: &'a KeyHistory,
     pub(super) faults: &'a Faults,
@@ -162,7 +162,7 @@ pub fn check(history: &History) -> Report {
     report
 }
 
-/// Rules that no store may break.
+/// Returns findings of rules that no store may break.
 fn always(case: &Case<'_>) -> Findings {
     let mut found = Findings::new();
     runs_have_requests(case, &mut found);
@@ -175,7 +175,7 @@ fn always(case: &Case<'_>) -> Findings {
     found
 }
 
-/// Rules that rest on what the store acknowledged.
+/// Returns findings of rules that depend on the store's acknowledgements.
 fn unless_lost(case: &Case<'_>) -> Findings {
     let mut found = Findings::new();
     one_payload(case, &mut found);
@@ -191,8 +191,8 @@ fn unless_lost(case: &Case<'_>) -> Findings {
     found
 }
 
-/// Returns true if the store may have lost a write for this key: the key was in use before the
-/// loss, and not settled in sight of a client for longer than the loss reaches back.
+/// Returns true if the store may have lost a write for this key. That is so if the key was in use
+/// before the loss, and no client had seen it settled for longer than the loss reaches back.
 fn may_be_lost(case: &Case<'_>) -> bool {
     let settled = case.first_recording().or_else(|| settled::first_unknown(case));
     case.faults.losses.iter().any(|(at, lag)| {
@@ -249,8 +249,8 @@ fn fences_rise(case: &Case<'_>, found: &mut Findings) {
     for (place, later) in case.key.runs.iter().enumerate() {
         for earlier in case.key.runs.iter().take(place) {
             let rises = earlier.fence < later.fence;
-            // A gateway that was suspended between its last look at the lease and the first byte
-            // sends late. The fence is there so that the upstream can tell.
+            // A gateway that was suspended between its last check of the lease and the first byte
+            // sends late. The fence lets the upstream detect that.
             let late = earlier.fence > later.fence && case.sent_late(later, earlier);
             if !rises && !late {
                 let (first, second) = (earlier.number, later.number);
@@ -286,8 +286,8 @@ fn may_run_after(case: &Case<'_>, earlier: &Run, later: &Run) -> bool {
     }
     match case.key.key.policy {
         Policy::Fail => false,
-        // The lease is given when the attempt claims, up to one lease before it starts. So the
-        // grace is what certainly lies between two starts, unless the owner is known to be gone.
+        // The lease begins when the attempt claims, up to one lease before it starts. So the grace
+        // is the time that certainly lies between two starts, unless the owner is known to be gone.
         Policy::Retry => {
             // A request that is on its way when its gateway is killed arrives afterwards.
             let sent = case.key.request(earlier.request).map_or(from, |request| request.sent);

@@ -1,17 +1,17 @@
 //! Histories of concurrent clients, and a checker for them.
 //!
-//! A test lets clients send keyed requests to gateways while processes are killed and networks
-//! fail. A [`Recorder`] writes down every event in the order in which it happened: requests,
-//! responses, runs of the operation at the upstream, reconciliations, operator actions and faults.
-//! [`check()`] then holds the history of every key to the rules of the design.
+//! In a test, clients send keyed requests to gateways while processes are killed and networks fail.
+//! A [`Recorder`] records every event in the order in which it happened: requests, responses, runs
+//! of the operation at the upstream, reconciliations, operators' actions and faults. [`check()`]
+//! then compares the history of every key with the rules of the design.
 //!
 //! The order of events is sound evidence. A request is recorded before it is sent and a response
 //! after it was received. A run is recorded as started before the upstream does anything, and as
 //! finished before the upstream responds.
 //!
-//! | module | content |
+//! | module | contents |
 //! | --- | --- |
-//! | [`check`](mod@check) | the rules, from the words of the design |
+//! | [`check`](mod@check) | the rules, from the text of the design |
 //! | [`spans`] | the events of one key, gathered by request and by run |
 //! | [`upstream`] | an upstream that chooses outcomes by a seed and records its runs |
 
@@ -53,7 +53,7 @@ pub struct Key {
     pub policy: Policy,
 }
 
-/// A response, reduced to the parts that the rules speak of.
+/// A response, reduced to the parts that the rules need.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Response {
     /// The status.
@@ -102,7 +102,7 @@ pub struct Found {
 pub enum Decision {
     /// The attempt had no effect: the next request runs.
     Release,
-    /// The attempt failed for good.
+    /// The attempt failed permanently.
     Fail,
 }
 
@@ -184,8 +184,8 @@ pub enum Event {
     Fault(&'static str),
     /// The fault ended.
     Healed(&'static str),
-    /// The store lost acknowledged writes, as its documentation warns: all that are older than
-    /// `lag` were kept, younger ones may be gone.
+    /// The store lost acknowledged writes, as its documentation warns: all writes older than `lag`
+    /// were kept, younger ones may be lost.
     MayHaveLost {
         /// The age above which a write was kept.
         lag: Duration,
@@ -201,7 +201,7 @@ pub struct Entry {
     pub event: Event,
 }
 
-/// Everything that happened, in order.
+/// All events, in order.
 #[derive(Clone, Debug, Default)]
 pub struct History {
     /// The events.
@@ -212,7 +212,7 @@ pub struct History {
     pub grace: Duration,
 }
 
-/// Writes events down in the order in which they happen.
+/// Records events in the order in which they happen.
 #[derive(Debug, Default)]
 pub struct Recorder {
     entries: Mutex<Vec<Entry>>,
@@ -222,7 +222,7 @@ impl Recorder {
     /// Records an event now.
     pub fn record(&self, event: Event) {
         let mut entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
-        // Inside the lock, so that the order of times is the order of entries.
+        // The time is read inside the lock, so that the order of times is the order of entries.
         let at = SystemClock.monotonic();
         entries.push(Entry { at, event });
     }

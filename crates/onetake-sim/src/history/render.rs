@@ -5,7 +5,7 @@ use std::fmt::Write;
 use super::spans::{Faults, KeyHistory, Moment};
 use super::{Event, History};
 
-/// Renders the events of a key and the faults between its first and last event, a line each.
+/// Renders the events of a key and the faults between its first and last event, one line each.
 pub(super) fn render(history: &History, key: &KeyHistory, faults: &Faults) -> String {
     let mut moments: Vec<Moment> = Vec::new();
     for request in &key.requests {

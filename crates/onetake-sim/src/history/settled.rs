@@ -15,12 +15,12 @@ const RECONCILING: &str = "outcome_unknown";
 /// Problems that say that this request ran nothing.
 const NOTHING_RAN: [&str; 4] =
     [MISMATCH, "idempotency_store_unavailable", "overloaded", "upstream_unreachable"];
-/// Problems that speak of an attempt: of another one, unless this request's own was overtaken.
+/// Problems about an attempt: another request's, unless this request's own lost its key.
 const OF_AN_ATTEMPT: [&str; 4] =
     [UNKNOWN, RECONCILING, "request_in_progress", "in_progress_timeout"];
-/// Problems that say that this request ran, or that another one did.
+/// Problems that say that this request or another one ran.
 const RAN: [&str; 3] = ["outcome_pending", "upstream_interrupted", "upstream_timeout"];
-/// Problems that a client may be answered after the recording was seen: it retries.
+/// Problems that a client may get after the recording was seen: it retries.
 const RETRYABLE: [&str; 5] = [
     "request_in_progress",
     "in_progress_timeout",
@@ -166,7 +166,7 @@ pub(super) fn recording_stays(case: &Case<'_>, found: &mut Findings) {
     }
 }
 
-/// Returns the moment at which the first client was told that the outcome is unknown for good.
+/// Returns the time at which the first client got the answer that the outcome is unknown for good.
 pub(super) fn first_unknown(case: &Case<'_>) -> Option<Moment> {
     let responses = case.key.responses();
     responses.iter().find(|(_, _, response)| response.code == UNKNOWN).map(|(_, at, _)| *at)
@@ -191,7 +191,7 @@ pub(super) fn unknown_has_a_cause(case: &Case<'_>, found: &mut Findings) {
             let until = other.ended.filter(|end| *end < moment).unwrap_or(moment);
             other.sent < moment && until.at.saturating_sub(other.sent.at) >= patience
         });
-        // A client that gives up leaves a run behind; nothing is known of how long it took.
+        // A client that gives up leaves a run behind. It is not known how long that run took.
         let given_up =
             case.key.requests.iter().any(|other| {
                 other.response.is_none() && other.ended.is_some_and(|end| end < moment)
@@ -232,7 +232,7 @@ pub(super) fn failure_stays(case: &Case<'_>, found: &mut Findings) {
     }
 }
 
-/// The final requests that have a definite answer.
+/// Returns the final requests that have a definite answer.
 fn definite<'a>(case: &'a Case<'_>) -> impl Iterator<Item = (&'a Request, &'a Response)> {
     case.key.requests.iter().filter(|request| request.is_final).filter_map(|request| {
         let response = request.response.as_ref()?;
@@ -257,7 +257,8 @@ pub(super) fn effects(case: &Case<'_>, found: &mut Findings) {
     for (request, response) in definite(case) {
         let recorded = case.is_recording(response);
         let right = match case.key.key.policy {
-            // An operator may release what had an effect: that is the operator's word.
+            // An operator may release an attempt that had an effect. That is the operator's
+            // decision.
             _ if !case.key.decisions.is_empty() => true,
             Policy::Retry => effects >= 1,
             Policy::Fail | Policy::Reconcile if recorded => effects == 1,

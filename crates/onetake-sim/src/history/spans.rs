@@ -25,9 +25,9 @@ pub struct Request {
     pub node: usize,
     /// True if it belongs to the final read.
     pub is_final: bool,
-    /// The moment before it was sent.
+    /// The time before it was sent.
     pub sent: Moment,
-    /// The moment after its response arrived, or the client gave up.
+    /// The time after its response arrived, or the client gave up.
     pub ended: Option<Moment>,
     /// The response, if one arrived.
     pub response: Option<Response>,
@@ -67,9 +67,9 @@ pub struct KeyHistory {
     pub runs: Vec<Run>,
     /// Answers to reconcilers.
     pub reconciled: Vec<(Moment, Option<Found>)>,
-    /// Decisions of operators, at the moment before they were sent.
+    /// Decisions of operators, each with the time before it was sent.
     pub decisions: Vec<(Moment, Decision)>,
-    /// Decisions that were carried out, at the moment after the operator was told.
+    /// Decisions that were carried out, each with the time after the operator got the answer.
     pub decided: Vec<(Moment, Decision)>,
 }
 

@@ -1,7 +1,7 @@
 //! An upstream that chooses outcomes by a seed and records its runs.
 //!
 //! The first segment of a path names the policy of its route (`fail`, `retry`, `reconcile`). A run
-//! goes on when the gateway that sent it is gone. `GET /by-key/KEY` answers reconcilers.
+//! continues if the gateway that sent it is gone. `GET /by-key/KEY` answers reconcilers.
 
 use std::collections::HashMap;
 use std::io;
@@ -99,7 +99,7 @@ struct Plan {
 }
 
 impl RecordedUpstream {
-    /// Starts one on a free port, which records into `recorder`.
+    /// Starts an upstream on a free port, which records into `recorder`.
     ///
     /// # Errors
     /// If there is no free port.
@@ -116,7 +116,7 @@ impl RecordedUpstream {
         Ok(Self { address, accepting })
     }
 
-    /// `http://…`
+    /// Returns the address as `http://…`.
     #[must_use]
     pub fn url(&self) -> String {
         format!("http://{}", self.address)
@@ -129,7 +129,7 @@ impl Drop for RecordedUpstream {
     }
 }
 
-/// The connection is closed without a response.
+/// The error that closes a connection without a response.
 #[derive(Debug, thiserror::Error)]
 #[error("closed on purpose")]
 struct Closed;
@@ -161,7 +161,7 @@ async fn act(
     let run = state.runs.fetch_add(1, Ordering::Relaxed);
     state.start(key);
     state.recorder.record(Event::Started { run, request: sender, key, payload, fence });
-    // In a task of its own: the operation does not end with the connection.
+    // The operation runs in its own task, so that it does not end with the connection.
     let ran = tokio::spawn(async move {
         let plan = plan(mix(state.seed, run), run, key);
         SystemClock.sleep(plan.delay).await;
@@ -173,7 +173,8 @@ async fn act(
     ran.await.map_err(|_| Closed)?
 }
 
-/// Chooses what a run does: most are recorded, some say "not handled", some leave it open.
+/// Chooses the plan of a run: most are recorded, some say "not handled", some leave the outcome
+/// unknown.
 fn plan(dice: u64, run: u64, key: Key) -> Plan {
     let (kind, pace, size) = (dice % 100, (dice >> 8) % 100, (dice >> 16) % 100);
     let millis = match pace {

@@ -14,15 +14,15 @@ use super::state::{
 };
 
 impl Model {
-    /// Time goes on by a tick for everybody: leases, graces and records end. Reapers and sweepers
-    /// look at once, and remember what they saw.
+    /// Advances all clocks by a tick: leases, graces and records end. Reapers and sweepers read at
+    /// once, and remember what they saw.
     pub(super) fn tick(&self, state: &mut ModelState) -> bool {
         let now = state.now.plus(self.config.tick);
         state.now = now;
         let clock_may_go_back = state.steps_back < self.config.features.clock_steps_back;
         for key in ModelKey::ALL {
             let key_state = state.keys.get_mut(key);
-            // An expired promise means nothing any more, unless the clock can bring it back.
+            // An expired promise has no meaning any more, unless the clock can bring it back.
             if !clock_may_go_back {
                 key_state.life = key_state.live(now);
             }
@@ -40,7 +40,7 @@ impl Model {
         true
     }
 
-    /// The store's clock goes back by a tick, in no time.
+    /// Sets the store's clock back by a tick. No time passes.
     pub(super) fn step_clock_back(&self, state: &mut ModelState) -> bool {
         let before = state.now;
         let now =
@@ -59,7 +59,7 @@ impl Model {
         true
     }
 
-    /// The operation starts: the attempt looks at its own clock, and does not ask the store.
+    /// Starts the operation: the attempt checks its own clock, and does not ask the store.
     pub(super) fn start(
         &self,
         state: &mut ModelState,
@@ -78,7 +78,7 @@ impl Model {
         held.run = run;
         let is_owner = |life: &&mut KeyLife| life.owner == slot && !life.is_over(now);
         let Some(life) = life.as_mut().filter(is_owner) else {
-            // It started although the key is not its own any more.
+            // The attempt started although it no longer owns the key.
             state.broken.note(true, Invariant::S1);
             return true;
         };
@@ -102,7 +102,7 @@ impl Model {
         answer == SettleAnswer::Written || *attempt != before
     }
 
-    /// An attempt reports how it ended: for the first time, or again because no answer came.
+    /// An attempt reports its end, for the first time or again because no answer came.
     pub(super) fn report(
         &self,
         state: &mut ModelState,
@@ -124,7 +124,7 @@ impl Model {
         let rolls_back = self.on_unknown(key, request) == OnUnknown::Rollback;
         let attempt = state.keys.get_mut(key).attempts.get_mut(slot);
         *attempt = match (before, answer) {
-            // Its claim may still land: it releases again.
+            // The claim may still arrive: the attempt releases again.
             (AttemptPhase::ClaimInFlight(_), _) => before,
             // A commit and a release of the same attempt may both be on their way.
             _ if rolls_back => AttemptPhase::Reported(request, AttemptReport::Release),
@@ -188,7 +188,7 @@ impl Model {
         count_if(settled_by_other && finishes && is_stale, Scenario::OwnerRefusedByOther);
     }
 
-    /// An attempt dies, or its claimer stops to release it.
+    /// An attempt dies, or its claimer no longer sends releases.
     pub(super) fn die(&self, state: &mut ModelState, key: ModelKey, slot: AttemptSlot) -> bool {
         let attempt = state.keys.get_mut(key).attempts.get_mut(slot);
         if let AttemptPhase::Held(held) = attempt {

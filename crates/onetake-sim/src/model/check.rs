@@ -1,4 +1,4 @@
-//! Runs the checker, and reports what it found.
+//! Runs the checker, and reports its results.
 
 use std::fmt;
 use std::num::NonZeroUsize;
@@ -21,15 +21,15 @@ pub struct CheckStats {
     pub steps: usize,
     /// The length of the longest shortest path to a state.
     pub depth: usize,
-    /// The time that it took.
+    /// The duration of the check.
     pub took: Duration,
-    /// The number of times that each scenario occurred, of those that are possible.
+    /// The number of times that each possible scenario occurred.
     pub scenarios: Vec<(Scenario, u64)>,
 }
 
 impl CheckStats {
-    /// The scenarios that never occurred. If there is one, the bounds are too narrow to mean
-    /// anything.
+    /// Returns the scenarios that never occurred. If there is one, the bounds are too narrow, and
+    /// the check proves nothing.
     pub fn missing(&self) -> impl Iterator<Item = Scenario> {
         self.scenarios.iter().filter(|(_, count)| *count == 0).map(|(scenario, _)| *scenario)
     }
@@ -44,19 +44,19 @@ impl fmt::Display for CheckStats {
     }
 }
 
-/// A way to break an invariant.
+/// A sequence of steps that breaks an invariant.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Violation {
     /// The names of all invariants that were broken before the check stopped.
     pub broken: Vec<&'static str>,
-    /// One way there.
+    /// One sequence of steps that leads there.
     pub actions: Vec<Action>,
     /// The number of states that were visited.
     pub states: usize,
 }
 
 impl Violation {
-    /// Whether `invariant` is among those that were broken.
+    /// True if `invariant` was broken.
     #[must_use]
     pub fn breaks(&self, invariant: Invariant) -> bool {
         self.broken.contains(&invariant.name())
@@ -75,9 +75,9 @@ impl std::error::Error for Violation {}
 /// Visits every state of `model`, or stops soon after the first violation.
 ///
 /// # Errors
-/// If an invariant can be broken, with a way to it that has no needless step.
+/// If an invariant can be broken. The error has a sequence of steps in which none can be left out.
 pub fn check(model: &Model) -> Result<CheckStats, Violation> {
-    // A model of its own, because it counts scenarios.
+    // A new model is needed, because it counts scenarios.
     let model = Model::with_decisions(model.config, model.decisions);
     let coverage = Arc::clone(&model.coverage);
     let threads = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
@@ -115,8 +115,8 @@ pub fn check(model: &Model) -> Result<CheckStats, Violation> {
     })
 }
 
-/// Leaves out every step without which the property is broken all the same. With several threads,
-/// the way that the checker found is not the shortest.
+/// Removes every step that is not needed to break the property. With several threads, the sequence
+/// that the checker found is not the shortest.
 fn shorten(model: &Model, name: &'static str, mut actions: Vec<Action>) -> Vec<Action> {
     let mut at = 0;
     while at < actions.len() {
@@ -132,7 +132,7 @@ fn shorten(model: &Model, name: &'static str, mut actions: Vec<Action>) -> Vec<A
     actions
 }
 
-/// Whether these steps can be taken, and break the property of this name.
+/// True if these steps can be taken, and break the property of this name.
 fn breaks(model: &Model, name: &'static str, actions: &[Action]) -> bool {
     let Some(start) = model.init_states().pop() else { return false };
     let end = actions.iter().try_fold(start, |state, action| {

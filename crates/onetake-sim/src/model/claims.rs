@@ -1,4 +1,4 @@
-//! Claims: those that are answered, and those that land after their claimers gave up.
+//! Claims: those that are answered, and those that arrive after their claimers gave up.
 
 use onetake_core::decide::{ClaimEffect, Reading};
 use onetake_core::{AttemptId, Claim, OnUnknown, Origin, Record, State};
@@ -38,13 +38,13 @@ impl Claimer {
 }
 
 impl Model {
-    /// The next attempt claims the key, and hears the answer.
+    /// The next attempt claims the key, and gets the answer.
     pub(super) fn claim(&self, state: &mut ModelState, key: ModelKey, request: Request) -> bool {
         let claimer = self.next_attempt(state, key).map_or(Claimer::BeyondBound, Claimer::Waiting);
         self.decide_claim(state, key, claimer, request)
     }
 
-    /// The next attempt sends a claim, and gives up before it hears the answer.
+    /// The next attempt sends a claim, and gives up before it gets the answer.
     pub(super) fn lose_claim(
         &self,
         state: &mut ModelState,
@@ -74,7 +74,7 @@ impl Model {
         true
     }
 
-    /// The next attempt that may be granted the key within the bounds.
+    /// Returns the next attempt that may be granted the key within the bounds.
     pub(super) fn next_attempt(&self, state: &ModelState, key: ModelKey) -> Option<AttemptSlot> {
         let attempts: usize =
             ModelKey::ALL.into_iter().map(|key| state.keys.get(key).attempts()).sum();
@@ -176,7 +176,8 @@ impl Model {
         key_state.life = Some(KeyLife::granted(before, slot, request, &terms, now));
         *key_state.attempts.get_mut(slot) = match claimer {
             Claimer::GaveUp(_) => AttemptPhase::Disowned(request),
-            // The attempt counts from when it asked. The worst case is that the answer took no time.
+            // The lease counts from the time of the claim. The worst case is that the answer took
+            // no time.
             _ => AttemptPhase::Held(HeldLease {
                 request,
                 ticks_left: self.config.terms.get(key).get(request.terms).lease,

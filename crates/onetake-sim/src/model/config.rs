@@ -9,17 +9,17 @@ use super::state::{AttemptReport, PerKey};
 /// The bounds, terms and features of a model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ModelConfig {
-    /// The terms that requests for each key come with.
+    /// The terms of requests for each key.
     pub terms: PerKey<OfferedTerms>,
     /// The number of attempts that may claim each key successfully. Zero leaves the key out.
     pub attempts_max: PerKey<usize>,
     /// The length of a tick. With an hour, records are kept for a tick after they were settled
-    /// (`KEPT_AFTER_SETTLING`), and the clock outruns all fences. With a microsecond, fences outrun
-    /// the clock.
+    /// (`KEPT_AFTER_SETTLING`), and the clock runs ahead of all fences. With a microsecond, fences
+    /// run ahead of the clock.
     pub tick: Duration,
     /// The number of ticks after which time ends.
     pub ticks: u32,
-    /// The settlement that ends a successful operation: completed, or failed for good.
+    /// The settlement that ends a successful operation: completed, or failed.
     pub outcome: AttemptReport,
     /// The actors and faults that take part.
     pub features: Features,
@@ -40,20 +40,20 @@ impl Default for ModelConfig {
 }
 
 impl ModelConfig {
-    /// The store's time at the beginning: late enough for every step back.
+    /// Returns the store's time at the beginning, which leaves room for every step back.
     #[must_use]
     pub fn start(&self) -> Timestamp {
         Timestamp::default().plus(self.tick * u32::from(self.features.clock_steps_back))
     }
 }
 
-/// Terms of one tick each.
+/// Returns terms of one tick each.
 const fn short_terms(on_unknown: OnUnknown) -> TermsInTicks {
     TermsInTicks { ttl: 1, lease: 1, grace: 1, on_unknown }
 }
 
-/// The terms that requests for one key come with. Two nodes with different configurations send
-/// different terms for the same key.
+/// The terms of requests for one key. Two nodes with different configurations send different terms
+/// for the same key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OfferedTerms {
     /// The terms of most nodes.
@@ -63,13 +63,13 @@ pub struct OfferedTerms {
 }
 
 impl OfferedTerms {
-    /// The same terms from every node.
+    /// Creates terms that are the same on every node.
     #[must_use]
     pub const fn same(usual: TermsInTicks) -> Self {
         Self { usual, other: None }
     }
 
-    /// The terms of `choice`.
+    /// Returns the terms of `choice`.
     #[must_use]
     pub fn get(&self, choice: TermsChoice) -> TermsInTicks {
         match choice {
@@ -78,13 +78,13 @@ impl OfferedTerms {
         }
     }
 
-    /// The choices that differ.
+    /// Returns the choices that differ.
     pub fn choices(&self) -> impl Iterator<Item = TermsChoice> {
         let other = self.other.map(|_| TermsChoice::Other);
         [Some(TermsChoice::Usual), other].into_iter().flatten()
     }
 
-    /// Whether any of the offered terms satisfies `condition`.
+    /// True if any of the offered terms satisfies `condition`.
     pub fn any(&self, condition: impl Fn(OnUnknown) -> bool) -> bool {
         self.choices().any(|choice| condition(self.get(choice).on_unknown))
     }
@@ -113,7 +113,7 @@ pub struct TermsInTicks {
 }
 
 impl TermsInTicks {
-    /// The terms as the store reads them.
+    /// Returns the terms in the form of the store.
     #[must_use]
     pub fn with_tick(&self, tick: Duration) -> Terms {
         Terms {
@@ -128,7 +128,7 @@ impl TermsInTicks {
 /// The actors and faults that take part in a model, beside attempts, reaper and sweeper.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Features {
-    /// Reconcilers defer unknown attempts under [`OnUnknown::Reconcile`] by one tick, and settle
+    /// Reconcilers postpone unknown attempts under [`OnUnknown::Reconcile`] by one tick, and settle
     /// them later.
     pub reconcilers: bool,
     /// Operators settle unknown attempts that they saw, maybe long ago.
@@ -137,14 +137,14 @@ pub struct Features {
     pub forgetting: bool,
     /// Some operations have no effect, and their attempts release the key after they started.
     pub effectless_runs: bool,
-    /// Some claims land after their claimers gave up, or never.
+    /// Some claims arrive after their claimers gave up, or never.
     pub lost_claims: bool,
     /// The number of times that the store's clock goes back by a tick.
     pub clock_steps_back: u8,
 }
 
 impl Features {
-    /// The features of both. Steps back of the clock add up.
+    /// Returns the features of both. Steps back of the clock add up.
     #[must_use]
     pub const fn and(self, other: Self) -> Self {
         Self {

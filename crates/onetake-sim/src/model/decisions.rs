@@ -4,8 +4,8 @@ use onetake_core::decide::{self, ClaimEffect, Moment, Reading, SettleEffect};
 use onetake_core::{Claim, Fence, Fingerprint, Record, Settlement, Timestamp};
 
 /// The functions by which the store of a model decides. By default they are those of
-/// [`onetake_core::decide`]; tests put wrong ones in their place, to see that the model finds them. The
-/// nodes of a model are always in contact with their store.
+/// [`onetake_core::decide`]. Tests replace them with wrong ones, to check that the model finds the
+/// errors. The nodes of a model are always in contact with their store.
 #[derive(Clone, Copy, Debug)]
 pub struct Decisions {
     /// Reads a record for a claim with a fingerprint.
@@ -14,7 +14,7 @@ pub struct Decisions {
     pub claim: fn(Option<&Record>, &Claim, Timestamp, Fence) -> ClaimEffect,
     /// Decides a settlement.
     pub settle: fn(Option<&Record>, &Settlement, Timestamp) -> SettleEffect,
-    /// Decides whether a sweeper may delete a record.
+    /// Returns true if a sweeper may delete a record.
     pub may_sweep: fn(&Record, Timestamp) -> bool,
 }
 

@@ -21,35 +21,36 @@ pub enum Invariant {
     S3,
     /// A completed or failed record never changes until it expires or is forgotten.
     S4,
-    /// No more starts than fences; and one effect for each life of a key, unless the terms of the
+    /// No more starts than fences. One effect for each use of a key, unless the terms of the
     /// attempt that had it allow more.
     S7,
     /// Another payload never runs and never replays.
     S9,
-    /// No key is reused before it expires; and from then on it is free.
+    /// No key is reused before it expires. From then on it is free.
     S12,
-    /// Sweeper and reaper act only on what is still due when they act.
+    /// Sweeper and reaper act only on records that are still due when they act.
     S13,
     /// A key is released only if its attempt had no effect, or if the effect is rolled back.
     S16,
     /// Settlements by operators and reconcilers obey S3 and S4, and leave running keys alone.
     S20,
-    /// An owner is believed until the record is settled or granted to another attempt. A settlement
-    /// that is answered as done is what the store holds. Section 3 of the design asks for it.
+    /// The owner's report is accepted until the record is settled or granted to another attempt.
+    /// The store holds every settlement that it answered as done. Section 3 of the design requires
+    /// it.
     Believed,
     /// A claim is answered as the table in section 3 of the design says, and settlements make no
     /// transition that its state machine lacks.
     StateMachine,
     /// A forgotten record is absent at once, and its outcome is gone.
     ForgottenIsAbsent,
-    /// One reconciler at most takes the turn to ask for each due time.
+    /// At most one reconciler takes the turn to ask for each due time.
     OneAsker,
     /// A key under [`OnUnknown::Rollback`] is never unknown.
     RollbackIsKnown,
 }
 
 impl Invariant {
-    /// The name of its property. Short, because the checker hashes it in every state.
+    /// Returns the name of the property. It is short, because the checker hashes it in every state.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -83,7 +84,7 @@ impl Invariant {
     }
 }
 
-/// A set of invariants: those that a step broke.
+/// A set of invariants that a step broke.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct InvariantSet(u16);
 
@@ -95,20 +96,20 @@ impl InvariantSet {
         }
     }
 
-    /// Whether `invariant` is in the set.
+    /// True if `invariant` is in the set.
     #[must_use]
     pub const fn contains(self, invariant: Invariant) -> bool {
         self.0 & (1 << invariant as u8) != 0
     }
 
-    /// Whether the set is empty.
+    /// True if the set is empty.
     #[must_use]
     pub const fn is_empty(self) -> bool {
         self.0 == 0
     }
 }
 
-/// The attempts that hold the key, with their own knowledge of it.
+/// Returns the attempts that hold the key, with their own knowledge of the lease.
 fn holders(key_state: &KeyState) -> impl Iterator<Item = (AttemptSlot, &HeldLease)> {
     AttemptSlot::ALL.into_iter().filter_map(|slot| match key_state.attempts.get(slot) {
         AttemptPhase::Held(held) => Some((slot, held)),
@@ -116,9 +117,9 @@ fn holders(key_state: &KeyState) -> impl Iterator<Item = (AttemptSlot, &HeldLeas
     })
 }
 
-/// An attempt whose lease is alive by its own clock is right: the store names this attempt, and a
-/// lease that has not ended. As the store names one attempt at a time, no two attempts can believe
-/// it at once.
+/// True if every attempt whose lease is alive by its own clock is right: the store names this
+/// attempt, and a lease that has not ended. The store names one attempt at a time, so no two
+/// attempts can hold the lease at once.
 fn one_live_lease(state: &ModelState, key: ModelKey) -> bool {
     let key_state = state.keys.get(key);
     let lease = key_state.record.as_deref().and_then(|record| match record.state {
@@ -130,8 +131,8 @@ fn one_live_lease(state: &ModelState, key: ModelKey) -> bool {
     })
 }
 
-/// A claim with another payload under a live key is refused in any state; and a replayed outcome is
-/// one of the payload that was sent.
+/// True if a claim with another payload under a live key is refused in any state, and a replayed
+/// outcome belongs to the payload that was sent.
 fn other_payloads_are_refused(model: &Model, state: &ModelState, key: ModelKey) -> bool {
     let key_state = state.keys.get(key);
     let Some(life) = key_state.live(state.now) else { return true };
@@ -146,12 +147,12 @@ fn other_payloads_are_refused(model: &Model, state: &ModelState, key: ModelKey) 
     })
 }
 
-/// An expired key is free for any payload, before and after a sweep.
+/// True if an expired key is free for any payload, before and after a sweep.
 fn expired_is_absent(model: &Model, state: &ModelState, key: ModelKey) -> bool {
     state.keys.get(key).live(state.now).is_some() || is_free(model, state, key)
 }
 
-/// Whether the key may run with any payload.
+/// True if the key may run with any payload.
 pub(super) fn is_free(model: &Model, state: &ModelState, key: ModelKey) -> bool {
     let record = state.keys.get(key).record.as_deref();
     let is_free = |payload: RequestPayload| {
@@ -160,7 +161,7 @@ pub(super) fn is_free(model: &Model, state: &ModelState, key: ModelKey) -> bool 
     RequestPayload::ALL.into_iter().all(is_free)
 }
 
-/// A key that was claimed under [`OnUnknown::Rollback`] has no unknown record.
+/// True if a key that was claimed under [`OnUnknown::Rollback`] has no unknown record.
 fn rollback_is_known(model: &Model, state: &ModelState, key: ModelKey) -> bool {
     let KeyState { record, life, .. } = state.keys.get(key);
     let is_unknown =
@@ -170,7 +171,7 @@ fn rollback_is_known(model: &Model, state: &ModelState, key: ModelKey) -> bool {
     !(is_unknown && rolls_back)
 }
 
-/// Whether the recorded outcome is one of `payload`: outcomes name their payload.
+/// True if the recorded outcome belongs to `payload`: outcomes name their payload.
 fn answers(record: &Record, payload: RequestPayload) -> bool {
     match &record.state {
         State::Completed { recording, .. } => recording.head.as_ref() == payload.name().as_bytes(),
@@ -187,7 +188,7 @@ macro_rules! always {
     };
 }
 
-/// The properties of all invariants. A property is a plain function, hence the macro.
+/// Returns the properties of all invariants. A property is a plain function, hence the macro.
 pub(super) fn properties() -> Vec<Property<Model>> {
     always![
         S1 S2 S3 S4 S7 S9 S12 S13 S16 S20

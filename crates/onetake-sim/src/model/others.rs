@@ -1,7 +1,8 @@
-//! The steps of those who act for others: reapers, sweepers, reconcilers and operators.
+//! The steps of actors that act for attempts: reapers, sweepers, reconcilers and operators.
 //!
-//! Each of them acts on a sighting of an attempt that may be old. Sightings are never forgotten, and
-//! any node may have any of them: two nodes that act on two sightings are two steps.
+//! Each of them acts on an earlier read of the record, which may be out of date. Reads are never
+//! forgotten, and any node may have made any of them: two nodes that act on two reads are two
+//! steps.
 
 use onetake_core::{OnUnknown, Verb};
 
@@ -15,7 +16,7 @@ use super::state::{
 };
 
 impl Model {
-    /// A reaper passes over an attempt that it saw abandoned, maybe long ago. It may come back.
+    /// A reaper ends an attempt that it saw abandoned, maybe long ago. It may repeat that.
     pub(super) fn reap(&self, state: &mut ModelState, key: ModelKey, slot: AttemptSlot) -> bool {
         let before = state.keys.get(key);
         let life = before.live(state.now).filter(|life| life.owner == slot);
@@ -35,7 +36,7 @@ impl Model {
         is_written
     }
 
-    /// A sweeper looks again at a record that its index named, and deletes it. It may come back.
+    /// A sweeper checks again a record that its index named, and deletes it. It may repeat that.
     pub(super) fn sweep(&self, state: &mut ModelState, key: ModelKey) -> bool {
         let now = state.now;
         let key_state = state.keys.get_mut(key);

@@ -1,4 +1,4 @@
-//! The promise for a key, kept beside the store from the store's answers and the design's words.
+//! The promise for a key, which follows from the store's answers and the text of the design.
 //!
 //! A wrong decision of the store shows as a difference between its record and this promise. Nothing
 //! here calls [`onetake_core::decide`], and nothing reads the store's record.
@@ -14,9 +14,9 @@ use super::state::{AttemptSlot, Request, RequestPayload, RunProgress, Settler};
 pub struct KeyLife {
     /// The attempt that was granted the key last.
     pub owner: AttemptSlot,
-    /// The request of that attempt. Its terms rule.
+    /// The request of that attempt. Its terms apply.
     pub request: Request,
-    /// The number of grants in this life.
+    /// The number of grants in this use of the key.
     pub grants: u8,
     /// The progress of that attempt's operation.
     pub run: RunProgress,
@@ -24,11 +24,11 @@ pub struct KeyLife {
     pub created: Timestamp,
     /// The stage.
     pub stage: LifeStage,
-    /// The end of lease and grace while it runs, the expiry otherwise.
+    /// The end of lease and grace while it runs; the expiry otherwise.
     pub until: Timestamp,
     /// The moment from which a reconciler should ask, while the outcome is unknown.
     pub ask_from: Timestamp,
-    /// Whether a reconciler has taken the turn to ask for the owner's outcome.
+    /// True if a reconciler has taken the turn to ask for the owner's outcome.
     pub was_asked_for: bool,
 }
 
@@ -46,7 +46,7 @@ pub enum LifeStage {
 }
 
 impl KeyLife {
-    /// The life of a key that is granted now, after `before` or as a new one.
+    /// Returns the promise for a key that is granted now, after `before` or as a new one.
     #[must_use]
     pub fn granted(
         before: Option<Self>,
@@ -68,19 +68,19 @@ impl KeyLife {
         }
     }
 
-    /// Whether it has expired. A running key never expires.
+    /// True if the promise has expired. A running key never expires.
     #[must_use]
     pub fn is_over(&self, now: Timestamp) -> bool {
         self.stage != LifeStage::Running && self.until <= now
     }
 
-    /// Whether its owner may be taken for lost.
+    /// True if the owner may lose the key.
     #[must_use]
     pub fn is_abandoned(&self, now: Timestamp) -> bool {
         self.stage == LifeStage::Running && self.until <= now
     }
 
-    /// Whether it may be granted again: the rows of the design's table that say "run".
+    /// True if the key may be granted again: the rows of the design's table that say "run".
     #[must_use]
     pub fn may_run(&self, on_unknown: OnUnknown, now: Timestamp) -> bool {
         let runs_again = matches!(on_unknown, OnUnknown::Retry | OnUnknown::Rollback);
@@ -92,7 +92,7 @@ impl KeyLife {
         }
     }
 
-    /// The answer that the design's table has for a claim with `payload`.
+    /// Returns the answer of the design's table to a claim with `payload`.
     #[must_use]
     pub fn reading(
         &self,
@@ -114,7 +114,7 @@ impl KeyLife {
         }
     }
 
-    /// Whether the owner's settlement by `settler` must be accepted. If not, it must be refused:
+    /// True if the owner's settlement by `settler` must be accepted. If not, it must be refused:
     /// the state machine has no other transitions.
     #[must_use]
     pub fn accepts(
@@ -129,14 +129,14 @@ impl KeyLife {
             (LifeStage::Running, Verb::Forget | Verb::Defer(_)) => false,
             (LifeStage::Running, Verb::Abandon) => self.is_abandoned(now),
             (LifeStage::Running, _) => true,
-            // A lease that was given up never lives again: another actor may have acted on its end.
+            // A lease that ended never lives again: another actor may have acted on its end.
             (_, Verb::Renew | Verb::Abandon) => false,
             (_, Verb::Forget) => true,
             (LifeStage::Unknown, Verb::Defer(_)) => {
                 on_unknown == OnUnknown::Reconcile && self.ask_from <= now
             }
             (LifeStage::Unknown, _) => true,
-            // A report whose answer was lost comes again, and is its own success.
+            // A report whose answer was lost is sent again, and succeeds.
             (LifeStage::Released, Verb::Release) => true,
             (LifeStage::Released, Verb::Unknown(_)) => on_unknown == OnUnknown::Rollback,
             (LifeStage::Settled(by), Verb::Complete(_) | Verb::Fail(_)) => by == settler,
@@ -144,7 +144,7 @@ impl KeyLife {
         }
     }
 
-    /// Goes on after a settlement that the store accepted and wrote.
+    /// Applies a settlement that the store accepted and wrote.
     pub fn settled(&mut self, settler: Settler, verb: &Verb, terms: &Terms, now: Timestamp) {
         match verb {
             Verb::Renew => self.until = now.plus(terms.lease).plus(terms.grace),
@@ -158,7 +158,7 @@ impl KeyLife {
                 self.was_asked_for = true;
             }
             Verb::Forget => {
-                // As if the key had never been used.
+                // The key is as if it had never been used.
                 self.run = RunProgress::NotStarted;
                 self.stage = LifeStage::Released;
                 self.created = self.created.min(now);
@@ -167,7 +167,7 @@ impl KeyLife {
         }
     }
 
-    /// Goes on without its attempt, whose outcome is unknown.
+    /// Applies the end of an attempt whose outcome is unknown.
     pub fn passed_over(&mut self, terms: &Terms, now: Timestamp) {
         if terms.on_unknown == OnUnknown::Rollback {
             return self.finished(LifeStage::Released, terms, now);
@@ -185,7 +185,7 @@ impl KeyLife {
         self.until = self.created.plus(terms.ttl).max(kept);
         self.ask_from = Timestamp::default();
         if stage != LifeStage::Released {
-            // No rule looks at it any more, and it would tell states apart that are one.
+            // No rule uses it any more, and it would make equal states different.
             self.run = RunProgress::NotStarted;
         }
     }

@@ -10,7 +10,7 @@ use super::state::ModelKey;
 /// Defines the scenarios with their names. The order is that of the report.
 macro_rules! scenarios {
     ($($scenario:ident = $name:literal,)*) => {
-        /// Something that happened: a sign that the model gets where the invariants are at stake.
+        /// An event that shows that the model reaches the situations in which invariants matter.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
         #[repr(u8)]
         pub enum Scenario {
@@ -21,7 +21,7 @@ macro_rules! scenarios {
             /// All scenarios.
             pub const ALL: &[Self] = &[$(Self::$scenario),*];
 
-            /// A sentence that tells the scenario.
+            /// Returns a sentence that describes the scenario.
             #[must_use]
             pub const fn name(self) -> &'static str {
                 match self {
@@ -89,7 +89,7 @@ scenarios! {
 }
 
 impl Scenario {
-    /// Whether the scenario can occur on `key` within the bounds of `config`.
+    /// True if the scenario can occur on `key` within the bounds of `config`.
     #[must_use]
     pub fn is_possible(self, config: &ModelConfig, key: ModelKey) -> bool {
         let terms = config.terms.get(key);
@@ -176,7 +176,7 @@ impl Scenario {
     }
 }
 
-/// The number of times that each scenario occurred. The checker's threads share it; no step depends
+/// The number of times that each scenario occurred. The checker's threads share it. No step depends
 /// on it.
 #[derive(Debug)]
 pub(super) struct Coverage(Vec<AtomicU64>);
@@ -195,7 +195,7 @@ impl Coverage {
         }
     }
 
-    /// The number of times that `scenario` occurred.
+    /// Returns the number of times that `scenario` occurred.
     pub(super) fn count(&self, scenario: Scenario) -> u64 {
         self.0.get(scenario as usize).map_or(0, |count| count.load(Ordering::Relaxed))
     }

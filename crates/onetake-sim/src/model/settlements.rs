@@ -20,11 +20,11 @@ use super::state::{
 /// The store's answer to a settlement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum SettleAnswer {
-    /// It was written.
+    /// The settlement was written.
     Written,
-    /// It was written before.
+    /// The settlement was written before.
     Already,
-    /// It was refused.
+    /// The settlement was refused.
     Stale,
 }
 
@@ -98,10 +98,10 @@ impl Model {
         if accepts || is_stale {
             return;
         }
-        // The store accepted what it had to refuse.
+        // The store accepted a settlement that it had to refuse.
         let is_running = life.stage == LifeStage::Running;
         match verb {
-            // A lease that was given up never lives again.
+            // A lease that ended never lives again.
             Verb::Renew => broken.note(true, Invariant::S1),
             Verb::Abandon => broken.note(true, Invariant::S13),
             Verb::Defer(_) => broken.note(true, Invariant::OneAsker),
@@ -137,7 +137,8 @@ impl Model {
     }
 }
 
-/// The settlement that reports how an attempt ended. Its outcome names the payload and the settler.
+/// Returns the settlement that reports the end of an attempt. Its outcome names the payload and the
+/// settler.
 pub(super) fn report_verb(
     slot: AttemptSlot,
     settler: Settler,
@@ -153,15 +154,15 @@ pub(super) fn report_verb(
             Verb::Fail(Failure { code: payload.into(), detail: signature.into() })
         }
         AttemptReport::Release => Verb::Release,
-        // The reaper's cause, so that unknown records are alike however they became so.
+        // The reaper's cause is used, so that all unknown records are alike.
         AttemptReport::Unknown => Verb::Unknown(Cause::LeaseEnded),
     }
 }
 
 /// Writes a record as a store does: with an entry in the index if it can expire, and without
-/// cleaning up the entry before it.
+/// removing the entry before it.
 pub(super) fn write(key_state: &mut KeyState, mut record: Record, now: Timestamp) {
-    // No decision depends on these, and they would tell states apart that are one.
+    // No decision depends on these fields, and they would make equal states different.
     record.claimed_at = record.created_at;
     record.history = History::default();
     if let Some(at) = record.expires_at() {
@@ -175,7 +176,7 @@ pub(super) fn write(key_state: &mut KeyState, mut record: Record, now: Timestamp
     key_state.record = Some(Arc::new(record));
 }
 
-/// Whether the store holds what was answered as done.
+/// True if the store holds the settlement that it answered as done.
 fn is_as_told(record: &Record, verb: &Verb, now: Timestamp) -> bool {
     let rolls_back = record.terms.on_unknown == OnUnknown::Rollback;
     match (&record.state, verb) {

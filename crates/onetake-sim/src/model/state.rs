@@ -1,4 +1,4 @@
-//! The state of a model at one moment: the store, its users, and what was promised so far.
+//! The state of a model at one moment: the store, the actors, and the promises so far.
 
 use std::sync::Arc;
 
@@ -8,17 +8,17 @@ use super::config::TermsChoice;
 use super::invariants::InvariantSet;
 use super::promise::KeyLife;
 
-/// Everything at one moment.
+/// The whole state at one moment.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct ModelState {
     /// The store's time.
     pub now: Timestamp,
-    /// The number of ticks by which the store's clock went back so far. Everybody's own clock never
-    /// goes back.
+    /// The number of ticks by which the store's clock went back so far. The actors' own clocks
+    /// never go back.
     pub steps_back: u8,
     /// The highest fence that the store ever granted, for any key.
     pub floor: Fence,
-    /// One for each key.
+    /// The states of the keys.
     pub keys: PerKey<KeyState>,
     /// The invariants that were broken on the way here.
     pub broken: InvariantSet,
@@ -31,9 +31,9 @@ pub struct KeyState {
     pub record: Option<Arc<Record>>,
     /// The entry of this key in the store's index of expiries.
     pub expiry_index: ExpiryIndex,
-    /// Whether a reaper, at some moment, saw the record's attempt abandoned.
+    /// True if a reaper, at some moment, saw the record's attempt abandoned.
     pub reaper_saw: bool,
-    /// The promise for this key. The store does not know of it.
+    /// The promise for this key. The store does not know it.
     pub life: Option<KeyLife>,
     /// The highest fence that was granted for this key.
     pub fence: Fence,
@@ -42,26 +42,26 @@ pub struct KeyState {
 }
 
 impl KeyState {
-    /// The promise for this key, unless it expired.
+    /// Returns the promise for this key, unless it expired.
     #[must_use]
     pub fn live(&self, now: Timestamp) -> Option<KeyLife> {
         self.life.filter(|life| !life.is_over(now))
     }
 
-    /// The number of attempts that asked for the key.
+    /// Returns the number of attempts that claimed the key.
     #[must_use]
     pub fn attempts(&self) -> usize {
         self.asked().count()
     }
 
-    /// The attempts that asked for the key.
+    /// Returns the attempts that claimed the key.
     pub fn asked(&self) -> impl Iterator<Item = AttemptSlot> {
         let is_used = |slot: &AttemptSlot| *self.attempts.get(*slot) != AttemptPhase::Idle;
         AttemptSlot::ALL.into_iter().filter(is_used)
     }
 
-    /// The next attempt to ask for the key. Idle attempts are all alike, so it is enough to look at
-    /// one of them.
+    /// Returns the next attempt to claim the key. Idle attempts are all alike, so it is enough to
+    /// consider one of them.
     #[must_use]
     pub fn idle(&self) -> Option<AttemptSlot> {
         let is_idle = |slot: &AttemptSlot| *self.attempts.get(*slot) == AttemptPhase::Idle;
@@ -78,25 +78,26 @@ pub enum ExpiryIndex {
     Empty,
     /// The earliest expiry that was ever written for this key.
     Due(Timestamp),
-    /// That moment is over: a sweeper read the entry, and may come for the key at any time.
+    /// That moment is over: a sweeper read the entry, and may act on it at any time.
     Named,
 }
 
 /// The progress of one attempt.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum AttemptPhase {
-    /// It has not asked for the key yet.
+    /// The attempt has not claimed the key yet.
     #[default]
     Idle,
-    /// Its claim is on its way to the store. The claimer has given up waiting, and will run nothing.
+    /// The claim is on its way to the store. The claimer has given up waiting, and will run
+    /// nothing.
     ClaimInFlight(Request),
-    /// Its claim was granted after the claimer gave up. Nothing runs.
+    /// The claim was granted after the claimer gave up. Nothing runs.
     Disowned(Request),
-    /// It was granted the key, and has not reported how it ended.
+    /// The attempt was granted the key, and has not reported its end.
     Held(HeldLease),
-    /// It reported how it ended. The answer may be lost, so it reports again.
+    /// The attempt reported its end. The answer may be lost, so it reports again.
     Reported(Request, AttemptReport),
-    /// It died, or it was told that it is stale.
+    /// The attempt died, or got the answer that it is stale.
     Gone,
 }
 
@@ -105,7 +106,7 @@ pub enum AttemptPhase {
 pub struct Request {
     /// The payload.
     pub payload: RequestPayload,
-    /// The terms, by the configuration of the node that took the request.
+    /// The terms, by the configuration of the node that received the request.
     pub terms: TermsChoice,
 }
 
@@ -114,43 +115,43 @@ pub struct Request {
 pub struct HeldLease {
     /// The request that it serves.
     pub request: Request,
-    /// The number of ticks for which the lease is surely its own, by its own clock.
+    /// The number of ticks for which the lease is certainly held, by the attempt's own clock.
     pub ticks_left: u8,
     /// The progress of its operation.
     pub run: RunProgress,
 }
 
-/// The progress of an operation. Whether it has an effect is decided when it starts.
+/// The progress of an operation. It is decided at the start whether it has an effect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum RunProgress {
-    /// It was not started.
+    /// The operation was not started.
     NotStarted,
-    /// It was started, and has no effect: it was refused, or its effect commits with its
+    /// The operation was started, and has no effect: it was refused, or its effect commits with its
     /// completion.
     WithoutEffect,
-    /// It was started, and has an effect.
+    /// The operation was started, and has an effect.
     WithEffect,
 }
 
 /// The final report of an attempt, by itself or by another actor in its name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum AttemptReport {
-    /// It has an outcome.
+    /// The operation has an outcome.
     Complete,
-    /// It failed for good.
+    /// The operation failed permanently.
     Fail,
-    /// It had no effect.
+    /// The operation had no effect.
     Release,
-    /// It started, and its outcome is unknown.
+    /// The operation started, and its outcome is unknown.
     Unknown,
 }
 
-/// One of the actors who can settle an attempt.
+/// One of the actors that can settle an attempt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Settler {
     /// The attempt itself.
     Owner,
-    /// A reaper, which passes over abandoned attempts.
+    /// A reaper, which ends abandoned attempts.
     Reaper,
     /// A reconciler.
     Reconciler,
@@ -159,7 +160,7 @@ pub enum Settler {
 }
 
 impl Settler {
-    /// The signature under the outcomes that it records for `slot`.
+    /// Returns the signature of the outcomes that this actor records for `slot`.
     #[must_use]
     pub const fn signature(self, slot: AttemptSlot) -> &'static str {
         match (self, slot) {
@@ -186,7 +187,7 @@ impl ModelKey {
     /// Both keys.
     pub const ALL: [Self; 2] = [Self::A, Self::B];
 
-    /// The id of its record.
+    /// Returns the id of the record.
     #[must_use]
     pub const fn id(self) -> RecordId {
         RecordId::from_bytes([self as u8; RecordId::BYTES])
@@ -206,7 +207,7 @@ impl RequestPayload {
     /// Both payloads.
     pub const ALL: [Self; 2] = [Self::This, Self::That];
 
-    /// The name of the payload in recorded outcomes.
+    /// Returns the name of the payload in recorded outcomes.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -215,15 +216,15 @@ impl RequestPayload {
         }
     }
 
-    /// Its fingerprint.
+    /// Returns the fingerprint.
     #[must_use]
     pub const fn fingerprint(self) -> Fingerprint {
         Fingerprint::from_parts(Fingerprint::SCHEME, [self as u8; 32])
     }
 }
 
-/// One of the attempts on a key. They are numbered in the order in which they ask for it, and each
-/// is on a node of its own.
+/// One of the attempts on a key. They are numbered in the order of their claims, and each is on a
+/// node of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum AttemptSlot {
     /// The first attempt.
@@ -238,7 +239,7 @@ impl AttemptSlot {
     /// All attempts.
     pub const ALL: [Self; 3] = [Self::First, Self::Second, Self::Third];
 
-    /// Its attempt id, on `key`.
+    /// Returns the attempt id on `key`.
     #[must_use]
     pub const fn id(self, key: ModelKey) -> AttemptId {
         AttemptId::from_bytes([(key as u8) << 4 | self as u8; AttemptId::BYTES])
@@ -255,7 +256,7 @@ pub struct PerKey<T> {
 }
 
 impl<T> PerKey<T> {
-    /// The value for `key`.
+    /// Returns the value for `key`.
     #[must_use]
     pub const fn get(&self, key: ModelKey) -> &T {
         match key {
@@ -264,7 +265,7 @@ impl<T> PerKey<T> {
         }
     }
 
-    /// The value for `key`, to be changed.
+    /// Returns the value for `key`, to be changed.
     #[must_use]
     pub const fn get_mut(&mut self, key: ModelKey) -> &mut T {
         match key {
@@ -286,7 +287,7 @@ pub struct PerAttempt<T> {
 }
 
 impl<T> PerAttempt<T> {
-    /// The value for `slot`.
+    /// Returns the value for `slot`.
     #[must_use]
     pub const fn get(&self, slot: AttemptSlot) -> &T {
         match slot {
@@ -296,7 +297,7 @@ impl<T> PerAttempt<T> {
         }
     }
 
-    /// The value for `slot`, to be changed.
+    /// Returns the value for `slot`, to be changed.
     #[must_use]
     pub const fn get_mut(&mut self, slot: AttemptSlot) -> &mut T {
         match slot {

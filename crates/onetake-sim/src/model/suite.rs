@@ -1,7 +1,7 @@
 //! The models of the short and of the long form.
 //!
-//! All features together are too many states. The short form has one model for each feature, with
-//! the features that meet it most. The long form has more features at once, and more time.
+//! All features together have too many states. The short form has one model for each feature, with
+//! the features that interact with it most. The long form has more features at once, and more time.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use super::config::{Features, ModelConfig, OfferedTerms, TermsInTicks};
 use super::state::{AttemptReport, PerKey};
 
 /// With ticks of an hour, records expire an hour after they were settled, or a ttl after they were
-/// claimed, whichever is later; with shorter ones, both are the same.
+/// claimed, whichever is later. With shorter ticks, both are the same.
 const HOUR: Duration = Duration::from_secs(3600);
 
 const NONE: Features = Features {
@@ -47,33 +47,32 @@ pub struct SuiteModel {
 }
 
 impl SuiteModel {
-    /// One key with these features, for three attempts within `ticks`.
+    /// Creates a model of one key with these features, for three attempts within `ticks`.
     fn new(name: &'static str, on_unknown: OnUnknown, features: Features, ticks: u32) -> Self {
         Self { name, config: ModelConfig { ticks, features, ..one_key(on_unknown) } }
     }
 
-    /// The same model with requests that also come with other terms. They have a longer lease and a
-    /// shorter ttl.
+    /// Adds requests with other terms: a longer lease and a shorter ttl.
     fn or_terms(mut self, on_unknown: OnUnknown) -> Self {
         let other = TermsInTicks { ttl: 1, lease: 2, grace: 1, on_unknown };
         self.config.terms.a.other = Some(other);
         self
     }
 
-    /// The same model with fewer attempts.
+    /// Sets a smaller number of attempts.
     fn attempts(mut self, attempts: usize) -> Self {
         self.config.attempts_max.a = attempts;
         self
     }
 
-    /// The same model with ticks of an hour, in which operations fail.
+    /// Sets ticks of an hour. Operations fail.
     fn in_hours(mut self) -> Self {
         self.config = hours(self.config);
         self
     }
 }
 
-/// The models that tests check.
+/// Returns the models that tests check.
 #[must_use]
 pub fn short() -> Vec<SuiteModel> {
     let mut models = attempts_alone();
@@ -92,7 +91,7 @@ pub fn short() -> Vec<SuiteModel> {
     models
 }
 
-/// The models that are checked on demand.
+/// Returns the models that are checked on demand.
 #[must_use]
 pub fn long() -> Vec<SuiteModel> {
     let mut models = attempts_alone();
@@ -120,7 +119,7 @@ pub fn long() -> Vec<SuiteModel> {
     models
 }
 
-/// Attempts, reapers and sweepers without other features.
+/// Returns models with attempts, reapers and sweepers, and without other features.
 fn attempts_alone() -> Vec<SuiteModel> {
     let named = |name, config| SuiteModel { name, config };
     vec![
@@ -133,15 +132,16 @@ fn attempts_alone() -> Vec<SuiteModel> {
     ]
 }
 
-/// Two keys with different terms. Together with the same terms exchanged, it is all that three
-/// attempts can do.
+/// Returns a model of two keys with different terms. Together with the model in which the terms are
+/// exchanged, it covers everything that three attempts can do.
 fn two_keys(a: OnUnknown, b: OnUnknown) -> ModelConfig {
     let terms =
         |on_unknown| OfferedTerms::same(TermsInTicks { ttl: 1, lease: 1, grace: 1, on_unknown });
     ModelConfig { terms: PerKey { a: terms(a), b: terms(b) }, ..ModelConfig::default() }
 }
 
-/// One key alone, for two lives that each end in an unknown outcome: lease, grace and ttl.
+/// Returns a model of one key, with time for two uses that each end in an unknown outcome: lease,
+/// grace and ttl.
 fn one_key(on_unknown: OnUnknown) -> ModelConfig {
     let terms = OfferedTerms::same(TermsInTicks { ttl: 2, lease: 1, grace: 1, on_unknown });
     let attempts_max = PerKey { a: 3, b: 0 };

@@ -1,12 +1,12 @@
-//! A server's process.
+//! The process of a server.
 
 use std::io::{BufRead, BufReader};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{ChildStdin, Command, Stdio};
 
-/// Starts the server in the background, tells its id, and ends it when its own input ends: that
-/// happens when the test's process is gone, however it went.
+/// Starts the server in the background, prints its process id, and ends it when its own input ends.
+/// That happens when the test's process is gone, however it ended.
 const WATCH: &str = r#"log=$1; shift
 "$@" >>"$log" 2>&1 </dev/null &
 server=$!
@@ -28,7 +28,7 @@ pub struct Child {
 }
 
 impl Child {
-    /// Starts a program; its output goes to `log`. Where `user` is given, it runs as that user.
+    /// Starts a program; its output goes to `log`. If `user` is given, it runs as that user.
     pub fn start(command: &[String], log: &Path, user: Option<(u32, u32)>) -> Self {
         let mut watcher = Command::new("sh");
         watcher.arg("-c").arg(WATCH).arg("sh").arg(log).args(command);
@@ -46,18 +46,18 @@ impl Child {
         Self { watcher, input, pid }
     }
 
-    /// The server's process id.
+    /// Returns the server's process id.
     #[must_use]
     pub fn pid(&self) -> u32 {
         self.pid
     }
 
-    /// Whether the server has ended by itself, as far as this system tells.
+    /// Returns true if the server has ended by itself, as far as `/proc` shows.
     #[must_use]
     pub fn is_gone(&self) -> bool {
         let told = |process: &str| std::fs::read_to_string(format!("/proc/{process}/stat"));
         match (told("self"), told(&self.pid.to_string())) {
-            // What has ended stays listed, as a zombie, until its watcher looks.
+            // A process that has ended stays listed as a zombie until its watcher reads its status.
             (Ok(_), Ok(stat)) => stat.rsplit(") ").next().is_some_and(|rest| rest.starts_with('Z')),
             (Ok(_), Err(_)) => true,
             (Err(_), _) => false,

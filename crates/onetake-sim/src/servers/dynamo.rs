@@ -8,7 +8,7 @@ use tempfile::TempDir;
 use super::child::Child;
 use super::{free_port, loopback, program, tools, until};
 
-/// A DynamoDB of one's own.
+/// A DynamoDB server for one test.
 #[derive(Debug)]
 pub struct Dynamo {
     _child: Child,
@@ -18,7 +18,7 @@ pub struct Dynamo {
 }
 
 impl Dynamo {
-    /// Starts one.
+    /// Starts a server.
     pub async fn start() -> Self {
         let folder = tempfile::tempdir().expect("there is room for a folder");
         let port = free_port();
@@ -37,20 +37,20 @@ impl Dynamo {
         Self { _child: child, _folder: folder, port, tables: AtomicU32::new(0) }
     }
 
-    /// Where it listens.
+    /// Returns its address.
     #[must_use]
     pub fn address(&self) -> SocketAddr {
         loopback(self.port)
     }
 
-    /// The URL of a table that does not exist yet.
+    /// Returns the URL of a table that does not exist yet.
     #[must_use]
     pub fn table(&self) -> String {
         let number = self.tables.fetch_add(1, Ordering::Relaxed);
         self.url_at(self.address(), &format!("onetake_{number}"))
     }
 
-    /// The URL of a table behind something else that listens there.
+    /// Returns the URL of a table through another address, such as a proxy's.
     #[must_use]
     pub fn url_at(&self, address: SocketAddr, table: &str) -> String {
         format!("dynamodb://eu-central-1/{table}?endpoint=http://{address}")

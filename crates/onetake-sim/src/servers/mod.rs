@@ -1,8 +1,8 @@
 //! Real servers, started by the tests that need them.
 //!
 //! Each listens on a free loopback port, keeps its data in a temporary folder, and ends when it is
-//! dropped, or when the test's process dies in whatever way. A server that is not installed fails
-//! the test: `cargo xtask test` installs what is missing.
+//! dropped, or when the test's process ends in any way. A server that is not installed fails the
+//! test: `cargo xtask test` installs missing ones.
 #![expect(
     clippy::expect_used,
     clippy::panic,
@@ -32,18 +32,19 @@ pub use redis::{Flavour, Redis, RedisCluster};
 pub use schemathesis::schemathesis;
 pub use stripe::{LocalStripe, StripeSdk};
 
-/// How long a server may take to start.
+/// The maximum time for the start of a server.
 const START_MAX: Duration = Duration::from_secs(60);
-/// How long to wait between two looks.
+/// The pause between two checks.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 
-/// The ports that servers get. Systems take those of who asks for any port, and of who connects, from higher up: nobody
-/// is given one of these between this look and the server's start, nor while a server is away that comes back.
+/// The ports for servers. Operating systems choose ports for outgoing connections and for port 0
+/// from a higher range. So no other program gets one of these between the check and the server's
+/// start, nor while a server is stopped and starts again later.
 const PORTS: std::ops::Range<u16> = 10_000..30_000;
-/// About as many as the tests of one process need.
+/// About the number of ports that the tests of one process need.
 const PORTS_OF_A_PROCESS: u32 = 251;
 
-/// A loopback port that nobody listened on a moment ago, and that nobody else is given.
+/// Returns a loopback port that was free a moment ago, and that no other test gets.
 #[must_use]
 pub fn free_port() -> u16 {
     static NEXT: AtomicU32 = AtomicU32::new(0);
@@ -61,7 +62,7 @@ fn loopback(port: u16) -> SocketAddr {
     SocketAddr::from((Ipv4Addr::LOCALHOST, port))
 }
 
-/// Waits until `ready` says so; panics with `what` if it takes too long.
+/// Waits until `ready` returns true; panics with `what` if it takes too long.
 pub async fn until(what: &str, mut ready: impl AsyncFnMut() -> bool) {
     let clock = SystemClock;
     let give_up = clock.monotonic() + START_MAX;
@@ -71,7 +72,8 @@ pub async fn until(what: &str, mut ready: impl AsyncFnMut() -> bool) {
     }
 }
 
-/// Where `cargo xtask test` puts what no package manager of the system has.
+/// Returns the folder in which `cargo xtask test` installs tools that the system's package manager
+/// does not have.
 fn tools() -> PathBuf {
     std::env::var_os("ONETAKE_TOOLS").map_or_else(
         || PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../../target/tools")),
@@ -79,7 +81,7 @@ fn tools() -> PathBuf {
     )
 }
 
-/// A program by its name, in `PATH` or one of these folders.
+/// Returns the path of a program, from one of these folders or `PATH`.
 fn program(name: &str, folders: &[PathBuf]) -> PathBuf {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let found = folders
@@ -91,7 +93,7 @@ fn program(name: &str, folders: &[PathBuf]) -> PathBuf {
     found.unwrap_or_else(|| not_installed(name))
 }
 
-/// A folder that `cargo xtask test` fills.
+/// Returns a folder that `cargo xtask test` fills.
 fn tool_folder(name: &str) -> PathBuf {
     let folder = tools().join(name);
     if folder.is_dir() { folder } else { not_installed(name) }

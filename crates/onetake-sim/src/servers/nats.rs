@@ -9,7 +9,7 @@ use tempfile::TempDir;
 use super::child::Child;
 use super::{free_port, loopback, program, tools, until};
 
-/// How long a server may take to greet.
+/// The maximum time for a server's greeting.
 const GREETING_MAX: Duration = Duration::from_secs(1);
 
 /// One server, with JetStream.
@@ -21,12 +21,12 @@ pub struct Nats {
 }
 
 impl Nats {
-    /// Starts one as it is by default.
+    /// Starts a server with the default configuration.
     pub async fn start() -> Self {
         Self::start_with(&[]).await
     }
 
-    /// Starts one with these lines in its configuration.
+    /// Starts a server with these lines in its configuration.
     pub async fn start_with(settings: &[&str]) -> Self {
         let folder = tempfile::tempdir().expect("there is room for a folder");
         std::fs::write(folder.path().join("conf"), settings.join("\n")).expect("writable");
@@ -57,7 +57,7 @@ impl Nats {
         until("NATS starts", async || self.greets()).await;
     }
 
-    /// Whether it says that it is there, with JetStream.
+    /// Returns true if the server greets, with JetStream.
     fn greets(&self) -> bool {
         let Ok(stream) = TcpStream::connect_timeout(&self.address(), GREETING_MAX) else {
             return false;
@@ -75,26 +75,26 @@ impl Nats {
         }
     }
 
-    /// Ends it as a power failure of the process would.
+    /// Ends it abruptly (SIGKILL).
     pub fn kill(&mut self) {
         if let Some(child) = self.child.take() {
             child.signal("KILL");
         }
     }
 
-    /// The server's process.
+    /// Returns the server's process.
     #[must_use]
     pub fn child(&self) -> Option<&Child> {
         self.child.as_ref()
     }
 
-    /// Where it listens.
+    /// Returns its address.
     #[must_use]
     pub fn address(&self) -> SocketAddr {
         loopback(self.port)
     }
 
-    /// Its URL.
+    /// Returns its URL.
     #[must_use]
     pub fn url(&self) -> String {
         format!("nats://{}", self.address())

@@ -13,13 +13,13 @@ use tempfile::TempDir;
 use super::child::Child;
 use super::{free_port, loopback, program, until};
 
-/// Who connects, and with what password.
+/// The user of all connections, and the password.
 const USER: &str = "onetake";
 const PASSWORD: &str = "takes one";
-/// The password as it stands in a URL.
+/// The password in the form of a URL.
 const PASSWORD_IN_URL: &str = "takes%20one";
 
-/// A PostgreSQL server with an empty database for whoever asks.
+/// A PostgreSQL server with an empty database for each caller.
 #[derive(Debug)]
 pub struct Postgres {
     child: Option<Child>,
@@ -29,17 +29,17 @@ pub struct Postgres {
 }
 
 impl Postgres {
-    /// Starts one as it is by default: durable.
+    /// Starts a server with the default configuration: durable.
     pub async fn start() -> Self {
         Self::start_with(&[]).await
     }
 
-    /// Starts one that offers TLS with this certificate and key.
+    /// Starts a server that offers TLS with this certificate and key.
     pub async fn start_with_tls(certificate: &Path, key: &Path) -> Self {
         Self::start_in(&["ssl = on"], &[("server.crt", certificate), ("server.key", key)]).await
     }
 
-    /// Starts one with these lines in its configuration.
+    /// Starts a server with these lines in its configuration.
     pub async fn start_with(settings: &[&str]) -> Self {
         Self::start_in(settings, &[]).await
     }
@@ -108,7 +108,8 @@ impl Postgres {
         until("PostgreSQL starts", async || {
             let mut asked = Command::new(&is_ready);
             asked.args(["-q", "-h", "127.0.0.1", "-d", "postgres", "-p", &self.port.to_string()]);
-            // It refuses to start beside what a killed one left running, which takes a moment to notice.
+            // The server refuses to start while processes of a killed one still run. They take a
+            // moment to notice that it is gone.
             if child.is_gone() {
                 child = Child::start(&command, &log, user);
             }
@@ -118,8 +119,8 @@ impl Postgres {
         self.child = Some(child);
     }
 
-    /// Makes and starts a standby that follows this server, which is reached at `source`: its own
-    /// address, or that of a proxy in front of it.
+    /// Creates and starts a standby that follows this server. `source` is the server's own address,
+    /// or that of a proxy in front of it.
     pub async fn standby(&self, source: SocketAddr) -> Self {
         let folder = tempfile::tempdir().expect("there is room for a folder");
         let user = unprivileged();
@@ -145,7 +146,8 @@ impl Postgres {
         server
     }
 
-    /// Makes commits wait until the standby has them, from when the standby has everything so far.
+    /// Makes commits wait until the standby has them. Returns once the standby has everything so
+    /// far.
     pub async fn wait_for_standby(&self) {
         self.sql("postgres", "ALTER SYSTEM SET synchronous_standby_names = '*'");
         self.sql("postgres", "SELECT pg_reload_conf()");
@@ -153,7 +155,7 @@ impl Postgres {
         until("the standby is synchronous", async || self.sql("postgres", attached) == "1").await;
     }
 
-    /// Makes a standby a server that takes writes.
+    /// Makes a standby a server that accepts writes.
     pub fn promote(&self) {
         assert_eq!(self.sql("postgres", "SELECT pg_promote()"), "t", "{}", self.log());
     }
@@ -165,39 +167,40 @@ impl Postgres {
         }
     }
 
-    /// Ends it as a power failure of the process would.
+    /// Ends it abruptly (SIGKILL).
     pub fn kill(&mut self) {
         if let Some(child) = self.child.take() {
             child.signal("KILL");
         }
-        // Its children go by themselves when they notice; its lock file stays, as it would.
+        // Its child processes end by themselves when they notice. Its lock file stays, as after a
+        // crash.
     }
 
-    /// The server's process.
+    /// Returns the server's process.
     #[must_use]
     pub fn child(&self) -> Option<&Child> {
         self.child.as_ref()
     }
 
-    /// Where it keeps everything, its log included.
+    /// Returns the folder with all its data, its log included.
     #[must_use]
     pub fn folder(&self) -> &Path {
         self.folder.path()
     }
 
-    /// Where it listens.
+    /// Returns its address.
     #[must_use]
     pub fn address(&self) -> SocketAddr {
         loopback(self.port)
     }
 
-    /// What it logged.
+    /// Returns the contents of its log.
     #[must_use]
     pub fn log(&self) -> String {
         std::fs::read_to_string(self.log_file()).unwrap_or_default()
     }
 
-    /// A fresh, empty database; its URL.
+    /// Creates a fresh, empty database and returns its URL.
     #[must_use]
     pub fn database(&self) -> String {
         let name = format!("test_{}", self.databases.fetch_add(1, Ordering::Relaxed));
@@ -205,19 +208,19 @@ impl Postgres {
         self.url(&name)
     }
 
-    /// The URL of a database.
+    /// Returns the URL of a database.
     #[must_use]
     pub fn url(&self, database: &str) -> String {
         self.url_at(self.address(), database)
     }
 
-    /// The URL of a database behind something else that listens there.
+    /// Returns the URL of a database through another address, such as a proxy's.
     #[must_use]
     pub fn url_at(&self, address: SocketAddr, database: &str) -> String {
         format!("postgres://{USER}:{PASSWORD_IN_URL}@{address}/{database}")
     }
 
-    /// Runs SQL with psql and returns what it printed: plain, unaligned rows.
+    /// Runs SQL with psql and returns its output: plain, unaligned rows.
     pub fn sql(&self, database: &str, sql: &str) -> String {
         let output = self.psql(database).args(["-c", sql]).output().expect("psql starts");
         let said = String::from_utf8_lossy(&output.stderr);
@@ -225,7 +228,7 @@ impl Postgres {
         String::from_utf8_lossy(&output.stdout).trim().to_owned()
     }
 
-    /// A psql that is about to connect, for tests that hold a transaction open.
+    /// Returns a psql command for a database, for tests that hold a transaction open.
     #[must_use]
     pub fn psql(&self, database: &str) -> Command {
         let mut psql = Command::new(program("psql", &folders()));
@@ -244,7 +247,7 @@ impl Drop for Postgres {
     }
 }
 
-/// A PgBouncer in transaction mode in front of a PostgreSQL.
+/// A PgBouncer in front of a PostgreSQL.
 #[derive(Debug)]
 pub struct PgBouncer {
     _child: Child,
@@ -253,12 +256,13 @@ pub struct PgBouncer {
 }
 
 impl PgBouncer {
-    /// Starts one with `connections` to the server, in `mode` (`transaction`, `session`).
+    /// Starts a PgBouncer with `connections` to the server, in `mode` (`transaction`, `session`).
     pub async fn start(server: &Postgres, mode: &str, connections: u32) -> Self {
         Self::start_at(server.port, mode, connections).await
     }
 
-    /// The same, with the server (or something in front of it) on this port.
+    /// Starts a PgBouncer as [`start`](Self::start) does, with the server (or a proxy in front of
+    /// it) on this port.
     pub async fn start_at(server: u16, mode: &str, connections: u32) -> Self {
         let folder = tempfile::tempdir().expect("there is room for a folder");
         let (port, path) = (free_port(), folder.path());
@@ -287,14 +291,15 @@ impl PgBouncer {
         Self { _child: child, _folder: folder, port }
     }
 
-    /// Where it listens.
+    /// Returns its address.
     #[must_use]
     pub fn address(&self) -> SocketAddr {
         loopback(self.port)
     }
 }
 
-/// PostgreSQL refuses to run as root; then it runs as the user that its package made.
+/// Returns the user to run as. PostgreSQL refuses to run as root; then it runs as the user that its
+/// package created.
 fn unprivileged() -> Option<(u32, u32)> {
     let us = std::fs::metadata("/proc/self").expect("there is a /proc").uid();
     if us != 0 {
@@ -309,7 +314,7 @@ fn unprivileged() -> Option<(u32, u32)> {
     Some(ids("postgres").or_else(|| ids("nobody")).expect("there is a user to run it as"))
 }
 
-/// Debian keeps PostgreSQL's programs out of `PATH`.
+/// Returns the folders of PostgreSQL's programs: Debian keeps them out of `PATH`.
 fn folders() -> Vec<PathBuf> {
     let versions = std::fs::read_dir(Path::new("/usr/lib/postgresql"));
     let mut found: Vec<PathBuf> =

@@ -9,7 +9,7 @@ use tempfile::TempDir;
 use super::child::Child;
 use super::{free_port, loopback, program, tools, until};
 
-/// Whose server it is.
+/// The kind of the server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Flavour {
     /// Redis.
@@ -43,7 +43,7 @@ impl Redis {
         Self::start_with(Flavour::Redis, &["--appendonly", "yes", "--appendfsync", "always"]).await
     }
 
-    /// Starts one with these arguments.
+    /// Starts a server with these arguments.
     pub async fn start_with(flavour: Flavour, settings: &[&str]) -> Self {
         let folder = tempfile::tempdir().expect("there is room for a folder");
         let settings = settings.iter().map(ToString::to_string).collect();
@@ -71,38 +71,38 @@ impl Redis {
             .await;
     }
 
-    /// Ends it as a power failure of the process would.
+    /// Ends it abruptly (SIGKILL).
     pub fn kill(&mut self) {
         if let Some(child) = self.child.take() {
             child.signal("KILL");
         }
     }
 
-    /// The server's process.
+    /// Returns the server's process.
     #[must_use]
     pub fn child(&self) -> Option<&Child> {
         self.child.as_ref()
     }
 
-    /// Where it keeps everything, its log included.
+    /// Returns the folder with all its data, its log included.
     #[must_use]
     pub fn folder(&self) -> &Path {
         self.folder.path()
     }
 
-    /// Where it listens.
+    /// Returns its address.
     #[must_use]
     pub fn address(&self) -> SocketAddr {
         loopback(self.port)
     }
 
-    /// Its URL.
+    /// Returns its URL.
     #[must_use]
     pub fn url(&self) -> String {
         format!("redis://{}", self.address())
     }
 
-    /// Runs a command with redis-cli and returns what it printed.
+    /// Runs a command with redis-cli and returns its output.
     pub fn cli(&self, arguments: &[&str]) -> String {
         self.try_cli(arguments).unwrap_or_else(|| panic!("redis-cli {arguments:?} failed"))
     }
@@ -123,7 +123,7 @@ pub struct RedisCluster {
 }
 
 impl RedisCluster {
-    /// Starts one.
+    /// Starts a cluster.
     pub async fn start() -> Self {
         let mut nodes = Vec::new();
         for _ in 0..6 {
@@ -160,18 +160,18 @@ impl RedisCluster {
         cluster
     }
 
-    /// Its nodes.
+    /// Returns its nodes.
     #[must_use]
     pub fn nodes(&self) -> &[Redis] {
         &self.nodes
     }
 
-    /// Its nodes, to be killed and started again.
+    /// Returns its nodes, to be killed and started again.
     pub fn nodes_mut(&mut self) -> &mut [Redis] {
         &mut self.nodes
     }
 
-    /// Its URL: three of its nodes, the client finds the others.
+    /// Returns its URL: three of its nodes; the client finds the others.
     #[must_use]
     pub fn url(&self) -> String {
         let nodes: Vec<String> =

@@ -1,15 +1,15 @@
-//! Schemathesis, which makes up requests by an OpenAPI description.
+//! Schemathesis, which generates requests from an OpenAPI description.
 
 use std::process::Command;
 
 use super::{program, tool_folder};
 
-/// The command; `run` and its arguments are still to come.
+/// Returns the command, without `run` and its arguments.
 #[must_use]
 pub fn schemathesis() -> Command {
     let mut command = Command::new(program("python3", &[]));
     command.args(["-m", "schemathesis.cli"]);
-    // Whatever proxy the machine has, it is not for what runs on it.
+    // A proxy of the machine must not be used for local servers.
     command.env("PYTHONPATH", tool_folder("schemathesis")).env("NO_PROXY", "127.0.0.1");
     command
 }

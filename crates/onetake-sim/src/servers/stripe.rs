@@ -1,4 +1,4 @@
-//! A server that speaks Stripe's protocol, on this machine, and Stripe's own SDKs to speak to it.
+//! A local server that speaks Stripe's protocol, and Stripe's own SDKs as its clients.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -10,9 +10,9 @@ use super::child::Child;
 use super::{free_port, loopback, program, tool_folder, until};
 use crate::client::Client;
 
-/// What `python3 -m localstripe` does, but for itself alone: that listens to the whole network, and
-/// all that run on a machine write to one file. Its answers have ids, as those of Stripe do: the SDKs
-/// send along how the request before went, if its answer had one.
+/// A replacement for `python3 -m localstripe`, which listens on the whole network, and whose
+/// processes on one machine all write to one file. Its answers have ids, as those of Stripe do: the
+/// SDKs report how the previous request went, if its answer had an id.
 const SERVE: &str = "
 import itertools
 import sys
@@ -26,7 +26,7 @@ server.app.on_response_prepare.append(name)
 web.run_app(server.app, host='127.0.0.1', port=int(sys.argv[1]))
 ";
 
-/// A Stripe of one's own. It knows nothing of idempotency keys: what it is asked twice, it does twice.
+/// A local Stripe. It ignores idempotency keys: a request that is sent twice is carried out twice.
 #[derive(Debug)]
 pub struct LocalStripe {
     _child: Child,
@@ -35,10 +35,10 @@ pub struct LocalStripe {
 }
 
 impl LocalStripe {
-    /// The credential to come with; any that begins with `sk_` would do.
+    /// The credential for requests. Any that begins with `sk_` would work.
     pub const SECRET_KEY: &str = "sk_test_onetake";
 
-    /// Starts one.
+    /// Starts a server.
     pub async fn start() -> Self {
         let folder = tempfile::tempdir().expect("there is room for a folder");
         let port = free_port();
@@ -56,13 +56,13 @@ impl LocalStripe {
         Self { _child: child, _folder: folder, port }
     }
 
-    /// Where it listens.
+    /// Returns its address.
     #[must_use]
     pub fn address(&self) -> SocketAddr {
         loopback(self.port)
     }
 
-    /// The ids of the customers that it holds (of ten at most).
+    /// Returns the ids of its customers (at most ten).
     pub async fn customers(&self) -> Vec<String> {
         let list = Client::new(self.address()).post("/v1/customers").method("GET").body("");
         let credential = format!("Bearer {}", Self::SECRET_KEY);
@@ -86,7 +86,7 @@ pub enum StripeSdk {
 }
 
 impl StripeSdk {
-    /// A command that runs a script which may load the SDK.
+    /// Returns a command that runs a script which may load the SDK.
     #[must_use]
     pub fn command(self, script: &Path) -> Command {
         let (interpreter, variable, modules) = match self {
@@ -94,7 +94,7 @@ impl StripeSdk {
             Self::Node => ("node", "NODE_PATH", tool_folder("stripe/node").join("node_modules")),
         };
         let mut command = Command::new(program(interpreter, &[]));
-        // Whatever proxy the machine has, it is not for what runs on it.
+        // A proxy of the machine must not be used for local servers.
         command.arg(script).env(variable, modules).env("NO_PROXY", "127.0.0.1");
         command
     }

@@ -1,4 +1,4 @@
-//! The store's server: the reference store on a clock of its own. The history sees each change.
+//! The store's server: the reference store on its own clock. The history records each change.
 
 use std::sync::Arc;
 
@@ -15,10 +15,10 @@ use onetake_core::{
 use super::history::{Actor, History};
 use super::timeline::{Micros, SimulatedClock, Timeline};
 
-/// As many records as a simulation can have.
+/// The maximum number of records in a simulation.
 const ALL: usize = 10_000;
 
-/// The server. What it answers is durable.
+/// The server. Its answers are durable.
 #[derive(Debug)]
 pub struct Backend {
     memory: MemoryStore,
@@ -26,7 +26,7 @@ pub struct Backend {
 }
 
 impl Backend {
-    /// An empty store.
+    /// Creates an empty store.
     #[must_use]
     pub fn new(timeline: &Arc<Timeline>) -> Self {
         let clock = SimulatedClock::new(timeline, 0, 0);
@@ -34,7 +34,7 @@ impl Backend {
         Self { memory, clock }
     }
 
-    /// The server's clock.
+    /// Returns the server's clock.
     #[must_use]
     pub fn clock(&self) -> &SimulatedClock {
         &self.clock
@@ -65,7 +65,7 @@ impl Backend {
         let batch = vec![settlement.clone()];
         let answer = now(self.memory.settle(batch)).pop().unwrap_or_else(no_answer)?;
         let after = match &answer {
-            // Also where it is expired from now on.
+            // The record is returned even if it is expired from now on.
             Settled::Done { record, .. } => Some(Arc::clone(record)),
             Settled::Stale { current } => current.clone(),
         };
@@ -73,7 +73,7 @@ impl Backend {
         Ok(answer)
     }
 
-    /// Deletes what has expired.
+    /// Deletes expired records.
     pub fn sweep(&self, history: &History, at: Micros, by: Actor, limit: usize) -> Swept {
         let swept = now(self.memory.sweep(limit)).unwrap_or_default();
         let left = self.ids();
@@ -81,7 +81,7 @@ impl Backend {
         swept
     }
 
-    /// Opens the store for its only process: what ran in an earlier one does not run any more.
+    /// Opens the store for its only process. Attempts of an earlier process no longer run.
     pub fn open(&self, history: &History, at: Micros) {
         for id in self.ids() {
             let Some(record) = self.load(id) else { continue };
@@ -99,23 +99,23 @@ impl Backend {
         now(self.memory.load(vec![id])).pop().and_then(Result::ok).flatten()
     }
 
-    /// All records, those that expired included.
+    /// Returns the ids of all records, expired ones included.
     #[must_use]
     pub fn ids(&self) -> Vec<RecordId> {
         now(self.memory.page(None, ALL)).map(|page| page.ids).unwrap_or_default()
     }
 
-    /// Attempts whose lease and grace are over.
+    /// Returns attempts whose lease and grace are over.
     pub fn abandoned(&self, limit: usize) -> Result<Vec<DueAttempt>, StoreError> {
         now(self.memory.due(Due::LeaseEnd, limit))
     }
 
-    /// Unknown attempts that are due to be asked for.
+    /// Returns unknown attempts that are due for reconciliation.
     pub fn unsettled(&self, limit: usize) -> Result<Vec<DueAttempt>, StoreError> {
         now(self.memory.due(Due::Reconcile, limit))
     }
 
-    /// Goes through all records.
+    /// Lists all records, page by page.
     pub fn page(&self, from: Option<Cursor>, limit: usize) -> Result<Page, StoreError> {
         now(self.memory.page(from, limit))
     }
@@ -140,18 +140,18 @@ impl Backend {
         now(self.memory.notes(of, from, limit))
     }
 
-    /// A secret that all nodes share.
+    /// Returns a secret that all nodes share.
     pub fn secret(&self, name: &'static str, fresh: [u8; 32]) -> Result<[u8; 32], StoreError> {
         now(self.memory.secret(name, fresh))
     }
 
-    /// The record of a claim: it has just been decided, so that it cannot have expired since.
+    /// Returns the record of a claim that has just been decided, and so cannot have expired since.
     fn stored(&self, id: RecordId) -> Option<Arc<Record>> {
         self.load(id)
     }
 }
 
-/// The reference store answers at once.
+/// Returns the answer of the reference store, which never waits.
 #[expect(clippy::expect_used, reason = "the reference store never waits")]
 fn now<T>(answer: impl Future<Output = T>) -> T {
     answer.now_or_never().expect("the reference store answers at once")

@@ -1,4 +1,4 @@
-//! Clients: they retry, give up, come back, and cut their connections at any moment.
+//! Clients that retry, give up, return, and cut their connections at any moment.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -23,10 +23,10 @@ use super::timeline::{MILLISECOND, Micros, SECOND};
 use super::upstream::{PAYLOAD, TENANT};
 use super::world::World;
 
-/// The executor that clients live in.
+/// The place of the clients' executor.
 const CLIENTS: usize = 0;
 
-/// One client, from its first request to its last retry.
+/// Runs one client, from its first request to its last retry.
 pub async fn client(world: Arc<World>, operation: OperationPlan, plan: ClientPlan, stream: String) {
     world.timeline.sleep(plan.starts_at, CLIENTS).await;
     let mut left = plan.tries;
@@ -67,7 +67,8 @@ async fn follow(
     }
 }
 
-/// Asks until there is a definite answer, after all faults are over. `None` if there never is one.
+/// Sends requests until there is a definite answer, after all faults are over. Returns `None` if
+/// there never is one.
 pub async fn last_word(world: Arc<World>, operation: OperationPlan, payload: u8) -> Option<Heard> {
     let stream = format!("last word {}", operation.number);
     let mut heard = None;
@@ -106,7 +107,7 @@ fn asked(world: &World, operation: &OperationPlan, payload: u8) -> Asked {
     }
 }
 
-/// Sends one request to some node, and waits for its response for as long as the client is patient.
+/// Sends one request to some node, and waits for its response up to the client's time limit.
 async fn send(
     world: &Arc<World>,
     asked: Asked,
@@ -144,20 +145,20 @@ async fn send(
 /// A request on its way to a node.
 #[derive(Debug)]
 pub struct Call {
-    /// What is asked.
+    /// The request.
     pub asked: Asked,
-    /// The handle that is asked for, if it is one.
+    /// The handle to fetch, if there is one.
     pub location: Option<String>,
-    /// After how many polls the connection is cut.
+    /// The number of polls after which the connection is cut.
     pub cut: Option<u32>,
-    /// Whether the client is gone.
+    /// Cancelled when the client is gone.
     pub gone: CancellationToken,
-    /// Where the response goes.
+    /// The channel for the response.
     pub tell: oneshot::Sender<Heard>,
 }
 
 impl Simulator {
-    /// A request arrives at a node.
+    /// Delivers a request to a node.
     pub fn deliver(&mut self, node: usize, call: Call) {
         let world = Arc::clone(&self.world);
         let Some(process) = self.nodes.get(node).and_then(|node| node.process.as_ref()) else {
@@ -178,8 +179,8 @@ impl Simulator {
     }
 }
 
-/// Carries the response back, unless the connection is gone. As a server does, it drops what serves a connection
-/// that is cut.
+/// Sends the response back, unless the connection is cut. Then it drops the serving future, as a
+/// server does.
 async fn answering(
     world: Arc<World>,
     serving: CutAfter,
@@ -256,7 +257,7 @@ async fn serve(node: usize, mut front: Front, request: Request<Body>) -> Option<
     })
 }
 
-/// Drops a future after so many polls: a connection can be cut at every await.
+/// A future that is dropped after a number of polls: a connection can be cut at every await.
 pub struct CutAfter {
     serving: Option<Pin<Box<dyn Future<Output = Option<Heard>> + Send>>>,
     polls: Option<u32>,

@@ -1,8 +1,9 @@
 //! The tokio runtime of one simulated process, driven step by step from outside.
 //!
-//! Every process has a current-thread runtime of its own on the one thread of the simulation. A runtime without
-//! I/O and timers polls its tasks in a fixed order, so a run depends on its seed alone. Dropping the runtime is
-//! the crash of the process: all of its tasks are gone, wherever they were waiting.
+//! Every process has its own current-thread runtime on the one thread of the simulation. A runtime
+//! without I/O and timers polls its tasks in a fixed order, so a run depends on its seed alone.
+//! Dropping the runtime is the crash of the process: all of its tasks are gone, wherever they were
+//! waiting.
 
 use std::future::{Future, poll_fn};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,14 +12,14 @@ use std::task::{Poll, Waker};
 
 use tokio::runtime::{Builder, Handle, Runtime};
 
-/// A runtime that runs only when it is told to.
+/// A runtime that runs only on request.
 #[derive(Debug)]
 pub struct Executor {
     runtime: Option<Runtime>,
     parked: Arc<Parked>,
 }
 
-/// Says that a runtime has nothing left to do.
+/// The signal that a runtime has nothing left to do.
 #[derive(Debug, Default)]
 struct Parked {
     is_idle: AtomicBool,
@@ -26,7 +27,7 @@ struct Parked {
 }
 
 impl Executor {
-    /// A runtime with no tasks.
+    /// Creates a runtime without tasks.
     ///
     /// # Errors
     /// If the operating system refuses.
@@ -34,7 +35,7 @@ impl Executor {
         let parked = Arc::new(Parked::default());
         let hook = Arc::clone(&parked);
         let runtime = Builder::new_current_thread()
-            // Between two polls of tasks the driver gets its turn: so a step is one poll.
+            // The driver gets its turn between two polls of tasks, so that a step is one poll.
             .event_interval(1)
             .on_thread_park(move || {
                 hook.is_idle.store(true, Ordering::Relaxed);
@@ -47,7 +48,7 @@ impl Executor {
         Ok(Self { runtime: Some(runtime), parked })
     }
 
-    /// The runtime's handle; `None` after a crash.
+    /// Returns the runtime's handle; `None` after a crash.
     #[must_use]
     pub fn handle(&self) -> Option<&Handle> {
         self.runtime.as_ref().map(Runtime::handle)

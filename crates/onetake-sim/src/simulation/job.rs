@@ -1,4 +1,4 @@
-//! Jobs: operations that use the engine itself, as consumers and schedulers do.
+//! Jobs: operations that use the engine directly, as consumers and schedulers do.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ use super::plan::{Mode, NodePlan, Waiting};
 use super::upstream::{Conduct, Exchange};
 use super::world::World;
 
-/// How a job uses the engine.
+/// The way in which a job uses the engine.
 #[derive(Clone, Copy)]
 enum Style {
     /// `Engine::run`.
@@ -28,7 +28,7 @@ enum Style {
     Look,
 }
 
-/// One try of a job.
+/// Makes one try of a job.
 pub async fn job(
     world: Arc<World>,
     node: usize,
@@ -94,7 +94,7 @@ pub async fn job(
 
 type Told = (u16, Option<&'static str>, Option<Bytes>);
 
-/// Runs what was begun, after a pause.
+/// Runs the work under a lease, after a pause.
 async fn begun(
     world: &Arc<World>,
     node: usize,

@@ -1,4 +1,4 @@
-//! A node's disk: it keeps the outcome journal across crashes.
+//! A node's disk, which keeps the outcome journal across crashes.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -12,7 +12,7 @@ use onetake_core::store::{Settlement, StoreError, StoreErrorKind};
 use super::timeline::{MILLISECOND, Micros};
 use super::world::World;
 
-/// What a disk holds.
+/// The contents of a disk.
 #[derive(Debug, Default)]
 pub struct Disk {
     files: Mutex<BTreeMap<String, Kept>>,
@@ -21,12 +21,12 @@ pub struct Disk {
 }
 
 impl Disk {
-    /// Makes the disk fail for a while.
+    /// Makes the disk fail until this time.
     pub fn fail_until(&self, until: Micros) {
         self.down_until.store(until, Ordering::Relaxed);
     }
 
-    /// How many files it holds.
+    /// Returns the number of files.
     #[must_use]
     pub fn files(&self) -> usize {
         self.lock().len()
@@ -45,13 +45,13 @@ pub struct SimulatedJournal {
 }
 
 impl SimulatedJournal {
-    /// The journal on a node's disk.
+    /// Creates the journal on a node's disk.
     #[must_use]
     pub fn new(world: &Arc<World>, node: usize) -> Self {
         Self { world: Arc::clone(world), node }
     }
 
-    /// Waits as a disk does, and may fail.
+    /// Waits as long as a disk takes, and may fail.
     async fn disk(&self) -> Result<&Disk, StoreError> {
         let delay = self.world.decide("disk", |random| random.below(3 * MILLISECOND));
         self.world.timeline.sleep(delay, self.node + 1).await;
@@ -69,7 +69,7 @@ impl Journal for SimulatedJournal {
             let disk = self.disk().await?;
             let number = disk.written.fetch_add(1, Ordering::Relaxed);
             disk.lock().insert(format!("{number:06}"), Kept { settlements, is_whole: true });
-            // A crash may come when the file is there, and before that is known.
+            // A crash may come after the file exists, and before the process knows it.
             let _done = self.disk().await;
             Ok(())
         }

@@ -1,18 +1,19 @@
 //! Simulation of the whole system: several real engines with their HTTP layers, on simulated time.
 //!
-//! A seed decides everything: how many nodes there are and how they differ, which clients ask for what, how their
-//! clocks drift, which calls of the store get lost or land late, where processes crash or are suspended, and in
-//! which order tasks run. The engine, the layer and the reference store are the real ones; they enter by their
-//! public seams alone (`Engine`, `OnetakeLayer`, `Store`, `Journal`, `Reconcile`, `Clock`, `Rng`).
+//! A seed decides everything: the number of nodes and their configurations, the requests of
+//! clients, the drift of clocks, which calls of the store are lost or late, where processes crash
+//! or are suspended, and the order in which tasks run. The engine, the layer and the reference
+//! store are the real ones. The simulation uses their public interfaces alone (`Engine`,
+//! `OnetakeLayer`, `Store`, `Journal`, `Reconcile`, `Clock`, `Rng`).
 //!
-//! | module | what it holds |
+//! | module | contents |
 //! | --- | --- |
-//! | [`plan`], [`theme`] | what a seed decides in advance |
+//! | [`plan`], [`theme`] | everything that a seed decides in advance |
 //! | [`simulator`] | the loop: events, processes, and the checks at the end |
 //! | [`timeline`], [`executor`], [`random`] | time, tasks and randomness |
-//! | [`world`], [`backend`], [`node_store`], [`journal`] | the network, the store's server, a node's view of it, a node's disk |
-//! | [`node`], [`job`], [`upstream`], [`reconciler`], [`client`], [`operator`] | those who act |
-//! | [`history`] | what happened, and the invariants that it is held to |
+//! | [`world`], [`backend`], [`node_store`], [`journal`] | the network, the store and the disks |
+//! | [`node`], [`job`], [`upstream`], [`reconciler`], [`client`], [`operator`] | the actors |
+//! | [`history`] | the events, and the invariants that they are checked against |
 //! | [`mod@shrink`] | makes failing plans smaller |
 
 pub mod backend;

@@ -25,21 +25,21 @@ use super::world::World;
 /// The service of a node: the layer around the proxy.
 pub type Front = Onetake<Proxy>;
 
-/// A fault that waits for a number of polls.
+/// A fault that happens after a number of polls.
 #[derive(Clone, Copy, Debug)]
 pub enum Armed {
     /// The process ends.
     Crash {
-        /// How many polls are left.
+        /// The number of polls that are left.
         polls: u32,
-        /// For how long it is gone.
+        /// The time until the process starts again.
         gone_for: Micros,
     },
     /// The process is suspended.
     Suspend {
-        /// How many polls are left.
+        /// The number of polls that are left.
         polls: u32,
-        /// For how long.
+        /// The duration.
         length: Micros,
     },
 }
@@ -55,7 +55,7 @@ pub struct Node {
     pub clock: Arc<SimulatedClock>,
     /// The running process.
     pub process: Option<Process>,
-    /// Until when it is suspended.
+    /// The end of its suspension.
     pub suspended_until: Micros,
     /// A fault that is about to happen.
     pub armed: Option<Armed>,
@@ -71,13 +71,13 @@ pub struct Process {
     pub engine: Engine,
     /// Its service.
     pub front: Front,
-    /// Which start of the node this is.
+    /// The number of this start of the node.
     pub incarnation: u64,
     is_alive: Arc<AtomicBool>,
 }
 
 impl Node {
-    /// A node that is not running yet.
+    /// Creates a node that is not running yet.
     #[must_use]
     pub fn new(world: &Arc<World>, index: usize, plan: NodePlan) -> Self {
         let clock = SimulatedClock::new(&world.timeline, index + 1, plan.drift_ppm);
@@ -127,7 +127,7 @@ impl Node {
         world.mark_busy(index + 1);
     }
 
-    /// Ends the process. It loses what it has not written, unless it shut down in good order.
+    /// Ends the process. Unsaved outcomes are lost if `is_lossy` is set.
     pub fn crash(&mut self, world: &World, is_lossy: bool) {
         self.armed = None;
         let Some(mut process) = self.process.take() else { return };
@@ -152,7 +152,7 @@ impl Node {
     }
 }
 
-/// Resolves policies, and knows by which header every tenant is told.
+/// The routes of a node. All tenants are named by a header.
 struct Routes(Vec<(&'static str, Arc<Policy>)>);
 
 impl onetake_http::Resolve for Routes {
@@ -200,7 +200,7 @@ fn limits(plan: &NodePlan) -> Limits {
     }
 }
 
-/// A newer and an older secret: every node recognises both, and seals with one of them.
+/// Returns a newer and an older secret. Every node recognises both, and seals with one of them.
 fn secrets(seals_with_newer: bool) -> Secrets {
     let older = FingerprintKey::new("f1", &[1; 32]);
     let newer = FingerprintKey::new("f2", &[2; 32]);
@@ -236,18 +236,18 @@ fn policy(world: &Arc<World>, plan: &NodePlan, mode: Mode) -> Policy {
     }
 }
 
-/// The terms of a route.
+/// Returns the terms of a route.
 #[must_use]
 pub fn terms(plan: &NodePlan, mode: Mode) -> Terms {
     let mut terms = Terms { on_unknown: mode.on_unknown(), ..plan.terms };
-    // What is to be reconciled is kept for long enough to ask, but for one configuration.
+    // Records to be reconciled are kept long enough for it, except in one configuration.
     if mode == Mode::Reconcile && plan.has_journal {
         terms.ttl = terms.ttl.max(Duration::from_secs(120));
     }
     terms
 }
 
-/// Rolls back what an earlier attempt left half done; sometimes it cannot.
+/// Returns a hook that rolls back the half-done work of an earlier attempt, and sometimes fails.
 fn roll_back(world: &Arc<World>) -> OnRetry {
     let world = Arc::clone(world);
     OnRetry::new(move |again| {

@@ -1,4 +1,5 @@
-//! The store as one node sees it: behind a network that delays, reorders, repeats and loses calls and answers.
+//! The store behind the network of one node, which delays, reorders, repeats and loses calls and
+//! answers.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -27,25 +28,25 @@ pub struct NodeStore {
     is_alive: Arc<AtomicBool>,
 }
 
-/// What becomes of one item of a call.
+/// The fate of one item of a call.
 #[derive(Clone, Copy, Debug)]
 struct Fate {
-    /// When the server does it, if it ever does.
+    /// The time at which the server applies it, if ever.
     applied_after: Option<Micros>,
-    /// When the server does it once more.
+    /// The time at which the server applies it once more.
     repeated_after: Option<Micros>,
-    /// What the caller is told instead of the server's answer.
+    /// The error that the caller gets instead of the server's answer.
     error: Option<StoreErrorKind>,
-    /// When the caller is told.
+    /// The time at which the caller gets its answer.
     told_after: Micros,
 }
 
-/// Does one item on the server.
+/// Applies one item on the server.
 type Apply<T, R> = fn(&World, Actor, T) -> Result<R, StoreError>;
 type Answered<R> = Arc<Mutex<Vec<Result<R, StoreError>>>>;
 
 impl NodeStore {
-    /// The connection of a process that lives for as long as `is_alive` says.
+    /// Creates the connection of a process, which lives while `is_alive` is true.
     #[must_use]
     pub fn new(
         world: &Arc<World>,
@@ -60,7 +61,7 @@ impl NodeStore {
         Actor::Node(self.node, self.incarnation)
     }
 
-    /// Sends a batch of writes. Items share one fate, or have one each.
+    /// Sends a batch of writes. All items have the same fate, or each has its own.
     fn write<T, R>(
         &self,
         batch: Vec<T>,
@@ -91,7 +92,7 @@ impl NodeStore {
         self.tell_after(told_after, answered)
     }
 
-    /// Lets the server do one item later, and keeps its answer.
+    /// Schedules the application of one item on the server, and keeps its answer.
     fn apply_after<T, R>(
         &self,
         after: Micros,
@@ -107,7 +108,7 @@ impl NodeStore {
         self.world.timeline.after(
             after,
             Box::new(move |_| {
-                // What a process had not quite sent when it ended may never arrive.
+                // A call that a process was sending when it ended may never arrive.
                 let is_gone = !is_alive.load(Ordering::Relaxed);
                 let lost_per_mille = if world.plan.is_exclusive { 1_000 } else { 300 };
                 let is_lost = |random: &mut Random| random.chance(lost_per_mille);
@@ -125,7 +126,7 @@ impl NodeStore {
         );
     }
 
-    /// Tells the caller later.
+    /// Schedules the answer to the caller.
     fn tell_after<R: Send + 'static>(
         &self,
         after: Micros,
@@ -150,7 +151,7 @@ impl NodeStore {
         .boxed()
     }
 
-    /// A read, or another call that changes no record.
+    /// Makes a read, or another call that changes no record.
     fn ask<R: Send + 'static>(
         &self,
         ask: impl FnOnce(&World, Actor) -> Result<R, StoreError> + Send + 'static,
@@ -203,7 +204,8 @@ impl NodeStore {
     }
 }
 
-/// What becomes of an item. `late_max` is how long the network can hold back a call.
+/// Chooses the fate of an item. `late_max` is the longest time for which the network can delay a
+/// call.
 fn fate(
     random: &mut Random,
     cut: Option<bool>,

@@ -1,4 +1,4 @@
-//! An operator who tells the truth about unknown keys, and forgets settled ones.
+//! An operator that settles unknown keys truthfully, and forgets settled ones.
 
 use std::sync::Arc;
 
@@ -10,10 +10,10 @@ use super::reconciler::recording_of;
 use super::timeline::SECOND;
 use super::world::World;
 
-/// Whom the audit log names.
+/// The author of its audit entries.
 const NAME: &str = "operator";
 
-/// Looks at a key, and settles or forgets it.
+/// Reads a key, and settles or forgets it.
 pub async fn operate(world: Arc<World>, node: usize, engine: Engine, number: usize, forgets: bool) {
     let _probe = engine.ready().await;
     let Ok(page) = engine.page(None, 100).await else { return };
@@ -39,7 +39,8 @@ pub async fn operate(world: Arc<World>, node: usize, engine: Engine, number: usi
         State::Released { .. } if forgets => Deed::Forget { seen: Standing::Released },
         State::Completed { .. } | State::Failed { .. } | State::Released { .. } => return,
     };
-    // What is true of an attempt stays true; the key may be somebody else's by the time the operator acts.
+    // The truth about an attempt does not change. The key may belong to another attempt by the time
+    // the operator acts.
     let pause = world.decide("operator's pause", |random| {
         if random.chance(500) { 0 } else { random.below(3 * SECOND) }
     });

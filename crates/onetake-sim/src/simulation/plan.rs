@@ -1,7 +1,7 @@
 //! The plan of one simulation: everything that a seed decides in advance.
 //!
-//! A plan is data, so that a failing one can be shrunk: operations and faults are left out one by one for as long
-//! as the simulation still fails.
+//! A plan is data, so that a failing one can be shrunk: operations and faults are left out one by
+//! one as long as the simulation still fails.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use super::random::Random;
 use super::theme::{self, Theme};
 use super::timeline::{MILLISECOND, Micros, SECOND};
 
-/// What a route promises for unknown outcomes, and how it answers requests that take long.
+/// The kind of a route: its rule for unknown outcomes, and its answers to requests that take long.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Mode {
     /// `on_unknown = "fail"`.
@@ -24,14 +24,14 @@ pub enum Mode {
     Rollback,
     /// 202 with a handle.
     Async,
-    /// Runs unrecorded while the store cannot be reached.
+    /// Runs without a record while the store is unreachable.
     FailOpen,
-    /// A job: the engine without the HTTP layer, begun early and started late.
+    /// A job: the engine without the HTTP layer, which may start long after its claim.
     Job,
 }
 
 impl Mode {
-    /// Every mode.
+    /// All modes.
     pub const ALL: [Self; 7] = [
         Self::Plain,
         Self::Retry,
@@ -42,7 +42,7 @@ impl Mode {
         Self::Job,
     ];
 
-    /// The path of its route.
+    /// Returns the path of the route.
     #[must_use]
     pub const fn path(self) -> &'static str {
         match self {
@@ -56,7 +56,7 @@ impl Mode {
         }
     }
 
-    /// What becomes of unknown outcomes.
+    /// Returns the rule for unknown outcomes.
     #[must_use]
     pub const fn on_unknown(self) -> OnUnknown {
         match self {
@@ -68,7 +68,7 @@ impl Mode {
     }
 }
 
-/// How requests for a key that runs are answered.
+/// The answer to requests for a key that runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Waiting {
     /// At once, with 409.
@@ -77,35 +77,36 @@ pub enum Waiting {
     Wait(Duration),
 }
 
-/// How one node is configured. Nodes may differ.
+/// The configuration of one node. Nodes may differ.
 #[derive(Clone, Copy, Debug)]
 pub struct NodePlan {
-    /// Parts per million by which its clock is too fast.
+    /// The drift of its clock, in parts per million; positive if it is too fast.
     pub drift_ppm: i64,
-    /// By how much its wall clock differs at the beginning.
+    /// The initial difference of its wall clock, in microseconds.
     pub wall_offset: i64,
-    /// The terms of all its routes, but for what happens to unknown outcomes.
+    /// The terms of all its routes, except for the rule for unknown outcomes.
     pub terms: Terms,
     /// The upstream timeout.
     pub run_max: Duration,
-    /// What happens to retries while an attempt runs.
+    /// The answer to retries while an attempt runs.
     pub waiting: Waiting,
     /// The wait of asynchronous routes.
     pub async_wait: Duration,
-    /// Whether outcomes that could not be written at shutdown go to a journal.
+    /// True if outcomes that could not be written at shutdown go to a journal.
     pub has_journal: bool,
-    /// Whether its fingerprints are sealed with the newer secret. All nodes recognise both.
+    /// True if its fingerprints are sealed with the newer secret. All nodes recognise both.
     pub seals_with_newer: bool,
-    /// Bounds of the engine that are small now and then.
+    /// Limits of the engine, which are sometimes small.
     pub limits: LimitsPlan,
-    /// How often the reaper looks.
+    /// The pause between two searches of the reaper.
     pub reap_every: Duration,
-    /// How often the sweeper looks.
+    /// The pause between two searches of the sweeper.
     pub sweep_every: Duration,
 }
 
 impl NodePlan {
-    /// The same node with the configuration of `other`, as far as clients can tell. Its clock and secrets stay its own.
+    /// Returns this node with the configuration of `other`, as far as clients can see it. Its clock
+    /// and secrets stay its own.
     #[must_use]
     pub(super) fn like(&self, other: &Self) -> Self {
         let Self { drift_ppm, seals_with_newer, has_journal, limits, .. } = *self;
@@ -113,7 +114,7 @@ impl NodePlan {
     }
 }
 
-/// The bounds of an engine.
+/// The limits of an engine.
 #[derive(Clone, Copy, Debug)]
 pub struct LimitsPlan {
     /// Operations that run at once.
@@ -130,22 +131,22 @@ pub struct LimitsPlan {
     pub cache_bytes_max: usize,
     /// Age of an entry of the cache.
     pub cache_age_max: Duration,
-    /// How often keys of other nodes are looked at.
+    /// The pause between two reads of keys of other nodes.
     pub poll_interval: Duration,
-    /// How long a claim may take.
+    /// The maximum duration of a claim.
     pub claim_patience: Duration,
-    /// How long a settlement may take before its caller is told that it is pending.
+    /// The time after which the caller of a settlement gets the answer that it is pending.
     pub settle_patience: Duration,
 }
 
-/// One operation: a key, what is asked under it, and the clients that ask.
+/// One operation: a key, its requests, and the clients that send them.
 #[derive(Clone, Debug)]
 pub struct OperationPlan {
-    /// Its number, which stays the same when others are left out.
+    /// The number, which stays the same when others are left out.
     pub number: usize,
-    /// Its route.
+    /// The route.
     pub mode: Mode,
-    /// Its tenant.
+    /// The tenant.
     pub tenant: u8,
     /// The clients.
     pub clients: Vec<ClientPlan>,
@@ -154,119 +155,119 @@ pub struct OperationPlan {
 /// One client with its retries.
 #[derive(Clone, Copy, Debug)]
 pub struct ClientPlan {
-    /// When it begins.
+    /// The time of its first request.
     pub starts_at: Micros,
-    /// Which payload it sends: 0, or 1 for another one under the same key.
+    /// The payload: 0, or 1 for another one under the same key.
     pub payload: u8,
-    /// How often it tries at most.
+    /// The maximum number of tries.
     pub tries: u32,
     /// The pause before a retry.
     pub pause: Micros,
-    /// How long it waits for a response.
+    /// The time for which it waits for a response.
     pub patience: Micros,
-    /// After how many polls of its request the connection is cut, if at all.
+    /// The number of polls of its request after which the connection is cut, if at all.
     pub cut_after_polls: Option<u32>,
-    /// Whether it goes on asking after it got the outcome.
+    /// True if it sends more requests after it got the outcome.
     pub insists: bool,
-    /// For how many seconds it would rather wait (`Prefer: wait`) before it is told to come back.
+    /// The number of seconds that it prefers to wait (`Prefer: wait`) before a 202.
     pub wait_seconds: Option<u32>,
 }
 
-/// Something that goes wrong, or that an operator does.
+/// A planned fault, or action of an operator.
 #[derive(Clone, Debug)]
 pub struct FaultPlan {
-    /// Its number, which stays the same when others are left out.
+    /// The number, which stays the same when others are left out.
     pub number: usize,
-    /// When it happens.
+    /// The time.
     pub at: Micros,
-    /// What happens.
+    /// The fault.
     pub fault: Fault,
 }
 
-/// Something that goes wrong, or that an operator does.
+/// A fault, or an action of an operator.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// A node ends without warning, so many polls after the moment, and starts again later.
+    /// A node crashes, a number of polls after the time, and starts again later.
     Crash {
         /// The node.
         node: usize,
-        /// How many polls later.
+        /// The number of polls.
         polls: u32,
-        /// For how long it is gone.
+        /// The time until it starts again.
         gone_for: Micros,
     },
-    /// A node is suspended, so many polls after the moment.
+    /// A node is suspended, a number of polls after the time.
     Suspend {
         /// The node.
         node: usize,
-        /// How many polls later.
+        /// The number of polls.
         polls: u32,
-        /// For how long.
+        /// The duration.
         length: Micros,
     },
-    /// A node shuts down in good order, with so much patience, and starts again later.
+    /// A node shuts down in an orderly way, and starts again later.
     Shutdown {
         /// The node.
         node: usize,
-        /// How long it waits for what runs.
+        /// The time for which it waits for running operations.
         patience: Micros,
-        /// Whether the store cannot be reached meanwhile.
+        /// True if the store is unreachable meanwhile.
         is_cut_off: bool,
-        /// For how long it is gone.
+        /// The time until it starts again.
         gone_for: Micros,
     },
-    /// A node cannot reach the store.
+    /// The store is unreachable for a node.
     CutStore {
         /// The node.
         node: usize,
-        /// For how long.
+        /// The duration.
         length: Micros,
-        /// Whether calls hang instead of failing at once.
+        /// True if calls hang instead of failing at once.
         hangs: bool,
     },
-    /// The store's answers get lost more often.
+    /// The store's answers are lost more often.
     Noise {
-        /// For how long.
+        /// The duration.
         length: Micros,
-        /// In how many of a thousand calls.
+        /// The number of affected calls in a thousand.
         per_mille: u64,
     },
     /// The store's clock is set back.
     StoreClockBack {
-        /// By how much.
+        /// The difference.
         by: Micros,
     },
-    /// A node's wall clock is set.
+    /// A node's wall clock is changed.
     WallClock {
         /// The node.
         node: usize,
-        /// By how much.
+        /// The difference, in microseconds.
         by: i64,
     },
     /// A node's store reports that it cannot be trusted any more.
     Corrupt {
         /// The node.
         node: usize,
-        /// For how long the node is gone afterwards.
+        /// The time until the node starts again afterwards.
         gone_for: Micros,
     },
     /// A node's journal cannot be written or read.
     JournalDown {
         /// The node.
         node: usize,
-        /// For how long.
+        /// The duration.
         length: Micros,
     },
     /// An operator settles an unknown key truthfully, or forgets a settled one.
     Operator {
-        /// The node that is asked.
+        /// The node that gets the request.
         node: usize,
         /// The operation.
         operation: usize,
-        /// Whether a settled key is forgotten.
+        /// True if a settled key is forgotten.
         forgets: bool,
     },
-    /// Somebody reaps and sweeps out of turn.
+    /// A node reaps and sweeps at an unscheduled time.
     Housekeeping {
         /// The node.
         node: usize,
@@ -274,22 +275,22 @@ pub enum Fault {
 }
 
 impl Fault {
-    /// Whether it can happen only between a node and a store on another machine.
+    /// True if it can happen only between a node and a store on another machine.
     const fn is_of_the_network(&self) -> bool {
         matches!(self, Self::CutStore { .. } | Self::Noise { .. })
     }
 }
 
-/// How the upstream misbehaves before faults end, each in so many of a thousand runs.
+/// The misbehaviour of the upstream before faults end, each in a number of runs in a thousand.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct UpstreamPlan {
-    /// It answers something else, is slow, or gets its request late.
+    /// The upstream answers something else, is slow, or gets its request late.
     pub noise_per_mille: u64,
-    /// It works for up to the upstream timeout, and no longer.
+    /// The upstream works for up to the upstream timeout, and no longer.
     pub slow_per_mille: u64,
     /// The request arrives after the upstream timeout.
     pub late_per_mille: u64,
-    /// It says that it did nothing.
+    /// The upstream says that it did nothing.
     pub refuses_per_mille: u64,
 }
 
@@ -304,24 +305,25 @@ pub struct Plan {
     pub operations: Vec<OperationPlan>,
     /// The faults.
     pub faults: Vec<FaultPlan>,
-    /// In how many of a thousand calls the store misbehaves even in good times.
+    /// The number of calls in a thousand in which the store misbehaves even without a fault.
     pub noise_per_mille: u64,
-    /// How the upstream misbehaves.
+    /// The misbehaviour of the upstream.
     pub upstream: UpstreamPlan,
-    /// The longest delay of a message in good times.
+    /// The longest delay of a message without a fault.
     pub delay_max: Micros,
-    /// When faults end.
+    /// The end of all faults.
     pub faults_end: Micros,
-    /// Whether wall clocks agree and configurations are the same. Some promises need that.
+    /// True if wall clocks agree and configurations are the same. Some promises need that.
     pub is_uniform: bool,
-    /// Whether one node owns the store alone, and opening it makes what ran unknown (as the embedded store does).
+    /// True if one node owns the store alone, and opening the store makes running attempts unknown
+    /// (as in the embedded store).
     pub is_exclusive: bool,
-    /// The rare situation that it is about, if it is about one.
+    /// The rare situation of this plan, if there is one.
     pub theme: Option<Theme>,
 }
 
 impl Plan {
-    /// The plan of a seed.
+    /// Creates the plan of a seed.
     #[must_use]
     pub fn new(seed: u64) -> Self {
         let mut random = Random::new(seed, "plan");
@@ -334,14 +336,15 @@ impl Plan {
             .map(|number| {
                 let mut other = if number == 0 { first } else { node(&mut random, is_uniform) };
                 if is_uniform {
-                    // What clients can tell is the same everywhere; clocks and secrets are each node's own.
+                    // Everything that clients can see is the same on all nodes. Each node has its
+                    // own clock and secrets.
                     other = other.like(&first);
                 }
                 other
             })
             .collect();
         let calm = random.chance(150);
-        // A store inside of its process has no network that could fail.
+        // A store inside its process has no network that could fail.
         let is_quiet = calm || is_exclusive;
         let noise_per_mille = if is_quiet { 0 } else { random.pick(&[0, 5, 20, 60], 0) };
         let noise = random.pick(&[0, 100, 300, 600], 100);
@@ -373,7 +376,7 @@ impl Plan {
         plan
     }
 
-    /// The longest lease and grace of any node.
+    /// Returns the longest lease and grace of any node.
     #[must_use]
     pub fn lease_and_grace(&self) -> Micros {
         let each = self.nodes.iter().map(|node| node.terms.lease + node.terms.grace);
@@ -451,7 +454,7 @@ fn operation(random: &mut Random, number: usize, faults_end: Micros, ttl: Micros
         })
         .collect::<Vec<_>>();
     if random.chance(250) {
-        // Somebody asks again and again when the outcome is about to expire.
+        // A client sends requests repeatedly while the outcome is about to expire.
         let starts_at = (begins + ttl).saturating_sub(random.between(2, 4) * SECOND);
         let pause = random.between(200 * MILLISECOND, SECOND);
         clients.push(ClientPlan {
@@ -475,7 +478,7 @@ fn fault(
     operations: &[OperationPlan],
     faults_end: Micros,
 ) -> FaultPlan {
-    // Half of the faults happen while somebody is asking for something.
+    // Half of the faults happen while a client sends requests.
     let asked = operations.get(random.index(operations.len())).and_then(|it| it.clients.first());
     let begins = asked.filter(|_| random.chance(500)).map(|client| client.starts_at);
     let near = random.below(SECOND);

@@ -1,5 +1,5 @@
-//! Seeded randomness. Each part of a simulation has a stream of its own, so that leaving out one operation or
-//! fault while shrinking does not change the choices of the others.
+//! Seeded randomness. Each part of a simulation has its own stream, so that leaving out one
+//! operation or fault while shrinking does not change the choices of the others.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -12,7 +12,7 @@ pub struct Random {
 }
 
 impl Random {
-    /// The stream called `name` of a seed.
+    /// Creates the stream called `name` of a seed.
     #[must_use]
     pub fn new(seed: u64, name: &str) -> Self {
         let mut state = mix(seed ^ 0x6f6e_6574_616b_6521);
@@ -22,33 +22,33 @@ impl Random {
         Self { state }
     }
 
-    /// The next number.
+    /// Returns the next number.
     pub fn number(&mut self) -> u64 {
         self.state = self.state.wrapping_add(0x9e37_79b9_7f4a_7c15);
         mix(self.state)
     }
 
-    /// A number below `bound`; zero if the bound is zero.
+    /// Returns a number below `bound`; zero if the bound is zero.
     pub fn below(&mut self, bound: u64) -> u64 {
         if bound == 0 { 0 } else { self.number() % bound }
     }
 
-    /// A number from `from` to `to`, both included.
+    /// Returns a number from `from` to `to`, both included.
     pub fn between(&mut self, from: u64, to: u64) -> u64 {
         from + self.below(to.saturating_sub(from) + 1)
     }
 
-    /// True in `per_mille` of a thousand cases.
+    /// Returns true in `per_mille` of a thousand cases.
     pub fn chance(&mut self, per_mille: u64) -> bool {
         self.below(1_000) < per_mille
     }
 
-    /// An index below `length`.
+    /// Returns an index below `length`.
     pub fn index(&mut self, length: usize) -> usize {
         usize::try_from(self.below(length as u64)).unwrap_or(0)
     }
 
-    /// One of the items.
+    /// Returns one of the items, or `otherwise` if there is none.
     pub fn pick<T: Copy>(&mut self, items: &[T], otherwise: T) -> T {
         let index = self.index(items.len());
         items.get(index).copied().unwrap_or(otherwise)
@@ -61,12 +61,12 @@ fn mix(mut z: u64) -> u64 {
     z ^ (z >> 31)
 }
 
-/// The randomness of an engine under simulation.
+/// The randomness of an engine in a simulation.
 #[derive(Debug)]
 pub struct SeededRng(Mutex<Random>);
 
 impl SeededRng {
-    /// Randomness from a stream.
+    /// Creates randomness from a stream.
     #[must_use]
     pub fn new(random: Random) -> Self {
         Self(Mutex::new(random))

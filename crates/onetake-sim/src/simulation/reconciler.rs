@@ -1,4 +1,4 @@
-//! The service that knows what became of operations.
+//! The reconciler, which asks the upstream for the outcomes of operations.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,7 +15,7 @@ use super::history::Truth;
 use super::timeline::SECOND;
 use super::world::World;
 
-/// Asks the upstream what became of operations, on behalf of one node.
+/// The reconciler of one node.
 #[derive(Debug)]
 pub struct Desk {
     world: Arc<World>,
@@ -24,10 +24,11 @@ pub struct Desk {
 }
 
 impl Desk {
-    /// The desk of a node.
+    /// Creates the reconciler of a node.
     #[must_use]
     pub fn new(world: &Arc<World>, node: usize) -> Self {
-        // The upstream timeout of the node that sent it is not known here: the longest counts.
+        // The upstream timeout of the node that sent the request is not known here, so the longest
+        // one counts.
         let after = world.plan.nodes.iter().map(|node| node.run_max + node.terms.grace).max();
         Self { world: Arc::clone(world), node, after: after.unwrap_or_default() }
     }
@@ -35,7 +36,7 @@ impl Desk {
 
 impl Reconcile for Desk {
     fn inquiry(&self, _: &Record) -> Option<Inquiry> {
-        // This node's configuration may know nothing of the route, for a while.
+        // This node's configuration may not know the route for a while.
         let is_calm = self.world.is_calm();
         let (is_known, is_short) = self
             .world
@@ -64,7 +65,7 @@ impl Reconcile for Desk {
             match world.history.truth(asked.id, asked.created_at) {
                 Truth::Done(text) => Found::Completed(recording_of(&text)),
                 Truth::Working => Found::Unclear("it is being worked on".to_owned()),
-                // The upstream has never heard of it, and says so.
+                // The upstream does not know the request, and answers so.
                 Truth::OnItsWay | Truth::NotDone => Found::NotExecuted,
             }
         }
@@ -72,7 +73,7 @@ impl Reconcile for Desk {
     }
 }
 
-/// The recording of an outcome that somebody found out.
+/// Returns the recording of an outcome that was found out.
 #[must_use]
 pub fn recording_of(text: &str) -> Recording {
     let body = Bytes::copy_from_slice(text.as_bytes());

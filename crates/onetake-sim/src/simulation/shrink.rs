@@ -1,4 +1,4 @@
-//! Shrinks a failing plan: leaves out operations, clients and faults for as long as it still fails.
+//! Shrinks a failing plan: leaves out operations, clients and faults as long as it still fails.
 
 use super::history::Violation;
 use super::plan::{Plan, UpstreamPlan};
@@ -18,7 +18,7 @@ pub struct Without {
 }
 
 impl Without {
-    /// The plan of a seed without these parts.
+    /// Returns the plan of a seed without these parts.
     #[must_use]
     pub fn plan(&self, seed: u64) -> Plan {
         let mut plan = Plan::new(seed);
@@ -33,7 +33,7 @@ impl Without {
         plan
     }
 
-    /// The arguments that repeat it.
+    /// Returns the arguments that repeat the run.
     #[must_use]
     pub fn arguments(&self, seed: u64) -> String {
         let mut text = format!("--seed {seed}");
@@ -56,7 +56,7 @@ impl Without {
     }
 }
 
-/// Leaves out as much of a failing seed as possible, so that the same invariant is still broken.
+/// Leaves out as much of a failing seed as possible while the same invariant is still broken.
 #[must_use]
 pub fn shrink(seed: u64, violation: &Violation) -> (Without, Violation) {
     let mut best = (Without::default(), violation.clone());
@@ -70,7 +70,7 @@ pub fn shrink(seed: u64, violation: &Violation) -> (Without, Violation) {
     best
 }
 
-/// Everything that leaves out one part more.
+/// Returns all candidates that leave out one more part.
 fn candidates(without: &Without, whole: &Plan) -> Vec<Without> {
     let mut candidates = Vec::new();
     for number in whole.operations.iter().map(|operation| operation.number) {

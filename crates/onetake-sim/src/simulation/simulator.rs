@@ -1,4 +1,5 @@
-//! The loop of a simulation: events in their order, processes in a seeded random order, and checks at the end.
+//! The loop of a simulation: events in their order, processes in a seeded random order, and checks
+//! at the end.
 
 use std::cell::RefCell;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -16,35 +17,35 @@ use super::timeline::{Due, Micros, SECOND};
 use super::upstream::SIMULATED_PANIC;
 use super::world::World;
 
-/// How long clients may take to come to their end once all faults are over.
+/// The time within which clients must end once all faults are over.
 const CLIENTS_MAX: Micros = 400 * SECOND;
-/// How long the last questions may take.
+/// The time within which the final requests must end.
 const LAST_WORDS_MAX: Micros = 1_500 * SECOND;
-/// How long a shutdown may take that nothing delays.
+/// The maximum duration of a shutdown that nothing delays.
 const SHUTDOWN_MAX: Micros = 60 * SECOND;
 
 /// The last answer for each operation.
 type LastWords = Arc<Mutex<Vec<(usize, Option<Heard>)>>>;
 
-/// What a simulation came to.
+/// The result of a simulation.
 #[derive(Clone, Debug)]
 pub struct Report {
     /// The invariant that was broken, if one was.
     pub violation: Option<Violation>,
-    /// A digest of everything that happened.
+    /// A digest of all events.
     pub hash: u64,
-    /// How much happened.
+    /// The number of events.
     pub events: u64,
-    /// How much simulated time passed.
+    /// The simulated time that passed.
     pub simulated: Micros,
-    /// The events as text, where they were asked for.
+    /// The events as text, if a trace was requested.
     pub trace: Vec<String>,
 }
 
 /// A simulation under way.
 #[derive(Debug)]
 pub struct Simulator {
-    /// What all processes share.
+    /// The state that all processes share.
     pub world: Arc<World>,
     /// The nodes.
     pub nodes: Vec<Node>,
@@ -98,10 +99,10 @@ impl Simulator {
             let what = format!("{done} of {clients} clients came to their end");
             world.history.violate(now, "every client is answered", what);
         }
-        // What nobody waits for comes to its end, too: leases, retries of settlements, journals.
+        // Work without a waiting client ends too: leases, retries of settlements, journals.
         self.drive(world.now() + 2 * world.plan.lease_and_grace() + 70 * SECOND, |_| false);
         self.ask_for_last_words();
-        // Answers leave before everything behind them is tidied up.
+        // Answers are sent before the work after them is finished.
         self.drive(world.now() + world.plan.lease_and_grace() + 10 * SECOND, |_| false);
         self.check_that_nothing_is_left();
         self.shut_down_all();
@@ -193,7 +194,7 @@ impl Simulator {
         }
     }
 
-    /// Shuts a node down in good order; then its process ends, and starts again later.
+    /// Shuts a node down in an orderly way. Then its process ends, and starts again later.
     fn shut_down(&mut self, index: usize, patience: Micros, gone_for: Micros) {
         let Some(process) = self.nodes.get(index).and_then(|node| node.process.as_ref()) else {
             return;
@@ -202,7 +203,7 @@ impl Simulator {
         // The node's clock may be a little too fast.
         let patient_until = world.now() + patience - patience / 50;
         world.history.shuts_down(index, process.incarnation, patient_until);
-        // What could not be written is in the journal now, unless there is none or it could not be written either.
+        // Unsaved outcomes are in the journal, unless there is none or it could not be written.
         let has_journal = self.nodes.get(index).is_some_and(|node| node.plan.has_journal);
         let breaks =
             |fault: &Fault| matches!(fault, Fault::JournalDown { .. } | Fault::Corrupt { .. });
@@ -232,7 +233,7 @@ impl Simulator {
         world.timeline.after(gone_for, Box::new(starts));
     }
 
-    /// Ends all faults: every node runs, and everybody can reach everybody.
+    /// Ends all faults: every node runs, and all connections work.
     fn calm_down(&mut self) {
         let world = Arc::clone(&self.world);
         world.calm_down();
@@ -246,7 +247,7 @@ impl Simulator {
         }
     }
 
-    /// Lets things happen until a moment, or until something is so.
+    /// Runs the simulation until a time, or until a condition holds.
     fn drive(&mut self, until: Micros, is_done: impl Fn(&Self) -> bool) {
         let world = Arc::clone(&self.world);
         loop {
@@ -332,7 +333,7 @@ impl Simulator {
         }
     }
 
-    /// Asks for every key once more: each must have an outcome, or say for good that it has none.
+    /// Requests every key once more. Each must have an outcome, or a final answer that it has none.
     fn ask_for_last_words(&mut self) {
         let world = Arc::clone(&self.world);
         let words = LastWords::default();
@@ -362,7 +363,7 @@ impl Simulator {
             let word = words.iter().find(|(number, _)| *number == operation.number);
             let heard = word.and_then(|(_, heard)| heard.as_ref());
             let is_refused = heard.is_some_and(|heard| {
-                // An operator may have said that it failed.
+                // An operator may have declared that it failed.
                 let is_failed = String::from_utf8_lossy(&heard.body).contains("failed for good");
                 heard.code.as_deref() == Some("previous_attempt_failed") && !is_failed
             });
@@ -374,7 +375,8 @@ impl Simulator {
         }
     }
 
-    /// Nothing runs, waits or is kept in a journal any more; and what never started is not unknown.
+    /// Checks that nothing runs, waits or is in a journal any more, and that attempts that never
+    /// started are not unknown.
     fn check_that_nothing_is_left(&mut self) {
         let world = Arc::clone(&self.world);
         let (history, now) = (&world.history, world.now());
@@ -405,7 +407,7 @@ impl Simulator {
         }
     }
 
-    /// Shuts every node down: nothing is in the way any more.
+    /// Shuts down all nodes. Nothing may delay that any more.
     fn shut_down_all(&mut self) {
         let world = Arc::clone(&self.world);
         if world.history.is_violated() {
@@ -449,11 +451,11 @@ impl Simulator {
 }
 
 thread_local! {
-    /// What a panic on this thread said that nobody planned.
+    /// The message of an unplanned panic on this thread.
     static PANICKED: RefCell<Option<String>> = const { RefCell::new(None) };
 }
 
-/// Notes panics that no plan asked for, and keeps the planned ones quiet.
+/// Records unplanned panics, and silences planned ones.
 fn watch_panics() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {

@@ -1,8 +1,8 @@
-//! Themes: rare situations that half of the plans are given on purpose.
+//! Themes: rare situations that half of the plans get on purpose.
 //!
-//! A plan that is random throughout seldom has a fault in the few milliseconds in which it matters. A theme adds one
-//! operation or several to a plan, and the faults around them. The rest of the plan stays random. Plans without a
-//! theme do not depend on this module: a theme has a random stream of its own.
+//! A completely random plan seldom has a fault in the few milliseconds in which it matters. A theme
+//! adds one or several operations to a plan, and the faults around them. The rest of the plan stays
+//! random. Plans without a theme do not depend on this module: a theme has its own random stream.
 
 use std::time::Duration;
 
@@ -12,38 +12,42 @@ use super::plan::{ClientPlan, Fault, FaultPlan, Mode, NodePlan, OperationPlan, P
 use super::random::Random;
 use super::timeline::{MILLISECOND, Micros, SECOND};
 
-/// How many of a thousand plans have a theme.
+/// The number of plans in a thousand that have a theme.
 const THEMED_PER_MILLE: u64 = 500;
-/// How many of its random operations a plan with a theme keeps.
+/// The number of random operations that a plan with a theme keeps.
 const OPERATIONS_MAX: usize = 3;
-/// How many of its random faults a plan with a theme keeps.
+/// The number of random faults that a plan with a theme keeps.
 const FAULTS_MAX: usize = 3;
-/// An operation of a theme begins at least this long before faults end, so that its faults happen.
+/// The minimum time between the start of a theme's operation and the end of faults, so that its
+/// faults happen.
 const BEFORE_CALM: Micros = 8 * SECOND;
 /// The time to live of records that must outlive the simulation's final checks.
 const TTL: Duration = Duration::from_secs(240);
 
-/// A situation that a plan is given on purpose.
+/// A situation that a plan gets on purpose.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Theme {
-    /// Nodes with a journal shut down while an outcome is on its way and the store is unreachable. They start again
-    /// before the store is back.
+    /// Nodes with a journal shut down while an outcome is on its way and the store is unreachable.
+    /// They start again before the store is reachable.
     ShutdownInOutage,
-    /// An attempt outlives its lease and grace because its node is suspended or cut off. Its next renewal
-    /// arrives while another node's reaper has seen the attempt and not settled it yet.
+    /// An attempt outlives its lease and grace because its node is suspended or cannot reach the
+    /// store. Its next renewal arrives after another node's reaper has seen the attempt and before
+    /// it has settled it.
     ReaperBesideRenewal,
-    /// A request arrives at the upstream after its attempt timed out, when reconcilers already know of it.
+    /// A request arrives at the upstream after its attempt timed out, when reconcilers already know
+    /// of it.
     LateArrival,
-    /// An attempt that clients were promised an outcome of (202) ends with a response that releases it.
+    /// An attempt whose outcome was promised to clients (202) ends with a response that releases
+    /// it.
     PromiseBesideRelease,
-    /// An operator forgets an outcome while clients go on asking for it.
+    /// An operator forgets an outcome while clients still request it.
     ForgottenOutcome,
-    /// A claim arrives at the store after its node gave up on it. No other client asks for the key.
+    /// A claim arrives at the store after its node gave up on it. No other client requests the key.
     LateClaim,
 }
 
 impl Theme {
-    /// Every theme.
+    /// All themes.
     pub const ALL: [Self; 6] = [
         Self::ShutdownInOutage,
         Self::ReaperBesideRenewal,
@@ -54,7 +58,7 @@ impl Theme {
     ];
 }
 
-/// Gives a plan its theme, if its seed says that it has one.
+/// Adds a theme to a plan, if its seed selects one.
 pub(super) fn apply(plan: &mut Plan) {
     let mut random = Random::new(plan.seed, "theme");
     if !random.chance(THEMED_PER_MILLE) {
@@ -84,7 +88,7 @@ struct Staged<'a> {
 impl Staged<'_> {
     fn shutdown_in_outage(&mut self) {
         self.share_the_store();
-        // Without these, a process that shuts down loses nothing.
+        // Without these faults, a process that shuts down loses nothing.
         self.leave_out(|fault| {
             matches!(fault, Fault::JournalDown { .. } | Fault::Corrupt { .. } | Fault::Crash { .. })
         });
@@ -123,7 +127,7 @@ impl Staged<'_> {
             let mode = self.pick(&Mode::ALL);
             self.add_operation(mode, begins, 1);
         }
-        // Renewals are a third of the lease apart, so that the last lease ends within that.
+        // Renewals are a third of the lease apart, so the last lease ends within that time.
         let (lease, grace) = (micros(lease), micros(grace));
         let length = self.random.between(lease * 2 / 3 + grace, lease + grace + 400 * MILLISECOND);
         let fault = if self.random.chance(500) {
@@ -138,7 +142,8 @@ impl Staged<'_> {
     fn late_arrival(&mut self) {
         self.each_node(|node| {
             node.terms.ttl = TTL;
-            // Room between the timeout and the last moment at which a request can arrive.
+            // This leaves time between the timeout and the last moment at which a request can
+            // arrive.
             node.terms.grace = node.terms.grace.max(Duration::from_secs(3));
             node.run_max = node.run_max.min(Duration::from_secs(2));
         });
@@ -169,7 +174,7 @@ impl Staged<'_> {
             node.limits.cache_bytes_max = 1 << 20;
             node.limits.cache_age_max = age;
         });
-        // Few other records: the operator picks one at random.
+        // There are few other records, because the operator picks one at random.
         self.plan.operations.clear();
         let mode = self.pick(&Mode::ALL);
         let begins = self.begins();
@@ -207,12 +212,12 @@ impl Staged<'_> {
         }
     }
 
-    /// Several nodes can reach the store, over a network.
+    /// Lets several nodes reach the store, over a network.
     fn share_the_store(&mut self) {
         self.plan.is_exclusive = false;
     }
 
-    /// Configurations are the same, and all clocks agree.
+    /// Makes all configurations the same, and all clocks agree.
     fn make_uniform(&mut self) {
         self.leave_out(|fault| {
             matches!(fault, Fault::WallClock { .. } | Fault::StoreClockBack { .. })
@@ -243,7 +248,7 @@ impl Staged<'_> {
         self.random.below(self.plan.faults_end.saturating_sub(BEFORE_CALM))
     }
 
-    /// Adds an operation whose clients wait patiently, and retry.
+    /// Adds an operation whose clients wait patiently and retry.
     fn add_operation(&mut self, mode: Mode, begins: Micros, clients: u64) {
         let number = self.plan.operations.last().map_or(0, |it| it.number + 1);
         let random = &mut self.random;

@@ -23,12 +23,12 @@ pub const SECOND: Micros = 1_000_000;
 /// One millisecond.
 pub const MILLISECOND: Micros = 1_000;
 
-/// The wall clock when a simulation begins: 2030-01-01.
+/// The wall clock at the beginning of a simulation: 2030-01-01.
 const EPOCH: i64 = 1_893_456_000_000_000;
-/// What every node's monotonic clock shows when a simulation begins.
+/// The time that every node's monotonic clock shows at the beginning of a simulation.
 const MONOTONIC_START: u64 = SECOND;
 
-/// Something that happens at a moment of simulated time.
+/// An action at a moment of simulated time.
 pub type Action = Box<dyn FnOnce(&mut Simulator) + Send>;
 
 /// The executor that a timer belongs to: 0 for the clients, 1 and above for the nodes.
@@ -38,11 +38,11 @@ pub type Place = usize;
 pub enum Due {
     /// A sleeping task wakes up.
     Wake(Waker, Place),
-    /// Something happens.
+    /// An action happens.
     Act(Action),
 }
 
-/// The queue of everything that will happen, by time. Events of the same moment come in a seeded random order.
+/// The queue of all future events, by time. Events of the same time are in a seeded random order.
 pub struct Timeline {
     inner: Mutex<Inner>,
 }
@@ -52,15 +52,16 @@ struct Inner {
     queue: BTreeMap<(Micros, u64), Due>,
     ties: Random,
     sequence: u64,
-    /// How often the time was asked for since it last changed.
+    /// The number of reads of the time since it last changed.
     asked: u32,
 }
 
-/// How often the time may be asked for while it stands still. A task that asks more often goes round in circles.
+/// The maximum number of reads of the time while it does not change. A task that reads it more
+/// often is in an endless loop.
 const ASKED_MAX: u32 = 2_000_000;
 
 impl Timeline {
-    /// An empty queue at the beginning of time.
+    /// Creates an empty queue at the beginning of time.
     #[must_use]
     pub fn new(seed: u64) -> Arc<Self> {
         let ties = Random::new(seed, "ties");
@@ -68,10 +69,10 @@ impl Timeline {
         Arc::new(Self { inner: Mutex::new(inner) })
     }
 
-    /// The present moment.
+    /// Returns the present time.
     ///
     /// # Panics
-    /// If a task asks for it again and again without letting time pass: the simulation would never end.
+    /// If a task reads it repeatedly without letting time pass: the simulation would never end.
     pub fn now(&self) -> Micros {
         let mut inner = self.lock();
         inner.asked += 1;
@@ -86,7 +87,7 @@ impl Timeline {
         inner.now
     }
 
-    /// Lets something happen later.
+    /// Schedules an action.
     pub fn after(&self, delay: Micros, action: Action) {
         let mut inner = self.lock();
         let at = inner.now.saturating_add(delay);
@@ -100,7 +101,8 @@ impl Timeline {
         Timer { timeline: Arc::clone(self), deadline, place, key: None }
     }
 
-    /// Takes the next entry, and moves time to its moment. `None` if nothing is left before `end`.
+    /// Takes the next entry, and advances time to it. Returns `None` if nothing is left before
+    /// `end`.
     pub(super) fn next(&self, end: Micros) -> Option<Due> {
         let mut inner = self.lock();
         let entry = inner.queue.first_entry().filter(|entry| entry.key().0 <= end)?;
@@ -111,13 +113,13 @@ impl Timeline {
         Some(due)
     }
 
-    /// Moves time ahead, past moments at which nothing happens.
+    /// Advances time, past moments without events.
     pub(super) fn advance_to(&self, at: Micros) {
         let mut inner = self.lock();
         inner.now = inner.now.max(at);
     }
 
-    /// Drops everything that was to happen. Without it, closures and the world that they hold would keep each
+    /// Drops all future events. Otherwise the closures and the world that they hold would keep each
     /// other alive.
     pub(super) fn clear(&self) {
         let queue = std::mem::take(&mut self.lock().queue);
@@ -181,8 +183,7 @@ impl Drop for Timer {
     }
 }
 
-/// The clock of one node, or of the store's server. It runs a little too fast or too slow, and its wall clock can
-/// be set.
+/// The clock of one node, or of the store's server. It drifts, and its wall clock can be set.
 #[derive(Debug)]
 pub struct SimulatedClock {
     timeline: Arc<Timeline>,
@@ -192,19 +193,19 @@ pub struct SimulatedClock {
 }
 
 impl SimulatedClock {
-    /// A clock that is `drift_ppm` parts per million too fast.
+    /// Creates a clock that is `drift_ppm` parts per million too fast.
     #[must_use]
     pub fn new(timeline: &Arc<Timeline>, place: Place, drift_ppm: i64) -> Arc<Self> {
         let (timeline, wall_offset) = (Arc::clone(timeline), AtomicI64::new(0));
         Arc::new(Self { timeline, place, drift_ppm, wall_offset })
     }
 
-    /// Sets the wall clock by so many microseconds ahead, or back.
+    /// Sets the wall clock ahead, or back if `by` is negative, in microseconds.
     pub fn step_wall(&self, by: i64) {
         self.wall_offset.fetch_add(by, Ordering::Relaxed);
     }
 
-    /// Time since the beginning, as this clock counts it.
+    /// Returns the time since the beginning, by this clock.
     fn local(&self) -> i64 {
         let now = i64::try_from(self.timeline.now()).unwrap_or(i64::MAX);
         now + now / 1_000_000 * self.drift_ppm + now % 1_000_000 * self.drift_ppm / 1_000_000
@@ -224,7 +225,7 @@ impl Clock for SimulatedClock {
     fn sleep(&self, duration: Duration) -> Sleep {
         let wanted = i128::from(micros(duration).min(1 << 50));
         let rate = i128::from(1_000_000 + self.drift_ppm);
-        // Rounded up: no sleep ends before its time.
+        // Rounded up, so that no sleep ends too early.
         let real = (wanted * 1_000_000 + rate - 1) / rate;
         Box::pin(self.timeline.sleep(u64::try_from(real).unwrap_or(u64::MAX), self.place))
     }

@@ -1,4 +1,4 @@
-//! The upstream: it has effects, and misbehaves in every way that a service can.
+//! The upstream, which has effects, and misbehaves in every way that a service can.
 
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -25,21 +25,21 @@ use super::random::Random;
 use super::timeline::Micros;
 use super::world::World;
 
-/// The payload of a request, as a header says it.
+/// The header with the payload of a request.
 pub const PAYLOAD: &str = "x-payload";
-/// The tenant of a request.
+/// The header with the tenant of a request.
 pub const TENANT: &str = "x-tenant";
 
-/// How the upstream behaves in one run.
+/// The behaviour of the upstream in one run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Conduct {
-    /// It does what was asked.
+    /// It does the work.
     Done,
-    /// It refuses for good, without an effect: 402, which is recorded.
+    /// It refuses permanently, without an effect: 402, which is recorded.
     Declined,
-    /// It was too busy: 503, without an effect.
+    /// It is too busy: 503, without an effect.
     Busy,
-    /// It says itself that it had no effect.
+    /// It reports that it had no effect.
     SaysReleased,
     /// It fails with 500, with or without an effect.
     Failed(bool),
@@ -47,20 +47,20 @@ pub enum Conduct {
     Hangs(bool),
     /// The connection breaks after the request was sent, with or without an effect.
     Breaks(bool),
-    /// It could not be reached: nothing was sent.
+    /// It is unreachable: nothing was sent.
     Unreachable,
     /// The handler panics, with or without an effect.
     Panics(bool),
 }
 
-/// What is sent to the upstream, and what comes back.
+/// A run at the upstream, and its answer.
 #[derive(Clone, Debug)]
 pub struct Exchange {
     /// The run.
     pub run: RunNumber,
-    /// How the upstream behaves.
+    /// The behaviour of the upstream.
     pub conduct: Conduct,
-    /// What it answers.
+    /// The answer.
     pub text: String,
 }
 
@@ -87,7 +87,7 @@ impl World {
         (conduct, told)
     }
 
-    /// The request has arrived.
+    /// Does the work of a request that has arrived.
     fn work(
         self: &Arc<Self>,
         node: usize,
@@ -154,8 +154,8 @@ impl World {
         })
     }
 
-    /// How long a run takes. A request arrives within the upstream timeout and half of the grace, or never: that
-    /// is what reconciliation relies on.
+    /// Chooses the times of a run. A request arrives within the upstream timeout and half of the
+    /// grace, or never: reconciliation relies on that.
     fn times(&self, node: usize) -> Times {
         let Some(planned) = self.plan.nodes.get(node) else { return Times::default() };
         let (run_max, grace) = (micros(planned.run_max), micros(planned.terms.grace));
@@ -183,7 +183,7 @@ impl World {
     }
 }
 
-/// How long the parts of a run take.
+/// The durations of the parts of a run.
 #[derive(Clone, Copy, Debug, Default)]
 struct Times {
     arrival: Micros,
@@ -191,7 +191,7 @@ struct Times {
     answer: Micros,
 }
 
-/// The gateway's proxy in a simulated node: the service inside of the layer.
+/// The gateway's proxy in a simulated node: the service inside the layer.
 #[derive(Clone, Debug)]
 pub struct Proxy {
     world: Arc<World>,
@@ -199,19 +199,19 @@ pub struct Proxy {
     incarnation: u64,
 }
 
-/// The connection to the upstream broke.
+/// The error for a broken connection to the upstream.
 #[derive(Debug, thiserror::Error)]
 #[error("the connection to the upstream broke")]
 pub struct Broken;
 
 impl Proxy {
-    /// The proxy of one process.
+    /// Creates the proxy of one process.
     #[must_use]
     pub fn new(world: &Arc<World>, node: usize, incarnation: u64) -> Self {
         Self { world: Arc::clone(world), node, incarnation }
     }
 
-    /// The work of a route whose effect commits with its outcome.
+    /// Does the work of a route whose effect commits with its outcome.
     async fn transact(self, mut parts: Parts, run: RunNumber, text: String) -> Response<Body> {
         let Ok(running) = InTransaction::from_request_parts(&mut parts, &()).await else {
             self.world.history.run_ended(self.world.now(), run);
@@ -229,7 +229,8 @@ impl Proxy {
         }
     }
 
-    /// Commits the effect with the completion. `None` if the answer got lost; whether it committed is open then.
+    /// Commits the effect with the completion. Returns `None` if the answer was lost; then it is
+    /// open whether it committed.
     async fn commit(&self, run: RunNumber, attempt: Attempt, done: Completion) -> Option<bool> {
         let world = Arc::clone(&self.world);
         let (noise, cut) = (world.noise_per_mille(), world.is_cut(self.node).is_some());
@@ -281,7 +282,7 @@ where
 
     fn call(&mut self, request: Request<RequestBody<Req>>) -> Self::Future {
         let (parts, body) = request.into_parts();
-        // A keyed request was read whole; its body is there at once.
+        // A keyed request was read whole, so its body is available at once.
         let is_whole = body.collect().now_or_never().is_some_and(|read| read.is_ok());
         let asked = asked(&parts);
         let mode = Mode::ALL.into_iter().find(|mode| mode.path() == parts.uri.path());
@@ -345,7 +346,7 @@ fn respond(exchange: &Exchange) -> Result<Response<Body>, Broken> {
     })
 }
 
-/// What a handler says that panics on purpose.
+/// The message of a planned panic in a handler.
 pub const SIMULATED_PANIC: &str = "a simulated panic of a handler";
 
 fn answer(status: StatusCode, text: &str) -> Response<Body> {

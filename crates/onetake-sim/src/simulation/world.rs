@@ -1,4 +1,5 @@
-//! What all processes of a simulation share: time, the network, the store's server, the upstream, the disks.
+//! The state that all processes of a simulation share: time, the network, the store's server, the
+//! upstream, the disks.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -16,9 +17,9 @@ use super::timeline::{Micros, Place, Timeline};
 pub struct World {
     /// The plan.
     pub plan: Plan,
-    /// Time.
+    /// The time.
     pub timeline: Arc<Timeline>,
-    /// What happened.
+    /// The history.
     pub history: History,
     /// The store's server.
     pub backend: Backend,
@@ -30,10 +31,10 @@ pub struct World {
     calm: AtomicBool,
 }
 
-/// What is wrong between the nodes and the store.
+/// The state of the network between the nodes and the store.
 #[derive(Debug)]
 struct Links {
-    /// Until when a node cannot reach the store, and whether its calls hang.
+    /// Nodes for which the store is unreachable: the end of the outage, and true if calls hang.
     cut: BTreeMap<usize, (Micros, bool)>,
     noise_until: Micros,
     noise_per_mille: u64,
@@ -41,7 +42,7 @@ struct Links {
 }
 
 impl World {
-    /// A world in which nothing has happened yet.
+    /// Creates a world without events.
     #[must_use]
     pub fn new(plan: Plan, traces: bool) -> Arc<Self> {
         let timeline = Timeline::new(plan.seed);
@@ -64,13 +65,13 @@ impl World {
         })
     }
 
-    /// The present moment.
+    /// Returns the present time.
     #[must_use]
     pub fn now(&self) -> Micros {
         self.timeline.now()
     }
 
-    /// Decides something by the stream of this name.
+    /// Makes a decision with the random stream of this name.
     pub fn decide<T>(&self, stream: &str, decide: impl FnOnce(&mut Random) -> T) -> T {
         let mut streams = self.streams.lock().unwrap_or_else(PoisonError::into_inner);
         let seed = self.plan.seed;
@@ -81,24 +82,24 @@ impl World {
         decide(random)
     }
 
-    /// Says that a process has something to do.
+    /// Records that a process has work.
     pub fn mark_busy(&self, place: Place) {
         if let Some(busy) = self.busy.get(place) {
             busy.store(true, Ordering::Relaxed);
         }
     }
 
-    /// Whether a process has something to do. The question counts as the beginning of doing it.
+    /// Returns true if a process has work, and clears that mark.
     pub(super) fn take_busy(&self, place: Place) -> bool {
         self.busy.get(place).is_some_and(|busy| busy.swap(false, Ordering::Relaxed))
     }
 
-    /// Whether a process has something to do.
+    /// Returns true if a process has work.
     pub(super) fn is_busy(&self, place: Place) -> bool {
         self.busy.get(place).is_some_and(|busy| busy.load(Ordering::Relaxed))
     }
 
-    /// Ends all faults: from now on everything must come to its end.
+    /// Ends all faults. From now on, everything must come to an end.
     pub fn calm_down(&self) {
         self.calm.store(true, Ordering::Relaxed);
         let mut links = self.links();
@@ -107,13 +108,13 @@ impl World {
         links.noise_until = 0;
     }
 
-    /// Whether all faults are over.
+    /// Returns true if all faults are over.
     #[must_use]
     pub fn is_calm(&self) -> bool {
         self.calm.load(Ordering::Relaxed)
     }
 
-    /// Cuts a node off from the store.
+    /// Makes the store unreachable for a node.
     pub fn cut_store(&self, node: usize, length: Micros, hangs: bool) {
         let until = self.now().saturating_add(length);
         self.links().cut.insert(node, (until, hangs));
@@ -126,25 +127,25 @@ impl World {
         (links.noise_until, links.noise_per_mille) = (until, per_mille);
     }
 
-    /// Lets a node's store report damage, or not any more.
+    /// Sets or clears the damage of a node's store.
     pub fn set_corrupt(&self, node: usize, is_corrupt: bool) {
         self.links().corrupt.insert(node, is_corrupt);
     }
 
-    /// Whether a node's store reports damage.
+    /// Returns true if a node's store reports damage.
     #[must_use]
     pub fn is_corrupt(&self, node: usize) -> bool {
         self.links().corrupt.get(&node).copied().unwrap_or(false)
     }
 
-    /// Whether a node is cut off from the store, and then whether its calls hang.
+    /// Returns whether calls of a node hang, if the store is unreachable for it; `None` otherwise.
     #[must_use]
     pub fn is_cut(&self, node: usize) -> Option<bool> {
         let now = self.now();
         self.links().cut.get(&node).filter(|(until, _)| *until > now).map(|(_, hangs)| *hangs)
     }
 
-    /// In how many of a thousand calls the store misbehaves now.
+    /// Returns the number of calls in a thousand in which the store misbehaves now.
     #[must_use]
     pub fn noise_per_mille(&self) -> u64 {
         if self.is_calm() {

@@ -1,8 +1,9 @@
-//! The history of a simulation, and the invariants that it is held to.
+//! The history of a simulation, and the invariants that it is checked against.
 //!
-//! The history sees what no engine sees: every change of the store in the order in which it happened, every run
-//! and effect of the upstream, and every response. Each event is checked when it happens, against the words of the
-//! design and not by the engine's own functions. The first violation ends the simulation.
+//! The history sees more than any engine: every change of the store in the order in which it
+//! happened, every run and effect of the upstream, and every response. Each event is checked when
+//! it happens, by the text of the design and not by the engine's own functions. The first violation
+//! ends the simulation.
 
 mod responses;
 mod runs;
@@ -23,14 +24,14 @@ pub use responses::{Asked, Heard};
 pub use runs::{RunNumber, Truth};
 pub use store::Actor;
 
-/// An invariant that was broken, and how.
+/// A broken invariant.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Violation {
     /// The name of the invariant.
     pub invariant: &'static str,
-    /// What happened.
+    /// A description of the violation.
     pub what: String,
-    /// When.
+    /// The time.
     pub at: Micros,
 }
 
@@ -41,12 +42,12 @@ impl fmt::Display for Violation {
     }
 }
 
-/// Everything that happened so far.
+/// All events so far.
 pub struct History {
     facts: Mutex<Facts>,
 }
 
-/// What is known.
+/// The state of the history.
 pub(super) struct Facts {
     violation: Option<Violation>,
     hash: u64,
@@ -54,39 +55,41 @@ pub(super) struct Facts {
     trace: Option<Vec<String>>,
     keys: BTreeMap<RecordId, KeyHistory>,
     runs: Vec<runs::Run>,
-    /// What each operation asks for, by tenant and key: to tell a false mismatch.
+    /// The payloads of each operation, by tenant and key, to detect a false mismatch.
     payloads: BTreeMap<(u8, String), BTreeSet<u8>>,
     /// Attempts whose earlier attempt could not be rolled back: they must not start.
     not_rolled_back: BTreeSet<AttemptId>,
-    /// Processes that ended without warning, or without a journal for what they could not write.
+    /// Processes that crashed, or that ended without a journal for unsaved outcomes.
     lossy: BTreeSet<(usize, u64)>,
-    /// Until when each process that shuts down waits for operations that run.
+    /// The times until which processes that shut down wait for running operations.
     patient_until: BTreeMap<(usize, u64), Micros>,
     clocks_agree: bool,
-    /// Whether nothing goes wrong between the nodes and the store.
+    /// True if nothing goes wrong between the nodes and the store.
     is_faultless: bool,
-    /// For how long each node renews a lease.
+    /// The time for which each node renews a lease.
     run_max: Vec<Duration>,
-    /// By how much the store's clock is set back in all.
+    /// The total by which the store's clock is set back.
     set_back: Micros,
     cache_age_max: Micros,
 }
 
-/// What is known of one key.
+/// The history of one key.
 #[derive(Default)]
 struct KeyHistory {
-    /// As the store holds it, expired or not.
+    /// The record in the store, expired or not.
     record: Option<Record>,
     fence_max: u64,
     grants: Vec<Grant>,
     recorded: Vec<Recorded>,
-    /// Intervals in which the outcome was unknown, or failed: from when, and until when.
+    /// Intervals in which the outcome was unknown or failed: beginning and end.
     refused: Vec<(Micros, Micros)>,
     released: BTreeSet<AttemptId>,
     promised: BTreeSet<AttemptId>,
-    /// When an operator last forgot it: what happened before does not count for what is asked later.
+    /// The time at which an operator last forgot the key. Earlier events do not count for later
+    /// requests.
     forgotten_at: Option<Micros>,
-    /// The store cannot tell the attempts of nodes that are gone: their claims are nobody's fault.
+    /// The processes that claimed the attempts, so that checks can leave out processes that are
+    /// gone.
     owners: BTreeMap<AttemptId, Actor>,
 }
 
@@ -95,25 +98,25 @@ struct KeyHistory {
 struct Grant {
     attempt: AttemptId,
     fence: u64,
-    /// Names the life of the key.
+    /// Identifies one use of the key, until its expiry.
     created_at: Timestamp,
     on_unknown: OnUnknown,
 }
 
-/// An outcome that was recorded, and when it could be shown.
+/// A recorded outcome, and the time in which it may be shown.
 struct Recorded {
     body: Bytes,
     from: Micros,
-    /// When it expires, or was forgotten.
+    /// The time at which it expires or was forgotten.
     until: Micros,
     attempt: AttemptId,
-    /// The node that forgot it, and when its operator was told so: from then on the node must not show it. Others
-    /// may for as long as they remember it.
+    /// The node that forgot it, and the time at which its operator got the answer. From then on
+    /// that node must not show it. Other nodes may show it while it is in their caches.
     forgotten_by: Option<(usize, Micros)>,
 }
 
 impl History {
-    /// An empty history.
+    /// Creates an empty history.
     #[must_use]
     pub fn new(plan: &Plan, traces: bool) -> Self {
         let set_clocks = plan.faults.iter().any(|planned| {
@@ -144,59 +147,59 @@ impl History {
         Self { facts: Mutex::new(facts) }
     }
 
-    /// Notes an event: it becomes part of the trace and of its hash.
+    /// Records an event: it becomes part of the trace and of its hash.
     pub fn event(&self, at: Micros, kind: &str, numbers: &[u64], text: impl FnOnce() -> String) {
         self.lock().event(at, kind, numbers, text);
     }
 
-    /// Notes that an invariant was broken. Only the first violation counts.
+    /// Records a violation. Only the first one counts.
     pub fn violate(&self, at: Micros, invariant: &'static str, what: String) {
         self.lock().violate(at, invariant, what);
     }
 
-    /// The violation, if there is one.
+    /// Returns the violation, if there is one.
     #[must_use]
     pub fn violation(&self) -> Option<Violation> {
         self.lock().violation.clone()
     }
 
-    /// Whether an invariant was broken.
+    /// Returns true if an invariant was broken.
     #[must_use]
     pub fn is_violated(&self) -> bool {
         self.lock().violation.is_some()
     }
 
-    /// A digest of everything that happened, in its order.
+    /// Returns a digest of all events, in their order.
     #[must_use]
     pub fn hash(&self) -> u64 {
         self.lock().hash
     }
 
-    /// How much happened.
+    /// Returns the number of events.
     #[must_use]
     pub fn events(&self) -> u64 {
         self.lock().events
     }
 
-    /// The events as text, where they are kept.
+    /// Returns the events as text, if they are kept.
     #[must_use]
     pub fn take_trace(&self) -> Vec<String> {
         self.lock().trace.take().unwrap_or_default()
     }
 
-    /// Says that a client will ask for a payload.
+    /// Records that a client will send a payload.
     pub fn will_ask(&self, tenant: u8, key: &str, payload: u8) {
         let mut facts = self.lock();
         facts.payloads.entry((tenant, key.to_owned())).or_default().insert(payload);
     }
 
-    /// All keys that the store has heard of.
+    /// Returns all keys that the store knows.
     #[must_use]
     pub fn ids(&self) -> Vec<RecordId> {
         self.lock().keys.keys().copied().collect()
     }
 
-    /// Keys whose attempt still runs, by the store.
+    /// Returns the keys whose attempt still runs, by the store.
     #[must_use]
     pub fn unfinished(&self) -> Vec<(RecordId, &'static str)> {
         let facts = self.lock();
@@ -205,7 +208,8 @@ impl History {
         running.map(|(id, record)| (id, record.state.name())).collect()
     }
 
-    /// Keys whose lease ended although their attempt, of a process that still lives, was never started.
+    /// Returns the keys whose lease ended although their attempt, of a process that still lives,
+    /// never started.
     #[must_use]
     pub fn unknown_but_never_started(&self, of: Actor) -> Vec<(RecordId, AttemptId)> {
         let facts = self.lock();
@@ -221,12 +225,12 @@ impl History {
             .collect()
     }
 
-    /// An earlier attempt could not be rolled back.
+    /// Records that an earlier attempt could not be rolled back.
     pub fn not_rolled_back(&self, attempt: AttemptId) {
         self.lock().not_rolled_back.insert(attempt);
     }
 
-    /// An operator was told by a node that an outcome is forgotten.
+    /// Records that a node answered an operator that an outcome is forgotten.
     pub fn told_forgotten(&self, at: Micros, node: usize, id: RecordId, attempt: AttemptId) {
         let mut facts = self.lock();
         for recorded in facts.key(id).recorded.iter_mut().filter(|it| it.attempt == attempt) {
@@ -236,20 +240,22 @@ impl History {
         }
     }
 
-    /// A process ended, and with it what it had not written.
+    /// Records that a process ended, and lost its unsaved outcomes.
     pub fn lost_process(&self, node: usize, incarnation: u64) {
         self.lock().lossy.insert((node, incarnation));
     }
 
-    /// A process shuts down. It waits until then for operations that run, and keeps nothing of those that take longer.
+    /// Records that a process shuts down. It waits until `patient_until` for running operations,
+    /// and keeps nothing of those that take longer.
     pub fn shuts_down(&self, node: usize, incarnation: u64, patient_until: Micros) {
         let mut facts = self.lock();
         let until = facts.patient_until.entry((node, incarnation)).or_insert(Micros::MAX);
         *until = patient_until.min(*until);
     }
 
-    /// Runs that had answered, although the store does not have their outcome, and the process that had it neither
-    /// crashed, nor ended without a journal, nor had waited for them for as long as it was told to.
+    /// Returns runs that had answered, but whose outcome the store does not have. Runs are left out
+    /// if their process crashed, ended without a journal, or had waited for them for its whole
+    /// patience.
     #[must_use]
     pub fn lost_outcomes(&self) -> Vec<(RecordId, RunNumber)> {
         let facts = self.lock();
@@ -308,18 +314,18 @@ impl Facts {
     }
 }
 
-/// What a run writes as its outcome: a client can tell from it whose outcome it got.
+/// Returns the outcome text of a run. A client can see from it whose outcome it got.
 #[must_use]
 pub fn outcome_text(tenant: u8, key: &str, payload: u8, run: usize, word: &str) -> String {
     format!("{tenant}|{key}|{payload}|{run}|{word}")
 }
 
-/// How an outcome for this client begins.
+/// Returns the beginning of the outcomes for this client.
 fn outcome_prefix(tenant: u8, key: &str, payload: u8) -> String {
     format!("{tenant}|{key}|{payload}|")
 }
 
-/// The key that an operation is known by.
+/// Returns the key of an operation.
 #[must_use]
 pub fn key_text(operation: usize, mode: Mode) -> String {
     format!("operation-{operation:04}{}", mode.path().replace('/', "-"))

@@ -1,4 +1,4 @@
-//! Checks of what clients are told.
+//! Checks of the responses to clients.
 
 use bytes::Bytes;
 use onetake_core::{RecordId, State};
@@ -7,10 +7,11 @@ use super::{Actor, Facts, History, outcome_prefix};
 use crate::simulation::plan::Mode;
 use crate::simulation::timeline::{Micros, SECOND};
 
-/// How long a claim may be under way. Whoever joins it is told what the store said before the request was sent.
+/// The maximum duration of a claim. A caller that joins it gets an answer of the store from before
+/// its request was sent.
 const CLAIM_MAX: Micros = 5 * SECOND;
 
-/// What a client asked for.
+/// A request of a client.
 #[derive(Clone, Debug)]
 pub struct Asked {
     /// The operation's number.
@@ -23,13 +24,13 @@ pub struct Asked {
     pub key: String,
     /// The payload.
     pub payload: u8,
-    /// For how many seconds the client would rather wait.
+    /// The number of seconds that the client prefers to wait.
     pub wait_seconds: Option<u32>,
-    /// When it was sent.
+    /// The time at which it was sent.
     pub sent_at: Micros,
 }
 
-/// What a client was told.
+/// A response to a client.
 #[derive(Clone, Debug)]
 pub struct Heard {
     /// The node that answered.
@@ -40,19 +41,20 @@ pub struct Heard {
     pub code: Option<String>,
     /// The key's reference.
     pub reference: Option<String>,
-    /// Where the outcome can be fetched later.
+    /// The address of the outcome, for later.
     pub location: Option<String>,
-    /// Whether it says that the operation still runs.
+    /// True if it says that the operation still runs.
     pub is_running: bool,
-    /// Whether it is marked as a replay.
+    /// True if it is marked as a replay.
     pub is_replay: bool,
     /// The body.
     pub body: Bytes,
 }
 
 impl Heard {
-    /// Whether it is an outcome of the operation: not a problem, nor "come back later", nor a response that says
-    /// that nothing was done. The last is an outcome where it is replayed: it was promised one.
+    /// Returns true if it is an outcome of the operation: not a problem, not a 202, and not a
+    /// response that says that nothing was done. The last is an outcome if it is replayed: then an
+    /// outcome had been promised.
     #[must_use]
     pub fn is_outcome(&self) -> bool {
         let is_first = matches!(self.status, 200 | 402);
@@ -61,7 +63,7 @@ impl Heard {
 }
 
 impl History {
-    /// A client heard something.
+    /// Records and checks a response.
     pub fn heard(&self, at: Micros, asked: &Asked, heard: &Heard) {
         let facts = &mut *self.lock();
         let Asked { operation, tenant, ref key, payload, .. } = *asked;
@@ -90,14 +92,14 @@ impl History {
 }
 
 impl Facts {
-    /// The record that a reference names.
+    /// Returns the record that a reference names.
     fn referred(&self, reference: Option<&str>) -> Option<RecordId> {
         let reference = reference?;
         self.keys.keys().copied().find(|id| id.reference().to_string() == reference)
     }
 
-    /// An outcome is the client's own (S8, S9), is what the store held at some time between the question and the
-    /// answer (S4, S6), and comes from a run of it (S17).
+    /// Checks that an outcome is the client's own (S8, S9), that the store held it at some time
+    /// between request and response (S4, S6), and that a run of the operation produced it (S17).
     fn check_outcome(&mut self, at: Micros, asked: &Asked, heard: &Heard) {
         let Asked { mode, tenant, ref key, payload, sent_at, .. } = *asked;
         let text = String::from_utf8_lossy(&heard.body).into_owned();
@@ -117,11 +119,12 @@ impl Facts {
             self.violate(at, "S6", format!("{key} was answered without a known reference"));
             return;
         };
-        // Nodes count how long they remember an outcome by clocks that are a little too slow.
+        // Nodes measure the age of a cached outcome by clocks that are a little too slow.
         let drift = self.cache_age_max / 50;
         let was_recorded = self.keys.get(&id).is_some_and(|history| {
             history.recorded.iter().any(|it| {
-                // The node that forgot it does not show it to requests that were sent after it said so.
+                // The node that forgot it does not show it to requests that were sent after its
+                // answer to the operator.
                 let until = match it.forgotten_by {
                     Some((node, at)) if node == heard.node => it.until.min(at),
                     _ => it.until,
@@ -135,7 +138,7 @@ impl Facts {
         }
     }
 
-    /// That an attempt failed or is unknown is said only where the store says so.
+    /// Checks that an attempt is reported as failed or unknown only if the store says so.
     fn check_refusal(&mut self, at: Micros, asked: &Asked, heard: &Heard) {
         let Some(id) = self.referred(heard.reference.as_deref()) else { return };
         let is_true = self.keys.get(&id).is_some_and(|history| {
@@ -143,7 +146,8 @@ impl Facts {
                 *from <= at && until.saturating_add(CLAIM_MAX) >= asked.sent_at
             })
         });
-        // A service that fails in the middle says so itself; and a handle says that its attempt was released.
+        // A service that fails in the middle reports that itself. A handle reports that its attempt
+        // was released.
         let text = String::from_utf8_lossy(&heard.body);
         let exceptions = ["failed in the middle", "ended without an outcome"];
         if !is_true && !exceptions.iter().any(|exception| text.contains(exception)) {
@@ -152,8 +156,8 @@ impl Facts {
         }
     }
 
-    /// Whoever was told 202 by the node that runs the attempt was promised that it is not released. Another node
-    /// cannot promise that: a release may be on its way to the store.
+    /// Records the promise of a 202. The node that runs the attempt promises that it is not
+    /// released. Another node cannot promise that: a release may be on its way to the store.
     fn promised(&mut self, heard: &Heard) {
         let Some(id) = self.referred(heard.reference.as_deref()) else { return };
         let key = self.key(id);

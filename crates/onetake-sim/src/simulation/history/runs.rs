@@ -13,17 +13,17 @@ pub type RunNumber = usize;
 /// One call of the upstream.
 pub(super) struct Run {
     pub(super) number: RunNumber,
-    /// `None` if it is not recorded: its route is fail-open, and the store could not be reached.
+    /// `None` if it is not recorded: its route is fail-open, and the store was unreachable.
     pub(super) attempt: Option<Attempt>,
     tenant: u8,
     key: String,
     payload: u8,
     pub(super) effect: Option<Micros>,
-    /// Whether the upstream has heard of it.
+    /// True if the request has arrived at the upstream.
     has_arrived: bool,
-    /// When its node got its outcome.
+    /// The time at which its node got its outcome.
     pub(super) answered_at: Option<Micros>,
-    /// Whether it can still have an effect.
+    /// True if it can still have an effect.
     is_open: bool,
     text: String,
 }
@@ -34,10 +34,10 @@ impl Run {
     }
 }
 
-/// What became of an operation.
+/// The truth about an operation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Truth {
-    /// It had its effect: this is its outcome.
+    /// It had its effect: the outcome.
     Done(String),
     /// It is being worked on.
     Working,
@@ -48,7 +48,7 @@ pub enum Truth {
 }
 
 impl History {
-    /// A node starts a run. Its number, and the outcome that it would have.
+    /// Records that a node starts a run. Returns its number, and the outcome that it would have.
     pub fn started(
         &self,
         at: Micros,
@@ -91,7 +91,7 @@ impl History {
         (number, text)
     }
 
-    /// A run has its effect now.
+    /// Records that a run has its effect now.
     pub fn effect(&self, at: Micros, number: RunNumber) {
         let facts = &mut *self.lock();
         facts.event(at, "effect", &[number as u64], || format!("run {number}"));
@@ -101,7 +101,7 @@ impl History {
         facts.check_effect(at, number, &attempt);
     }
 
-    /// A run cannot have an effect any more, or never had one.
+    /// Records that a run can no longer have an effect, or never had one.
     pub fn run_ended(&self, at: Micros, number: RunNumber) {
         let facts = &mut *self.lock();
         facts.event(at, "run_ended", &[number as u64], || format!("run {number}"));
@@ -110,7 +110,7 @@ impl History {
         }
     }
 
-    /// The upstream has heard of a run.
+    /// Records that a run has arrived at the upstream.
     pub fn arrived(&self, at: Micros, number: RunNumber) {
         let facts = &mut *self.lock();
         facts.event(at, "arrived", &[number as u64], || format!("run {number}"));
@@ -119,7 +119,7 @@ impl History {
         }
     }
 
-    /// The node has the outcome of a run in hand.
+    /// Records that the node has received the outcome of a run.
     pub fn answered(&self, at: Micros, number: RunNumber) {
         let facts = &mut *self.lock();
         facts.event(at, "answered", &[number as u64], || format!("run {number}"));
@@ -128,7 +128,7 @@ impl History {
         }
     }
 
-    /// The truth about a record's present life, as far as the upstream can tell.
+    /// Returns the truth about the present use of a key, as far as the upstream knows.
     #[must_use]
     pub fn truth(&self, id: RecordId, created_at: Timestamp) -> Truth {
         let facts = self.lock();
@@ -210,12 +210,12 @@ impl Facts {
         }
     }
 
-    /// Whether a run of this kind, with this outcome, had an effect that nothing records.
+    /// Returns true if a run with this outcome ran without a record.
     pub(super) fn is_unrecorded(&self, text: &str) -> bool {
         self.runs.iter().any(|run| run.attempt.is_none() && run.text == text)
     }
 
-    /// Whether any run was asked for this.
+    /// Returns true if there was a run for this request.
     pub(super) fn ran(&self, tenant: u8, key: &str, payload: u8, text: &str) -> bool {
         self.runs.iter().any(|run| {
             run.tenant == tenant

@@ -8,10 +8,10 @@ use onetake_core::{Claim, OnUnknown, Record, RecordId, Settlement, State, Timest
 use super::{Facts, Grant, History, Recorded};
 use crate::simulation::timeline::Micros;
 
-/// Who changed the store.
+/// The author of a change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Actor {
-    /// A process of a node: the node, and how often it has been started.
+    /// A process of a node: the node, and the number of its start.
     Node(usize, u64),
     /// The opening of a store that one process owns.
     Opening,
@@ -27,7 +27,7 @@ impl Actor {
 }
 
 impl History {
-    /// The store decided a claim.
+    /// Records and checks a decision about a claim.
     pub fn claimed(
         &self,
         at: Micros,
@@ -53,7 +53,7 @@ impl History {
         facts.written(at, claim.id, after, None, store_now);
     }
 
-    /// The store decided a settlement.
+    /// Records and checks a decision about a settlement.
     pub fn settled(
         &self,
         at: Micros,
@@ -97,7 +97,7 @@ impl History {
         facts.written(at, settlement.id, after, forgotten_by, store_now);
     }
 
-    /// The store deleted what had expired: `left` are the records that are still there.
+    /// Records and checks a sweep: `is_left` is true for the records that still exist.
     pub fn swept(
         &self,
         at: Micros,
@@ -172,7 +172,8 @@ impl Facts {
         }
     }
 
-    /// A claim was sent again, and granted again: the attempt still runs, and it is the same grant.
+    /// Checks a claim that was sent again and granted again: the attempt still runs, and it is the
+    /// same grant.
     fn granted_again(&mut self, at: Micros, claim: &Claim, fence: u64, before: &Record) {
         let id = claim.id;
         if fence != before.fence.get() {
@@ -188,7 +189,7 @@ impl Facts {
         }
     }
 
-    /// An attempt is known to have had no effect.
+    /// Records and checks a release: the attempt is known to have had no effect.
     fn released(&mut self, at: Micros, settlement: &Settlement) {
         let Settlement { id, attempt, .. } = settlement;
         let key = self.key(*id);
@@ -198,7 +199,7 @@ impl Facts {
             .grants
             .iter()
             .any(|grant| grant.attempt == *attempt && grant.on_unknown == OnUnknown::Rollback);
-        // What never started can be released: its handle says that a retry runs it.
+        // An attempt that never started can be released: its handle says that a retry runs it.
         let has_started = self.runs.iter().any(|run| run.is_of(*id, *attempt));
         let by_others = self.is_settled_by_others(settlement);
         if is_promised && has_started && !rolls_back && self.clocks_agree && !by_others {
@@ -211,8 +212,8 @@ impl Facts {
         }
     }
 
-    /// An attempt is passed over only after its lease and grace, by whoever does not run it; and not at all where
-    /// nothing hinders its owner.
+    /// Checks that the reaper or another node ends a running attempt only after its lease and
+    /// grace, and not at all if nothing hinders its owner.
     fn check_passing_over(
         &mut self,
         at: Micros,
@@ -231,7 +232,7 @@ impl Facts {
         if !passes_over {
             return;
         }
-        // A lease is renewed for no longer than its operation may run.
+        // A lease is renewed only for the maximum duration of its operation.
         let run_max = match owner {
             Some(Actor::Node(node, _)) => self.run_max.get(node).copied().unwrap_or_default(),
             _ => Duration::ZERO,
@@ -246,13 +247,13 @@ impl Facts {
         }
     }
 
-    /// Whether the record was unknown: then a reconciler or an operator may release it.
+    /// Returns true if the record was unknown: then a reconciler or an operator may release it.
     fn is_settled_by_others(&self, settlement: &Settlement) -> bool {
         let record = self.keys.get(&settlement.id).and_then(|key| key.record.as_ref());
         record.is_some_and(|record| matches!(record.state, State::Unknown { .. }))
     }
 
-    /// A record is as it is from now on.
+    /// Records the new state of a record.
     fn written(
         &mut self,
         at: Micros,
@@ -274,7 +275,7 @@ impl Facts {
             || before.as_ref().map(|record| record.fence) != after.map(|it| it.fence);
         let broken = final_before.is_some() && changed && !forgets;
         if changed {
-            // A forgotten outcome may be in the memory of other nodes for a while.
+            // A forgotten outcome may be in the caches of other nodes for a while.
             let until = if forgets { at.saturating_add(cache_age) } else { at };
             if let Some(open) = key.recorded.last_mut().filter(|it| it.forgotten_by.is_none()) {
                 open.until = open.until.min(until);
@@ -311,7 +312,8 @@ fn is_open(state: &State) -> bool {
     matches!(state, State::Running { .. } | State::Unknown { .. })
 }
 
-/// Whether a record counts as absent. Written from the design, not called from the code under test.
+/// Returns true if a record counts as absent. This is written from the design, and does not call
+/// the code under test.
 fn is_expired(record: &Record, now: Timestamp) -> bool {
     let hour = std::time::Duration::from_secs(3_600);
     let ttl = record.terms.ttl;

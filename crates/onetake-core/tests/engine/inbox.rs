@@ -156,6 +156,17 @@ async fn a_delivery_whose_database_was_unreachable_is_no_try() {
     }
 }
 
+/// The store answers again while the inbox still asks for earlier tries: the work runs.
+#[tokio::test]
+async fn a_short_outage_delays_a_delivery() {
+    for outage in [Duration::from_millis(300), Duration::from_secs(3)] {
+        let world = World::new();
+        let received = world.deliver(outage).await;
+        let Received::Failed { attempts, error, .. } = received else { panic!("{received:?}") };
+        assert_eq!((attempts, error), (1, Some("cannot be dealt with")));
+    }
+}
+
 /// The work itself reports that its database was unreachable.
 #[tokio::test]
 async fn work_that_could_not_begin_is_no_try() {

@@ -23,7 +23,7 @@ use super::reader::Value;
 use super::table::table;
 
 const ANY: (usize, usize) = (0, usize::MAX);
-/// The most secrets of one kind: the one in use, and the ones before it.
+/// Maximum number of secrets of one kind: the one in use, and older ones.
 const SECRETS_MAX: usize = 8;
 
 table! {
@@ -146,7 +146,7 @@ impl Token {
     /// A token; `None` if it is too short, too long, or has other than visible ASCII characters.
     #[must_use]
     pub fn new(text: &str) -> Option<Self> {
-        // A shorter token could be guessed, even at the few guesses that are let through.
+        // A shorter token could be guessed, even within the rate limit.
         let fits = (16..=512).contains(&text.len());
         (fits && text.bytes().all(|byte| byte.is_ascii_graphic())).then(|| Self(text.to_owned()))
     }
@@ -259,7 +259,7 @@ fn parse_sink(text: &str) -> Result<Sink, Fault> {
     }
 }
 
-/// A prefix is the beginning of a subject: the words in front of its last dot are whole.
+/// Checks a subject prefix: all words before its last dot must be complete.
 fn parse_prefix(text: &str) -> Result<String, Fault> {
     let plain = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
     let whole = !text.starts_with('.') && !text.contains("..");

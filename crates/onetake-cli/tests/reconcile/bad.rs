@@ -1,11 +1,11 @@
-//! Reconcilers that are no help: each leaves a clear state, and none is in the way of others.
+//! Reconcilers that are no help: each leaves a clear state, and none delays the others.
 
 use crate::desk::{Desk, Says, http};
 use crate::{PATIENT, World};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn bad_answers_settle_nothing_until_the_limit() {
-    // Long enough for those who answer; those who never do are asked once.
+    // Long enough for services that respond. Those that never do are asked once.
     let world = World::start("timeout = \"2s\", give_up_after = \"1s\"", "").await;
     let elsewhere = Desk::start().await;
     let redirect = |to: &str| http(&format!("307 Away\r\nlocation: {to}"), b"");

@@ -1,4 +1,5 @@
-//! Who is asked what became of an attempt, behind TLS: met as upstreams are, and told nothing before it is known.
+//! Reconciliation over TLS, with the settings of upstreams: nothing is sent before the service is
+//! verified.
 
 use onetake_sim::blackbox::Target;
 use onetake_sim::client::Client;

@@ -355,7 +355,7 @@ async fn serve(config: Config, patience: Duration, export: &Export) -> Result<()
     let store = config.store.url.to_string();
     if config.admin.token.is_none() && std::env::var_os("ONETAKE_ADMIN_TOKEN").is_some() {
         tracing::warn!(
-            "ONETAKE_ADMIN_TOKEN is set, and no token is configured: the admin API asks for none. Write \
+            "ONETAKE_ADMIN_TOKEN is set, but no token is configured: the admin API needs none. Write \
              token = {{ env = \"ONETAKE_ADMIN_TOKEN\" }} below [admin]"
         );
     }
@@ -384,7 +384,9 @@ async fn serve(config: Config, patience: Duration, export: &Export) -> Result<()
     };
     match drained {
         Ok(true) => tracing::info!("drained"),
-        Ok(false) => tracing::warn!("gave up waiting: what was still running is unknown from now"),
+        Ok(false) => tracing::warn!(
+            "drain timeout: operations that were still running have an unknown outcome now"
+        ),
         Err(error) => return Err(Failed(format!("the store could not be closed: {error}"), 1)),
     }
     Ok(())

@@ -112,9 +112,9 @@ fn word(weight: Weight) -> &'static str {
 
 fn conclusion(worst: Weight) -> &'static str {
     match worst {
-        Weight::Fine => "Nothing stands against the promise.",
-        Weight::Weak => "The promise holds; what is weak could be better.",
-        Weight::Broken => "The promise does not hold: see what is broken above.",
+        Weight::Fine => "No problems were found.",
+        Weight::Weak => "No setting is broken. See what is weak above.",
+        Weight::Broken => "Operations could be lost or repeated: see what is broken above.",
     }
 }
 
@@ -151,7 +151,7 @@ mod tests {
              → set both by NTP\n\
              fine       fsync is on\n\
              \n\
-             The promise does not hold: see what is broken above.\n"
+             Operations could be lost or repeated: see what is broken above.\n"
         );
     }
 

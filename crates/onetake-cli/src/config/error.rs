@@ -55,7 +55,7 @@ pub struct Problem {
     pub field: String,
     /// The value as written, shortened; absent if it is of no help or may be a secret.
     pub value: Option<String>,
-    /// What is wrong.
+    /// The error.
     pub what: String,
     /// How to fix it.
     pub fix: String,

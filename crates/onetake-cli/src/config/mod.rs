@@ -280,12 +280,12 @@ impl Config {
                 format!("route[{index}] ({} {}, preset \"{preset}\")", route.methods, route.path);
             if route.settings.policy.on_store_down == OnStoreDown::FailOpen {
                 warnings.push(format!(
-                    "{name} has on_store_down = \"fail-open\": while the store is away, every retry runs again"
+                    "{name} has on_store_down = \"fail-open\": while the store is unreachable, every retry runs again"
                 ));
             }
             if route.settings.policy.tenant == Tenant::ClientIp {
                 warnings.push(format!(
-                    "{name} has tenant = \"client-ip\": a client that changes its network is somebody else, and its retry runs again"
+                    "{name} has tenant = \"client-ip\": a client that changes its network is another tenant, and its retry runs again"
                 ));
             }
             if matches!(self.store.url, StoreUrl::Redis(_)) {

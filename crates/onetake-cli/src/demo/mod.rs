@@ -66,7 +66,7 @@ pub enum DemoError {
     /// The operating system did not give a port or a folder.
     #[error("cannot {what}: {source}")]
     Io {
-        /// What the demo wanted to do.
+        /// The action that failed.
         what: &'static str,
         /// The error of the operating system.
         #[source]

@@ -48,7 +48,7 @@ pub(super) struct Phone {
     counts: Counts,
 }
 
-/// What the customer of one tap was told.
+/// The confirmed charges of one tap.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Receipt {
     pub(super) order: u64,
@@ -57,7 +57,7 @@ pub(super) struct Receipt {
     pub(super) told: Vec<String>,
 }
 
-/// What the phone has counted so far.
+/// Counters of the phone so far.
 #[derive(Debug, Default)]
 pub(super) struct Counts {
     pub(super) requests: AtomicU64,

@@ -70,7 +70,7 @@ impl Readiness {
         });
         let found = looking.map(|looked| {
             looked
-                .unwrap_or_else(|_| Err("the look at the store ended without an answer".to_owned()))
+                .unwrap_or_else(|_| Err("the check of the store ended without a result".to_owned()))
         });
         Look { began, found: found.boxed().shared() }
     }

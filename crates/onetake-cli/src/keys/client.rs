@@ -134,13 +134,13 @@ impl Client {
         let (head, body) = answered.map_err(|(was_sent, why): (bool, String)| {
             none(if changes && was_sent {
                 format!(
-                    "the admin API at {} did not answer: {why}. It may have been done all the same: look with \
-                     `onetake keys get` before you try again",
+                    "the admin API at {} did not respond: {why}. The change may have been made: check with \
+                     `onetake keys get` before you retry",
                     self.base
                 )
             } else {
                 format!(
-                    "the admin API at {} cannot be asked: {why}. Is the gateway running? Name another with \
+                    "the admin API at {} cannot be reached: {why}. Is the gateway running? Name another with \
                      --admin URL",
                     self.base
                 )
@@ -154,18 +154,13 @@ impl Client {
         }
         let detail = read.as_ref().and_then(|problem| problem.get("detail")?.as_str());
         let mut what = detail.map_or_else(
-            || {
-                format!(
-                    "{} answered {}, and nothing that is of the admin API",
-                    self.base, head.status
-                )
-            },
+            || format!("{} answered {}, but it is not an admin API", self.base, head.status),
             str::to_owned,
         );
         if head.status.as_u16() == 401 {
             what = match self.token {
-                Some(_) => "The token is not the gateway's: look at --config FILE, or at ONETAKE_ADMIN_TOKEN.",
-                None => "The gateway asks for a token: name it with --config FILE, or set ONETAKE_ADMIN_TOKEN.",
+                Some(_) => "The token is wrong: check --config FILE, or ONETAKE_ADMIN_TOKEN.",
+                None => "The gateway requires a token: name it with --config FILE, or set ONETAKE_ADMIN_TOKEN.",
             }
             .to_owned();
         }
@@ -182,7 +177,7 @@ impl Client {
     /// Shows how many keys were read so far.
     pub(super) fn progress(&self, looked_at: u64) {
         if let Some(bar) = &self.bar {
-            bar.set_message(format!("{looked_at} keys looked at"));
+            bar.set_message(format!("{looked_at} keys read"));
             bar.tick();
         }
     }

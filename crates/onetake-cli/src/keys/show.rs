@@ -97,7 +97,7 @@ pub(super) fn counts(sums: &Value) -> String {
         .map(|state| vec![(*state).to_owned(), number(sums, state).to_string()])
         .collect();
     let mut out = table(&["STATE", "KEYS"], &rows);
-    let _infallible = writeln!(out, "{} keys looked at", number(sums, "looked_at"));
+    let _infallible = writeln!(out, "{} keys read", number(sums, "looked_at"));
     if number(sums, "unreadable") > 0 {
         let _infallible = writeln!(out, "{} could not be read", number(sums, "unreadable"));
     }
@@ -118,7 +118,7 @@ pub(super) fn audit(entries: &Value) -> String {
     };
     let rows: Vec<Vec<String>> = each(entries, "entries").map(row).collect();
     if rows.is_empty() {
-        return "nothing was done by hand\n".to_owned();
+        return "no operator actions\n".to_owned();
     }
     table(&["AT", "REFERENCE", "ACTION", "ENDED", "BEFORE", "BY", "REASON"], &rows)
 }
@@ -161,7 +161,11 @@ pub(super) fn life(life: &Value) -> String {
     }
     let replays = life.get("replays").unwrap_or(&none);
     let _infallible = match number(replays, "by_this_node") {
-        0 => writeln!(out, "{:<24}  not replayed by this node, as far as it remembers", ""),
+        0 => writeln!(
+            out,
+            "{:<24}  not replayed by this node since its start, as far as it counts",
+            ""
+        ),
         count => writeln!(
             out,
             "{:<24}  replayed {count} times by this node, the last time at {}",
@@ -207,7 +211,7 @@ fn events(life: &Value, key: &Value) -> Vec<(String, String)> {
         let claimed = format!("attempt {attempts} began (fence {fence})");
         events.push((text(attempt, "claimed_at"), claimed));
         let ended = match text(attempt, "state").as_str() {
-            "running" => format!("attempt {attempts} was passed over: nobody heard of it"),
+            "running" => format!("attempt {attempts} was passed over: its outcome never arrived"),
             state => format!("attempt {attempts} was {state}"),
         };
         events.push((text(attempt, "ended_at"), ended));

@@ -139,13 +139,13 @@ async fn deliver(config: RelayConfig) -> Result<(), Failed> {
     let (store, name) = (config.store.url.to_string(), sink.name());
     let relay = Relay::with(outbox, sink, clock, Arc::new(SystemRng), config.options);
     let metrics = metrics.map(|address| address.to_string()).unwrap_or_default();
-    tracing::info!(store, sink = name, place, metrics, "onetake relays");
+    tracing::info!(store, sink = name, place, metrics, "the relay is ready");
     let running = relay.run(stop.clone());
     tokio::pin!(running);
     tokio::select! {
         () = running.as_mut() => {}
         signal = stop_signal() => {
-            tracing::info!(signal, "draining: what is on its way is finished");
+            tracing::info!(signal, "draining: deliveries in progress are finished");
             stop.cancel();
         }
     }

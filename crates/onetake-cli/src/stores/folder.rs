@@ -34,7 +34,7 @@ pub(super) fn diagnose(folder: &Path, clock: &dyn Clock) -> io::Result<Diagnosis
     let micros = took.as_micros();
     findings.push(if took < UNBELIEVABLE {
         Finding::weak(
-            format!("a write is called durable after {micros} µs, faster than disks are"),
+            format!("a durable write takes only {micros} µs, which is faster than any disk"),
             "make sure that the disk, or the virtual machine's, does not ignore flushes",
         )
     } else if took > SLOW {
@@ -121,7 +121,8 @@ fn judge(folder: &Path) -> io::Result<(&'static str, Option<Finding>)> {
 }
 
 #[cfg(target_os = "linux")]
-const REMOTE: &str = "the filesystem is another machine's: locks and durable writes are what that machine makes of them";
+const REMOTE: &str =
+    "the filesystem is on another machine: locks and durable writes depend on that machine";
 
 #[cfg(not(target_os = "linux"))]
 fn judge(_: &Path) -> io::Result<(&'static str, Option<Finding>)> {

@@ -160,7 +160,7 @@ async fn open_journal(folder: PathBuf, of: [u8; 32], sealer: Sealer) -> Option<A
         Err(error) => {
             tracing::warn!(
                 folder = shown, %error,
-                "there is no journal: outcomes that the store does not take before this process ends will be unknown. Name a folder that can be written to below [store]: journal = \"FOLDER\""
+                "the journal folder cannot be used: outcomes that are unsaved at shutdown will be unknown. Name a writable folder below [store]: journal = \"FOLDER\""
             );
             None
         }
@@ -293,13 +293,13 @@ pub async fn migrate(config: &StoreConfig) -> Result<String, StoreFailed> {
             let change = DynamoStore::migrate(url.expose(), DynamoOptions::default()).await;
             let said = match change.map_err(failed(MIGRATE, url))? {
                 TableChange::Created => "the table was created",
-                TableChange::IndexAdded => "the table was given the index that it lacked",
+                TableChange::IndexAdded => "the missing index was added to the table",
                 TableChange::Nothing => "the table is there already",
             };
             Ok(said.to_owned())
         }
         StoreUrl::Memory | StoreUrl::Embedded(_) | StoreUrl::Sqlite(_) | StoreUrl::Redis(_) => {
-            Ok("nothing to do: this store makes what it needs when it is opened".to_owned())
+            Ok("nothing to do: this store creates what it needs when it is opened".to_owned())
         }
         #[cfg(not(all(feature = "postgres", feature = "dynamodb")))]
         other => Err(left_out(MIGRATE, other)),
@@ -442,8 +442,8 @@ async fn examine_filter(filter: &ServerUrl) -> Result<Examined, StoreFailed> {
     drop(store.close().await);
     let diagnosis = diagnosis.unwrap_or_else(|error| {
         // A broken filter costs speed only, never safety (S11).
-        let fix = "mend it: until then every request asks PostgreSQL";
-        let finding = Finding::weak(format!("it does not answer: {error}"), fix);
+        let fix = "repair it: until then every request reads PostgreSQL";
+        let finding = Finding::weak(format!("it does not respond: {error}"), fix);
         Diagnosis::new("unknown", Duration::ZERO, None, vec![finding])
     });
     Ok(Examined { role: "filter", url: filter.to_string(), diagnosis })

@@ -30,7 +30,7 @@ pub(super) async fn examine(config: &StoreConfig) -> Vec<Finding> {
     match found {
         Ok(found) => findings(config, &found),
         Err(error) => {
-            let what = format!("it cannot be told which keys recordings need: {error}");
+            let what = format!("cannot find out which keys recordings need: {error}");
             vec![Finding::weak(what, "try again")]
         }
     }

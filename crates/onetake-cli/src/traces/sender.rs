@@ -112,7 +112,7 @@ impl Sender {
             let sent = tokio::select! {
                 biased;
                 sent = exporter.export(std::mem::take(&mut batch)) => sent.map_err(|error| error.to_string()),
-                () = clock.sleep(EXPORT_TIMEOUT) => Err("the collector does not answer".to_owned()),
+                () = clock.sleep(EXPORT_TIMEOUT) => Err("the collector does not respond".to_owned()),
             };
             let dropped = self.shared.dropped.swap(0, Ordering::Relaxed);
             let has_failed = sent.is_err();
@@ -146,14 +146,14 @@ impl Mood {
                 if !std::mem::replace(&mut self.is_failing, true) {
                     tracing::warn!(
                         error,
-                        "traces cannot be sent, and are dropped until they can (OTLP over HTTP is meant, usually on port 4318)"
+                        "traces cannot be sent, and are dropped until the collector accepts them (it must speak OTLP over HTTP, usually on port 4318)"
                     );
                 }
             }
         }
         if dropped > 0 && !self.is_failing && now >= self.silent_until {
             self.silent_until = now.saturating_add(SILENCE);
-            tracing::warn!(dropped, "spans end faster than the collector takes them");
+            tracing::warn!(dropped, "spans are dropped: the collector is too slow");
         }
     }
 }

@@ -19,7 +19,7 @@ pub(crate) struct Network {
 
 #[derive(Default)]
 struct Ledger {
-    /// By key: the payment, and the response.
+    /// The payment and the response, by key.
     charges: Mutex<HashMap<String, (String, String)>>,
     found: AtomicUsize,
 }

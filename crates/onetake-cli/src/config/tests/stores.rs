@@ -50,7 +50,7 @@ fn what_is_allowed_but_dear_is_a_warning() {
         warnings(&open),
         [
             "route[0] (POST /charges, preset \"payment\") has on_store_down = \"fail-open\": while the \
-          store is away, every retry runs again"
+          store is unreachable, every retry runs again"
         ]
     );
     assert_eq!(warnings(&open.replace("payment", "job")), Vec::<String>::new());

@@ -118,7 +118,7 @@ pub(crate) struct Told {
 
 /// Declares that the attempt had no effect: the next retry runs.
 #[utoipa::path(post, path = "/v1/keys/{name}/release", tag = "changes", request_body = Change,
-    params(("name" = String, Path, description = "Its reference, or its id",
+    params(("name" = String, Path, description = "The reference of the key, or its id",
         pattern = "^([0-9a-fA-F]{32}|([2-9A-HJ-NP-Za-hj-np-z]{4}-?){2}[2-9A-HJ-NP-Za-hj-np-z]{4})$")),
     responses((status = 200, body = Key), super::Refused, super::Missed, super::BadBody))]
 pub(super) async fn release(
@@ -131,7 +131,7 @@ pub(super) async fn release(
 
 /// Declares that the attempt failed for good: retries get this failure.
 #[utoipa::path(post, path = "/v1/keys/{name}/fail", tag = "changes", request_body = FailChange,
-    params(("name" = String, Path, description = "Its reference, or its id",
+    params(("name" = String, Path, description = "The reference of the key, or its id",
         pattern = "^([0-9a-fA-F]{32}|([2-9A-HJ-NP-Za-hj-np-z]{4}-?){2}[2-9A-HJ-NP-Za-hj-np-z]{4})$")),
     responses((status = 200, body = Key), super::Refused, super::Missed, super::BadBody))]
 pub(super) async fn fail(
@@ -150,7 +150,7 @@ pub(super) async fn fail(
 
 /// Records the outcome: retries get it from now on.
 #[utoipa::path(post, path = "/v1/keys/{name}/resolve", tag = "changes", request_body = ResolveChange,
-    params(("name" = String, Path, description = "Its reference, or its id",
+    params(("name" = String, Path, description = "The reference of the key, or its id",
         pattern = "^([0-9a-fA-F]{32}|([2-9A-HJ-NP-Za-hj-np-z]{4}-?){2}[2-9A-HJ-NP-Za-hj-np-z]{4})$")),
     responses((status = 200, body = Key), super::Refused, super::Missed, super::BadBody))]
 pub(super) async fn resolve(
@@ -165,7 +165,7 @@ pub(super) async fn resolve(
 /// Deletes the record of a key that is not running, in any other state. The next request with the
 /// key runs.
 #[utoipa::path(post, path = "/v1/keys/{name}/forget", tag = "changes", request_body = ForgetChange,
-    params(("name" = String, Path, description = "Its reference, or its id",
+    params(("name" = String, Path, description = "The reference of the key, or its id",
         pattern = "^([0-9a-fA-F]{32}|([2-9A-HJ-NP-Za-hj-np-z]{4}-?){2}[2-9A-HJ-NP-Za-hj-np-z]{4})$")),
     responses((status = 200, body = Key), super::Refused, super::Missed, super::BadBody))]
 pub(super) async fn forget(
@@ -179,7 +179,7 @@ pub(super) async fn forget(
         StateName::Released => Standing::Released,
         StateName::Unknown => Standing::Unknown,
         StateName::Running => {
-            return Err(Fault::invalid("`state`: what runs cannot be forgotten."));
+            return Err(Fault::invalid("`state`: a running key cannot be forgotten."));
         }
     };
     change_it(&api, &name, Change { attempt, reason, by }, Deed::Forget { seen }).await
@@ -195,26 +195,25 @@ async fn change_it(api: &Api, name: &str, change: Change, deed: Deed) -> Answer<
         Intervened::Absent => Err(Fault::no_key()),
         Intervened::Running(record) => {
             let end = record.abandoned_at().map(moment);
-            let until = end.map(|end| {
-                format!("; if nobody hears of it, its outcome is unknown from {end} on")
-            });
+            let until =
+                end.map(|end| format!("; if it does not, its outcome is unknown from {end} on"));
             let detail = format!(
-                "An attempt may still be running, and will say what became of it{}. Nothing was changed.",
+                "An attempt may still be running, and will report its outcome{}. Nothing was changed.",
                 until.unwrap_or_default()
             );
-            Err(Fault::standing("key_running", "The key runs", detail, &record))
+            Err(Fault::standing("key_running", "The key is running", detail, &record))
         }
         Intervened::Stale(record) if record.attempt != attempt => Err(Fault::standing(
             "attempt_stale",
-            "Another attempt has the key",
-            "`attempt` is not the one that has the key now. Look at it again. Nothing was changed.",
+            "There is a later attempt",
+            "`attempt` is not the key's latest attempt. Read the key again. Nothing was changed.",
             &record,
         )),
         Intervened::Stale(record) => {
             let name = record.state.name();
             let detail = format!(
-                "It is {name} by now, and what you want is not for that: only what is unknown is settled \
-                 by hand, and only what was seen is forgotten. Look at it again. Nothing was changed."
+                "The key is {name} now. Only an unknown key can be settled by an operator, and only a key \
+                 in the state that you named can be forgotten. Read it again. Nothing was changed."
             );
             Err(Fault::standing("key_settled", "The key is settled", detail, &record))
         }
@@ -228,20 +227,20 @@ impl Told {
         let status = status
             .ok_or_else(|| Fault::invalid("`outcome.status` must be a status from 200 to 599."))?;
         if self.headers.len() > 100 {
-            return Err(Fault::invalid("`outcome.headers` are more than 100."));
+            return Err(Fault::invalid("`outcome.headers` has more than 100 entries."));
         }
         let mut headers = HeaderMap::new();
         for Header { name, value } in &self.headers {
             let line = HeaderName::try_from(name).ok().zip(HeaderValue::try_from(value).ok());
             let (name, value) = line.ok_or_else(|| {
-                Fault::invalid("One of `outcome.headers` has a name or a value that no header has.")
+                Fault::invalid("One of `outcome.headers` has an invalid name or value.")
             })?;
             headers.append(name, value);
         }
         let body = match (self.body, self.body_base64) {
             (Some(_), Some(_)) => {
                 return Err(Fault::invalid(
-                    "Of `outcome.body` and `outcome.body_base64` write one, not both.",
+                    "Write either `outcome.body` or `outcome.body_base64`, not both.",
                 ));
             }
             (Some(text), None) => Bytes::from(text),
@@ -255,7 +254,7 @@ impl Told {
             return Err(Fault::invalid("The body of `outcome` is larger than 1 MiB."));
         }
         if [204, 205, 304].contains(&status.as_u16()) && !body.is_empty() {
-            return Err(Fault::invalid("An outcome of this `outcome.status` has no body."));
+            return Err(Fault::invalid("A response with this `outcome.status` has no body."));
         }
         let recording = record(status, &headers, Some(body), None);
         if recording.head.len() > HEAD_BYTES_MAX {

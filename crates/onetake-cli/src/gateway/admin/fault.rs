@@ -23,7 +23,7 @@ pub(crate) struct Problem {
     /// A short summary of the error.
     #[schema(value_type = String)]
     title: &'static str,
-    /// What is wrong, and what to do.
+    /// The explanation, with what to do.
     detail: String,
     /// The key's latest attempt, if the error is about it.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -68,7 +68,7 @@ impl Fault {
 
     /// A parameter or a body that is invalid. The detail names it and says what to write instead.
     pub(super) fn invalid(detail: impl Into<String>) -> Self {
-        Self::new(StatusCode::BAD_REQUEST, "request_invalid", "The request cannot be used", detail)
+        Self::new(StatusCode::BAD_REQUEST, "request_invalid", "The request is invalid", detail)
     }
 
     pub(super) fn media_type() -> Self {
@@ -94,19 +94,20 @@ impl Fault {
     }
 
     pub(super) fn too_many(retry_after: u64) -> Self {
-        let detail = format!("Too many requests. Come back in {retry_after} s.");
+        let detail = format!("Too many requests. Retry in {retry_after} s.");
         let status = StatusCode::TOO_MANY_REQUESTS;
         let fault = Self::new(status, "too_many_requests", "Too many requests", detail);
         fault.with(|problem| problem.retry_after = Some(retry_after))
     }
 
     pub(super) fn no_page() -> Self {
-        let detail = "There is nothing at this path. /openapi.json tells what there is.";
+        let detail = "There is nothing at this path. /openapi.json lists all paths.";
         Self::new(StatusCode::NOT_FOUND, "not_found", "There is no such page", detail)
     }
 
     pub(super) fn no_method() -> Self {
-        let detail = "This path is there, but not for this method. /openapi.json tells for which.";
+        let detail =
+            "This path does not support this method. /openapi.json lists those that it does.";
         let status = StatusCode::METHOD_NOT_ALLOWED;
         Self::new(status, "method_not_allowed", "The method is not allowed", detail)
     }
@@ -127,7 +128,7 @@ impl Fault {
         let ids = ids.iter().map(|id| hex::encode(id.as_bytes())).collect();
         let detail = "Several keys have this reference: use one of `ids` in its place.";
         let status = StatusCode::CONFLICT;
-        let fault = Self::new(status, "reference_ambiguous", "Several keys are called so", detail);
+        let fault = Self::new(status, "reference_ambiguous", "The reference is ambiguous", detail);
         fault.with(|problem| problem.ids = ids)
     }
 

@@ -170,7 +170,7 @@ pub(crate) struct HowMuch {
 
 /// Shows a key and its history.
 #[utoipa::path(get, path = "/v1/keys/{name}", tag = "keys",
-    params(("name" = String, Path, description = "Its reference, or its id",
+    params(("name" = String, Path, description = "The reference of the key, or its id",
         pattern = "^([0-9a-fA-F]{32}|([2-9A-HJ-NP-Za-hj-np-z]{4}-?){2}[2-9A-HJ-NP-Za-hj-np-z]{4})$"), HowMuch),
     responses((status = 200, body = Life), super::Refused, super::Missed))]
 pub(super) async fn get(

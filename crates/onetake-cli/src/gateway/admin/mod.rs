@@ -180,7 +180,7 @@ fn description() -> OpenApi {
     let info = InfoBuilder::new()
         .title("onetake admin API")
         .version(env!("CARGO_PKG_VERSION"))
-        .description(Some("Find, explain and mend keys."))
+        .description(Some("Find, explain and change keys."))
         .build();
     let mut description = OpenApi::new(info, utoipa::openapi::Paths::new());
     description.security = Some(vec![SecurityRequirement::new("token", [""; 0])]);

@@ -57,7 +57,7 @@ pub(super) struct Place {
 impl Place {
     pub(super) fn read(text: &str) -> Result<Self, Fault> {
         let foreign =
-            || Fault::invalid("`cursor` is not a cursor of this API: begin anew without one.");
+            || Fault::invalid("`cursor` is not a cursor of this API: start again without one.");
         if text.len() > CURSOR_BYTES_MAX {
             return Err(foreign());
         }

@@ -93,7 +93,7 @@ impl ForwardAuth {
         }
         let Ok(_place) = self.places.try_acquire() else {
             self.counters.overloaded.increment(1);
-            let detail = "Too many requests wait for the service that knows credentials. Nothing was run; retry with the same key.";
+            let detail = "Too many requests wait for the authentication service (forward_auth). Nothing was run; retry with the same key.";
             return Err(Problem::new(Code::Overloaded, detail).retry_after(1));
         };
         let asked = self.counters.ask(&*self.clock);
@@ -111,7 +111,7 @@ impl ForwardAuth {
             biased;
             answered = self.client.request(request) => answered,
             () = self.clock.sleep(self.config.timeout) => {
-                return Err(self.unavailable("it did not answer in time"));
+                return Err(self.unavailable("it did not respond in time"));
             }
         };
         match answered {
@@ -121,7 +121,9 @@ impl ForwardAuth {
                 let why = format!("it cannot be connected to: {}", cause(&error));
                 Err(self.unavailable(&why))
             }
-            Err(_) => Err(self.unavailable("it broke off, or answered what is no HTTP")),
+            Err(_) => {
+                Err(self.unavailable("it closed the connection, or its response is not HTTP"))
+            }
         }
     }
 
@@ -139,7 +141,7 @@ impl ForwardAuth {
                 }
             }
             StatusCode::UNAUTHORIZED => {
-                let detail = "It cannot be told whose key this is: the service that knows credentials (forward_auth) refused this one. Nothing was run.";
+                let detail = "The tenant of this request is not known: the authentication service (forward_auth) refused the credential. Nothing was run.";
                 let problem = Problem::new(Code::TenantUnresolved, detail);
                 let challenges = response.headers().get_all(WWW_AUTHENTICATE).iter();
                 Err(challenges.fold(problem, |problem, challenge| {
@@ -147,7 +149,7 @@ impl ForwardAuth {
                 }))
             }
             StatusCode::FORBIDDEN => {
-                let detail = "The service that knows credentials (forward_auth) does not allow this request. Nothing was run.";
+                let detail = "The authentication service (forward_auth) does not allow this request. Nothing was run.";
                 Err(Problem::new(Code::AuthRefused, detail))
             }
             status => Err(self.unavailable(&format!("it answered {}", status.as_u16()))),
@@ -162,9 +164,9 @@ impl ForwardAuth {
             server,
             header,
             why,
-            "forward_auth gives no answer, so keyed requests are refused"
+            "forward_auth gives no clear answer, so keyed requests are refused"
         );
-        let detail = "The service that knows credentials (forward_auth) gives no answer. Nothing was run, and nothing recorded is shown; retry with the same key.";
+        let detail = "The authentication service (forward_auth) gives no clear answer. Nothing was run or replayed; retry with the same key.";
         Problem::new(Code::AuthUnavailable, detail).retry_after(2)
     }
 }

@@ -25,20 +25,20 @@ pub(super) fn means(status: StatusCode, headers: &HeaderMap, not_executed: &[Sta
     match single(headers, &ONETAKE_OUTCOME).map(|word| word.and_then(|word| word.parse().ok())) {
         Some(Some(Disposition::Record)) => outcome(status, headers),
         Some(Some(Disposition::Release)) => Means::NotExecuted,
-        Some(Some(Disposition::Unknown)) => Means::Nothing(
-            "who is asked does not know either (Onetake-Outcome: unknown)".to_owned(),
-        ),
+        Some(Some(Disposition::Unknown)) => {
+            Means::Nothing("the service does not know either (Onetake-Outcome: unknown)".to_owned())
+        }
         Some(None) => Means::Nothing(
-            "the answer has an Onetake-Outcome that is none: it is record, release or unknown"
+            "the response has an invalid Onetake-Outcome: it must be record, release or unknown"
                 .to_owned(),
         ),
         None if not_executed.contains(&status) => Means::NotExecuted,
         None if status.is_success() => outcome(status, headers),
         None if status.is_redirection() => Means::Nothing(format!(
-            "who is asked answered {}, and redirects are not followed",
+            "the service answered {}, and redirects are not followed",
             status.as_u16()
         )),
-        None => Means::Nothing(format!("who is asked answered {}", status.as_u16())),
+        None => Means::Nothing(format!("the service answered {}", status.as_u16())),
     }
 }
 
@@ -50,7 +50,7 @@ fn outcome(status: StatusCode, headers: &HeaderMap) -> Means {
     match said.and_then(|code: u16| StatusCode::from_u16(code).ok()) {
         Some(said) => Means::Outcome(said),
         None => Means::Nothing(
-            "the answer has an Onetake-Status that is none: it is a number from 200 to 599"
+            "the response has an invalid Onetake-Status: it must be a number from 200 to 599"
                 .to_owned(),
         ),
     }

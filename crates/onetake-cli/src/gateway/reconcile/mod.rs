@@ -113,7 +113,7 @@ impl Reconciler {
         let known = Known::of(&record.origin.memo);
         let Some(uri) = target::fill(&route.asked.request, &known, record.id.reference()) else {
             return not_asked(
-                "the record does not hold what it can be asked for by: the tenant is too long to be kept, a key or tenant is nothing but dots, the route asked otherwise when the key was claimed, or what was kept cannot be decrypted here",
+                "the record does not hold the values for the URL: the tenant is too long to be kept, a key or tenant is one or two dots, the route had another URL when the key was claimed, or the memo cannot be decrypted here",
             );
         };
         let mut request = Request::new(Empty::new());
@@ -121,7 +121,7 @@ impl Reconciler {
         *request.headers_mut() = headers(&route.asked.request_headers.0);
         let Some(ask) = route.health.ask(&*self.clock) else {
             return not_asked(
-                "who is asked has kept several asks waiting lately, and is left alone for a while",
+                "the service timed out several times in a row, and is not asked for a while",
             );
         };
         let found = self.answer(route, request, record).await;
@@ -139,9 +139,11 @@ impl Reconciler {
         let response = match self.client.request(request).await {
             Ok(response) => response,
             Err(error) if error.is_connect() => {
-                return unclear("who is asked cannot be connected to");
+                return unclear("the service cannot be connected to");
             }
-            Err(_) => return unclear("who is asked broke off, or answered what is no HTTP"),
+            Err(_) => {
+                return unclear("the service closed the connection, or its response is not HTTP");
+            }
         };
         let (mut parts, body) = response.into_parts();
         let status = match answer::means(parts.status, &parts.headers, &route.asked.not_executed) {
@@ -163,7 +165,7 @@ impl Reconciler {
                 }
                 Found::Completed(recording)
             }
-            Err(_) => unclear("who is asked broke off in the middle of its answer"),
+            Err(_) => unclear("the service closed the connection in the middle of its response"),
         }
     }
 }
@@ -179,7 +181,7 @@ fn routes<'a>(named: impl Iterator<Item = (String, &'a Settings)>) -> Vec<Route>
             if *other != label {
                 tracing::error!(
                     route = label,
-                    "two routes begin with the same characters, too many to tell their records apart: unknown outcomes of neither are asked for"
+                    "two routes begin with the same characters, too many to tell their records apart: unknown outcomes of both are not reconciled"
                 );
                 routes.retain(|route| route.name != name);
             }

@@ -105,7 +105,7 @@ impl Connector {
         let may_speak = |from: u64| (from <= now).then_some(next);
         let (before, after) = (Ordering::Relaxed, Ordering::Relaxed);
         if self.speak_from.fetch_update(before, after, may_speak).is_ok() {
-            tracing::warn!(host, %error, "no TLS with this host; nothing was sent");
+            tracing::warn!(host, %error, "the TLS handshake with this host failed; nothing was sent");
         }
     }
 }

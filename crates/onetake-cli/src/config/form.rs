@@ -1,4 +1,5 @@
-//! Forms of values. A form reads a value, and knows its JSON Schema and its description in the documentation.
+//! Forms of values. A form reads a value, and knows its JSON Schema and its description in the
+//! documentation.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -34,8 +35,9 @@ pub(super) enum Shape {
     Duration(&'static str, &'static str),
     /// A size of a body, with a unit or in bytes.
     Size,
-    /// A string that matches a regular expression from its first to its last character. A pattern never refuses
-    /// a string that the form accepts. It has no look-around, which not every validator has.
+    /// A string that matches a regular expression from its first to its last character. A pattern
+    /// never refuses a string that the form accepts. It has no look-around, which not every
+    /// validator has.
     Text(&'static str),
     /// The name of a file or folder.
     File,
@@ -263,7 +265,8 @@ table! {
     }
 }
 
-/// A secret: the text itself, `{ env = "NAME" }` or `{ file = "…" }`. No message repeats a part of it.
+/// A secret: the text itself, `{ env = "NAME" }` or `{ file = "…" }`. No message repeats a part of
+/// it.
 pub(super) fn secret<T: 'static>(
     pattern: &'static str,
     parse: impl Fn(&str) -> Result<T, Fault> + 'static,

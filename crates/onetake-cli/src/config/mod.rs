@@ -1,13 +1,16 @@
-//! The gateway's configuration: a TOML file, overridden by `ONETAKE__SECTION__KEY` variables, overridden by flags.
+//! The gateway's configuration: a TOML file, overridden by `ONETAKE__SECTION__KEY` variables,
+//! overridden by flags.
 //!
 //! ```text
-//! text → tree (TOML with places) → sources (variables, flags, ${NAME}) → sections, policy (options read, every fault
-//! collected) → check (rules between options) → Config
+//! text → tree (TOML with positions) → sources (variables, flags, ${NAME})
+//!   → sections, policy (options read, every error collected)
+//!   → check (rules between options) → Config
 //! ```
 //!
-//! An option is declared once, in `sections.rs`, `policy.rs`, `tenant.rs` or `reconcile.rs`: its name, its documentation, its
-//! form and its default, with the macro in `table.rs`. The declaration gives the field, the reader, the JSON Schema
-//! (`onetake schema`), the lines of `onetake check --explain` and the tables in docs/CONFIGURATION.md.
+//! An option is declared once, in `sections.rs`, `policy.rs`, `tenant.rs` or `reconcile.rs`: its
+//! name, its documentation, its form and its default, with the macro in `table.rs`. The declaration
+//! gives the field, the reader, the JSON Schema (`onetake schema`), the lines of `onetake check
+//! --explain` and the tables in docs/CONFIGURATION.md.
 //!
 //! Why a table of forms and not serde with schemars: serde stops at the first error, and an
 //! untagged enum (`tenant`, `reconcile`, every secret) loses the position and the reason of the

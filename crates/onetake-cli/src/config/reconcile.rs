@@ -24,10 +24,11 @@ table! {
     /// `reconcile`
     pub struct Reconcile [Clone, Debug, PartialEq, Eq]
         ("reconcile", "{ request = \"GET http://127.0.0.1:3000/charges/by-key/{derived_key}\" }") {
-        /// `GET` and a URL, with `{derived_key}` or `{key}` in its path or query; `{tenant}` and `{reference}` may be
-        /// there too. `reconcile = "GET …"` is short for it alone.
+        /// `GET` and a URL, with `{derived_key}` or `{key}` in its path or query; `{tenant}` and
+        /// `{reference}` may be there too. `reconcile = "GET …"` is short for it alone.
         request: Template = request().required(),
-        /// `"404"`, `"410"` or both, if they say **for certain** that the operation had no effect and never will.
+        /// `"404"`, `"410"` or both, if they say **for certain** that the operation had no effect
+        /// and never will.
         not_executed: Vec<StatusCode> = list(text("404|410", "\"404\"", parse_status), (0, usize::MAX), "[\"404\"]").or("[]"),
         /// Headers of the request, at most 16: text, `{ env = "NAME" }` or `{ file = "…" }`.
         request_headers: Headers = headers().or("{}").formerly("headers"),

@@ -1,5 +1,6 @@
-//! Tables of options. An option is declared once, by its name, its documentation, its form and its default; the
-//! declaration gives the field, the reader, the JSON Schema and the reference in docs/CONFIGURATION.md.
+//! Tables of options. An option is declared once, by its name, its documentation, its form and its
+//! default; the declaration gives the field, the reader, the JSON Schema and the reference in
+//! docs/CONFIGURATION.md.
 
 use serde_json::{Value as Json, json};
 

@@ -58,7 +58,7 @@ pub(crate) struct Key {
     tenant: String,
     /// The route as the configuration names it; empty if it is not recorded.
     route: String,
-    /// The route's `on_unknown`: what happens to an attempt with an unknown outcome.
+    /// What happens to the attempt if its outcome is unknown (`on_unknown`).
     #[schema(value_type = String)]
     on_unknown: &'static str,
     /// When the key was first claimed.

@@ -1,4 +1,4 @@
-//! Rules between options, and the configuration that comes out of a file that breaks none.
+//! Rules between options, and the complete configuration of a file that follows them.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;

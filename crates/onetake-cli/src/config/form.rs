@@ -248,7 +248,7 @@ pub(super) fn parse_part(text: &str) -> Result<Pointer, Fault> {
 }
 
 table! {
-    /// A value that stands outside the file.
+    /// A value outside the file.
     struct Elsewhere [Debug] ("a value outside the file", "{ env = \"NAME\" }") {
         /// The environment variable that holds the value.
         env: Option<String> = name("\"NAME\"").optional(),

@@ -58,7 +58,7 @@ pub(crate) struct Key {
     tenant: String,
     /// The route as the configuration names it; empty if it is not recorded.
     route: String,
-    /// What happens to the attempt if its outcome is unknown (`on_unknown`).
+    /// The policy for an unknown outcome: `fail`, `reconcile`, `retry` or `rollback`.
     #[schema(value_type = String)]
     on_unknown: &'static str,
     /// When the key was first claimed.

@@ -82,8 +82,7 @@ fn holds(file: &Path, text: &str) -> bool {
 async fn they_are_there_after_the_next_start() {
     let world = World::new().await;
     world.end_with_an_outcome_in_hand("").await;
-    // While the database is unreachable, a second gateway cannot save the outcome either, and keeps
-    // the journal.
+    // The database is reachable again, so the next gateway settles the outcome.
     world.proxy.set(Weather::Fair);
     let gateway = world.gateway("").await;
     until("it is settled", async || files(&world.journal()).is_empty()).await;

@@ -27,8 +27,8 @@ pub(crate) struct World {
     pub(crate) gateway: InProcess,
 }
 
-/// Options of the reconciler in these tests: longer than the tests take, so that a settled key is
-/// not asked for again.
+/// Options of the reconciler in these tests: longer than the tests take, so that no question times
+/// out and is repeated.
 pub(crate) const PATIENT: &str = "timeout = \"30s\", give_up_after = \"1h\"";
 
 impl World {

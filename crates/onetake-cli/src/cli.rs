@@ -1,8 +1,12 @@
-//! What `onetake` does when it is called.
+//! The command line: subcommands, flags and exit codes.
 //!
-//! Exit codes: 0 done; 1 something failed while it ran, or the doctor found what breaks the promise; 2
-//! wrong usage or configuration; 3 the store or a listener could not be opened, or the admin API not be asked; 4
-//! the key is not there, or not as it would have to be.
+//! Exit codes:
+//!
+//! - 0: success.
+//! - 1: a failure at run time, or `doctor` found a broken setting.
+//! - 2: wrong usage or configuration.
+//! - 3: the store or a listener could not be opened, or the admin API could not be reached.
+//! - 4: the key does not exist, or is not in the expected state.
 
 use std::io::Write as _;
 use std::net::SocketAddr;
@@ -27,7 +31,7 @@ use crate::relay;
 use crate::stores;
 use crate::traces::{self, Export};
 
-/// How long shutdown waits for what is running, unless told otherwise.
+/// Default of `--drain-seconds`.
 const DRAIN_SECONDS: u64 = 60;
 
 /// Makes any HTTP API safe to retry: one key, one run, one recorded outcome.
@@ -42,42 +46,41 @@ struct Cli {
 enum Command {
     /// Run the gateway in front of an HTTP API.
     Serve(Serve),
-    /// Show in a few seconds what happens to payments over a bad connection, without onetake and
-    /// with it.
+    /// Compare payments over a bad connection with and without onetake, in a few seconds.
     Demo(Demo),
-    /// Check a configuration file and the certificates that it names, and say what is wrong with them.
+    /// Check a configuration file and the certificates that it names, and report every error.
     Check {
-        /// The file.
+        /// The configuration file.
         #[arg(long, value_name = "FILE")]
         config: PathBuf,
-        /// Print the options of every route, and the layer that each value comes from.
+        /// Print the options of every route, and where each value comes from.
         #[arg(long)]
         explain: bool,
     },
-    /// Print the completions of a shell, to be loaded by it.
+    /// Print a completion script for a shell.
     Completions {
         /// The shell.
         shell: clap_complete::Shell,
     },
     /// Print the JSON Schema of the configuration file, for editors and other tools.
     Schema,
-    /// Create or update what the store needs: tables, indexes.
+    /// Create or update the tables and indexes that the store needs.
     Migrate(Stored),
-    /// Look at keys and change them, over the admin API of a running gateway.
+    /// Inspect and change keys through the admin API of a running gateway.
     Keys(Keys),
-    /// Deliver what operations wrote into the outbox, to NATS JetStream or to a webhook.
+    /// Deliver the messages of the outbox to NATS JetStream or to a webhook.
     Relay(relay::Arguments),
-    /// Look at the store, and name what breaks the promise.
+    /// Check the store for settings that could lose or repeat operations.
     Doctor {
         #[command(flatten)]
         store: Stored,
-        /// How to write what was found.
+        /// The output format.
         #[arg(long, value_enum, default_value_t)]
         format: Format,
     },
 }
 
-/// What works on a store alone.
+/// Arguments of commands that need only a store.
 #[derive(Debug, Args)]
 struct Stored {
     /// The configuration file that names the store.
@@ -90,38 +93,38 @@ struct Stored {
 
 #[derive(Debug, Args)]
 struct Serve {
-    /// The configuration file; without one, flags and variables are all there is.
+    /// The configuration file. Without it, only flags and environment variables apply.
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
-    /// Where requests go, such as http://127.0.0.1:3000.
+    /// The API that requests are forwarded to, such as http://127.0.0.1:3000.
     #[arg(long, value_name = "URL")]
     upstream: Option<String>,
-    /// Where clients connect (default 127.0.0.1:8080).
+    /// The address that clients connect to (default 127.0.0.1:8080).
     #[arg(long, value_name = "ADDRESS", value_parser = address)]
     listen: Option<SocketAddr>,
-    /// Where operators, probes and metrics are (default 127.0.0.1:9091).
+    /// The address for operators, probes and metrics (default 127.0.0.1:9091).
     #[arg(long, value_name = "ADDRESS", value_parser = address)]
     admin_listen: Option<SocketAddr>,
-    /// Where keys are remembered (default embedded:./onetake-data).
+    /// The store for keys and outcomes (default embedded:./onetake-data).
     #[arg(long, value_name = "URL")]
     store: Option<String>,
-    /// How to write logs.
+    /// The log format.
     #[arg(long, value_enum, default_value_t)]
     log_format: LogFormat,
-    /// How long to wait for what is running when told to stop, in seconds.
+    /// On shutdown, how many seconds to wait for running operations.
     #[arg(long, value_name = "SECONDS", default_value_t = DRAIN_SECONDS)]
     drain_seconds: u64,
 }
 
 #[derive(Debug, Args)]
 struct Demo {
-    /// For how long to tap "Pay", from 1 to 600.
+    /// How many seconds to tap "Pay", from 1 to 600.
     #[arg(long, value_name = "SECONDS", default_value_t = demo::SECONDS_DEFAULT)]
     seconds: u64,
-    /// Taps a second, from 1 to 1000.
+    /// Taps per second, from 1 to 1000.
     #[arg(long, value_name = "TAPS", default_value_t = demo::RATE_DEFAULT)]
     rate: u64,
-    /// Which taps and which faults: the same seed, the same ones.
+    /// The seed of taps and faults: the same seed repeats the same run.
     #[arg(long, value_name = "NUMBER", default_value_t = demo::SEED_DEFAULT)]
     seed: u64,
 }
@@ -130,7 +133,7 @@ fn address(text: &str) -> Result<SocketAddr, String> {
     text.parse().map_err(|_| "write an address and a port, such as 127.0.0.1:8080".to_owned())
 }
 
-/// Runs the command that was asked for.
+/// Parses the arguments and runs the command.
 #[must_use]
 pub fn main() -> ExitCode {
     match Cli::parse().command {
@@ -154,12 +157,12 @@ pub fn main() -> ExitCode {
     }
 }
 
-/// Writes to standard output. Whoever listened there may be gone, which is no reason to panic.
+/// Writes to standard output. A closed pipe is ignored: it is no reason to panic.
 pub(crate) fn say(text: &str) {
     let _gone = std::io::stdout().write_all(text.as_bytes());
 }
 
-/// Something to tell the user, and how to end.
+/// An error message for the user, and the exit code.
 pub(crate) struct Failed(pub(crate) String, pub(crate) u8);
 
 impl From<Failed> for ExitCode {
@@ -179,7 +182,7 @@ fn check(path: &Path, explain: bool) -> ExitCode {
     }
 }
 
-/// What is to be said of a file without a fault: for whatever it is for, a gateway or a relay.
+/// Checks a file and returns the text to print. The file can configure a gateway, a relay, or both.
 fn check_file(path: &Path, explain: bool) -> Result<String, Failed> {
     let (text, name) = read(Some(path))?;
     let purposes = config::purposes(text.as_deref().unwrap_or_default());
@@ -211,7 +214,7 @@ fn load(path: Option<&Path>, overrides: Overrides) -> Result<Config, Failed> {
         .map_err(|error| Failed(error.to_string(), 2))
 }
 
-/// The file's text, if there is a file, and its name.
+/// Returns the file's text, if there is a file, and its name for error messages.
 pub(crate) fn read(path: Option<&Path>) -> Result<(Option<String>, String), Failed> {
     let Some(path) = path else {
         return Ok((None, "configuration".to_owned()));
@@ -274,7 +277,7 @@ impl Stored {
 }
 
 impl Serve {
-    /// Configure, build, announce, wait, drain.
+    /// Configures, builds, announces, waits, drains.
     fn run(self) -> ExitCode {
         let (spans, mut export) = traces::from_environment();
         logs::init_with(self.log_format, spans);
@@ -297,7 +300,8 @@ impl Serve {
             let clock: Arc<dyn Clock> = Arc::new(SystemClock);
             export.start(&clock).map_err(|error| Failed(error, 2))?;
             let served = serve(config, Duration::from_secs(self.drain_seconds), &export).await;
-            // What has failed, or was told to end at once, ends at once.
+            // After a failure or a second signal, the process ends without waiting for the last
+            // spans.
             if served.is_ok() {
                 export.finish(&clock).await;
             }
@@ -311,13 +315,13 @@ impl Serve {
 }
 
 impl Demo {
-    /// Fails if onetake broke its promise before everybody's eyes.
+    /// Exits with a failure if onetake charged a payment twice or lost one.
     fn run(self) -> ExitCode {
         let options = match demo::Options::new(self.seconds, self.rate, self.seed) {
             Ok(options) => options,
             Err(error) => return Failed(error.to_string(), 2).into(),
         };
-        // Logs would tear the picture apart; whoever asks for them gets them.
+        // Logs would garble the live picture, so they are off unless `ONETAKE_LOG` is set.
         if std::env::var_os("ONETAKE_LOG").is_some() {
             logs::init(LogFormat::Text);
         }
@@ -336,7 +340,7 @@ impl Demo {
         });
         match shown {
             Ok(report) if report.failures().is_empty() => ExitCode::SUCCESS,
-            // The last lines on the screen say why.
+            // The last lines on the screen explain the failure.
             Ok(_) => ExitCode::FAILURE,
             Err(error @ (DemoError::Start(_) | DemoError::Io { .. })) => {
                 Failed(error.to_string(), 3).into()
@@ -351,7 +355,7 @@ async fn serve(config: Config, patience: Duration, export: &Export) -> Result<()
     let store = config.store.url.to_string();
     if config.admin.token.is_none() && std::env::var_os("ONETAKE_ADMIN_TOKEN").is_some() {
         tracing::warn!(
-            "ONETAKE_ADMIN_TOKEN is set, and no token is configured: the admin API asks for none. Write \
+            "ONETAKE_ADMIN_TOKEN is set, but no token is configured: the admin API needs none. Write \
              token = {{ env = \"ONETAKE_ADMIN_TOKEN\" }} below [admin]"
         );
     }
@@ -364,7 +368,8 @@ async fn serve(config: Config, patience: Duration, export: &Export) -> Result<()
     let stop = tokio::select! {
         signal = stop_signal() => signal,
         error = gateway.fatal() => {
-            // What is on disk is not known any more: a restart reads it again, this process must not.
+            // The state on disk is uncertain now. Only a restart may read it; this process must not
+            // go on.
             gateway.give_up().await;
             return Err(Failed(format!("the store failed and cannot be trusted any more: {error}"), 1));
         }
@@ -379,13 +384,15 @@ async fn serve(config: Config, patience: Duration, export: &Export) -> Result<()
     };
     match drained {
         Ok(true) => tracing::info!("drained"),
-        Ok(false) => tracing::warn!("gave up waiting: what was still running is unknown from now"),
+        Ok(false) => tracing::warn!(
+            "drain timeout: operations that were still running have an unknown outcome now"
+        ),
         Err(error) => return Err(Failed(format!("the store could not be closed: {error}"), 1)),
     }
     Ok(())
 }
 
-/// Waits until somebody wants this process to stop.
+/// Waits for SIGTERM or SIGINT, and returns its name.
 pub(crate) async fn stop_signal() -> &'static str {
     use tokio::signal::unix::{SignalKind, signal};
     let (Ok(mut terminate), Ok(mut interrupt)) =

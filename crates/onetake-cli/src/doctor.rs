@@ -1,4 +1,4 @@
-//! What `onetake doctor` says: for people, or as JSON.
+//! The report of `onetake doctor`, as text or as JSON.
 
 use std::fmt::Write;
 use std::time::Duration;
@@ -8,26 +8,26 @@ use serde_json::{Value, json};
 
 use crate::stores::Examined;
 
-/// How far clocks may differ before it is worth a word.
+/// The clock difference above which the report warns.
 const CLOCKS_APART: Duration = Duration::from_secs(5);
 
-/// How to write the findings.
+/// The format of the report.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 pub enum Format {
-    /// For people.
+    /// Text for people.
     #[default]
     Text,
-    /// For machines: one JSON object.
+    /// One JSON object for machines.
     Json,
 }
 
-/// The gravest of all findings.
+/// The most severe weight of all findings.
 #[must_use]
 pub fn worst(all: &[Examined]) -> Weight {
     all.iter().map(|examined| examined.diagnosis.worst()).max().unwrap_or(Weight::Fine)
 }
 
-/// Everything that was found.
+/// The whole report.
 #[must_use]
 pub fn report(all: &[Examined], format: Format) -> String {
     match format {
@@ -42,11 +42,11 @@ pub fn report(all: &[Examined], format: Format) -> String {
     }
 }
 
-/// That nothing could be found, because the store could not be reached.
+/// The report for a store that cannot be reached.
 #[must_use]
 pub fn unreachable(why: &str, format: Format) -> Option<String> {
     match format {
-        // It goes to standard error.
+        // The caller prints the error to standard error.
         Format::Text => None,
         Format::Json => Some(format!("{}\n", json!({ "error": why }))),
     }
@@ -88,8 +88,8 @@ fn object(examined: &Examined) -> Value {
     })
 }
 
-/// What the store found, and what is to be said of the clocks: the store's own decides, so that a
-/// difference breaks nothing; but whoever reads logs of both is led astray.
+/// The store's own findings, and a warning if the clocks differ. The difference breaks nothing,
+/// because only the store's clock decides. But log times of the two machines cannot be compared.
 fn findings(diagnosis: &Diagnosis) -> Vec<Finding> {
     let mut findings = diagnosis.findings.clone();
     let apart =
@@ -112,9 +112,9 @@ fn word(weight: Weight) -> &'static str {
 
 fn conclusion(worst: Weight) -> &'static str {
     match worst {
-        Weight::Fine => "Nothing stands against the promise.",
-        Weight::Weak => "The promise holds; what is weak could be better.",
-        Weight::Broken => "The promise does not hold: see what is broken above.",
+        Weight::Fine => "No problems were found.",
+        Weight::Weak => "No setting is broken. See what is weak above.",
+        Weight::Broken => "Operations could be lost or repeated: see what is broken above.",
     }
 }
 
@@ -151,7 +151,7 @@ mod tests {
              → set both by NTP\n\
              fine       fsync is on\n\
              \n\
-             The promise does not hold: see what is broken above.\n"
+             Operations could be lost or repeated: see what is broken above.\n"
         );
     }
 

@@ -1,6 +1,6 @@
-//! The binary `onetake`, as a library with a thin `main`.
+//! The `onetake` binary as a library; `main` only calls it.
 //!
-//! [`gateway`] is the same tower layer that Rust services use, around a proxy: there is no second
+//! [`gateway`] puts a proxy behind the tower layer that Rust services use. There is no second
 //! implementation.
 
 pub mod cli;

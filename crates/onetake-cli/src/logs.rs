@@ -1,4 +1,5 @@
-//! Structured logs. They never hold a key, a credential or a body: whoever logs passes references.
+//! Structured logs. They never hold a key, a credential or a body: log statements pass references
+//! only.
 
 use std::io::IsTerminal;
 
@@ -9,25 +10,25 @@ use tracing_subscriber::{EnvFilter, Layer, fmt, registry};
 
 use crate::traces::SpanLayer;
 
-/// How lines are written.
+/// The format of log lines.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 pub enum LogFormat {
-    /// For people.
+    /// Text for people.
     #[default]
     Text,
-    /// For machines: one JSON object a line.
+    /// One JSON object per line, for machines.
     Json,
 }
 
-/// What is written unless `ONETAKE_LOG` says otherwise.
+/// The filter that applies if `ONETAKE_LOG` is not set.
 const DEFAULT: &str = "info,fjall=warn,lsm_tree=warn";
 
-/// Writes logs to standard error, at `info` unless `ONETAKE_LOG` says otherwise.
+/// Writes logs to standard error, at level `info` unless `ONETAKE_LOG` sets another filter.
 pub fn init(format: LogFormat) {
     init_with(format, None);
 }
 
-/// As [`init`], with a layer that takes the spans of requests.
+/// Like [`init`], with a layer that receives the spans of requests.
 pub(crate) fn init_with(format: LogFormat, spans: Option<SpanLayer>) {
     let asked = std::env::var("ONETAKE_LOG").ok().filter(|text| !text.is_empty());
     let filter = asked.map(|text| EnvFilter::try_new(ours(&text)));
@@ -45,9 +46,9 @@ pub(crate) fn init_with(format: LogFormat, spans: Option<SpanLayer>) {
     let _already = registry().with(layers).try_init();
 }
 
-/// A level without a target is meant for onetake's own logs, which are known to hold no secret. What libraries
-/// write below `info` is for them to decide: it may be the parameters of a statement, or the headers of a request.
-/// Who wants that names them.
+/// Applies a bare level below `info` (`debug`, `trace`) to onetake's own logs only, which never
+/// hold a secret. Libraries may log secrets at these levels: parameters of a statement, headers of
+/// a request. Their logs at these levels appear only if `ONETAKE_LOG` names the library.
 fn ours(text: &str) -> String {
     let is_detailed = |part: &&str| {
         part.trim().parse::<LevelFilter>().is_ok_and(|level| level > LevelFilter::INFO)
@@ -81,7 +82,7 @@ mod tests {
             assert_eq!(ours(asked), meant);
             assert!(EnvFilter::try_new(meant).is_ok(), "{meant}");
         }
-        // Whoever names a target again is meant, wherever it stands.
+        // A named target wins over the bare level, in any order.
         let filter = EnvFilter::new(ours("onetake=warn,trace")).to_string();
         assert!(filter.contains("onetake=warn") && !filter.contains("onetake=trace"), "{filter}");
     }

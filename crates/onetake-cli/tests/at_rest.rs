@@ -1,4 +1,4 @@
-//! What whoever steals the disks of a gateway's store finds there.
+//! Secrets at rest: what a thief finds on the disks of a gateway's store.
 #![expect(clippy::unwrap_used, clippy::panic, reason = "tests may panic")]
 
 mod common;
@@ -14,7 +14,7 @@ use onetake_sim::upstream::Upstream;
 const CARD: &str = "4242424242424242";
 const KEY: &str = "key-of-a-shop-0000000001";
 const CREDENTIAL: &str = "live-credential-of-a-shop";
-/// In the answer alone.
+/// Text that only the response has.
 const ANSWER: &str = "charged {";
 
 fn configuration(upstream: &Upstream, store: &str, secrets: &str) -> String {
@@ -25,7 +25,7 @@ fn configuration(upstream: &Upstream, store: &str, secrets: &str) -> String {
     )
 }
 
-/// Pays through a gateway on this store, and has the answer replayed.
+/// Pays through a gateway on this store, and has the response replayed.
 async fn pay(store: &str, secrets: &str) {
     pay_with(KEY, store, secrets).await;
 }
@@ -48,7 +48,7 @@ async fn pay_with(key: &str, store: &str, secrets: &str) {
 const ENCRYPTED: &str = "[secrets]\nrequest_digests = [{ id = \"f1\", secret = \"AQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQE=\" }]\n\
     encryption = [{ id = \"k1\", secret = \"AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA=\" }]\n";
 
-/// Which of the secrets stand in the files below a folder.
+/// The secrets that occur in the files below a folder.
 fn found(folder: &Path) -> Vec<&'static str> {
     let files = files(folder);
     assert!(!files.is_empty());
@@ -66,7 +66,7 @@ fn files(folder: &Path) -> Vec<PathBuf> {
     entries.flat_map(|path| if path.is_dir() { files(&path) } else { vec![path] }).collect()
 }
 
-/// What an open store shows: the search works.
+/// Secrets in a store without encryption: they show that the search works.
 const OPEN: [&str; 2] = [CARD, ANSWER];
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -93,7 +93,7 @@ async fn a_stolen_postgres_and_the_redis_in_front_of_it() {
         let (postgres, redis) = (Postgres::start().await, Redis::start().await);
         let url = migrated(postgres.database()).await;
         let store = format!("url = \"{url}\"\nfilter = \"{}\"", redis.url());
-        // Who is late for the filter is not told to it.
+        // A record that is settled too late for the filter is not written to it.
         let mut payments = 0;
         until("the filter knows one", async || {
             pay_with(&format!("{KEY}-{payments}"), &store, secrets).await;
@@ -101,13 +101,13 @@ async fn a_stolen_postgres_and_the_redis_in_front_of_it() {
             redis.cli(&["DBSIZE"]).trim() != "0"
         })
         .await;
-        // Tables, log of writes, and what the servers said of them.
+        // Tables, write-ahead logs, and the logs of the servers.
         assert_eq!(found(postgres.folder()), expected);
         assert_eq!(found(redis.folder()), expected);
     }
 }
 
-/// `[secrets]` with these encryption keys, the first in use.
+/// `[secrets]` with these encryption keys; the first is in use.
 fn keys(ids: &[&str]) -> String {
     let key = |id: &&str| {
         let digit = id.bytes().last().unwrap();

@@ -9,13 +9,13 @@ use common::{InProcess, migrated};
 use onetake_sim::blackbox::{self, Capabilities};
 use onetake_sim::servers::{Dynamo, PgBouncer, Postgres, Redis, RedisCluster};
 
-/// What is recorded is encrypted in all of them.
+/// Recordings are encrypted in all stores.
 const ENCRYPTED: &str = "
 [secrets]
 encryption = [{ id = \"k1\", secret = \"AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA=\" }]
 ";
 
-/// Goes through the suite with more lines below `[store]`.
+/// Runs the suite with more lines below `[store]`.
 async fn run(store: &str, lines: &str) {
     run_with(store, lines, Capabilities::default()).await;
 }
@@ -56,7 +56,7 @@ async fn on_postgres_behind_pgbouncer() {
     let server = Postgres::start().await;
     let _made = migrated(server.database()).await;
     let bouncer = PgBouncer::start(&server, "transaction", 2).await;
-    // The first database of a server; it was made a line above.
+    // The first database of the server, which was created a line above.
     run(&server.url_at(bouncer.address(), "test_0"), "").await;
 }
 
@@ -82,7 +82,7 @@ async fn on_a_redis_cluster() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn on_dynamodb() {
     let server = Dynamo::start().await;
-    // An item has at most 400 KB, its headers included; there is no clock to ask.
+    // An item has at most 400 KB, including headers. DynamoDB has no clock.
     let can = Capabilities { body_bytes_max: 380_000, expiry_margin: Duration::from_secs(600) };
     run_with(&migrated(server.table()).await, "", can).await;
 }

@@ -27,7 +27,7 @@ async fn onetake_charges_each_tap_once_where_the_api_alone_does_not() {
     assert!(with.taps > 0);
     assert_eq!(report.failures(), Vec::<String>::new());
     assert_eq!(report.saved_cents(), without.overcharged_cents);
-    // The faults were there on the right side too; it is onetake that made them harmless.
+    // The side with onetake had the same faults; onetake made them harmless.
     let traffic = report.with.traffic;
     assert!(traffic.unheard > 0, "{traffic:?}");
     assert!(traffic.replayed > 0, "{traffic:?}");
@@ -53,7 +53,7 @@ async fn it_can_be_stopped_early() {
     assert_eq!(report.failures(), Vec::<String>::new());
 }
 
-/// Runs the binary with a folder of its own for temporary files.
+/// Runs the binary with its own folder for temporary files.
 fn demo(arguments: &[&str], temporary: &std::path::Path) -> Output {
     Command::new(env!("CARGO_BIN_EXE_onetake"))
         .arg("demo")

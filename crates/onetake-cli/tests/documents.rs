@@ -9,7 +9,7 @@ fn sources(folder: &Path) -> Vec<PathBuf> {
     entries.flat_map(|path| if path.is_dir() { sources(&path) } else { vec![path] }).collect()
 }
 
-/// The names of metrics that follow `before` in a text.
+/// Names of metrics that follow `before` in a text.
 fn names(text: &str, before: &str) -> BTreeSet<String> {
     let is_name = |c: char| c.is_ascii_lowercase() || c == '_';
     text.split(before)
@@ -28,7 +28,7 @@ fn every_metric_is_documented() {
     let folders = std::fs::read_dir(crates).unwrap().map(|entry| entry.unwrap().path().join("src"));
     let counted: BTreeSet<String> = folders
         .flat_map(|folder| sources(&folder))
-        // It counts nothing, and names its indexes.
+        // It has no metrics, but its indexes have similar names.
         .filter(|file| !file.iter().any(|part| part == "sqlite"))
         .flat_map(|file| names(&std::fs::read_to_string(file).unwrap(), "\"onetake_"))
         .collect();

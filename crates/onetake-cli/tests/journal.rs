@@ -1,4 +1,4 @@
-//! Outcomes that the store did not take before the gateway had to end.
+//! Outcomes that are unsaved at shutdown.
 #![expect(clippy::unwrap_used, clippy::panic, reason = "tests may panic")]
 
 #[path = "common/process.rs"]
@@ -13,7 +13,7 @@ use onetake_sim::servers::{Postgres, until};
 use onetake_sim::upstream::Upstream;
 
 const KEY: &str = "journal-key-0123456789";
-/// Something that must not lie on the disk in the open: it is what the upstream answers with.
+/// A secret of the upstream's response, which must not be on the disk in plain text.
 const SECRET: &str = "4242424242424242";
 
 struct World {
@@ -38,7 +38,7 @@ impl World {
     async fn gateway(&self, routes: &str) -> Process {
         let url = self.server.url_at(self.proxy.address(), "test_0");
         let variables = [("ONETAKE__STORE__URL", &*url)];
-        // It is told to stop while the store is away, and gives that up soon.
+        // The gateway is stopped while the store is unreachable, and waits only a few seconds.
         let arguments = ["--log-format", "json", "--drain-seconds", "3"];
         let (folder, upstream) = (self.folder.path(), self.upstream.url());
         Process::start_as(&arguments, folder, routes, &upstream, &variables).await
@@ -48,7 +48,7 @@ impl World {
         self.folder.path().join("onetake-journal")
     }
 
-    /// An operation runs, the database goes away before its outcome is there, and the gateway is told to stop.
+    /// Runs an operation, cuts the database off before the outcome is saved, and stops the gateway.
     async fn end_with_an_outcome_in_hand(&self, routes: &str) {
         let mut gateway = self.gateway(routes).await;
         let call = gateway.client.post("/pay/gate").header("x-case", "gate").key(KEY).body(SECRET);
@@ -82,7 +82,7 @@ fn holds(file: &Path, text: &str) -> bool {
 async fn they_are_there_after_the_next_start() {
     let world = World::new().await;
     world.end_with_an_outcome_in_hand("").await;
-    // While the database is away the next one cannot do anything about it either; it keeps what was kept.
+    // The database is reachable again, so the next gateway settles the outcome.
     world.proxy.set(Weather::Fair);
     let gateway = world.gateway("").await;
     until("it is settled", async || files(&world.journal()).is_empty()).await;
@@ -127,7 +127,7 @@ async fn they_wait_there_encrypted() {
 async fn what_was_settled_meanwhile_stands() {
     let world = World::new().await;
     world.end_with_an_outcome_in_hand("").await;
-    // An operator finds out before the next start, and says so by hand.
+    // An operator finds the outcome before the next start, and records it.
     world.server.sql(
         "test_0",
         "UPDATE onetake_records SET state = 2, state_at = claimed_at, expires_at = claimed_at + ttl,

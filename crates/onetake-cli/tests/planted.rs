@@ -1,6 +1,6 @@
-//! Each planted bug is caught, and this table says by which suites.
+//! Each planted bug is caught by the suites in this table.
 //!
-//! A bug is switched on for the whole process: this is one test, in a file of its own.
+//! A bug is switched on for the whole process, so this is one test in a file of its own.
 #![expect(clippy::unwrap_used, clippy::panic, reason = "tests may panic")]
 
 mod common;
@@ -17,7 +17,8 @@ use common::InProcess;
 
 const SUITES: [&str; 5] = ["memory store", "embedded store", "engine", "model", "black box"];
 
-/// Which suites catch which bug for certain. (Another may catch it too, by the luck of a race: it is not asked.)
+/// The suites that always catch a bug. Others may also catch it in a lucky race; they are not
+/// checked.
 const CAUGHT_BY: [(Bug, &[&str]); 6] = [
     (Bug::SettleWithoutAttemptCheck, &["memory store", "embedded store", "model"]),
     (Bug::AnswerBeforeCommit, &["engine"]),
@@ -38,7 +39,7 @@ async fn embedded() -> Simulated {
     })
 }
 
-/// What a suite finds wrong.
+/// The failures that a suite finds.
 async fn findings(suite: &str) -> Vec<String> {
     let names = |failed: Vec<&str>| failed.into_iter().map(str::to_owned).collect();
     let can = Capabilities::default();
@@ -58,14 +59,14 @@ async fn findings(suite: &str) -> Vec<String> {
     }
 }
 
-/// What each of these suites finds wrong, all of them at once.
+/// The failures of each of these suites, which run at the same time.
 async fn all_findings(suites: &[&str]) -> Vec<Vec<String>> {
     join_all(suites.iter().map(|suite| findings(suite))).await
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn every_planted_bug_is_caught() {
-    // A suite that fails prints each panic; the table is what matters here.
+    // A failing suite prints each panic. Only the table matters here.
     std::panic::set_hook(Box::new(|_| {}));
     let mut wrong = Vec::new();
     for found in all_findings(&SUITES).await.into_iter().flatten() {

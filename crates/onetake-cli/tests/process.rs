@@ -1,4 +1,4 @@
-//! The binary itself: killed, told to stop, and what it writes.
+//! The binary as a process: kills, signals, and its output.
 #![expect(clippy::unwrap_used, clippy::panic, reason = "tests may panic")]
 
 #[path = "common/process.rs"]
@@ -29,7 +29,7 @@ async fn killed_in_the_middle_nothing_is_lost_and_nothing_runs_twice() {
     let rounds = 5;
     for round in 0..rounds {
         let gateway = Process::start(folder.path(), routes, &upstream.url()).await;
-        // Everything that was ever acknowledged is replayed after the kill.
+        // Every acknowledged outcome is replayed after the kill.
         for (key, body) in &acknowledged {
             let retry = gateway.client.post("/any/slow?ms=5").key(key).send().await.unwrap();
             assert!(retry.is_replay() && retry.body == *body, "{key} was lost");
@@ -51,7 +51,7 @@ async fn killed_in_the_middle_nothing_is_lost_and_nothing_runs_twice() {
             })
         });
         let tasks: Vec<_> = tasks.collect();
-        // One is certainly in the middle when it is killed.
+        // One operation is certainly running when the process is killed.
         let running = format!("kill-round-{round}-running");
         let held = tokio::spawn(gateway.client.post("/any/gate").key(&running).send());
         upstream.ran(&running, 1).await;
@@ -151,7 +151,7 @@ async fn sigterm_drains() {
     let mut gateway = Process::start(folder.path(), "", &upstream.url()).await;
     let key = "running-when-stopped";
     let running = tokio::spawn(gateway.client.post("/any/gate").key(key).send());
-    // One whose client is gone is finished as well.
+    // An operation whose client has disconnected is finished as well.
     let orphan = "client-gone-when-stopped";
     let gone = tokio::spawn(gateway.client.post("/any/gate").key(orphan).send());
     upstream.ran(key, 1).await;
@@ -161,7 +161,7 @@ async fn sigterm_drains() {
     let ready = || admin.post("/readyz").method("GET").body("").send();
     assert_eq!(ready().await.unwrap().status(), 200);
     gateway.signal();
-    // It is said before anything else happens, while what runs is finished.
+    // Readiness changes first, while running operations are finished.
     let mut draining = ready().await.unwrap();
     while draining.status() == 200 {
         draining = ready().await.unwrap();
@@ -223,7 +223,8 @@ async fn logs_and_metrics_hold_no_key_no_credential_and_no_body() {
         let line = metrics.lines().find(|line| line.starts_with(&format!("{name} "))).unwrap();
         line.rsplit(' ').next().unwrap().parse().unwrap()
     };
-    // The JSON route refuses the body before anything runs; the large one is recorded without it.
+    // The JSON route refuses the body before anything runs. The large response is recorded without
+    // its body.
     assert_eq!(count("onetake_executed_total"), 4.0, "charge, 500, close, large");
     assert_eq!(count("onetake_replayed_total"), 2.0, "charge, and large as not replayable");
     assert_eq!(count("onetake_unknown_total"), 2.0, "500, close");
@@ -242,7 +243,7 @@ async fn an_upstream_that_closes_idle_connections_makes_no_unknown() {
     let idle = Some(Duration::from_secs(7));
     let upstream = Upstream::start_on(SocketAddr::from(([127, 0, 0, 1], 0)), idle).await.unwrap();
     let mut gateway = Process::start(folder.path(), "", &upstream.url()).await;
-    // Eight clients for a minute, at pauses that are anywhere around the upstream's seven seconds.
+    // Eight clients for a minute, with pauses around the upstream's seven seconds.
     let clients = (0..8_u64).map(|client| {
         let gateway = gateway.client.clone();
         tokio::spawn(async move {
@@ -269,8 +270,8 @@ async fn an_upstream_that_closes_idle_connections_makes_no_unknown() {
     assert!(gateway.terminate().await.success());
 }
 
-/// An upstream that is giving up a connection just when a request comes on it: whatever comes after
-/// `idle` is taken and not answered. Counts its connections.
+/// An upstream that closes idle connections just when a request arrives: requests after `idle` are
+/// read and not answered. It counts its connections.
 async fn gives_up_idle_connections(
     listener: tokio::net::TcpListener,
     idle: Duration,
@@ -315,7 +316,8 @@ async fn a_connection_that_the_upstream_may_be_closing_is_not_used() {
         assert_eq!(answer.status(), 201, "{}", answer.text());
         connections.load(Ordering::SeqCst)
     };
-    // Used again at once, and not after almost the five seconds that many servers wait.
+    // A connection is reused at once, and not after almost five seconds, when many servers close
+    // it.
     let mut made = 0;
     for number in 0..10 {
         made = pay(number).await;
@@ -338,7 +340,7 @@ async fn a_slow_head_is_not_waited_for() {
     half.write_all(b"POST /any/charge HTTP/1.1\r\nHost: a\r\n").await.unwrap();
     let mut nothing = tokio::net::TcpStream::connect(gateway.address).await.unwrap();
     let mut rest = Vec::new();
-    // Both end by themselves; how long that takes is not measured here.
+    // Both connections end by themselves. The time is not measured here.
     let _reset = half.read_to_end(&mut rest).await;
     let _reset = nothing.read_to_end(&mut rest).await;
     assert_eq!(upstream.runs_in_all(), 0);

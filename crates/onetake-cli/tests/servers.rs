@@ -5,14 +5,14 @@ use std::process::{Command, Stdio};
 
 use onetake_sim::servers::{Dynamo, Postgres, Redis};
 
-/// Runs the binary; its exit code, and what it wrote to standard output and standard error.
+/// Runs the binary. Returns its exit code, standard output and standard error.
 fn onetake(arguments: &[&str]) -> (i32, String, String) {
     let output = Command::new(env!("CARGO_BIN_EXE_onetake")).args(arguments).output().unwrap();
     let text = |bytes| String::from_utf8(bytes).unwrap();
     (output.status.code().unwrap(), text(output.stdout), text(output.stderr))
 }
 
-/// How `serve` refuses a store.
+/// The error of `serve` on a store.
 fn refused(store: &str) -> String {
     let (code, _, errors) = onetake(&[
         "serve",

@@ -1,4 +1,4 @@
-//! Stripe's own SDKs, with their own retries, in front of a Stripe that knows nothing of keys.
+//! Stripe's own SDKs, with their own retries, in front of a Stripe that ignores keys.
 #![expect(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "tests may panic")]
 
 #[path = "common/process.rs"]
@@ -14,16 +14,16 @@ use onetake_sim::servers::{LocalStripe, StripeSdk, until};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-/// How many answers are lost in a row.
+/// Number of responses that are lost in a row.
 const LOST: usize = 2;
-/// How often an SDK retries.
+/// Number of retries of an SDK.
 const RETRIES: usize = 3;
-/// As often where it has to go on until somebody else is done.
+/// Number of retries of an SDK that must wait for another request.
 const MANY_RETRIES: usize = 10;
 
 const KEY: &str = "signup-of-ada-2041";
 
-/// A gateway in front of a Stripe, and something that breaks on either side of it.
+/// A gateway in front of a Stripe, and a faulty proxy on each side of it.
 struct World {
     stripe: LocalStripe,
     gateway: Process,
@@ -44,7 +44,7 @@ impl World {
         Self { stripe, gateway, before, behind, _folder: folder }
     }
 
-    /// What the gateway counted.
+    /// A counter of the gateway.
     async fn count(&self, name: &str) -> u64 {
         let metrics = Client::new(self.gateway.admin).post("/metrics").method("GET").body("");
         let metrics = metrics.send().await.unwrap().text();
@@ -53,7 +53,7 @@ impl World {
     }
 }
 
-/// Has an SDK create customers one after the other; what it made of each answer.
+/// Creates customers with an SDK, one after the other. Returns the SDK's result for each.
 async fn create(sdk: StripeSdk, server: SocketAddr, calls: Value) -> Vec<Value> {
     create_with(RETRIES, sdk, server, calls).await
 }
@@ -82,7 +82,7 @@ async fn create_with(
 async fn lost_answers_make_one_customer(sdk: StripeSdk) {
     let world = World::start().await;
     world.before.lose_answers(LOST);
-    // The SDK makes the key, and keeps it for its retries.
+    // The SDK generates the key, and uses it for its retries.
     let told = create(sdk, world.before.address(), json!([{ "email": "ada@example.com" }])).await;
     let held = world.stripe.customers().await;
     assert_eq!(held.len(), 1, "{told:?}");
@@ -92,7 +92,7 @@ async fn lost_answers_make_one_customer(sdk: StripeSdk) {
     assert_eq!(world.count("onetake_replayed_total").await, LOST as u64);
 }
 
-/// The test above can fail.
+/// Shows that the test above can fail.
 async fn without_the_gateway_each_lost_answer_makes_one_more(sdk: StripeSdk) {
     let stripe = LocalStripe::start().await;
     let proxy = FaultProxy::start(stripe.address()).await.unwrap();
@@ -106,7 +106,7 @@ async fn without_the_gateway_each_lost_answer_makes_one_more(sdk: StripeSdk) {
 async fn another_payload_is_the_idempotency_error_of_the_sdk(sdk: StripeSdk) {
     let world = World::start().await;
     let call = |email: &str| json!({ "email": email, "key": KEY });
-    // From its second call on, an SDK tells in a header how the one before went.
+    // From its second call on, an SDK reports on the previous one in a header.
     let calls = json!([call("ada@example.com"), call("ada@example.com"), call("eve@example.com")]);
     let told = create(sdk, world.before.address(), calls).await;
     let [first, again, other] = told.as_slice() else { panic!("{told:?}") };
@@ -163,7 +163,7 @@ async fn what_has_no_outcome_is_an_error_of_the_sdk(sdk: StripeSdk) {
         assert_eq!((&told["status"], &told["type"]), (&json!(status), &json!("api_error")));
         assert_eq!(told["code"], code);
     };
-    // It tried once more, and was told that it is no use.
+    // The SDK retried once, and got the final error.
     expect(&told, 500, "previous_attempt_failed");
     assert_eq!(stripe.customers().await.len(), 1);
     drop(behind);

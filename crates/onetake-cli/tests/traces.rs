@@ -1,4 +1,4 @@
-//! Traces of the binary itself, as a collector gets them.
+//! Traces of the binary, as a collector receives them.
 #![cfg(feature = "otlp")]
 #![expect(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "tests may panic")]
 
@@ -40,7 +40,7 @@ impl Setting {
         Self { gateway, upstream, _folder: folder }
     }
 
-    /// A call whose answer is the headers that the upstream got.
+    /// A call whose response is the headers that the upstream got.
     fn head(&self, key: &str) -> Call {
         self.gateway.client.post("/pay/head").key(key)
     }
@@ -50,7 +50,7 @@ fn traceparent(flags: &str) -> String {
     format!("00-{TRACE}-{PARENT}-{flags}")
 }
 
-/// A header that the upstream got, from what it answered.
+/// A header that the upstream got, from its response.
 fn got(answer: &Answer, name: &str) -> Vec<String> {
     let text = answer.text();
     let start = format!("\"{name}\": \"");
@@ -107,7 +107,7 @@ async fn a_request_is_part_of_the_trace_that_it_comes_with() {
     assert_eq!(got(&answer, "traceparent"), [passed_on]);
     assert_eq!(got(&answer, "tracestate"), ["vendor=a-state"]);
 
-    // A replay calls nobody, and is not told of the first attempt's trace.
+    // A replay makes no call, and does not show the first attempt's trace.
     let again = call().await.unwrap();
     assert!(again.is_replay() && again.body == answer.body);
     let spans = collector.trace(TRACE, 5).await;
@@ -182,7 +182,7 @@ async fn a_trace_that_cannot_be_read_is_begun_anew() {
     assert_eq!(got(&answer, "tracestate"), [""; 0], "it belongs to the trace that is not ours");
     let spans = collector.trace(passed_on[0].split('-').nth(1).unwrap(), 4).await;
     assert!(named(&spans, "POST /pay/{*rest}").parent_span_id.is_empty());
-    // Nobody wants this one: neither do we, and the upstream is told so.
+    // A trace that is not sampled: the gateway exports nothing, and passes the decision on.
     let call = setting.head("a-key-of-a-trace-03").header("traceparent", &traceparent("00"));
     let answer = call.send().await.unwrap();
     let passed_on = got(&answer, "traceparent");
@@ -208,7 +208,7 @@ async fn without_a_collector_trace_headers_pass_through() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_collector_that_hangs_or_refuses_holds_up_nobody() {
     let collector = Collector::start(Manner::Hangs).await;
-    // As it runs in earnest: a line for each request would be what takes time.
+    // As in production: logging each request would take most of the time.
     let variables = [(ENDPOINT, &*collector.url()), ("ONETAKE_LOG", "info")];
     let mut setting = Setting::start(&variables).await;
     let client = &setting.gateway.client;
@@ -227,7 +227,7 @@ async fn a_collector_that_hangs_or_refuses_holds_up_nobody() {
         send(round).await;
     }
     let took = SystemClock.monotonic() - from;
-    // Ten seconds for each of forty rounds, if they waited for it.
+    // If requests waited for the collector, each of the forty rounds would take ten seconds.
     assert!(took < Duration::from_secs(120), "2000 requests took {took:?}");
     let admin = Client::new(setting.gateway.admin);
     let dropped = async || -> u64 {
@@ -243,7 +243,7 @@ async fn a_collector_that_hangs_or_refuses_holds_up_nobody() {
         async move || dropped().await > before
     })
     .await;
-    // It is back: spans arrive again.
+    // The collector works again, and spans arrive.
     collector.change(Manner::Takes);
     send(40).await;
     until("spans arrive again", async || !collector.spans().is_empty()).await;
@@ -253,7 +253,7 @@ async fn a_collector_that_hangs_or_refuses_holds_up_nobody() {
     .await;
     let logs = setting.gateway.logs.lock().unwrap().clone();
     assert_eq!(logs.matches("traces cannot be sent").count(), 1, "{logs}");
-    // What is left is sent at the end; a collector that hangs then is waited for five seconds.
+    // Remaining spans are sent at shutdown. A hanging collector delays it by five seconds.
     collector.change(Manner::Hangs);
     send(41).await;
     let from = SystemClock.monotonic();

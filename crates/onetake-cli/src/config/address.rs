@@ -28,8 +28,8 @@ pub(super) fn parse_listen(text: &str) -> Result<SocketAddr, Fault> {
     })
 }
 
-/// Reads a network such as `10.0.0.0/8`, or a single address. IPv4 in the form of IPv6 (`::ffff:10.0.0.0/104`)
-/// becomes IPv4, as addresses of clients do before they are compared.
+/// Reads a network such as `10.0.0.0/8`, or a single address. IPv4-mapped IPv6
+/// (`::ffff:10.0.0.0/104`) becomes IPv4, like the addresses of clients before they are compared.
 pub(super) fn parse_network(text: &str) -> Result<IpNet, Fault> {
     let fix = "write an address or a block, such as \"10.0.0.0/8\", \"192.0.2.7\" or \"::1\"";
     let parsed = match text.contains('/') {
@@ -49,7 +49,7 @@ pub(super) fn parse_network(text: &str) -> Result<IpNet, Fault> {
     if network.addr() == network.network() {
         return Ok(network);
     }
-    // Most likely a single host was meant, or a block: either is better than a guess.
+    // The user probably meant a single host or the block. An error is better than a guess.
     let (block, address) = (network.trunc(), network.addr());
     let fix = format!("write \"{block}\" for the block, or \"{address}\" for the one address");
     Err(Fault::new("the address has bits behind its prefix", fix))
@@ -77,7 +77,7 @@ pub(super) fn parse_upstream(text: &str) -> Result<Uri, Fault> {
     to_uri(&url).ok_or_else(|| bad("not a valid URL", FIX))
 }
 
-/// Reads the URL of a service that is asked about credentials or outcomes; `fix` says what to write instead.
+/// Reads the URL of a service for credentials or outcomes; `fix` says what to write instead.
 pub(super) fn parse_service(text: &str, fix: &str) -> Result<Uri, Fault> {
     let bad = |what: &str| Fault::new(what, fix).hiding_value(text.contains(['@', '?']));
     let url = http_url(text).map_err(bad)?;
@@ -87,8 +87,8 @@ pub(super) fn parse_service(text: &str, fix: &str) -> Result<Uri, Fault> {
     to_uri(&url).ok_or_else(|| bad("not a valid URL"))
 }
 
-/// A URL of HTTP. Other than the `url` crate, this takes no white space, no backslash, no missing slash and no
-/// empty port: they are mistakes more often than not.
+/// Parses an HTTP URL. It is stricter than the `url` crate: white space, a backslash, a missing
+/// slash or an empty port is an error, because they are usually mistakes.
 fn http_url(text: &str) -> Result<Url, &'static str> {
     const NOT_HTTP: &str = "not an http:// or https:// URL";
     let Some(("http" | "https", rest)) = text.split_once("://") else { return Err(NOT_HTTP) };
@@ -116,7 +116,7 @@ fn http_url(text: &str) -> Result<Url, &'static str> {
     }
 }
 
-/// The form that HTTP clients take.
+/// Converts a URL to the type that HTTP clients use.
 fn to_uri(url: &Url) -> Option<Uri> {
     url.as_str().parse().ok()
 }

@@ -1,4 +1,4 @@
-//! Rules between options, and the configuration that comes out of a file that breaks none.
+//! Rules between options, and the complete configuration of a file that follows them.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -18,17 +18,17 @@ use super::tenant::TenantOption;
 use super::tree::Node;
 use super::{Admin, Config, RelayConfig, Route, SinkConfig, StoreConfig};
 
-/// The folder for outcomes that a server did not take, unless the file says otherwise.
+/// Default folder of the journal, for outcomes that the store has not accepted at shutdown.
 const JOURNAL_FOLDER: &str = "onetake-journal";
 
-/// The tree of the file, for places of values, and the faults that were found.
+/// The tree of the file, for positions of values, and the errors that were found.
 pub(super) struct Checks<'c, 'a> {
     pub(super) tree: &'c Node,
     pub(super) problems: &'c mut Problems<'a>,
 }
 
 impl Checks<'_, '_> {
-    /// Reports a fault of `field`, at the place of the value at `at`.
+    /// Reports an error of `field`, at the position of the value at `at`.
     fn refuse(&mut self, at: &str, field: &str, fault: Fault) {
         let node = self.tree.get(at);
         let place = node.map_or(Origin::Absent, |node| node.at.clone());
@@ -63,7 +63,7 @@ impl Checks<'_, '_> {
                 Some(&defaults),
                 &store.url,
             );
-            // If there is none at all, that was reported once for all routes.
+            // If there is no upstream at all, that was reported once for all routes.
             let own = route.policy.upstream.or_else(|| upstream.clone());
             let RouteOptions { methods, path, preset, .. } = route;
             routes.extend(own.map(|upstream| Route { methods, path, preset, upstream, settings }));
@@ -82,13 +82,14 @@ impl Checks<'_, '_> {
         })
     }
 
-    /// The one upstream for all that name none: from `[gateway]` or, the same thing, `[defaults]`.
+    /// The upstream for all routes that name none: from `[gateway]` or `[defaults]`, which mean the
+    /// same.
     fn upstream(&mut self, file: &File) -> Option<Uri> {
         let (gateway, defaults) = (&file.gateway.upstream, &file.defaults.upstream);
         if let (Some(gateway), Some(defaults)) = (gateway, defaults)
             && gateway != defaults
         {
-            // With two, unkeyed requests would go to one and keyed ones to the other.
+            // With two upstreams, unkeyed requests would go to one and keyed requests to the other.
             let other = self.tree.get("gateway.upstream").map(|node| self.problems.place(&node.at));
             let what =
                 format!("gateway.upstream names another one ({})", other.unwrap_or_default());
@@ -113,7 +114,7 @@ impl Checks<'_, '_> {
         upstream
     }
 
-    /// The listener for operators. Without a token it stays on loopback.
+    /// The listener for operators. Without a token it must be on loopback.
     pub(super) fn admin(&mut self, file: &File) -> Admin {
         self.guarded("admin.listen", Some(file.admin.listen), "see and change keys");
         file.admin.clone()
@@ -152,7 +153,7 @@ impl Checks<'_, '_> {
             self.refuse("store.filter", "store.filter", fault.showing(Some(filter.to_string())));
             None
         });
-        // With the data, or in the folder where the process runs.
+        // Next to the data, or in the folder where the process runs.
         let journal = file.store.journal.clone().or_else(|| match &url {
             StoreUrl::Memory => None,
             StoreUrl::Embedded(folder) => Some(folder.join("journal")),
@@ -163,7 +164,7 @@ impl Checks<'_, '_> {
         StoreConfig { url, filter, allow_lossy: file.store.allow_lossy, journal, encryption }
     }
 
-    /// Redis alone is no store for claims on money, unless the operator says so.
+    /// Refuses Redis alone as the store for payments, unless the operator allows it.
     fn lossy(&mut self, store: &StoreConfig, routes: &[RouteOptions]) {
         if store.allow_lossy || !matches!(store.url, StoreUrl::Redis(_)) {
             return;
@@ -200,7 +201,8 @@ impl Checks<'_, '_> {
         }
     }
 
-    /// The rules between the options of one policy; `known` is the policy of `[defaults]`, whose faults were told.
+    /// Checks the rules between the options of one policy. `known` is the policy of `[defaults]`,
+    /// whose errors were already reported.
     fn policy(
         &mut self,
         path: &str,
@@ -227,7 +229,7 @@ impl Checks<'_, '_> {
         self.reconcile(path, own, weaker, settings, known, store);
     }
 
-    /// A status belongs to one list.
+    /// Checks that a status is in one list only.
     fn statuses(&mut self, path: &str, options: &PolicyOptions) {
         let lists = options.lists();
         for (nth, (name, _, list)) in lists.iter().enumerate() {
@@ -243,7 +245,8 @@ impl Checks<'_, '_> {
         }
     }
 
-    /// The service that knows outcomes must be named, and be asked about one operation only.
+    /// Checks that the service for outcomes is named, and that each question is about one operation
+    /// only.
     fn reconcile(
         &mut self,
         path: &str,
@@ -289,7 +292,7 @@ impl Checks<'_, '_> {
         let (ttl, run_max, grace) = times(settings);
         let skew = store.clock_skew_max();
         let from = run_max.saturating_add(grace).saturating_add(skew);
-        // Half of it is for asking; see `give_up_after`.
+        // Half of `ttl` is for asking; see `give_up_after`.
         let needed = from.saturating_add(reconcile.timeout).saturating_mul(2);
         if ttl < needed {
             let what = format!(
@@ -355,7 +358,7 @@ impl Checks<'_, '_> {
     }
 }
 
-/// The reason against the placeholders of a request, given the tenant of its keys.
+/// Returns an error if the placeholders of a request are unsafe with the tenant of its keys.
 fn unsafe_for(target: &Template, tenant: Option<&TenantOption>) -> Option<Fault> {
     let has = |place| target.has(place);
     let fix = "use {derived_key}: the operation is sent it as Idempotency-Derived-Key";

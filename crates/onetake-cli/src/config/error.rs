@@ -1,29 +1,29 @@
-//! Faults in the configuration, collected and told to a person.
+//! Errors in the configuration, collected and formatted for people.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
 
 use super::tree::shorten;
 
-/// How many faults are shown before the rest is only counted.
+/// Maximum number of errors that are shown. The rest is only counted.
 const SHOWN_MAX: usize = 20;
 
-/// Everything that is wrong with the configuration, in the order of the file.
+/// All errors of the configuration, in the order of the file.
 ///
-/// Its `Display` form is meant for a terminal: per fault one line that says where, which field
-/// and what is wrong, and one that says what to do.
+/// The `Display` form is for a terminal. Each error has one line with the place, the field and what
+/// is wrong, and one line with the fix.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub struct ConfigError {
     problems: Vec<Problem>,
 }
 
 impl ConfigError {
-    /// An error without a cause: nobody should ever see it.
+    /// An error without a cause. Users should never see it.
     pub(super) fn unexplained() -> Self {
         Self { problems: Vec::new() }
     }
 
-    /// Each fault by itself; there is at least one.
+    /// The errors; there is at least one.
     #[must_use]
     pub fn problems(&self) -> &[Problem] {
         &self.problems
@@ -46,18 +46,18 @@ impl fmt::Display for ConfigError {
     }
 }
 
-/// One fault.
+/// One error.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Problem {
-    /// Where it is: `file:line:column`, the variable or the flag.
+    /// The position: `file:line:column`, the variable or the flag.
     pub place: String,
     /// The field's full path, such as `route[1].fingerprint.mode`; empty for a syntax error.
     pub field: String,
-    /// The value as it was written, shortened, where it helps and cannot be a secret.
+    /// The value as written, shortened; absent if it is of no help or may be a secret.
     pub value: Option<String>,
-    /// What is wrong.
+    /// The error.
     pub what: String,
-    /// What to do about it.
+    /// How to fix it.
     pub fix: String,
 }
 
@@ -73,7 +73,7 @@ impl fmt::Display for Problem {
     }
 }
 
-/// What is wrong with a value, by somebody who does not know where it was written.
+/// An error of a value, without its position.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Fault {
     pub(super) what: String,
@@ -81,11 +81,11 @@ pub(super) struct Fault {
     shows: Shows,
 }
 
-/// What a message may repeat of the value.
+/// The part of the value that a message may show.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Shows {
     AsWritten,
-    /// It may hold a credential, and this is what is left without it.
+    /// The value may hold a credential; this is the rest of it.
     Instead(String),
     Nothing,
 }
@@ -95,12 +95,12 @@ impl Fault {
         Self { what: what.into(), fix: fix.into(), shows: Shows::AsWritten }
     }
 
-    /// Does not repeat the value: it may hold a credential.
+    /// Hides the value, because it may hold a credential.
     pub(super) fn hiding_value(self, hides_value: bool) -> Self {
         if hides_value { self.showing(None) } else { self }
     }
 
-    /// Repeats the text of the file, and not the variables in it: they may hold a secret.
+    /// Shows the text of the file instead of expanded variables, which may hold a secret.
     pub(super) fn about_file_only(self, text: &str, written: &str) -> Self {
         let plain = |said: String| match text.is_empty() {
             true => said,
@@ -113,12 +113,12 @@ impl Fault {
         Self { what: plain(self.what), fix: plain(self.fix), shows }
     }
 
-    /// Repeats this instead of the value, or nothing.
+    /// Shows this text instead of the value, or nothing.
     pub(super) fn showing(self, instead: Option<String>) -> Self {
         Self { shows: instead.map_or(Shows::Nothing, Shows::Instead), ..self }
     }
 
-    /// What to repeat of a value that was written like this.
+    /// The text to show for a value that was written like this.
     pub(super) fn value_of(&self, written: impl FnOnce() -> Option<String>) -> Option<String> {
         match &self.shows {
             Shows::AsWritten => written(),
@@ -128,7 +128,7 @@ impl Fault {
     }
 }
 
-/// Where something was written.
+/// The origin of a value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Origin {
     /// At this byte of the file.
@@ -137,11 +137,11 @@ pub(super) enum Origin {
     Env(String),
     /// In this flag.
     Flag(&'static str),
-    /// It was not written: something is missing.
+    /// Nowhere: something is missing.
     Absent,
 }
 
-/// Collects faults and knows the file that they are in.
+/// The collected errors, and the file that they are in.
 #[derive(Debug)]
 pub(super) struct Problems<'a> {
     text: Option<&'a str>,
@@ -150,7 +150,7 @@ pub(super) struct Problems<'a> {
     found: Vec<(Rank, Problem)>,
 }
 
-/// The order in which faults are shown: through the file, then missing things, then the rest.
+/// The order of errors: through the file, then missing fields, then the rest.
 type Rank = (u8, usize);
 
 impl<'a> Problems<'a> {
@@ -170,7 +170,7 @@ impl<'a> Problems<'a> {
         found.map(|(_, text)| text.clone()).ok_or_else(missing)
     }
 
-    /// A path as it was written at this place: in the file, it is relative to the file's folder.
+    /// Resolves a path. A path from the file is relative to the file's folder.
     pub(super) fn in_folder(&self, at: &Origin, path: PathBuf) -> PathBuf {
         match (at, Path::new(self.file_name).parent()) {
             (Origin::File(_), Some(folder)) if self.text.is_some() => folder.join(path),
@@ -191,7 +191,7 @@ impl<'a> Problems<'a> {
         self.found.push((rank, problem));
     }
 
-    /// Ends with what was found, if anything was.
+    /// Returns the errors that were found, if there are any.
     pub(super) fn check(&mut self) -> Result<(), ConfigError> {
         if self.found.is_empty() {
             return Ok(());
@@ -201,7 +201,7 @@ impl<'a> Problems<'a> {
         Err(ConfigError { problems })
     }
 
-    /// How messages call a place.
+    /// The name of a position in messages.
     pub(super) fn place(&self, at: &Origin) -> String {
         match at {
             Origin::File(offset) => {
@@ -216,7 +216,7 @@ impl<'a> Problems<'a> {
     }
 }
 
-/// Line and column of a byte, both from one; the column counts characters, as editors do.
+/// Line and column of a byte, both from one. The column counts characters, as editors do.
 fn position(text: &str, offset: usize) -> (usize, usize) {
     let before = text.get(..text.floor_char_boundary(offset)).unwrap_or_default();
     let line = before.matches('\n').count() + 1;

@@ -45,7 +45,7 @@ fn lines(
         let own = route.and_then(|(index, _)| tree.get(&format!("route[{index}].{path}")));
         let set = of_preset.iter().find(|(name, _)| *name == path).filter(|_| own.is_none());
         let weak = tree.get(&format!("defaults.{path}"));
-        // Lists of statuses add up: the others replace one another.
+        // Lists of statuses add up. Other options replace each other.
         let weak = weak.filter(|_| own.is_none() && set.is_none() || LISTS.contains(&path));
         let before = lines.len();
         let mut line = |text: &str, from: String| lines.push((format!("{path} = {text}"), from));

@@ -1,4 +1,5 @@
-//! Forms of values. A form reads a value, and knows its JSON Schema and its description in the documentation.
+//! Forms of values. A form reads a value, and knows its JSON Schema and its description in the
+//! documentation.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -24,7 +25,7 @@ pub(super) struct Form<T> {
 
 type Read<T> = dyn Fn(&Value<'_>, &mut Problems<'_>) -> Option<T>;
 
-/// The part of a form that a schema and a documentation are made of.
+/// The part of a form that schemas and documentation are made from.
 #[derive(Clone)]
 pub(super) enum Shape {
     Boolean,
@@ -34,13 +35,14 @@ pub(super) enum Shape {
     Duration(&'static str, &'static str),
     /// A size of a body, with a unit or in bytes.
     Size,
-    /// A string that matches a regular expression from its first to its last character. A pattern never refuses
-    /// a string that the form accepts. It has no look-around, which not every validator has.
+    /// A string that matches a regular expression from its first to its last character. A pattern
+    /// never refuses a string that the form accepts. It has no look-around, which not every
+    /// validator has.
     Text(&'static str),
     /// The name of a file or folder.
     File,
     Words(Vec<&'static str>),
-    /// A list with at least and at most so many elements.
+    /// A list, with its minimum and maximum number of elements.
     List(Box<Self>, usize, usize),
     /// Names of headers, and a value for each.
     Headers(Box<Self>, usize),
@@ -95,7 +97,7 @@ pub(super) fn text<T: 'static>(
     Form::new(Shape::Text(pattern), move |value, problems| value.parse(example, problems, &parse))
 }
 
-/// A string of a few characters, or another form of text with a largest length.
+/// A string of 1 to 255 characters.
 pub(super) fn name(example: &'static str) -> Form<String> {
     text(r"[\s\S]{1,255}", example, |text| match (1..=255).contains(&text.chars().count()) {
         true => Ok(text.to_owned()),
@@ -189,12 +191,13 @@ pub(super) fn table<T: Table + 'static>() -> Form<T> {
     })
 }
 
-/// The name of a file or folder. A relative one that stands in the file is relative to the file's folder.
+/// The name of a file or folder. A relative name in the file is relative to the file's folder.
 pub(super) fn file(example: &'static str) -> Form<PathBuf> {
     Form::new(Shape::File, move |value, problems| {
         let path = value.parse(example, problems, |text| match text {
             "" => Err(Fault::new("names no file", format!("write for example {example}"))),
-            // Somebody pasted it. It may be the key: nothing of it is repeated.
+            // The content of a PEM file instead of its name. It may be a key, so no part of it is
+            // shown.
             _ if text.contains("-----BEGIN") => {
                 let fix = "write it to a file, and the name here";
                 Err(Fault::new("not a file's name", fix).hiding_value(true))
@@ -245,7 +248,7 @@ pub(super) fn parse_part(text: &str) -> Result<Pointer, Fault> {
 }
 
 table! {
-    /// A value that stands outside the file.
+    /// A value outside the file.
     struct Elsewhere [Debug] ("a value outside the file", "{ env = \"NAME\" }") {
         /// The environment variable that holds the value.
         env: Option<String> = name("\"NAME\"").optional(),
@@ -262,7 +265,8 @@ table! {
     }
 }
 
-/// A secret: the text itself, `{ env = "NAME" }` or `{ file = "…" }`. No message repeats a part of it.
+/// A secret: the text itself, `{ env = "NAME" }` or `{ file = "…" }`. No message repeats a part of
+/// it.
 pub(super) fn secret<T: 'static>(
     pattern: &'static str,
     parse: impl Fn(&str) -> Result<T, Fault> + 'static,
@@ -275,7 +279,7 @@ pub(super) fn secret<T: 'static>(
                 let Elsewhere { env, file } = Elsewhere::read_fields(&mut section, problems)?;
                 elsewhere(value, &section, env, file, problems)?
             }
-            // Digits alone look like a number. Nothing of them is repeated.
+            // Digits alone parse as a number. No part of them is shown.
             Kind::Integer(ref text, _) => (text.clone(), value.path.clone(), value.node.at.clone()),
             _ => {
                 let text = value.text("{ env = \"NAME\" }", problems)?;
@@ -289,14 +293,14 @@ pub(super) fn secret<T: 'static>(
 }
 
 impl Elsewhere {
-    /// The table, of which one field has to be written.
+    /// The table, of which exactly one field must be written.
     fn one() -> TableInfo {
         let one = serde_json::json!({ "minProperties": 1, "maxProperties": 1 });
         TableInfo { extra: one, ..Self::info() }
     }
 }
 
-/// The text in a variable or in a file, and the place that messages name.
+/// Returns the text in a variable or a file, and its position for messages.
 pub(super) fn elsewhere(
     value: &Value<'_>,
     section: &Section<'_>,
@@ -317,7 +321,7 @@ pub(super) fn elsewhere(
     Some((found, field.path.clone(), field.node.at.clone()))
 }
 
-/// The largest file that is taken for a secret, in bytes.
+/// Maximum size of a file with a secret, in bytes.
 const FILE_BYTES_MAX: u64 = 4096;
 
 fn read_file(name: &Path) -> Result<String, Fault> {

@@ -1,18 +1,22 @@
-//! The gateway's configuration: a TOML file, overridden by `ONETAKE__SECTION__KEY` variables, overridden by flags.
+//! The gateway's configuration: a TOML file, overridden by `ONETAKE__SECTION__KEY` variables,
+//! overridden by flags.
 //!
 //! ```text
-//! text → tree (TOML with places) → sources (variables, flags, ${NAME}) → sections, policy (options read, every fault
-//! collected) → check (rules between options) → Config
+//! text → tree (TOML with positions) → sources (variables, flags, ${NAME})
+//!   → sections, policy (options read, every error collected)
+//!   → check (rules between options) → Config
 //! ```
 //!
-//! An option is declared once, in `sections.rs`, `policy.rs`, `tenant.rs` or `reconcile.rs`: its name, its documentation, its
-//! form and its default, with the macro in `table.rs`. The declaration gives the field, the reader, the JSON Schema
-//! (`onetake schema`), the lines of `onetake check --explain` and the tables in docs/CONFIGURATION.md.
+//! An option is declared once, in `sections.rs`, `policy.rs`, `tenant.rs` or `reconcile.rs`: its
+//! name, its documentation, its form and its default, with the macro in `table.rs`. The declaration
+//! gives the field, the reader, the JSON Schema (`onetake schema`), the lines of `onetake check
+//! --explain` and the tables in docs/CONFIGURATION.md.
 //!
-//! Why a table of forms and not serde with schemars: serde stops at the first error, and an untagged enum (`tenant`,
-//! `reconcile`, every secret) loses the place and the reason of the error. Users of this file are told all errors at
-//! once, each with its line, its value and its fix. With serde, every option would need a `Spanned` wrapper, a visitor
-//! and a schema by hand, which are the three places that a form has in one.
+//! Why a table of forms and not serde with schemars: serde stops at the first error, and an
+//! untagged enum (`tenant`, `reconcile`, every secret) loses the position and the reason of the
+//! error. Users of this file get all errors at once, each with its line, its value and its fix.
+//! With serde, every option would need a `Spanned` wrapper, a visitor and a schema by hand; a form
+//! has all three in one place.
 
 mod address;
 mod check;
@@ -59,11 +63,12 @@ use table::Table as _;
 
 /// Reads, merges and checks the configuration.
 ///
-/// `text` is the file's content if there is a file, and `file_name` its name: relative paths in the file are relative to
-/// its folder. Of `env`, names that start with `ONETAKE__` count, and those that the file names.
+/// `text` is the file's content if there is a file, and `file_name` its name: relative paths in the
+/// file are relative to its folder. Of `env`, names that start with `ONETAKE__` count, and those
+/// that the file names.
 ///
 /// # Errors
-/// With every fault that was found, if there is one: nothing is guessed and nothing is ignored.
+/// With all errors that were found. Nothing is guessed and nothing is ignored.
 pub fn load(
     text: Option<&str>,
     file_name: &str,
@@ -92,7 +97,7 @@ pub fn explain(
     })
 }
 
-/// As [`load`], for commands that need nothing but a store: no upstream has to be named.
+/// Like [`load`], for commands that need only a store: no upstream has to be named.
 ///
 /// # Errors
 /// As [`load`].
@@ -105,7 +110,7 @@ pub fn load_store(
     with_file(text, file_name, env, overrides, |file, checks| Some(checks.store(&file)))
 }
 
-/// As [`load`], for a relay: a sink has to be named, and no upstream.
+/// Like [`load`], for a relay: a sink has to be named, but no upstream.
 ///
 /// # Errors
 /// As [`load`].
@@ -118,7 +123,8 @@ pub fn load_relay(
     with_file(text, file_name, env, overrides, |file, checks| checks.relay(file))
 }
 
-/// As [`load`], for commands that need nothing but the admin listener: nothing else of the file is read.
+/// Like [`load`], for commands that need only the admin listener: no other section of the file is
+/// read.
 ///
 /// # Errors
 /// As [`load`].
@@ -157,7 +163,7 @@ fn read<T>(
     mut problems: Problems<'_>,
     complete: impl FnOnce(File, &mut Checks<'_, '_>) -> Option<T>,
 ) -> Result<T, ConfigError> {
-    // Behind a syntax error every other message would be a guess.
+    // After a syntax error, every other message would be a guess.
     problems.check()?;
     sources::apply_env(&mut tree, env, &mut problems);
     sources::apply_flags(&mut tree, overrides);
@@ -175,8 +181,9 @@ fn read<T>(
 
 /// The JSON Schema (draft 2020-12) of the configuration file.
 ///
-/// It knows the names, types, words and forms of all options. Rules between options, the bounds of durations and
-/// everything outside the file are known to `check` alone: the schema is never the stricter of the two.
+/// It describes names, types, words and forms of all options. Rules between options, bounds of
+/// durations and everything outside the file are checked by `check` only. The schema never refuses
+/// a file that `check` accepts.
 #[must_use]
 pub fn schema() -> Json {
     let mut schema = table::schema(&File::info(), "");
@@ -193,7 +200,7 @@ pub fn schema() -> Json {
     schema
 }
 
-/// What a file is for: a gateway, a relay, or both.
+/// The purpose of a file: a gateway, a relay, or both.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Purposes {
     /// `onetake serve`
@@ -202,7 +209,8 @@ pub struct Purposes {
     pub relay: bool,
 }
 
-/// What a file is for, by its sections: one with `[relay]` is a gateway's too if it has what only that needs.
+/// Finds the purpose of a file by its sections. A file with `[relay]` is also for a gateway if it
+/// has a section that only a gateway needs.
 #[must_use]
 pub fn purposes(text: &str) -> Purposes {
     let tree = tree::parse(text, &mut Problems::new(Some(text), "", &[]));
@@ -210,7 +218,7 @@ pub fn purposes(text: &str) -> Purposes {
         return Purposes { gateway: true, relay: false };
     };
     let is_gateways = |section: &tree::Entry| match (section.name.as_str(), &section.value.kind) {
-        // How webhooks are met, too.
+        // `upstream_tls` alone may be for the webhook of a relay.
         ("gateway", tree::Kind::Table(fields)) => {
             fields.iter().any(|field| field.name != "upstream_tls")
         }
@@ -220,7 +228,7 @@ pub fn purposes(text: &str) -> Purposes {
     Purposes { gateway: !relay || sections.iter().any(is_gateways), relay }
 }
 
-/// What flags say; each stands above the environment and the file.
+/// Values of flags. Each overrides the environment and the file.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Overrides {
     /// `--listen`: in place of `gateway.listen`.
@@ -235,31 +243,32 @@ pub struct Overrides {
     pub sink: Option<String>,
 }
 
-/// The whole configuration, complete and within its bounds.
+/// The whole configuration, complete and validated.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Config {
-    /// `[gateway]`: where clients come in and where their requests go.
+    /// `[gateway]`: the listener for clients, and the upstream.
     pub gateway: Gateway,
     /// `[admin]`: the listener for operators, probes and metrics.
     pub admin: Admin,
-    /// `[store]`: where records are kept.
+    /// `[store]`: the store for records.
     pub store: StoreConfig,
-    /// `[sweep]`: how expired records are cleaned up.
+    /// `[sweep]`: deletion of expired records.
     pub sweep: Sweep,
-    /// `[secrets]`: what only the operator knows.
+    /// `[secrets]`: secrets of the operator.
     pub secrets: SecretsConfig,
     /// The settings of a POST or PATCH that no route matches.
     pub defaults: Settings,
     /// The routes in the order of the file; the first match wins.
     pub routes: Vec<Route>,
-    /// Whether `[relay]` of the same file has a webhook that is met by `gateway.upstream_tls`.
+    /// True if `[relay]` of the same file has an `https://` webhook, which uses
+    /// `gateway.upstream_tls`.
     pub has_https_relay: bool,
     /// Warnings about values of `[defaults]` that presets hide.
     pub notes: Vec<String>,
 }
 
 impl Config {
-    /// What is allowed, but worth a second thought: one sentence each.
+    /// Warnings about settings that are allowed but risky, one sentence each.
     #[must_use]
     pub fn warnings(&self) -> Vec<String> {
         let mut warnings = self.notes.clone();
@@ -274,12 +283,12 @@ impl Config {
                 format!("route[{index}] ({} {}, preset \"{preset}\")", route.methods, route.path);
             if route.settings.policy.on_store_down == OnStoreDown::FailOpen {
                 warnings.push(format!(
-                    "{name} has on_store_down = \"fail-open\": while the store is away, every retry runs again"
+                    "{name} has on_store_down = \"fail-open\": while the store is unreachable, every retry runs again"
                 ));
             }
             if route.settings.policy.tenant == Tenant::ClientIp {
                 warnings.push(format!(
-                    "{name} has tenant = \"client-ip\": a client that changes its network is somebody else, and its retry runs again"
+                    "{name} has tenant = \"client-ip\": a client that changes its network is another tenant, and its retry runs again"
                 ));
             }
             if matches!(self.store.url, StoreUrl::Redis(_)) {
@@ -291,13 +300,13 @@ impl Config {
         warnings
     }
 
-    /// How upstreams are met over TLS, if any is.
+    /// The TLS settings for upstreams, if any upstream uses TLS.
     #[must_use]
     pub fn upstream_tls(&self) -> Option<&UpstreamTls> {
         self.has_https_upstream().then_some(&self.gateway.upstream_tls)
     }
 
-    /// Whether TLS is spoken with any upstream, or with a service that is asked about credentials or outcomes.
+    /// True if any upstream, or any service for credentials or outcomes, is `https://`.
     #[must_use]
     pub fn has_https_upstream(&self) -> bool {
         let upstreams = self.routes.iter().map(|route| &route.upstream);
@@ -323,10 +332,10 @@ pub struct StoreConfig {
     pub filter: Option<ServerUrl>,
     /// Whether a store that can lose acknowledged writes is accepted.
     pub allow_lossy: bool,
-    /// The folder of this machine for outcomes that the store did not take before shutdown; `None` for the store in
-    /// memory.
+    /// Local folder for outcomes that the store has not accepted at shutdown; `None` for the memory
+    /// store.
     pub journal: Option<PathBuf>,
-    /// `[secrets] encryption`: the first encrypts recordings, and all open them.
+    /// `[secrets] encryption`: the first secret encrypts recordings, and all of them decrypt.
     pub encryption: Vec<Secret>,
 }
 
@@ -337,9 +346,9 @@ pub struct RelayConfig {
     pub store: StoreConfig,
     /// The receiver of messages.
     pub sink: SinkConfig,
-    /// The longest time that a receiver may take for a message.
+    /// Timeout of one delivery.
     pub timeout: Duration,
-    /// The relay's bounds.
+    /// The relay's limits.
     pub options: RelayOptions,
     /// The listener for metrics, if there is one.
     pub listen: Option<SocketAddr>,
@@ -356,7 +365,7 @@ pub enum SinkConfig {
     Nats {
         /// The servers.
         url: ServerUrl,
-        /// The beginning of subjects.
+        /// The prefix of subjects.
         subject_prefix: String,
     },
     /// `http://…`, `https://…`: a webhook.
@@ -384,7 +393,7 @@ pub struct Route {
 }
 
 impl Route {
-    /// Whether a request belongs to this route.
+    /// True if a request belongs to this route.
     #[must_use]
     pub fn matches(&self, method: &Method, path: &str) -> bool {
         self.methods.contains(method) && self.path.matches(path)

@@ -11,7 +11,7 @@ use super::table::nearest;
 /// The methods that can be keyed; `*` means all of them.
 const KEYABLE: [Method; 4] = [Method::POST, Method::PUT, Method::PATCH, Method::DELETE];
 
-/// The methods that never are: they have no effect that could happen twice.
+/// The methods that are never keyed: they have no effect that could happen twice.
 const NEVER_KEYED: [&str; 5] = ["GET", "HEAD", "OPTIONS", "TRACE", "CONNECT"];
 
 const EXAMPLE: &str = "write for example match = \"POST,PUT /v1/charges/{id}\"";
@@ -21,7 +21,7 @@ const EXAMPLE: &str = "write for example match = \"POST,PUT /v1/charges/{id}\"";
 pub struct Methods(Vec<Method>);
 
 impl Methods {
-    /// Whether requests with this method are meant.
+    /// True if the route is for this method.
     #[must_use]
     pub fn contains(&self, method: &Method) -> bool {
         self.0.contains(method)
@@ -71,25 +71,25 @@ impl fmt::Display for Methods {
 /// A path pattern in axum's syntax: literal segments, `{name}` for any one segment, and a final
 /// `{*rest}` for at least one more character.
 ///
-/// Paths are compared as they were sent, but for what is percent-encoded needlessly ([`plain`]); a slash at
-/// the end makes another path.
+/// Paths are compared as sent, except for characters that are percent-encoded needlessly
+/// ([`plain`]). A slash at the end makes a different path.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PathPattern {
     text: String,
     segments: Vec<Segment>,
-    /// Whether `{*rest}` follows the segments.
+    /// True if `{*rest}` follows the segments.
     rest: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Segment {
     Literal(String),
-    /// Anything that is not empty.
+    /// Any segment that is not empty.
     Any,
 }
 
 impl PathPattern {
-    /// Whether a path, without its query, matches.
+    /// True if a path, without its query, matches.
     #[must_use]
     pub fn matches(&self, path: &str) -> bool {
         let path = plain(path);
@@ -150,8 +150,8 @@ impl fmt::Display for PathPattern {
     }
 }
 
-/// A path in which nothing is encoded that need not be: every server takes `%63` for `c` (RFC 3986, 6.2.2.2),
-/// and so a route must, or whoever writes it so gets around what the route asks for.
+/// Decodes the characters of a path that need no encoding. Every server reads `%63` as `c` (RFC
+/// 3986, 6.2.2.2). If a route did not, a client could bypass it with another spelling.
 #[must_use]
 pub fn plain(path: &str) -> Cow<'_, str> {
     if !path.contains('%') {

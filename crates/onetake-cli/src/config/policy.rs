@@ -107,7 +107,7 @@ table! {
 
 const MATCH: &str = r"\s*(\*|(POST|PUT|PATCH|DELETE)(\s*,\s*(POST|PUT|PATCH|DELETE))*)\s+(/(\{\*?[!$%&'()+,\-.0-9;=@A-Z\[\]_a-z~]+\}|[!$%&'()+,\-.0-9;=@A-Z\[\]_a-z~][!$%&'()+,\-.0-9;=@A-Z\[\]_a-z~:*]*)?)+\s*";
 
-/// One `[[route]]`, as it is written.
+/// One `[[route]]` as written.
 #[derive(Debug)]
 pub(super) struct RouteOptions {
     pub(super) methods: Methods,
@@ -138,7 +138,7 @@ pub(super) fn defaults() -> Form<PolicyOptions> {
     Form { shape: Shape::Table(info), ..table::<PolicyOptions>() }
 }
 
-/// The complete policy of a route or of `[defaults]`, and the parts of it that only a gateway has.
+/// The complete policy of a route or of `[defaults]`, and the settings that only a gateway has.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Settings {
     /// The policy. Its tenant is a placeholder that refuses every request if `forward_auth` is set.
@@ -149,7 +149,7 @@ pub struct Settings {
     pub reconcile: Option<Reconcile>,
 }
 
-/// The options that a preset sets. Its rule for 5xx has no option.
+/// The options that a preset sets. Its rule for 5xx is not an option.
 fn preset_options(preset: Preset) -> PolicyOptions {
     let values = preset.values();
     PolicyOptions {
@@ -161,7 +161,7 @@ fn preset_options(preset: Preset) -> PolicyOptions {
 }
 
 impl Settings {
-    /// Lays a route over its preset, and both over `[defaults]`.
+    /// Merges the layers: a route overrides its preset, and both override `[defaults]`.
     pub(super) fn new(
         route: &PolicyOptions,
         preset: Option<Preset>,
@@ -186,7 +186,8 @@ impl Settings {
         let grace = all.grace;
         all.apply(&mut policy);
         policy.terms.grace = grace.unwrap_or(policy.terms.lease);
-        // Keys that are not in a header are not forgotten by accident only.
+        // A key outside a header is required by default: a request without it is a mistake of the
+        // client.
         policy.key.required = required.unwrap_or(policy.key.source != KeySource::Header);
         let forward_auth = match tenant {
             Some(TenantOption::ForwardAuth(auth)) => {
@@ -409,7 +410,7 @@ impl Fingerprint {
     }
 }
 
-/// Headers that no two attempts have in common.
+/// Headers that differ between the attempts of one operation.
 const CHANGING: [&str; 7] = [
     "date",
     "traceparent",

@@ -1,11 +1,11 @@
-//! Fields of the tree: the right type, or a fault that says what was expected.
+//! Typed access to fields of the tree, with errors that say what was expected.
 
 use super::error::{Fault, Origin, Problems};
 use super::sources;
 use super::table::{Table as _, TableInfo, nearest, unknown};
 use super::tree::{Entry, Kind, Node, shorten};
 
-/// A value together with the path under which messages name it.
+/// A value with its path for messages.
 #[derive(Clone, Debug)]
 pub(super) struct Value<'t> {
     pub(super) node: &'t Node,
@@ -22,7 +22,7 @@ pub(super) struct Section<'t> {
 }
 
 impl<'t> Section<'t> {
-    /// Opens a table; every field that does not belong there is a fault.
+    /// Opens a table. Every unknown field is an error.
     pub(super) fn open(
         value: &Value<'t>,
         info: &TableInfo,
@@ -45,24 +45,24 @@ impl<'t> Section<'t> {
         Some(Self { entries, value: value.clone(), has_faults, missing: Vec::new() })
     }
 
-    /// The field of this name, if it was written.
+    /// The field with this name, if it was written.
     pub(super) fn get(&self, name: &str) -> Option<Value<'t>> {
         let entry = self.entries.iter().find(|entry| entry.name == name)?;
         Some(Value { node: &entry.value, path: join(&self.value.path, name) })
     }
 
-    /// Whether a field was refused by its name.
+    /// True if the table has an unknown field.
     pub(super) fn has_faults(&self) -> bool {
         self.has_faults
     }
 
-    /// Notes that a required field is not written.
+    /// Notes that a required field is missing.
     pub(super) fn miss(&mut self, name: &'static str) {
         self.missing.push(name);
     }
 
-    /// Reports the required fields that are not written. A misspelt name may have been meant for one of them, and
-    /// was reported.
+    /// Reports missing required fields. If there is an unknown field, nothing is reported: it may
+    /// be a misspelt one of them, and was reported already.
     pub(super) fn report_missing(&self, example: &str, problems: &mut Problems<'_>) {
         if self.has_faults {
             return;
@@ -81,7 +81,7 @@ impl<'t> Section<'t> {
 }
 
 impl<'t> Value<'t> {
-    /// Reports what is wrong with this value.
+    /// Reports an error of this value.
     pub(super) fn refuse<T>(&self, fault: Fault, problems: &mut Problems<'_>) -> Option<T> {
         let fault = match (&self.node.kind, &self.node.written) {
             (Kind::Text(text), Some(written)) => fault.about_file_only(text, written),
@@ -101,14 +101,15 @@ impl<'t> Value<'t> {
         join(&self.path, name)
     }
 
-    /// Whether it is a table without fields.
+    /// True if it is a table without fields.
     pub(super) fn is_empty(&self) -> bool {
         matches!(&self.node.kind, Kind::Table(entries) if entries.is_empty())
     }
 
-    /// A string; `example` is a right value as TOML.
+    /// A string; `example` is a valid value as TOML.
     ///
-    /// A variable has no quotes to tell `7` from `"7"`, so there any plain value is a string.
+    /// A variable has no quotes to tell `7` from `"7"`, so any plain value of a variable is a
+    /// string.
     pub(super) fn text(&self, example: &str, problems: &mut Problems<'_>) -> Option<&'t str> {
         match (&self.node.kind, &self.node.at) {
             (Kind::Text(text), _) => Some(text),
@@ -119,7 +120,7 @@ impl<'t> Value<'t> {
         }
     }
 
-    /// A string that `parse` understands.
+    /// A string that `parse` accepts.
     pub(super) fn parse<T>(
         &self,
         example: &str,
@@ -179,7 +180,7 @@ impl<'t> Value<'t> {
     }
 }
 
-/// The fault of a word that is not among the choices.
+/// The error for a word that is not among the choices.
 pub(super) fn unknown_word(word: &str, choices: &[&str]) -> Fault {
     let quoted = choices.iter().map(|word| format!("\"{word}\"")).collect::<Vec<_>>();
     let list = match quoted.split_last() {

@@ -14,9 +14,9 @@ use super::reader::{Value, join};
 use super::table::table;
 use super::tree::{Kind, shorten};
 
-/// The most headers of a request.
+/// Maximum number of headers of a request.
 const HEADERS_MAX: usize = 16;
-/// The longest URL, before anything is filled in.
+/// Maximum length of the URL template.
 const URL_LENGTH_MAX: usize = 2048;
 const EXAMPLE: &str = "\"GET http://127.0.0.1:3000/charges/by-key/{derived_key}\"";
 
@@ -24,10 +24,11 @@ table! {
     /// `reconcile`
     pub struct Reconcile [Clone, Debug, PartialEq, Eq]
         ("reconcile", "{ request = \"GET http://127.0.0.1:3000/charges/by-key/{derived_key}\" }") {
-        /// `GET` and a URL, with `{derived_key}` or `{key}` in its path or query; `{tenant}` and `{reference}` may be
-        /// there too. `reconcile = "GET …"` is short for it alone.
+        /// `GET` and a URL, with `{derived_key}` or `{key}` in its path or query; `{tenant}` and
+        /// `{reference}` may be there too. `reconcile = "GET …"` is short for it alone.
         request: Template = request().required(),
-        /// `"404"`, `"410"` or both, if they say **for certain** that the operation had no effect and never will.
+        /// `"404"`, `"410"` or both, if they say **for certain** that the operation had no effect
+        /// and never will.
         not_executed: Vec<StatusCode> = list(text("404|410", "\"404\"", parse_status), (0, usize::MAX), "[\"404\"]").or("[]"),
         /// Headers of the request, at most 16: text, `{ env = "NAME" }` or `{ file = "…" }`.
         request_headers: Headers = headers().or("{}").formerly("headers"),
@@ -92,7 +93,7 @@ const PLACEHOLDERS: [(&str, Placeholder); 4] = [
 ];
 
 impl Template {
-    /// Whether this placeholder is filled in somewhere.
+    /// True if the template has this placeholder.
     #[must_use]
     pub fn has(&self, wanted: Placeholder) -> bool {
         self.pieces.contains(&Piece::Place(wanted))
@@ -125,7 +126,7 @@ fn parse_request(text: &str) -> Result<Template, Fault> {
         return Err(bad("nothing is filled in before the path: it would choose who is asked"));
     }
     let pieces = pieces(target).map_err(|what| bad(&what))?;
-    // The upstream knows these two. It never hears of a reference, and a tenant has many operations.
+    // The upstream knows these two. It does not know references, and a tenant has many operations.
     let names_it =
         |piece| matches!(piece, &Piece::Place(Placeholder::DerivedKey | Placeholder::Key));
     if !pieces.iter().any(names_it) {
@@ -133,7 +134,7 @@ fn parse_request(text: &str) -> Result<Template, Fault> {
             "it has neither {derived_key} nor {key}, by which the upstream knows the operation: others would get its outcome, or nobody",
         ));
     }
-    // The values are percent-encoded: if it is a URL with a letter there, it is one with anything.
+    // Values are percent-encoded, so if the URL is valid with a letter, it is valid with any value.
     let sample = pieces.iter().map(|piece| match piece {
         Piece::Text(text) => text.as_str(),
         Piece::Place(_) => "a",
@@ -170,8 +171,9 @@ fn pieces(target: &str) -> Result<Vec<Piece>, String> {
     Ok(pieces)
 }
 
-/// These two statuses alone speak of the operation. Others speak of the request (401, 429), or come from
-/// a proxy in between (502), and would have every operation run again at once.
+/// Allows only these two statuses, because only they are about the operation. Others are about the
+/// request (401, 429) or come from a proxy in between (502), and would make every operation run
+/// again at once.
 fn parse_status(text: &str) -> Result<StatusCode, Fault> {
     match text {
         "404" => Ok(StatusCode::NOT_FOUND),
@@ -220,7 +222,7 @@ fn headers() -> Form<Headers> {
     })
 }
 
-/// The gateway sets some headers itself, and some belong to a connection: neither can be set.
+/// Refuses headers that the gateway sets itself, and those that belong to a connection.
 fn parse_name(text: &str) -> Result<HeaderName, Fault> {
     let name = HeaderName::from_bytes(text.as_bytes()).map_err(|_| {
         Fault::new("not the name of a header", "write for example Authorization or X-Api-Key")

@@ -23,7 +23,7 @@ use super::reader::Value;
 use super::table::table;
 
 const ANY: (usize, usize) = (0, usize::MAX);
-/// The most secrets of one kind: the one in use, and the ones before it.
+/// Maximum number of secrets of one kind: the one in use, and older ones.
 const SECRETS_MAX: usize = 8;
 
 table! {
@@ -53,16 +53,16 @@ table! {
     pub struct Gateway [Clone, Debug, PartialEq, Eq] ("[gateway]", "[gateway]") {
         /// The IP address and port where clients connect.
         listen: SocketAddr = listen().or("\"127.0.0.1:8080\""),
-        /// The URL for requests whose route has none: `http://HOST:PORT` or `https://HOST:PORT`, without a path.
-        /// Required, unless every route has its own.
+        /// The URL for requests whose route has none: `http://HOST:PORT` or `https://HOST:PORT`,
+        /// without a path. Required, unless every route has its own.
         upstream: Option<Uri> = upstream().optional(),
         /// The networks whose `X-Forwarded-*`, `Forwarded` and tenant headers count.
         trusted_proxies: Vec<IpNet> = networks().or("[\"127.0.0.0/8\", \"::1\"]"),
-        /// PEM files: the server's certificate, followed by those that signed it, and its private key. Clients then
-        /// connect with TLS only.
+        /// PEM files: the server's certificate, followed by those that signed it, and its private
+        /// key. Clients then connect with TLS only.
         tls: Option<Identity> = table().optional().else_says("none: clients connect without TLS"),
-        /// PEM files for `https://` upstreams, `forward_auth`, `reconcile` and the relay's webhook: the only roots to
-        /// check servers by, and the gateway's own certificate.
+        /// PEM files for `https://` upstreams, `forward_auth`, `reconcile` and the relay's webhook:
+        /// the only roots to check servers by, and the gateway's own certificate.
         upstream_tls: UpstreamTls = table::<UpstreamTlsOptions>().then(upstream_tls).or_default()
             .else_says("the system's roots, no certificate"),
     }
@@ -132,7 +132,8 @@ table! {
     pub struct Admin [Clone, Debug, PartialEq, Eq] ("[admin]", "[admin]") {
         /// The IP address and port for operators, probes and metrics.
         listen: SocketAddr = listen().or("\"127.0.0.1:9091\""),
-        /// The token of operators: 16 to 512 visible ASCII characters. Required if the listener is not on loopback.
+        /// The token of operators: 16 to 512 visible ASCII characters. Required if the listener is
+        /// not on loopback.
         token: Option<Token> = secret(r"\s*[!-~]{16,512}\s*", parse_token).optional()
             .else_says("none, on loopback"),
     }
@@ -146,7 +147,7 @@ impl Token {
     /// A token; `None` if it is too short, too long, or has other than visible ASCII characters.
     #[must_use]
     pub fn new(text: &str) -> Option<Self> {
-        // A shorter token could be guessed, even at the few guesses that are let through.
+        // A shorter token could be guessed, even within the rate limit.
         let fits = (16..=512).contains(&text.len());
         (fits && text.bytes().all(|byte| byte.is_ascii_graphic())).then(|| Self(text.to_owned()))
     }
@@ -177,8 +178,8 @@ table! {
         url: StoreUrl = or_variable(store(STORE)).or("\"embedded:./onetake-data\""),
         /// The URL of a Redis in front of PostgreSQL.
         filter: Option<StoreUrl> = or_variable(store(REDIS)).optional(),
-        /// Accepts stores that can lose acknowledged writes: Redis alone for the presets `payment` and
-        /// `high-consequence`, and a PostgreSQL that does not fsync.
+        /// Accepts stores that can lose acknowledged writes: Redis alone for the presets `payment`
+        /// and `high-consequence`, and a PostgreSQL that does not fsync.
         allow_lossy: bool = boolean().or("false"),
         /// The folder on this machine for outcomes that the store did not accept before shutdown.
         journal: Option<PathBuf> = file("\"/var/lib/onetake/journal\"").optional()
@@ -214,13 +215,13 @@ table! {
 table! {
     /// `[relay]`, as it is written.
     pub(super) struct RelayOptions [Debug] ("[relay]", "[relay]") {
-        /// The receiver of messages: `nats://HOST:4222` or `tls://HOST:4222` (JetStream; several hosts separated by
-        /// commas), or the `http://` or `https://` URL of a webhook. Required.
+        /// The receiver of messages: `nats://HOST:4222` or `tls://HOST:4222` (JetStream; several
+        /// hosts separated by commas), or the `http://` or `https://` URL of a webhook. Required.
         sink: Option<Sink> = or_variable(text(r"(nats|tls)://\S+|https?://\S+", "\"nats://127.0.0.1:4222\"", parse_sink)).optional(),
         /// The beginning of NATS subjects, in front of the topic.
         subject_prefix: String = text(r"([A-Za-z0-9_-][A-Za-z0-9_.-]{0,254})?", "\"payments.\"", parse_prefix).or("\"\""),
-        /// The secrets that sign webhooks: `whsec_` and base64 of 24 to 64 bytes. All of them sign. Required for a
-        /// webhook.
+        /// The secrets that sign webhooks: `whsec_` and base64 of 24 to 64 bytes. All of them sign.
+        /// Required for a webhook.
         secrets: Vec<WebhookSecret> = webhook_secrets().or("[]"),
         /// The most messages taken at a time.
         batch: usize = integer(1, 1_000).or("100"),
@@ -228,16 +229,18 @@ table! {
         hold: Duration = duration("100ms", "1h", "30s").or("\"30s\""),
         /// The pause after a turn without messages.
         poll: Duration = duration("1ms", "1m", "200ms").or("\"200ms\""),
-        /// The longest time that a receiver may take for a message, at most three quarters of `hold`.
+        /// The longest time that a receiver may take for a message, at most three quarters of
+        /// `hold`.
         timeout: Duration = duration("10ms", "5m", "10s").or("\"10s\""),
         /// The longest pause between two tries.
         backoff_max: Duration = duration("10ms", "1d", "30s").or("\"30s\""),
-        /// The number of failures after which a message is parked, if others are delivered meanwhile.
+        /// The number of failures after which a message is parked, if others are delivered
+        /// meanwhile.
         tries_max: Option<usize> = integer(1, 1_000_000).optional().else_says("never"),
         /// The time for which delivered messages are kept.
         kept: Duration = duration("0s", "400d", "24h").or("\"24h\""),
-        /// The IP address and port of `/metrics` and `/livez` of the relay. Elsewhere than on loopback, `[admin] token`
-        /// is required.
+        /// The IP address and port of `/metrics` and `/livez` of the relay. Elsewhere than on
+        /// loopback, `[admin] token` is required.
         listen: Option<SocketAddr> = listen().optional(),
     }
 }
@@ -259,7 +262,7 @@ fn parse_sink(text: &str) -> Result<Sink, Fault> {
     }
 }
 
-/// A prefix is the beginning of a subject: the words in front of its last dot are whole.
+/// Checks a subject prefix: all words before its last dot must be complete.
 fn parse_prefix(text: &str) -> Result<String, Fault> {
     let plain = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
     let whole = !text.starts_with('.') && !text.contains("..");

@@ -1,21 +1,21 @@
-//! Lays environment variables, then flags, over the tree of the file.
+//! Environment variables and flags that override the tree of the file.
 
 use super::Overrides;
 use super::error::{Fault, Origin, Problems};
 use super::reader::join;
 use super::tree::{self, Kind, Node};
 
-/// What the names of variables start with; two underscores stand where a path has a dot.
+/// Prefix of variables. Two underscores in a name stand for a dot in a path.
 const PREFIX: &str = "ONETAKE__";
 
-/// The deepest field is `defaults.key.required`; what is deeper is a mistake.
+/// Maximum depth of a field: the deepest is `defaults.key.required`.
 const DEPTH_MAX: usize = 3;
 
-/// Puts every `ONETAKE__SECTION__KEY` into the tree; whether such a field exists is seen later.
+/// Puts every `ONETAKE__SECTION__KEY` into the tree. Unknown fields are found later.
 pub(super) fn apply_env(tree: &mut Node, env: &[(String, String)], problems: &mut Problems<'_>) {
     let ours = env.iter().filter(|(name, _)| name.starts_with(PREFIX));
     let mut variables = ours.collect::<Vec<_>>();
-    // The order of an environment is accidental; ours must not be.
+    // The environment has no fixed order, so the variables are sorted.
     variables.sort();
     for (name, text) in variables {
         match parse_name(name) {
@@ -25,7 +25,8 @@ pub(super) fn apply_env(tree: &mut Node, env: &[(String, String)], problems: &mu
     }
 }
 
-/// Puts the value of a variable where `${NAME}` stands in a string of the file. `$${` stands for `${`.
+/// Replaces `${NAME}` in the strings of the file with the value of the variable. `$${` stands for
+/// `${`.
 pub(super) fn expand(node: &mut Node, path: &str, problems: &mut Problems<'_>) {
     match &mut node.kind {
         Kind::Text(text) if text.contains("${") && matches!(node.at, Origin::File(_)) => {
@@ -82,7 +83,7 @@ pub(super) fn apply_flags(tree: &mut Node, overrides: Overrides) {
     let Overrides { listen, upstream, admin_listen, store, sink } = overrides;
     let text = |listen: std::net::SocketAddr| listen.to_string();
     if upstream.is_some() {
-        // The flag names the one upstream for all that name none, wherever that was said before.
+        // The flag replaces the common upstream in both places where it can be set.
         tree.remove("defaults", "upstream");
     }
     for (flag, section, key, value) in [
@@ -99,9 +100,10 @@ pub(super) fn apply_flags(tree: &mut Node, overrides: Overrides) {
     }
 }
 
-/// How to write the right name of a misspelt field, where it came from.
+/// The text that corrects a misspelt field, in the source where it was written.
 ///
-/// `path` is the wrong field's; for a variable the answer is the variable's whole right name.
+/// `path` is the path of the wrong field. For a variable the result is the whole correct name of
+/// the variable.
 pub(super) fn rename(at: &Origin, path: &str, near: &str) -> String {
     let Origin::Env(name) = at else {
         return near.to_owned();
@@ -111,7 +113,7 @@ pub(super) fn rename(at: &Origin, path: &str, near: &str) -> String {
     let right = near.to_uppercase();
     match parts.get_mut(depth) {
         Some(part) => *part = &right,
-        // Inside an inline table that the variable holds.
+        // The field is inside an inline table in the variable's value.
         None => return near.to_owned(),
     }
     format!("{PREFIX}{}", parts.join("__"))

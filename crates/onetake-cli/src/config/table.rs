@@ -1,5 +1,6 @@
-//! Tables of options. An option is declared once, by its name, its documentation, its form and its default; the
-//! declaration gives the field, the reader, the JSON Schema and the reference in docs/CONFIGURATION.md.
+//! Tables of options. An option is declared once, by its name, its documentation, its form and its
+//! default; the declaration gives the field, the reader, the JSON Schema and the reference in
+//! docs/CONFIGURATION.md.
 
 use serde_json::{Value as Json, json};
 
@@ -13,7 +14,7 @@ use onetake_http::Policy;
 pub(super) trait Table: Sized {
     fn info() -> TableInfo;
 
-    /// Reads every option, so that every fault is reported; `None` if there was one.
+    /// Reads every option, so that every error is reported; `None` if there was one.
     fn read_fields(section: &mut Section<'_>, problems: &mut Problems<'_>) -> Option<Self>;
 }
 
@@ -52,7 +53,7 @@ impl TableInfo {
     }
 }
 
-/// An option of a table: a form, and what holds if the option is not written.
+/// An option of a table: a form, and the value if the option is not written.
 pub(super) struct Slot<T> {
     shape: Shape,
     read: Box<ReadSlot<T>>,
@@ -121,12 +122,12 @@ impl<T: 'static> Form<T> {
         Slot { default, apply: Box::new(apply), ..self.optional() }
     }
 
-    /// A table that is left out as if it were empty.
+    /// A table that counts as empty if it is not written.
     pub(super) fn or_empty(self) -> Slot<T> {
         Slot { default: None, ..self.or("{}") }
     }
 
-    /// A table that is left out as if none of its options were written.
+    /// A table that has its default if it is not written.
     pub(super) fn or_default(self) -> Slot<T>
     where
         T: Default,
@@ -141,12 +142,12 @@ impl<T: 'static> Slot<T> {
         Self { former: Some(former), ..self }
     }
 
-    /// The default of an option, where the code that completes the table has it.
+    /// The text of a default that is set by other code.
     pub(super) fn else_says(self, default: &str) -> Self {
         Self { default: Some(default.to_owned()), ..self }
     }
 
-    /// The way in which the value changes a policy.
+    /// Sets how the value changes a policy.
     pub(super) fn applied(self, apply: impl Fn(&mut Policy, T) + 'static) -> Self {
         Self { apply: Box::new(apply), ..self }
     }
@@ -181,12 +182,12 @@ impl<T: 'static> Slot<T> {
     }
 }
 
-/// A field's name without Rust's mark of keywords.
+/// A field's name without `r#`.
 fn plain(field: &'static str) -> &'static str {
     field.strip_prefix("r#").unwrap_or(field)
 }
 
-/// Values of which a stronger layer's counts.
+/// Values that can be merged, where the stronger layer wins.
 pub(super) trait Layered: Sized {
     fn over(self, weaker: Self) -> Self;
 }
@@ -199,7 +200,8 @@ impl<T> Layered for Option<T> {
 
 /// Declares a table: `NAME [DERIVES] (LABEL, EXAMPLE) { OPTION: TYPE = SLOT, … }`.
 ///
-/// `layered` before the name adds `over`, which lays a table over a weaker one, and `apply`, which sets a policy.
+/// `layered` before the name adds `over`, which merges the table with a weaker one, and `apply`,
+/// which sets the fields of a policy.
 macro_rules! table {
     (
         $(#[doc = $about:literal])+
@@ -270,7 +272,7 @@ macro_rules! table {
 }
 pub(super) use table;
 
-/// The JSON Schema of a table. Each option has the name that messages call it by as its title.
+/// The JSON Schema of a table. The title of each option is its path in messages.
 pub(super) fn schema(info: &TableInfo, path: &str) -> Json {
     let own = info.options.iter().map(|option| (option.name.to_owned(), option.schema(path)));
     let shared = info.shared.iter().map(|option| {
@@ -310,7 +312,7 @@ impl OptionInfo {
     }
 }
 
-/// Strings that hold a variable are checked when the variable is known.
+/// Pattern of strings with a variable. They are checked when the variable is known.
 const VARIABLE: &str = r"\$\{";
 
 impl Shape {
@@ -341,7 +343,7 @@ impl Shape {
                 }
                 list
             }
-            // Any names: a table, but not one whose fields are known.
+            // Any name is allowed, so it is not a table with known fields.
             Self::Headers(of, max) => json!({
                 "type": ["object"],
                 "propertyNames": { "pattern": "^[!#$%&'*+.^_`|~0-9A-Za-z-]+$" },
@@ -363,9 +365,9 @@ pub(super) fn extend(schema: &mut Json, keywords: Json) {
     }
 }
 
-/// The message about an option that a table does not have.
+/// The error for an option that a table does not have.
 ///
-/// `rename` turns the nearest right name into the text that the user has to write.
+/// `rename` turns the nearest valid name into the text that the user has to write.
 pub(super) fn unknown(
     info: &TableInfo,
     name: &str,
@@ -405,12 +407,12 @@ fn find_owners(info: &TableInfo, name: &str, owners: &mut Vec<&'static str>) {
     info.all().for_each(|option| inner(&option.shape, name, owners));
 }
 
-/// The candidate that `word` was most likely meant to be, if one is near enough.
+/// The candidate that `word` was most likely meant to be, if one is similar enough.
 pub(super) fn nearest<'a>(
     word: &str,
     candidates: impl IntoIterator<Item = &'a str>,
 ) -> Option<&'a str> {
-    /// Longer words are no typing errors, and comparing is quadratic.
+    /// Longer words are not typing errors, and the comparison is quadratic.
     const LENGTH_MAX: usize = 64;
     let plain = |word: &str| word.to_lowercase().replace('-', "_");
     let length = word.chars().count();
@@ -420,7 +422,7 @@ pub(super) fn nearest<'a>(
     let word = plain(word);
     let scored = candidates.into_iter().filter_map(|candidate| {
         let distance = strsim::damerau_levenshtein(&word, &plain(candidate));
-        // A third of the letters may be wrong, and one in short words.
+        // A third of the letters may be wrong, or one in short words.
         let allowed = (length.max(candidate.chars().count()) / 3).max(1);
         (distance <= allowed && distance < length.max(1)).then_some((distance, candidate))
     });

@@ -1,4 +1,4 @@
-//! TOML as a tree in which every value knows where it was written.
+//! TOML as a tree in which every value knows its position.
 
 use std::ops::Range;
 
@@ -7,26 +7,26 @@ use toml::de::{DeTable, DeValue};
 
 use super::error::{Fault, Origin, Problems};
 
-/// How many characters of a value a message repeats.
+/// Maximum number of characters of a value in a message.
 const SHOWN_CHARACTERS_MAX: usize = 60;
 
-/// A value and where it was written.
+/// A value and its position.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Node {
     pub(super) kind: Kind,
     pub(super) at: Origin,
-    /// The text before variables were put into it, if there were any.
+    /// The text before variables were expanded, if there were any.
     pub(super) written: Option<String>,
 }
 
-/// What TOML knows, as far as the configuration cares.
+/// The TOML types that the configuration uses.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Kind {
     Text(String),
-    /// As written in decimal, and its value if that fits.
+    /// The integer in decimal, and its value if it fits.
     Integer(String, Option<i64>),
     Boolean(bool),
-    /// Floats and dates: no field takes one, so only messages need them.
+    /// Floats and dates. No field takes them, so they occur only in messages.
     Other(&'static str, String),
     List(Vec<Node>),
     Table(Vec<Entry>),
@@ -53,7 +53,7 @@ impl Node {
         Self { kind, at, written: None }
     }
 
-    /// What the value is, with its article.
+    /// The type of the value, with its article.
     pub(super) fn type_name(&self) -> &'static str {
         match &self.kind {
             Kind::Text(_) => "a string",
@@ -69,7 +69,7 @@ impl Node {
     pub(super) fn shown(&self) -> Option<String> {
         match &self.kind {
             Kind::Text(text) => {
-                // A variable may hold a secret: the text of the file is repeated.
+                // A variable may hold a secret, so the text of the file is shown.
                 Some(format!("\"{}\"", shorten(self.written.as_ref().unwrap_or(text))))
             }
             Kind::Integer(text, _) | Kind::Other(_, text) => Some(shorten(text)),
@@ -78,11 +78,10 @@ impl Node {
         }
     }
 
-    /// Puts `value` at `section.field…` below this root, through tables that are made where they
-    /// lack.
+    /// Puts `value` at `section.field…` below this root, and creates missing tables.
     ///
-    /// A section that is no table stays as it is, so that its own fault is reported; deeper,
-    /// `tenant = "public"` gives way to `tenant.header`.
+    /// A section that is not a table is left unchanged, so that its own error is reported. Deeper,
+    /// `tenant.header` replaces `tenant = "public"`.
     pub(super) fn set(&mut self, path: &[String], value: Node) {
         let Some((section, rest)) = path.split_first() else {
             return;
@@ -115,7 +114,7 @@ impl Node {
         self.kind = Kind::Table(entries);
     }
 
-    /// The value at a path such as `route[0].key.from`, if it is there.
+    /// The value at a path such as `route[0].key.from`, if it exists.
     pub(super) fn get(&self, path: &str) -> Option<&Self> {
         let (first, rest) = path.split_once('.').map_or((path, None), |(a, b)| (a, Some(b)));
         let (name, index) = match first.strip_suffix(']').and_then(|it| it.split_once('[')) {
@@ -153,7 +152,7 @@ impl Node {
         })
     }
 
-    /// Takes the field at `section.name` away, if it is there.
+    /// Removes the field at `section.name`, if it exists.
     pub(super) fn remove(&mut self, section: &str, name: &str) {
         let Kind::Table(sections) = &mut self.kind else {
             return;
@@ -166,7 +165,7 @@ impl Node {
     }
 }
 
-/// Reads a file; its first syntax error is the one fault that is reported.
+/// Parses a file. Of syntax errors, only the first one is reported.
 pub(super) fn parse(text: &str, problems: &mut Problems<'_>) -> Node {
     match DeTable::parse(text) {
         Ok(table) => {
@@ -175,7 +174,7 @@ pub(super) fn parse(text: &str, problems: &mut Problems<'_>) -> Node {
         }
         Err(error) => {
             let at = error.span().map_or(Origin::Absent, |span| Origin::File(span.start));
-            // Only the first line: the others may repeat a part of the file.
+            // Only the first line: the others may quote a part of the file.
             let message = error.message().lines().next().unwrap_or_default().to_owned();
             let fix = match message.contains("duplicate") {
                 true => "the same name stands further up: keep one, or put the two together",
@@ -187,12 +186,12 @@ pub(super) fn parse(text: &str, problems: &mut Problems<'_>) -> Node {
     }
 }
 
-/// Reads a default of the declaration; `None` if it is a sentence for the documentation.
+/// Parses a default of a declaration; `None` if it is a sentence for the documentation.
 pub(super) fn parse_built_in(text: &str) -> Option<Node> {
     Some(from_value(&DeValue::parse(text).ok()?, &|_| Origin::Absent, 1))
 }
 
-/// Reads what a variable holds: a TOML value if it is one, else the text itself.
+/// Parses the value of a variable: as TOML if it is valid TOML, else as the text itself.
 pub(super) fn parse_variable(name: &str, text: &str) -> Node {
     let at = || Origin::Env(name.to_owned());
     let Ok(value) = DeValue::parse(text) else {
@@ -200,7 +199,7 @@ pub(super) fn parse_variable(name: &str, text: &str) -> Node {
     };
     let mut node = from_value(&value, &|_| at(), 1);
     if let Kind::Integer(shown, _) | Kind::Other(_, shown) = &mut node.kind {
-        // Exactly what was written, in case that a string is wanted.
+        // Exactly as written, in case the field takes a string.
         text.clone_into(shown);
     }
     node
@@ -208,7 +207,8 @@ pub(super) fn parse_variable(name: &str, text: &str) -> Node {
 
 type Place<'p> = &'p dyn Fn(Range<usize>) -> Origin;
 
-/// Deeper than this there is no field, so what is there was refused further up.
+/// Maximum depth that is read. There are no fields below it, and the value above was refused
+/// already.
 const DEPTH_MAX: usize = 16;
 
 fn from_value(value: &Spanned<DeValue<'_>>, place: Place<'_>, depth: usize) -> Node {
@@ -240,7 +240,7 @@ fn from_table(table: &DeTable<'_>, at: Origin, place: Place<'_>, depth: usize) -
     Node::new(Kind::Table(entries.collect()), at)
 }
 
-/// Escaped, so that nothing in a file can steer a terminal, and cut.
+/// Escapes a text, so that it cannot control a terminal, and shortens it.
 pub(super) fn shorten(text: &str) -> String {
     let escape = |c: char| match c {
         '\'' => c.to_string(),

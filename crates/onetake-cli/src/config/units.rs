@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::error::Fault;
 
 const MIB: u64 = 1024 * 1024;
-/// The largest body that may be configured to be held in memory.
+/// The largest body that can be configured.
 const BODY_BYTES_MAX: u64 = 64 * MIB;
 
 /// Units of durations, in milliseconds, from the largest.
@@ -16,7 +16,7 @@ const TIME_UNITS: [(&str, u64); 5] =
 const SIZE_UNITS: [(&str, u64); 5] =
     [("GiB", 1024 * MIB), ("MiB", MIB), ("KiB", 1024), ("B", 1), ("", 1)];
 
-/// Reads a duration such as "30s" or "1h30m" within bounds, both included.
+/// Parses a duration such as "30s" or "1h30m" within inclusive bounds.
 pub(super) fn parse_duration(
     text: &str,
     min: &str,
@@ -39,7 +39,7 @@ pub(super) fn parse_duration(
     }
 }
 
-/// Numbers too large for a u64 saturate: the bounds refuse them anyway.
+/// Numbers too large for a u64 saturate; the bounds refuse them.
 fn parse_millis(text: &str) -> Result<u64, &'static str> {
     let mut rest = text.trim();
     if rest.is_empty() {
@@ -62,7 +62,7 @@ fn parse_millis(text: &str) -> Result<u64, &'static str> {
     Ok(total)
 }
 
-/// Reads the largest size of a body.
+/// Parses a maximum body size.
 pub(super) fn parse_size(text: &str) -> Result<usize, Fault> {
     let fix = "write a size from 1B to 64MiB, such as \"1MiB\" or \"512KiB\", or a number of bytes";
     let bad = |what: &str| Fault::new(what, fix);
@@ -77,14 +77,14 @@ pub(super) fn parse_size(text: &str) -> Result<usize, Fault> {
     }
 }
 
-/// The digits at the start, which have to be there, and what follows them.
+/// Splits off the digits at the start; `None` if there are none.
 fn split_number(text: &str) -> Option<(u64, &str)> {
     let end = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
     let (digits, tail) = text.split_at_checked(end)?;
     (!digits.is_empty()).then(|| (digits.parse().unwrap_or(u64::MAX), tail))
 }
 
-/// A duration as somebody would write it: in days from a week on.
+/// A duration as a person would write it: in days from a week on.
 pub(super) fn show_duration(duration: Duration) -> String {
     const WEEK: u64 = 7 * 86_400_000;
     let millis = u64::try_from(duration.as_millis()).unwrap_or(u64::MAX);
@@ -97,7 +97,7 @@ pub(super) fn show_duration(duration: Duration) -> String {
     }
 }
 
-/// A size as somebody would write it.
+/// A size as a person would write it.
 pub(super) fn show_size(bytes: usize) -> String {
     let bytes = u64::try_from(bytes).unwrap_or(u64::MAX);
     let unit = SIZE_UNITS.iter().find(|(_, factor)| bytes.is_multiple_of(*factor));

@@ -1,4 +1,4 @@
-//! The payment API: `POST /charges`. Like most, it does not look at idempotency keys.
+//! The payment API of the demo: `POST /charges`. Like most APIs, it ignores idempotency keys.
 
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -19,10 +19,10 @@ use onetake_core::Clock;
 use super::ledger::{Charge, Ledger};
 use super::random::Random;
 
-/// How many charges of a hundred take long, as when the card's bank is slow.
+/// Percentage of slow charges, as when the card's bank is slow.
 const SLOW_PERCENT: u64 = 5;
 
-/// A running payment API and its ledger. It ends when this is dropped.
+/// A running payment API and its ledger. Dropping it stops the server.
 #[derive(Debug)]
 pub(super) struct Api {
     address: SocketAddr,
@@ -53,7 +53,7 @@ impl Api {
         let stop = CancellationToken::new();
         let stopped = stop.clone().cancelled_owned();
         tokio::spawn(async move {
-            // axum's server does not fail: it goes on accepting.
+            // `axum::serve` never returns an error.
             let _ended = axum::serve(listener, router).with_graceful_shutdown(stopped).await;
         });
         Ok(Self { address, inner, _stop: stop.drop_guard() })
@@ -67,7 +67,7 @@ impl Api {
         &self.inner.ledger
     }
 
-    /// Waits until no charge is under way, so that the ledger is complete.
+    /// Waits until no charge is running, so that the ledger is complete.
     pub(super) async fn quiet(&self) {
         self.inner.charging.close();
         self.inner.charging.wait().await;
@@ -75,7 +75,7 @@ impl Api {
 }
 
 impl Inner {
-    /// How long the next charge takes, and a part of its id.
+    /// Draws the duration of the next charge, and a part of its id.
     fn draw(&self) -> (Duration, u64) {
         let mut random = self.random.lock().unwrap_or_else(PoisonError::into_inner);
         let millis = match random.chance(SLOW_PERCENT) {
@@ -100,7 +100,7 @@ async fn charge(
     let (takes, drawn) = api.draw();
     let id = format!("ch_{drawn:016x}");
     let answer = json!({ "id": id, "order": order, "amount": amount_cents, "status": "paid" });
-    // In a task of its own: money is taken also from a customer who has hung up by then.
+    // In a task of its own: the charge is made even if the customer has hung up by then.
     let work = api.charging.spawn({
         let api = Arc::clone(&api);
         async move {

@@ -1,4 +1,4 @@
-//! Where the money that was taken is written down.
+//! The ledger of charges that were made.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -12,7 +12,7 @@ pub(super) struct Charge {
     pub(super) amount_cents: u64,
 }
 
-/// Every charge of one payment API, in the order in which the money was taken.
+/// All charges of one payment API, in the order in which they were made.
 #[derive(Debug, Default)]
 pub(super) struct Ledger {
     pages: Mutex<Pages>,
@@ -25,7 +25,7 @@ struct Pages {
     totals: Totals,
 }
 
-/// What the ledger adds up to by now. The verdict does not rely on it: it reads the charges.
+/// Running totals for the live display. The final verdict does not use them: it reads the charges.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Totals {
     pub(super) charges: u64,

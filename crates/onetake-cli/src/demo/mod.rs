@@ -1,13 +1,13 @@
-//! `onetake demo`: why onetake exists, in a few seconds and in a terminal.
+//! `onetake demo`: shows in a terminal, in a few seconds, why onetake exists.
 //!
 //! ```text
 //! taps ─┬─ phone ─ flaky network ───────────── payment API ─ ledger     without onetake
 //!       └─ phone ─ flaky network ─ gateway ─── payment API ─ ledger     with onetake
 //! ```
 //!
-//! Nothing is played: every request is HTTP over loopback, the gateway is the one of `onetake
-//! serve` on the embedded store, and what is shown is read from the two ledgers. Both sides get the
-//! same taps and the same faults, planned from a seed.
+//! Everything is real: every request is HTTP over loopback, the gateway is the one of `onetake
+//! serve` with the embedded store, and the figures are read from the two ledgers. Both sides get
+//! the same taps and the same faults, planned from a seed.
 
 mod api;
 mod ledger;
@@ -39,43 +39,43 @@ pub use verdict::Verdict;
 
 use stage::Stage;
 
-/// How long to tap, unless told otherwise.
+/// Default of `--seconds`.
 pub const SECONDS_DEFAULT: u64 = 15;
-/// Taps a second, unless told otherwise.
+/// Default of `--rate`, in taps per second.
 pub const RATE_DEFAULT: u64 = 40;
-/// The seed, unless told otherwise: the same run for everybody.
+/// Default of `--seed`: every default run is the same.
 pub const SEED_DEFAULT: u64 = 1;
 
 const SECONDS: RangeInclusive<u64> = 1..=600;
 const RATE: RangeInclusive<u64> = 1..=1_000;
 
-/// Why the demo could not be shown.
+/// The reason why the demo could not be shown.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DemoError {
     /// An option is out of its range.
     #[error("{flag} {value} is out of range: choose a number from {} to {}", .range.start(), .range.end())]
     OutOfRange {
-        /// Which one.
+        /// The flag.
         flag: &'static str,
-        /// What it was.
+        /// The given value.
         value: u64,
-        /// What it may be.
+        /// The allowed values.
         range: RangeInclusive<u64>,
     },
     /// The operating system did not give a port or a folder.
     #[error("cannot {what}: {source}")]
     Io {
-        /// What for.
+        /// The action that failed.
         what: &'static str,
-        /// What it said.
+        /// The error of the operating system.
         #[source]
         source: io::Error,
     },
-    /// The temporary folder is still there.
+    /// The temporary folder could not be removed.
     #[error("cannot remove the demo's temporary folder: {0}")]
     Leftover(#[source] io::Error),
-    /// The gateway does not take the demo's configuration.
+    /// The gateway refused the demo's configuration.
     #[error(transparent)]
     Config(#[from] ConfigError),
     /// The gateway could not start.
@@ -92,7 +92,7 @@ impl DemoError {
     }
 }
 
-/// What to show. The same options show the same taps and faults.
+/// The options of a run. The same options give the same taps and faults.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Options {
     seconds: u64,
@@ -101,7 +101,8 @@ pub struct Options {
 }
 
 impl Options {
-    /// Taps for `seconds` (1 to 600), `rate` times a second (1 to 1000), as `seed` has it.
+    /// Options for `seconds` (1 to 600) with `rate` taps per second (1 to 1000), planned from
+    /// `seed`.
     ///
     /// # Errors
     /// If a number is out of its range.
@@ -114,7 +115,7 @@ impl Options {
         Ok(Self { seconds, rate, seed })
     }
 
-    /// How many taps there will be, if the machine keeps up.
+    /// Number of taps, if the machine keeps up.
     fn taps(&self) -> u64 {
         self.seconds * self.rate
     }
@@ -123,16 +124,16 @@ impl Options {
         Duration::from_secs(self.seconds)
     }
 
-    /// When a tap is due, counted from the first one.
+    /// Time of a tap, counted from the first one.
     fn due(&self, number: u64) -> Duration {
         Duration::from_micros(number.saturating_mul(1_000_000) / self.rate)
     }
 }
 
-/// Shows the demo, until it is over or `stop` is cancelled, and says what the ledgers say.
+/// Runs the demo until it is over or `stop` is cancelled, and returns what the ledgers show.
 ///
 /// # Errors
-/// If it could not be shown. That onetake broke its promise is not an error but a [`Report`].
+/// If it could not be run. A failure of onetake itself is no error: it is in the [`Report`].
 pub async fn run(
     options: Options,
     clock: Arc<dyn Clock>,

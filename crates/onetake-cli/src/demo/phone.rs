@@ -1,4 +1,4 @@
-//! The phone: sends what was tapped, and tries again until it is told that it is paid.
+//! The phone: sends each tap, and retries until the payment is confirmed.
 
 use std::io;
 use std::net::SocketAddr;
@@ -23,19 +23,19 @@ use onetake_core::Clock;
 use super::relay::DeadSpot;
 use super::tap::{Press, Reception, Tap, Try};
 
-/// The header that names whose key it is; the gateway's configuration says the same.
+/// The header that names the tenant; the gateway's configuration names the same one.
 pub(super) const ACCOUNT: &str = "x-account";
-/// Requests at once. Each takes up to six file descriptors of this process, of which many systems
-/// give 1024.
+/// Maximum number of concurrent requests. Each takes up to six file descriptors of this process,
+/// and many systems allow 1024.
 const REQUESTS_MAX: usize = 64;
-/// How long the phone waits for an answer where the plan does not say otherwise.
+/// How long the phone waits for a response, unless the plan says otherwise.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// How long an unused connection is kept, as phones do not keep them for long.
+/// How long an idle connection is kept: a short time, as phones do.
 const IDLE: Duration = Duration::from_secs(2);
-/// The body of an answer is a few lines; more is not an answer.
+/// Maximum size of a response body. A real one has a few lines.
 const ANSWER_BYTES_MAX: usize = 64 << 10;
 
-/// All phones of one side: they share their server and their dead spot.
+/// All phones of one side. They share their server and their dead spot.
 #[derive(Debug)]
 pub(super) struct Phone {
     server: SocketAddr,
@@ -48,24 +48,24 @@ pub(super) struct Phone {
     counts: Counts,
 }
 
-/// What the customer behind one tap was told.
+/// The confirmed charges of one tap.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Receipt {
     pub(super) order: u64,
     pub(super) amount_cents: u64,
-    /// The charges that answers spoke of, each once.
+    /// The charges that responses named, without duplicates.
     pub(super) told: Vec<String>,
 }
 
-/// What the phone has seen by now.
+/// Counters of the phone so far.
 #[derive(Debug, Default)]
 pub(super) struct Counts {
     pub(super) requests: AtomicU64,
-    /// Requests that never got an answer.
+    /// Requests that never got a response.
     pub(super) unheard: AtomicU64,
-    /// Answers that are not a charge.
+    /// Responses that are not a charge.
     pub(super) refused: AtomicU64,
-    /// Answers that the gateway marked as replays.
+    /// Responses that the gateway marked as replays.
     pub(super) replayed: AtomicU64,
 }
 
@@ -76,7 +76,7 @@ impl Phone {
             server,
             dead_spot: DeadSpot::start(server, Arc::clone(&clock)).await?,
             clear: client(REQUESTS_MAX),
-            // Nothing can be reused that is cut after its first request.
+            // Connections through the dead spot are cut after one request, so none can be reused.
             flaky: client(0),
             places: Semaphore::new(REQUESTS_MAX),
             clock,
@@ -97,14 +97,14 @@ impl Phone {
         u64::try_from(self.book().len()).unwrap_or(u64::MAX)
     }
 
-    /// The numbers of the taps that nobody was told anything about.
+    /// Numbers of the taps without any confirmed charge.
     pub(super) fn unfinished(&self) -> Vec<u64> {
         let book = self.book();
         let silent = book.iter().filter(|receipt| receipt.told.is_empty());
         silent.map(|receipt| receipt.order).collect()
     }
 
-    /// Writes the tap down before anything is sent. Taps come in the order of their numbers.
+    /// Notes the tap before anything is sent. Taps arrive in the order of their numbers.
     pub(super) fn note(&self, tap: &Tap) {
         self.book().push(Receipt {
             order: tap.number,
@@ -113,7 +113,7 @@ impl Phone {
         });
     }
 
-    /// Pays, over the network that was planned for this tap.
+    /// Pays over the network that was planned for this tap.
     pub(super) async fn pay(&self, tap: &Tap) {
         join_all(tap.presses.iter().map(|press| self.press(tap, press))).await;
     }
@@ -127,7 +127,7 @@ impl Phone {
         }
     }
 
-    /// Pays with clear reception: for what all the planned tries did not finish.
+    /// Pays with clear reception, for a tap that all planned tries left without a charge.
     pub(super) async fn finish(&self, tap: &Tap, tries_max: u32) {
         let attempt = Try { reception: Reception::Clear, pause: Duration::from_millis(250) };
         for _ in 0..tries_max {
@@ -137,7 +137,7 @@ impl Phone {
         }
     }
 
-    /// Sends the request once. True if the answer names a charge.
+    /// Sends the request once. Returns true if the response names a charge.
     async fn attempt(&self, tap: &Tap, attempt: &Try) -> bool {
         let answer = self.send(tap, attempt.reception).await;
         if let Some(charge) = answer {
@@ -161,7 +161,7 @@ impl Phone {
             let response = client.request(request).await.ok()?;
             read(response).await
         };
-        // Dropping the exchange closes its connection: that is how a phone hangs up.
+        // Dropping the exchange closes its connection, as a phone does that hangs up.
         let answer = tokio::select! {
             answer = exchange => answer,
             () = self.clock.sleep(patience) => None,
@@ -202,12 +202,12 @@ fn client(idle_max: usize) -> Client<HttpConnector, Full<Bytes>> {
         .pool_max_idle_per_host(idle_max)
         .pool_timer(TokioTimer::new())
         .set_host(false)
-        // The phone's own tries are the only ones.
+        // Only the phone itself retries.
         .retry_canceled_requests(false)
         .build(connector)
 }
 
-/// The same request on every try, whichever way it goes.
+/// The request, which is the same on every try, over either network.
 fn request(tap: &Tap, server: SocketAddr, through: SocketAddr) -> Option<Request<Full<Bytes>>> {
     Request::post(format!("http://{through}/charges"))
         .header(HOST, server.to_string())
@@ -219,12 +219,12 @@ fn request(tap: &Tap, server: SocketAddr, through: SocketAddr) -> Option<Request
 }
 
 struct Answer {
-    /// The charge that it speaks of, if it is a success.
+    /// The charge that the response names, if it is a success.
     charge: Option<String>,
     replayed: bool,
 }
 
-/// Reads an answer; `None` if it broke off.
+/// Reads a response; `None` if it broke off.
 async fn read(response: Response<Incoming>) -> Option<Answer> {
     let created = response.status() == StatusCode::CREATED;
     let replayed = response.headers().contains_key("idempotent-replayed");

@@ -1,6 +1,6 @@
-//! A small seeded generator: the same seed gives the same taps, faults and prices every time.
+//! A small seeded random generator: the same seed gives the same taps, faults and prices.
 
-/// The step of SplitMix64; odd, so that every state comes up once.
+/// The increment of SplitMix64. It is odd, so every state occurs once.
 const STEP: u64 = 0x9E37_79B9_7F4A_7C15;
 
 /// SplitMix64. Not for secrets.
@@ -14,7 +14,7 @@ impl Random {
         Self { state: seed }
     }
 
-    /// The generator for one part of a run, which does not depend on what other parts drew.
+    /// The generator for one part of a run. It does not depend on what other parts drew.
     pub(super) fn of_part(seed: u64, part: u64) -> Self {
         let mut outer = Self::new(seed);
         let mut inner = Self::new(outer.next() ^ part.wrapping_mul(STEP));
@@ -29,14 +29,14 @@ impl Random {
         mixed ^ (mixed >> 31)
     }
 
-    /// A number from `low` to `high`, both included.
+    /// A number from `low` to `high`, inclusive.
     pub(super) fn between(&mut self, low: u64, high: u64) -> u64 {
         let choices = u128::from(high.saturating_sub(low)) + 1;
         let offset = (u128::from(self.next()) * choices) >> 64;
         low.saturating_add(u64::try_from(offset).unwrap_or(u64::MAX))
     }
 
-    /// True in `percent` of a hundred cases.
+    /// True with a probability of `percent` percent.
     pub(super) fn chance(&mut self, percent: u64) -> bool {
         self.between(1, 100) <= percent
     }

@@ -1,4 +1,4 @@
-//! The dead spot: a relay that lets requests through and answers not.
+//! The dead spot: a relay that passes requests on and drops their responses.
 
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -11,10 +11,10 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 
 use onetake_core::Clock;
 
-/// How long to wait after the operating system could not give a connection.
+/// Pause after a failed `accept`.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(20);
 
-/// A running relay. It ends when this is dropped.
+/// A running relay. Dropping it stops the relay.
 #[derive(Debug)]
 pub(super) struct DeadSpot {
     address: SocketAddr,
@@ -31,7 +31,7 @@ impl DeadSpot {
             loop {
                 match listener.accept().await {
                     Ok((phone, _)) => drop(tokio::spawn(swallow(phone, server))),
-                    // Out of file descriptors, for example: the phone waits, or tries again.
+                    // For example out of file descriptors: the phone waits or retries.
                     Err(_) => clock.sleep(ACCEPT_PAUSE).await,
                 }
             }
@@ -44,14 +44,14 @@ impl DeadSpot {
     }
 }
 
-/// Carries one request to the server, and cuts both connections when its answer begins.
+/// Passes one request to the server, and cuts both connections when the response begins.
 async fn swallow(mut phone: TcpStream, server: SocketAddr) -> io::Result<()> {
     let mut server = TcpStream::connect(server).await?;
     let (mut answer, mut request) = server.split();
     let mut first_byte = [0_u8; 1];
     tokio::select! {
         answered = answer.read(&mut first_byte) => answered.map(drop),
-        // The phone was the first to hang up.
+        // The phone hung up first.
         sent = tokio::io::copy(&mut phone, &mut request) => sent.map(drop),
     }
 }
@@ -75,7 +75,8 @@ mod tests {
         assert_eq!(&request, b"ping");
         accepted.write_all(b"pong").await.unwrap();
         let mut answer = Vec::new();
-        // Closed or reset, whichever the operating system made of it; never an answer.
+        // The connection is closed or reset, depending on the operating system; there is never a
+        // response.
         let _ended = phone.read_to_end(&mut answer).await;
         assert!(answer.is_empty());
     }

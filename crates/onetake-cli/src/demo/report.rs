@@ -1,48 +1,48 @@
-//! What is left when the demo is over.
+//! The results of a run.
 
 use std::time::Duration;
 
 use super::verdict::Verdict;
 
-/// What is left when the demo is over.
+/// The results of a run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Report {
-    /// Taps that were asked for.
+    /// Taps that were planned.
     pub planned: u64,
-    /// For how long customers tapped.
+    /// How long customers tapped.
     pub elapsed: Duration,
-    /// Whether somebody stopped it early: what was under way then was left alone.
+    /// True if the run was stopped early. Payments that were in progress then were not finished.
     pub interrupted: bool,
-    /// The payment API that phones reached directly.
+    /// The side where phones reached the payment API directly.
     pub without: Summary,
-    /// The payment API behind the gateway.
+    /// The side where phones went through the gateway.
     pub with: Summary,
 }
 
-/// One side.
+/// The results of one side.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Summary {
-    /// What its ledger says.
+    /// The verdict from its ledger.
     pub verdict: Verdict,
-    /// What its phones sent and got.
+    /// The requests and responses of its phones.
     pub traffic: Traffic,
 }
 
-/// What phones sent and got.
+/// Requests and responses of phones.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Traffic {
     /// Requests that were sent.
     pub requests: u64,
-    /// Requests whose answer never arrived.
+    /// Requests whose response never arrived.
     pub unheard: u64,
-    /// Answers that were not a charge.
+    /// Responses that were not a charge.
     pub refused: u64,
-    /// Answers that the gateway replayed, as far as they arrived.
+    /// Replayed responses that arrived.
     pub replayed: u64,
 }
 
 impl Report {
-    /// What onetake did wrong, line by line; empty if it kept its promise.
+    /// The failures of onetake, one per line; empty if every tap was charged once and answered.
     #[must_use]
     pub fn failures(&self) -> Vec<String> {
         let Verdict { doubled, missing, unanswered, .. } = self.with.verdict;
@@ -55,7 +55,7 @@ impl Report {
                 "customers told of a charge that the ledger with onetake does not have: {missing}"
             ));
         }
-        // A gateway that refuses everything charges nobody twice, and helps nobody either.
+        // A gateway that refuses everything makes no double charge, but is no help either.
         if unanswered > 0 && !self.interrupted {
             failures.push(format!(
                 "taps never answered with onetake, however often they were retried: {unanswered}"
@@ -64,7 +64,7 @@ impl Report {
         failures
     }
 
-    /// What customers would have lost, and did not, in cents.
+    /// Cents that double charges took without onetake and not with it.
     #[must_use]
     pub fn saved_cents(&self) -> u64 {
         let (without, with) = (&self.without.verdict, &self.with.verdict);

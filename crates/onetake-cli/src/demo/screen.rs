@@ -1,4 +1,4 @@
-//! What is shown, and how: live in a terminal, line by line elsewhere.
+//! Output of the demo: a live table in a terminal, otherwise one line a second.
 
 use std::io::Write;
 use std::time::Duration;
@@ -13,20 +13,20 @@ use super::tap::{DOUBLE_PERCENT, HUNG_UP_PERCENT, LOST_PERCENT};
 const LIVE_INTERVAL: Duration = Duration::from_millis(100);
 const LINES_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Where the demo is shown.
+/// The kind of output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Screen {
-    /// In the terminal behind standard output.
+    /// A live table in the terminal.
     Live,
-    /// On standard output, a line every second, without escape codes.
+    /// One line every second on standard output, without escape codes.
     Lines,
-    /// Nowhere: only the report counts.
+    /// No output. Only the report counts.
     Silent,
 }
 
 impl Screen {
-    /// Live if standard output is a terminal that can move its cursor, else lines.
+    /// Live if standard output is a terminal that can move its cursor, otherwise lines.
     #[must_use]
     pub fn detect() -> Self {
         match ProgressDrawTarget::stdout().is_hidden() {
@@ -35,7 +35,7 @@ impl Screen {
         }
     }
 
-    /// Says what is about to happen.
+    /// Prints the introduction and starts the display.
     pub(super) fn begin(self, options: Options) -> Show {
         let no_colours = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
         let show = Show {
@@ -53,7 +53,7 @@ impl Screen {
     }
 }
 
-/// A show that is going on.
+/// A display in progress.
 #[derive(Debug)]
 pub(super) struct Show {
     screen: Screen,
@@ -63,7 +63,7 @@ pub(super) struct Show {
 }
 
 impl Show {
-    /// How often to update it.
+    /// The interval of updates.
     pub(super) fn interval(&self) -> Duration {
         match self.screen {
             Screen::Live => LIVE_INTERVAL,
@@ -89,7 +89,7 @@ impl Show {
         }
     }
 
-    /// Replaces what was shown by the table and the verdict.
+    /// Replaces the live display with the final table and the conclusion.
     pub(super) fn end(&self, report: &Report) {
         self.bar.finish_and_clear();
         let table = table::last(report, self.paint);
@@ -99,7 +99,7 @@ impl Show {
 
     fn say(&self, text: &str) {
         if self.screen != Screen::Silent {
-            // Nobody may be reading any more (`| head`); what counts then is the exit code.
+            // The reader may be gone (`| head`). Then only the exit code counts.
             let _unread = writeln!(std::io::stdout(), "{text}");
         }
     }
@@ -107,7 +107,7 @@ impl Show {
 
 fn bar(options: Options) -> ProgressBar {
     let length = u64::try_from(options.length().as_millis()).unwrap_or(u64::MAX);
-    // The first line is empty: it is the one that stays behind where a terminal echoes ^C.
+    // The first line is empty: it is the one that remains when a terminal echoes ^C.
     let template = "\n{msg}\n\n  {bar:54.green/8}  {prefix}";
     let style = ProgressStyle::with_template(template)
         .unwrap_or_else(|_| ProgressStyle::default_bar())

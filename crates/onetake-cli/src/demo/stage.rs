@@ -1,4 +1,4 @@
-//! Puts everything in its place, lets the customers tap, and clears up.
+//! Set-up, run and clean-up of the demo.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -25,7 +25,7 @@ use super::{DemoError, Options};
 use crate::config::{self, Overrides};
 use crate::gateway::Gateway;
 
-/// All that the gateway is told about the payment API.
+/// The gateway's whole configuration for the payment API.
 const CONFIGURATION: &str = r#"
 [[route]]
 match        = "POST /charges"
@@ -35,15 +35,15 @@ in_flight    = "wait"
 wait_timeout = "4s"
 "#;
 
-/// Taps that are being paid at once. Above it the next one waits: the phone cannot keep up.
+/// Maximum number of taps that are being paid. Beyond it, the next tap waits.
 const TAPS_MAX: usize = 512;
-/// How long after its time the last tap may be made.
+/// How late the last tap may be made.
 const LATE_MAX: Duration = Duration::from_millis(500);
-/// What is left over in the end is tried again so often, so many at once, and for so long.
+/// Limits for the final retries of unconfirmed taps: tries per tap, concurrent taps, total time.
 const FINISH_TRIES_MAX: u32 = 20;
 const FINISH_AT_ONCE: usize = 32;
 const FINISH_PATIENCE: Duration = Duration::from_secs(30);
-/// How long the gateway may take to finish what it is doing.
+/// How long the gateway may take to drain.
 const DRAIN_PATIENCE: Duration = Duration::from_secs(10);
 
 /// One payment API, and the phones that pay there.
@@ -75,7 +75,7 @@ impl Stage {
             let api = Api::start(random, Arc::clone(&clock)).await;
             api.map_err(DemoError::io("start the payment API"))
         };
-        // Parts from the end, so that they are never those of a tap.
+        // Parts counted from the end never collide with those of taps.
         let (exposed, protected) = (api(u64::MAX).await?, api(u64::MAX - 1).await?);
         let gateway = Gateway::start(configuration(&folder, &protected)?).await?;
         let phone = async |server| {
@@ -87,7 +87,7 @@ impl Stage {
         Ok(Self { options, clock, folder, gateway, without, with })
     }
 
-    /// Lets the customers tap until time is up or somebody stops it; says how long that was.
+    /// Lets customers tap until the time is up or the run is stopped. Returns how long that was.
     pub(super) async fn play(
         &self,
         show: &Show,
@@ -146,7 +146,7 @@ impl Stage {
         }
     }
 
-    /// Tries what is left over again, on both sides, until it is answered.
+    /// Retries unconfirmed taps on both sides until they are answered.
     async fn finish(&self) {
         let finish = async |side: &Side| {
             let left = side.phone.unfinished();
@@ -171,9 +171,9 @@ impl Stage {
         }
     }
 
-    /// Ends the gateway, waits until both ledgers are complete, and reads them.
+    /// Stops the gateway, waits until both ledgers are complete, and reads them.
     ///
-    /// The folder is given back: it is removed last, when everything has been said.
+    /// The temporary folder is returned, so that it is removed last, after the output.
     pub(super) async fn clear(
         self,
         elapsed: Duration,
@@ -222,7 +222,8 @@ impl Side {
     }
 }
 
-/// Nothing of the environment counts here: the demo is the same for everybody.
+/// The gateway's configuration. It ignores the environment, so that the demo is the same
+/// everywhere.
 fn configuration(folder: &TempDir, api: &Api) -> Result<config::Config, DemoError> {
     let any_port = std::net::SocketAddr::from(([127, 0, 0, 1], 0));
     let overrides = Overrides {
@@ -242,7 +243,7 @@ mod tests {
     use crate::demo::Screen;
     use onetake_core::SystemClock;
 
-    /// The verdict is not a constant: a gateway that protects nothing is found out.
+    /// The verdict is not a constant: it detects a gateway that protects nothing.
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
     async fn a_side_that_is_not_protected_fails() {
         let options = Options::new(1, 60, 11).unwrap();

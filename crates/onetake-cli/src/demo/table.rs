@@ -1,14 +1,14 @@
-//! Figures side by side, at most 80 columns wide.
+//! Tables of figures, at most 80 columns wide.
 
 use std::time::Duration;
 
 use super::report::{Report, Summary, Traffic};
 
-/// Columns of the labels and of each side.
+/// Widths of the label column and of each side's column.
 const LABEL: usize = 34;
 const CELL: usize = 18;
 
-/// What is known of one side while it goes on.
+/// Figures of one side.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Figures {
     pub(super) taps: u64,
@@ -30,7 +30,7 @@ impl From<&Summary> for Figures {
     }
 }
 
-/// Whether to colour, and how.
+/// Terminal colours, on or off.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Paint {
     pub(super) colours: bool,
@@ -64,7 +64,7 @@ impl Paint {
 struct Row {
     label: &'static str,
     cells: [String; 2],
-    /// For what should be zero: whether it is, on each side.
+    /// For figures that should be zero: true for each side where the figure is above zero.
     harm: Option<[bool; 2]>,
 }
 
@@ -78,7 +78,7 @@ impl Row {
     }
 }
 
-/// The table while it goes on.
+/// The live table.
 pub(super) fn live(without: &Figures, with: &Figures, paint: Paint) -> String {
     let mut rows = traffic(without, with);
     rows.extend(ledger(without, with));
@@ -86,7 +86,7 @@ pub(super) fn live(without: &Figures, with: &Figures, paint: Paint) -> String {
     lay_out(&rows, paint)
 }
 
-/// The table of the end, from the verdicts.
+/// The final table, from the verdicts.
 pub(super) fn last(report: &Report, paint: Paint) -> String {
     let (without, with) = (&report.without, &report.with);
     let figures: [Figures; 2] = [without.into(), with.into()];
@@ -163,7 +163,7 @@ fn lay_out(rows: &[Row], paint: Paint) -> String {
     for Row { label, cells, harm } in rows {
         let mut line = format!("  {label:<LABEL$}");
         for (index, cell) in cells.iter().enumerate() {
-            // Padded first: colours have no width.
+            // Padded before it is coloured, because escape codes have no width.
             let padded = format!("{cell:>CELL$}");
             let harmed = harm.as_ref().and_then(|harm| harm.get(index));
             line.push_str(&match harmed {
@@ -178,7 +178,7 @@ fn lay_out(rows: &[Row], paint: Paint) -> String {
     lines.join("\n")
 }
 
-/// `1234567` as `1,234,567`.
+/// Formats `1234567` as `1,234,567`.
 pub(super) fn number(value: u64) -> String {
     let digits = value.to_string();
     let mut grouped = String::new();
@@ -191,7 +191,7 @@ pub(super) fn number(value: u64) -> String {
     grouped
 }
 
-/// Cents as dollars.
+/// Formats cents as dollars.
 pub(super) fn dollars(cents: u64) -> String {
     format!("${}.{:02}", number(cents / 100), cents % 100)
 }

@@ -1,5 +1,5 @@
-//! What the customers do, and what goes wrong for them: planned from the seed, so that both sides
-//! get the same taps and the same faults.
+//! Plan of taps and faults. It is made from the seed, so both sides get the same taps and the same
+//! faults.
 
 use std::time::Duration;
 
@@ -7,23 +7,23 @@ use bytes::Bytes;
 
 use super::random::Random;
 
-/// How many answers of a hundred never arrive.
+/// Percentage of responses that never arrive.
 pub(super) const LOST_PERCENT: u64 = 15;
-/// How many requests of a hundred the phone gives up on while the server is still busy.
+/// Percentage of requests that the phone gives up on while the server is still working.
 pub(super) const HUNG_UP_PERCENT: u64 = 5;
-/// How many taps of a hundred are double taps.
+/// Percentage of taps that are double taps.
 pub(super) const DOUBLE_PERCENT: u64 = 10;
-/// How often the phone tries before it leaves the tap for later.
+/// Planned tries of a press. The final retries come later.
 pub(super) const TRIES_MAX: usize = 5;
 /// Customers, each with a card and an account.
 const CUSTOMERS: u64 = 500;
 
-/// One customer's intention to pay once.
+/// A customer's wish to pay once.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Tap {
-    /// Counts from zero; the order that is being paid.
+    /// Counts from zero. It is also the number of the order.
     pub(super) number: u64,
-    /// Made when the button is tapped, and sent with every retry.
+    /// Created when the button is tapped, and sent with every retry.
     pub(super) key: String,
     pub(super) account: String,
     pub(super) amount_cents: u64,
@@ -31,10 +31,10 @@ pub(super) struct Tap {
     pub(super) presses: Vec<Press>,
 }
 
-/// One press of the button: tries until there is an answer.
+/// One press of the button, with its tries until there is a response.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Press {
-    /// After the first press.
+    /// Delay after the first press.
     pub(super) after: Duration,
     pub(super) tries: Vec<Try>,
 }
@@ -43,22 +43,22 @@ pub(super) struct Press {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Try {
     pub(super) reception: Reception,
-    /// How long the phone waits after this try, if there was no answer.
+    /// How long the phone waits after this try if there was no response.
     pub(super) pause: Duration,
 }
 
-/// What the mobile network does to a request.
+/// The network quality of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Reception {
     Clear,
-    /// The request arrives, its answer does not.
+    /// The request arrives, its response does not.
     AnswerLost,
-    /// The phone hangs up after this long, whatever the server is doing.
+    /// The phone hangs up after this time, even if the server is still working.
     HangUp(Duration),
 }
 
 impl Tap {
-    /// The tap with this number in the run with this seed.
+    /// Plans the tap with this number for this seed.
     pub(super) fn plan(seed: u64, number: u64) -> Self {
         let mut random = Random::of_part(seed, number);
         let key = uuid(&mut random);
@@ -72,7 +72,7 @@ impl Tap {
         Self { number, key, account, amount_cents, presses }
     }
 
-    /// What is sent, byte for byte the same on every try.
+    /// The request body, the same bytes on every try.
     pub(super) fn body(&self) -> Bytes {
         let body = serde_json::json!({
             "order": self.number,
@@ -100,7 +100,7 @@ impl Try {
             }
             _ => Reception::Clear,
         };
-        // Exponential, with full jitter above a floor.
+        // Exponential backoff with full jitter above a floor.
         let longest = 100_u64 << index.min(4);
         let pause = Duration::from_millis(random.between(20, longest));
         Self { reception, pause }

@@ -1,35 +1,35 @@
-//! What the ledger says in the end, against what the customers were told.
+//! The final verdict: compares the ledger with what customers were told.
 
 use std::collections::HashMap;
 
 use super::ledger::Charge;
 use super::phone::Receipt;
 
-/// What the ledger says of one side, counted from its charges one by one.
+/// The verdict on one side, counted from its charges one by one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Verdict {
     /// Payments that customers wanted to make.
     pub taps: u64,
     /// Charges in the ledger.
     pub charges: u64,
-    /// Taps that were charged twice or more often.
+    /// Taps that were charged more than once.
     pub doubled: u64,
-    /// What was taken beyond the price of each tap, in cents.
+    /// Cents that were taken beyond the price of each tap.
     pub overcharged_cents: u64,
-    /// Taps whose customer was told of a charge that the ledger does not have for that tap.
+    /// Taps with a confirmed charge that the ledger does not have for that tap.
     pub missing: u64,
-    /// Taps whose customer never got an answer.
+    /// Taps that never got a successful response.
     pub unanswered: u64,
 }
 
 impl Verdict {
-    /// Whether nobody was charged twice, and everybody who was told so was charged.
+    /// True if no tap was charged twice and every confirmed charge is in the ledger.
     #[must_use]
     pub fn is_right(&self) -> bool {
         self.doubled == 0 && self.missing == 0
     }
 
-    /// Compares what customers were told with what was taken.
+    /// Compares what customers were told with the charges in the ledger.
     pub(super) fn judge(receipts: &[Receipt], ledger: &[Charge]) -> Self {
         let mut charges_of: HashMap<u64, Vec<&Charge>> = HashMap::new();
         for charge in ledger {

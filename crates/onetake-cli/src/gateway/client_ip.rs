@@ -1,4 +1,4 @@
-//! Which address a request came from.
+//! The client address of a request.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -6,11 +6,14 @@ use http::HeaderMap;
 
 use super::edge::X_FORWARDED_FOR;
 
-/// The client's address: the peer's, or what trusted proxies say in `X-Forwarded-For`, which is read from
-/// the right, where each proxy has added whom it saw, up to the first address that is no trusted proxy.
-/// What stands further to the left came from that address, and anybody can write it.
+/// Returns the client's address: the peer, or the address that trusted proxies report in
+/// `X-Forwarded-For`.
 ///
-/// `None` if a trusted proxy says what is no address.
+/// The header is read from the right, because each proxy appends the address that it saw. Reading
+/// stops at the first address that is not a trusted proxy. Entries further left came from that
+/// address, and it can write anything there.
+///
+/// Returns `None` if a trusted proxy reports something that is not an address.
 pub(super) fn client_of(
     peer: IpAddr,
     headers: &HeaderMap,
@@ -32,7 +35,7 @@ pub(super) fn client_of(
     Some(client)
 }
 
-/// An address, which some proxies write with its port or in brackets.
+/// Parses an address. Some proxies write it with a port or in brackets.
 fn address(entry: &str) -> Option<IpAddr> {
     let bare = || entry.strip_prefix('[')?.strip_suffix(']')?.parse::<IpAddr>().ok();
     let with_port = || entry.parse::<SocketAddr>().ok().map(|address| address.ip());
@@ -72,7 +75,7 @@ mod tests {
         for (lines, expected) in [
             (&["192.0.2.1"][..], "192.0.2.1"),
             (&["192.0.2.1, 10.0.0.2"], "192.0.2.1"),
-            // What the stranger wrote is to the left of the stranger.
+            // A client's own entries are to the left of its address.
             (&["198.51.100.7, 192.0.2.1"], "192.0.2.1"),
             (&["rubbish, 192.0.2.1, 10.0.0.2, 2001:db8::5"], "192.0.2.1"),
             (&["198.51.100.7", "192.0.2.1", "10.0.0.2"], "192.0.2.1"),
@@ -82,7 +85,7 @@ mod tests {
             (&["[2001:db9::7]:5000"], "2001:db9::7"),
             (&["[2001:db9::7]"], "2001:db9::7"),
             (&["2001:db9:0:0::7 ,"], "2001:db9::7"),
-            // Inside, everybody is trusted: the outermost is the client.
+            // All are trusted inside the network: the outermost address is the client.
             (&["10.0.0.3, 10.0.0.2"], "10.0.0.3"),
             (&[], "10.1.2.3"),
             (&[""], "10.1.2.3"),

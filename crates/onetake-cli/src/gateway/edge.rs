@@ -1,5 +1,5 @@
-//! The first look at a request: refuse what two servers could read differently, keep forwarding
-//! headers honest, and find the plan.
+//! The edge: the first step of a request. It refuses requests that two servers could read
+//! differently, corrects forwarding headers, and finds the plan.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -36,16 +36,17 @@ pub(super) const X_FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwa
 pub(super) const X_FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
 const X_FORWARDED_PORT: HeaderName = HeaderName::from_static("x-forwarded-port");
 const X_REAL_IP: HeaderName = HeaderName::from_static("x-real-ip");
-/// How the names of a family begin.
+/// Prefix of the forwarding headers.
 const X_FORWARDED: &str = "x-forwarded-";
 
-/// What upstreams believe: it comes from the gateway, or not at all.
+/// Headers that upstreams trust. Only the gateway may set them.
 const BELIEVED: [HeaderName; 2] = [IDEMPOTENCY_FENCE, IDEMPOTENCY_DERIVED_KEY];
 
-/// The body of every answer.
+/// The body of every response.
 pub(super) type AnyBody = BoxBody<Bytes, BoxError>;
 
-/// A connection's place among all; whoever goes on using the connection holds it.
+/// A connection's permit from the limit on connections. A WebSocket tunnel keeps it after the
+/// request.
 pub(super) type Place = Arc<OwnedSemaphorePermit>;
 
 /// The whole gateway as one service.
@@ -61,7 +62,7 @@ impl Edge {
         Self { inner, plans, clock }
     }
 
-    /// Answers one request of a peer.
+    /// Handles one request of a peer.
     pub(super) fn answer(
         &self,
         peer: SocketAddr,
@@ -90,10 +91,11 @@ impl Edge {
     }
 }
 
-/// One line per request, without anything that the client sent but a method that everybody knows.
+/// Logs one line per request. Of the client's input it holds only the method, if that is a standard
+/// one.
 fn log<B>(method: &Method, plan: &Plan, response: &Response<B>, took: std::time::Duration) {
     let headers = response.headers();
-    // Where there is no key, an upstream may write there what it likes.
+    // On a request without a key, the upstream can set this header to anything.
     let reference = || {
         let text = headers.get(IDEMPOTENCY_REFERENCE).and_then(|value| value.to_str().ok());
         text.filter(|text| text.parse::<Reference>().is_ok())
@@ -122,7 +124,8 @@ fn admit(plans: &Plans, peer: IpAddr, parts: &mut Parts) -> Result<Arc<Plan>, Pr
     if parts.method == Method::CONNECT || !parts.uri.path().starts_with('/') {
         return Err(refused("Only requests for a path are forwarded."));
     }
-    // Clients resolve these before they send; a server that does it would be asked for another route's path.
+    // Clients resolve dot segments before they send. An upstream that resolves them would serve
+    // another route's path.
     if plain(parts.uri.path()).split('/').any(|segment| segment == "." || segment == "..") {
         return Err(refused("The path has a segment of nothing but dots."));
     }
@@ -145,7 +148,8 @@ fn admit(plans: &Plans, peer: IpAddr, parts: &mut Parts) -> Result<Arc<Plan>, Pr
     Ok(Arc::clone(plans.find(&parts.method, parts.uri.path())))
 }
 
-/// To many servers `X_Account` is `X-Account`: what may not be said with the one may not with the other either.
+/// Removes headers that differ from a protected one only by `_` for `-`. Many servers read
+/// `X_Account` as `X-Account`, so a client must not set either.
 fn lookalikes(plans: &Plans, headers: &mut http::HeaderMap) {
     let is_one = |name: &&HeaderName| {
         let text = name.as_str();
@@ -161,7 +165,7 @@ fn lookalikes(plans: &Plans, headers: &mut http::HeaderMap) {
     }
 }
 
-/// Whether two names are the same to who does not tell `_` from `-`.
+/// True if two names are the same to a server that treats `_` and `-` as equal.
 fn is_alike(one: &str, other: &str) -> bool {
     let fold = |byte: u8| if byte == b'_' { b'-' } else { byte };
     one.len() == other.len() && one.bytes().map(fold).eq(other.bytes().map(fold))
@@ -171,8 +175,8 @@ fn refused(what: &str) -> Problem {
     Problem::new(Code::RequestRefused, format!("{what} Nothing was forwarded."))
 }
 
-/// Headers of the connection itself go no further, those that `Connection` names included; but it
-/// cannot name away what the request is about.
+/// Removes headers that belong to the connection, and those that `Connection` names. It is an error
+/// if `Connection` names a header of the request itself.
 fn connection(plans: &Plans, parts: &mut Parts) -> Result<(), Problem> {
     let headers = &mut parts.headers;
     headers.remove("http2-settings");
@@ -210,7 +214,7 @@ fn connection(plans: &Plans, parts: &mut Parts) -> Result<(), Problem> {
     Ok(())
 }
 
-/// HTTP/2 may split cookies over several lines; HTTP/1 may not.
+/// Joins cookie lines: HTTP/2 may send several, HTTP/1 only one.
 fn cookies(headers: &mut http::HeaderMap) {
     let lines: Vec<&[u8]> = headers.get_all(COOKIE).iter().map(HeaderValue::as_bytes).collect();
     if lines.len() > 1
@@ -220,7 +224,7 @@ fn cookies(headers: &mut http::HeaderMap) {
     }
 }
 
-/// The host that the request is for: exactly one, however it is said.
+/// Returns the host of the request. There must be exactly one, in the `Host` header or the target.
 fn host(parts: &mut Parts) -> Result<HeaderValue, Problem> {
     let mut hosts = parts.headers.get_all(HOST).iter();
     let first = hosts.next().cloned();
@@ -247,7 +251,7 @@ fn host(parts: &mut Parts) -> Result<HeaderValue, Problem> {
     Ok(host)
 }
 
-/// `chunked` alone, and only where it exists.
+/// Allows `chunked` only, and only in HTTP/1.1.
 fn transfer_encoding(parts: &Parts) -> Result<(), Problem> {
     let mut values = parts.headers.get_all(TRANSFER_ENCODING).iter();
     let Some(value) = values.next() else {
@@ -260,7 +264,8 @@ fn transfer_encoding(parts: &Parts) -> Result<(), Problem> {
     Ok(())
 }
 
-/// A trusted proxy's word is kept and added to; anybody else's is replaced.
+/// Sets the forwarding headers. Those of a trusted proxy are kept and extended; all others are
+/// replaced.
 fn forwarding(
     parts: &mut Parts,
     peer: IpAddr,
@@ -294,7 +299,7 @@ fn forwarding(
     headers.entry(X_FORWARDED_PROTO).or_insert(HeaderValue::from_static(proto));
 }
 
-/// Adds to a list that may have come in several lines.
+/// Appends to a list header, which may consist of several lines.
 fn append(headers: &mut http::HeaderMap, name: HeaderName, last: &str) {
     let mut all: Vec<u8> = Vec::new();
     for value in headers.get_all(&name) {
@@ -315,7 +320,7 @@ mod tests {
     const FILE: &str = "[gateway]\nupstream = \"http://a\"\ntrusted_proxies = [\"10.0.0.0/8\"]\n\
         [[route]]\nmatch = \"POST /charges\"\ntenant = { header = \"X-Account\" }\n";
 
-    /// The headers of a request as they go on, by whom it came from.
+    /// The headers that go on to the upstream, for a request from this peer.
     fn seen(peer: &str, headers: &[(&str, &str)]) -> http::HeaderMap {
         let mut request = Request::post("/charges").header("host", "h");
         for (name, value) in headers {
@@ -390,7 +395,7 @@ mod tests {
             assert!(headers.is_empty(), "{headers:?}");
         }
         assert!(seen("203.0.113.9", &[("my_header", "1")]).contains_key("my_header"));
-        // Whichever of the two the route names.
+        // The same holds in the other direction: here the route names the spelling with `_`.
         let file = FILE.replace("X-Account", "X_Account");
         let request = Request::post("/charges").header("host", "h");
         let request = request.header("x-account", "victim").header("x_account", "me");

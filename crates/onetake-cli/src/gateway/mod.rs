@@ -1,4 +1,4 @@
-//! The gateway.
+//! The HTTP gateway.
 //!
 //! ```text
 //! connection → edge (refuse what could smuggle, forwarding headers, plan)
@@ -47,34 +47,35 @@ use tls::Acceptor;
 pub(crate) use tls::Connector;
 pub use tls::TlsFailed;
 
-/// Why the gateway could not start.
+/// The error of a gateway that could not start.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum StartError {
     /// The store could not be opened.
     #[error(transparent)]
     Store(#[from] StoreFailed),
-    /// A certificate, a key or a root is not there, or of no use.
+    /// A certificate, key or root is missing or invalid.
     #[error(transparent)]
     Tls(#[from] TlsFailed),
-    /// A port could not be listened on.
+    /// A port cannot be listened on.
     #[error(
         "cannot listen on {address} ({field}): {source}. Stop what listens there, or choose another with {flag}"
     )]
     Listen {
-        /// Where.
+        /// The address.
         address: SocketAddr,
-        /// Which field says so.
+        /// The configuration field that names it.
         field: &'static str,
-        /// Which flag says otherwise.
+        /// The flag that overrides the field.
         flag: &'static str,
-        /// What the operating system said.
+        /// The error of the operating system.
         #[source]
         source: io::Error,
     },
 }
 
-/// What is wrong with the files of `tls` and `upstream_tls`: for what [`Gateway::start`] would refuse to start.
+/// Checks the files of `tls` and `upstream_tls`. [`Gateway::start`] refuses to start with these
+/// errors.
 #[must_use]
 pub fn check_files(config: &Config) -> Vec<TlsFailed> {
     tls::check(config, &SystemClock)
@@ -151,36 +152,37 @@ impl Gateway {
         Ok(Self { address, admin_address, engine, server, draining, stop_admin })
     }
 
-    /// Where clients connect.
+    /// The address that clients connect to.
     #[must_use]
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// Where probes and metrics are.
+    /// The address of the admin API, probes and metrics.
     #[must_use]
     pub fn admin_address(&self) -> SocketAddr {
         self.admin_address
     }
 
-    /// Resolves when the store must not be used any more: the process should end.
+    /// Resolves when the store must not be used any more. Then the process should end.
     pub async fn fatal(&self) -> StoreError {
         self.engine.fatal().await
     }
 
-    /// Keeps what the failed store did not take for the next start, and touches it no more.
+    /// Writes unsaved outcomes to the journal for the next start, without using the failed store
+    /// again.
     pub async fn give_up(self) {
         self.draining.cancel();
         self.engine.give_up().await;
     }
 
     /// Stops listening, lets connections and operations finish for at most `patience`, and closes
-    /// the store. Says whether everything ended by itself.
+    /// the store. Returns true if everything finished in time.
     ///
     /// # Errors
     /// If the store could not be closed.
     pub async fn shutdown(self, patience: Duration) -> Result<bool, StoreError> {
-        // Whoever sends traffic here is told first.
+        // Readiness turns to 503 first, so that load balancers stop sending traffic.
         self.draining.cancel();
         let began = self.engine.clock().monotonic();
         let quiet = self.server.shutdown(patience).await;
@@ -204,7 +206,7 @@ fn local(listener: &TcpListener, asked: SocketAddr) -> SocketAddr {
     listener.local_addr().unwrap_or(asked)
 }
 
-/// The policy of a request: its plan was found at the edge.
+/// Policies of requests: the edge has found the plan.
 struct Policies(Arc<Plans>);
 
 impl Resolve for Policies {
@@ -221,7 +223,8 @@ impl Resolve for Policies {
     }
 }
 
-/// Serves this process's metrics and nothing else, for who shows the token, until it is stopped.
+/// Serves only the metrics of this process until it is stopped. Requests need the token, if there
+/// is one.
 pub(crate) async fn serve_metrics(
     listen_on: SocketAddr,
     token: Option<Token>,
@@ -234,7 +237,7 @@ pub(crate) async fn serve_metrics(
     Ok(address)
 }
 
-/// The one recorder of this process.
+/// The metrics recorder of this process; there is only one.
 fn metrics_handle() -> Option<PrometheusHandle> {
     static HANDLE: std::sync::OnceLock<Option<PrometheusHandle>> = std::sync::OnceLock::new();
     HANDLE.get_or_init(admin::install_recorder).clone()

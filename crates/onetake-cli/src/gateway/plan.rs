@@ -1,4 +1,4 @@
-//! What applies to a request: its policy and its upstream.
+//! Plans of requests: policy and upstream.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,46 +13,46 @@ use super::reconcile::remembered_for;
 use super::tenants::{self, Tenants};
 use crate::config::{Config, Route, Settings};
 
-/// How much longer the layer waits than the proxy.
+/// How much longer the layer waits than the proxy, so that the proxy times out first.
 const PROXY_FIRST: Duration = Duration::from_secs(1);
 
-/// What logs call the route of a request that none matches.
+/// The route label of requests that match no route.
 pub(super) const NO_ROUTE: &str = "-";
 
-/// What applies to a request.
+/// The policy and the upstream that apply to a request.
 #[derive(Debug)]
 pub(super) struct Plan {
-    /// The route as configured, for logs; `-` where none matched.
+    /// The route as configured, for logs; `-` if no route matched.
     pub(super) label: String,
-    /// `None`: it is never keyed.
+    /// `None` if requests of this plan are never keyed.
     pub(super) policy: Option<Arc<layer::Policy>>,
-    /// `None`: nobody said where it should go.
+    /// `None` if no upstream is configured.
     pub(super) upstream: Option<Uri>,
-    /// How long the upstream may take.
+    /// Timeout of the upstream.
     pub(super) timeout: Duration,
-    /// In which words the gateway itself speaks.
+    /// Format of the gateway's own responses.
     pub(super) answers: layer::Answers,
 }
 
-/// All plans, and who is believed about forwarding.
+/// All plans, and the addresses of trusted proxies.
 #[derive(Debug)]
 pub(super) struct Plans {
     routes: Vec<(Route, Arc<Plan>)>,
     keyed: Arc<Plan>,
     untouched: Arc<Plan>,
-    /// In which words the gateway speaks where it does not come to a plan.
+    /// Format of the gateway's responses to requests that are refused before a plan is found.
     pub(super) answers: layer::Answers,
     trusted: Vec<IpNet>,
-    /// How clients come in: `http` or `https`.
+    /// Scheme that clients use: `http` or `https`.
     pub(super) proto: &'static str,
-    /// Headers that name tenants: removed from everybody who is not a trusted proxy.
+    /// Headers that name tenants. They are removed unless the peer is a trusted proxy.
     pub(super) tenant_headers: Vec<HeaderName>,
-    /// Whether a client's address may name a tenant.
+    /// True if a route uses the client's address as the tenant.
     pub(super) tells_addresses: bool,
 }
 
 impl Plans {
-    /// With the way to services that are asked about credentials.
+    /// Builds the plans. The connector is for `forward_auth` services.
     pub(super) fn new(config: &Config, connector: &Connector) -> Self {
         let mut tenants = Tenants::new(connector.clone());
         let routes: Vec<_> =
@@ -85,7 +85,7 @@ impl Plans {
         }
     }
 
-    /// The first route that matches, else the defaults.
+    /// Returns the first route that matches, else the defaults.
     pub(super) fn find(&self, method: &Method, path: &str) -> &Arc<Plan> {
         let found = self.routes.iter().find(|(route, _)| route.matches(method, path));
         match found {
@@ -95,7 +95,7 @@ impl Plans {
         }
     }
 
-    /// The tenants of all that answers 202.
+    /// Tenants of all routes that can answer 202.
     pub(super) fn handle_tenants(&self) -> Vec<layer::Tenant> {
         let plans = self.routes.iter().map(|(_, plan)| plan).chain([&self.keyed]);
         let policies = plans.filter_map(|plan| plan.policy.as_deref());
@@ -111,7 +111,7 @@ impl Plans {
     }
 }
 
-/// What logs and records call a route.
+/// The label of a route in logs and records.
 pub(super) fn label_of(route: &Route) -> String {
     format!("{} {}", route.methods, route.path)
 }
@@ -127,16 +127,16 @@ fn plan_of(route: &Route, tenants: &mut Tenants) -> Plan {
     }
 }
 
-/// The policy as the layer gets it.
+/// The policy as the layer uses it.
 fn policy_of(settings: &Settings, label: &str, tenants: &mut Tenants) -> layer::Policy {
     let policy = settings.policy.clone();
     layer::Policy {
         label: label.to_owned(),
-        // The plan was found by its method already.
+        // The route has already checked the method.
         methods: vec![Method::POST, Method::PUT, Method::PATCH, Method::DELETE],
         tenant: tenants.of(settings),
         remember: settings.reconcile.iter().flat_map(remembered_for).collect(),
-        // The proxy speaks first: it knows whether anything was sent.
+        // The proxy must time out first, because it knows whether the request was sent.
         run_max: policy.run_max.saturating_add(PROXY_FIRST),
         ..policy
     }
@@ -176,14 +176,14 @@ pub(super) mod tests {
         }
     }
 
-    /// The policy of a route with these lines, as the layer gets it.
+    /// The policy of a route with these lines, as the layer uses it.
     fn written(lines: &str) -> layer::Policy {
         let file =
             format!("[gateway]\nupstream = \"http://a\"\n[[route]]\nmatch = \"POST /\"\n{lines}");
         let plans = plans(&file);
         let policy = plans.find(&Method::POST, "/").policy.clone().unwrap();
         let mut policy = (*policy).clone();
-        // What only a gateway has to say, and says by itself.
+        // Fields that the gateway sets itself are reset before the comparison.
         policy.label = layer::Policy::new().label;
         policy.methods = layer::Policy::new().methods;
         policy.run_max -= PROXY_FIRST;

@@ -1,4 +1,4 @@
-//! The way to the upstream.
+//! The proxy: forwards requests to the upstream.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -33,17 +33,18 @@ use super::plan::Plan;
 use super::tls::{Connector, was_refused};
 use crate::traces::pass_on;
 
-/// Many servers close idle connections after five seconds; one that is closed while a request is
-/// on its way makes an unknown outcome, so ours are closed before.
+/// Idle connections to upstreams are closed after four seconds. Many servers close theirs after
+/// five, and a request that is on its way at that moment would have an unknown outcome.
 const UPSTREAM_IDLE: Duration = Duration::from_secs(4);
-/// How long before the client's deadline an upstream is given up, or a quarter of what is left if that is less.
+/// How long before the client's deadline the proxy gives up on the upstream, or a quarter of the
+/// remaining time if that is less.
 const BEFORE_DEADLINE: Duration = Duration::from_millis(50);
-/// Idle connections that are kept to one upstream.
+/// Maximum number of idle connections to one upstream.
 const IDLE_MAX: usize = 1_024;
 
 type Body = BoxBody<Bytes, BoxError>;
 
-/// Forwards requests.
+/// The service that forwards requests.
 #[derive(Clone)]
 pub(super) struct Proxy {
     client: Client<Connector, RequestBody<Incoming>>,
@@ -96,7 +97,7 @@ impl Proxy {
             let problem = Problem::new(Code::UpstreamUnreachable, detail);
             return asked.told(problem, Disposition::Release, Cause::Interrupted);
         };
-        // A keyed request is never upgraded: its outcome is a response.
+        // A keyed request is never upgraded, because its outcome must be a response.
         let upgrade = if asked.reference.is_some() { None } else { websocket(&mut request) };
         let place = request.extensions().get::<Place>().cloned();
         if let Err(problem) = address(&mut request, &upstream, upgrade.is_some()) {
@@ -126,7 +127,7 @@ impl Proxy {
         }
     }
 
-    /// The upstream's answer, or what to call it that there is none.
+    /// Returns the upstream's response, or the code of the problem if there is none.
     async fn send(
         &self,
         mut request: Request<RequestBody<Incoming>>,
@@ -148,7 +149,7 @@ impl Proxy {
     }
 }
 
-/// The span of a call to the upstream.
+/// The trace span of a call to the upstream.
 fn span_to(upstream: &Uri) -> Span {
     tracing::debug_span!(
         target: SPANS,
@@ -162,22 +163,22 @@ fn span_to(upstream: &Uri) -> Span {
     )
 }
 
-/// How long the upstream may take. The proxy gives up a moment before the layer does, which goes by the same
-/// deadline: it knows whether anything was sent.
+/// The timeout for the upstream. The layer has the same deadline. The proxy gives up a little
+/// earlier, because it knows whether anything was sent.
 fn patience(timeout: Duration, left: Option<Duration>) -> Duration {
     left.map_or(timeout, |left| timeout.min(left - BEFORE_DEADLINE.min(left / 4)))
 }
 
-/// Whether the upstream may have got anything of a request.
+/// True if the upstream may have received any part of a request.
 ///
-/// Not without a connection for it: that is known before its first byte is written. And not if the
-/// upstream gave up the connection's handshake.
+/// It cannot have if the request got no connection: that is known before the first byte is written.
+/// It also cannot have if the upstream refused the TLS handshake.
 fn may_be_sent(connected: &CaptureConnection) -> bool {
     connected.connection_metadata().as_ref().is_some_and(|connected| !was_refused(connected))
 }
 
-/// The client's side of a connection that it wants to use for a WebSocket. No other protocol is
-/// switched to: behind `h2c`, requests would pass that nobody here has seen.
+/// Returns the client's side of a connection that asks for a WebSocket. No other upgrade is
+/// allowed: after one to `h2c`, requests would pass through unchecked.
 fn websocket(request: &mut Request<RequestBody<Incoming>>) -> Option<OnUpgrade> {
     let headers = request.headers();
     let is = |name: HeaderName, word: &str| {
@@ -195,7 +196,7 @@ fn websocket(request: &mut Request<RequestBody<Incoming>>) -> Option<OnUpgrade> 
     wanted.then(|| hyper::upgrade::on(request))
 }
 
-/// Turns the request to the upstream.
+/// Rewrites the request for the upstream.
 fn address(
     request: &mut Request<RequestBody<Incoming>>,
     upstream: &Uri,
@@ -244,7 +245,7 @@ fn received(
     response.map(any)
 }
 
-/// Carries bytes both ways until one side is done.
+/// Copies bytes in both directions until both sides are done.
 async fn tunnel(client: OnUpgrade, upstream: OnUpgrade) {
     if let (Ok(client), Ok(upstream)) = tokio::join!(client, upstream) {
         let (mut client, mut upstream) = (TokioIo::new(client), TokioIo::new(upstream));
@@ -256,7 +257,7 @@ fn any(body: Incoming) -> Body {
     BoxBody::new(body.map_err(Into::into))
 }
 
-/// Who asked, and how to speak to them.
+/// The reference of the request, and the format of the gateway's responses to it.
 #[derive(Clone, Copy)]
 struct Asked {
     reference: Option<Reference>,
@@ -264,7 +265,7 @@ struct Asked {
 }
 
 impl Asked {
-    /// Never sent: released.
+    /// Nothing was sent: the attempt is released.
     fn unreachable(self) -> Response<Body> {
         let retry = if self.reference.is_some() { "; a retry with the same key runs" } else { "" };
         let detail = format!("The upstream cannot be reached. Nothing was sent{retry}.");
@@ -272,7 +273,7 @@ impl Asked {
         self.told(problem, Disposition::Release, Cause::Interrupted)
     }
 
-    /// Sent and not answered: unknown.
+    /// Sent without a response: the outcome is unknown.
     fn interrupted(self) -> Response<Body> {
         let detail = "The upstream took the request and closed the connection without an answer. The outcome is not known.";
         let cause = Cause::Reported("the upstream closed the connection without an answer".into());

@@ -1,4 +1,4 @@
-//! Whether this node can serve: one look at the store at a time, however many ask.
+//! Readiness of this node. All probes share one check of the store at a time.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -8,22 +8,22 @@ use futures_util::future::{BoxFuture, Shared};
 
 use onetake_core::Engine;
 
-/// How long one look may take: probes have no patience.
+/// Timeout of a check: probes do not wait long.
 const LOOK_MAX: Duration = Duration::from_secs(1);
-/// For how long a look answers those who come after it.
+/// How long the result of a check is reused.
 const FRESH: Duration = Duration::from_millis(250);
 
-/// What a look found: nothing, or why this node cannot serve.
+/// The result of a check, with the reason if this node cannot serve.
 type Found = Result<(), String>;
 
-/// Looks at the store for everybody who asks.
+/// Shared readiness checks of the store.
 #[derive(Clone, Debug)]
 pub(super) struct Readiness {
     engine: Engine,
     latest: Arc<Mutex<Option<Look>>>,
 }
 
-/// A look that is under way, or over.
+/// A check that is running or finished.
 #[derive(Clone)]
 struct Look {
     began: Duration,
@@ -35,16 +35,18 @@ impl Readiness {
         Self { engine, latest: Arc::default() }
     }
 
-    /// Whether the store answers, by a look that is no older than [`FRESH`] or still under way.
+    /// Checks whether the store responds. Reuses a check that is still running or not older than
+    /// [`FRESH`].
     ///
     /// # Errors
-    /// With the reason why it does not.
+    /// With the reason if the store does not respond.
     pub(super) async fn check(&self) -> Found {
         let now = self.engine.clock().monotonic();
         let found = {
             let mut latest = self.latest.lock().unwrap_or_else(PoisonError::into_inner);
             let current = latest.take().filter(|look| {
-                // One that nobody waits for any more is not noticed to be over.
+                // A check is polled only by its waiters. Without any, it looks unfinished for ever,
+                // so its age decides.
                 let max = if look.found.peek().is_none() { LOOK_MAX + FRESH } else { FRESH };
                 now.saturating_sub(look.began) < max
             });
@@ -54,7 +56,7 @@ impl Readiness {
         found.await
     }
 
-    /// Begins a look in a task of its own, so that a probe that gives up does not stop it for others.
+    /// Starts a check in its own task, so that a probe that gives up does not stop it for others.
     fn begin(&self, began: Duration) -> Look {
         let engine = self.engine.clone();
         let looking = tokio::spawn(async move {
@@ -68,7 +70,7 @@ impl Readiness {
         });
         let found = looking.map(|looked| {
             looked
-                .unwrap_or_else(|_| Err("the look at the store ended without an answer".to_owned()))
+                .unwrap_or_else(|_| Err("the check of the store ended without a result".to_owned()))
         });
         Look { began, found: found.boxed().shared() }
     }
@@ -93,12 +95,12 @@ mod tests {
 
     use super::*;
 
-    /// A store that can be away, or deaf, and that counts who asks whether it is ready.
+    /// A store that can be unreachable or hang, and that counts readiness checks.
     #[derive(Debug)]
     struct Probed {
         inner: MemoryStore,
         looks: AtomicUsize,
-        /// A look waits for one of these.
+        /// A check waits for one of these permits.
         answers: Semaphore,
         is_away: std::sync::atomic::AtomicBool,
     }
@@ -159,7 +161,7 @@ mod tests {
     #[tokio::test]
     async fn a_deaf_store_is_not_waited_for_and_not_asked_twice() {
         let (store, clock, readiness) = probed();
-        // A probe that gives up leaves the look to the others.
+        // A probe that gives up does not stop the check for others.
         let mut impatient = tokio::spawn({
             let readiness = readiness.clone();
             async move { readiness.check().await }
@@ -194,14 +196,14 @@ mod tests {
         while store.looks.load(Ordering::SeqCst) == 0 {
             tokio::task::yield_now().await;
         }
-        // The probe hangs up; then the store answers that it is well.
+        // The probe hangs up, then the store responds that it is ready.
         impatient.abort();
         let _gone = impatient.await;
         store.answers.add_permits(1);
         for _ in 0..100 {
             tokio::task::yield_now().await;
         }
-        // An hour later it is away.
+        // An hour later the store is unreachable.
         store.is_away.store(true, Ordering::SeqCst);
         clock.advance(Duration::from_secs(3600));
         store.answers.add_permits(1);

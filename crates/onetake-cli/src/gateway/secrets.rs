@@ -1,21 +1,22 @@
-//! The layer's secrets: as configured, else made at first use and kept in the store.
+//! Secrets of the layer: from the configuration, else created at first use and kept in the store.
 
 use onetake_core::{DerivingSecret, FingerprintKey, Rng, Store, StoreError, SystemRng};
 use onetake_http::{InFlight, IssuingKey, KeySource, Policy, Secrets};
 
 use crate::config::{Config, Secret};
 
-/// How the secret that is kept in the store is called where names matter.
+/// The id of the fingerprint secret that is kept in the store.
 const IN_STORE: &str = "in the store";
 
-/// The secrets of the layer, and of them the one that the digests of tenants are made with.
+/// Returns the secrets of the layer, and the one for digests of tenants.
 pub(super) async fn secrets(
     config: &Config,
     store: &dyn Store,
 ) -> Result<(Secrets, [u8; 32]), StoreError> {
     let configured = &config.secrets;
     let seal = |secret: &Secret| FingerprintKey::new(&secret.id, &secret.secret);
-    // Behind those that are configured: what was sealed before they were is still recognised.
+    // The store's secret follows the configured ones, so that older fingerprints are still
+    // recognised.
     let in_store = FingerprintKey::new(IN_STORE, &kept(store, "fingerprint").await?);
     let sealing = configured.request_digests.iter().map(seal).chain([in_store]);
     let deriving = DerivingSecret::new(&kept(store, "derived_keys").await?);
@@ -27,7 +28,7 @@ pub(super) async fn secrets(
         let in_store = IssuingKey::new(&kept(store, "issued_keys").await?);
         secrets = secrets.issued_keys(configured.issued_keys.iter().map(sign).chain([in_store]));
     }
-    // Handles must be known to all nodes, and after a restart.
+    // Handles must be valid on all nodes and after a restart.
     let later = |policy: &Policy| matches!(policy.in_flight, InFlight::Async(_));
     if policies(config).any(later) {
         secrets = secrets.handles(kept(store, "handles").await?);

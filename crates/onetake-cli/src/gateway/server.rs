@@ -1,4 +1,4 @@
-//! Connections: accepted, bounded, timed out and drained.
+//! Client connections: accept, limits, timeouts, drain.
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
@@ -24,23 +24,22 @@ use onetake_core::clock::micros;
 use super::edge::{Edge, Place};
 use super::tls::Acceptor;
 
-/// Connections at once; further ones wait in the operating system's queue.
+/// Maximum number of connections. More wait in the operating system's queue.
 const CONNECTIONS_MAX: usize = 16_384;
-/// How long a client may take to send the head of a request; over HTTP/1 this includes the pause
-/// before it.
+/// Timeout for the head of a request; over HTTP/1 this includes the idle time before it.
 const HEADER_TIMEOUT: Duration = Duration::from_secs(15);
-/// How long an HTTP/2 connection, or one that never said a word, may be idle.
+/// Idle timeout of an HTTP/2 connection, or of one that has sent nothing yet.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(75);
-/// Headers of one request.
+/// Maximum number of headers in a request.
 const HEADERS_MAX: usize = 100;
-/// Bytes of one request's head.
+/// Maximum size of a request's head, in bytes.
 const HEAD_BYTES_MAX: usize = 64 << 10;
-/// Requests at once on one HTTP/2 connection.
+/// Maximum number of concurrent requests on one HTTP/2 connection.
 const STREAMS_MAX: u32 = 256;
-/// How long to wait after the operating system could not give a connection.
+/// Pause after a failed `accept`.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
-/// The listener and everything that it accepted.
+/// The listener and its connections.
 #[derive(Debug)]
 pub(super) struct Server {
     stop: CancellationToken,
@@ -49,7 +48,7 @@ pub(super) struct Server {
 }
 
 impl Server {
-    /// Serves whoever connects, over TLS if there is an acceptor.
+    /// Serves client connections, over TLS if there is an acceptor.
     pub(super) fn start(
         listener: TcpListener,
         tls: Option<Acceptor>,
@@ -65,7 +64,8 @@ impl Server {
         server
     }
 
-    /// Accepts nothing more and lets the connections finish what they are doing.
+    /// Stops accepting, and waits until connections have finished their requests. Returns true if
+    /// all finished in time.
     pub(super) async fn shutdown(self, patience: Duration) -> bool {
         self.stop.cancel();
         self.connections.close();
@@ -103,7 +103,7 @@ async fn accept(
                 connections.spawn(connection.open(stream, tls.clone()));
             }
             (_, Err(error)) => {
-                // Out of file descriptors, or the peer is gone already: neither ends the gateway.
+                // Out of file descriptors, or the peer has gone already: neither ends the gateway.
                 tracing::warn!(%error, "a connection could not be accepted");
                 clock.sleep(ACCEPT_PAUSE).await;
             }
@@ -121,7 +121,7 @@ struct Connection {
     place: Place,
 }
 
-/// Whether a connection is in use, and since when it is not.
+/// Number of requests in progress on a connection, and the time of the last one.
 #[derive(Default)]
 struct Activity {
     requests: AtomicUsize,
@@ -140,7 +140,8 @@ impl Connection {
         };
         match opened {
             Ok(stream) => self.serve(stream).await,
-            // Scanners, probes and clients that do not trust us: none of them is an error of ours.
+            // Scanners, probes, and clients that do not trust our certificate: not errors of the
+            // gateway.
             Err(error) => tracing::debug!(%error, "a TLS handshake failed"),
         }
     }
@@ -189,7 +190,7 @@ impl Activity {
     }
 }
 
-/// Counts a request for as long as it is being answered.
+/// Counts a request while it is in progress.
 struct Busy {
     activity: Arc<Activity>,
     clock: Arc<dyn Clock>,

@@ -1,4 +1,4 @@
-//! The layer's tenants, as the configuration names them.
+//! Tenants of the layer, as configured.
 
 use std::sync::Arc;
 
@@ -9,8 +9,8 @@ use super::Connector;
 use super::forward_auth::ForwardAuth;
 use crate::config::{self, Settings};
 
-/// Makes tenants. Routes that ask the same service in the same way share it: its connections, its bound
-/// and its answers.
+/// Builds tenants. Routes with the same `forward_auth` settings share one client: its connections,
+/// its limit and its cache.
 pub(super) struct Tenants {
     connector: Connector,
     asked: Vec<(config::ForwardAuth, Arc<ForwardAuth>)>,
@@ -40,7 +40,7 @@ impl Tenants {
     }
 }
 
-/// Each way to tell a tenant once.
+/// The distinct tenants.
 pub(super) fn distinct<'a>(tenants: impl Iterator<Item = &'a Tenant>) -> Vec<Tenant> {
     let mut found: Vec<Tenant> = Vec::new();
     for tenant in tenants {

@@ -1,4 +1,4 @@
-//! Asks the admin API.
+//! Client of the admin API.
 
 use std::io::IsTerminal;
 use std::sync::Arc;
@@ -17,18 +17,18 @@ use serde_json::Value;
 use crate::config::{Admin, Token, UpstreamTls};
 use crate::gateway::Connector;
 
-/// How long one request may take: a change asks the store up to five times, ten seconds each.
+/// Timeout of one request: a change makes up to five store calls, ten seconds each.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// Where a key is looked up by its tenant and its text.
+/// Path for looking a key up by its tenant and text.
 pub(super) const LOOKUP: &str = "/v1/keys/lookup";
-/// The largest answer that is read: a page of keys, or one body.
+/// Maximum size of a response: a page of keys, or one body.
 const ANSWER_BYTES_MAX: usize = 16 << 20;
-/// How often to come back after having been told to.
+/// Maximum number of tries of a request that is answered with `Retry-After`.
 const RETRIES_MAX: u32 = 20;
-/// The longest pause before coming back.
+/// Longest pause before a retry, in seconds.
 const PAUSE_MAX: u64 = 10;
 
-/// One admin API.
+/// A client of one admin API.
 pub(super) struct Client {
     base: String,
     token: Option<Token>,
@@ -37,16 +37,16 @@ pub(super) struct Client {
     bar: Option<ProgressBar>,
 }
 
-/// Why there is no answer.
+/// The error of a request without a successful response.
 #[derive(Debug)]
 pub(super) struct Refusal {
-    /// The status; `None` if nobody answered.
+    /// The status; `None` if there was no response.
     pub(super) status: Option<u16>,
     pub(super) what: String,
 }
 
 impl Client {
-    /// A client of the API at `asked`, else where the configuration says.
+    /// A client of the API at the URL `asked`, else at the configured address.
     pub(super) fn new(asked: Option<&str>, admin: Admin) -> Result<Self, String> {
         let mut listen = admin.listen;
         if listen.ip().is_unspecified() {
@@ -98,7 +98,7 @@ impl Client {
         sent.map_err(|(refusal, _)| refusal)
     }
 
-    /// The answer; or why there is none, and in how many seconds to come back.
+    /// Sends a request. An error comes with the seconds of `Retry-After`, if the response has it.
     async fn send(
         &self,
         method: Method,
@@ -106,7 +106,8 @@ impl Client {
         body: Bytes,
     ) -> Result<Value, (Refusal, Option<u64>)> {
         let none = |what: String| (Refusal { status: None, what }, None);
-        // A key and its tenant are asked for in a body, so that they are in no log.
+        // Not a change: a lookup is a POST only because key and tenant belong in a body, where no
+        // log shows them.
         let changes = method == Method::POST && path != LOOKUP;
         let mut request = Request::builder().method(method).uri(format!("{}{path}", self.base));
         if !body.is_empty() {
@@ -133,13 +134,13 @@ impl Client {
         let (head, body) = answered.map_err(|(was_sent, why): (bool, String)| {
             none(if changes && was_sent {
                 format!(
-                    "the admin API at {} did not answer: {why}. It may have been done all the same: look with \
-                     `onetake keys get` before you try again",
+                    "the admin API at {} did not respond: {why}. The change may have been made: check with \
+                     `onetake keys get` before you retry",
                     self.base
                 )
             } else {
                 format!(
-                    "the admin API at {} cannot be asked: {why}. Is the gateway running? Name another with \
+                    "the admin API at {} cannot be reached: {why}. Is the gateway running? Name another with \
                      --admin URL",
                     self.base
                 )
@@ -153,18 +154,13 @@ impl Client {
         }
         let detail = read.as_ref().and_then(|problem| problem.get("detail")?.as_str());
         let mut what = detail.map_or_else(
-            || {
-                format!(
-                    "{} answered {}, and nothing that is of the admin API",
-                    self.base, head.status
-                )
-            },
+            || format!("{} answered {}, but it is not an admin API", self.base, head.status),
             str::to_owned,
         );
         if head.status.as_u16() == 401 {
             what = match self.token {
-                Some(_) => "The token is not the gateway's: look at --config FILE, or at ONETAKE_ADMIN_TOKEN.",
-                None => "The gateway asks for a token: name it with --config FILE, or set ONETAKE_ADMIN_TOKEN.",
+                Some(_) => "The token is wrong: check --config FILE, or ONETAKE_ADMIN_TOKEN.",
+                None => "The gateway requires a token: name it with --config FILE, or set ONETAKE_ADMIN_TOKEN.",
             }
             .to_owned();
         }
@@ -178,10 +174,10 @@ impl Client {
         Err((Refusal { status: Some(head.status.as_u16()), what }, pause))
     }
 
-    /// Shows that it goes on.
+    /// Shows how many keys were read so far.
     pub(super) fn progress(&self, looked_at: u64) {
         if let Some(bar) = &self.bar {
-            bar.set_message(format!("{looked_at} keys looked at"));
+            bar.set_message(format!("{looked_at} keys read"));
             bar.tick();
         }
     }
@@ -206,7 +202,7 @@ fn is_loopback(uri: &Uri) -> bool {
     host == "localhost" || address.is_ok_and(|address| address.to_canonical().is_loopback())
 }
 
-/// The reason behind the reasons.
+/// The innermost cause of an error.
 fn root(error: &dyn std::error::Error) -> String {
     let mut deepest = error;
     while let Some(source) = deepest.source() {
@@ -215,7 +211,7 @@ fn root(error: &dyn std::error::Error) -> String {
     deepest.to_string()
 }
 
-/// A text as it can stand in a path or in a query: everything that could mean something is escaped.
+/// Percent-encodes a text for a path segment or a query value.
 pub(super) fn segment(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for byte in text.bytes() {
@@ -225,7 +221,7 @@ pub(super) fn segment(text: &str) -> String {
             out.push_str(&format!("%{byte:02X}"));
         }
     }
-    // Dots alone would be taken for folders.
+    // A segment of dots alone would be read as a relative path.
     if matches!(out.as_str(), "." | "..") { out.replace('.', "%2E") } else { out }
 }
 

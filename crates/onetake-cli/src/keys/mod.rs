@@ -1,4 +1,4 @@
-//! `onetake keys`: find, explain and mend keys, over the admin API of a running gateway.
+//! `onetake keys`: find, explain and change keys through the admin API of a running gateway.
 
 mod client;
 mod show;
@@ -14,21 +14,21 @@ use crate::cli::{Failed, say};
 use crate::config;
 use client::{Client, Refusal};
 
-/// Where a key can stand.
+/// The states of a key.
 const STATES: [&str; 5] = ["running", "completed", "failed", "released", "unknown"];
-/// Keys on a page of the API at most.
+/// Maximum number of keys on a page of the API.
 const PAGE_MAX: usize = 500;
 
-/// Look at keys and change them, over the admin API of a running gateway.
+/// Inspect and change keys through the admin API of a running gateway.
 #[derive(Debug, Args)]
 pub(crate) struct Keys {
     #[command(subcommand)]
     command: Command,
-    /// The admin API (default: where the configuration says, else http://127.0.0.1:9091).
+    /// The URL of the admin API (default: the configured address, else http://127.0.0.1:9091).
     #[arg(long, value_name = "URL", global = true)]
     admin: Option<String>,
-    /// The configuration file that names the admin listener and its token. Without one, the token is the
-    /// variable ONETAKE_ADMIN_TOKEN.
+    /// The configuration file that names the admin listener and its token. Without a token there,
+    /// the variable ONETAKE_ADMIN_TOKEN is used.
     #[arg(long, value_name = "FILE", global = true)]
     config: Option<PathBuf>,
     /// Print JSON, for scripts.
@@ -38,52 +38,52 @@ pub(crate) struct Keys {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Show a key and its life: by its reference, or by what the client sent.
+    /// Show a key and its history, by its reference or by what the client sent.
     Get(Get),
-    /// List keys, in no order that means anything.
+    /// List keys, in no particular order.
     List {
         #[command(flatten)]
         which: Which,
-        /// How many at most.
+        /// Maximum number of keys.
         #[arg(long, default_value_t = 50, value_parser = at_least_one)]
         limit: usize,
-        /// Where to go on: what the list before printed.
+        /// Continue after an earlier list: the cursor that it printed.
         #[arg(long)]
         cursor: Option<String>,
     },
-    /// Count keys by their state. It looks at all of them.
+    /// Count keys by state. This reads all keys.
     Count {
         #[command(flatten)]
         which: Which,
     },
-    /// Say that an unknown attempt had no effect: the next retry runs.
+    /// Declare that an unknown attempt had no effect: the next retry runs.
     Release(Change),
-    /// Say that an unknown attempt failed for good: retries are told so.
+    /// Declare that an unknown attempt failed for good: retries get this failure.
     Fail {
         #[command(flatten)]
         change: Change,
-        /// A word for machines (default: failed_by_operator).
+        /// The error code for machines (default: failed_by_operator).
         #[arg(long)]
         code: Option<String>,
-        /// What retries are told.
+        /// The error text that retries get.
         #[arg(long)]
         detail: Option<String>,
     },
-    /// Tell the outcome of an unknown attempt: retries get it from now on.
+    /// Record the outcome of an unknown attempt: retries get this response.
     Resolve(Resolve),
-    /// Make a key as if it had never been used, unless it runs: the next request runs.
+    /// Delete the record of a key that is not running: the next request with the key runs.
     Forget {
         #[command(flatten)]
         change: Change,
-        /// The state that `onetake keys get` shows: nothing is done if it is another by now.
+        /// The state that `onetake keys get` shows. If it has changed since, nothing is done.
         #[arg(long, value_parser = STATES)]
         state: String,
     },
-    /// List what operators did, the newest first.
+    /// List operator actions from the audit log, newest first.
     Audit {
-        /// Only what was done to this key: its reference, or its id where it is gone.
+        /// Only actions on this key: its reference, or its id if the key is gone.
         key: Option<String>,
-        /// How many at most.
+        /// Maximum number of entries.
         #[arg(long, default_value_t = 50)]
         limit: usize,
     },
@@ -91,54 +91,54 @@ enum Command {
 
 #[derive(Debug, Args)]
 struct Get {
-    /// Its reference, such as 9B5H-6U57-LCAG, or its id.
+    /// The reference of the key, such as 9B5H-6U57-LCAG, or its id.
     #[arg(required_unless_present = "key", conflicts_with = "key")]
     name: Option<String>,
-    /// The key, as the client sent it.
+    /// The key as the client sent it.
     #[arg(long, requires = "tenant")]
     key: Option<String>,
-    /// Whose key it is: public, bearer:TOKEN, basic:USER, x-api-key:KEY, header:VALUE,
+    /// The tenant that owns the key: public, bearer:TOKEN, basic:USER, x-api-key:KEY, header:VALUE,
     /// client-ip:ADDRESS, jwt:CLAIM, "jwt:ISSUER CLAIM", forward-auth:NAME or consumer:NAME.
     #[arg(long, requires = "key")]
     tenant: Option<String>,
-    /// The namespace of its route, if it has one.
+    /// The namespace of the key's route, if it has one.
     #[arg(long, requires = "key")]
     namespace: Option<String>,
-    /// Show the headers and the body of its outcome too.
+    /// Show the headers and the body of the outcome too.
     #[arg(long)]
     body: bool,
 }
 
 #[derive(Debug, Args)]
 struct Which {
-    /// Only those that stand so.
+    /// Only keys in this state.
     #[arg(long, ignore_case = true, value_parser = STATES)]
     state: Option<String>,
-    /// Only those of this tenant: its digest, as `get` shows it, or its name as for `get`.
+    /// Only keys of this tenant: its digest, as `get` shows it, or its name as for `get`.
     #[arg(long)]
     tenant: Option<String>,
-    /// Only those of this route, as the configuration names it, such as "POST /v1/charges".
+    /// Only keys of this route, as the configuration names it, such as "POST /v1/charges".
     #[arg(long)]
     route: Option<String>,
-    /// Only those that were first claimed at least so long ago, such as 90s, 15m, 6h or 2d.
+    /// Only keys that were first claimed at least this long ago, such as 90s, 15m, 6h or 2d.
     #[arg(long, value_name = "AGE", value_parser = time::seconds)]
     older_than: Option<u64>,
-    /// Only those that were first claimed at most so long ago.
+    /// Only keys that were first claimed at most this long ago.
     #[arg(long, value_name = "AGE", value_parser = time::seconds)]
     newer_than: Option<u64>,
 }
 
 #[derive(Debug, Args)]
 struct Change {
-    /// Its reference, or its id.
+    /// The reference of the key, or its id.
     name: String,
-    /// The attempt that `onetake keys get` shows: nothing is done to a later one.
+    /// The attempt that `onetake keys get` shows. If there is a later attempt, nothing is done.
     #[arg(long)]
     attempt: String,
-    /// Why: for the audit.
+    /// The reason, for the audit log.
     #[arg(long)]
     reason: String,
-    /// Who you are, in your own words: for the audit (default: $USER).
+    /// Your name, for the audit log (default: $USER).
     #[arg(long)]
     by: Option<String>,
 }
@@ -185,7 +185,7 @@ impl From<Refusal> for Failed {
 }
 
 impl Keys {
-    /// Does it.
+    /// Runs the command.
     pub(crate) async fn run(self) -> Result<ExitCode, Failed> {
         let client = self.client()?;
         let json = self.json;
@@ -251,7 +251,7 @@ impl Get {
     }
 }
 
-/// The path of a key: whatever stands in its name stays in its segment.
+/// The path of a key. The name is escaped, so it stays within its segment.
 fn key_path(name: &str, action: &str) -> String {
     format!("/v1/keys/{}{action}", client::segment(name))
 }
@@ -270,7 +270,7 @@ impl Which {
     }
 }
 
-/// Goes on until there are enough, or no more.
+/// Reads pages until there are `limit` keys, or no more.
 async fn list(
     client: &Client,
     which: &Which,

@@ -1,17 +1,17 @@
-//! Keys as people read them.
+//! Text output of `onetake keys`.
 
 use std::fmt::Write as _;
 
 use serde_json::Value;
 
-/// The same in lines as they were, without what else could move the reader's terminal, whoever wrote it.
+/// Replaces all characters that could control the reader's terminal, except line breaks.
 pub(super) fn lines(text: &str) -> String {
     let directs = |sign: char| matches!(sign, '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
     let is_odd = |sign: char| (sign.is_control() && sign != '\n') || directs(sign);
     text.chars().map(|sign| if is_odd(sign) { '\u{fffd}' } else { sign }).collect()
 }
 
-/// A text of the API, in one line and with nothing that moves a terminal.
+/// A text of the API as one line, without characters that control a terminal.
 fn text(value: &Value, name: &str) -> String {
     let raw = value.get(name).and_then(Value::as_str).unwrap_or_default();
     lines(raw).replace('\n', "\u{fffd}")
@@ -25,7 +25,7 @@ fn each<'a>(value: &'a Value, name: &str) -> impl Iterator<Item = &'a Value> {
     value.get(name).and_then(Value::as_array).into_iter().flatten()
 }
 
-/// Columns, each as wide as its widest cell.
+/// A table with columns as wide as their widest cell.
 fn table(head: &[&str], rows: &[Vec<String>]) -> String {
     let mut widths: Vec<usize> = head.iter().map(|cell| cell.chars().count()).collect();
     for row in rows {
@@ -48,7 +48,7 @@ fn table(head: &[&str], rows: &[Vec<String>]) -> String {
     out
 }
 
-/// A moment without what nobody reads: to the second.
+/// A time, to the second.
 fn moment(value: &Value, name: &str) -> String {
     let at = text(value, name);
     match (at.get(..19), at.ends_with('Z')) {
@@ -97,7 +97,7 @@ pub(super) fn counts(sums: &Value) -> String {
         .map(|state| vec![(*state).to_owned(), number(sums, state).to_string()])
         .collect();
     let mut out = table(&["STATE", "KEYS"], &rows);
-    let _infallible = writeln!(out, "{} keys looked at", number(sums, "looked_at"));
+    let _infallible = writeln!(out, "{} keys read", number(sums, "looked_at"));
     if number(sums, "unreadable") > 0 {
         let _infallible = writeln!(out, "{} could not be read", number(sums, "unreadable"));
     }
@@ -118,7 +118,7 @@ pub(super) fn audit(entries: &Value) -> String {
     };
     let rows: Vec<Vec<String>> = each(entries, "entries").map(row).collect();
     if rows.is_empty() {
-        return "nothing was done by hand\n".to_owned();
+        return "no operator actions\n".to_owned();
     }
     table(&["AT", "REFERENCE", "ACTION", "ENDED", "BEFORE", "BY", "REASON"], &rows)
 }
@@ -131,7 +131,7 @@ pub(super) fn forgotten(key: &Value) -> String {
     format!("{} is forgotten: the next request with it runs\n", text(key, "reference"))
 }
 
-/// Where a key stands, and what happened to it, the earliest first.
+/// The state of a key and its history, earliest event first.
 pub(super) fn life(life: &Value) -> String {
     let none = Value::Null;
     let key = life.get("key").unwrap_or(&none);
@@ -161,7 +161,11 @@ pub(super) fn life(life: &Value) -> String {
     }
     let replays = life.get("replays").unwrap_or(&none);
     let _infallible = match number(replays, "by_this_node") {
-        0 => writeln!(out, "{:<24}  not replayed by this node, as far as it remembers", ""),
+        0 => writeln!(
+            out,
+            "{:<24}  not replayed by this node since its start, as far as it counts",
+            ""
+        ),
         count => writeln!(
             out,
             "{:<24}  replayed {count} times by this node, the last time at {}",
@@ -197,7 +201,7 @@ fn standing(key: &Value) -> String {
     }
 }
 
-/// Everything that has a time.
+/// All events that have a time.
 fn events(life: &Value, key: &Value) -> Vec<(String, String)> {
     let mut events = Vec::new();
     let mut attempts = 0;
@@ -207,7 +211,7 @@ fn events(life: &Value, key: &Value) -> Vec<(String, String)> {
         let claimed = format!("attempt {attempts} began (fence {fence})");
         events.push((text(attempt, "claimed_at"), claimed));
         let ended = match text(attempt, "state").as_str() {
-            "running" => format!("attempt {attempts} was passed over: nobody heard of it"),
+            "running" => format!("attempt {attempts} was passed over: its outcome never arrived"),
             state => format!("attempt {attempts} was {state}"),
         };
         events.push((text(attempt, "ended_at"), ended));
@@ -287,8 +291,8 @@ mod tests {
 
     #[test]
     fn nothing_that_is_told_moves_the_terminal() {
-        // CSI in seven and in eight bits, a bell, an operating system command, a line of its own, and text
-        // that runs backwards.
+        // CSI in seven and in eight bits, a bell, an operating system command, a forged line, and a
+        // character that reverses the text direction.
         let evil = "a\u{1b}[2J\u{9b}2J\u{7}\u{1b}]0;x\u{7}\nforged\r\u{202e}b";
         let key = json!({ "reference": "ABCD-EFGH-JKLM", "state": "unknown", "cause": evil, "route": evil,
             "tenant": "0123456789abcdef", "attempts": 1, "created_at": "2026-01-01T00:00:00Z",

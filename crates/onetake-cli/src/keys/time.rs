@@ -1,6 +1,6 @@
-//! Ages as people write them.
+//! Ages such as `15m` on the command line.
 
-/// Seconds of a text such as `90s`, `15m`, `6h` or `2d`.
+/// Parses an age such as `90s`, `15m`, `6h` or `2d` into seconds.
 pub(super) fn seconds(text: &str) -> Result<u64, String> {
     let wrong = || "write a number and s, m, h or d, such as 15m".to_owned();
     let unit = text.chars().next_back().ok_or_else(wrong)?;

@@ -1,4 +1,4 @@
-//! `onetake relay`: delivers the outbox, and lets operators look at what could not be delivered.
+//! `onetake relay`: delivers the outbox, and manages messages that could not be delivered.
 
 mod operate;
 
@@ -22,7 +22,7 @@ use crate::gateway::{Connector, serve_metrics};
 use crate::logs::{self, LogFormat};
 use crate::stores;
 
-/// Idle connections to an endpoint are closed before most servers would.
+/// Idle connections to an endpoint are closed before most servers close them.
 const IDLE_MAX: std::time::Duration = std::time::Duration::from_secs(4);
 
 #[derive(Debug, Args)]
@@ -32,40 +32,42 @@ pub(crate) struct Arguments {
     /// The configuration file.
     #[arg(long, value_name = "FILE", global = true)]
     config: Option<PathBuf>,
-    /// The store whose outbox it is: postgres://… or sqlite:FILE (default: the configured one).
+    /// The store that holds the outbox: postgres://… or sqlite:FILE (default: the configured
+    /// store).
     #[arg(long, value_name = "URL", global = true)]
     store: Option<String>,
-    /// Where messages go: nats://HOST:4222, or https://HOST/PATH with secrets in the configuration.
+    /// The destination of messages: nats://HOST:4222, or https://HOST/PATH with secrets in the
+    /// configuration.
     #[arg(long, value_name = "URL")]
     sink: Option<String>,
-    /// How to write logs.
+    /// The log format.
     #[arg(long, value_enum, default_value_t)]
     log_format: LogFormat,
 }
 
-/// What operators do with what could not be delivered.
+/// Operator actions on messages that could not be delivered.
 #[derive(Debug, Subcommand)]
 enum Act {
-    /// List the messages that are parked.
+    /// List parked messages (dead letters).
     Parked {
-        /// How many at most, from 1 to 10000.
+        /// Maximum number of messages, from 1 to 10000.
         #[arg(long, value_name = "NUMBER", default_value_t = 100,
               value_parser = clap::value_parser!(u16).range(1..=10_000))]
         limit: u16,
     },
-    /// List the messages that failed and are tried again.
+    /// List messages that failed and will be retried.
     Failing {
-        /// How many at most, from 1 to 10000.
+        /// Maximum number of messages, from 1 to 10000.
         #[arg(long, value_name = "NUMBER", default_value_t = 100,
               value_parser = clap::value_parser!(u16).range(1..=10_000))]
         limit: u16,
     },
-    /// Let a parked message be tried again, or a failing one now.
+    /// Deliver a parked message again, or retry a failing one now.
     Retry {
         /// The message's id.
         id: MessageId,
     },
-    /// Delete a parked or failing message: those behind it go on.
+    /// Delete a parked or failing message, so that later messages of its ordering key go on.
     Discard {
         /// The message's id.
         id: MessageId,
@@ -102,7 +104,8 @@ impl Arguments {
     }
 }
 
-/// Where the relay of a file would deliver to, if nothing is wrong with it and the files that it names.
+/// Checks the relay of a configuration file and the certificates that it names. Returns its
+/// destination.
 pub(crate) fn check(text: Option<&str>, name: &str) -> Result<String, Failed> {
     let config = config::load_relay(text, name, std::env::vars(), Overrides::default());
     let config = config.map_err(|error| Failed(error.to_string(), 2))?;
@@ -118,7 +121,7 @@ pub(crate) fn check(text: Option<&str>, name: &str) -> Result<String, Failed> {
     }
 }
 
-/// Build, announce, deliver, drain.
+/// Builds, announces, delivers, drains.
 async fn deliver(config: RelayConfig) -> Result<(), Failed> {
     let clock: Arc<dyn Clock> = Arc::new(SystemClock);
     let stop = CancellationToken::new();
@@ -136,13 +139,13 @@ async fn deliver(config: RelayConfig) -> Result<(), Failed> {
     let (store, name) = (config.store.url.to_string(), sink.name());
     let relay = Relay::with(outbox, sink, clock, Arc::new(SystemRng), config.options);
     let metrics = metrics.map(|address| address.to_string()).unwrap_or_default();
-    tracing::info!(store, sink = name, place, metrics, "onetake relays");
+    tracing::info!(store, sink = name, place, metrics, "the relay is ready");
     let running = relay.run(stop.clone());
     tokio::pin!(running);
     tokio::select! {
         () = running.as_mut() => {}
         signal = stop_signal() => {
-            tracing::info!(signal, "draining: what is on its way is finished");
+            tracing::info!(signal, "draining: deliveries in progress are finished");
             stop.cancel();
         }
     }
@@ -156,7 +159,7 @@ async fn deliver(config: RelayConfig) -> Result<(), Failed> {
     Ok(())
 }
 
-/// The sink, and where it leads to without anything secret.
+/// Connects the sink, and returns its destination without secrets.
 async fn sink(
     config: &RelayConfig,
     clock: &Arc<dyn Clock>,
@@ -200,7 +203,7 @@ fn is_https(url: &Uri) -> bool {
     url.scheme() == Some(&http::uri::Scheme::HTTPS)
 }
 
-/// A webhook without what may be secret of its URL.
+/// The host of a webhook. The rest of the URL may be secret.
 fn host_of(url: &Uri) -> String {
     url.authority().map(ToString::to_string).unwrap_or_default()
 }

@@ -1,4 +1,4 @@
-//! What operators do with messages that could not be delivered.
+//! Operator actions on messages that could not be delivered.
 
 use std::process::ExitCode;
 
@@ -10,7 +10,7 @@ use time::format_description::well_known::Rfc3339;
 use super::Act;
 use crate::cli::{Failed, say};
 
-/// How many are asked for at a time: each may be large.
+/// Messages per page: each may be large.
 const PAGE: usize = 10;
 
 pub(super) async fn run(act: &Act, outbox: &dyn Outbox) -> Result<ExitCode, Failed> {
@@ -22,7 +22,7 @@ pub(super) async fn run(act: &Act, outbox: &dyn Outbox) -> Result<ExitCode, Fail
     }
 }
 
-/// What can be listed.
+/// The lists that can be shown.
 #[derive(Clone, Copy)]
 enum Listed {
     Parked,
@@ -70,7 +70,7 @@ fn line(parked: &Parked, listed: Listed) -> String {
     )
 }
 
-/// Text that others wrote, without what a terminal would obey.
+/// Replaces control characters in text from outside, which a terminal would obey.
 fn plain(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect()
 }

@@ -1,6 +1,6 @@
-//! What the promise of the embedded store rests on: its folder.
+//! Health checks for the folder of the embedded store.
 //!
-//! The folder is not opened, so that it can be looked at while a gateway uses it.
+//! The store is not opened, so the check can run while a gateway uses the folder.
 
 use std::fs;
 use std::io::{self, Write};
@@ -10,18 +10,18 @@ use std::time::Duration;
 use onetake_core::Clock;
 use onetake_stores::{Diagnosis, Finding};
 
-/// How many writes are measured.
+/// Number of writes that are measured.
 const WRITES: usize = 9;
-/// How many bytes each has: a usual group of claims.
+/// Bytes of each write: a typical group of claims.
 const WRITE_BYTES: usize = 4096;
-/// A write that takes less can hardly have reached a disk.
+/// A durable write that takes less has hardly reached a disk.
 const UNBELIEVABLE: Duration = Duration::from_micros(15);
-/// A write that takes longer is felt by everybody.
+/// A durable write that takes longer slows down every request.
 const SLOW: Duration = Duration::from_millis(50);
-/// Less free space than this is worth a word.
+/// The report warns if less space is free.
 const FREE_BYTES_MIN: u64 = 1 << 30;
 
-/// Looks at the folder, or at where it (or a file) would be made.
+/// Checks the folder. If it does not exist yet, checks the nearest existing folder above it.
 pub(super) fn diagnose(folder: &Path, clock: &dyn Clock) -> io::Result<Diagnosis> {
     let there = existing(folder)?;
     let mut findings = Vec::new();
@@ -34,7 +34,7 @@ pub(super) fn diagnose(folder: &Path, clock: &dyn Clock) -> io::Result<Diagnosis
     let micros = took.as_micros();
     findings.push(if took < UNBELIEVABLE {
         Finding::weak(
-            format!("a write is called durable after {micros} µs, faster than disks are"),
+            format!("a durable write takes only {micros} µs, which is faster than any disk"),
             "make sure that the disk, or the virtual machine's, does not ignore flushes",
         )
     } else if took > SLOW {
@@ -49,7 +49,7 @@ pub(super) fn diagnose(folder: &Path, clock: &dyn Clock) -> io::Result<Diagnosis
     Ok(Diagnosis::new(server, took, None, findings))
 }
 
-/// The folder, or the nearest one above it that is there.
+/// The folder, or the nearest existing folder above it.
 fn existing(folder: &Path) -> io::Result<PathBuf> {
     let mut folder = std::path::absolute(folder)?;
     loop {
@@ -65,7 +65,7 @@ fn existing(folder: &Path) -> io::Result<PathBuf> {
     }
 }
 
-/// The median of a few writes that are made durable.
+/// The median duration of a few durable writes.
 fn measure(folder: &Path, clock: &dyn Clock) -> io::Result<Duration> {
     let mut file = tempfile::tempfile_in(folder)?;
     let bytes = [0x5a; WRITE_BYTES];
@@ -80,7 +80,7 @@ fn measure(folder: &Path, clock: &dyn Clock) -> io::Result<Duration> {
     Ok(took.get(WRITES / 2).copied().unwrap_or_default())
 }
 
-/// The kind of filesystem; what is wrong with it, and with the space on it, is a finding.
+/// Returns the kind of filesystem, and adds findings about it and its free space.
 fn filesystem(folder: &Path, findings: &mut Vec<Finding>) -> io::Result<&'static str> {
     let space = rustix::fs::statvfs(folder)?;
     let free = space.f_bavail.saturating_mul(space.f_frsize);
@@ -121,7 +121,8 @@ fn judge(folder: &Path) -> io::Result<(&'static str, Option<Finding>)> {
 }
 
 #[cfg(target_os = "linux")]
-const REMOTE: &str = "the filesystem is another machine's: locks and durable writes are what that machine makes of them";
+const REMOTE: &str =
+    "the filesystem is on another machine: locks and durable writes depend on that machine";
 
 #[cfg(not(target_os = "linux"))]
 fn judge(_: &Path) -> io::Result<(&'static str, Option<Finding>)> {

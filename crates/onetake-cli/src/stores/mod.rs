@@ -1,6 +1,7 @@
-//! The configured store: opened, migrated, looked at.
+//! The configured store: opening, migration, diagnosis.
 //!
-//! One `match` on the URL for each of the three; a store that this build was made without says so.
+//! Each of the three has one `match` on the URL. A store that is not compiled in gives an error
+//! that says so.
 
 mod folder;
 mod recordings;
@@ -34,34 +35,34 @@ use onetake_stores::{RedisOptions, RedisStore, RedisVelocity};
 use crate::config::ServerUrl;
 use crate::config::{Config, StoreConfig, StoreUrl};
 
-/// Writes of one kind at once to a store behind a network: one is on its way while another is
+/// Concurrent writes of one kind to a store behind a network: one is on its way while another is
 /// being made durable.
 #[cfg(any(feature = "postgres", feature = "redis", feature = "dynamodb"))]
 const SHARED_WRITERS: usize = 2;
-/// How often a node asks a shared store for abandoned attempts; every node does.
+/// How often each node looks for abandoned attempts in a shared store.
 #[cfg(any(feature = "postgres", feature = "redis", feature = "dynamodb"))]
 const SHARED_REAP_INTERVAL: Duration = Duration::from_secs(5);
-/// The name of the secret that authenticates what the filter holds.
+/// Name of the secret that authenticates the entries of the filter.
 #[cfg(feature = "filtered")]
 const FILTER_SECRET: &str = "filter";
 
-/// A store that is open, and how an engine should treat it.
+/// An open store, with the engine settings that fit it.
 #[derive(Debug)]
 pub struct OpenStore {
     /// The store.
     pub store: Arc<dyn Store>,
-    /// How many operations were interrupted when it was last used.
+    /// Number of operations that were interrupted when the store was last used.
     pub interrupted: usize,
-    /// The engine's bounds on it.
+    /// The engine's limits for this store.
     pub limits: Limits,
     /// How often to look for abandoned attempts.
     pub reap_interval: Duration,
-    /// Where outcomes wait that it does not take before the end.
+    /// Journal for outcomes that the store has not accepted at shutdown.
     pub journal: Option<Arc<dyn Journal>>,
 }
 
 impl OpenStore {
-    /// A store of this machine alone.
+    /// A store that only this machine uses.
     fn local(store: impl Store, interrupted: usize) -> Self {
         Self {
             store: Arc::new(store),
@@ -72,7 +73,7 @@ impl OpenStore {
         }
     }
 
-    /// A store behind a network, which several nodes share.
+    /// A store behind a network, shared by several nodes.
     #[cfg(any(feature = "postgres", feature = "redis", feature = "dynamodb"))]
     fn shared(store: impl Store) -> Self {
         Self {
@@ -85,7 +86,7 @@ impl OpenStore {
     }
 }
 
-/// Why a store could not be used. It names the store, without a password.
+/// The error of a store that could not be used. It names the store, without its password.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot {action} the store {url}: {source}")]
 pub struct StoreFailed {
@@ -94,7 +95,7 @@ pub struct StoreFailed {
     source: Box<dyn Error + Send + Sync>,
 }
 
-/// What to make of an error; for `map_err`.
+/// Makes a [`StoreFailed`] from an error; for `map_err`.
 pub(crate) fn failed<E>(
     action: &'static str,
     url: &dyn ToString,
@@ -106,7 +107,7 @@ where
     move |error| StoreFailed { action, url, source: error.into() }
 }
 
-/// There is such a store, but not in this build.
+/// The error for a store that is not compiled into this build.
 #[cfg(not(all(
     feature = "sqlite",
     feature = "postgres",
@@ -125,10 +126,11 @@ fn left_out(action: &'static str, url: &StoreUrl) -> StoreFailed {
     failed(action, url)(what)
 }
 
-/// Opens the configured store: recordings are compressed in it, and encrypted as configured.
+/// Opens the configured store. It compresses recordings, and encrypts them if encryption keys are
+/// configured.
 ///
 /// # Errors
-/// If it cannot be reached or used: the error names the store, the cause and the fix.
+/// If the store cannot be reached or used: the error names the store, the cause and the fix.
 pub async fn open(config: &StoreConfig) -> Result<OpenStore, StoreFailed> {
     let opened = open_bare(config).await?;
     let configured = config.encryption.iter().map(|secret| secret.id.clone()).collect();
@@ -149,7 +151,8 @@ pub async fn open(config: &StoreConfig) -> Result<OpenStore, StoreFailed> {
     Ok(OpenStore { store, journal, ..opened })
 }
 
-/// The journal, sealed as the store is. Without one everything works, but for what is in hand at an end.
+/// Opens the journal, sealed like the store. If that fails, the gateway still works; only outcomes
+/// that are unsaved at shutdown would become unknown.
 async fn open_journal(folder: PathBuf, of: [u8; 32], sealer: Sealer) -> Option<Arc<dyn Journal>> {
     let shown = folder.display().to_string();
     match blocking(move || FileJournal::open(folder, &of)).await {
@@ -157,7 +160,7 @@ async fn open_journal(folder: PathBuf, of: [u8; 32], sealer: Sealer) -> Option<A
         Err(error) => {
             tracing::warn!(
                 folder = shown, %error,
-                "there is no journal: outcomes that the store does not take before this process ends will be unknown. Name a folder that can be written to below [store]: journal = \"FOLDER\""
+                "the journal folder cannot be used: outcomes that are unsaved at shutdown will be unknown. Name a writable folder below [store]: journal = \"FOLDER\""
             );
             None
         }
@@ -215,7 +218,8 @@ async fn open_bare(config: &StoreConfig) -> Result<OpenStore, StoreFailed> {
 /// Opens the outbox of the configured store, for relays.
 ///
 /// # Errors
-/// If it cannot be reached or used, or if such a store has none: the error names the store, the cause and the fix.
+/// If the store cannot be reached or used, or has no outbox: the error names the store, the cause
+/// and the fix.
 pub async fn open_outbox(config: &StoreConfig) -> Result<Arc<dyn Outbox>, StoreFailed> {
     const OPEN: &str = "open the outbox of";
     match &config.url {
@@ -242,8 +246,8 @@ pub async fn open_outbox(config: &StoreConfig) -> Result<Arc<dyn Outbox>, StoreF
     }
 }
 
-/// Where many nodes count velocity together: the Redis that is configured, if there is one and a
-/// route has limits. While it is away, each node counts by itself.
+/// Opens the shared counters for velocity limits: the configured Redis, if there is one and a route
+/// has limits. While it is unreachable, each node counts alone.
 ///
 /// # Errors
 /// If its URL is wrong.
@@ -264,16 +268,17 @@ pub async fn open_velocity(
     }
 }
 
-/// Creates or updates what the store needs, and says what it did.
+/// Creates or updates what the store needs, and returns a line that describes the change.
 ///
 /// # Errors
-/// If it cannot: the error names the store, the cause and the fix.
+/// If it fails: the error names the store, the cause and the fix.
 pub async fn migrate(config: &StoreConfig) -> Result<String, StoreFailed> {
     const MIGRATE: &str = "migrate";
     match &config.url {
         #[cfg(feature = "postgres")]
         StoreUrl::Postgres(url) => {
-            // A schema may be laid into a database that will lose writes; serving on it is refused.
+            // Migration is allowed on a database that can lose writes. Only serving from it is
+            // refused.
             let migrated = PostgresStore::migrate(url.expose(), postgres_options(true)).await;
             let migrated = migrated.map_err(failed(MIGRATE, url))?;
             let to = migrated.to;
@@ -288,31 +293,31 @@ pub async fn migrate(config: &StoreConfig) -> Result<String, StoreFailed> {
             let change = DynamoStore::migrate(url.expose(), DynamoOptions::default()).await;
             let said = match change.map_err(failed(MIGRATE, url))? {
                 TableChange::Created => "the table was created",
-                TableChange::IndexAdded => "the table was given the index that it lacked",
+                TableChange::IndexAdded => "the missing index was added to the table",
                 TableChange::Nothing => "the table is there already",
             };
             Ok(said.to_owned())
         }
         StoreUrl::Memory | StoreUrl::Embedded(_) | StoreUrl::Sqlite(_) | StoreUrl::Redis(_) => {
-            Ok("nothing to do: this store makes what it needs when it is opened".to_owned())
+            Ok("nothing to do: this store creates what it needs when it is opened".to_owned())
         }
         #[cfg(not(all(feature = "postgres", feature = "dynamodb")))]
         other => Err(left_out(MIGRATE, other)),
     }
 }
 
-/// What was looked at, and what was found.
+/// One server or folder that was checked, with the findings.
 #[derive(Debug)]
 pub struct Examined {
-    /// `store`, or `filter`.
+    /// `store` or `filter`.
     pub role: &'static str,
     /// Its URL, without a password.
     pub url: String,
-    /// What was found.
+    /// The findings.
     pub diagnosis: Diagnosis,
 }
 
-/// Looks at the configured store, and at the filter in front of it.
+/// Checks the configured store, and the filter in front of it.
 ///
 /// # Errors
 /// If the store cannot be reached: the error names the store, the cause and the fix.
@@ -333,7 +338,7 @@ async fn examine_bare(config: &StoreConfig) -> Result<Vec<Examined>, StoreFailed
             let looked = blocking(move || folder::diagnose(&folder, &SystemClock)).await;
             looked.map_err(failed(REACH, &config.url))?
         }
-        // Opening it would make it.
+        // Opening the file would create it.
         #[cfg(feature = "sqlite")]
         StoreUrl::Sqlite(file) if !file.exists() => {
             let file = file.clone();
@@ -378,7 +383,7 @@ async fn examine_bare(config: &StoreConfig) -> Result<Vec<Examined>, StoreFailed
     Ok(vec![Examined { role: "store", url: config.url.to_string(), diagnosis }])
 }
 
-/// What there is to say of the memory store.
+/// The diagnosis of the memory store.
 fn forgetful() -> Diagnosis {
     let finding = Finding::broken(
         "it forgets everything when the process ends: a retry after a restart runs again",
@@ -387,14 +392,14 @@ fn forgetful() -> Diagnosis {
     Diagnosis::new("this process's own memory", Duration::ZERO, None, vec![finding])
 }
 
-/// A diagnosis, after which the store is closed.
+/// Awaits a diagnosis, then closes the store.
 #[cfg(any(feature = "sqlite", feature = "redis", feature = "dynamodb"))]
 async fn looked_at<E>(
     store: &impl Store,
     diagnosis: impl Future<Output = Result<Diagnosis, E>>,
 ) -> Result<Diagnosis, E> {
     let diagnosis = diagnosis.await;
-    // It was only read from: there is nothing that closing could lose.
+    // The store was only read, so closing it cannot lose anything.
     drop(store.close().await);
     diagnosis
 }
@@ -409,8 +414,8 @@ fn postgres_options(allow_lossy: bool) -> PostgresOptions {
     PostgresOptions { allow_lossy, ..PostgresOptions::default() }
 }
 
-/// The filter in front of its authority. Its secret is made at first use and kept in the authority,
-/// so that all nodes have the same.
+/// Opens the filter in front of its authority. The filter's secret is created at first use and kept
+/// in the authority, so all nodes have the same one.
 #[cfg(feature = "filtered")]
 async fn open_filter(
     filter: &ServerUrl,
@@ -426,7 +431,7 @@ async fn open_filter(
     opened.map_err(failed("open", filter))
 }
 
-/// Looks at the filter by itself: with a secret of no use, in front of nothing.
+/// Checks the filter alone: with a dummy secret, in front of an empty store.
 #[cfg(feature = "filtered")]
 async fn examine_filter(filter: &ServerUrl) -> Result<Examined, StoreFailed> {
     let authority: Arc<dyn Store> = Arc::new(MemoryStore::new());
@@ -436,9 +441,9 @@ async fn examine_filter(filter: &ServerUrl) -> Result<Examined, StoreFailed> {
     let diagnosis = store.diagnose().await;
     drop(store.close().await);
     let diagnosis = diagnosis.unwrap_or_else(|error| {
-        // The promise does not rest on it.
-        let fix = "mend it: until then every request asks PostgreSQL";
-        let finding = Finding::weak(format!("it does not answer: {error}"), fix);
+        // A broken filter costs speed only, never safety (S11).
+        let fix = "repair it: until then every request reads PostgreSQL";
+        let finding = Finding::weak(format!("it does not respond: {error}"), fix);
         Diagnosis::new("unknown", Duration::ZERO, None, vec![finding])
     });
     Ok(Examined { role: "filter", url: filter.to_string(), diagnosis })
@@ -460,7 +465,7 @@ async fn examine_filter(filter: &ServerUrl) -> Result<Examined, StoreFailed> {
     Err(failed("reach", filter)(what))
 }
 
-/// Runs what reads the disk where blocking is fine.
+/// Runs blocking disk work on a thread for blocking tasks.
 async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
     match tokio::task::spawn_blocking(work).await {
         Ok(done) => done,

@@ -1,5 +1,5 @@
-//! What `onetake doctor`, and the log of a gateway that starts, say of encryption: which keys recordings still
-//! need.
+//! Encryption keys that recordings still need: reported by `onetake doctor` and in the log of a
+//! gateway that starts.
 
 use std::sync::Arc;
 
@@ -9,20 +9,20 @@ use onetake_stores::sealed::{KeysInUse, keys_in_use};
 
 use crate::config::{StoreConfig, StoreUrl};
 
-/// Records that are looked at; of larger stores, it is said that there are more.
+/// Maximum number of records that are read. For larger stores the counts are lower bounds.
 const RECORDS_MAX: usize = 100_000;
 
-/// Looks at the recordings of a store that can be opened beside a running gateway.
+/// Checks the recordings of a store that can be opened while a gateway uses it.
 pub(super) async fn examine(config: &StoreConfig) -> Vec<Finding> {
     match &config.url {
         StoreUrl::Memory => return Vec::new(),
-        // Opening it would end what a gateway runs in it.
+        // Opening it would end the operations that a gateway runs in it.
         StoreUrl::Embedded(_) => return Vec::new(),
-        // Opening it would make it.
+        // Opening the file would create it.
         StoreUrl::Sqlite(file) if !file.exists() => return Vec::new(),
         _ => {}
     }
-    // Whatever is wrong with the store itself has been said.
+    // Problems of the store itself are already in the findings.
     let bare = StoreConfig { allow_lossy: true, filter: None, ..config.clone() };
     let Ok(opened) = super::open_bare(&bare).await else { return Vec::new() };
     let found = keys_in_use(&*opened.store, RECORDS_MAX).await;
@@ -30,16 +30,16 @@ pub(super) async fn examine(config: &StoreConfig) -> Vec<Finding> {
     match found {
         Ok(found) => findings(config, &found),
         Err(error) => {
-            let what = format!("it cannot be told which keys recordings need: {error}");
+            let what = format!("cannot find out which keys recordings need: {error}");
             vec![Finding::weak(what, "try again")]
         }
     }
 }
 
-/// Says in the log which keys recordings need and nobody configured: whoever removed one too early should not
-/// have to ask for it.
+/// Logs the keys that recordings need and that are not configured, so that a key that was removed
+/// too early is noticed at the start.
 pub(super) async fn miss_keys(store: Arc<dyn Store>, configured: Vec<String>) {
-    // If the store does not answer, others say so.
+    // If the store does not respond, other checks report it.
     let Ok(found) = keys_in_use(&*store, RECORDS_MAX).await else { return };
     for (key, count) in found.by_key.iter().filter(|(key, _)| !configured.contains(key)) {
         tracing::error!(

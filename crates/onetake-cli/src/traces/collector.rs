@@ -1,4 +1,4 @@
-//! The way to the collector: OTLP over HTTP.
+//! The client of the trace collector: OTLP over HTTP.
 
 use std::sync::Arc;
 
@@ -18,13 +18,13 @@ use super::sender::EXPORT_TIMEOUT;
 use crate::config::UpstreamTls;
 use crate::gateway::Connector;
 
-/// The largest answer of a collector that is read.
+/// Maximum size of a collector's response.
 const ANSWER_BYTES_MAX: usize = 64 << 10;
 
-/// An exporter to the collector that the environment names, of spans of this resource.
+/// Builds an exporter of this resource's spans to the collector that the environment names.
 ///
 /// # Errors
-/// If the environment names none that can be.
+/// If the environment names no valid collector.
 pub(super) fn exporter(
     resource: &Resource,
     variable: &str,
@@ -37,8 +37,8 @@ pub(super) fn exporter(
         .pool_timer(TokioTimer::new())
         .pool_max_idle_per_host(1)
         .build(connector);
-    // What failed is not tried again: a collector that is away must not hold up what comes behind. And the
-    // exporter would sleep in a way that stops a thread.
+    // Failed batches are not retried: an unreachable collector must not delay later spans. Also,
+    // the exporter's retry would block a thread while it sleeps.
     let never = RetryPolicy::default().with_max_retries(0);
     let built = SpanExporter::builder()
         .with_http()
@@ -53,7 +53,7 @@ pub(super) fn exporter(
     Ok(exporter)
 }
 
-/// The client that the gateway has anyway.
+/// The gateway's own HTTP client, as a client for the exporter.
 #[derive(Debug)]
 struct Collector(Client<Connector, Full<Bytes>>);
 

@@ -1,4 +1,4 @@
-//! Whether and where traces are exported, as the standard variables say.
+//! Trace export, configured by the standard `OTEL_…` variables.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -23,14 +23,14 @@ use super::{SpanLayer, collector, endpoint};
 /// How long the last spans may take when the process ends.
 const FLUSH: Duration = Duration::from_secs(5);
 
-/// Spans are this process's own, as its one subscriber is.
+/// Global, because a process has only one span subscriber.
 static IS_EXPORTING: AtomicBool = AtomicBool::new(false);
 
 pub(super) fn is_exporting() -> bool {
     IS_EXPORTING.load(Ordering::Relaxed)
 }
 
-/// What sends spans to the collector, if there is one.
+/// The sender of spans to the collector, if one is configured.
 pub(crate) struct Export(Option<State>);
 
 enum State {
@@ -38,7 +38,8 @@ enum State {
     Running { task: JoinHandle<()>, stop: CancellationToken },
 }
 
-/// What the environment asks for: a layer that takes spans, and what sends them once it is started.
+/// Reads the environment. Returns a layer that receives spans, and their sender, which is not
+/// started yet.
 pub(crate) fn from_environment() -> (Option<SpanLayer>, Export) {
     let Some(variable) = endpoint() else {
         return (None, Export(None));
@@ -57,7 +58,7 @@ pub(crate) fn from_environment() -> (Option<SpanLayer>, Export) {
         .with_target(false)
         .with_threads(false)
         .with_tracked_inactivity(false);
-    // Spans of a request alone: what is logged stays in the log.
+    // Only spans of requests are exported. Log events stay in the log.
     let is_ours = |metadata: &Metadata<'_>| metadata.is_span() && metadata.target() == SPANS;
     let filter = FilterFn::new(is_ours).with_max_level_hint(LevelFilter::DEBUG);
     let state = State::Ready { sender, resource, variable };
@@ -65,10 +66,10 @@ pub(crate) fn from_environment() -> (Option<SpanLayer>, Export) {
 }
 
 impl Export {
-    /// Sends what spans there are from now on, in a task of the current runtime.
+    /// Starts to send spans, in a task of the current runtime.
     ///
     /// # Errors
-    /// If the environment names no collector that can be.
+    /// If the environment names no valid collector.
     pub(crate) fn start(&mut self, clock: &Arc<dyn Clock>) -> Result<(), String> {
         let Some(State::Ready { sender, resource, variable }) = self.0.take() else {
             return Ok(());
@@ -82,7 +83,7 @@ impl Export {
         Ok(())
     }
 
-    /// Shows what is counted, from the beginning.
+    /// Registers the counters, so that they are visible before the first span.
     pub(crate) fn register_metrics(&self) {
         if self.0.is_some() {
             metrics::describe_counter!(EXPORTED, "Spans that the collector took.");
@@ -92,7 +93,7 @@ impl Export {
         }
     }
 
-    /// Sends what is left, within a bound.
+    /// Sends the remaining spans, for at most `FLUSH`.
     pub(crate) async fn finish(self, clock: &Arc<dyn Clock>) {
         if let Some(State::Running { task, stop }) = self.0 {
             stop.cancel();
@@ -104,12 +105,12 @@ impl Export {
     }
 }
 
-/// Who the spans are of: as the environment says, else `onetake`.
+/// The resource of the spans: as the environment says, else `onetake`.
 fn resource() -> Resource {
     let said = Resource::builder().build();
     let find = |key: &'static str| said.get(&Key::from_static_str(key));
     let mut ours = Resource::builder();
-    // The SDK's own word for a service that nobody named.
+    // The SDK's default name of a service.
     if find("service.name").is_none_or(|name| name.as_str().starts_with("unknown_service")) {
         ours = ours.with_service_name("onetake");
     }
@@ -119,8 +120,8 @@ fn resource() -> Resource {
     ours.build()
 }
 
-/// The SDK reads how to sample by itself, and takes everything where it cannot: somebody who wrote a ratio
-/// should be told.
+/// Checks the sampling variables. The SDK reads them itself and samples everything if they are
+/// wrong; a wrong ratio must be an error instead.
 fn sampling(variable: impl Fn(&str) -> Option<String>) -> Result<(), String> {
     const KNOWN: [&str; 6] = [
         "always_on",

@@ -1,8 +1,8 @@
-//! Traces: spans to an OpenTelemetry collector, and the trace that a request comes with.
+//! Traces: export of spans to an OpenTelemetry collector, and the trace context of requests.
 //!
-//! The crates make spans (target [`SPANS`](onetake_core::engine::SPANS)) whether anybody wants them or not. With
-//! the feature `otlp`, and where `OTEL_EXPORTER_OTLP_ENDPOINT` names a collector, they are sent there. Otherwise
-//! nobody subscribes to them, and trace headers pass through as they came.
+//! The crates always create spans (target [`SPANS`](onetake_core::engine::SPANS)). They are
+//! exported if the build has the feature `otlp` and `OTEL_EXPORTER_OTLP_ENDPOINT` names a
+//! collector. Otherwise no subscriber receives them, and trace headers pass through unchanged.
 
 #[cfg(feature = "otlp")]
 mod collector;
@@ -24,13 +24,13 @@ pub(crate) use nothing::{Export, Parent, from_environment, pass_on};
 #[cfg(feature = "otlp")]
 pub(crate) use parent::{Parent, pass_on};
 
-/// The variables that say where the collector is: for all signals, or for traces alone.
+/// Variables that name the collector: for traces only, or for all signals.
 const ENDPOINTS: [&str; 2] = ["OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT"];
 
-/// What hands spans to their exporter.
+/// The layer that passes spans to their exporter.
 pub(crate) type SpanLayer = Box<dyn Layer<Registry> + Send + Sync>;
 
-/// The variable that names a collector, if one does. An empty one is as good as none.
+/// The first variable that names a collector. An empty variable counts as not set.
 fn endpoint() -> Option<&'static str> {
     let is_set = |name: &&str| std::env::var_os(name).is_some_and(|value| !value.is_empty());
     ENDPOINTS.into_iter().find(is_set)

@@ -1,4 +1,5 @@
-//! A build without the feature `otlp`: nothing is exported, and trace headers pass through.
+//! Stand-in for builds without the feature `otlp`: nothing is exported, and trace headers pass
+//! through.
 
 use std::sync::Arc;
 
@@ -8,21 +9,21 @@ use tracing::Span;
 
 use super::{SpanLayer, endpoint};
 
-/// Nothing to export with.
+/// An export that sends nothing. It holds the variable that asks for traces, if one is set.
 pub(crate) struct Export(Option<&'static str>);
 
-/// Notes whether somebody expects traces.
+/// Checks whether the environment asks for traces.
 pub(crate) fn from_environment() -> (Option<SpanLayer>, Export) {
     (None, Export(endpoint()))
 }
 
 impl Export {
-    /// Tells whoever expects traces that there are none.
+    /// Warns if the environment asks for traces.
     pub(crate) fn start(&mut self, _: &Arc<dyn Clock>) -> Result<(), String> {
         if let Some(variable) = self.0 {
             tracing::warn!(
                 variable,
-                "no traces are exported: this onetake was built without them; build it with `--features otlp`, or unset the variable"
+                "no traces are exported: this build has no support for them; build it with `--features otlp`, or unset the variable"
             );
         }
         Ok(())
@@ -35,20 +36,20 @@ impl Export {
     pub(crate) async fn finish(self, _: &Arc<dyn Clock>) {}
 }
 
-/// The trace that a request comes with: passed through.
+/// The trace context of a request, which passes through unchanged.
 pub(crate) struct Parent;
 
 impl Parent {
-    /// Leaves the headers alone.
+    /// Leaves the headers unchanged.
     pub(crate) fn take(_: &mut HeaderMap) -> Self {
         Self
     }
 
-    /// Calls.
+    /// Calls `call`.
     pub(crate) fn around<T>(self, call: impl FnOnce() -> T) -> T {
         call()
     }
 }
 
-/// Leaves the headers alone.
+/// Leaves the headers unchanged.
 pub(crate) fn pass_on(_: &Span, _: &mut HeaderMap) {}

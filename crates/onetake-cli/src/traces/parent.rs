@@ -1,4 +1,4 @@
-//! W3C Trace Context: the trace that a request comes with, and what the upstream is told.
+//! W3C Trace Context: the trace of a request, and the header for the upstream.
 
 use http::header::{HeaderMap, HeaderName, HeaderValue};
 use opentelemetry::trace::{SpanContext, SpanId, TraceContextExt, TraceFlags, TraceId, TraceState};
@@ -11,12 +11,13 @@ use super::export::is_exporting;
 const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
 const TRACESTATE: HeaderName = HeaderName::from_static("tracestate");
 
-/// The span of somebody else that a request is part of, if it is.
+/// The client's span that a request belongs to, if it has one.
 pub(crate) struct Parent(Option<Context>);
 
 impl Parent {
-    /// Reads whose span a request is part of. While traces are exported, the upstream is told of ours: then
-    /// headers that nobody can read go no further, and a new trace is begun.
+    /// Reads the parent span from the headers. While traces are exported, the upstream gets our
+    /// span as its parent. So headers that cannot be parsed are removed, and the request starts a
+    /// new trace.
     pub(crate) fn take(headers: &mut HeaderMap) -> Self {
         if !is_exporting() {
             return Self(None);
@@ -29,15 +30,14 @@ impl Parent {
         Self(parent.map(|parent| Context::new().with_remote_span_context(parent)))
     }
 
-    /// Whatever span is begun in `call` is the parent's child.
+    /// Calls `call`. Spans that it starts become children of the parent.
     pub(crate) fn around<T>(self, call: impl FnOnce() -> T) -> T {
         let _attached: Option<ContextGuard> = self.0.map(Context::attach);
         call()
     }
 }
 
-/// Tells the upstream which span its own are children of. `tracestate` is for those who know what is in it: it
-/// stays as it came.
+/// Sets `traceparent` for the upstream to our span. `tracestate` stays as the client sent it.
 pub(crate) fn pass_on(span: &Span, headers: &mut HeaderMap) {
     if !is_exporting() {
         return;
@@ -67,7 +67,8 @@ fn parent(headers: &HeaderMap) -> Option<SpanContext> {
     Some(SpanContext::new(trace_id, span_id, flags, true, state))
 }
 
-/// Reads `version-trace-span-flags` as strictly as the standard says; a later version may have more behind it.
+/// Parses `version-trace-span-flags` as strictly as the standard asks. Versions after 00 may have
+/// more fields.
 fn traceparent(text: &str) -> Option<(TraceId, SpanId, TraceFlags)> {
     let (head, more) = text.split_at_checked(55)?;
     let [version, trace_id, span_id, flags] =

@@ -1,5 +1,5 @@
-//! From a bounded queue to the collector, in batches. Whoever ends a span never waits: what does not fit is
-//! dropped and counted.
+//! Queue of spans and their delivery to the collector, in batches. The queue is bounded, and ending
+//! a span never waits: a span that does not fit is dropped and counted.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -12,21 +12,21 @@ use opentelemetry_sdk::trace::{Span, SpanData, SpanExporter, SpanProcessor};
 use tokio::sync::{Notify, mpsc};
 use tokio_util::sync::CancellationToken;
 
-/// Spans that wait to be sent.
+/// Maximum number of spans in the queue.
 const QUEUE_MAX: usize = 4_096;
-/// Spans in one request to the collector.
+/// Maximum number of spans in one request to the collector.
 const BATCH_MAX: usize = 512;
-/// How long spans gather before they are sent, unless a batch is full sooner.
+/// How long spans are collected before a batch that is not full is sent.
 const GATHER: Duration = Duration::from_secs(1);
-/// How long the collector may take.
+/// How long one request to the collector may take.
 pub(super) const EXPORT_TIMEOUT: Duration = Duration::from_secs(5);
-/// How long to say nothing after dropped spans were logged.
+/// Minimum time between two log lines about dropped spans.
 const SILENCE: Duration = Duration::from_secs(60);
 
 pub(super) const EXPORTED: &str = "onetake_spans_exported_total";
 pub(super) const DROPPED: &str = "onetake_spans_dropped_total";
 
-/// Where spans go when they end.
+/// The queue that receives spans when they end.
 #[derive(Debug)]
 pub(super) struct Queue {
     spans: mpsc::Sender<SpanData>,
@@ -36,11 +36,12 @@ pub(super) struct Queue {
 #[derive(Debug, Default)]
 struct Shared {
     is_full: Notify,
-    /// Dropped, and not counted yet: a span may end before there is anything that counts.
+    /// Dropped spans that are not in the metrics yet: a span may end before the metrics recorder
+    /// exists.
     dropped: AtomicU64,
 }
 
-/// The other end of a [`Queue`].
+/// The receiving end of a [`Queue`].
 pub(super) struct Sender {
     spans: mpsc::Receiver<SpanData>,
     shared: Arc<Shared>,
@@ -77,7 +78,7 @@ impl SpanProcessor for Queue {
 }
 
 impl Sender {
-    /// Sends until it is stopped, then what is left, as long as the collector takes it.
+    /// Sends batches until it is stopped. Then sends the rest, as long as the collector accepts it.
     pub(super) async fn run(
         mut self,
         exporter: impl SpanExporter,
@@ -111,7 +112,7 @@ impl Sender {
             let sent = tokio::select! {
                 biased;
                 sent = exporter.export(std::mem::take(&mut batch)) => sent.map_err(|error| error.to_string()),
-                () = clock.sleep(EXPORT_TIMEOUT) => Err("the collector does not answer".to_owned()),
+                () = clock.sleep(EXPORT_TIMEOUT) => Err("the collector does not respond".to_owned()),
             };
             let dropped = self.shared.dropped.swap(0, Ordering::Relaxed);
             let has_failed = sent.is_err();
@@ -123,7 +124,7 @@ impl Sender {
     }
 }
 
-/// What was said last: it is not said again and again.
+/// The state of the log messages, so that the same message is not repeated.
 #[derive(Default)]
 struct Mood {
     is_failing: bool,
@@ -145,14 +146,14 @@ impl Mood {
                 if !std::mem::replace(&mut self.is_failing, true) {
                     tracing::warn!(
                         error,
-                        "traces cannot be sent, and are dropped until they can (OTLP over HTTP is meant, usually on port 4318)"
+                        "traces cannot be sent, and are dropped until the collector accepts them (it must speak OTLP over HTTP, usually on port 4318)"
                     );
                 }
             }
         }
         if dropped > 0 && !self.is_failing && now >= self.silent_until {
             self.silent_until = now.saturating_add(SILENCE);
-            tracing::warn!(dropped, "spans end faster than the collector takes them");
+            tracing::warn!(dropped, "spans are dropped: the collector is too slow");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! What somebody tries who can connect to the admin listener, or to a gateway behind it.
+//! Attacks by clients that can connect to the admin listener, or to the gateway behind it.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use tokio::net::TcpStream;
 use super::World;
 use super::binary::Process;
 
-/// More than the data listener gives anybody for a head.
+/// Longer than the data listener allows for a head.
 const LONG_ENOUGH: Duration = Duration::from_secs(20);
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -1,11 +1,11 @@
-//! Nobody gets past the guard, whatever they ask for.
+//! The guard refuses every request without the token.
 
 use onetake_sim::client::Client;
 use serde_json::{Value, json};
 
 use super::{TOKEN, World};
 
-/// Every path and method of the description, with something in place of parameters.
+/// Every path and method of the description, with sample values for parameters.
 async fn operations(world: &World) -> Vec<(String, String)> {
     let description = world.get("/openapi.json").await;
     let mut all = vec![("GET".to_owned(), "/openapi.json".to_owned())];
@@ -33,7 +33,7 @@ async fn nothing_but_probes_is_answered_without_the_token() {
                 call.without("authorization").header("authorization", wrong)
             };
             let answer = call.send().await.unwrap();
-            // Whoever guesses on and on is told to wait.
+            // A client that keeps guessing gets 429.
             assert!([401, 429].contains(&answer.status()), "{method} {path} {}", answer.status());
             assert!(!answer.text().contains("keys\":"), "{}", answer.text());
         }
@@ -46,7 +46,7 @@ async fn nothing_but_probes_is_answered_without_the_token() {
             admin.post(path).method("GET").without("authorization").body("").send().await.unwrap();
         assert_eq!(answer.status(), 200);
     }
-    // Nor is anything told of what there is and what not.
+    // The response does not reveal which paths exist.
     let nowhere = admin
         .post("/v1/nowhere")
         .method("GET")
@@ -73,7 +73,7 @@ async fn web_pages_are_refused() {
             call.without("authorization").header("authorization", &format!("Bearer {TOKEN}"));
         call.header("content-type", kind).body(change.clone())
     };
-    // What a page may send without asking first.
+    // Requests that a page may send without a preflight.
     for kind in
         ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x"]
     {
@@ -83,7 +83,7 @@ async fn web_pages_are_refused() {
     assert_eq!(asked.send().await.unwrap().code(), "cross_origin_refused");
     let fetched = call("application/json").header("sec-fetch-site", "cross-site");
     assert_eq!(fetched.send().await.unwrap().status(), 403);
-    // What it asks first with gets no leave.
+    // The preflight is refused.
     let preflight = admin.post(&path).method("OPTIONS").body("");
     let preflight = preflight.header("origin", "https://evil.example");
     let preflight = preflight.header("access-control-request-method", "POST");

@@ -1,4 +1,4 @@
-//! Operators: the admin API and `onetake keys`, beside a gateway that runs.
+//! Operators: the admin API and `onetake keys`, with a running gateway.
 #![expect(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "tests may panic")]
 
 mod attacks;
@@ -35,7 +35,7 @@ impl World {
         Self { gateway, upstream, folder }
     }
 
-    /// A client's request; `bearer` is whose it is.
+    /// A client's request; `bearer` is its credential.
     async fn send(&self, path: &str, key: &str, bearer: &str) -> Answer {
         let call = self.gateway.client.post(path).key(key);
         call.without("authorization")
@@ -45,7 +45,7 @@ impl World {
             .unwrap()
     }
 
-    /// What the admin API answers to an operator.
+    /// The admin API's response to an operator.
     async fn ask(&self, method: &str, path: &str, body: Option<Value>) -> Answer {
         let call = Client::new(self.gateway.admin).post(path).method(method);
         let call =
@@ -102,7 +102,7 @@ async fn an_unknown_key_is_found_explained_and_resolved() {
     let reference = first.header("idempotency-reference").to_owned();
     assert_eq!(first.status(), 500);
 
-    // By what the client was told, by what it sent, and among others.
+    // By the reference that the client got, by what it sent, and in a list.
     let life = world.keys_json(&["get", &reference]).await;
     assert_eq!(text(&life["key"], "state"), "unknown");
     assert!(text(&life["key"], "cause").contains("500"));
@@ -115,7 +115,7 @@ async fn an_unknown_key_is_found_explained_and_resolved() {
     assert_eq!(unknown["keys"], json!([life["key"]]));
     assert!(said(&world.keys(&["list"]).await).contains(&reference));
 
-    // Not the attempt that is there: nothing is done, and the one that is there is told.
+    // Another attempt than the key's: nothing is done, and the error names the key's attempt.
     let attempt = text(&life["key"], "attempt").to_owned();
     let stale = ["release", &reference, "--attempt", &"0".repeat(32), "--reason", "why"];
     let (code, complaint) = complained(&world.keys(&stale).await);
@@ -146,7 +146,7 @@ async fn an_unknown_key_is_found_explained_and_resolved() {
     );
     assert_eq!(world.upstream.runs(key), 1);
 
-    // What is recorded never changes again (S4).
+    // A recorded outcome never changes (S4).
     for action in ["release", "fail"] {
         let change = [action, &reference, "--attempt", &attempt, "--reason", "why"];
         let (code, complaint) = complained(&world.keys(&change).await);
@@ -197,10 +197,10 @@ async fn released_failed_and_forgotten_keys_do_as_they_are_told() {
         }
         let after = world.get(&format!("/v1/keys/{reference}")).await;
         let audit = after["audit"].as_array().unwrap();
-        // What is unknown is released before it is forgotten.
+        // An unknown key is released before it is forgotten.
         let entries = if action == "forget" { 2 } else { 1 };
         assert_eq!((audit.len(), text(&audit[0], "action")), (entries, action));
-        // A key that was forgotten has another life; its fences rise all the same.
+        // A forgotten key starts a new history, but its fences still rise.
         let attempts = if action == "release" { 2 } else { 1 };
         assert_eq!(after["key"]["attempts"], attempts, "{after}");
         if action != "fail" {
@@ -307,7 +307,7 @@ async fn lists_and_counts_go_through_all_keys() {
 async fn every_attempt_of_a_life_is_told() {
     let world = World::start().await;
     let key = "tried-again-and-again";
-    // The upstream says that it did not handle it.
+    // The upstream reports that it did not handle the request.
     for _ in 0..3 {
         assert_eq!(world.send("/v1/derived", key, "ada").await.status(), 503);
     }
@@ -335,7 +335,7 @@ async fn headers_and_bodies_are_shown_to_those_who_ask() {
     assert_eq!(text(&with["key"]["outcome"], "body"), sent.text());
     let lines = with["key"]["outcome"]["headers"].as_array().unwrap();
     assert_eq!(lines.iter().filter(|line| text(line, "name") == "link").count(), 2);
-    // Whoever sees all of it sees no key and no credential.
+    // The whole output contains no key and no credential.
     assert!(!with.to_string().contains("a-body-to-look-at-001"));
     let large = world.send("/v1/large?bytes=3000", "a-body-of-many-bytes1", "ada").await;
     let path = format!("/v1/keys/{}?body=true", large.header("idempotency-reference"));

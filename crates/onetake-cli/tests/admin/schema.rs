@@ -1,4 +1,4 @@
-//! Schemathesis, which makes up requests by the description and holds the answers to it.
+//! Schemathesis: generates requests from the description and checks the responses against it.
 
 use onetake_sim::servers::schemathesis;
 use serde_json::json;
@@ -15,7 +15,7 @@ async fn schemathesis_finds_nothing() {
         assert!(sent.headers.contains_key("idempotency-reference"));
         references.push(sent.header("idempotency-reference").to_owned());
     }
-    // Half of the requests are for keys that are there.
+    // Half of the requests are for existing keys.
     let names = json!(references[..20]).to_string();
     let config = world.folder.path().join("schemathesis.toml");
     std::fs::write(&config, format!("[parameters]\n\"path.name\" = {names}\n")).unwrap();
@@ -24,9 +24,9 @@ async fn schemathesis_finds_nothing() {
     command.arg(format!("http://{}/openapi.json", world.gateway.admin));
     command.args(["-H", &format!("Authorization: Bearer {TOKEN}")]);
     command.args(["--phases", "examples,coverage,fuzzing", "--max-examples", "25"]);
-    // One seed and no memory: the same requests every time. Below what the guard lets through.
+    // A fixed seed and no database: the same requests every time, below the guard's rate limit.
     command.args(["--seed", "1", "--generation-database", "none", "--rate-limit", "40/s"]);
-    // A cursor is valid only if it was told: what looks like one may well be refused.
+    // A cursor is valid only if the API issued it, so a made-up one may be refused.
     command.args(["--exclude-checks", "positive_data_acceptance", "--no-color"]);
     command.args(["--suppress-health-check", "too_slow"]);
     command.current_dir(world.folder.path()).kill_on_drop(true);

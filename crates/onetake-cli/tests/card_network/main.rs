@@ -1,7 +1,9 @@
-//! A thousand payments through a gateway to a merchant that calls a card network, while gateway and merchant are killed
-//! again and again: the network charges each payment once, and each client is told one outcome.
+//! A thousand payments through a gateway to a merchant that calls a card network, while gateway and
+//! merchant are killed again and again. The network charges each payment once, and each client gets
+//! one outcome.
 //!
-//! This is what the promise says of mode D: the network deduplicates by the derived key, and can be asked by it.
+//! This is the guarantee of mode D: the network deduplicates by the derived key, and can be asked
+//! by it.
 #![expect(clippy::unwrap_used, clippy::panic, reason = "tests may panic")]
 
 #[path = "../common/process.rs"]
@@ -25,7 +27,7 @@ use onetake_sim::client::{Answer, Client};
 use tokio::sync::watch;
 
 const PAYMENTS: usize = 1_000;
-/// Over how long they are spread.
+/// The time over which they are spread.
 const SPREAD: Duration = Duration::from_secs(8);
 const SEED: u64 = 0x0ace_ca4d_0001;
 
@@ -108,7 +110,7 @@ async fn call(client: &Client, number: usize) -> Option<Answer> {
     call.body(number.to_string()).send().await.ok()
 }
 
-/// Pays, until it is told an outcome; and once more. All that it was told.
+/// Pays until there is an outcome, and once more. Returns all outcomes that the client got.
 async fn pay(number: usize, addresses: watch::Receiver<SocketAddr>) -> BTreeSet<Bytes> {
     let mut dice = Dice::new(SEED + number as u64);
     let mut told = BTreeSet::new();

@@ -1,4 +1,4 @@
-//! Between the gateway and the network: it passes the derived key on.
+//! The service between the gateway and the network. It passes the derived key on.
 
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
@@ -19,14 +19,14 @@ use tokio_util::sync::CancellationToken;
 
 use crate::Dice;
 
-/// A merchant's service, which dies and comes back on the same port.
+/// A merchant's service, which is killed and restarted on the same port.
 pub(crate) struct Merchant {
     pub(crate) address: SocketAddr,
     router: Router,
     life: Mutex<Life>,
 }
 
-/// Until it is killed.
+/// One run of the service, until it is killed.
 struct Life {
     over: CancellationToken,
     serving: JoinHandle<()>,
@@ -47,7 +47,7 @@ impl Merchant {
         Self { address, router, life }
     }
 
-    /// Ends whatever it does, in the middle of it.
+    /// Ends the service in the middle of its work.
     pub(crate) fn kill(&self) {
         self.life.lock().unwrap().over.cancel();
     }

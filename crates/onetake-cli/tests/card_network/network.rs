@@ -1,4 +1,4 @@
-//! A card network: it charges once for a key, and can be asked by it.
+//! A card network: charges once for each key, and can be asked by the key.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -19,7 +19,7 @@ pub(crate) struct Network {
 
 #[derive(Default)]
 struct Ledger {
-    /// By key: the payment, and what was answered.
+    /// The payment and the response, by key.
     charges: Mutex<HashMap<String, (String, String)>>,
     found: AtomicUsize,
 }
@@ -37,7 +37,7 @@ impl Network {
         Self { address, ledger }
     }
 
-    /// What was charged for a payment.
+    /// The charges of a payment.
     pub(crate) fn charges(&self, number: usize) -> Vec<String> {
         let number = number.to_string();
         let charges = self.ledger.charges.lock().unwrap();
@@ -49,7 +49,7 @@ impl Network {
         self.ledger.charges.lock().unwrap().len()
     }
 
-    /// How many outcomes it could tell when it was asked.
+    /// Number of reconciliation questions that found an outcome.
     pub(crate) fn found(&self) -> usize {
         self.ledger.found.load(Ordering::SeqCst)
     }

@@ -1,4 +1,4 @@
-//! A service that knows credentials, on loopback.
+//! A service for `forward_auth`, on loopback.
 #![allow(dead_code, clippy::allow_attributes, reason = "not every suite uses everything")]
 
 use std::collections::HashMap;
@@ -14,15 +14,15 @@ use onetake_sim::client::Answer;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 
-/// What it says about a credential.
+/// The answer for a credential.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Says {
     Allow(&'static str),
     Refuse,
     Forbid,
-    /// Nothing, for as long as anybody waits.
+    /// No response at all.
     Nothing,
-    /// Allows it as soon as the gate is open.
+    /// Allows it once the gate is open.
     Gate(&'static str),
     Break,
     Redirect,
@@ -53,7 +53,7 @@ impl Auth {
         Self { address, state }
     }
 
-    /// Decides about `Authorization: Bearer {token}`.
+    /// Sets the answer for `Authorization: Bearer {token}`.
     pub(crate) fn says(&self, token: &str, says: Says) {
         self.state.says.lock().unwrap().insert(format!("Bearer {token}"), says);
     }
@@ -82,7 +82,7 @@ async fn answer(State(known): State<Arc<Known>>, request: Request<Body>) -> Resp
             for challenge in ["Bearer realm=\"a\"", "Basic realm=\"b\""] {
                 response.headers_mut().append("www-authenticate", challenge.parse().unwrap());
             }
-            // A refusal names nobody, whatever it says.
+            // The name in a refusal must be ignored.
             response.headers_mut().insert("x-auth-request-user", "alice".parse().unwrap());
             response
         }
@@ -107,7 +107,7 @@ async fn answer(State(known): State<Arc<Known>>, request: Request<Body>) -> Resp
     }
 }
 
-/// Nothing of what the upstream answered, or was recorded, is in an answer.
+/// Checks that a response holds nothing of the upstream's response or the recording.
 #[track_caller]
 pub(crate) fn assert_tells_nothing(answer: &Answer) {
     let told = format!("{:?} {}", answer.headers, answer.text());

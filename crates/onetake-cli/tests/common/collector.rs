@@ -1,4 +1,4 @@
-//! An OpenTelemetry collector that keeps what it gets.
+//! An OpenTelemetry collector that keeps all requests.
 #![allow(dead_code, clippy::allow_attributes, reason = "not every suite uses everything")]
 
 use std::convert::Infallible;
@@ -19,16 +19,16 @@ use opentelemetry_proto::tonic::trace::v1::Span;
 use prost::Message;
 use tokio::net::TcpListener;
 
-/// What it does with what it gets.
+/// The behaviour of the collector.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Manner {
     Takes,
     Refuses,
-    /// Reads, and never answers.
+    /// Reads, and never responds.
     Hangs,
 }
 
-/// A collector on a port of its own.
+/// A collector on its own port.
 pub(crate) struct Collector {
     address: SocketAddr,
     got: Arc<Got>,
@@ -62,7 +62,7 @@ impl Collector {
         Self { address, got }
     }
 
-    /// What `OTEL_EXPORTER_OTLP_ENDPOINT` says to mean it.
+    /// The value of `OTEL_EXPORTER_OTLP_ENDPOINT` for this collector.
     pub(crate) fn url(&self) -> String {
         format!("http://{}", self.address)
     }
@@ -76,12 +76,12 @@ impl Collector {
         self.got.heads.lock().unwrap().clone()
     }
 
-    /// All that it got, as it came.
+    /// All received bytes.
     pub(crate) fn bytes(&self) -> Vec<u8> {
         self.got.bodies.lock().unwrap().concat()
     }
 
-    /// What the sender says of itself.
+    /// An attribute of the sender's resource.
     pub(crate) fn resource(&self, name: &str) -> String {
         let exports = self.exports();
         let resource = exports[0].resource_spans[0].resource.as_ref().unwrap();

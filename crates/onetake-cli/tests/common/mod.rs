@@ -14,7 +14,7 @@ pub(crate) struct InProcess {
 }
 
 impl InProcess {
-    /// Starts one with a configuration.
+    /// Starts a gateway with a configuration.
     pub(crate) async fn start(configuration: String) -> Self {
         let config = config::load(
             Some(&configuration),
@@ -26,7 +26,7 @@ impl InProcess {
         Self { gateway: Gateway::start(config).await.unwrap() }
     }
 
-    /// Where probes and metrics are.
+    /// The address of probes and metrics.
     pub(crate) fn admin(&self) -> SocketAddr {
         self.gateway.admin_address()
     }
@@ -38,13 +38,13 @@ impl Target for InProcess {
     }
 }
 
-/// The store of a URL, as a configuration would name it.
+/// The store of a URL, as configured.
 pub(crate) fn store(url: &str) -> config::StoreConfig {
     let overrides = Overrides { store: Some(url.to_owned()), ..Overrides::default() };
     config::load_store(None, "test", std::iter::empty(), overrides).unwrap()
 }
 
-/// The URL itself, once there is everything that the store needs.
+/// Migrates the store, and returns its URL.
 pub(crate) async fn migrated(url: String) -> String {
     stores::migrate(&store(&url)).await.unwrap();
     url

@@ -1,4 +1,4 @@
-//! The binary in a process of its own.
+//! The binary as a process.
 #![allow(dead_code, clippy::allow_attributes, reason = "not every suite uses everything")]
 
 use std::net::SocketAddr;
@@ -10,7 +10,7 @@ use onetake_sim::client::Client;
 use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::process::Child;
 
-/// A gateway in a process of its own; killed when it is dropped.
+/// A gateway as a process; killed when dropped.
 pub(crate) struct Process {
     pub(crate) child: Child,
     pub(crate) client: Client,
@@ -24,7 +24,7 @@ impl Process {
         Self::start_with(folder, routes, upstream, &[]).await
     }
 
-    /// As [`Self::start`], with variables of its own.
+    /// Like [`Self::start`], with environment variables.
     pub(crate) async fn start_with(
         folder: &Path,
         routes: &str,
@@ -35,7 +35,7 @@ impl Process {
         Self::start_as(&arguments, folder, routes, upstream, variables).await
     }
 
-    /// As [`Self::start_with`], with arguments of its own.
+    /// Like [`Self::start_with`], with arguments.
     pub(crate) async fn start_as(
         arguments: &[&str],
         folder: &Path,
@@ -43,7 +43,7 @@ impl Process {
         upstream: &str,
         variables: &[(&str, &str)],
     ) -> Self {
-        // Zero lets the system pick: the log says what it picked.
+        // Port zero lets the system choose; the log shows the chosen port.
         let file = folder.join("onetake.toml");
         let text = format!(
             "[gateway]\nlisten = \"127.0.0.1:0\"\nupstream = \"{upstream}\"\n[admin]\nlisten = \"127.0.0.1:0\"\n[store]\nurl = \"embedded:{}\"\n{routes}",
@@ -100,7 +100,7 @@ impl Process {
     }
 }
 
-/// An address that a line says, as text (`listen=…`) or as JSON (`"listen":"…"`).
+/// The address in a log line, as text (`listen=…`) or as JSON (`"listen":"…"`).
 fn told(line: &str, field: &str) -> Option<SocketAddr> {
     let forms = [format!("{field}="), format!("\"{field}\":\"")];
     let (_, rest) = forms.iter().find_map(|form| line.split_once(form))?;

@@ -17,7 +17,7 @@ use super::setups::{OnPostgres, OnSqlite};
 use super::turn;
 use super::world::{Lasts, Plan, Setup, during, run};
 
-/// The process of a gateway with a planted bug. As a test of its own it does nothing.
+/// The process of a gateway with a planted bug. Run as a test, it does nothing.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn gateway_with_a_planted_bug() {
     let Ok(file) = std::env::var(CONFIGURATION) else { return };
@@ -29,7 +29,7 @@ async fn gateway_with_a_planted_bug() {
     std::future::pending::<()>().await;
 }
 
-/// A PostgreSQL that gets nothing for most of the time, while gateways are killed.
+/// A PostgreSQL that is cut off for most of the time, while gateways are killed.
 struct Cutting(OnPostgres);
 
 impl Setup for Cutting {
@@ -53,7 +53,7 @@ impl Setup for Cutting {
 async fn is_found<S: Setup>(setup: &mut S, bug: Option<Bug>, seconds: u64, rules: &[Rule]) {
     let plan = Plan { bug, prints_logs: false, ..Plan::new(Duration::ZERO) };
     let mut found = Vec::new();
-    // A history in three finds the rarest of the bugs.
+    // The rarest bug is found in one of three histories.
     for seed in 1..21 {
         let lasts = Lasts::Time(Duration::from_secs(seconds));
         found = run(setup, Plan { seed, lasts, ..plan }).await.rules();

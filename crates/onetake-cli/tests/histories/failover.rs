@@ -136,7 +136,7 @@ impl OnCluster {
         during(recorder, "failover", async {
             self.cluster.nodes_mut().get_mut(primary).unwrap().kill();
             if !self.waits {
-                // What no replica had is gone; replicas are at most this far behind here.
+                // Writes that no replica had are lost. Replicas are at most this far behind here.
                 recorder.record(Event::MayHaveLost { lag: Duration::from_secs(1) });
             }
             let other = self.cluster.nodes().get((primary + 1) % 6).unwrap();
@@ -156,7 +156,7 @@ impl OnCluster {
         self.is_whole().await;
     }
 
-    /// Suspends a primary, for longer than its replica waits or not.
+    /// Suspends a primary, sometimes for longer than its replica waits.
     async fn suspend(&mut self, primary: usize, dice: &mut Dice, recorder: &Recorder) {
         let long = dice.millis(100, 3_500);
         during(recorder, "primary suspended", async {

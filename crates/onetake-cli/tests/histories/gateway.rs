@@ -1,4 +1,4 @@
-//! A gateway in a process of its own, on the same port through all its lives.
+//! A gateway as a process, on the same port after every restart.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
@@ -28,7 +28,7 @@ pub(crate) struct Gateway {
 }
 
 impl Gateway {
-    /// A gateway that is not started yet; it keeps its files in `folder`.
+    /// A gateway that is not started yet, with its files in `folder`.
     pub(crate) fn new(node: usize, folder: PathBuf, recorder: Arc<Recorder>) -> Self {
         std::fs::create_dir_all(&folder).unwrap();
         let [listen, admin] =
@@ -36,22 +36,22 @@ impl Gateway {
         Self { node, listen, admin, folder, recorder, bug: None, child: None }
     }
 
-    /// Plants a bug in it.
+    /// Plants a bug in the gateway.
     pub(crate) fn plant(&mut self, bug: Option<Bug>) {
         self.bug = bug;
     }
 
-    /// Where it listens.
+    /// The address for clients.
     pub(crate) fn address(&self) -> SocketAddr {
         self.listen
     }
 
-    /// Where it listens for operators.
+    /// The address for operators.
     pub(crate) fn admin(&self) -> SocketAddr {
         self.admin
     }
 
-    /// Writes its configuration: the part behind `[gateway]`, which names the upstream.
+    /// Writes the configuration: the part after `[gateway]`, which names the upstream.
     pub(crate) fn configure(&self, upstream: &str, rest: &str) {
         let journal = self.folder.join("journal");
         let rest = rest.replace("JOURNAL", &format!("journal = \"{}\"", journal.display()));
@@ -62,15 +62,15 @@ impl Gateway {
         std::fs::write(self.folder.join("onetake.toml"), text).unwrap();
     }
 
-    /// Starts it, and waits until it answers.
+    /// Starts the gateway, and waits until it responds.
     pub(crate) async fn start(&mut self) {
         let mut child = self.spawn();
         until("the gateway starts", async || {
-            // A gateway whose store does not answer at that moment ends, as its manual says.
+            // A gateway whose store does not respond at that moment ends, as documented.
             if child.is_gone() {
                 child = self.spawn();
             }
-            // A page of its own, which no upstream is asked for.
+            // A page that the gateway serves itself, without the upstream.
             let page = Client::new(self.listen).post("/.onetake/problems").method("GET").send();
             tokio::select! {
                 answer = page => answer.is_ok(),
@@ -102,13 +102,13 @@ impl Gateway {
         Child::start(&command, &self.folder.join("log"), None)
     }
 
-    /// Ends it with SIGKILL.
+    /// Kills the gateway with SIGKILL.
     pub(crate) async fn kill(&mut self) {
         self.recorder.record(Event::Killed(self.node));
         self.end("KILL").await;
     }
 
-    /// Ends it with SIGTERM: it drains, and writes its journal.
+    /// Stops the gateway with SIGTERM: it drains, and writes its journal.
     pub(crate) async fn terminate(&mut self) {
         self.recorder.record(Event::Killed(self.node));
         self.end("TERM").await;
@@ -119,23 +119,23 @@ impl Gateway {
         assert!(!child.is_gone(), "gateway {} ended by itself:\n{}", self.node, self.log());
         child.signal(signal);
         until("the gateway ends", async || child.is_gone()).await;
-        // Its watcher takes a moment to end.
+        // The child's watcher takes a moment to end.
         tokio::task::spawn_blocking(move || drop(child)).await.unwrap();
     }
 
-    /// Suspends it (SIGSTOP).
+    /// Suspends the gateway (SIGSTOP).
     pub(crate) fn suspend(&self) {
         self.recorder.record(Event::Suspended(self.node));
         self.child.as_ref().unwrap().signal("STOP");
     }
 
-    /// Lets it go on.
+    /// Resumes the gateway (SIGCONT).
     pub(crate) fn resume(&self) {
         self.child.as_ref().unwrap().signal("CONT");
         self.recorder.record(Event::Resumed(self.node));
     }
 
-    /// The end of its log.
+    /// The end of the gateway's log.
     pub(crate) fn log(&self) -> String {
         let log = std::fs::read_to_string(self.folder.join("log")).unwrap_or_default();
         let lines: Vec<&str> = log.lines().collect();

@@ -19,7 +19,7 @@ const PATIENCE: Duration = Duration::from_millis(2_500);
 const FINAL_MAX: Duration = Duration::from_secs(60);
 /// The problem of an outcome that is unknown for good.
 const UNKNOWN: &str = "previous_attempt_failed";
-/// Requests of the final read that are under way at once.
+/// Concurrent requests of the final read.
 const FINAL_AT_ONCE: usize = 24;
 
 /// Reproducible numbers.
@@ -53,10 +53,10 @@ pub(crate) struct Load {
     /// Requests for each key, on average.
     requests_per_key: u64,
     requests: AtomicU64,
-    /// The first key's number: histories on one server have keys of their own.
+    /// The number of the first key: histories on one server use different keys.
     first: u64,
     keys: AtomicU64,
-    /// Keys that a client was told are unknown, and their references, for the operator.
+    /// Keys that a client saw as unknown, with their references, for the operator.
     unknown: Mutex<Vec<(Key, String)>>,
     stop: AtomicBool,
 }
@@ -116,7 +116,7 @@ impl Load {
     async fn client(&self, number: u64) {
         let mut dice = Dice::new(mix(self.seed, 1_000 + number));
         while !self.stop.load(Ordering::SeqCst) {
-            // A new key, or one of the latest, which others use at this moment.
+            // A new key, or one of the latest, which other clients use at the same time.
             let latest = self.keys();
             let key = match dice.roll(self.requests_per_key) {
                 0 => self.keys.fetch_add(1, Ordering::Relaxed),
@@ -129,7 +129,7 @@ impl Load {
             let payload = if dice.roll(8) == 0 { b'b' } else { b'a' };
             let patience = if dice.roll(25) == 0 { dice.millis(1, 60) } else { PATIENCE };
             let answered = self.request(key, payload, node, false, patience).await;
-            // A gateway that is away answers nothing at once.
+            // A gateway that is down fails at once.
             let pause = if answered.is_some() { dice.millis(1, 15) } else { dice.millis(10, 60) };
             SystemClock.sleep(pause).await;
         }
@@ -144,7 +144,7 @@ impl Load {
         patience: Duration,
     ) -> Option<Response> {
         let request = self.requests.fetch_add(1, Ordering::Relaxed);
-        // Keys with an even number are waited for, the others refused while they run.
+        // Requests wait for running keys with an even number, and are refused for the others.
         let manner = if key.number.is_multiple_of(2) { "wait" } else { "reject" };
         let path = format!("/{}/{manner}", key.policy.word());
         let call = self.clients.get(node).unwrap().post(&path).without("authorization");
@@ -184,7 +184,7 @@ impl Load {
         }
     }
 
-    /// Looks at a key, and settles the attempt that it shows.
+    /// Reads a key, and settles the attempt that it shows.
     async fn decide(&self, admin: &Client, key: Key, reference: &str, decision: Decision) {
         let path = format!("/v1/keys/{reference}");
         let Ok(life) = admin.post(&path).method("GET").send().await else { return };
@@ -206,7 +206,7 @@ impl Load {
         }
     }
 
-    /// Reads every key until it has a definite answer.
+    /// Reads every key until it has a definite response.
     ///
     /// Returns the longest time that a key took, for each policy.
     pub(crate) async fn read_all(&self) -> BTreeMap<Policy, Duration> {

@@ -78,8 +78,8 @@ async fn redis_cluster_under_failover() {
     assert_clean(&run(&mut OnCluster::start(true).await, Plan::new(SHORT)).await);
 }
 
-/// Without `wait_replicas` a failover loses the latest acknowledged writes, as the manual says.
-/// A key that a client saw settled a second before is not among them.
+/// Without `wait_replicas` a failover loses the latest acknowledged writes, as documented. A key
+/// that a client saw settled a second before is not among them.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn redis_cluster_that_does_not_wait_for_replicas() {
     let _turn = turn().await;
@@ -92,7 +92,7 @@ async fn dynamodb() {
     assert_clean(&run(&mut OnDynamo::start().await, Plan::new(SHORT)).await);
 }
 
-/// The server and the gateways are killed in turn, as often as the environment asks.
+/// Kills the server and the gateways in turn, as many times as the environment asks.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn kill_cycles_on_postgres() {
     let _turn = turn().await;

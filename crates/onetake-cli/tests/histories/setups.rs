@@ -110,7 +110,8 @@ pub(crate) struct OnPostgres {
 
 impl OnPostgres {
     pub(crate) async fn start() -> Self {
-        // Recovery syncs every file of its folder, unless it is told to sync the file system at once.
+        // Recovery syncs every file of the folder, unless it is configured to sync the filesystem
+        // at once.
         let server = Postgres::start_with(&["recovery_init_sync_method = syncfs"]).await;
         let _made = migrated(server.database()).await;
         let proxy = FaultProxy::start(server.address()).await.unwrap();
@@ -214,7 +215,7 @@ impl OnDynamo {
 
 impl Setup for OnDynamo {
     const NAME: &'static str = "dynamodb";
-    // Reconciliation waits ten minutes there, because no clock can be asked.
+    // Reconciliation waits ten minutes there, because DynamoDB has no clock.
     const POLICIES: &'static [Policy] = &[Policy::Fail, Policy::Retry];
 
     fn section(&self) -> String {

@@ -18,7 +18,7 @@ const LEASE: Duration = Duration::from_secs(1);
 /// Clients in each history.
 const CLIENTS: u64 = 12;
 
-/// A store, and the faults that it can have.
+/// A store, and its possible faults.
 pub(crate) trait Setup {
     /// The name that figures are printed under.
     const NAME: &'static str;
@@ -35,7 +35,7 @@ pub(crate) trait Setup {
         self.section()
     }
 
-    /// Brings about one fault, the `number`th, and heals it.
+    /// Causes one fault, the `number`th, and heals it.
     async fn disturb(&mut self, number: u64, dice: &mut Dice, recorder: &Recorder);
 }
 
@@ -81,8 +81,8 @@ struct Progress {
     lasts: Lasts,
     began: Duration,
     cycles: AtomicU64,
-    /// Held while a gateway starts, and while the server is down, in histories that count cycles:
-    /// a gateway that starts without its store ends again, and could go on doing so for ever.
+    /// Held while a gateway starts, and while the server is down, in histories that count cycles: a
+    /// gateway that starts without its store ends again, and could do so for ever.
     starting: Mutex<()>,
 }
 
@@ -136,7 +136,7 @@ pub(crate) async fn run<S: Setup>(setup: &mut S, plan: Plan) -> Report {
     }
     let addresses: Vec<_> = gateways.iter().map(Gateway::address).collect();
     let admins: Vec<_> = gateways.iter().map(Gateway::admin).collect();
-    // A long history asks more of each key: the final read goes through all of them.
+    // A long history uses each key more often, because the final read goes through all keys.
     let requests_per_key = if matches!(plan.lasts, Lasts::Cycles(_)) { 8 } else { 3 };
     let recorder_of_load = Arc::clone(&recorder);
     let load = Load::new(recorder_of_load, &addresses, S::POLICIES, plan.seed, requests_per_key);
@@ -152,7 +152,7 @@ pub(crate) async fn run<S: Setup>(setup: &mut S, plan: Plan) -> Report {
     };
     tokio::join!(load.run(plan.clients), load.operate(&admins), faults);
     let loaded = SystemClock.monotonic();
-    // A new process knows nothing but what the store holds.
+    // A new process knows only what the store holds.
     for gateway in &mut gateways {
         gateway.kill().await;
     }
@@ -233,14 +233,14 @@ async fn disturb_gateways(gateways: &mut [Gateway], plan: &Plan, progress: &Prog
     }
 }
 
-/// Records a fault around what brings it about.
+/// Records the begin and the end of a fault around the code that causes it.
 pub(crate) async fn during(recorder: &Recorder, name: &'static str, fault: impl Future) {
     recorder.record(Event::Fault(name));
     fault.await;
     recorder.record(Event::Healed(name));
 }
 
-/// Two routes for each policy: one that waits for an attempt that runs, one that refuses.
+/// Two routes for each policy: one that waits for a running attempt, one that refuses.
 fn routes(policies: &[Policy], upstream: &str) -> String {
     let mut text = String::new();
     for policy in policies {

@@ -1,11 +1,11 @@
-//! Reconcilers that are no help: each leaves a clear state, and none is in the way of others.
+//! Reconcilers that are no help: each leaves a clear state, and none delays the others.
 
 use crate::desk::{Desk, Says, http};
 use crate::{PATIENT, World};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn bad_answers_settle_nothing_until_the_limit() {
-    // Long enough for those who answer; those who never do are asked once.
+    // Long enough for services that respond. Those that never do are asked once.
     let world = World::start("timeout = \"2s\", give_up_after = \"1s\"", "").await;
     let elsewhere = Desk::start().await;
     let redirect = |to: &str| http(&format!("307 Away\r\nlocation: {to}"), b"");
@@ -13,12 +13,12 @@ async fn bad_answers_settle_nothing_until_the_limit() {
     let answers = [
         ("hangs", Says::Nothing, "no answer within"),
         ("drips", Says::Drips, "no answer within"),
-        ("closes", Says::Bytes(Vec::new()), "broke off"),
-        ("garbage", Says::Bytes(b"\0\x01 what?\r\n\r\n".to_vec()), "broke off"),
+        ("closes", Says::Bytes(Vec::new()), "closed the connection, or"),
+        ("garbage", Says::Bytes(b"\0\x01 what?\r\n\r\n".to_vec()), "closed the connection, or"),
         (
             "breaks-off",
             Says::Bytes(b"HTTP/1.1 200 OK\r\ncontent-length: 100\r\n\r\nfour".to_vec()),
-            "middle of its answer",
+            "middle of its response",
         ),
         ("redirects", redirect(&format!("http://{other}/by/redirects")), "not followed"),
         ("loops", redirect(&format!("http://{here}/by/loops")), "not followed"),

@@ -1,4 +1,4 @@
-//! Who is asked: a server that says what it was told to say, bytes and all.
+//! A reconciliation service that responds with prepared bytes.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -9,32 +9,32 @@ use onetake_core::{Clock, SystemClock};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
-/// What is said of a key.
+/// The response for a key.
 #[derive(Clone, Debug)]
 pub(crate) enum Says {
-    /// These bytes, and then the connection is closed.
+    /// These bytes; then the connection is closed.
     Bytes(Vec<u8>),
-    /// Nothing, for as long as anybody waits.
+    /// No response at all.
     Nothing,
-    /// A 200 whose body never ends, a byte at a time.
+    /// A 200 whose body never ends, one byte at a time.
     Drips,
 }
 
-/// A whole answer.
+/// A complete response.
 pub(crate) fn http(head: &str, body: &[u8]) -> Says {
     let length = body.len();
     let head = format!("HTTP/1.1 {head}\r\ncontent-length: {length}\r\nconnection: close\r\n\r\n");
     Says::Bytes([head.as_bytes(), body].concat())
 }
 
-/// A question that came in.
+/// A received question.
 #[derive(Clone, Debug)]
 pub(crate) struct Question {
     pub(crate) at: Duration,
     pub(crate) head: String,
     /// The target as it was sent.
     pub(crate) target: String,
-    /// Its last segment, decoded.
+    /// The last segment of the target, decoded.
     pub(crate) key: String,
 }
 
@@ -66,7 +66,7 @@ impl Desk {
         desk
     }
 
-    /// Decides what is said of a key; of all others it is 404.
+    /// Sets the response for a key; for all other keys it is 404.
     pub(crate) fn says(&self, key: &str, says: Says) {
         self.known.lock().unwrap().says.insert(key.to_owned(), says);
     }

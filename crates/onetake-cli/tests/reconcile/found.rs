@@ -1,4 +1,4 @@
-//! What is found settles the key.
+//! A found outcome settles the key.
 
 use futures_util::future::join_all;
 use onetake_sim::servers::until;

@@ -1,4 +1,4 @@
-//! Routes that answer 202: whoever was told to come back is told how it ended, and nothing is released.
+//! Routes that answer 202: the handle shows how the operation ended, and nothing is released.
 
 use std::sync::Arc;
 

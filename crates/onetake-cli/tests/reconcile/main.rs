@@ -1,4 +1,4 @@
-//! `on_unknown = "reconcile"`: the gateway asks what became of attempts that nobody heard of again.
+//! `on_unknown = "reconcile"`: the gateway asks for the outcomes of unknown attempts.
 #![expect(clippy::unwrap_used, clippy::panic, reason = "tests may panic")]
 
 mod bad;
@@ -18,7 +18,8 @@ use onetake_sim::servers::until;
 use serde_json::Value;
 use shop::Shop;
 
-/// A gateway in front of a shop that breaks off once for each key, and a desk that knows what became of it.
+/// A gateway in front of a shop that breaks off once for each key, and a desk that knows the
+/// outcomes.
 pub(crate) struct World {
     pub(crate) shop: Shop,
     pub(crate) desk: Desk,
@@ -26,8 +27,8 @@ pub(crate) struct World {
     pub(crate) gateway: InProcess,
 }
 
-/// What a route of these tests says of its reconciler, besides whom it asks: longer than they take, so that who is told
-/// something is not asked again.
+/// Options of the reconciler in these tests: longer than the tests take, so that no question times
+/// out and is repeated.
 pub(crate) const PATIENT: &str = "timeout = \"30s\", give_up_after = \"1h\"";
 
 impl World {
@@ -47,13 +48,13 @@ impl World {
         call.header("idempotency-key", key).send().await.unwrap()
     }
 
-    /// Pays, and loses the answer.
+    /// Pays, and loses the response.
     pub(crate) async fn lose(&self, key: &str) {
         let lost = self.pay(key).await;
         assert_eq!(lost.code(), "upstream_interrupted", "{}", lost.text());
     }
 
-    /// What retries get in the end.
+    /// The final response that retries get.
     pub(crate) async fn settled(&self, key: &str) -> Answer {
         let mut last = None;
         until("it is settled", async || {
@@ -66,7 +67,7 @@ impl World {
         last.unwrap()
     }
 
-    /// What operators see.
+    /// A response of the admin API.
     pub(crate) async fn admin(&self, path: &str) -> Answer {
         let admin = Client::new(self.gateway.admin());
         admin.post(path).method("GET").body("").send().await.unwrap()
@@ -77,7 +78,7 @@ impl World {
     }
 }
 
-/// `more` belongs to `reconcile`, and `lines` to the route.
+/// The configuration: `more` belongs to `reconcile`, and `lines` to the route.
 pub(crate) fn config(shop: &Shop, desk: &Desk, store: &str, more: &str, lines: &str) -> String {
     format!(
         r#"

@@ -1,4 +1,5 @@
-//! An upstream that takes the first request of each key, and breaks off; later ones are answered.
+//! An upstream that reads the first request of each key and breaks off. Later requests are
+//! answered.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -12,7 +13,7 @@ use tokio::sync::Semaphore;
 pub(crate) struct Shop {
     pub(crate) address: SocketAddr,
     runs: Arc<Mutex<HashMap<String, usize>>>,
-    /// A place for each request that may break off, where they have to wait for it.
+    /// If set, a request waits for a permit before it breaks off.
     pub(crate) slow: Option<Arc<Semaphore>>,
 }
 

@@ -1,4 +1,4 @@
-//! When it is asked, and by whom.
+//! The time of a reconciliation question, and the node that asks it.
 
 use std::time::Duration;
 
@@ -43,7 +43,7 @@ async fn of_two_nodes_one_asks() {
     }
     let asked = |key: &String| desk.asked_for(key).len();
     until("all are asked for", async || keys.iter().all(|key| asked(key) > 0)).await;
-    // A look of each node later, it is still once.
+    // After one more check by each node, it is still one question.
     SystemClock.sleep(Duration::from_millis(1_200)).await;
     assert_eq!(keys.iter().map(asked).collect::<Vec<_>>(), vec![1; keys.len()]);
 }

@@ -1,4 +1,4 @@
-//! `onetake relay` in processes of its own: killed, starved of its broker, and operated.
+//! `onetake relay` as processes: killed, cut off from the broker, and operated.
 #![expect(clippy::unwrap_used, reason = "tests may panic")]
 
 #[path = "../../../onetake/examples/consumer.rs"]
@@ -26,7 +26,7 @@ struct World {
     folder: TempDir,
 }
 
-/// A relay in a process of its own; killed when it is dropped.
+/// A relay as a process; killed when dropped.
 struct Process(Child);
 
 impl Drop for Process {
@@ -83,7 +83,7 @@ impl World {
         async_nats::jetstream::new(client).create_stream(config).await.unwrap()
     }
 
-    /// Messages `key/number/…`, as an operation's transaction writes them.
+    /// Writes messages `key/number/…`, as an operation's transaction does.
     fn write(&self, keys: Range<u32>, numbers: Range<u32>, bytes: usize) {
         self.sql(&format!(
             "INSERT INTO onetake_outbox (message, lane, ordering, topic, headers, payload, created_at, state_at)
@@ -104,7 +104,7 @@ impl World {
         self.postgres.sql(&self.database, sql)
     }
 
-    /// Waits until everything is delivered, for as long as that goes on.
+    /// Waits until everything is delivered, as long as there is progress.
     async fn drained(&self) {
         let sql = "SELECT count(*) FROM onetake_outbox WHERE state NOT IN (1, 2)";
         let waiting = || self.sql(sql).parse::<u64>().unwrap();
@@ -116,7 +116,7 @@ impl World {
     }
 }
 
-/// What a stream keeps, by key, without repeats.
+/// The messages that a stream keeps, by key, without duplicates.
 async fn kept(stream: &Stream) -> HashMap<u32, Vec<u32>> {
     let count = stream.get_info().await.unwrap().state.messages;
     let consumer = stream.create_consumer(OrderedConfig::default()).await.unwrap();
@@ -135,7 +135,7 @@ async fn kept(stream: &Stream) -> HashMap<u32, Vec<u32>> {
     kept
 }
 
-/// Consumers of what a stream keeps, as the example shows them: they end with the test.
+/// Consumers of a stream, as in the example. They end with the test.
 async fn consumers(world: &World) -> Vec<AbortOnDrop> {
     let database = world.postgres.url(&world.database);
     consumer::prepare(&database).await.unwrap();
@@ -179,7 +179,7 @@ async fn killed_a_hundred_times_under_load() {
             count.parse::<u32>().unwrap()
         };
         world.write(0..KEYS, kill..kill + 1, 0);
-        // Every few kills somebody has to have got somewhere, or nobody would be killed at work.
+        // There must be progress every few kills, or the relays would only be killed while idle.
         if kill % 20 == 19 {
             until("they work", async || delivered() > seen).await;
             seen = delivered();
@@ -190,7 +190,7 @@ async fn killed_a_hundred_times_under_load() {
         if kill == KILLS / 2 + 8 {
             world.nats.restart().await;
         }
-        // The oldest: it had the time to start. Dropping it is SIGKILL.
+        // The oldest relay had time to start. Dropping it is SIGKILL.
         drop(relays.remove(0));
         relays.push(world.relay());
     }
@@ -207,7 +207,7 @@ async fn killed_a_hundred_times_under_load() {
     assert_eq!(world.sql(twice), "0", "at least once became one effect each");
     let parked = "SELECT count(*) FROM onetake_outbox WHERE state = 2";
     assert_eq!(world.sql(parked), "0", "nobody's outage is a message's fault");
-    // Told to stop, it drains and ends well.
+    // On SIGTERM it drains and exits with success.
     let mut last = relays.remove(0);
     let id = i32::try_from(last.0.id()).unwrap();
     let id = rustix::process::Pid::from_raw(id).unwrap();
@@ -215,7 +215,7 @@ async fn killed_a_hundred_times_under_load() {
     assert!(last.0.wait().unwrap().success());
 }
 
-/// The most memory that a process had, in KiB.
+/// The peak memory of a process, in KiB.
 fn memory(process: &Process) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/{}/status", process.0.id())).unwrap();
     let line = status.lines().find(|line| line.starts_with("VmHWM:")).unwrap();
@@ -272,7 +272,7 @@ async fn operators_see_and_settle_what_is_parked() {
     assert_eq!(world.operate(&["discard", id]).0, 4);
     let (_, said) = world.operate(&["parked", "--limit", "5"]);
     let id = said.split_whitespace().next().unwrap();
-    // It fits now.
+    // The message fits now.
     world.sql("UPDATE onetake_outbox SET payload = '2/0/' WHERE state = 2");
     assert_eq!(world.operate(&["retry", id]), (0, format!("{id} is tried again\n")));
     world.drained().await;
@@ -329,7 +329,7 @@ fn what_cannot_work_is_refused_with_a_reason() {
     refused(&away, 3, "me:***@127.0.0.1:1");
 }
 
-/// The metrics of a relay, for who asks on its own listener.
+/// The metrics of a relay, on its own listener.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_relay_serves_its_metrics() {
     let world = World::start(&[]).await;

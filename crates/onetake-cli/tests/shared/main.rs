@@ -1,6 +1,8 @@
-//! Several nodes on one store: who runs, who is told when, and what an outage leaves behind.
+//! Several nodes on one store: which node runs, how soon waiters get the outcome, and outages of
+//! the store.
 //!
-//! Each test is written once, over a [`Shared`] server, and runs on every store that nodes can share.
+//! Each test is written once, over a [`Shared`] server, and runs on every store that nodes can
+//! share.
 #![expect(
     clippy::unwrap_used,
     clippy::panic,
@@ -32,13 +34,13 @@ use onetake_sim::upstream::Upstream;
 use places::{OnDynamo, OnPostgres, OnRedisCluster, Shared};
 use tokio::sync::Notify;
 
-/// Longer than lease and grace of `/short`, together.
+/// Longer than lease and grace of `/short` together.
 const OUTAGE: Duration = Duration::from_millis(4_500);
 
-/// Sooner than a lease or a wait ends: who is told within it was not told by those.
+/// Shorter than a lease or a wait: a response within it was not caused by either of them.
 const SOON: Duration = Duration::from_secs(10);
 
-/// How long an outcome may take to show, whatever happened before.
+/// How long an outcome may take to appear, in any case.
 const OUTCOME_MAX: Duration = Duration::from_secs(60);
 
 /// Two gateways on one store, in front of one upstream.
@@ -87,7 +89,7 @@ on_store_down = "fail-open"
         self.clients.get(number % 2).unwrap()
     }
 
-    /// Retries until there is an outcome: for as long as the store is away there is none.
+    /// Retries until there is an outcome; there is none while the store is unreachable.
     async fn outcome(&self, node: usize, path: &str, key: &str) -> Answer {
         let give_up = SystemClock.monotonic() + OUTCOME_MAX;
         loop {
@@ -101,7 +103,7 @@ on_store_down = "fail-open"
     }
 }
 
-/// 500 requests with one key across both nodes: one run, 500 equal answers.
+/// 500 requests with one key across both nodes: one run, 500 equal responses.
 async fn one_key_across_both_nodes_runs_once(server: impl Shared) {
     let world = World::start(&server).await;
     let key = "one-key-across-both-nodes";
@@ -114,7 +116,7 @@ async fn one_key_across_both_nodes_runs_once(server: impl Shared) {
     });
     let calls: Vec<_> = calls.collect();
     world.upstream.ran(key, 1).await;
-    // So that most of them wait by now; for the result it does not matter how many.
+    // Most requests wait by now. The exact number does not matter for the result.
     SystemClock.sleep(Duration::from_millis(500)).await;
     world.upstream.open(key);
     let answers: Vec<_> = join_all(calls).await.into_iter().map(Result::unwrap).collect();
@@ -135,7 +137,8 @@ async fn one_key_across_both_nodes_runs_once(server: impl Shared) {
     assert!(median < SOON, "{median:?}");
 }
 
-/// Waiters for another node's attempt: told soon, by one read a turn however many they are.
+/// Waiters for another node's attempt get the outcome soon, by one read per turn for any number of
+/// waiters.
 async fn waiters_are_told_soon_by_few_reads(server: impl Shared) {
     let [running, waiting] = [Node::open(&server).await, Node::open(&server).await];
     let (started, finish) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
@@ -183,12 +186,12 @@ async fn waiters_are_told_soon_by_few_reads(server: impl Shared) {
     );
     let turns = took.as_millis() / Limits::default().poll_interval.as_millis();
     assert!(reads as u128 <= turns + 2, "{reads} reads in {took:?}");
-    // Not seldom either, though a read may take as long as twenty turns on a bad day.
+    // Not too few reads either, although a read may take as long as twenty turns on a slow machine.
     assert!(reads as u128 >= turns / 40, "{reads} reads in {took:?}");
     assert!(median < SOON, "{median:?}");
 }
 
-/// The store is away for longer than lease and grace while operations finish.
+/// The store is unreachable for longer than lease and grace while operations finish.
 async fn an_outage_loses_nothing_and_runs_nothing_twice(mut server: impl Shared) {
     let world = World::start(&server).await;
     for outage in 0..server.ways_to_be_away() {
@@ -257,14 +260,14 @@ async fn a_restart_under_load_loses_nothing(mut server: impl Shared) {
         until("there is load", async || answered.load(Ordering::SeqCst) >= before + 60).await;
         server.restart().await;
     }
-    // Served again by itself.
+    // The nodes recover by themselves.
     world.outcome(0, "/any/charge", "after-the-restart-0").await;
     world.outcome(1, "/any/charge", "after-the-restart-1").await;
     stop.store(true, Ordering::SeqCst);
     let done: Vec<_> = join_all(clients).await.into_iter().flat_map(Result::unwrap).collect();
     eprintln!("{}: {} operations around two restarts", server.kind(), done.len());
     for (number, (key, body)) in done.iter().enumerate() {
-        // The other node than the one that ran it.
+        // Through the other node than the one that ran it.
         let retry = world.outcome(number + 1, "/any/charge", key).await;
         assert!(retry.is_replay() && retry.body == *body, "{key} was lost");
         assert_eq!(world.upstream.runs(key), 1, "{key} ran again");

@@ -1,4 +1,4 @@
-//! Servers that nodes share, and how each goes away.
+//! Servers that nodes share, and their outages.
 
 use std::time::Duration;
 
@@ -9,27 +9,27 @@ use onetake_sim::servers::{Dynamo, Postgres, RedisCluster};
 
 use super::common::migrated;
 
-/// A server that nodes share, which can go away and come back.
+/// A server that nodes share, which can become unreachable and come back.
 pub(super) trait Shared {
-    /// The store's URL, ready to be used.
+    /// The URL of the store, ready for use.
     fn url(&self) -> String;
-    /// What it is, for what is told.
+    /// The kind of server, for messages.
     fn kind(&self) -> String {
         self.url().split(':').next().unwrap_or_default().to_owned()
     }
-    /// What more belongs below `[store]`.
+    /// More lines for the section `[store]`.
     fn lines(&self) -> &'static str {
         ""
     }
-    /// How many ways it has to be away; they take turns.
+    /// The number of different outages; they take turns.
     fn ways_to_be_away(&self) -> usize {
         1
     }
-    /// From now on nothing is answered.
+    /// Makes the server unreachable.
     fn go_away(&mut self);
-    /// From now on everything is answered again; what was acknowledged is still there.
+    /// Makes the server reachable again, with everything that was acknowledged.
     fn come_back(&mut self);
-    /// Ends it in the middle of whatever it does, and starts it again.
+    /// Kills the server during its work, and starts it again.
     fn restart(&mut self) -> LocalBoxFuture<'_, ()>;
 }
 
@@ -57,7 +57,7 @@ impl Shared for OnPostgres {
         2
     }
 
-    // Silence, and closed connections.
+    // Alternates between silence and closed connections.
     fn go_away(&mut self) {
         self.outages += 1;
         self.proxy.set(if self.outages % 2 == 1 { Weather::Cut } else { Weather::Dead });
@@ -104,8 +104,8 @@ impl Shared for OnRedisCluster {
         "allow_lossy = true"
     }
 
-    // Clients of a cluster go to where its nodes say they are, past any proxy: they are frozen, for
-    // less time than after which they would suspect each other.
+    // Clients of a cluster connect to the addresses that its nodes announce, past any proxy. So the
+    // nodes are frozen, for less time than after which they suspect each other.
     fn go_away(&mut self) {
         self.signal("STOP");
     }
@@ -114,7 +114,7 @@ impl Shared for OnRedisCluster {
         self.signal("CONT");
     }
 
-    // One primary, which is back before its replica is promoted.
+    // Restarts one primary, which is back before its replica is promoted.
     fn restart(&mut self) -> LocalBoxFuture<'_, ()> {
         let node = self.cluster.nodes_mut().first_mut().unwrap();
         node.kill();
@@ -151,7 +151,7 @@ impl Shared for OnDynamo {
         self.proxy.set(Weather::Fair);
     }
 
-    // It keeps its tables in memory: what a restart looks like from outside is all there is.
+    // It keeps its tables in memory, so a restart is only simulated.
     fn restart(&mut self) -> LocalBoxFuture<'_, ()> {
         self.proxy.set(Weather::Dead);
         Box::pin(async {

@@ -1,5 +1,5 @@
-//! What the binary says of itself (logs, metrics, traces, problems) holds no key, no credential and no body,
-//! whatever becomes of a request.
+//! Log secrecy: logs, metrics, traces and problems of the binary hold no key, no credential and no
+//! body, for any kind of request.
 #![cfg(feature = "otlp")]
 #![expect(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "tests may panic")]
 
@@ -22,7 +22,7 @@ use onetake_sim::upstream::Upstream;
 use requests::{ALL, ANSWERED, ROUTES, Sender};
 use search::holds;
 
-/// A gateway that says all that it can, and a collector for its traces.
+/// A gateway with verbose output, and a collector for its traces.
 struct Scene {
     gateway: Process,
     collector: Collector,
@@ -46,7 +46,7 @@ impl Scene {
         Self { gateway, collector, upstream, sender, _folder: folder }
     }
 
-    /// Ends the gateway, and looks through all that it ever said.
+    /// Stops the gateway, and searches all of its output.
     async fn said_nothing_of(mut self, more: &[&str]) {
         let logs = || self.gateway.logs.lock().unwrap().clone();
         let asked = "it is still unknown what became of an operation";
@@ -67,7 +67,7 @@ impl Scene {
             ("the spans", self.collector.bytes()),
             ("the problems", problems.into_bytes()),
         ];
-        // The search sees what is meant to be there: it is not silent because it is blind.
+        // The search finds text that must be there, so it works.
         let reference = self.sender.answers[0].header("idempotency-reference");
         for (text, known) in
             said.iter().zip([reference, "onetake_executed_total", reference, "code"])
@@ -154,7 +154,7 @@ async fn what_is_told_is_in_the_document() {
     }
 }
 
-/// Paths that the gateway itself answers.
+/// Paths that the gateway itself serves.
 fn is_ours(name: &str) -> bool {
     ["POST /idempotency-tokens", "GET /.onetake/operations/{handle}"].contains(&name)
 }

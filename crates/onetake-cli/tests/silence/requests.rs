@@ -1,4 +1,4 @@
-//! Everything that can become of a request, each with secrets of its own.
+//! Requests with every possible result, each with its own secrets.
 
 use base64::Engine;
 use base64::engine::general_purpose::{STANDARD, URL_SAFE_NO_PAD};
@@ -25,10 +25,10 @@ pub(crate) const DATE: &str = "dEaDlInE-00bc";
 
 pub(crate) const SENT_ALONG: &str = "sEnT-aLoNg-11cd";
 
-/// What the sim's upstream sends back, and only there.
+/// Text that occurs only in the responses of the sim's upstream.
 pub(crate) const ANSWERED: [&str; 2] = ["charged {\"card\"", "session=secret"];
 
-/// What nothing but clients and upstreams may hold.
+/// Secrets that only clients and upstreams may hold.
 pub(crate) const ALL: [&str; 16] = [
     KEY,
     BEARER,
@@ -48,7 +48,7 @@ pub(crate) const ALL: [&str; 16] = [
     SENT_ALONG,
 ];
 
-/// Routes for all of it; the upstream of one is not there.
+/// Routes for all requests; the upstream of one does not exist.
 pub(crate) const ROUTES: &str = r#"
 [defaults]
 tenant = "credential"
@@ -94,12 +94,12 @@ match = "POST /stripe/{*rest}"
 errors = "stripe"
 "#;
 
-/// Sends, and keeps what was answered.
+/// Sends requests, and keeps the responses.
 pub(crate) struct Sender {
     client: Client,
     http2: Client,
     pub(crate) answers: Vec<Answer>,
-    /// Issued keys and handles: secrets that are made on the way.
+    /// Issued keys and handles: secrets that are created during the test.
     pub(crate) made: Vec<String>,
 }
 
@@ -109,12 +109,12 @@ impl Sender {
         Self { client, http2, answers: Vec::new(), made: Vec::new() }
     }
 
-    /// A call with every secret that a good one has.
+    /// A call with every secret of a valid one.
     pub(crate) fn call(&self, path: &str, number: usize) -> Call {
         dressed(&self.client, path).header("idempotency-key", &format!("{KEY}-{number}"))
     }
 
-    /// Sends it, and checks that it came to what was meant.
+    /// Sends a call, and checks the status and code of its response.
     pub(crate) async fn send(&mut self, call: Call, status: u16, code: &str) -> Answer {
         let answer = call.send().await.unwrap();
         assert_eq!((answer.status(), &*answer.code()), (status, code), "{}", answer.text());
@@ -122,7 +122,7 @@ impl Sender {
         answer
     }
 
-    /// Everything that an upstream and a store that work lead to.
+    /// Everything that can happen while upstream and store work.
     pub(crate) async fn everything(&mut self, upstream: &Upstream) {
         for _executed_then_replayed in 0..2 {
             let charge = self.call("/any/charge", 1);
@@ -156,7 +156,7 @@ impl Sender {
         self.keys_in_bodies().await;
         self.issued().await;
         self.later(upstream).await;
-        // HTTP/2 has its own way to carry all that, and libraries of its own.
+        // HTTP/2 encodes all of this differently, with other libraries.
         for (path, status, code) in
             [("/any/charge", 201, ""), ("/required/charge", 400, "idempotency_key_missing")]
         {
@@ -170,7 +170,7 @@ impl Sender {
         let running = tokio::spawn(gate(self).send());
         upstream.ran("gate", 1).await;
         self.send(gate(self), 409, "request_in_progress").await;
-        // The client of this one goes away, and it goes on.
+        // The client of this request disconnects, and the operation goes on.
         running.abort();
         upstream.open("gate");
     }
@@ -235,7 +235,8 @@ impl Sender {
         self.send(call, 201, "").await;
     }
 
-    /// One in a minute; and one more, if who counts for all nodes did not answer in time.
+    /// One request per minute is allowed; and one more, if the shared counter did not respond in
+    /// time.
     async fn too_many(&mut self) {
         for number in 100.. {
             let answer = self.call("/limited/charge", number).send().await.unwrap();

@@ -1,9 +1,9 @@
-//! Finds a secret, however it is written.
+//! Search for a secret in many encodings.
 
 use base64::Engine;
 use base64::engine::general_purpose::{STANDARD_NO_PAD, URL_SAFE_NO_PAD};
 
-/// The ways in which something may write a secret without meaning to.
+/// The forms in which a secret may be written by accident.
 pub(crate) fn forms(secret: &[u8]) -> Vec<Vec<u8>> {
     let hex: String = secret.iter().map(|byte| format!("{byte:02x}")).collect();
     let every: String = secret.iter().map(|byte| format!("%{byte:02X}")).collect();
@@ -27,7 +27,7 @@ pub(crate) fn forms(secret: &[u8]) -> Vec<Vec<u8>> {
         numbers.join(",").into_bytes(),
         escaped.into_bytes(),
     ];
-    // In the middle of something else, its base64 depends on what comes before it.
+    // Inside a longer text, the base64 of a secret depends on what comes before it.
     for before in 0..3 {
         let whole = [&b"\0\0\0"[..before], secret].concat();
         for text in [STANDARD_NO_PAD.encode(&whole), URL_SAFE_NO_PAD.encode(&whole)] {
@@ -39,7 +39,7 @@ pub(crate) fn forms(secret: &[u8]) -> Vec<Vec<u8>> {
     forms
 }
 
-/// Whether a secret stands in there, in any form.
+/// True if the text contains the secret in any form.
 pub(crate) fn holds(text: &[u8], secret: &str) -> bool {
     forms(secret.as_bytes()).iter().any(|form| memchr::memmem::find(text, form).is_some())
 }

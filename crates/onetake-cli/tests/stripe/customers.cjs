@@ -1,5 +1,5 @@
-// Creates customers as asked, and prints what the SDK made of each answer.
-// CommonJS, because modules of the newer kind are not looked for in NODE_PATH.
+// Creates customers, and prints the result of the SDK for each.
+// CommonJS, because Node does not search NODE_PATH for ES modules.
 const Stripe = require("stripe");
 
 const [base, secretKey, retries, calls] = process.argv.slice(2);
@@ -24,6 +24,6 @@ async function create({ email, key }) {
 
 (async () => {
   for (const call of JSON.parse(calls)) console.log(JSON.stringify(await create(call)));
-  // The SDK leaves an answer unread that it retries after, and Node would wait for that connection.
+  // The SDK does not read a response that it retries after, and Node would wait for that connection.
   process.exit();
 })();

@@ -1,4 +1,4 @@
-"""Creates customers as asked, and prints what the SDK made of each answer."""
+"""Creates customers, and prints the result of the SDK for each."""
 
 import json
 import sys

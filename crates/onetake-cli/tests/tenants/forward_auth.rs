@@ -1,4 +1,5 @@
-//! `forward_auth`: asked first, for replays too; and what is not clearly allowed is not.
+//! `forward_auth`: asked before anything runs or is replayed; anything but a clear permission is a
+//! refusal.
 
 use futures_util::future::join_all;
 use onetake_sim::servers::until;
@@ -9,7 +10,7 @@ use tokio::net::TcpListener;
 use crate::auth::{Auth, Says};
 use crate::{KEY, World, assert_tells_nothing};
 
-/// A gateway that asks, and remembers an answer for this long.
+/// A gateway with `forward_auth` that caches an answer for this long.
 async fn world(cache: &str) -> (Auth, World) {
     world_with(cache, "30s", "").await
 }
@@ -86,7 +87,7 @@ async fn refusals_are_passed_on_and_nothing_runs() {
     assert_eq!((forbidden.status(), forbidden.code().as_str()), (403, "auth_refused"));
     assert_eq!(world.runs(), 0);
     assert_tells_nothing(&forbidden);
-    // A refusal is not remembered.
+    // A refusal is not cached.
     auth.says("stranger", Says::Allow("alice"));
     assert_eq!(world.pay_as("stranger").await.status(), 201);
 }
@@ -101,7 +102,7 @@ async fn a_revoked_credential_gets_no_recording() {
         let retry = world.pay_as("t").await;
         assert_eq!(retry.status(), status, "{says:?}");
         assert_tells_nothing(&retry);
-        // Nor does another payload show that there is something.
+        // Another payload does not reveal either that the key is known.
         let other = world.pay(KEY).header("authorization", "Bearer t").body("other");
         let other = other.send().await.unwrap();
         assert_eq!(other.status(), status, "{says:?}");
@@ -134,7 +135,7 @@ async fn what_is_not_clearly_allowed_is_refused() {
 
 #[tokio::test]
 async fn without_the_service_nothing_runs() {
-    // Nobody listens, somebody hangs up, and somebody speaks another protocol.
+    // No listener, a listener that hangs up, and one that speaks another protocol.
     for says in [None, Some(""), Some("220 mail.example ESMTP\r\n")] {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();

@@ -1,4 +1,4 @@
-//! Whose key it is, through the gateway: who is believed, and who is asked.
+//! Tenants through the gateway: trusted headers, addresses and tokens, and `forward_auth`.
 #![expect(clippy::unwrap_used, clippy::panic, reason = "tests may panic")]
 
 #[path = "../common/auth.rs"]
@@ -28,7 +28,7 @@ pub(crate) struct World {
 }
 
 impl World {
-    /// With these lines below `[gateway]`, and these routes.
+    /// A gateway with these lines below `[gateway]`, and these routes.
     pub(crate) async fn start(gateway: &str, routes: &str) -> Self {
         let upstream = Upstream::start().await.unwrap();
         let url = upstream.url();
@@ -46,7 +46,7 @@ impl World {
         self.client.post("/pay/charge").without("authorization").key(key)
     }
 
-    /// One with a bearer token.
+    /// A payment with a bearer token.
     pub(crate) async fn pay_as(&self, token: &str) -> Answer {
         let call = self.pay(KEY).header("authorization", &format!("Bearer {token}"));
         call.send().await.unwrap()

@@ -1,4 +1,4 @@
-//! `forward_auth`, for those who watch it: every question is counted once, however it ends.
+//! Metrics of `forward_auth`: every question is counted once, with any result.
 
 use std::collections::BTreeMap;
 
@@ -13,7 +13,7 @@ use crate::KEY;
 use crate::auth::{Auth, Says};
 use crate::binary::Process;
 
-/// What is counted, by answer; and how many questions were timed, and for how many seconds.
+/// Counters by answer, the number of timed questions, and their total seconds.
 async fn counted(gateway: &Process) -> (BTreeMap<String, usize>, usize, f64) {
     let text = Client::new(gateway.admin).post("/metrics").method("GET").body("").send().await;
     let text = text.unwrap().text();
@@ -64,7 +64,7 @@ async fn every_question_is_counted_once() {
         (Says::Nameless, "/pay/charge", 503),
         (Says::Nothing, "/impatient/charge", 503),
         (Says::Allow("alice"), "/pay/charge", 201),
-        // Not asked any more.
+        // The answer is cached now.
         (Says::Refuse, "/pay/charge", 201),
         (Says::Break, "/pay/charge", 201),
     ] {
@@ -76,7 +76,7 @@ async fn every_question_is_counted_once() {
     assert_eq!((&answers, timed), (&expected, 6));
     assert!((0.2..60.0).contains(&seconds), "one of them took the whole timeout: {seconds}");
 
-    // A client that does not wait for the answer.
+    // A client that does not wait for the response.
     auth.says("t", Says::Nothing);
     let asked = auth.asked().len();
     let mut client = TcpStream::connect(gateway.address).await.unwrap();
@@ -94,7 +94,7 @@ async fn every_question_is_counted_once() {
     })
     .await;
 
-    // More at once than may wait.
+    // More concurrent questions than may wait.
     auth.says("t", Says::Gate("alice"));
     let calls = (0..300).map(|number| {
         let call = gateway.client.post("/patient/charge").without("authorization");

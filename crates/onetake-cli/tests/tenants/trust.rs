@@ -1,4 +1,4 @@
-//! Who is believed: forged tokens, addresses and tenant headers.
+//! Trust: forged tokens, addresses and tenant headers.
 
 use aws_lc_rs::hmac;
 use base64::Engine as _;
@@ -36,7 +36,7 @@ async fn a_trusted_proxy_tells_clients_apart() {
     };
     assert_eq!(from("192.0.2.1").await.status(), 201);
     assert!(!from("192.0.2.2").await.is_replay(), "somebody else");
-    // What a client writes stands to the left of the client.
+    // A client's own entries are to the left of its address.
     assert!(from("192.0.2.9, 192.0.2.1").await.is_replay());
     assert!(from("::ffff:192.0.2.1").await.is_replay());
     assert_eq!(world.runs(), 2);
@@ -66,7 +66,7 @@ async fn a_credential_that_changes_with_every_request_is_refused() {
     assert_eq!(world.runs(), 0);
 }
 
-/// A token with this head and these claims, signed with HMAC under this secret.
+/// A token with this header and these claims, signed with HMAC and this secret.
 fn token(secret: &[u8], header: &Value, claims: &Value) -> String {
     let part = |value: &Value| URL_SAFE_NO_PAD.encode(value.to_string());
     let signed = format!("{}.{}", part(header), part(claims));

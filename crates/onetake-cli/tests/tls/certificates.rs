@@ -1,4 +1,4 @@
-//! Certificates, made when they are needed; those that are not said to be old are never old.
+//! Certificates for tests, created on demand. They never expire, unless a test asks for it.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use rustls::crypto::{CryptoProvider, aws_lc_rs};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 
-/// Somebody who issues certificates.
+/// A certificate authority.
 pub(crate) struct Authority {
     pub(crate) certificate: String,
     issuer: Issuer<'static, KeyPair>,
@@ -26,7 +26,7 @@ impl Authority {
     pub(crate) fn new() -> Self {
         let key = KeyPair::generate().unwrap();
         let mut params = CertificateParams::new(Vec::new()).unwrap();
-        // Two of one name could not be told apart before a signature is checked.
+        // Two authorities with the same name could only be told apart by a signature check.
         let name = key.public_key_raw().iter().map(u8::to_string).collect::<String>();
         params.distinguished_name.push(DnType::OrganizationName, name);
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
@@ -39,12 +39,12 @@ impl Authority {
         self.issue_with(name, |_| {})
     }
 
-    /// One that is over.
+    /// A certificate that has expired.
     pub(crate) fn issue_old(&self, name: &str) -> Pair {
         self.issue_with(name, |params| params.not_after = date_time_ymd(1976, 1, 1))
     }
 
-    /// One that is not for today yet.
+    /// A certificate that is not valid yet.
     pub(crate) fn issue_early(&self, name: &str) -> Pair {
         self.issue_with(name, |params| params.not_before = date_time_ymd(4000, 1, 1))
     }
@@ -65,7 +65,8 @@ impl Authority {
 }
 
 impl Pair {
-    /// Writes both as a careful operator does: whole, under another name, and then in place.
+    /// Writes both files as a careful operator does: completely, under another name, and then
+    /// renamed.
     pub(crate) fn write(&self, folder: &Path) {
         replace(folder, "cert.pem", &self.certificate);
         replace(folder, "key.pem", &self.key);
@@ -80,7 +81,7 @@ impl Pair {
     }
 }
 
-/// Puts a file in place of another, all at once.
+/// Replaces a file atomically.
 pub(crate) fn replace(folder: &Path, name: &str, content: &str) {
     let next = folder.join(format!("{name}.next"));
     std::fs::write(&next, content).unwrap();

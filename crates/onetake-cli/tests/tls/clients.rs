@@ -41,7 +41,7 @@ async fn one_operation_over_http_1_and_2_and_tls_1_2_and_1_3() {
         }
     }
     assert_eq!(upstream.runs(key), 1);
-    // Whoever offers nothing that is spoken here is told so.
+    // A client that offers no supported protocol is refused.
     assert!(Peer::connect(gateway.address(), &authority, &["h3"]).await.is_err());
 }
 

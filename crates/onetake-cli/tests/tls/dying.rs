@@ -1,5 +1,5 @@
-//! Upstreams that die in the middle of TLS: before anything was sent, nothing was asked; afterwards
-//! nobody knows.
+//! Upstreams that die during TLS. Before anything was sent, nothing ran; afterwards the outcome is
+//! unknown.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -16,20 +16,21 @@ use crate::certificates::{Authority, replace};
 use crate::front::{Rules, server_config};
 use crate::gateway;
 
-/// When an upstream ends a connection.
+/// The moment when an upstream ends a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Dies {
     AtOnce,
     InTheHandshake,
-    /// It never says a word, and does not end.
+    /// It never responds, and keeps the connection open.
     NeverSpeaks,
     AfterTheRequest,
-    /// Its answer has no length, so that its end is the connection's; TLS tells whether it is whole.
+    /// The response has no length, so it ends with the connection; TLS shows whether it is
+    /// complete.
     InTheAnswer,
     AfterTheAnswer,
 }
 
-/// An upstream that dies as `next` says; counts the requests that it read.
+/// An upstream that dies at this moment; it counts the requests that it read.
 async fn dying(config: Arc<ServerConfig>, dies: Dies, read: Arc<AtomicUsize>) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();

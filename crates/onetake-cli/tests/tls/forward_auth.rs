@@ -1,4 +1,5 @@
-//! A service that knows credentials, behind TLS: met as upstreams are, and asked nothing before it is known.
+//! `forward_auth` over TLS, with the settings of upstreams: nothing is sent before the service is
+//! verified.
 
 use std::path::Path;
 
@@ -17,7 +18,7 @@ use crate::front::{Front, Rules};
 
 const KEY: &str = "asked-behind-tls-0001";
 
-/// A payment with a bearer token, whom the service calls alice.
+/// A payment with a bearer token, for which the service names alice.
 async fn pay(client: &Client) -> Answer {
     let call = client.post("/any/charge").without("authorization").key(KEY);
     call.header("authorization", "Bearer t").send().await.unwrap()
@@ -38,7 +39,8 @@ fn roots(folder: &Path, more: &str) -> String {
     format!("upstream_tls = {{ roots = \"{}/ca.pem\"{more} }}", folder.display())
 }
 
-/// A gateway that asks there. Its upstream is plain: nothing but the question is encrypted.
+/// A gateway that asks the service there. Its upstream is plain HTTP: only the question is
+/// encrypted.
 async fn gateway(upstream: &Upstream, tls: &str, routes: &str) -> (InProcess, Client) {
     let lines = format!("upstream = \"{}\"\n{tls}", upstream.url());
     let gateway = InProcess::start(format!("{}{routes}\n", configuration(&lines))).await;
@@ -111,7 +113,7 @@ async fn a_service_that_is_not_known_is_told_no_credential_and_nothing_runs() {
         refuses(host, front.address.port(), "5s").await;
         assert!(front.connections() >= 2, "{host}");
     }
-    // One that does not speak TLS, and one that never says anything.
+    // A service without TLS, and one that never responds.
     refuses("localhost", auth.address.port(), "5s").await;
     let silent = TcpListener::bind("127.0.0.1:0").await.unwrap();
     refuses("127.0.0.1", silent.local_addr().unwrap().port(), "100ms").await;
@@ -157,7 +159,7 @@ async fn a_recording_is_not_shown_while_the_service_is_not_trusted() {
     let pair = authority.issue("localhost");
     let front = Front::start(auth.address, &pair, Rules::default()).await;
     let route = format!("[defaults]\n{}\n", tenant("localhost", front.address.port()));
-    // Without roots of its own it is the system's that count.
+    // Without configured roots, the system's roots apply.
     for (number, root) in ["right.pem", "wrong.pem", "right.pem"].into_iter().enumerate() {
         let file = folder.path().join(root);
         let variables = [("SSL_CERT_FILE", file.to_str().unwrap())];

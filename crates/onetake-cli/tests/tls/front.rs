@@ -14,14 +14,14 @@ use tokio_rustls::TlsAcceptor;
 
 use crate::certificates::{Authority, Pair, provider};
 
-/// Takes TLS off whatever comes, and passes it on.
+/// A proxy that terminates TLS.
 pub(crate) struct Front {
     pub(crate) address: SocketAddr,
     connections: Arc<AtomicUsize>,
     task: AbortHandle,
 }
 
-/// Whom a front lets in.
+/// The clients and protocol versions that a front accepts.
 pub(crate) struct Rules<'a> {
     pub(crate) clients: Option<&'a Authority>,
     pub(crate) versions: &'a [&'static SupportedProtocolVersion],
@@ -33,7 +33,7 @@ impl Default for Rules<'_> {
     }
 }
 
-/// What a front answers with.
+/// The TLS configuration of a front.
 pub(crate) fn server_config(pair: &Pair, rules: &Rules<'_>) -> Arc<ServerConfig> {
     let builder = ServerConfig::builder_with_provider(provider());
     let builder = builder.with_protocol_versions(rules.versions).unwrap();
@@ -69,18 +69,18 @@ impl Front {
         Self { address, connections, task: task.abort_handle() }
     }
 
-    /// How many connections were made to it.
+    /// Number of connections that were made to it.
     pub(crate) fn connections(&self) -> usize {
         self.connections.load(Ordering::SeqCst)
     }
 
-    /// `upstream = …`, by a name.
+    /// The line `upstream = …` with this host name.
     pub(crate) fn upstream(&self, host: &str) -> String {
         format!("upstream = \"https://{host}:{}\"", self.address.port())
     }
 }
 
-/// Passes on what a client says first, and then nothing before there is a lot of it.
+/// Passes the client's first message on, and then holds back until there are many bytes.
 pub(crate) async fn hold_back(behind: SocketAddr, bytes: usize) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();

@@ -1,4 +1,4 @@
-//! A client that sees whom it speaks with.
+//! A client that exposes the server's certificate.
 
 use std::io;
 use std::net::SocketAddr;
@@ -50,8 +50,8 @@ pub(crate) async fn open(
 }
 
 impl Peer {
-    /// Connects to `localhost`, trusts nobody but `authority`, and speaks what the other side
-    /// picks of `alpn`.
+    /// Connects to `localhost`, trusts only `authority`, and speaks the protocol that the server
+    /// selects from `alpn`.
     pub(crate) async fn connect(
         address: SocketAddr,
         authority: &Authority,

@@ -1,4 +1,5 @@
-//! Who is asked what became of an attempt, behind TLS: met as upstreams are, and told nothing before it is known.
+//! Reconciliation over TLS, with the settings of upstreams: nothing is sent before the service is
+//! verified.
 
 use onetake_sim::blackbox::Target;
 use onetake_sim::client::Client;
@@ -49,7 +50,7 @@ async fn who_knows_the_outcome_is_asked_if_its_certificate_is_right() {
             assert_eq!(desk.asked().len(), 1);
         } else {
             assert_eq!(last.code(), "previous_attempt_failed");
-            assert!(last.text().contains("who is asked cannot be connected to"), "{}", last.text());
+            assert!(last.text().contains("the service cannot be connected to"), "{}", last.text());
             assert!(desk.asked().is_empty(), "a stranger is told no key");
             assert!(front.connections() > 0);
         }

@@ -45,14 +45,14 @@ async fn new_connections_use_new_certificates_and_old_ones_go_on() {
     let expires = "onetake_tls_expires_seconds{field=\"gateway.tls\"} 67090118400\n";
     assert!(seen_by_others.contains(expires), "{seen_by_others}");
 
-    // Half of it, and for good: the old pair stays, which is told once.
+    // A truncated certificate that stays: the old pair stays in use, and a warning is logged once.
     replace(files.path(), "cert.pem", &third.certificate[..100]);
     told(&gateway, NOT_USED, 1).await;
     go_on(&mut olds).await;
     until("others see it", async || text(&metrics).await.contains(&refused(1))).await;
     let peer = Peer::connect(address, &authority, &["h2"]).await.unwrap();
     assert_eq!(peer.certificate, certificate(&second.certificate));
-    // The key is missing still.
+    // The new key is still missing.
     replace(files.path(), "cert.pem", &third.certificate);
     told(&gateway, NOT_USED, 2).await;
     go_on(&mut olds).await;
@@ -63,7 +63,7 @@ async fn new_connections_use_new_certificates_and_old_ones_go_on() {
     go_on(&mut olds).await;
     until("others see it", async || text(&metrics).await.contains(&refused(0))).await;
 
-    // By another authority, and back again: every state of the files is found.
+    // Another authority, and back again: every change of the files is found.
     let fourth = successor.issue("localhost");
     fourth.write(files.path());
     let _newest = seen(&gateway, &successor, &fourth.certificate).await;
@@ -81,7 +81,7 @@ async fn new_connections_use_new_certificates_and_old_ones_go_on() {
     }
 }
 
-/// Uses old connections, before they have been idle for too long.
+/// Uses old connections before their idle timeout.
 async fn go_on(olds: &mut [Peer]) {
     for old in olds {
         let answer = old.post("/any/charge", "under-a-new-certificate").await.unwrap();
@@ -93,7 +93,7 @@ async fn text(call: &Call) -> String {
     call.clone().send().await.unwrap().text()
 }
 
-/// Connects until the gateway shows this certificate.
+/// Connects until the gateway presents this certificate.
 async fn seen(gateway: &Process, authority: &Authority, expected: &str) -> Peer {
     let mut found = None;
     until("the certificate is in use", async || {
@@ -105,7 +105,7 @@ async fn seen(gateway: &Process, authority: &Authority, expected: &str) -> Peer 
     found.unwrap()
 }
 
-/// Waits until the gateway has logged something so many times.
+/// Waits until the gateway has logged a text this many times.
 async fn told(gateway: &Process, what: &str, times: usize) {
     let count = || gateway.logs.lock().unwrap().matches(what).count();
     until("it is logged", async || count() >= times).await;

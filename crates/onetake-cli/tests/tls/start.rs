@@ -1,4 +1,4 @@
-//! What is of no use is refused when the gateway starts, with the field, the file and the fix.
+//! Invalid files are refused at the start, with the field, the file and the fix.
 
 use std::path::Path;
 use std::process::Command;
@@ -9,7 +9,7 @@ use onetake_cli::gateway::{Gateway, StartError};
 use crate::certificates::Authority;
 use crate::{configuration, tls_of};
 
-/// What `serve` says about it; and `check` says the same.
+/// The error of `serve`; `check` reports the same.
 async fn refused(lines: &str) -> String {
     let configuration = configuration(lines);
     let config =
@@ -22,7 +22,7 @@ async fn refused(lines: &str) -> String {
     said
 }
 
-/// `onetake check`: its exit code, and what it wrote to standard output and standard error.
+/// Runs `onetake check`. Returns its exit code, standard output and standard error.
 fn check(lines: &str) -> (i32, String, String) {
     let file = tempfile::NamedTempFile::new().unwrap();
     std::fs::write(file.path(), configuration(lines)).unwrap();
@@ -64,7 +64,7 @@ async fn a_certificate_or_key_that_is_of_no_use() {
         (&right.certificate, rubbish_key, key, "Ed25519"),
         (&right.certificate, locked, key, "has a password"),
         (&right.certificate, &other.key, key, "not the key of"),
-        // The authority's own certificate first: the key is of another.
+        // The authority's certificate comes first, and the key belongs to another one.
         (&both, &right.key, key, "come first"),
     ] {
         std::fs::write(folder.path().join("cert.pem"), one).unwrap();
@@ -136,7 +136,7 @@ fn check_reads_what_serve_would_read_and_tells_of_both_sides() {
     authority.issue("localhost").write(folder.path());
     let (code, said, errors) = check(&format!("{right}\n{clients}"));
     assert!(code == 0 && said.contains("fine") && errors.is_empty(), "{said}{errors}");
-    // What nobody would read is not read; but it is told that nobody would.
+    // Unused files are not read; but a warning says that they are unused.
     let unread = wrong.replace("https://", "http://");
     let (code, said, errors) = check(&unread);
     assert!(code == 0 && said.contains("without effect"), "{said}{errors}");
@@ -145,7 +145,7 @@ fn check_reads_what_serve_would_read_and_tells_of_both_sides() {
     assert!(code == 2 && errors.contains("nowhere.pem"), "{errors}");
 }
 
-/// An upstream over TLS, with these files of a folder.
+/// An upstream with TLS and these files of a folder.
 fn upstream_tls(folder: &Path, fields: &[(&str, &str)]) -> String {
     let field =
         |(name, file): &(&str, &str)| format!("{name} = \"{}\"", folder.join(file).display());

@@ -50,7 +50,7 @@ async fn behind_a_wrong_root_nothing_runs_until_it_is_right() {
     let answer = client.post("/any/charge").key(key).send().await.unwrap();
     assert_eq!((answer.status(), answer.code().as_str()), (502, "upstream_unreachable"));
     assert_eq!(upstream.runs_in_all(), 0);
-    // The right one comes; nothing is restarted, and the same key runs.
+    // The right root arrives. Without a restart, the same key runs.
     replace(folder.path(), "ca.pem", &authority.certificate);
     until("the new root is in use", async || {
         let answer = client.post("/any/charge").key(key).send().await.unwrap();
@@ -135,7 +135,7 @@ async fn what_was_sent_behind_a_certificate_that_is_turned_down_was_never_read()
     let upstream = Upstream::start().await.unwrap();
     let rules = Rules { clients: Some(&clients), versions: &[&TLS13] };
     let front = Front::start(upstream.address(), &authority.issue("localhost"), rules).await;
-    // The whole request is on its way before the upstream hears that there is no certificate.
+    // The whole request is on its way before the upstream learns that there is no certificate.
     let held = hold_back(front.address, 20_000).await;
     let lines = format!(
         "upstream = \"https://localhost:{}\"\nupstream_tls = {{ roots = \"{}/ca.pem\" }}",

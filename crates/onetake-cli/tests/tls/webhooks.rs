@@ -1,4 +1,5 @@
-//! A webhook behind TLS: met as upstreams are, and told nothing before it is known.
+//! A webhook over TLS, with the settings of upstreams: nothing is sent before the receiver is
+//! verified.
 
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
@@ -15,7 +16,7 @@ use crate::certificates::{Authority, replace};
 use crate::front::{Front, Rules};
 use crate::roots_of;
 
-/// Ended when it is dropped.
+/// A relay process; killed when dropped.
 struct Relay(Child);
 
 impl Drop for Relay {

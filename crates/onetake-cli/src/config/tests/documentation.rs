@@ -1,4 +1,5 @@
-//! The tables of options in docs/CONFIGURATION.md: written from the declaration, and checked to be current.
+//! The tables of options in docs/CONFIGURATION.md: written from the declarations, and checked to be
+//! current.
 //!
 //! `ONETAKE_WRITE_DOCS=1 cargo test -p onetake-cli --lib documentation` writes them.
 
@@ -57,7 +58,7 @@ fn table_of(options: &[OptionInfo]) -> String {
     out
 }
 
-/// The table with this label, wherever it is.
+/// The table with this label, at any depth.
 fn find(info: TableInfo, label: &str) -> Option<Vec<OptionInfo>> {
     fn inner(shape: &Shape, label: &str) -> Option<Vec<OptionInfo>> {
         match shape {

@@ -1,8 +1,8 @@
-//! Every field: a right value, and a wrong one whose message names it.
+//! Every field: a valid value, and an invalid one whose message names the field.
 
 use super::*;
 
-/// Where a field stands in a file.
+/// A file with a line in this section.
 pub(super) fn file(section: &str, line: &str) -> String {
     let upstream = "upstream = \"http://127.0.0.1:3000\"\n";
     match section {
@@ -15,12 +15,12 @@ pub(super) fn file(section: &str, line: &str) -> String {
     }
 }
 
-/// Section, right lines, and wrong ones with the field that the message must name.
+/// Section, valid lines, and invalid ones with the field that the message must name.
 type Row = (&'static str, Lines, Refused);
 type Lines = &'static [&'static str];
 type Refused = &'static [(&'static str, &'static str)];
 
-/// What the right lines find in the environment.
+/// Environment variables of the valid lines.
 const VARIABLES: &[(&str, &str)] = &[
     ("TEST_STORE", "postgres://db/x"),
     ("TEST_FILTER", "redis://cache"),
@@ -232,7 +232,8 @@ const SECTIONS: &[Row] = &[
     ),
 ];
 
-/// What routes and defaults share: right lines, and wrong ones with the rest of the path.
+/// Options that routes and `[defaults]` share: valid lines, and invalid ones with the rest of the
+/// path.
 const POLICY: &[(Lines, Refused)] = &[
     (
         &["namespace = \"pay/v1\""],

@@ -1,4 +1,4 @@
-//! The exact text of messages that many people will see.
+//! The exact text of frequent messages.
 
 use super::*;
 

@@ -20,7 +20,7 @@ use onetake_http::{
     KeySource, Policy, StatusRules,
 };
 
-/// The file in the documentation is one that works.
+/// The file in the documentation is valid.
 #[test]
 fn the_documented_file_is_accepted() {
     let page = include_str!("../../../../../docs/CONFIGURATION.md");

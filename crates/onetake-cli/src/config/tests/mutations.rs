@@ -1,8 +1,9 @@
-//! Whatever a file or the environment holds, the answer is a configuration or a message.
+//! Any content of a file or the environment leads to a configuration or a message, never to a
+//! panic.
 
 use super::*;
 
-/// Xorshift: reproducible, and no dependency for it.
+/// Xorshift random numbers: reproducible, and without a dependency.
 pub(super) struct Dice(pub(super) u64);
 
 impl Dice {
@@ -82,7 +83,7 @@ fn mutated_files_never_panic() {
     for _ in 0..3000 {
         accepted += usize::from(assert_answered(&mutate(EXAMPLE, &mut dice), &[]));
     }
-    // Both ways out must have been taken, or the mutations test nothing.
+    // Both results must occur, or the mutations test nothing.
     assert!((30..2900).contains(&accepted), "{accepted}");
 }
 
@@ -102,8 +103,8 @@ fn mutated_values_never_panic() {
 
 #[test]
 fn nesting_does_not_overflow_the_stack() {
-    // The parser limits each kind of nesting to 80, but not one inside the other; what is left is
-    // little enough for the stack of a main thread, even unoptimised.
+    // The parser limits each kind of nesting to 80, but not one kind inside the other. The
+    // remaining depth fits the stack of a main thread, even in an unoptimised build.
     let main = std::thread::Builder::new().stack_size(8 << 20);
     let check = main.spawn(|| {
         let dotted = format!("{}a = {{", "a.".repeat(78));

@@ -66,7 +66,7 @@ fn variables_hold_toml_values_or_text() {
     assert_eq!(tenant, Tenant::Header(HeaderName::from_static("x-a")));
 }
 
-/// The policy of one route below these defaults.
+/// The policy of one route with these defaults.
 fn route(defaults: &str, route: &str) -> Policy {
     let text = format!(
         "[gateway]\nupstream = \"http://a\"\n[defaults]\ntenant = \"public\"\n{defaults}\n\

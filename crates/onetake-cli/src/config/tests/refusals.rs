@@ -1,4 +1,4 @@
-//! What is not there, or without effect.
+//! Options that do not exist or have no effect.
 
 use super::*;
 

@@ -1,4 +1,4 @@
-//! Options that had another name: the message has the new one.
+//! Options that were renamed: the message names the new one.
 
 use super::*;
 

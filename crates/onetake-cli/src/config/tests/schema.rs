@@ -12,8 +12,8 @@ use crate::config::form::Shape;
 use crate::config::policy::PolicyOptions;
 use crate::config::table::TableInfo;
 
-/// What only `check` refuses: bounds of durations and sizes, rules between two fields, and what is
-/// outside the file.
+/// Values that only `check` refuses: bounds of durations and sizes, rules between two fields, and
+/// everything outside the file.
 const CHECK_ONLY: &[&str] = &[
     "interval = \"25h\"",
     "ttl = \"401d\"",
@@ -33,7 +33,7 @@ const CHECK_ONLY: &[&str] = &[
     "key = { from = \"json\", pointer = \"/id\" }",
     "key = { from = \"derive\", parts = [\"json:/a\"] }",
     "record = [\"404\"]\nmark_unknown = [\"5xx\", \"404\"]",
-    // In any letter case, which a pattern cannot say.
+    // In any letter case, which a pattern cannot express.
     "fingerprint = { mode = \"bytes\", headers = [\"Date\"] }",
     "url = { env = \"ONETAKE_NOBODY_SETS_THIS\" }",
     "sink = \"nats://a/b\"",
@@ -55,7 +55,7 @@ const CHECK_ONLY: &[&str] = &[
     "tenant = { forward_auth = { url = \"http://a\", cache = \"61s\" } }",
     "on_unknown = \"reconcile\"",
     "reconcile = \"GET http://a/{derived_key}\"",
-    // What must fit together.
+    // Options that must fit together.
     "on_unknown = \"reconcile\"\nttl = \"129s\"\nreconcile = \"GET http://a/{derived_key}\"",
     "on_unknown = \"reconcile\"\nttl = \"1h\"\nupstream_timeout = \"30m\"\nreconcile = \"GET http://a/{derived_key}\"",
     "on_unknown = \"retry\"\nreconcile = \"GET http://a/{derived_key}\"",
@@ -74,7 +74,7 @@ const CHECK_ONLY: &[&str] = &[
     "on_unknown = \"reconcile\"\nreconcile = { request = \"GET http://a/{derived_key}\", request_headers = { X-A = { env = \"ONETAKE_NOBODY_SETS_THIS\" } } }",
 ];
 
-/// What the files in `examples` find in the environment.
+/// Environment variables of the files in `examples`.
 const VARIABLES: &[(&str, &str)] = &[
     ("DATABASE_URL", "postgres://me:secret@db/payments"),
     ("REDIS_URL", "redis://cache"),
@@ -90,7 +90,7 @@ fn validator() -> Validator {
     jsonschema::draft202012::new(&schema).unwrap_or_else(|error| panic!("{error}"))
 }
 
-/// A file as JSON; none, if it has an integer that JSON's do not reach.
+/// A file as JSON; `None` if it has an integer that JSON cannot hold.
 fn to_json(text: &str) -> Option<Value> {
     toml::from_str(text).ok()
 }
@@ -102,7 +102,7 @@ fn assert_valid(validator: &Validator, text: &str) {
     assert_eq!(faults.collect::<Vec<_>>(), Vec::<String>::new(), "{text}");
 }
 
-/// Every table of the declaration, with the pointer at which the schema has it.
+/// Every table of the declarations, with its JSON Pointer in the schema.
 fn tables() -> Vec<(String, TableInfo)> {
     fn inner(shape: &Shape, at: &str, found: &mut Vec<(String, TableInfo)>) {
         match shape {
@@ -156,7 +156,7 @@ fn the_schema_has_every_field_and_no_other() {
     }
 }
 
-/// Where the schema has tables.
+/// Finds the JSON Pointers of all tables in the schema.
 fn find_tables(schema: &Value, pointer: &str, found: &mut BTreeSet<String>) {
     match schema {
         Value::Object(members) => {
@@ -187,7 +187,7 @@ fn every_field_has_a_right_line_and_a_wrong_one() {
         parts.filter(|(index, _)| index % 2 == 0).map(|(_, part)| part).collect::<String>()
     };
     let refused = wrong().into_iter().map(plain).collect::<BTreeSet<_>>();
-    // A table of the same kind may be written in another place.
+    // A table of the same kind may be tested in another place.
     let mut kinds: BTreeMap<(&str, &str), Vec<String>> = BTreeMap::new();
     for (pointer, info) in tables() {
         for name in info.names() {

@@ -1,4 +1,4 @@
-//! Where records are kept, and what may not be kept there.
+//! Stores, and routes that they may not be used for.
 
 use super::*;
 
@@ -34,7 +34,7 @@ fn payments_on_redis_alone_are_refused_and_told_why() {
     ] {
         assert!(read(&on(store)).is_ok(), "{store}");
     }
-    // A flag is no way around it.
+    // A flag cannot bypass the rule.
     let flags = Overrides { store: Some("redis://cache".to_owned()), ..Overrides::default() };
     assert!(load(Some(PAYMENT), "f", no_env(), flags).is_err());
 }
@@ -50,7 +50,7 @@ fn what_is_allowed_but_dear_is_a_warning() {
         warnings(&open),
         [
             "route[0] (POST /charges, preset \"payment\") has on_store_down = \"fail-open\": while the \
-          store is away, every retry runs again"
+          store is unreachable, every retry runs again"
         ]
     );
     assert_eq!(warnings(&open.replace("payment", "job")), Vec::<String>::new());
@@ -86,7 +86,7 @@ fn a_url_may_come_from_the_environment() {
     assert!(!said.contains("secret"), "{said}");
     let said = load(&[("CACHE_URL", "redis://c")]).unwrap_err().to_string();
     assert!(said.contains("store.url.env = \"DATABASE_URL\": there is no such variable"), "{said}");
-    // Above all stands the variable that is named after the field, as everywhere.
+    // The variable that is named after the field wins, as for all fields.
     let variables = [("ONETAKE__STORE__URL", "postgres://other/x"), ("CACHE_URL", "redis://c")];
     assert_eq!(load(&variables).unwrap().url.to_string(), "postgres://other/x");
 }

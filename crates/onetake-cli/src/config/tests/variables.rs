@@ -1,4 +1,5 @@
-//! `${NAME}` in strings, paths relative to the file, warnings of presets, and the explanation of a policy.
+//! `${NAME}` in strings, paths relative to the file, warnings about presets, and the explanation of
+//! a policy.
 
 use super::*;
 
@@ -40,7 +41,7 @@ fn a_variable_that_is_not_there_and_one_that_is_wrong() {
          set it for this process, or name another, or write $${ for the two characters ${"
     );
     assert!(said("ttl = \"${TTL\"", &[]).contains("`${` is not closed"));
-    // A variable may hold a secret: a message repeats the file, and not the variable.
+    // A variable may hold a secret: a message quotes the file, and not the variable.
     let wrong = said("ttl = \"${TTL}\"", &[("TTL", "hush-hush")]);
     assert!(
         wrong.contains("defaults.ttl = \"${TTL}\": not a duration") && !wrong.contains("hush"),
@@ -57,7 +58,7 @@ fn a_variable_that_is_not_there_and_one_that_is_wrong() {
         wrong.contains("did you mean \"http://${API}\"?") && !wrong.contains("hush"),
         "{wrong}"
     );
-    // Two dollars stand for one, and variables that are set from outside are taken as they are.
+    // Two dollars stand for one, and `ONETAKE__…` variables are not expanded.
     let literal = said("ttl = \"$${TTL}\"", &[("TTL", "1h")]);
     assert!(literal.contains("not a duration"), "{literal}");
     let outside = [("ONETAKE__DEFAULTS__NAMESPACE", "${TTL}"), ("TTL", "1h")];

@@ -1,4 +1,4 @@
-//! Changing keys: each change names the attempt that the operator saw, and says why (S20).
+//! Changes of keys by operators. Each names the attempt that the operator saw, and a reason (S20).
 
 use axum::Json;
 use axum::extract::State;
@@ -18,88 +18,88 @@ use super::input::{Body, Name, attempt, sentence};
 use super::keys::find;
 use super::views::{Header, Key, StateName, moment};
 
-/// The longest reason, and the longest detail of a failure, in bytes.
+/// Maximum length of a reason, and of a failure's detail, in bytes.
 const TEXT_BYTES_MAX: usize = 500;
-/// The longest name of somebody, and the longest code of a failure, in bytes.
+/// Maximum length of an operator's name, and of a failure's code, in bytes.
 const WORD_BYTES_MAX: usize = 100;
-/// The largest body of an outcome, in bytes.
+/// Maximum size of an outcome's body, in bytes.
 const BODY_BYTES_MAX: usize = 1 << 20;
-/// The largest head of an outcome, in bytes: what any client can read.
+/// Maximum size of an outcome's head, in bytes: one that any client can read.
 const HEAD_BYTES_MAX: usize = 32 << 10;
-/// Who it was, where nobody says.
+/// The operator's name in the audit log if none is given.
 const SOMEBODY: &str = "somebody with access to the admin API";
 
-/// A change, and why.
+/// A change, with its reason.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Change {
-    /// The attempt that the key shows now: if it is another one by then, nothing is done.
+    /// The key's latest attempt. If it has changed since you read it, nothing is done.
     #[schema(pattern = "^[0-9a-fA-F]{32}$")]
     attempt: String,
-    /// Why: for the audit. It should hold nothing secret.
+    /// The reason, for the audit log. It should hold no secret.
     #[schema(min_length = 1, max_length = 500)]
     reason: String,
-    /// Who you are: for the audit.
+    /// Your name, for the audit log.
     #[schema(min_length = 1, max_length = 100)]
     by: Option<String>,
 }
 
-/// A failure, and why.
+/// A failure, with its reason.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct FailChange {
-    /// The attempt that the key shows now: if it is another one by then, nothing is done.
+    /// The key's latest attempt. If it has changed since you read it, nothing is done.
     #[schema(pattern = "^[0-9a-fA-F]{32}$")]
     attempt: String,
-    /// Why: for the audit. It should hold nothing secret.
+    /// The reason, for the audit log. It should hold no secret.
     #[schema(min_length = 1, max_length = 500)]
     reason: String,
-    /// Who you are: for the audit.
+    /// Your name, for the audit log.
     #[schema(min_length = 1, max_length = 100)]
     by: Option<String>,
-    /// A word for machines; `failed_by_operator` by default.
+    /// The error code for machines; `failed_by_operator` by default.
     #[schema(min_length = 1, max_length = 100)]
     code: Option<String>,
-    /// What retries are told.
+    /// The error text that retries get.
     #[schema(min_length = 1, max_length = 500)]
     detail: Option<String>,
 }
 
-/// What is to be forgotten, and why.
+/// A key to be forgotten, with the reason.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct ForgetChange {
-    /// The attempt that the key shows now: if it is another one by then, nothing is done.
+    /// The key's latest attempt. If it has changed since you read it, nothing is done.
     #[schema(pattern = "^[0-9a-fA-F]{32}$")]
     attempt: String,
-    /// The state that the key shows now: if it is another one by then, nothing is done.
+    /// The key's state. If it has changed since you read it, nothing is done.
     state: StateName,
-    /// Why: for the audit. It should hold nothing secret.
+    /// The reason, for the audit log. It should hold no secret.
     #[schema(min_length = 1, max_length = 500)]
     reason: String,
-    /// Who you are: for the audit.
+    /// Your name, for the audit log.
     #[schema(min_length = 1, max_length = 100)]
     by: Option<String>,
 }
 
-/// An outcome, and why.
+/// An outcome, with the reason.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct ResolveChange {
-    /// The attempt that the key shows now: if it is another one by then, nothing is done.
+    /// The key's latest attempt. If it has changed since you read it, nothing is done.
     #[schema(pattern = "^[0-9a-fA-F]{32}$")]
     attempt: String,
-    /// Why: for the audit. It should hold nothing secret.
+    /// The reason, for the audit log. It should hold no secret.
     #[schema(min_length = 1, max_length = 500)]
     reason: String,
-    /// Who you are: for the audit.
+    /// Your name, for the audit log.
     #[schema(min_length = 1, max_length = 100)]
     by: Option<String>,
-    /// What retries get from now on.
+    /// The response that retries get from now on.
     outcome: Told,
 }
 
-/// An outcome as it is told.
+/// An outcome that an operator supplies.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Told {
@@ -112,13 +112,13 @@ pub(crate) struct Told {
     headers: Vec<Header>,
     /// The body, if it is text.
     body: Option<String>,
-    /// The body, if it is no text.
+    /// The body in base64, if it is not text.
     body_base64: Option<String>,
 }
 
-/// Says that the attempt had no effect: the next retry runs.
+/// Declares that the attempt had no effect: the next retry runs.
 #[utoipa::path(post, path = "/v1/keys/{name}/release", tag = "changes", request_body = Change,
-    params(("name" = String, Path, description = "Its reference, or its id",
+    params(("name" = String, Path, description = "The reference of the key, or its id",
         pattern = "^([0-9a-fA-F]{32}|([2-9A-HJ-NP-Za-hj-np-z]{4}-?){2}[2-9A-HJ-NP-Za-hj-np-z]{4})$")),
     responses((status = 200, body = Key), super::Refused, super::Missed, super::BadBody))]
 pub(super) async fn release(
@@ -129,9 +129,9 @@ pub(super) async fn release(
     change_it(&api, &name, change, Deed::Release).await
 }
 
-/// Says that the attempt failed for good: retries are told so.
+/// Declares that the attempt failed for good: retries get this failure.
 #[utoipa::path(post, path = "/v1/keys/{name}/fail", tag = "changes", request_body = FailChange,
-    params(("name" = String, Path, description = "Its reference, or its id",
+    params(("name" = String, Path, description = "The reference of the key, or its id",
         pattern = "^([0-9a-fA-F]{32}|([2-9A-HJ-NP-Za-hj-np-z]{4}-?){2}[2-9A-HJ-NP-Za-hj-np-z]{4})$")),
     responses((status = 200, body = Key), super::Refused, super::Missed, super::BadBody))]
 pub(super) async fn fail(
@@ -148,9 +148,9 @@ pub(super) async fn fail(
     change_it(&api, &name, Change { attempt, reason, by }, Deed::Fail(failure)).await
 }
 
-/// Tells the outcome: retries get it from now on.
+/// Records the outcome: retries get it from now on.
 #[utoipa::path(post, path = "/v1/keys/{name}/resolve", tag = "changes", request_body = ResolveChange,
-    params(("name" = String, Path, description = "Its reference, or its id",
+    params(("name" = String, Path, description = "The reference of the key, or its id",
         pattern = "^([0-9a-fA-F]{32}|([2-9A-HJ-NP-Za-hj-np-z]{4}-?){2}[2-9A-HJ-NP-Za-hj-np-z]{4})$")),
     responses((status = 200, body = Key), super::Refused, super::Missed, super::BadBody))]
 pub(super) async fn resolve(
@@ -162,9 +162,10 @@ pub(super) async fn resolve(
     change_it(&api, &name, Change { attempt, reason, by }, Deed::Resolve(recording)).await
 }
 
-/// Makes the key as if it had never been used, whatever came of it, unless it runs. The next request runs.
+/// Deletes the record of a key that is not running, in any other state. The next request with the
+/// key runs.
 #[utoipa::path(post, path = "/v1/keys/{name}/forget", tag = "changes", request_body = ForgetChange,
-    params(("name" = String, Path, description = "Its reference, or its id",
+    params(("name" = String, Path, description = "The reference of the key, or its id",
         pattern = "^([0-9a-fA-F]{32}|([2-9A-HJ-NP-Za-hj-np-z]{4}-?){2}[2-9A-HJ-NP-Za-hj-np-z]{4})$")),
     responses((status = 200, body = Key), super::Refused, super::Missed, super::BadBody))]
 pub(super) async fn forget(
@@ -178,7 +179,7 @@ pub(super) async fn forget(
         StateName::Released => Standing::Released,
         StateName::Unknown => Standing::Unknown,
         StateName::Running => {
-            return Err(Fault::invalid("`state`: what runs cannot be forgotten."));
+            return Err(Fault::invalid("`state`: a running key cannot be forgotten."));
         }
     };
     change_it(&api, &name, Change { attempt, reason, by }, Deed::Forget { seen }).await
@@ -194,26 +195,25 @@ async fn change_it(api: &Api, name: &str, change: Change, deed: Deed) -> Answer<
         Intervened::Absent => Err(Fault::no_key()),
         Intervened::Running(record) => {
             let end = record.abandoned_at().map(moment);
-            let until = end.map(|end| {
-                format!("; if nobody hears of it, its outcome is unknown from {end} on")
-            });
+            let until =
+                end.map(|end| format!("; if it does not, its outcome is unknown from {end} on"));
             let detail = format!(
-                "An attempt may still be running, and will say what became of it{}. Nothing was changed.",
+                "An attempt may still be running, and will report its outcome{}. Nothing was changed.",
                 until.unwrap_or_default()
             );
-            Err(Fault::standing("key_running", "The key runs", detail, &record))
+            Err(Fault::standing("key_running", "The key is running", detail, &record))
         }
         Intervened::Stale(record) if record.attempt != attempt => Err(Fault::standing(
             "attempt_stale",
-            "Another attempt has the key",
-            "`attempt` is not the one that has the key now. Look at it again. Nothing was changed.",
+            "There is a later attempt",
+            "`attempt` is not the key's latest attempt. Read the key again. Nothing was changed.",
             &record,
         )),
         Intervened::Stale(record) => {
             let name = record.state.name();
             let detail = format!(
-                "It is {name} by now, and what you want is not for that: only what is unknown is settled \
-                 by hand, and only what was seen is forgotten. Look at it again. Nothing was changed."
+                "The key is {name} now. Only an unknown key can be settled by an operator, and only a key \
+                 in the state that you named can be forgotten. Read it again. Nothing was changed."
             );
             Err(Fault::standing("key_settled", "The key is settled", detail, &record))
         }
@@ -227,20 +227,20 @@ impl Told {
         let status = status
             .ok_or_else(|| Fault::invalid("`outcome.status` must be a status from 200 to 599."))?;
         if self.headers.len() > 100 {
-            return Err(Fault::invalid("`outcome.headers` are more than 100."));
+            return Err(Fault::invalid("`outcome.headers` has more than 100 entries."));
         }
         let mut headers = HeaderMap::new();
         for Header { name, value } in &self.headers {
             let line = HeaderName::try_from(name).ok().zip(HeaderValue::try_from(value).ok());
             let (name, value) = line.ok_or_else(|| {
-                Fault::invalid("One of `outcome.headers` has a name or a value that no header has.")
+                Fault::invalid("One of `outcome.headers` has an invalid name or value.")
             })?;
             headers.append(name, value);
         }
         let body = match (self.body, self.body_base64) {
             (Some(_), Some(_)) => {
                 return Err(Fault::invalid(
-                    "Of `outcome.body` and `outcome.body_base64` write one, not both.",
+                    "Write either `outcome.body` or `outcome.body_base64`, not both.",
                 ));
             }
             (Some(text), None) => Bytes::from(text),
@@ -254,7 +254,7 @@ impl Told {
             return Err(Fault::invalid("The body of `outcome` is larger than 1 MiB."));
         }
         if [204, 205, 304].contains(&status.as_u16()) && !body.is_empty() {
-            return Err(Fault::invalid("An outcome of this `outcome.status` has no body."));
+            return Err(Fault::invalid("A response with this `outcome.status` has no body."));
         }
         let recording = record(status, &headers, Some(body), None);
         if recording.head.len() > HEAD_BYTES_MAX {

@@ -1,4 +1,4 @@
-//! What operators are told when something cannot be done: problems as RFC 9457 has them.
+//! Problem responses of the admin API, as in RFC 9457.
 
 use axum::Json;
 use axum::http::header::{CONTENT_TYPE, RETRY_AFTER, WWW_AUTHENTICATE};
@@ -8,31 +8,31 @@ use onetake_core::{Record, RecordId, StoreError, StoreErrorKind, hex};
 use serde::Serialize;
 use utoipa::ToSchema;
 
-/// Why something could not be done.
+/// The error of a request.
 #[derive(Debug)]
 pub(crate) struct Fault(Box<Problem>);
 
-/// A problem, as RFC 9457 has them.
+/// A problem as in RFC 9457.
 #[derive(Debug, Serialize, ToSchema)]
 pub(crate) struct Problem {
     /// The HTTP status.
     status: u16,
-    /// A word for machines.
+    /// The error code for machines.
     #[schema(value_type = String)]
     code: &'static str,
-    /// What is wrong, in a few words.
+    /// A short summary of the error.
     #[schema(value_type = String)]
     title: &'static str,
-    /// What is wrong, and what to do.
+    /// The explanation, with what to do.
     detail: String,
-    /// The attempt that has the key now, where that is the matter.
+    /// The key's latest attempt, if the error is about it.
     #[serde(skip_serializing_if = "Option::is_none")]
     attempt: Option<String>,
-    /// Where the key stands now, where that is the matter.
+    /// The key's state, if the error is about it.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>)]
     state: Option<&'static str>,
-    /// The ids of all keys that a reference could mean.
+    /// The ids of all keys that have this reference.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schema(required = false)]
     ids: Vec<String>,
@@ -66,9 +66,9 @@ impl Fault {
         self
     }
 
-    /// A parameter or a body that cannot be used: which, and what to write instead.
+    /// A parameter or a body that is invalid. The detail names it and says what to write instead.
     pub(super) fn invalid(detail: impl Into<String>) -> Self {
-        Self::new(StatusCode::BAD_REQUEST, "request_invalid", "The request cannot be used", detail)
+        Self::new(StatusCode::BAD_REQUEST, "request_invalid", "The request is invalid", detail)
     }
 
     pub(super) fn media_type() -> Self {
@@ -94,19 +94,20 @@ impl Fault {
     }
 
     pub(super) fn too_many(retry_after: u64) -> Self {
-        let detail = format!("Too many requests. Come back in {retry_after} s.");
+        let detail = format!("Too many requests. Retry in {retry_after} s.");
         let status = StatusCode::TOO_MANY_REQUESTS;
         let fault = Self::new(status, "too_many_requests", "Too many requests", detail);
         fault.with(|problem| problem.retry_after = Some(retry_after))
     }
 
     pub(super) fn no_page() -> Self {
-        let detail = "There is nothing at this path. /openapi.json tells what there is.";
+        let detail = "There is nothing at this path. /openapi.json lists all paths.";
         Self::new(StatusCode::NOT_FOUND, "not_found", "There is no such page", detail)
     }
 
     pub(super) fn no_method() -> Self {
-        let detail = "This path is there, but not for this method. /openapi.json tells for which.";
+        let detail =
+            "This path does not support this method. /openapi.json lists those that it does.";
         let status = StatusCode::METHOD_NOT_ALLOWED;
         Self::new(status, "method_not_allowed", "The method is not allowed", detail)
     }
@@ -116,7 +117,7 @@ impl Fault {
         Self::new(StatusCode::NOT_FOUND, "key_not_found", "There is no such key", detail)
     }
 
-    /// The same for who asks by what a client sent.
+    /// The error for a lookup by what a client sent.
     pub(super) fn no_such_key() -> Self {
         let detail = "There is no such key of this tenant in this namespace, or it has expired or was \
                       forgotten.";
@@ -127,11 +128,11 @@ impl Fault {
         let ids = ids.iter().map(|id| hex::encode(id.as_bytes())).collect();
         let detail = "Several keys have this reference: use one of `ids` in its place.";
         let status = StatusCode::CONFLICT;
-        let fault = Self::new(status, "reference_ambiguous", "Several keys are called so", detail);
+        let fault = Self::new(status, "reference_ambiguous", "The reference is ambiguous", detail);
         fault.with(|problem| problem.ids = ids)
     }
 
-    /// A key that is there and cannot be read.
+    /// A key that exists and cannot be read.
     pub(super) fn unreadable(error: StoreError) -> Self {
         if error.kind() != StoreErrorKind::Invalid {
             return error.into();
@@ -145,7 +146,7 @@ impl Fault {
         )
     }
 
-    /// Nothing was done, because of where the key stands now.
+    /// Nothing was done, because the key's state or attempt does not allow it.
     pub(super) fn standing(
         code: &'static str,
         title: &'static str,

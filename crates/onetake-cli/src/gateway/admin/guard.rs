@@ -1,9 +1,12 @@
-//! Who may ask: the token, no web pages, and not too often.
+//! Access control of the admin API: token, no web pages, rate limits.
 //!
-//! A browser that visits somebody's page may send requests to loopback too. Such requests are refused by
-//! what browsers say of them (`Origin`, `Sec-Fetch-Site`), by the media type, which a page cannot set
-//! without being asked first, and, where there is no token, by the host, which is a name where somebody
-//! points a name of theirs at loopback.
+//! A browser that visits a foreign page may also send requests to loopback addresses. Such requests
+//! are refused by these checks:
+//!
+//! - Headers that browsers add: `Origin` and `Sec-Fetch-Site`.
+//! - The media type: a page cannot set it without a preflight request.
+//! - Without a token, the host: it must not be a name, because an attacker can point a name at
+//!   loopback (DNS rebinding).
 
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -22,12 +25,12 @@ use subtle::ConstantTimeEq;
 use super::fault::Fault;
 use crate::config::Token;
 
-/// Requests a second, and how many at once.
+/// Requests per second, and the burst.
 const REQUESTS: (u32, u32) = (50, 100);
-/// Wrong tokens a second, and how many at once.
+/// Wrong tokens per second, and the burst.
 const WRONG_TOKENS: (u32, u32) = (5, 50);
 
-/// Looks at every request but those of probes.
+/// Checks every request, except those of probes.
 #[derive(Clone)]
 pub(super) struct Guard(Arc<Inner>);
 
@@ -51,7 +54,7 @@ impl Guard {
         if let Some(token) = token
             && !shows(headers, token)
         {
-            // Counted by themselves, so that nobody who guesses keeps an operator out.
+            // Counted separately, so that guessing tokens does not lock operators out.
             wrong_tokens.take()?;
             return Err(Fault::unauthorized());
         }
@@ -67,7 +70,8 @@ pub(super) async fn guard(State(guard): State<Guard>, request: Request, next: Ne
     }
 }
 
-/// Digests are of one length, and compared in constant time: how long it takes tells nothing.
+/// True if the request has the token. Digests have the same length and are compared in constant
+/// time, so the duration reveals nothing.
 fn shows(headers: &HeaderMap, token: &[u8; 32]) -> bool {
     let mut values = headers.get_all(AUTHORIZATION).iter();
     let (Some(value), None) = (values.next(), values.next()) else { return false };
@@ -94,7 +98,7 @@ fn refuse_pages(uri: &Uri, headers: &HeaderMap, has_token: bool) -> Result<(), F
     {
         return Err(Fault::cross_origin("A page of another site sent this."));
     }
-    // Wherever a request may have one: HTTP/2 has none but in its URI.
+    // All hosts of the request: HTTP/2 has it only in the URI.
     let mut hosts = headers
         .get_all(HOST)
         .iter()
@@ -109,7 +113,7 @@ fn refuse_pages(uri: &Uri, headers: &HeaderMap, has_token: bool) -> Result<(), F
     Ok(())
 }
 
-/// Whether a host is an address or `localhost`, with or without a port.
+/// True if a host is an address or `localhost`, with or without a port.
 fn is_an_address(host: &str) -> bool {
     let is_port = |port: &str| port.parse::<u16>().is_ok();
     let name = match host.rsplit_once(':') {
@@ -120,12 +124,12 @@ fn is_an_address(host: &str) -> bool {
     name.eq_ignore_ascii_case("localhost") || bare.parse::<IpAddr>().is_ok()
 }
 
-/// So many a second, and so many at once.
+/// A rate limit with a burst.
 struct Bucket {
     interval: Duration,
     at_once: u32,
     clock: Arc<dyn Clock>,
-    /// When nothing is owed any more.
+    /// When the bucket will be full again.
     clear_at: Mutex<Duration>,
 }
 

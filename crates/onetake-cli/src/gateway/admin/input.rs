@@ -1,4 +1,4 @@
-//! What operators send: parameters, bodies and names, each refused with what to write instead.
+//! Input of operators: parameters, bodies and names. Each error says what to write instead.
 
 use std::time::Duration;
 
@@ -13,13 +13,13 @@ use serde::de::DeserializeOwned;
 use super::Api;
 use super::fault::Fault;
 
-/// The largest body: a recording in base64, and room.
+/// Maximum size of a body: a recording in base64, with some room.
 const BODY_BYTES_MAX: usize = 4 << 20;
 
 /// How long a body may take to arrive.
 const BODY_PATIENCE: Duration = Duration::from_secs(10);
 
-/// The parameters of a request.
+/// The query parameters of a request.
 pub(super) struct Params<T>(pub(super) T);
 
 impl<T: DeserializeOwned> FromRequestParts<Api> for Params<T> {
@@ -32,7 +32,7 @@ impl<T: DeserializeOwned> FromRequestParts<Api> for Params<T> {
     }
 }
 
-/// The name of a key, in the path.
+/// The name of a key in the path.
 pub(super) struct Name(pub(super) String);
 
 impl FromRequestParts<Api> for Name {
@@ -44,7 +44,8 @@ impl FromRequestParts<Api> for Name {
     }
 }
 
-/// The body of a request: JSON, and said to be JSON, which a web page cannot do unasked.
+/// The JSON body of a request. The media type must be JSON, which a web page cannot set without a
+/// preflight request.
 pub(super) struct Body<T>(pub(super) T);
 
 impl<T: DeserializeOwned> FromRequest<Api> for Body<T> {
@@ -69,7 +70,7 @@ impl<T: DeserializeOwned> FromRequest<Api> for Body<T> {
     }
 }
 
-/// A key by its reference, or by its whole id.
+/// A key, by its reference or by its whole id.
 pub(super) enum Named {
     Reference(Reference),
     Id(RecordId),
@@ -98,7 +99,7 @@ pub(super) fn attempt(text: &str) -> Result<AttemptId, Fault> {
     })
 }
 
-/// A tenant by its digest, or by name, of which the digest is made.
+/// Reads a tenant: its digest, or its name, from which the digest is computed.
 pub(super) fn tenant(text: &str, secret: &[u8; 32]) -> Result<TenantDigest, Fault> {
     if let Ok(digest) = text.parse() {
         return Ok(digest);
@@ -115,7 +116,7 @@ pub(super) fn tenant_bytes(text: &str) -> Result<Vec<u8>, Fault> {
     })
 }
 
-/// A text of some length, without control characters.
+/// Checks that a text is not empty, at most `max` bytes long, and without control characters.
 pub(super) fn sentence(name: &str, text: &str, max: usize) -> Result<String, Fault> {
     let text = text.trim();
     if text.is_empty() || text.len() > max || text.chars().any(char::is_control) {

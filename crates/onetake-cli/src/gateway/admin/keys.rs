@@ -1,4 +1,4 @@
-//! Looking at keys: one, many, and how many.
+//! Reading keys: one key, lists, counts, and the audit log.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,40 +15,40 @@ use super::input::{Body, Name, Named, Params, named, tenant, tenant_bytes};
 use super::scan::{Bounds, Filter, Place, scan};
 use super::views::{AuditEntry, Key, Life, StateName};
 
-/// Keys on a page, unless asked otherwise.
+/// Default number of keys on a page.
 const PAGE_KEYS: usize = 50;
-/// Keys on a page at most.
+/// Maximum number of keys on a page.
 const PAGE_KEYS_MAX: usize = 500;
-/// Keys that one request for a page looks at.
+/// Number of keys that one request for a list reads.
 const LIST_LOOK_AT: usize = 2_000;
-/// Keys that one request for counts looks at.
+/// Number of keys that one request for counts reads.
 const COUNT_LOOK_AT: usize = 10_000;
-/// The greatest age that is asked for: three hundred years.
+/// Maximum age in a filter: three hundred years.
 const AGE_SECONDS_MAX: u64 = 10_000_000_000;
-/// Entries of the audit on a page, unless asked otherwise, and with a key.
+/// Default number of audit entries on a page, and their number in the history of a key.
 const AUDIT_ENTRIES: usize = 100;
 
-/// Which keys.
+/// Filters and paging.
 #[derive(Debug, Default, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub(crate) struct Which {
-    /// Only those that stand so.
+    /// Only keys in this state.
     state: Option<StateName>,
-    /// Only those of this tenant: its digest, or its name as in `POST /v1/keys/lookup`.
+    /// Only keys of this tenant: its digest, or its name as in `POST /v1/keys/lookup`.
     tenant: Option<String>,
-    /// Only those of this route, as the configuration names it: `POST /v1/charges`.
+    /// Only keys of this route, as the configuration names it: `POST /v1/charges`.
     route: Option<String>,
-    /// Only those that were first claimed at least so many seconds ago.
+    /// Only keys that were first claimed at least this many seconds ago.
     #[param(maximum = 10_000_000_000_u64)]
     min_age_seconds: Option<u64>,
-    /// Only those that were first claimed at most so many seconds ago.
+    /// Only keys that were first claimed at most this many seconds ago.
     #[param(maximum = 10_000_000_000_u64)]
     max_age_seconds: Option<u64>,
-    /// How many at most, from 1 to 500; 50 by default. (Counts have no use for it.)
+    /// Maximum number of keys, from 1 to 500; 50 by default. Counts ignore it.
     #[param(minimum = 1, maximum = 500)]
     limit: Option<usize>,
-    /// Where to go on: the `cursor` of the page before.
+    /// The `cursor` of the previous page.
     cursor: Option<String>,
 }
 
@@ -85,16 +85,17 @@ fn age(name: &str, seconds: Option<u64>) -> Result<Option<Duration>, Fault> {
     }
 }
 
-/// Some keys, in no order that means anything.
+/// A page of keys, in no particular order.
 #[derive(Debug, Serialize, ToSchema)]
 pub(crate) struct Page {
-    /// The keys. There may be none although there are more behind the cursor.
+    /// The keys. A page may be empty although there are more pages.
     keys: Vec<Key>,
-    /// How many keys were looked at for it.
+    /// Number of keys that were read for this page.
     looked_at: usize,
-    /// How many of them could not be read: damaged, or encrypted with a key that is not configured.
+    /// Number of these keys that could not be read: damaged, or encrypted with a key that is not
+    /// configured.
     unreadable: usize,
-    /// Where it goes on; absent at the end.
+    /// The cursor of the next page; absent on the last page.
     #[serde(skip_serializing_if = "Option::is_none")]
     cursor: Option<String>,
 }
@@ -115,7 +116,7 @@ pub(super) async fn list(State(api): State<Api>, Params(which): Params<Which>) -
     Ok(Json(Page { keys, looked_at: looked.at, unreadable: looked.unreadable, cursor }))
 }
 
-/// How many keys stand where, of those that were looked at.
+/// Counts by state, of the keys that were read.
 #[derive(Debug, Default, Serialize, ToSchema)]
 pub(crate) struct Counts {
     running: usize,
@@ -123,16 +124,16 @@ pub(crate) struct Counts {
     failed: usize,
     released: usize,
     unknown: usize,
-    /// How many keys were looked at for it.
+    /// Number of keys that were read for this page.
     looked_at: usize,
-    /// How many of them could not be read.
+    /// Number of these keys that could not be read.
     unreadable: usize,
-    /// Where it goes on; absent at the end. Add up what all pages say.
+    /// The cursor of the next page; absent on the last page. Add up the counts of all pages.
     #[serde(skip_serializing_if = "Option::is_none")]
     cursor: Option<String>,
 }
 
-/// Counts keys.
+/// Counts keys by state.
 #[utoipa::path(get, path = "/v1/counts", tag = "keys", params(Which),
     responses((status = 200, body = Counts), super::Refused))]
 pub(super) async fn count(State(api): State<Api>, Params(which): Params<Which>) -> Answer<Counts> {
@@ -158,18 +159,18 @@ pub(super) async fn count(State(api): State<Api>, Params(which): Params<Which>) 
     Ok(Json(counts))
 }
 
-/// How much of a key.
+/// How much of a key to show.
 #[derive(Debug, Default, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub(crate) struct HowMuch {
-    /// Whether to show the headers and the body of its outcome.
+    /// Whether to show the headers and the body of the outcome.
     body: Option<bool>,
 }
 
-/// Shows a key and its life.
+/// Shows a key and its history.
 #[utoipa::path(get, path = "/v1/keys/{name}", tag = "keys",
-    params(("name" = String, Path, description = "Its reference, or its id",
+    params(("name" = String, Path, description = "The reference of the key, or its id",
         pattern = "^([0-9a-fA-F]{32}|([2-9A-HJ-NP-Za-hj-np-z]{4}-?){2}[2-9A-HJ-NP-Za-hj-np-z]{4})$"), HowMuch),
     responses((status = 200, body = Life), super::Refused, super::Missed))]
 pub(super) async fn get(
@@ -181,35 +182,35 @@ pub(super) async fn get(
     life(&api, &record, how_much.body.unwrap_or_default()).await
 }
 
-/// A client's key, by what the client knows.
+/// A key by what the client sent.
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Lookup {
-    /// The key, as the client sent it.
+    /// The key as the client sent it.
     #[schema(min_length = 1, max_length = 255)]
     key: String,
-    /// Whose key it is: `public`, `bearer:TOKEN`, `basic:USER`, `x-api-key:KEY`, `header:VALUE`,
-    /// `client-ip:ADDRESS`, `jwt:CLAIM`, `jwt:ISSUER CLAIM`, `forward-auth:NAME`, or
-    /// `consumer:NAME`.
+    /// The tenant that owns the key: `public`, `bearer:TOKEN`, `basic:USER`, `x-api-key:KEY`,
+    /// `header:VALUE`, `client-ip:ADDRESS`, `jwt:CLAIM`, `jwt:ISSUER CLAIM`, `forward-auth:NAME`,
+    /// or `consumer:NAME`.
     #[schema(
         example = "header:acct_1",
         pattern = "^(public|(bearer|basic|x-api-key|header|jwt|forward-auth|consumer):[ -~]+|client-ip:[0-9a-fA-F.:]+)$"
     )]
     tenant: String,
-    /// The namespace of its route; empty by default.
+    /// The namespace of the key's route; empty by default.
     #[serde(default)]
     namespace: String,
-    /// Whether to show the headers and the body of its outcome.
+    /// Whether to show the headers and the body of the outcome.
     #[serde(default)]
     body: bool,
 }
 
-/// Shows a key that is known by what the client sent. It is a POST so that no key and no credential
-/// stands in a path.
+/// Shows a key by what the client sent. It is a POST, so that no key and no credential appears in a
+/// URL.
 #[utoipa::path(post, path = "/v1/keys/lookup", tag = "keys", request_body = Lookup,
     responses((status = 200, body = Life), super::Refused, super::Missed, super::BadBody))]
 pub(super) async fn lookup(State(api): State<Api>, Body(asked): Body<Lookup>) -> Answer<Life> {
-    // Quoted and bare form name the same key.
+    // The quoted and the bare form are the same key.
     let bare = asked.key.strip_prefix('"').and_then(|key| key.strip_suffix('"'));
     let key = ClientKey::new(bare.unwrap_or(&asked.key))
         .map_err(|error| Fault::invalid(format!("`key` is none: {error}.")))?;
@@ -225,7 +226,7 @@ async fn life(api: &Api, record: &Record, with_body: bool) -> Answer<Life> {
     Ok(Json(Life::of(record, with_body, replays, &notes)))
 }
 
-/// The key of this name.
+/// Finds the key with this name.
 pub(super) async fn find(api: &Api, name: &str) -> Result<Arc<Record>, Fault> {
     let ids = match named(name)? {
         Named::Id(id) => vec![id],
@@ -253,31 +254,31 @@ async fn load(api: &Api, id: RecordId) -> Result<Option<Arc<Record>>, Fault> {
     }
 }
 
-/// Which entries of the audit.
+/// Filters and paging of the audit log.
 #[derive(Debug, Default, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub(crate) struct WhichEntries {
-    /// Only those of this key: its reference, if the key is still there, or its id.
+    /// Only entries of this key: its reference, if the key still exists, or its id.
     key: Option<String>,
-    /// How many at most, from 1 to 500; 100 by default.
+    /// Maximum number of entries, from 1 to 500; 100 by default.
     #[param(minimum = 1, maximum = 500)]
     limit: Option<usize>,
-    /// Where to go on: the `cursor` of the page before.
+    /// The `cursor` of the previous page.
     cursor: Option<String>,
 }
 
-/// Some entries of the audit, the newest first. They are kept for ninety days.
+/// A page of the audit log, newest first. Entries are kept for ninety days.
 #[derive(Debug, Serialize, ToSchema)]
 pub(crate) struct Entries {
     /// The entries.
     entries: Vec<AuditEntry>,
-    /// Where it goes on; absent at the end.
+    /// The cursor of the next page; absent on the last page.
     #[serde(skip_serializing_if = "Option::is_none")]
     cursor: Option<String>,
 }
 
-/// Lists what operators did.
+/// Lists operator actions from the audit log.
 #[utoipa::path(get, path = "/v1/audit", tag = "audit", params(WhichEntries),
     responses((status = 200, body = Entries), super::Refused, super::Missed))]
 pub(super) async fn audit(
@@ -290,7 +291,7 @@ pub(super) async fn audit(
     };
     let of = match which.key.as_deref().map(named).transpose()? {
         Some(Named::Id(id)) => Some(id),
-        // Not by the key itself, which may be forgotten.
+        // The id is enough here. The record itself may be forgotten.
         Some(Named::Reference(reference)) => match *api.engine.find(reference).await? {
             [id] => Some(id),
             [] => return Err(Fault::no_key()),

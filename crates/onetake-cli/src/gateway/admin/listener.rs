@@ -1,4 +1,4 @@
-//! Connections of operators and probes: few, and none for ever.
+//! Connections of operators and probes, limited in number and in lifetime.
 
 use std::convert::Infallible;
 use std::pin::pin;
@@ -18,18 +18,18 @@ use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 use tower::ServiceExt;
 
-/// Connections at once; further ones wait in the operating system's queue.
+/// Maximum number of connections. More wait in the operating system's queue.
 const CONNECTIONS_MAX: usize = 256;
-/// How long the head of a request may take, the pause before it included.
+/// Timeout for the head of a request, including the idle time before it.
 const HEADER_TIMEOUT: Duration = Duration::from_secs(15);
-/// How long a connection may live, whatever it does.
+/// Maximum lifetime of a connection, even if it is in use.
 const CONNECTION_MAX: Duration = Duration::from_secs(600);
-/// How long connections may finish what they are doing when everything stops.
+/// How long connections may finish their requests at shutdown.
 const DRAIN_MAX: Duration = Duration::from_secs(5);
-/// How long to wait after the operating system could not give a connection.
+/// Pause after a failed `accept`.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
-/// Serves whoever connects, until it is stopped.
+/// Serves connections until it is stopped.
 pub(super) async fn serve(
     listener: TcpListener,
     router: Router,
@@ -73,7 +73,7 @@ async fn connection(
     builder.http1().timer(TokioTimer::new()).header_read_timeout(HEADER_TIMEOUT);
     builder.http2().timer(TokioTimer::new()).keep_alive_interval(HEADER_TIMEOUT);
     let mut connection = pin!(builder.serve_connection(TokioIo::new(stream), service));
-    // Clients that go away, and those that send nonsense: none of them is an error of ours.
+    // Clients that disconnect or send garbage are not errors of the gateway.
     tokio::select! {
         _ended = connection.as_mut() => return,
         () = stop.cancelled() => {}

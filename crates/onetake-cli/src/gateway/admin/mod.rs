@@ -1,7 +1,7 @@
-//! The admin listener: keys and the audit for operators, probes, and metrics.
+//! The admin listener: keys and the audit log for operators, probes, and metrics.
 //!
-//! Probes are for everybody who can connect. Everything else is behind the [`guard`]: the token, if one is
-//! configured, no web pages, and not too often.
+//! Probes are open to every client that can connect. Everything else is behind the [`guard`]: the
+//! token, if one is configured, no web pages, and rate limits.
 
 mod acts;
 mod fault;
@@ -35,31 +35,31 @@ use guard::Guard;
 
 use crate::config::Token;
 
-/// Seconds that a store's write may take.
+/// Histogram buckets for writes to the store, in seconds.
 const SECONDS: [f64; 12] =
     [0.000_1, 0.000_25, 0.000_5, 0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5, 2.0];
-/// Seconds that a question to somebody else may take.
+/// Histogram buckets for questions to `forward_auth`, in seconds.
 const ASKED_SECONDS: [f64; 14] =
     [0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0];
-/// Items in a batch.
+/// Histogram buckets for batch sizes.
 const ITEMS: [f64; 10] = [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0];
-/// Requests that may go through many keys at once.
+/// Maximum number of concurrent requests that scan keys.
 const SCANS_MAX: usize = 2;
 
-/// What the listener tells of.
+/// State behind probes and metrics.
 #[derive(Clone)]
 pub(super) struct Status {
     pub(super) readiness: Readiness,
     pub(super) metrics: Option<PrometheusHandle>,
-    /// Cancelled as soon as nothing new should be sent here.
+    /// Cancelled when shutdown begins; the node is then no longer ready.
     pub(super) draining: CancellationToken,
 }
 
-/// What operators work with.
+/// State behind the API for operators.
 #[derive(Clone)]
 pub(super) struct Api {
     engine: Engine,
-    /// What the digests of tenants are made with.
+    /// The secret for digests of tenants.
     tenants: [u8; 32],
     scans: Arc<Semaphore>,
 }
@@ -70,40 +70,40 @@ impl Api {
     }
 }
 
-/// What every request may be told instead.
+/// Error responses that every request may get.
 #[derive(utoipa::IntoResponses)]
 #[expect(dead_code, reason = "it stands for the schema")]
 enum Refused {
-    /// The request cannot be used.
+    /// The request is invalid.
     #[response(status = 400, content_type = "application/problem+json")]
     Invalid(#[to_schema] Problem),
     /// The token is missing or wrong.
     #[response(status = 401, content_type = "application/problem+json")]
     Unauthorized(#[to_schema] Problem),
-    /// A web page sent it.
+    /// A web page sent the request.
     #[response(status = 403, content_type = "application/problem+json")]
     CrossOrigin(#[to_schema] Problem),
-    /// There were too many.
+    /// Too many requests.
     #[response(status = 429, content_type = "application/problem+json")]
     TooMany(#[to_schema] Problem),
-    /// The store does not answer.
+    /// The store does not respond.
     #[response(status = 503, content_type = "application/problem+json")]
     Unavailable(#[to_schema] Problem),
 }
 
-/// What requests for one key may be told beside that.
+/// More error responses of requests for one key.
 #[derive(utoipa::IntoResponses)]
 #[expect(dead_code, reason = "it stands for the schema")]
 enum Missed {
     /// There is no such key.
     #[response(status = 404, content_type = "application/problem+json")]
     NoKey(#[to_schema] Problem),
-    /// The key is not as it would have to be.
+    /// The key's state or attempt does not allow the request.
     #[response(status = 409, content_type = "application/problem+json")]
     Conflict(#[to_schema] Problem),
 }
 
-/// What requests with a body may be told beside that.
+/// More error responses of requests with a body.
 #[derive(utoipa::IntoResponses)]
 #[expect(dead_code, reason = "it stands for the schema")]
 enum BadBody {
@@ -115,7 +115,7 @@ enum BadBody {
     MediaType(#[to_schema] Problem),
 }
 
-/// Serves until it is stopped.
+/// Serves the admin API until it is stopped.
 pub(super) async fn serve(
     listener: TcpListener,
     (status, api, token): (Status, Api, Option<Token>),
@@ -126,7 +126,7 @@ pub(super) async fn serve(
     listener::serve(listener, router(status, api, guard), clock, stop).await;
 }
 
-/// Serves metrics alone.
+/// Serves only metrics and `/livez`.
 pub(super) async fn serve_metrics(
     listener: TcpListener,
     metrics: Option<PrometheusHandle>,
@@ -180,7 +180,7 @@ fn description() -> OpenApi {
     let info = InfoBuilder::new()
         .title("onetake admin API")
         .version(env!("CARGO_PKG_VERSION"))
-        .description(Some("Find, explain and mend keys."))
+        .description(Some("Find, explain and change keys."))
         .build();
     let mut description = OpenApi::new(info, utoipa::openapi::Paths::new());
     description.security = Some(vec![SecurityRequirement::new("token", [""; 0])]);
@@ -208,7 +208,7 @@ fn render(metrics: Option<PrometheusHandle>) -> impl IntoResponse + use<> {
     }
 }
 
-/// Makes this process record its metrics; `None` if something else does already.
+/// Installs the metrics recorder; `None` if the process already has another one.
 pub(super) fn install_recorder() -> Option<PrometheusHandle> {
     let mut builder = PrometheusBuilder::new();
     for (name, buckets) in [

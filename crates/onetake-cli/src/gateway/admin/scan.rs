@@ -1,6 +1,6 @@
-//! Going through all keys, a bounded number for each request: so a page takes as long among a million keys
-//! as among ten. What a filter leaves out is looked at all the same, and a page may be empty without being
-//! the last.
+//! Scans of all keys, with a bound for each request: a page takes as long among a million keys as
+//! among ten. Keys that the filter excludes count towards the bound, so a page may be empty without
+//! being the last.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,17 +15,17 @@ use onetake_core::{Engine, Record, RecordId, TenantDigest, Timestamp};
 use super::fault::Fault;
 use super::views::{StateName, age};
 
-/// Ids that are asked for at once.
+/// Ids per page of the store.
 const IDS_AT_ONCE: usize = 64;
-/// Keys that are read at once, and so held in memory with their bodies. The embedded store does nothing else
-/// meanwhile.
+/// Keys that are read at once, and so held in memory with their bodies. The embedded store does
+/// nothing else meanwhile.
 const READ_AT_ONCE: usize = 8;
-/// How long one request may go on.
+/// Maximum duration of one request.
 const TIME_MAX: Duration = Duration::from_secs(2);
-/// The longest cursor that is read.
+/// Maximum length of a cursor.
 const CURSOR_BYTES_MAX: usize = 1024;
 
-/// Which keys.
+/// The filter of a scan.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Filter {
     pub(super) state: Option<StateName>,
@@ -45,8 +45,9 @@ impl Filter {
     }
 }
 
-/// Where a page of ours goes on: with a page of the store's, behind one of its ids if it was not told to its
-/// end. Where that id is not on it any more, all of it is told: twice is better than never.
+/// The position where a scan continues: a page of the store, and the id on it after which to
+/// continue, if the page was not finished. If that id is no longer on the page, the whole page is
+/// repeated: twice is better than never.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Place {
     page: Option<Cursor>,
@@ -56,7 +57,7 @@ pub(super) struct Place {
 impl Place {
     pub(super) fn read(text: &str) -> Result<Self, Fault> {
         let foreign =
-            || Fault::invalid("`cursor` is not a cursor of this API: begin anew without one.");
+            || Fault::invalid("`cursor` is not a cursor of this API: start again without one.");
         if text.len() > CURSOR_BYTES_MAX {
             return Err(foreign());
         }
@@ -80,7 +81,7 @@ impl Place {
         Some(Self { page: page.map(Cursor::from_bytes), behind })
     }
 
-    /// The beginning of a page of the store's own.
+    /// The start of a page of the store.
     pub(super) fn of_page(page: Cursor) -> Self {
         Self { page: Some(page), behind: None }
     }
@@ -102,27 +103,27 @@ impl Place {
     }
 }
 
-/// How far to go.
+/// The bounds of a scan.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Bounds {
-    /// So many keys are enough.
+    /// Number of matching keys after which the scan stops.
     pub(super) wanted: usize,
-    /// So many are looked at, or a few more.
+    /// Number of keys to read. The scan finishes the store's page, so it may read a few more.
     pub(super) look_at: usize,
 }
 
-/// How far it went.
+/// The result of a scan.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Looked {
-    /// How many keys were looked at.
+    /// Number of keys that were read.
     pub(super) at: usize,
-    /// Of them, how many could not be read.
+    /// Number of these keys that could not be read.
     pub(super) unreadable: usize,
-    /// Where it goes on; `None` at the end.
+    /// Where to continue; `None` at the end.
     pub(super) next: Option<Place>,
 }
 
-/// Tells `found` of the keys that the filter takes.
+/// Calls `found` for each key that matches the filter.
 pub(super) async fn scan(
     engine: &Engine,
     filter: &Filter,
@@ -145,7 +146,8 @@ pub(super) async fn scan(
             let now = clock.now();
             for (id, record) in ids.iter().zip(records) {
                 visited += 1;
-                // One that expired or was forgotten may be on the way, and counts for nobody.
+                // An id may belong to a key that has expired or was forgotten since. It does not
+                // count.
                 looked.at += usize::from(!matches!(record, Ok(None)));
                 match record {
                     Ok(Some(record)) if filter.takes(&record, now) => {
@@ -199,7 +201,7 @@ mod tests {
             assert!(looked.at <= bounds.look_at + IDS_AT_ONCE, "{looked:?}");
             pages += 1;
             match looked.next {
-                // As a client would come back with it.
+                // Through its text form, as a client returns it.
                 Some(next) => place = Place::read(&next.write()).unwrap(),
                 None => return (ids, pages),
             }
@@ -223,7 +225,7 @@ mod tests {
         }
     }
 
-    /// Tells the most bytes of recordings that were read at once.
+    /// A store that measures the most bytes of recordings that one read returns.
     #[derive(Debug, Default)]
     struct Weighed {
         inner: MemoryStore,
@@ -258,7 +260,7 @@ mod tests {
         const BODY_BYTES: usize = 4 << 20;
         let store = Arc::new(Weighed::default());
         let engine = Engine::new(Arc::<Weighed>::clone(&store));
-        // All of them share their bytes here; what comes from a store does not.
+        // All recordings share their bytes here. Those from a real store do not.
         let body = bytes::Bytes::from(vec![0; BODY_BYTES]);
         for number in 0..IDS_AT_ONCE {
             let key = Key::new(format!("key {number}")).unwrap();
@@ -269,7 +271,7 @@ mod tests {
         let bounds = Bounds { wanted: 50, look_at: 2_000 };
         scan(&engine, &Filter::default(), Place::default(), bounds, |_| {}).await.unwrap();
         let most = store.most.load(std::sync::atomic::Ordering::SeqCst);
-        // A route's `max_response_body` may be 64 MiB, and four scans may go on at once.
+        // A route's `max_response_body` may be 64 MiB, and two scans may run at once.
         assert!(most <= 64 << 20, "{} MiB were read for one page, to show none of it", most >> 20);
     }
 

@@ -1,5 +1,5 @@
-//! Keys, outcomes and the audit as operators see them. Headers and bodies are shown only to those who ask
-//! for them; keys, tenants and what was asked are not in the store, so nobody can show them.
+//! Keys, outcomes and audit entries as the API shows them. Headers and bodies are shown only on
+//! request. Client keys, tenants and requests are not in the store, so they cannot be shown.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
 use utoipa::ToSchema;
 
-/// Where a key stands.
+/// The state of a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum StateName {
@@ -41,49 +41,49 @@ impl From<&State> for StateName {
 /// A key. Times are RFC 3339, by the store's clock.
 #[derive(Debug, Serialize, ToSchema)]
 pub(crate) struct Key {
-    /// What clients are told in `Idempotency-Reference`.
+    /// The reference that clients get in `Idempotency-Reference`.
     #[schema(example = "9B5H-6U57-LCAG")]
     reference: String,
-    /// The whole id, where a reference is not enough.
+    /// The whole id, for cases where the reference is ambiguous.
     id: String,
-    /// Where it stands.
+    /// The state.
     state: StateName,
-    /// The latest attempt: what every change has to name.
+    /// The latest attempt. Every change has to name it.
     attempt: String,
-    /// The latest attempt's fence.
+    /// The fence of the latest attempt.
     fence: u64,
-    /// How many attempts there were in this life of the key, as far as is still known.
+    /// Number of attempts since the key was first claimed, as far as the history is kept.
     attempts: usize,
-    /// A digest of the tenant: equal for all keys of one; empty where nobody told.
+    /// A digest of the tenant, the same for all keys of a tenant; empty if it is not recorded.
     tenant: String,
-    /// The route, as the configuration names it; empty where nobody told.
+    /// The route as the configuration names it; empty if it is not recorded.
     route: String,
-    /// What a retry gets if the outcome is unknown.
+    /// The policy for an unknown outcome: `fail`, `reconcile`, `retry` or `rollback`.
     #[schema(value_type = String)]
     on_unknown: &'static str,
     /// When the key was first claimed.
     created_at: String,
     /// When the latest attempt claimed it.
     claimed_at: String,
-    /// Running: when the lease ends.
+    /// Running: the end of the lease.
     #[serde(skip_serializing_if = "Option::is_none")]
     lease_until: Option<String>,
-    /// Otherwise: since when it is so.
+    /// Not running: when the key got its state.
     #[serde(skip_serializing_if = "Option::is_none")]
     settled_at: Option<String>,
-    /// When it may be used anew; a running key never expires.
+    /// When the key expires and can be used again. A running key never expires.
     #[serde(skip_serializing_if = "Option::is_none")]
     expires_at: Option<String>,
     /// Completed: the outcome.
     #[serde(skip_serializing_if = "Option::is_none")]
     outcome: Option<Outcome>,
-    /// Failed: what clients are told.
+    /// Failed: the failure that clients get.
     #[serde(skip_serializing_if = "Option::is_none")]
     failure: Option<Failure>,
-    /// Unknown: why.
+    /// Unknown: the cause.
     #[serde(skip_serializing_if = "Option::is_none")]
     cause: Option<String>,
-    /// Unknown, and to be reconciled: from when on the reconciler is asked, or asked again.
+    /// Unknown, with `reconcile`: the time of the next reconciliation.
     #[serde(skip_serializing_if = "Option::is_none")]
     next_ask_at: Option<String>,
 }
@@ -91,115 +91,118 @@ pub(crate) struct Key {
 /// A recorded outcome.
 #[derive(Debug, Serialize, ToSchema)]
 pub(crate) struct Outcome {
-    /// The HTTP status; absent where it was not recorded from HTTP, or as a typed result.
+    /// The HTTP status; absent if the outcome is not from HTTP, or is a typed result.
     #[serde(skip_serializing_if = "Option::is_none")]
     status: Option<u16>,
-    /// How large the body is; absent if it was not kept.
+    /// The size of the body; absent if it was not kept.
     #[serde(skip_serializing_if = "Option::is_none")]
     body_bytes: Option<usize>,
-    /// Whether retries get it: its body was kept.
+    /// Whether retries get the response. They do if its body was kept.
     replayable: bool,
-    /// The headers, if they were asked for.
+    /// The headers, if requested.
     #[serde(skip_serializing_if = "Option::is_none")]
     headers: Option<Vec<Header>>,
-    /// The body, if it was asked for and is text.
+    /// The body, if requested and text.
     #[serde(skip_serializing_if = "Option::is_none")]
     body: Option<String>,
-    /// The body, if it was asked for and is no text.
+    /// The body in base64, if requested and not text.
     #[serde(skip_serializing_if = "Option::is_none")]
     body_base64: Option<String>,
 }
 
-/// A header's line.
+/// A header line.
 #[derive(Debug, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Header {
-    /// Its name.
+    /// The name.
     #[schema(min_length = 1, pattern = "^[A-Za-z0-9-]+$")]
     pub(super) name: String,
-    /// Its value.
+    /// The value.
     pub(super) value: String,
 }
 
 /// A recorded failure.
 #[derive(Debug, Serialize, ToSchema)]
 pub(crate) struct Failure {
-    /// A word for machines.
+    /// The error code for machines.
     code: String,
-    /// A sentence for people.
+    /// The error text for people.
     detail: String,
 }
 
-/// A key and its life.
+/// A key and its history.
 #[derive(Debug, Serialize, ToSchema)]
 pub(crate) struct Life {
-    /// The key as it stands.
+    /// The key in its current state.
     key: Key,
-    /// The attempts before the latest, the earliest first.
+    /// The attempts before the latest, earliest first.
     earlier_attempts: Vec<Attempt>,
-    /// How often it was replayed.
+    /// The number of replays.
     replays: ReplayCount,
-    /// What was done to it, the newest first; at most a hundred.
+    /// Audit entries of the key, newest first; at most a hundred.
     audit: Vec<AuditEntry>,
 }
 
 /// An attempt that was followed by another one.
 #[derive(Debug, Serialize, ToSchema)]
 pub(crate) struct Attempt {
-    /// Its fence.
+    /// The fence.
     fence: u64,
     /// When it claimed the key.
     claimed_at: String,
-    /// When it was settled, or passed over.
+    /// When it was settled, or when the next attempt took over.
     ended_at: String,
-    /// Where it stood by then: `running` if nobody ever heard of it.
+    /// Its state at that time: `running` if its outcome never reached the store.
     state: StateName,
 }
 
-/// Replays are counted in memory: by this node, since it started, for the latest tens of thousands of keys.
+/// Number of replays, counted in memory: by this node, since its start, for the latest tens of
+/// thousands of keys.
 #[derive(Debug, Serialize, ToSchema)]
 pub(crate) struct ReplayCount {
-    /// How often this node replayed it.
+    /// Number of replays by this node.
     by_this_node: u64,
-    /// When it did so last.
+    /// Time of this node's last replay.
     #[serde(skip_serializing_if = "Option::is_none")]
     last_at: Option<String>,
 }
 
-/// An entry of the audit.
+/// An entry of the audit log.
 #[derive(Debug, Serialize, ToSchema)]
 pub(crate) struct AuditEntry {
-    /// When.
+    /// The time of the action.
     at: String,
-    /// Which key.
+    /// The reference of the key.
     reference: String,
-    /// Its whole id.
+    /// The id of the key.
     id: String,
-    /// The attempt that it was done to.
+    /// The attempt that was changed.
     attempt: String,
-    /// `release`, `fail`, `resolve` or `forget`; `abandon`: its lease and grace ended without a word.
+    /// `release`, `fail`, `resolve` or `forget`; or `abandon`: lease and grace ended without an
+    /// outcome.
     #[schema(value_type = String)]
     action: &'static str,
-    /// `done`; `stale`: the key had changed, and nothing was done; `failed`: the store did not answer, look
-    /// at the key; `asked`: nobody wrote how it ended, look at the key.
+    /// The result of the action. `done`. `stale`: the key had changed, and nothing was done.
+    /// `failed`: the store did not respond; check the key. `asked`: the result was not written;
+    /// check the key.
     #[schema(value_type = String)]
     ended: &'static str,
-    /// The state before.
+    /// The state before the action.
     before: String,
-    /// Who did it, in their own words; `reconciler` and `reaper` are the gateway itself.
+    /// The operator's name as given; `reconciler` and `reaper` are the gateway itself.
     by: String,
-    /// Why.
+    /// The reason.
     reason: String,
 }
 
-/// A moment, for people and machines: always of one length, so that texts sort as moments do.
+/// Formats a time. All texts have the same length, so they sort by time.
 pub(super) fn moment(at: Timestamp) -> String {
     let (seconds, micros) = (at.as_micros() / 1_000_000, at.as_micros() % 1_000_000);
     let seconds = i64::try_from(seconds).unwrap_or(i64::MAX);
     let date = OffsetDateTime::from_unix_timestamp(seconds).ok();
     let date = date.and_then(|date| date.format(&Rfc3339).ok());
     let whole = date.as_deref().and_then(|date| date.strip_suffix('Z'));
-    // What is behind the year 9999 has no form.
+    // Times after the year 9999 have no RFC 3339 form.
     whole.map_or_else(|| "never".to_owned(), |whole| format!("{whole}.{micros:06}Z"))
 }
 
@@ -329,7 +332,7 @@ impl AuditEntry {
     }
 }
 
-/// How long ago, by a node's clock.
+/// The age of a key by the node's clock.
 pub(super) fn age(record: &Record, now: Timestamp) -> Duration {
     now.since(record.created_at)
 }

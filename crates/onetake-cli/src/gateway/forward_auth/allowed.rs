@@ -1,7 +1,7 @@
-//! What was allowed a moment ago.
+//! Cache of requests that `forward_auth` allowed.
 //!
-//! An answer counts for the same question alone: credential, method, URI and address. Only digests of
-//! questions are kept, and refusals are not: whoever gets a credential may use it at once.
+//! An entry applies to the same question only: the same credential, method, URI and address. The
+//! cache keeps digests of questions. It keeps no refusals, so that a new credential works at once.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -12,25 +12,27 @@ use sha2::{Digest, Sha256};
 
 use onetake_core::Rng;
 
-/// Answers of one generation; there are two.
+/// Maximum number of entries per generation; there are two generations.
 const GENERATION_MAX: usize = 8_192;
 
 pub(super) type Question = [u8; 32];
 
 pub(super) struct Allowed {
-    /// For how long an answer counts.
+    /// How long an entry is valid.
     lasts: Duration,
-    /// Nobody who reads this memory can try out credentials against digests that they know.
+    /// Salt of the digests, so that a reader of this memory cannot test guessed credentials with
+    /// precomputed digests.
     salt: [u8; 32],
     generations: Mutex<Generations>,
 }
 
-/// New answers go into the younger one. The older one is dropped as a whole, which takes no search.
+/// New entries go into the younger generation. The older one is dropped as a whole, without a
+/// search.
 #[derive(Default)]
 struct Generations {
     young: HashMap<Question, Entry>,
     old: HashMap<Question, Entry>,
-    /// Since when the younger one is filled.
+    /// When the younger generation was started.
     since: Duration,
 }
 
@@ -57,7 +59,7 @@ impl Allowed {
         digest.finalize().into()
     }
 
-    /// Who was named, if that still counts.
+    /// Returns the cached principal, if the entry is still valid.
     pub(super) fn name(&self, question: &Question, now: Duration) -> Option<Vec<u8>> {
         if self.lasts.is_zero() {
             return None;
@@ -67,7 +69,7 @@ impl Allowed {
         entry.filter(|entry| now < entry.until).map(|entry| entry.name.clone())
     }
 
-    /// Keeps an answer to a question that was asked at this moment.
+    /// Keeps the answer to a question that was asked at `asked_at`.
     pub(super) fn keep(&self, question: Question, name: Vec<u8>, asked_at: Duration) {
         if self.lasts.is_zero() {
             return;

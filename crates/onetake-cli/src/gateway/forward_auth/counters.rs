@@ -1,4 +1,4 @@
-//! What is counted of questions. docs/OPERATIONS.md says what to look at.
+//! Metrics of `forward_auth`. docs/OPERATIONS.md describes them.
 
 use std::time::Duration;
 
@@ -9,15 +9,15 @@ use onetake_http::{Code, Problem};
 const TOTAL: &str = "onetake_forward_auth_total";
 const SECONDS: &str = "onetake_forward_auth_seconds";
 
-/// Every way to answer, looked up once.
+/// The counters for every answer, looked up once.
 pub(super) struct Counters {
     allowed: Counter,
     refused: Counter,
     unavailable: Counter,
     abandoned: Counter,
-    /// The service was not asked: it said so a moment ago.
+    /// Answered from the cache.
     pub(super) cached: Counter,
-    /// The service was not asked: too many questions wait for it.
+    /// Refused without asking, because too many questions are in progress.
     pub(super) overloaded: Counter,
     seconds: Histogram,
 }
@@ -38,14 +38,15 @@ impl Counters {
         }
     }
 
-    /// Begins to count a question. Unless its answer is told, whoever wanted to know it has gone.
+    /// Starts to count a question. Unless it is answered, it counts as abandoned: the client has
+    /// gone.
     pub(super) fn ask<'a>(&'a self, clock: &'a dyn Clock) -> Asked<'a> {
         Asked { counters: self, clock, from: clock.monotonic(), answer: &self.abandoned }
     }
 }
 
-/// A question under way, counted when it ends, however it ends: a client does not hide a service that hangs by
-/// being less patient than the gateway.
+/// A question in progress. It is counted in any case when it ends, so a hanging service shows in
+/// the metrics even if clients give up before the gateway does.
 pub(super) struct Asked<'a> {
     counters: &'a Counters,
     clock: &'a dyn Clock,
@@ -54,7 +55,7 @@ pub(super) struct Asked<'a> {
 }
 
 impl Asked<'_> {
-    /// It was answered.
+    /// Notes the answer.
     pub(super) fn answered<T>(mut self, answer: &Result<T, Problem>) {
         self.answer = match answer {
             Ok(_) => &self.counters.allowed,

@@ -1,8 +1,9 @@
-//! `tenant = { forward_auth = "http://…" }`: a service that knows credentials is asked whose a request is.
+//! `tenant = { forward_auth = "http://…" }`: asks an authentication service for the tenant of a
+//! request.
 //!
-//! It is asked before anything is claimed or replayed, so that a credential that was revoked gets no
-//! recording. What it does not clearly allow is not allowed. With `https://` it is met as upstreams are: by the same
-//! roots, and with the same certificate.
+//! The service is asked before anything is claimed or replayed, so a revoked credential gets no
+//! recording. Anything but a clear permission is a refusal. With `https://`, the same roots and the
+//! same client certificate apply as for upstreams.
 
 mod allowed;
 mod counters;
@@ -36,20 +37,21 @@ const X_API_KEY: HeaderName = HeaderName::from_static("x-api-key");
 const X_FORWARDED_METHOD: HeaderName = HeaderName::from_static("x-forwarded-method");
 const X_FORWARDED_URI: HeaderName = HeaderName::from_static("x-forwarded-uri");
 
-/// Questions at once; one more is refused as overloaded.
+/// Maximum number of concurrent questions. One more is refused as overloaded.
 const ASKED_MAX: usize = 256;
-/// The longest name of a principal, in bytes.
+/// Maximum length of a principal's name, in bytes.
 const NAME_BYTES_MAX: usize = 1024;
-/// The largest head of an answer. The body is never read.
+/// Maximum size of a response's head. The body is never read.
 const HEAD_BYTES_MAX: usize = 64 << 10;
-/// Idle connections are closed before the other side does it.
+/// Idle connections are closed before the service closes them.
 const IDLE: Duration = Duration::from_secs(4);
 
-/// What of a request the service gets to see as it came. The edge has made these forwarding headers honest.
+/// Request headers that the service receives unchanged. The edge has corrected the forwarding
+/// headers.
 const PASSED_ON: [HeaderName; 6] =
     [AUTHORIZATION, COOKIE, X_API_KEY, X_FORWARDED_FOR, X_FORWARDED_HOST, X_FORWARDED_PROTO];
 
-/// A service that knows credentials, and what it said a moment ago.
+/// A service that knows credentials, with a cache of its recent answers.
 pub(super) struct ForwardAuth {
     config: config::ForwardAuth,
     client: Client<Connector, Empty<Bytes>>,
@@ -66,7 +68,7 @@ impl ForwardAuth {
         clock: Arc<dyn Clock>,
         rng: &dyn Rng,
     ) -> Self {
-        // It follows no redirect.
+        // This client follows no redirects.
         let client = Client::builder(TokioExecutor::new())
             .pool_idle_timeout(IDLE)
             .pool_max_idle_per_host(ASKED_MAX)
@@ -91,7 +93,7 @@ impl ForwardAuth {
         }
         let Ok(_place) = self.places.try_acquire() else {
             self.counters.overloaded.increment(1);
-            let detail = "Too many requests wait for the service that knows credentials. Nothing was run; retry with the same key.";
+            let detail = "Too many requests wait for the authentication service (forward_auth). Nothing was run; retry with the same key.";
             return Err(Problem::new(Code::Overloaded, detail).retry_after(1));
         };
         let asked = self.counters.ask(&*self.clock);
@@ -103,23 +105,25 @@ impl ForwardAuth {
         answer
     }
 
-    /// Whom the service names.
+    /// Asks the service for the principal.
     async fn answer(&self, request: Request<Empty<Bytes>>) -> Result<Vec<u8>, Problem> {
         let answered = tokio::select! {
             biased;
             answered = self.client.request(request) => answered,
             () = self.clock.sleep(self.config.timeout) => {
-                return Err(self.unavailable("it did not answer in time"));
+                return Err(self.unavailable("it did not respond in time"));
             }
         };
         match answered {
             Ok(response) => self.read(&response),
-            // The credential was not sent: who is not known for sure is told nothing.
+            // The credential was not sent: it goes only to a service whose identity is verified.
             Err(error) if error.is_connect() => {
                 let why = format!("it cannot be connected to: {}", cause(&error));
                 Err(self.unavailable(&why))
             }
-            Err(_) => Err(self.unavailable("it broke off, or answered what is no HTTP")),
+            Err(_) => {
+                Err(self.unavailable("it closed the connection, or its response is not HTTP"))
+            }
         }
     }
 
@@ -137,7 +141,7 @@ impl ForwardAuth {
                 }
             }
             StatusCode::UNAUTHORIZED => {
-                let detail = "It cannot be told whose key this is: the service that knows credentials (forward_auth) refused this one. Nothing was run.";
+                let detail = "The tenant of this request is not known: the authentication service (forward_auth) refused the credential. Nothing was run.";
                 let problem = Problem::new(Code::TenantUnresolved, detail);
                 let challenges = response.headers().get_all(WWW_AUTHENTICATE).iter();
                 Err(challenges.fold(problem, |problem, challenge| {
@@ -145,14 +149,14 @@ impl ForwardAuth {
                 }))
             }
             StatusCode::FORBIDDEN => {
-                let detail = "The service that knows credentials (forward_auth) does not allow this request. Nothing was run.";
+                let detail = "The authentication service (forward_auth) does not allow this request. Nothing was run.";
                 Err(Problem::new(Code::AuthRefused, detail))
             }
             status => Err(self.unavailable(&format!("it answered {}", status.as_u16()))),
         }
     }
 
-    /// Fail-closed. The client learns that it may try again, and the log why.
+    /// Fails closed. The client learns that it may retry, the log learns why.
     fn unavailable(&self, why: &str) -> Problem {
         let server = self.config.url.authority().map(http::uri::Authority::as_str);
         let header = self.config.header.as_str();
@@ -160,9 +164,9 @@ impl ForwardAuth {
             server,
             header,
             why,
-            "forward_auth gives no answer, so keyed requests are refused"
+            "forward_auth gives no clear answer, so keyed requests are refused"
         );
-        let detail = "The service that knows credentials (forward_auth) gives no answer. Nothing was run, and nothing recorded is shown; retry with the same key.";
+        let detail = "The authentication service (forward_auth) gives no clear answer. Nothing was run or replayed; retry with the same key.";
         Problem::new(Code::AuthUnavailable, detail).retry_after(2)
     }
 }
@@ -180,14 +184,14 @@ impl fmt::Debug for ForwardAuth {
     }
 }
 
-/// What went wrong underneath, such as a certificate that nobody here trusts.
+/// The innermost cause, such as a certificate that is not trusted.
 fn cause<'a>(
     error: &'a (dyn std::error::Error + 'static),
 ) -> &'a (dyn std::error::Error + 'static) {
     std::iter::successors(Some(error), |error| error.source()).last().unwrap_or(error)
 }
 
-/// What is asked: may the sender of this do this?
+/// The headers of the question: may this sender make this request?
 fn question(parts: &Parts) -> HeaderMap {
     let mut headers = HeaderMap::new();
     for name in PASSED_ON {

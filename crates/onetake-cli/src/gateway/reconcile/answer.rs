@@ -1,67 +1,69 @@
-//! What an answer means.
+//! Interpretation of a reconciliation response.
 
 use http::header::HeaderName;
 use http::{HeaderMap, StatusCode};
 use onetake_http::Disposition;
 use onetake_http::recording::ONETAKE_OUTCOME;
 
-/// The status that the operation's own answer had, if it is not that of the answer to the question.
+/// The status of the operation's own response, if it differs from the status of this response.
 const ONETAKE_STATUS: HeaderName = HeaderName::from_static("onetake-status");
 
-/// What an answer means.
+/// The meaning of a response.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Means {
-    /// It is the operation's outcome, with this status.
+    /// The response is the operation's outcome, with this status.
     Outcome(StatusCode),
-    /// The operation had no effect, and never will.
+    /// The operation had no effect, and will not have one.
     NotExecuted,
-    /// Nobody can tell, and why not.
+    /// The outcome is still unknown, with the reason.
     Nothing(String),
 }
 
-/// Its own word counts first, then what the route says of its status. A 2xx is the outcome.
+/// Interprets a response: first by its `Onetake-Outcome`, then by the route's `not_executed`. A 2xx
+/// is the outcome.
 pub(super) fn means(status: StatusCode, headers: &HeaderMap, not_executed: &[StatusCode]) -> Means {
     match single(headers, &ONETAKE_OUTCOME).map(|word| word.and_then(|word| word.parse().ok())) {
         Some(Some(Disposition::Record)) => outcome(status, headers),
         Some(Some(Disposition::Release)) => Means::NotExecuted,
-        Some(Some(Disposition::Unknown)) => Means::Nothing(
-            "who is asked does not know either (Onetake-Outcome: unknown)".to_owned(),
-        ),
+        Some(Some(Disposition::Unknown)) => {
+            Means::Nothing("the service does not know either (Onetake-Outcome: unknown)".to_owned())
+        }
         Some(None) => Means::Nothing(
-            "the answer has an Onetake-Outcome that is none: it is record, release or unknown"
+            "the response has an invalid Onetake-Outcome: it must be record, release or unknown"
                 .to_owned(),
         ),
         None if not_executed.contains(&status) => Means::NotExecuted,
         None if status.is_success() => outcome(status, headers),
         None if status.is_redirection() => Means::Nothing(format!(
-            "who is asked answered {}, and redirects are not followed",
+            "the service answered {}, and redirects are not followed",
             status.as_u16()
         )),
-        None => Means::Nothing(format!("who is asked answered {}", status.as_u16())),
+        None => Means::Nothing(format!("the service answered {}", status.as_u16())),
     }
 }
 
 fn outcome(status: StatusCode, headers: &HeaderMap) -> Means {
     let Some(said) = single(headers, &ONETAKE_STATUS) else { return Means::Outcome(status) };
-    // Anything below is not the end of an answer.
+    // A status below 200 does not end a response.
     let digits = said.map(str::trim).filter(|text| text.len() == 3);
     let said = digits.and_then(|text| text.parse().ok()).filter(|code| (200..=599).contains(code));
     match said.and_then(|code: u16| StatusCode::from_u16(code).ok()) {
         Some(said) => Means::Outcome(said),
         None => Means::Nothing(
-            "the answer has an Onetake-Status that is none: it is a number from 200 to 599"
+            "the response has an invalid Onetake-Status: it must be a number from 200 to 599"
                 .to_owned(),
         ),
     }
 }
 
-/// Removes what was said to the gateway, and not to clients.
+/// Removes the headers that are meant for the gateway and not for clients.
 pub(super) fn strip(headers: &mut HeaderMap) {
     headers.remove(ONETAKE_OUTCOME);
     headers.remove(ONETAKE_STATUS);
 }
 
-/// The value of a header, if it is there; within, `None` if it is no text, or there is more than one.
+/// Returns the value of a header, if present. The inner value is `None` if it is not text or occurs
+/// more than once.
 fn single<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Option<Option<&'a str>> {
     let mut values = headers.get_all(name).iter();
     let first = values.next()?;

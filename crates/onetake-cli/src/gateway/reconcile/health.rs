@@ -1,4 +1,5 @@
-//! Whether a service answers at all: one that hangs must not take the time of all others.
+//! Circuit breaker for reconciliation services: a hanging service must not use up the time for the
+//! others.
 
 use std::sync::Mutex;
 use std::sync::PoisonError;
@@ -6,12 +7,12 @@ use std::time::Duration;
 
 use onetake_core::Clock;
 
-/// After so many asks in a row without an answer a service is left alone for a while.
+/// Number of consecutive timeouts after which a service is paused.
 const SILENCES_MAX: u32 = 8;
-/// For how long.
+/// Duration of the pause.
 const LEFT_ALONE: Duration = Duration::from_secs(30);
 
-/// How a service has answered lately.
+/// The recent health of a service.
 #[derive(Debug, Default)]
 pub(super) struct Health(Mutex<Lately>);
 
@@ -21,7 +22,7 @@ struct Lately {
     left_alone_until: Duration,
 }
 
-/// An ask that counts as unanswered if it is dropped before it came to an end.
+/// A question in progress. It counts as a timeout if it is dropped before it has finished.
 pub(super) struct Ask<'a> {
     health: &'a Health,
     clock: &'a dyn Clock,
@@ -29,7 +30,7 @@ pub(super) struct Ask<'a> {
 }
 
 impl Health {
-    /// Begins an ask; `None` if the service is left alone now.
+    /// Starts a question; `None` if the service is paused.
     pub(super) fn ask<'a>(&'a self, clock: &'a dyn Clock) -> Option<Ask<'a>> {
         let is_left_alone = clock.monotonic() < self.lately().left_alone_until;
         (!is_left_alone).then_some(Ask { health: self, clock, is_answered: false })
@@ -41,7 +42,8 @@ impl Health {
 }
 
 impl Ask<'_> {
-    /// It came to an end, whatever it was: also a connection that is refused takes nobody's time.
+    /// Notes that the question has finished, with any result. Even a refused connection does not
+    /// block others.
     pub(super) fn answered(mut self) {
         self.is_answered = true;
     }

@@ -1,11 +1,12 @@
-//! `on_unknown = "reconcile"`: asks a service of the route's what became of an attempt that nobody heard of again.
+//! `on_unknown = "reconcile"`: asks a service of the route for the outcome of an attempt that is
+//! unknown.
 //!
 //! ```text
-//! record → route by its name → target (what was remembered, percent-encoded) → GET → answer: what it means
+//! record → route by its name → target (the memo, percent-encoded) → GET → answer: its meaning
 //! ```
 //!
-//! What is not clearly an answer settles nothing: the engine asks again later, and at the limit records a failure. Neither
-//! logs nor answers hold the URL that was asked for, which has a key in it.
+//! A response that is not clear settles nothing: the engine asks again later, and records a failure
+//! at the limit. Neither logs nor responses contain the URL, which has a key in it.
 
 mod answer;
 mod health;
@@ -32,41 +33,42 @@ use crate::config::{self, Config, Placeholder, Settings};
 use answer::Means;
 use health::Health;
 
-/// The shortest pause between two asks for the same key.
+/// Shortest pause between two questions about the same key.
 const PAUSE_MIN: Duration = Duration::from_secs(1);
-/// The longest.
+/// Longest pause between two questions about the same key.
 const PAUSE_MAX: Duration = Duration::from_secs(300);
-/// The largest head of an answer.
+/// Maximum size of a response's head.
 const HEAD_BYTES_MAX: usize = 64 << 10;
-/// Idle connections are closed before the other side does it.
+/// Idle connections are closed before the service closes them.
 const IDLE: Duration = Duration::from_secs(4);
-/// Idle connections that are kept to one server: as many as are used at once.
+/// Maximum number of idle connections to one server: as many as are used at once.
 const IDLE_MAX: usize = 16;
 
-/// Asks the services of routes.
+/// The reconciler of the gateway, which asks the services of routes.
 #[derive(Debug)]
 pub(super) struct Reconciler {
     routes: Vec<Route>,
     client: Client<Connector, Empty<Bytes>>,
-    /// By how much the clocks of nodes may differ, where the store has none of its own.
+    /// Maximum clock difference between nodes, for stores without a clock.
     skew: Duration,
     clock: Arc<dyn Clock>,
 }
 
-/// Whom to ask for the operations of one route.
+/// The reconciliation settings of one route.
 #[derive(Debug)]
 struct Route {
-    /// Its name, as records have it.
+    /// The route's name as in records.
     name: Arc<str>,
     asked: config::Reconcile,
     upstream_timeout: Duration,
-    /// Whether a client may have been told 202: then nothing is released, and it is told how it ended.
+    /// True if a client may have got a 202. Then nothing is released, and the handle shows a
+    /// failure instead.
     answers_later: bool,
     body_bytes_max: usize,
     health: Health,
 }
 
-/// What has to be kept of an operation, so that it can be asked for.
+/// The parts of a request that must be kept in the memo for the URL of the question.
 pub(super) fn remembered_for(reconcile: &config::Reconcile) -> Vec<Remembered> {
     let pairs = [
         (Placeholder::DerivedKey, Remembered::DerivedKey),
@@ -78,7 +80,7 @@ pub(super) fn remembered_for(reconcile: &config::Reconcile) -> Vec<Remembered> {
 }
 
 impl Reconciler {
-    /// `None` if no route wants it.
+    /// Returns `None` if no route reconciles.
     pub(super) fn new(
         config: &Config,
         connector: &Connector,
@@ -89,7 +91,7 @@ impl Reconciler {
         if routes.is_empty() {
             return None;
         }
-        // It follows no redirect: who is asked is the operator's choice.
+        // This client follows no redirects: only the configured service is asked.
         let client = Client::builder(TokioExecutor::new())
             .pool_idle_timeout(IDLE)
             .pool_max_idle_per_host(IDLE_MAX)
@@ -111,7 +113,7 @@ impl Reconciler {
         let known = Known::of(&record.origin.memo);
         let Some(uri) = target::fill(&route.asked.request, &known, record.id.reference()) else {
             return not_asked(
-                "the record does not hold what it can be asked for by: the tenant is too long to be kept, a key or tenant is nothing but dots, the route asked otherwise when the key was claimed, or what was kept cannot be decrypted here",
+                "the record does not hold the values for the URL: the tenant is too long to be kept, a key or tenant is one or two dots, the route had another URL when the key was claimed, or the memo cannot be decrypted here",
             );
         };
         let mut request = Request::new(Empty::new());
@@ -119,7 +121,7 @@ impl Reconciler {
         *request.headers_mut() = headers(&route.asked.request_headers.0);
         let Some(ask) = route.health.ask(&*self.clock) else {
             return not_asked(
-                "who is asked has kept several asks waiting lately, and is left alone for a while",
+                "the service timed out several times in a row, and is not asked for a while",
             );
         };
         let found = self.answer(route, request, record).await;
@@ -127,7 +129,7 @@ impl Reconciler {
         found
     }
 
-    /// Sends the request, and reads what the answer means.
+    /// Sends the request and interprets the response.
     async fn answer(
         &self,
         route: &Route,
@@ -137,9 +139,11 @@ impl Reconciler {
         let response = match self.client.request(request).await {
             Ok(response) => response,
             Err(error) if error.is_connect() => {
-                return unclear("who is asked cannot be connected to");
+                return unclear("the service cannot be connected to");
             }
-            Err(_) => return unclear("who is asked broke off, or answered what is no HTTP"),
+            Err(_) => {
+                return unclear("the service closed the connection, or its response is not HTTP");
+            }
         };
         let (mut parts, body) = response.into_parts();
         let status = match answer::means(parts.status, &parts.headers, &route.asked.not_executed) {
@@ -161,13 +165,13 @@ impl Reconciler {
                 }
                 Found::Completed(recording)
             }
-            Err(_) => unclear("who is asked broke off in the middle of its answer"),
+            Err(_) => unclear("the service closed the connection in the middle of its response"),
         }
     }
 }
 
-/// Those of the routes that ask. Records have the beginning of a route's name only: where that is not enough to tell
-/// two routes apart, neither is asked for.
+/// The routes that reconcile. Records hold only the beginning of a route's name. If two routes
+/// share it, neither is reconciled.
 fn routes<'a>(named: impl Iterator<Item = (String, &'a Settings)>) -> Vec<Route> {
     let mut routes: Vec<Route> = Vec::new();
     let mut known: Vec<(Arc<str>, String)> = Vec::new();
@@ -177,11 +181,11 @@ fn routes<'a>(named: impl Iterator<Item = (String, &'a Settings)>) -> Vec<Route>
             if *other != label {
                 tracing::error!(
                     route = label,
-                    "two routes begin with the same characters, too many to tell their records apart: unknown outcomes of neither are asked for"
+                    "two routes begin with the same characters, too many to tell their records apart: unknown outcomes of both are not reconciled"
                 );
                 routes.retain(|route| route.name != name);
             }
-            continue; // The first that matches wins.
+            continue; // The first match wins.
         }
         known.push((Arc::clone(&name), label));
         let policy = &settings.policy;
@@ -199,7 +203,7 @@ fn routes<'a>(named: impl Iterator<Item = (String, &'a Settings)>) -> Vec<Route>
     routes
 }
 
-/// What is sent along: bodies as they are, as keyed requests ask for them.
+/// Headers of a question. Bodies are requested unencoded, as for keyed requests.
 fn headers(configured: &HeaderMap) -> HeaderMap {
     let mut headers = HeaderMap::new();
     headers.insert(USER_AGENT, HeaderValue::from_static("onetake"));
@@ -208,7 +212,7 @@ fn headers(configured: &HeaderMap) -> HeaderMap {
     headers
 }
 
-/// What becomes of an operation without effect that somebody was promised an outcome of.
+/// The failure for an operation without effect whose client has got a 202.
 fn not_executed() -> Failure {
     Failure {
         code: "not_executed".to_owned(),
@@ -227,11 +231,12 @@ fn unclear(why: &str) -> Found {
 impl Reconcile for Reconciler {
     fn inquiry(&self, record: &Record) -> Option<Inquiry> {
         let route = self.route(record)?;
-        // As it was when the attempt was made, or as it is: a deployment in between makes nothing shorter.
+        // The longer of the timeouts at the attempt and now, so that a deployment in between
+        // shortens nothing.
         let then = Known::of(&record.origin.memo).run_max.unwrap_or_default();
         let upstream_timeout = route.upstream_timeout.max(then);
         Some(Inquiry {
-            // Before that, what the attempt has sent may still arrive.
+            // Until then, the attempt's request may still arrive at the upstream.
             after: upstream_timeout.saturating_add(record.terms.grace).saturating_add(self.skew),
             timeout: route.asked.timeout,
             pause_min: PAUSE_MIN,
@@ -250,7 +255,8 @@ mod tests {
     use super::*;
     use crate::config::{Overrides, load};
 
-    /// A node without the key that the record was sealed with reads an empty memo: another may ask.
+    /// A node without the encryption key of a record reads an empty memo. Another node may be able
+    /// to ask.
     #[tokio::test]
     async fn who_does_not_know_what_to_ask_for_has_not_asked() {
         let text = "[gateway]\nupstream = \"http://a\"\n[defaults]\non_unknown = \"reconcile\"\n\

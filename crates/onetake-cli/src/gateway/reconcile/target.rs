@@ -1,4 +1,4 @@
-//! The URL that is asked for.
+//! The URL of a reconciliation question.
 
 use std::fmt::Write;
 
@@ -9,7 +9,7 @@ use onetake_http::Known;
 
 use crate::config::{Piece, Placeholder, Template};
 
-/// The template with its places filled in; `None` if something is not known or cannot be written, or the URL would be
+/// Fills in the template; `None` if a value is unknown or cannot be written, or the URL would be
 /// too long.
 pub(super) fn fill(template: &Template, known: &Known, reference: Reference) -> Option<Uri> {
     let mut target = String::new();
@@ -33,8 +33,8 @@ pub(super) fn fill(template: &Template, known: &Known, reference: Reference) -> 
     Uri::from_parts(parts).ok()
 }
 
-/// Encodes all but what RFC 3986 calls unreserved, so that a value stays inside the segment or the parameter that it was
-/// put into, whatever it holds. One dot or two alone are a step in the path, however they are encoded: `None`.
+/// Encodes all bytes but the unreserved ones of RFC 3986, so that a value stays inside its segment
+/// or parameter. `None` for one or two dots alone: they are a step in the path even if encoded.
 fn encode(value: &[u8], out: &mut String) -> Option<()> {
     if matches!(value, b"." | b"..") {
         return None;

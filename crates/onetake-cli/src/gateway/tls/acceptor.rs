@@ -1,4 +1,4 @@
-//! TLS with clients.
+//! TLS for client connections.
 
 use std::io;
 use std::sync::Arc;
@@ -19,12 +19,13 @@ use super::reload::reloaded;
 use super::{plain, provider};
 
 const FIELD: &str = "gateway.tls";
-/// How long a client may take until both sides know each other, its wait for a place included.
+/// Timeout of a handshake, including the wait for a permit.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
-/// Handshakes at once: they are the dearest thing that a stranger can ask for.
+/// Maximum number of concurrent handshakes: the most expensive work that an unknown client can
+/// cause.
 const HANDSHAKES_MAX: usize = 1_024;
 
-/// Opens TLS on accepted connections.
+/// The TLS side of the listener.
 #[derive(Clone, Debug)]
 pub(in super::super) struct Acceptor {
     config: watch::Receiver<Arc<ServerConfig>>,
@@ -33,10 +34,10 @@ pub(in super::super) struct Acceptor {
 }
 
 impl Acceptor {
-    /// Reads the certificate and its key, and looks after them from then on.
+    /// Reads the certificate and its key, and reloads them when they change.
     ///
     /// # Errors
-    /// If they are not there, or of no use.
+    /// If they are missing or invalid.
     pub(in super::super) fn new(
         identity: Identity,
         clock: Arc<dyn Clock>,
@@ -52,12 +53,12 @@ impl Acceptor {
         Ok(Self { config, places: Arc::new(Semaphore::new(HANDSHAKES_MAX)), clock })
     }
 
-    /// As [`Self::new`], and then nothing is done with them.
+    /// Checks the files like [`Self::new`], without using them.
     pub(super) fn check(identity: &Identity, clock: &dyn Clock) -> Result<(), TlsFailed> {
         server_config(Files::default().identity(FIELD, identity, clock)?).map(drop)
     }
 
-    /// Opens TLS with whoever is at the other end, with the certificate of this moment.
+    /// Performs the handshake with a client, with the current certificate.
     pub(in super::super) async fn accept(
         &self,
         stream: TcpStream,
@@ -91,7 +92,7 @@ mod tests {
 
     use super::*;
 
-    /// An acceptor with one place, its clock, and a listener for it.
+    /// An acceptor for one handshake at a time, its clock, and a listener.
     async fn acceptor() -> (Acceptor, ManualClock, TcpListener) {
         let folder = tempfile::tempdir().unwrap();
         let made = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();

@@ -1,4 +1,4 @@
-//! TLS with upstreams, and with those who are asked about credentials.
+//! TLS for connections to upstreams and to other services that the gateway calls.
 
 mod stream;
 
@@ -34,32 +34,32 @@ pub(in super::super) use stream::was_refused;
 
 const FIELD: &str = "gateway.upstream_tls";
 const ROOTS: &str = "gateway.upstream_tls.roots";
-/// How long a connection may take to be made.
+/// Timeout of a TCP connection attempt.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
-/// And then, until both sides know each other.
+/// Timeout of the handshake that follows.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
-/// How long to say nothing after a failed handshake was logged: behind a wrong certificate every
+/// Minimum time between two log lines about failed handshakes: with a wrong certificate every
 /// request fails.
 const SILENCE: Duration = Duration::from_secs(10);
 
-/// Makes connections, encrypted where the other side is `https://`.
+/// The connector for outgoing connections, encrypted for `https://`.
 ///
-/// Whatever fails in here fails before anything of a request was sent.
+/// If it fails, nothing of a request was sent.
 #[derive(Clone, Debug)]
 pub(crate) struct Connector {
     http: HttpConnector,
     tls: Option<watch::Receiver<Arc<ClientConfig>>>,
     clock: Arc<dyn Clock>,
-    /// When a failed handshake may be logged again, in microseconds of the monotonic clock.
+    /// When the next failed handshake may be logged, in microseconds of the monotonic clock.
     speak_from: Arc<AtomicU64>,
 }
 
 impl Connector {
-    /// Reads roots and certificates, and looks after them from then on; `None`: nobody is
+    /// Reads roots and certificates, and reloads them when they change. `None` if no URL is
     /// `https://`.
     ///
     /// # Errors
-    /// If they are not there, or of no use.
+    /// If they are missing or invalid.
     pub(crate) fn new(tls: Option<UpstreamTls>, clock: Arc<dyn Clock>) -> Result<Self, TlsFailed> {
         let mut http = HttpConnector::new();
         http.set_nodelay(true);
@@ -77,7 +77,7 @@ impl Connector {
         Ok(Self { http, tls: tls.transpose()?, clock, speak_from: Arc::default() })
     }
 
-    /// As [`Self::new`], and then nothing is done with them.
+    /// Checks the files like [`Self::new`], without using them.
     pub(crate) fn check(tls: &UpstreamTls, clock: &dyn Clock) -> Result<(), TlsFailed> {
         client_config(tls, &mut Files::default(), clock).map(drop)
     }
@@ -105,7 +105,7 @@ impl Connector {
         let may_speak = |from: u64| (from <= now).then_some(next);
         let (before, after) = (Ordering::Relaxed, Ordering::Relaxed);
         if self.speak_from.fetch_update(before, after, may_speak).is_ok() {
-            tracing::warn!(host, %error, "no TLS with this host; nothing was sent");
+            tracing::warn!(host, %error, "the TLS handshake with this host failed; nothing was sent");
         }
     }
 }
@@ -121,7 +121,7 @@ impl Service<Uri> for Connector {
 
     fn call(&mut self, to: Uri) -> Self::Future {
         let this = self.clone();
-        // The one that was ready goes with the call.
+        // The instance that was polled ready must be the one that is called.
         let mut http = std::mem::replace(&mut self.http, this.http.clone());
         Box::pin(async move {
             let stream = http.call(to.clone()).await?.into_inner();
@@ -154,7 +154,7 @@ fn client_config(
         }
         None => builder.with_no_client_auth(),
     };
-    // One request at a time on a connection: what was sent on it stays known.
+    // Only HTTP/1.1: with one request at a time on a connection, it is known what was sent on it.
     config.alpn_protocols = vec![b"http/1.1".to_vec()];
     Ok(config)
 }

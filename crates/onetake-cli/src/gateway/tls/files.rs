@@ -1,4 +1,4 @@
-//! Certificates and keys from PEM files. No message repeats what is in one: it may be a key.
+//! Certificates and keys from PEM files. No error message quotes a file: it may hold a key.
 
 use std::fmt;
 use std::fs::File;
@@ -18,10 +18,10 @@ use crate::config::Identity;
 
 use super::{plain, provider};
 
-/// The largest file that is taken for certificates or a key.
+/// Maximum size of a file.
 const FILE_BYTES_MAX: u64 = 1 << 20;
 
-/// Why TLS cannot be spoken.
+/// The error of a TLS setting or one of its files.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TlsFailed {
     field: String,
@@ -53,18 +53,20 @@ impl fmt::Display for TlsFailed {
 
 impl std::error::Error for TlsFailed {}
 
-/// Reads files and remembers what was in them, so that a change of nothing is not taken for one.
+/// Reads files and remembers their contents, so that a rewrite with the same content is not a
+/// change.
 ///
-/// Without `Debug`: there are keys among them.
+/// It has no `Debug`, because some of them are keys.
 #[derive(Default, PartialEq, Eq)]
 pub(super) struct Files {
     contents: Vec<Vec<u8>>,
-    /// When the certificate among them expires, since 1970.
+    /// Expiry of the certificate among the files, since 1970.
     pub(super) expires: Option<Duration>,
 }
 
 impl Files {
-    /// A certificate with its chain and its key, which belong together and are of today.
+    /// Reads a certificate with its chain and its key. Checks that they belong together and are
+    /// valid now.
     pub(super) fn identity(
         &mut self,
         table: &str,
@@ -105,7 +107,7 @@ impl Files {
         })
     }
 
-    /// Every certificate of a file as a root.
+    /// Reads every certificate of a file as a root.
     pub(super) fn roots(&mut self, field: &str, file: &Path) -> Result<RootCertStore, TlsFailed> {
         let mut roots = RootCertStore::empty();
         for certificate in self.certificates(field, file)? {
@@ -117,7 +119,7 @@ impl Files {
         Ok(roots)
     }
 
-    /// At least one certificate.
+    /// Reads at least one certificate.
     fn certificates(
         &mut self,
         field: &str,
@@ -163,7 +165,7 @@ impl Files {
 
 fn read(file: &Path) -> Result<Vec<u8>, String> {
     let cannot = |error: std::io::Error| format!("it cannot be read: {error}");
-    // Before it is opened: a pipe would be waited for.
+    // Checked before opening, because opening a pipe would block.
     if !std::fs::metadata(file).map_err(cannot)?.is_file() {
         return Err("it is not a file".to_owned());
     }
@@ -176,8 +178,8 @@ fn read(file: &Path) -> Result<Vec<u8>, String> {
     }
 }
 
-/// When a certificate expires, or why it is of no use today. What cannot be understood here is left
-/// to those who have to understand it.
+/// Returns when a certificate expires, or an error if it is not valid now. A certificate that
+/// cannot be parsed here is left to rustls.
 fn check_validity(
     certificate: &CertificateDer<'_>,
     clock: &dyn Clock,

@@ -1,11 +1,12 @@
-//! TLS with clients and with upstreams.
+//! TLS for clients and upstreams.
 //!
 //! ```text
 //! files (PEM, and what is wrong with it) → reload (again when they change) → acceptor: clients
 //!                                                                          → connector: upstreams
 //! ```
 //!
-//! A connection keeps what it was opened with; whatever changes on disk is for those after it.
+//! A connection keeps the certificates that it was opened with. Changes on disk apply to new
+//! connections.
 
 mod acceptor;
 mod connector;
@@ -25,7 +26,7 @@ pub(crate) use connector::Connector;
 pub(super) use connector::was_refused;
 pub use files::TlsFailed;
 
-/// What is wrong with the files that a gateway with this configuration would read.
+/// Checks the files that a gateway with this configuration would read.
 pub(super) fn check(config: &Config, clock: &dyn Clock) -> Vec<TlsFailed> {
     let clients = config.gateway.tls.iter().map(|identity| Acceptor::check(identity, clock));
     let upstreams = config.upstream_tls().into_iter().map(|tls| Connector::check(tls, clock));
@@ -36,7 +37,7 @@ fn provider() -> Arc<CryptoProvider> {
     Arc::new(aws_lc_rs::default_provider())
 }
 
-/// What rustls says, without the parts that only its authors understand.
+/// An error text of rustls for users, without its internal parts.
 fn plain(error: &Error) -> String {
     match error {
         Error::InvalidCertificate(why) => format!("the certificate is not valid: {why:?}"),

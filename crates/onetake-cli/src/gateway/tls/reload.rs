@@ -1,4 +1,4 @@
-//! What is made of files, and made again when they change.
+//! Reloading of files: a value is built from files, and built again when they change.
 
 use std::fs::Metadata;
 use std::os::unix::fs::MetadataExt;
@@ -12,20 +12,20 @@ use tokio::sync::watch;
 
 use super::files::{Files, TlsFailed};
 
-/// How long to wait between two looks at the files.
+/// Interval between two checks of the files.
 const LOOK_EVERY: Duration = Duration::from_secs(2);
 
-/// When the certificate in use expires.
+/// Metric: when the certificate in use expires.
 const EXPIRES: &str = "onetake_tls_expires_seconds";
-/// Whether the files are of no use, and older ones are in use.
+/// Metric: 1 while the files on disk are invalid and older contents are in use.
 const REFUSED: &str = "onetake_tls_refused";
 
 type Make<T> = Box<dyn Fn(&mut Files) -> Result<T, TlsFailed> + Send>;
 
-/// Makes something of files now, and again whenever they change, for as long as anybody wants it.
+/// Builds a value from files now, and again when they change, until all receivers are dropped.
 ///
 /// # Errors
-/// If it cannot be made now. Later, what was made before stays in use.
+/// If it cannot be built now. Later, the previous value stays in use.
 pub(super) fn reloaded<T: Send + Sync + 'static>(
     field: &'static str,
     paths: Vec<PathBuf>,
@@ -47,7 +47,7 @@ async fn watch<T: Send + Sync + 'static>(mut watcher: Watcher<T>, clock: Arc<dyn
             () = watcher.current.closed() => return,
             () = clock.sleep(LOOK_EVERY) => {}
         }
-        // Files may be on a network, and a network may be slow.
+        // Files may be on a slow network filesystem.
         let looked = tokio::task::spawn_blocking(move || {
             watcher.look();
             watcher
@@ -57,7 +57,7 @@ async fn watch<T: Send + Sync + 'static>(mut watcher: Watcher<T>, clock: Arc<dyn
     }
 }
 
-/// What tells one state of a file from another without reading it.
+/// Metadata that tells whether a file has changed, without reading it.
 type Stamp = Option<(u64, u64, u64, i64, i64)>;
 
 struct Watcher<T> {
@@ -65,15 +65,16 @@ struct Watcher<T> {
     paths: Vec<PathBuf>,
     make: Make<T>,
     current: watch::Sender<Arc<T>>,
-    /// The files that the current one was made of.
+    /// The files that the current value was built from.
     files: Files,
     stamps: Vec<Stamp>,
-    /// The stamps are older than the last reading by a whole pause: no write can hide behind them.
+    /// True if the stamps did not change for a whole interval before the last reading. Then a write
+    /// that left the same stamp cannot have been missed.
     is_settled: bool,
     fault: Option<Fault>,
 }
 
-/// Why the files are of no use, and whether that was told.
+/// The error of invalid files, and whether it was logged.
 struct Fault {
     what: TlsFailed,
     is_told: bool,
@@ -94,7 +95,7 @@ impl<T> Watcher<T> {
         Ok((watcher, receiver))
     }
 
-    /// Looks whether the files have changed, and takes what they hold if it is of use.
+    /// Checks whether the files have changed, and uses their contents if they are valid.
     fn look(&mut self) {
         let stamps = stamps(&self.paths);
         let is_same = stamps == self.stamps;
@@ -115,7 +116,7 @@ impl<T> Watcher<T> {
         self.measure();
     }
 
-    /// Says how it stands, for those who watch.
+    /// Updates the metrics.
     fn measure(&self) {
         let is_told = self.fault.as_ref().is_some_and(|fault| fault.is_told);
         gauge!(REFUSED, "field" => self.field).set(if is_told { 1.0 } else { 0.0 });
@@ -124,7 +125,8 @@ impl<T> Watcher<T> {
         }
     }
 
-    /// Tells of a fault at its second look: a pair that is being replaced is broken for a moment.
+    /// Logs an error at its second check: while a pair of files is being replaced, it is invalid
+    /// for a moment.
     fn refuse(&mut self, what: TlsFailed) {
         match &mut self.fault {
             Some(fault) if fault.what == what => {
@@ -153,7 +155,7 @@ mod tests {
 
     use super::*;
 
-    /// Takes any text but `broken`.
+    /// A watcher that accepts any text but `broken`.
     fn watcher(file: &Path) -> (Watcher<Vec<u8>>, watch::Receiver<Arc<Vec<u8>>>) {
         let path = file.to_owned();
         let make = move |files: &mut Files| match files.read("a.field", &path)? {
@@ -237,7 +239,7 @@ mod tests {
         std::fs::write(&file, "one").unwrap();
         let time = std::fs::metadata(&file).unwrap().modified().unwrap();
         let (mut watcher, current) = watcher(&file);
-        // Within the same tick of the file system's clock: same file, same size, same time.
+        // A write within the same tick of the filesystem's clock: same file, same size, same time.
         std::fs::write(&file, "two").unwrap();
         std::fs::File::open(&file).unwrap().set_modified(time).unwrap();
         assert_eq!(stamps(&watcher.paths), watcher.stamps);

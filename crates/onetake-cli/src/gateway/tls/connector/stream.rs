@@ -24,11 +24,11 @@ pub(crate) struct Encrypted {
     opening: Opening,
 }
 
-/// How the upstream began to speak on an encrypted connection.
+/// The first message of the upstream on an encrypted connection.
 ///
-/// With TLS 1.3 a client may send as soon as it knows the server, and the server may only then turn
-/// the client's certificate down. It has not looked at anything that was sent behind it, and it
-/// says so by an alert that only it can make. So what was sent was never received: a retry may run.
+/// With TLS 1.3 a client may send data before the server has checked the client's certificate. If
+/// the server then refuses the certificate, it has not read this data, and says so with an alert
+/// that only it can create. So nothing was received, and a retry may run.
 #[derive(Clone, Debug, Default)]
 struct Opening(Arc<AtomicU8>);
 
@@ -37,14 +37,14 @@ impl Opening {
     const ANSWERED: u8 = 1;
     const REFUSED: u8 = 2;
 
-    /// The first word counts, and nothing after it.
+    /// Notes a message. Only the first one counts.
     fn first(&self, word: u8) {
         let (set, seen) = (Ordering::AcqRel, Ordering::Acquire);
         let _not_the_first = self.0.compare_exchange(Self::SILENT, word, set, seen);
     }
 }
 
-/// Whether the upstream turned our certificate down before anything else, and so took nothing.
+/// True if the upstream refused our certificate as its first message, and so received nothing.
 pub(in super::super::super) fn was_refused(connected: &Connected) -> bool {
     let mut extras = Extensions::new();
     connected.get_extras(&mut extras);
@@ -52,8 +52,8 @@ pub(in super::super::super) fn was_refused(connected: &Connected) -> bool {
     opening.is_some_and(|opening| opening.0.load(Ordering::Acquire) == Opening::REFUSED)
 }
 
-/// Alerts that say that a handshake failed because of the client's certificate, and that nobody has
-/// a reason to send afterwards.
+/// True for alerts that a server sends only if the handshake fails because of the client's
+/// certificate.
 fn turns_certificate_down(error: &io::Error) -> bool {
     let error = error.get_ref().and_then(|error| error.downcast_ref::<rustls::Error>());
     matches!(
@@ -94,8 +94,8 @@ impl Encrypted {
         Poll::Ready(read)
     }
 
-    /// Nobody reads from a connection that can no longer be written to, so that is done here: what
-    /// the upstream said before it hung up may be why.
+    /// Reads once after a failed write, because hyper does not read from such a connection. The
+    /// alert that the upstream sent before it hung up may be there.
     fn written<T>(
         &mut self,
         context: &mut Context<'_>,

@@ -92,8 +92,8 @@ const ROUNDS_MAX: u32 = 7;
 /// The number of rounds in which an item is sent again because the server asks for it (40001), or
 /// because it got no row. No lock is waited for then, so these rounds are quick.
 const AGAIN_MAX: u32 = 40;
-/// The longest wait of one round for all held keys together, in milliseconds. After all rounds have
-/// waited, the keys are given up.
+/// The longest wait of one round for all held keys together, in milliseconds. Held keys are given
+/// up after a total wait of this length.
 const ROUND_MILLIS: u32 = 64;
 /// The largest number of recently held keys that are tried again in one batch.
 const TOUCHED_MAX: usize = 64;

@@ -1,4 +1,4 @@
-//! SQLite: effects, messages and the outcome commit together in the user's own file, or nothing does.
+//! SQLite: effects, messages and the outcome commit together in the user's file, or nothing does.
 #![expect(clippy::unwrap_used, reason = "tests may panic")]
 
 use std::path::{Path, PathBuf};

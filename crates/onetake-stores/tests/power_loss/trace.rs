@@ -10,9 +10,9 @@ use onetake_core::{Clock, SystemClock};
 
 use crate::script::Script;
 
-/// How long a worker may take: far longer than it should.
+/// The time limit of a worker: far longer than it needs.
 const PATIENCE: Duration = Duration::from_secs(120);
-/// The exit code that stands for a worker which never ends.
+/// The exit code for a worker that never ends.
 pub(crate) const HANGS: i32 = -2;
 /// The exit code of a worker that was killed.
 pub(crate) const KILLED: i32 = 137;

@@ -19,8 +19,8 @@ const ERROR_BYTES_MAX: usize = 1_024;
 
 /// Delivers an outbox.
 ///
-/// A service that runs one inside, beside the operations that write messages (`onetake` has the same stores and clocks
-/// under its own name):
+/// A service can run a relay inside, beside the operations that write messages (`onetake`
+/// re-exports the same stores and clocks):
 ///
 /// ```no_run
 /// # #[cfg(feature = "nats")]

@@ -234,7 +234,7 @@ async fn fences_rise_although_everything_was_swept_and_the_clock_went_back() {
     assert!(granted(&store, &claim("a", 2)).await > fence, "S2");
 }
 
-/// A record with a low fence may be swept after one with a higher fence: the higher one still counts.
+/// A record with a low fence may be swept after one with a higher fence. The higher fence counts.
 #[tokio::test]
 async fn the_highest_swept_fence_counts_whatever_is_swept_last() {
     let (_folder, file) = place();

@@ -121,7 +121,7 @@ async fn one_run_each(stores: &[Arc<dyn Store>], name: &str, keys: usize, rounds
                 let picks = picks.map(|pick| usize::from(pick) % keys);
                 look_and_run(&*store, &name, &picks, &runs).await;
             }
-            // In the end, everybody sees everything.
+            // At the end, every task reads every key.
             for key in 0..keys {
                 look_and_run(&*store, &name, &[key], &runs).await;
             }

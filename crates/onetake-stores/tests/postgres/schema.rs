@@ -61,8 +61,9 @@ async fn older_and_newer_versions_are_told_apart() {
     open().await.unwrap();
 }
 
-/// Tables of version 1, as a program of that version made them, with a key that runs and one that is
-/// finished. They are refused until they are migrated; then nodes of both versions work on them.
+/// Tables of version 1, as a program of that version created them, with a running key and a
+/// finished one. They are refused until they are migrated. Then nodes of both versions work on
+/// them.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn tables_of_version_1_are_migrated_and_keep_what_they_have() {
     let server = Postgres::start().await;

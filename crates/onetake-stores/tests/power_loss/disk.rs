@@ -2,7 +2,8 @@
 //!
 //! The rules are those of POSIX, and weaker than those of any journaling file system:
 //! - Bytes of a file survive once the file was synced. Before, any of their sectors may.
-//! - A name survives once its folder was synced. Before, any change of names may, in any combination.
+//! - A name survives once its folder was synced. Before, any combination of name changes may
+//!   survive.
 //! - A sync that failed makes nothing durable, and neither does a later one of the same bytes.
 
 use std::collections::BTreeMap;

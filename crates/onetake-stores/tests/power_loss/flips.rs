@@ -30,7 +30,8 @@ fn folder(subject: Subject, shape: Shape, is_closed: bool) -> (Image, Expected) 
     (disk.lose_power(Loss::None, &mut Random::new(0)), expected)
 }
 
-/// Flips one bit of a file at a time: each byte of a file with at most `all` bytes, `some` of a larger one.
+/// Flips one bit of a file at a time: in each byte of a file with at most `all` bytes, and in
+/// `some` bytes of a larger one.
 fn flip(subject: Subject, shape: Shape, is_closed: bool, all: u64, some: u64) -> Figures {
     let (image, expected) = folder(subject, shape, is_closed);
     let how = if is_closed { "closed" } else { "killed" };

@@ -5,7 +5,8 @@
 //! the trace, the folder is rebuilt as a power loss could have left it at each moment. It is then
 //! opened and compared with the answers that the worker had got by then.
 //!
-//! `ONETAKE_POWER_LOSS=long` runs the long form: all moments, more seeds (`ONETAKE_POWER_SEEDS` sets their number).
+//! `ONETAKE_POWER_LOSS=long` runs the long form: all moments, and more seeds (`ONETAKE_POWER_SEEDS`
+//! sets their number).
 #![cfg(all(target_os = "linux", feature = "embedded", feature = "sqlite"))]
 #![expect(
     clippy::unwrap_used,

@@ -54,7 +54,7 @@ impl Event {
     }
 }
 
-/// What became of a traced worker.
+/// The result of a traced worker.
 #[derive(Debug)]
 pub(crate) struct Traced {
     pub(crate) events: Vec<Event>,
@@ -101,7 +101,7 @@ pub(crate) fn run(root: &Path, script: Script, fault: &str) -> Traced {
     Traced { events: parse(&fs::read(&trace).unwrap()), code, said }
 }
 
-/// The exit code of a program, or none if it takes too long.
+/// Returns the exit code of a program, or `None` if it takes too long.
 fn ends(program: &mut Child) -> Option<i32> {
     let end = SystemClock.monotonic() + PATIENCE;
     loop {

@@ -1,6 +1,6 @@
 //! The time of a page of `GET /v1/keys`, and of one key by its reference, among a thousand keys and
-//! among a million. The times should be the same, so that operators do not wait longer as keys
-//! grow.
+//! among a million. The times should be the same, so that operators do not wait longer if there
+//! are more keys.
 #![expect(
     clippy::unwrap_used,
     clippy::panic,

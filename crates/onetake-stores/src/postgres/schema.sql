@@ -13,8 +13,8 @@ CREATE TABLE onetake_records (
     attempt     bytea    NOT NULL,    -- 16 bytes: the latest attempt
     fence       bigint   NOT NULL,    -- rises with every attempt
     fingerprint bytea    NOT NULL,    -- one byte for the scheme, then the digest of the request
-    origin      bytea    NOT NULL,    -- a digest of the tenant (16 bytes), then the route, or empty;
-                                      -- after a zero byte the memo for a reconciler
+    origin      bytea    NOT NULL,    -- a digest of the tenant (16 bytes), then the route; or empty
+                                      -- after a zero byte: the memo for a reconciler
     ttl         bigint   NOT NULL,
     lease       bigint   NOT NULL,
     grace       bigint   NOT NULL,
@@ -31,7 +31,7 @@ CREATE TABLE onetake_records (
     body        bytea,                -- completed: the body; NULL if it was not kept
     code        bytea,                -- failed: the code; unknown: the cause
     detail      bytea,                -- failed and unknown: a sentence
-    history     text                  -- earlier attempts, a line each: fence, claimed, ended, state; NULL: none
+    history     text                  -- earlier attempts (fence, start, end, state), one a line
 ) WITH (fillfactor = 25);
 
 -- No column of these indexes changes when a short operation completes: its row is updated in its

@@ -173,7 +173,7 @@ impl Connection {
         self.nodes.close();
     }
 
-    /// Groups commands by node. Commands without a reachable owner are returned separately.
+    /// Groups commands by node. Commands without a known owner are returned separately.
     fn group(
         &self,
         commands: &[Command],

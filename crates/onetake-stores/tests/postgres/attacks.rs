@@ -1,4 +1,4 @@
-//! Tests from a first security review. Each of these cases once lost or repeated an operation.
+//! Regression tests of adversarial cases. Each of them once lost or repeated an operation.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};

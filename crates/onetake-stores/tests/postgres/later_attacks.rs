@@ -1,5 +1,5 @@
-//! Tests from a second security review: an unreachable standby, a locked key, a full disk, plans
-//! that were made too early. Each of them failed once.
+//! Regression tests of further adversarial cases: an unreachable standby, a locked key, a full
+//! disk, plans that were made too early. Each of them failed once.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};

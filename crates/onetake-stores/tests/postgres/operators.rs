@@ -66,7 +66,7 @@ async fn nothing_of_the_forgotten_is_left_in_its_row() {
     }
 }
 
-/// Of many nodes that could reconcile at once, one does. A row contains no more than necessary.
+/// If many nodes could reconcile at once, one does. A row contains no more than necessary.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn one_node_asks_and_what_rolled_back_has_no_cause() {
     let server = Postgres::start().await;

@@ -144,7 +144,7 @@ enum Kind {
 }
 
 impl Place {
-    /// Of two places with the same range, the one with the lower rank is outside.
+    /// The nesting of places with the same range: the one with the lower rank is outside.
     fn rank(&self) -> u8 {
         match self.kind {
             Kind::Return | Kind::Pattern | Kind::Arm => 0,

@@ -1,7 +1,8 @@
-//! `cargo xtask bugs`: 22 deliberate bugs of the engine, one at a time, and how many seeds the simulation needs
-//! to find each.
+//! `cargo xtask bugs`: 22 deliberate bugs of the engine, one at a time, and the number of seeds
+//! that the simulation needs to find each.
 //!
-//! Each bug is a change of one place in a copy of the tree. The simulation alone is run on it: no other test counts.
+//! Each bug is a change of one place in a copy of the tree. Only the simulation is run on it; no
+//! other test counts.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -10,19 +11,19 @@ use crate::mutants::tree;
 
 /// One deliberate bug.
 struct Bug {
-    /// What is wrong.
+    /// The fault in words.
     what: &'static str,
     /// The file, below `crates/`.
     file: &'static str,
-    /// The text that is replaced, which is there once.
+    /// The text that is replaced. It must occur once.
     from: &'static str,
     /// The text that replaces it.
     to: &'static str,
 }
 
-/// How many seeds a bug may take.
+/// The largest number of seeds for a bug.
 const SEEDS: u64 = 10_000;
-/// How many of the bugs have to be found: all of them.
+/// The number of bugs that have to be found: all of them.
 const FOUND_MIN: usize = BUGS.len();
 
 const BUGS: &[Bug] = &[
@@ -160,8 +161,8 @@ const BUGS: &[Bug] = &[
     },
 ];
 
-/// Applies each bug whose description has one of these texts, or each bug, simulates, and prints how many seeds it
-/// took.
+/// Applies each bug whose description contains one of these texts, or every bug, runs the
+/// simulation, and prints the number of seeds that it took.
 pub(crate) fn run(only: &[String]) -> Result<(), String> {
     let root = PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/.."));
     let tree = tree::copy(&root, "bugs")?;
@@ -195,14 +196,14 @@ pub(crate) fn run(only: &[String]) -> Result<(), String> {
     }
 }
 
-/// Runs the simulation in the copy. The invariant that was broken, and after how many seeds.
+/// Runs the simulation in the copy. Returns the broken invariant and the number of seeds.
 fn simulate(root: &Path, tree: &Path) -> Result<Option<(String, String)>, String> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let output = Command::new(cargo)
         .args(["run", "--quiet", "--profile", "sim", "--package", "onetake-sim"])
         .args(["--bin", "onetake-simulate", "--", "--no-shrink", "--seeds", &SEEDS.to_string()])
         .current_dir(tree)
-        // Not that of the tree itself, whose programs must have no bugs.
+        // Not the target folder of the tree itself, whose programs must have no bugs.
         .env("CARGO_TARGET_DIR", root.join("target/mutants/bugs-build"))
         .output()
         .map_err(|error| format!("cargo could not be started: {error}"))?;

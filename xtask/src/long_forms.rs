@@ -1,5 +1,5 @@
-//! The long forms of the safety net: each is one command that prints its figures. docs/TESTING.md says what each
-//! of them shows.
+//! The long forms of the tests: each is one command that prints its figures. docs/TESTING.md
+//! explains them.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -37,12 +37,12 @@ pub(crate) fn histories(arguments: &[String]) -> Result<(), String> {
     run(command.env("ONETAKE_HISTORIES_CYCLES", cycles.to_string()))
 }
 
-/// Plays random steps on every store, and compares each answer with the decision functions.
+/// Runs random steps on every store, and compares each answer with the decision functions.
 pub(crate) fn differential(arguments: &[String]) -> Result<(), String> {
     crate::install::servers()?;
     let (steps, seed) = (number(arguments, 0, 100_000)?, number(arguments, 1, 1)?);
     let mut command = cargo();
-    // Of the workspace, as `cargo xtask test` builds it: nothing is built twice.
+    // Built with the workspace, as `cargo xtask test` does, so that nothing is built twice.
     command.args(["test", "--workspace", "--all-features", "--test", "differential"]);
     command.args(["--", "--nocapture", "--test-threads", "2"]);
     command.env("ONETAKE_STEPS", steps.to_string());
@@ -73,10 +73,11 @@ pub(crate) fn coverage(arguments: &[String]) -> Result<(), String> {
     let build = root().join("target/llvm-cov-target");
     let mut command = Command::new(tools.join("bin/cargo-llvm-cov"));
     command.args(["llvm-cov", "run", "--branch", "--profile", "sim", "--package", "onetake-sim"]);
-    // A report of cargo-llvm-cov has the files of one package alone; the engine is in another one.
+    // A report of cargo-llvm-cov contains the files of one package only, and the engine is in
+    // another one.
     command.args(["--bin", "onetake-simulate", "--summary-only"]);
     command.args(["--", "--no-shrink", "--seeds", &seeds.to_string()]);
-    // Branches are counted by an option of the compiler that is not stable yet.
+    // Branch coverage needs an unstable option of the compiler.
     command.env("RUSTC_BOOTSTRAP", "1").env("LLVM_COV", &cov).env("LLVM_PROFDATA", profdata);
     run(command.env("CARGO_LLVM_COV_TARGET_DIR", &build).stdout(std::process::Stdio::null()))?;
     let merged = std::fs::read_dir(&build).map_err(|error| error.to_string())?;
@@ -98,7 +99,7 @@ fn root() -> PathBuf {
     PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/.."))
 }
 
-/// A tool of the LLVM that the compiler is made with: as a variable names it, or from `PATH`.
+/// Returns a tool of the compiler's LLVM: the one that a variable names, or the one in `PATH`.
 fn llvm_tool(variable: &str, name: &str) -> Result<PathBuf, String> {
     if let Some(given) = std::env::var_os(variable) {
         return Ok(given.into());
@@ -118,7 +119,7 @@ fn llvm_tool(variable: &str, name: &str) -> Result<PathBuf, String> {
     })
 }
 
-/// The engine's files, and all of them together.
+/// Prints the coverage of each file of the engine, and of all together.
 fn print_coverage(report: &Value) -> Result<(), String> {
     let files = report.pointer("/data/0/files").and_then(Value::as_array);
     let files = files.ok_or("the coverage report has no files")?;
@@ -159,7 +160,7 @@ fn number(arguments: &[String], at: usize, otherwise: u64) -> Result<u64, String
     text.parse().map_err(|_| format!("`{text}` is not a number"))
 }
 
-/// A program of the simulation crate, fast and with every assertion.
+/// A program of the simulation crate, built fast and with every assertion.
 fn program(name: &str) -> Command {
     let mut command = cargo();
     command.args(["run", "--quiet", "--profile", "sim", "--package", "onetake-sim", "--bin", name]);

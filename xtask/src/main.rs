@@ -8,16 +8,16 @@ mod programs;
 
 use std::process::{Command, ExitCode};
 
-/// What the tests are, behind the test programs.
+/// The tests that run after the test programs.
 const TEST: &[&[&str]] = &[
     &["test", "--workspace", "--all-features", "--doc"],
-    // What users build: without the features that only tests turn on.
+    // The builds of users: without the features that only tests enable.
     &["check", "--workspace", "--exclude", "onetake-sim"],
     &["check", "--package", "onetake", "--no-default-features"],
     &["check", "--package", "onetake-cli", "--no-default-features"],
 ];
 
-/// Formatting, clippy with warnings as errors, and documentation whose links lead somewhere.
+/// Formatting, clippy with warnings as errors, and documentation with valid links.
 const LINT: &[&[&str]] = &[
     &["fmt", "--all", "--check"],
     &["clippy", "--workspace", "--all-targets", "--all-features", "--", "--deny", "warnings"],

@@ -1,4 +1,4 @@
-//! Runs test programs, some at once: most of their time they wait for servers and clocks.
+//! Runs test programs, some at once, because they mostly wait for servers and clocks.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -7,19 +7,19 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use serde_json::Value;
 
-/// How many programs run at once.
+/// The number of programs that run at once.
 const AT_ONCE: usize = 2;
 
-/// What the tests are built with.
+/// The cargo arguments that build the tests.
 const BUILD: [&str; 4] = ["test", "--workspace", "--all-features", "--no-run"];
 
-/// A test program, and the folder that it runs in, as with `cargo test`.
+/// A test program, and the folder in which it runs, as with `cargo test`.
 struct Program {
     file: PathBuf,
     folder: PathBuf,
 }
 
-/// Builds all test programs and runs them; says which of them failed.
+/// Builds all test programs and runs them. The error names those that failed.
 pub(crate) fn run() -> Result<(), String> {
     let programs = build()?;
     let (next, failed) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
@@ -63,7 +63,7 @@ fn build() -> Result<Vec<Program>, String> {
     Ok(programs)
 }
 
-/// The test program that a line of cargo's tells of, if it does.
+/// Returns the test program that a line of cargo's output names, if any.
 fn program(line: &str) -> Option<Program> {
     let said: Value = serde_json::from_str(line).ok()?;
     let is_test = said.pointer("/profile/test")?.as_bool()?;
@@ -72,7 +72,7 @@ fn program(line: &str) -> Option<Program> {
     is_test.then_some(Program { file, folder })
 }
 
-/// Runs one program, and tells what it said once it has ended.
+/// Runs one program, and prints its output after it has ended.
 fn passes(program: &Program) -> bool {
     let ran = Command::new(&program.file).current_dir(&program.folder).output();
     let (said, passed) = match ran {

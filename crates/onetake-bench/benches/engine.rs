@@ -1,8 +1,8 @@
-//! Durable claim + complete operations a second, through the engine: on the embedded store, and on
-//! a raw appended log with the same bytes and the same batching.
+//! Durable claim + complete operations a second through the engine: on the embedded store, and on a
+//! raw appended log with the same bytes and the same batching.
 //!
-//! `cargo bench` runs it; the two alternate in one run, because machines are noisy, and the ratio is
-//! what to look at.
+//! `cargo bench` runs it. The two alternate in one run, because machines are noisy. The ratio is
+//! the result.
 #![expect(clippy::unwrap_used, clippy::expect_used, reason = "a benchmark may panic")]
 
 use std::sync::Arc;
@@ -25,7 +25,7 @@ const BODY_BYTES: usize = 300;
 const ROUND: Duration = Duration::from_secs(4);
 
 fn main() {
-    // `cargo test --benches` calls it with other arguments: then it only shows that it runs.
+    // `cargo test --benches` uses other arguments. Then the benchmark only shows that it runs.
     let round = if std::env::args().any(|arg| arg == "--bench") { ROUND } else { ROUND / 40 };
     let runtime =
         tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();

@@ -1,8 +1,8 @@
-//! What the gateway adds to a request: direct, through the gateway without a key, with a fresh key
-//! (two durable writes), and as a replay.
+//! The cost of the gateway for a request: direct, through the gateway without a key, with a fresh
+//! key (two durable writes), and as a replay.
 //!
-//! Everything runs in one process on loopback, one request at a time per client, so the upstream and
-//! the clients take their share of the same cores. Look at the differences, not at the numbers.
+//! Everything runs in one process on loopback, one request at a time per client, so the upstream
+//! and the clients use the same cores. The differences are the result, not the numbers.
 #![expect(clippy::unwrap_used, clippy::panic, reason = "a benchmark may panic")]
 
 use std::time::Duration;
@@ -19,7 +19,7 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 const CLIENTS: usize = 8;
 
 fn main() {
-    // `cargo test --benches` calls it with other arguments: then it only shows that it runs.
+    // `cargo test --benches` uses other arguments. Then the benchmark only shows that it runs.
     let requests = if std::env::args().any(|arg| arg == "--bench") { 2_000 } else { 20 };
     let runtime =
         tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();

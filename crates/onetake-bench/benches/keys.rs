@@ -1,5 +1,6 @@
-//! What a page of `GET /v1/keys`, and one key by its reference, take among a thousand keys and among a million:
-//! the same, or an operator waits longer the more there is to look at.
+//! The time of a page of `GET /v1/keys`, and of one key by its reference, among a thousand keys and
+//! among a million. The times should be the same, so that operators do not wait longer if there
+//! are more keys.
 #![expect(
     clippy::unwrap_used,
     clippy::panic,
@@ -23,13 +24,13 @@ use onetake_stores::embedded::EmbeddedStore;
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
-/// Keys that are written at once.
+/// The number of keys that are written at once.
 const BATCH: usize = 1_000;
-/// Requests a second, a little below what the guard lets through.
+/// The pause between requests: a little below the rate that the guard permits.
 const PAUSE: Duration = Duration::from_millis(25);
 
 fn main() {
-    // `cargo test --benches` calls it with other arguments: then it only shows that it runs.
+    // `cargo test --benches` uses other arguments. Then the benchmark only shows that it runs.
     let is_bench = std::env::args().any(|arg| arg == "--bench");
     let (few, many, pages) = if is_bench { (1_000, 1_000_000, 200) } else { (100, 2_000, 5) };
     let runtime =
@@ -43,7 +44,7 @@ fn main() {
     });
 }
 
-/// The medians of a page and of one key among so many.
+/// Returns the medians of a page and of one key among this many keys.
 async fn measure(keys: usize, pages: usize) -> (Duration, Duration) {
     let folder = tempfile::tempdir().unwrap();
     fill(folder.path(), keys).await;
@@ -62,7 +63,7 @@ async fn measure(keys: usize, pages: usize) -> (Duration, Duration) {
     for number in 0..pages {
         let (answer, took) = get(&admin, &path).await;
         times.push(took);
-        // All over the place: pages in a row would be read ahead.
+        // Pages at random positions, because pages in a row would be read ahead.
         path = match answer.split("\"cursor\":\"").nth(1) {
             Some(next) => {
                 format!("/v1/keys?limit=50&cursor={}", next.split('"').next().unwrap())

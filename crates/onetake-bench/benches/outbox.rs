@@ -1,8 +1,8 @@
-//! Whether operations of mode T are slower while the broker is away that their messages are for.
+//! The speed of mode T operations while the broker of their messages is unreachable.
 //!
-//! Operations commit an effect, a message and their outcome in PostgreSQL, beside a relay to NATS. NATS is there for
-//! a while, is killed for as long, and comes back; the two phases' times in one run, and their ratio, are what to
-//! look at.
+//! Operations commit an effect, a message and their outcome in PostgreSQL, beside a relay to NATS.
+//! NATS runs for a while, is killed for as long, and comes back. The times of the two phases in one
+//! run, and their ratio, are the result.
 #![expect(clippy::unwrap_used, reason = "a benchmark may panic")]
 
 use std::sync::Arc;
@@ -81,7 +81,7 @@ async fn run(phase: Duration) {
     );
     nats.restart().await;
     let began = SystemClock.monotonic();
-    // To count costs something too: not all the time.
+    // Counting has a cost too, so there is a pause.
     while outbox.counts().await.unwrap().waiting > 0 {
         SystemClock.sleep(LOOK_EVERY).await;
         assert!(SystemClock.monotonic() - began < phase * 10, "the backlog does not drain");
@@ -92,7 +92,7 @@ async fn run(phase: Duration) {
     relaying.await.unwrap();
 }
 
-/// What this process, with the relay and the clients in it, has in memory, in KiB.
+/// The resident memory of this process, with the relay and the clients, in KiB.
 fn resident() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let line = status.lines().find(|line| line.starts_with("VmRSS:")).unwrap_or_default();
@@ -104,7 +104,7 @@ fn at(times: &[Duration], percent: usize) -> f64 {
     time.as_secs_f64() * 1e3
 }
 
-/// How long each operation took, the shortest first.
+/// Returns the duration of each operation, the shortest first.
 async fn pay(transactional: &Transactional, name: &'static str, phase: Duration) -> Vec<Duration> {
     let until = SystemClock.monotonic() + phase;
     let clients = (0..CLIENTS).map(|client| {

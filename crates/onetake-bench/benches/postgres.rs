@@ -1,8 +1,9 @@
-//! PostgreSQL: claim + complete through the engine beside the plain pattern (one `INSERT … ON CONFLICT`
-//! and one `UPDATE` a request), and claims beside a sweep of a million expired rows.
+//! PostgreSQL: claim + complete through the engine beside the plain pattern (one
+//! `INSERT … ON CONFLICT` and one `UPDATE` a request), and claims beside a sweep of a million
+//! expired rows.
 //!
-//! `cargo bench --bench postgres` runs it. The contenders alternate in one run on one server, because
-//! machines are noisy, and the ratio is what to look at.
+//! `cargo bench --bench postgres` runs it. The contenders alternate in one run on one server,
+//! because machines are noisy. The ratio is the result.
 #![expect(clippy::unwrap_used, clippy::expect_used, reason = "a benchmark may panic")]
 
 use std::sync::Arc;
@@ -27,20 +28,20 @@ const ROUNDS: usize = 5;
 const SWEEP_ROUNDS: usize = 15;
 /// Threads of the client, beside a server on the same machine.
 const THREADS: [usize; 2] = [1, 2];
-/// Statements of one kind that are under way at once.
+/// The number of statements of one kind in progress at once.
 const WRITERS: usize = 2;
 const BODY_BYTES: usize = 300;
 const ROUND: Duration = Duration::from_secs(4);
 /// Expired rows for the sweep.
 const EXPIRED: u64 = 1_000_000;
-/// Rows that one step of a sweep deletes, and the pause behind it.
+/// The number of rows that one step of a sweep deletes, and the pause after it.
 const SWEEP_BATCH: usize = 5_000;
 const SWEEP_PAUSE: Duration = Duration::from_millis(50);
 /// Claims a second beside the sweep.
 const CLAIMS_A_SECOND: u32 = 400;
 
 fn main() {
-    // `cargo test --benches` calls it with other arguments: then it only shows that it runs.
+    // `cargo test --benches` uses other arguments. Then the benchmark only shows that it runs.
     let whole = std::env::args().any(|arg| arg == "--bench");
     let (round, expired) = if whole { (ROUND, EXPIRED) } else { (ROUND / 40, 20_000) };
     let server = runtime(1).block_on(Postgres::start());
@@ -114,7 +115,7 @@ async fn rates(server: &Postgres, round: Duration, threads: usize) {
     println!("  {hot}");
 }
 
-/// What everybody writes first: a row that is inserted before, and updated after.
+/// The common first solution: a row that is inserted before the operation and updated after it.
 struct Plain {
     clients: Vec<(Client, tokio_postgres::Statement, tokio_postgres::Statement)>,
     permits: tokio::sync::Semaphore,
@@ -215,7 +216,7 @@ async fn sweeping(server: &Postgres, round: Duration, expired: u64) {
     let url = server.database();
     let database = url.rsplit_once('/').unwrap().1.to_owned();
     let store = open(&url).await;
-    // Packed as they are after they were claimed, and completed in their pages.
+    // Packed as after claims and completions in the same pages.
     server.sql(&database, "ALTER TABLE onetake_records SET (fillfactor = 65)");
     server.sql(
         &database,
@@ -232,7 +233,7 @@ async fn sweeping(server: &Postgres, round: Duration, expired: u64) {
     server.sql(&database, "CHECKPOINT");
     let engine = engine(Arc::clone(&store) as Arc<dyn Store>);
     let (mut alone, mut beside, mut swept) = (Vec::new(), Vec::new(), 0);
-    // Many short rounds: a disk that stalls for a moment spoils few of them.
+    // Many short rounds, so that a stall of the disk affects few of them.
     let round = round / 2;
     for number in 0..SWEEP_ROUNDS {
         alone.push(latencies(&engine, &format!("alone-{number}"), round).await);
@@ -277,7 +278,7 @@ async fn sweeping(server: &Postgres, round: Duration, expired: u64) {
     engine.shutdown(Duration::from_secs(30)).await.unwrap();
 }
 
-/// The p99 of claims that come at a steady rate, in milliseconds.
+/// Returns the p99 of claims at a steady rate, in milliseconds.
 async fn latencies(engine: &Engine, name: &str, round: Duration) -> f64 {
     let clock = SystemClock;
     let pause = Duration::from_secs(1) / CLAIMS_A_SECOND;

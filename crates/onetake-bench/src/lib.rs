@@ -1,4 +1,4 @@
-//! What the benchmarks measure against: the least that a durable engine could do.
+//! The baseline of the benchmarks: the least that a durable engine could do.
 
 mod raw_log;
 

@@ -1,8 +1,8 @@
 //! A store that keeps its records in memory and appends their bytes to one file.
 //!
-//! It writes the same bytes in the same groups as the embedded store and waits for the same disk,
-//! but keeps no tables, cannot be read again, and never gives back its space. The embedded store
-//! cannot be faster than this; how near it comes is what the benchmark shows.
+//! It writes the same bytes in the same groups as the embedded store and waits for the same disk.
+//! It keeps no tables, cannot be read again, and never gives back its space. The embedded store
+//! cannot be faster than this; the benchmark shows how close it comes.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -24,7 +24,7 @@ use onetake_core::{
 
 type Append = (Vec<u8>, oneshot::Sender<()>);
 
-/// See the module.
+/// The store of this module.
 #[derive(Debug)]
 pub struct RawLog {
     memory: MemoryStore,
@@ -35,10 +35,10 @@ impl RawLog {
     /// Appends to a new file.
     ///
     /// # Errors
-    /// If the file cannot be made.
+    /// If the file cannot be created.
     pub fn create(path: &Path) -> io::Result<Self> {
         let file = File::create(path)?;
-        // As the embedded store's journal: a file that grows costs more to sync.
+        // Allocated ahead like the embedded store's journal: a growing file costs more to sync.
         file.set_len(2 << 30)?;
         file.sync_all()?;
         let (log, queue) = mpsc::channel();
@@ -54,7 +54,7 @@ impl RawLog {
     }
 }
 
-/// One write and one fdatasync for whatever gathered during the last ones.
+/// Does one write and one fdatasync for everything that arrived during the last ones.
 fn append(mut file: File, queue: &mpsc::Receiver<Append>) {
     while let Ok(first) = queue.recv() {
         let group: Vec<Append> = std::iter::once(first).chain(queue.try_iter()).collect();

@@ -1,4 +1,4 @@
-//! What a relay tells of its work.
+//! The metrics of a relay.
 
 use metrics::{Counter, counter, describe_counter, describe_gauge, gauge};
 use onetake_core::outbox::OutboxCounts;
@@ -7,7 +7,7 @@ const WAITING: &str = "onetake_outbox_waiting";
 const PARKED: &str = "onetake_outbox_parked";
 const LAG: &str = "onetake_outbox_lag_seconds";
 
-/// What became of messages.
+/// Counters of deliveries.
 #[derive(Debug)]
 pub(crate) struct Counters {
     pub(crate) delivered: Counter,
@@ -16,7 +16,7 @@ pub(crate) struct Counters {
 }
 
 impl Counters {
-    /// They are there, and nothing, from the beginning.
+    /// Creates the counters with the value zero, so that they exist from the start.
     pub(crate) fn new() -> Self {
         let made = |name, what| {
             describe_counter!(name, what);
@@ -41,7 +41,7 @@ impl Counters {
     }
 }
 
-/// Tells how much there is.
+/// Updates the gauges of the outbox.
 #[expect(clippy::cast_precision_loss, reason = "counting stops long before")]
 pub(crate) fn tell(counts: &OutboxCounts) {
     gauge!(WAITING).set(counts.waiting as f64);

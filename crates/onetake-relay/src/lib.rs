@@ -1,15 +1,17 @@
-//! Delivers what an outbox holds: at least once, with the same id every time, and in order per ordering key.
+//! Delivery of an outbox: at least once, with the same id every time, and in order per ordering
+//! key.
 //!
-//! Operations write messages in the transaction that completes them ([`onetake_core::outbox`]). A [`Relay`] takes
-//! them lane by lane, hands them to a [`Sink`], and says what became of each. Any number of relays share the
-//! work; `onetake relay` is one in a process of its own, and a Rust service may run one inside.
+//! Operations write messages in the transaction that completes them ([`onetake_core::outbox`]). A
+//! [`Relay`] takes messages lane by lane, passes them to a [`Sink`], and reports the result of
+//! each. Any number of relays share the work. `onetake relay` is a relay in its own process, and a
+//! Rust service may run one inside.
 //!
-//! | module | what it holds |
+//! | module | content |
 //! | --- | --- |
 //! | [`relay`] | takes, delivers, settles; backoff, parking, pruning, metrics |
-//! | [`sink`] | where messages go: the contract, and how to keep their order |
+//! | [`sink`] | the contract of destinations, and how to keep the order of messages |
 //! | `nats` (feature `nats`) | NATS JetStream |
-//! | `webhook` (feature `webhooks`) | signed webhooks, as [Standard Webhooks](https://www.standardwebhooks.com) says |
+//! | `webhook` (feature `webhooks`) | signed webhooks, by [Standard Webhooks](https://www.standardwebhooks.com) |
 
 mod counters;
 #[cfg(feature = "nats")]

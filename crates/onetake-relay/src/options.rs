@@ -1,39 +1,42 @@
-//! A relay's bounds.
+//! The options of a relay.
 
 use std::time::Duration;
 
 use onetake_core::Rng;
 
-/// A relay's bounds. It holds at most `lanes_at_once` × `batch_bytes` of messages (or one larger one each).
+/// The options of a relay. It holds at most `lanes_at_once` × `batch_bytes` of messages (or one
+/// larger message for each lane).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RelayOptions {
-    /// Lanes that are delivered at the same time.
+    /// The number of lanes that are delivered at the same time.
     pub lanes_at_once: usize,
-    /// The most messages of a turn.
+    /// The largest number of messages in a turn.
     pub batch_items: usize,
-    /// The most bytes of a turn; one message is delivered however large it is.
+    /// The largest number of bytes in a turn. A single message is delivered however large it is.
     pub batch_bytes: usize,
-    /// How long a lane is the relay's: when a relay dies, others deliver what it had after this.
+    /// The time for which a relay holds a lane. If a relay dies, other relays deliver its messages
+    /// after this time.
     pub hold: Duration,
-    /// How long to wait before looking again when there was nothing to do.
+    /// The pause before the next search when there was nothing to do.
     pub idle_poll: Duration,
-    /// The first pause after a failure; each further one doubles it.
+    /// The first pause after a failure; each further failure doubles it.
     pub backoff_min: Duration,
-    /// The longest pause after a failure, also where a receiver asks for a longer one.
+    /// The longest pause after a failure, also if a receiver asks for a longer one.
     pub backoff_max: Duration,
-    /// The longest pause of the relay itself after a turn in which nothing was delivered. The messages that failed
-    /// wait for as long as they have to, and others must not wait for them.
+    /// The longest pause of the relay itself after a turn without a delivery. Failed messages wait
+    /// as long as their own backoff, and other messages must not wait for them.
     pub fruitless_max: Duration,
-    /// After how many failures a message is parked, if others are delivered meanwhile. `None`: never, because
-    /// what can be tried again is nobody's poison.
+    /// The number of failures after which a message is parked, if other messages are delivered
+    /// meanwhile. `None`: messages are retried for ever, because a message that can be retried is
+    /// not poison.
     pub tries_max: Option<u32>,
-    /// How long delivered messages are kept.
+    /// The retention of delivered messages.
     pub kept: Duration,
-    /// How long to pause between two rounds of deleting those that were kept for long enough.
+    /// The pause between two rounds of deleting delivered messages whose retention has ended.
     pub prune_interval: Duration,
-    /// How many of them one statement deletes.
+    /// The number of messages that one statement deletes.
     pub prune_batch: usize,
-    /// How often what waits is counted, for metrics.
+    /// The interval at which waiting messages are counted for the metrics.
     pub count_interval: Duration,
 }
 
@@ -58,13 +61,15 @@ impl Default for RelayOptions {
 }
 
 impl RelayOptions {
-    /// For how long messages of a turn may be on their way: a quarter of the hold is left for saying what came of it.
+    /// The time for the deliveries of a turn. A quarter of the hold is left for reporting the
+    /// results.
     #[must_use]
     pub fn deliver_within(&self) -> Duration {
         self.hold.mul_f64(0.75)
     }
 
-    /// With a hold that is long enough for a receiver that may take so long: what is cut off would be repeated for ever.
+    /// Extends the hold so that a receiver may take `patience`. A delivery that is cut off would be
+    /// repeated for ever.
     pub(crate) fn patient(mut self, patience: Duration) -> Self {
         if self.deliver_within() < patience {
             self.hold = patience.saturating_mul(4) / 3 + Duration::from_millis(1);
@@ -76,8 +81,8 @@ impl RelayOptions {
         self
     }
 
-    /// How long to wait after `failures` failures in a row: between a half and the whole of what doubling
-    /// comes to.
+    /// Returns the pause after `failures` failures in a row: a random duration between half of the
+    /// doubled value and the whole of it.
     pub(crate) fn backoff(&self, failures: u32, rng: &dyn Rng) -> Duration {
         let factor = 1_u32.checked_shl(failures.saturating_sub(1).min(31)).unwrap_or(u32::MAX);
         let whole = self.backoff_min.saturating_mul(factor).min(self.backoff_max);

@@ -1,4 +1,4 @@
-//! Takes messages from an outbox, and has a sink deliver them.
+//! The relay: it takes messages from an outbox and passes them to a sink.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -14,13 +14,13 @@ use crate::counters::{self, Counters};
 use crate::options::RelayOptions;
 use crate::sink::{Sink, SinkError, SinkErrorKind};
 
-/// The longest reason that is kept of a failure, in bytes.
+/// The longest error text that is kept of a failure, in bytes.
 const ERROR_BYTES_MAX: usize = 1_024;
 
 /// Delivers an outbox.
 ///
-/// A service that runs one inside, beside the operations that write messages (`onetake` has the same stores and clocks
-/// under its own name):
+/// A service can run a relay inside, beside the operations that write messages (`onetake`
+/// re-exports the same stores and clocks):
 ///
 /// ```no_run
 /// # #[cfg(feature = "nats")]
@@ -54,18 +54,20 @@ pub struct Relay {
     clock: Arc<dyn Clock>,
     rng: Arc<dyn Rng>,
     options: RelayOptions,
-    /// One looks for work at a time: while there is none, only one asks the store.
+    /// Held during a search, so that only one task asks the store while there is no work.
     looking: Mutex<()>,
-    /// A lane was given back in which there is probably more: nobody has to wait for the next poll.
+    /// Notified when a lane was given back that probably has more messages, so that the next poll
+    /// is not waited for.
     given_back: Notify,
-    /// Turns since something was delivered: the receiver may be away.
+    /// The number of turns since the last delivery. If it is above zero, the receiver may be
+    /// unreachable.
     fruitless: AtomicU32,
-    /// Whether the receiver ever took anything from this relay.
+    /// True if the receiver has ever accepted a message from this relay.
     has_delivered: AtomicBool,
     counters: Counters,
 }
 
-/// What became of a turn, by messages.
+/// The results of a turn, as numbers of messages.
 #[derive(Default)]
 struct Tally {
     delivered: u64,
@@ -76,14 +78,15 @@ struct Tally {
 }
 
 impl Relay {
-    /// A relay with the system's clock and the usual bounds, that does nothing until it [`run`](Self::run)s.
+    /// Creates a relay with the system's clock and the default options. It does nothing until it
+    /// [`run`](Self::run)s.
     #[must_use]
     pub fn new(outbox: Arc<dyn Outbox>, sink: Arc<dyn Sink>) -> Self {
         let (clock, rng) = (Arc::new(SystemClock), Arc::new(SystemRng));
         Self::with(outbox, sink, clock, rng, RelayOptions::default())
     }
 
-    /// A relay with everything chosen.
+    /// Creates a relay with the given clock, randomness and options.
     #[must_use]
     pub fn with(
         outbox: Arc<dyn Outbox>,
@@ -107,7 +110,7 @@ impl Relay {
         }
     }
 
-    /// Delivers until it is cancelled; what it has then is finished or given back.
+    /// Delivers until it is cancelled. Messages in progress are then finished or given back.
     pub async fn run(&self, cancel: CancellationToken) {
         let lanes = (0..self.options.lanes_at_once.max(1)).map(|_| self.deliver_lanes(&cancel));
         join3(join_all(lanes), self.count(&cancel), self.prune(&cancel)).await;
@@ -124,7 +127,8 @@ impl Relay {
         }
     }
 
-    /// Waits for something to do; and since when it is ours, by the monotonic clock. `None` once it is cancelled.
+    /// Waits for a turn. Returns also the time since which it is held, by the monotonic clock.
+    /// `None` once it is cancelled.
     async fn next_turn(&self, cancel: &CancellationToken) -> Option<(Turn, Duration)> {
         let _alone = tokio::select! {
             biased;
@@ -134,7 +138,7 @@ impl Relay {
         let options = &self.options;
         let mut failures = 0;
         while !cancel.is_cancelled() {
-            // The hold begins when the store hears of it: not before this.
+            // The hold begins when the store gets the request, which is not before this.
             let since = self.clock.monotonic();
             let taken =
                 self.outbox.take(options.hold, options.batch_items, options.batch_bytes).await;
@@ -191,13 +195,13 @@ impl Relay {
         }
     }
 
-    /// Whether there were about as many as a turn may have.
+    /// Returns true if the turn had about as many messages as it may have.
     fn is_full(&self, messages: &[Waiting]) -> bool {
         let bytes: usize = messages.iter().map(|one| one.message.payload.len()).sum();
         messages.len() >= self.options.batch_items || bytes >= self.options.batch_bytes / 2
     }
 
-    /// What becomes of each message by what the sink said of it, and whether anybody takes messages at all.
+    /// Converts the sink's answers to deliveries, and counts them.
     fn judge(
         &self,
         messages: &[Waiting],
@@ -205,8 +209,9 @@ impl Relay {
     ) -> (Vec<(u64, Delivery)>, Tally) {
         let delivered = answers.iter().filter(|answer| answer.is_ok()).count() as u64;
         let mut tally = Tally { delivered, ..Tally::default() };
-        // Whether the receiver is there at all: if not, no message is to blame for having failed often. One that this
-        // relay has never delivered anything to may be away since before it started.
+        // If the receiver is unreachable, a message is not parked for having failed often. A
+        // receiver that has not accepted anything from this relay yet may have been unreachable
+        // since before the start.
         let worked = self.has_delivered.load(Ordering::Relaxed)
             && self.fruitless.load(Ordering::Relaxed) == 0;
         let works = delivered > 0 || worked;
@@ -216,7 +221,8 @@ impl Relay {
                 Ok(()) => Delivery::Delivered,
                 Err(error) if error.kind == SinkErrorKind::NotTried => continue,
                 Err(error) if error.kind == SinkErrorKind::Away => {
-                    // As if it had not been tried: it holds nobody back, and stays where it is.
+                    // As if it had not been tried: the message holds back no other, and stays where
+                    // it is.
                     tally.is_away = true;
                     tally.why.get_or_insert(error.message);
                     continue;
@@ -258,7 +264,8 @@ impl Relay {
         Delivery::Again { after: own.max(asked), error }
     }
 
-    /// Says what came of a turn, again if nobody knows whether it was heard; the store hears it once.
+    /// Reports the results of a turn, and repeats the report if its answer was lost. The store
+    /// applies it once.
     async fn settle(
         &self,
         lane: u8,
@@ -272,7 +279,8 @@ impl Relay {
             match self.outbox.settle(lane, turn, deliveries.clone()).await {
                 Ok(true) => return true,
                 Ok(false) => {
-                    // Heard the first time, or too late: then another relay delivers the same again.
+                    // The first report was applied, or the turn had ended before. In the second
+                    // case another relay delivers the messages again.
                     tracing::warn!(
                         lane,
                         again = failures > 0,
@@ -303,7 +311,7 @@ impl Relay {
         }
     }
 
-    /// Deletes what was kept for long enough.
+    /// Deletes delivered messages whose retention has ended.
     async fn prune(&self, cancel: &CancellationToken) {
         let batch = self.options.prune_batch.max(1);
         while !cancel.is_cancelled() {

@@ -1,4 +1,4 @@
-//! Where messages go.
+//! The contract of a destination for messages.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -11,21 +11,23 @@ use futures_util::stream;
 use onetake_core::Clock;
 use onetake_core::outbox::Waiting;
 
-/// Takes messages to whom they are for.
+/// A destination for messages.
 ///
-/// A sink keeps the order of messages with one ordering key: the next one is sent when the one before is there,
-/// and behind one that failed the others of its key are not tried. [`in_order`] does it.
+/// A sink keeps the order of messages with one ordering key: the next message is sent when the one
+/// before was delivered, and after a failure the other messages of its key are not tried.
+/// [`in_order`] does that.
 pub trait Sink: Send + Sync + fmt::Debug + 'static {
-    /// What it is, for logs.
+    /// The name for logs.
     fn name(&self) -> &'static str;
 
-    /// How long it may take for one message: a relay holds its turns for longer. Nothing by default.
+    /// The longest time that one message may take. A relay holds its turns for longer. Zero by
+    /// default.
     fn patience(&self) -> Duration {
         Duration::ZERO
     }
 
-    /// Delivers messages; one answer for each, in their order. It must answer within the given time: after
-    /// that, another relay may be at the same messages.
+    /// Delivers messages. Returns one answer for each, in their order. It must answer within the
+    /// given time, because afterwards another relay may deliver the same messages.
     fn deliver<'a>(
         &'a self,
         batch: &'a [Waiting],
@@ -33,49 +35,50 @@ pub trait Sink: Send + Sync + fmt::Debug + 'static {
     ) -> BoxFuture<'a, Vec<Result<(), SinkError>>>;
 }
 
-/// What to do about a message that was not delivered.
+/// The way to handle a message that was not delivered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum SinkErrorKind {
     /// Try it again.
     Retry,
-    /// Whom it is for cannot be reached: nothing is wrong with the message, and none will do better.
+    /// The receiver is unreachable. The message is not at fault, and no other message would be
+    /// delivered.
     Away,
-    /// It will never be taken as it is.
+    /// The receiver will never accept the message.
     Poison,
-    /// It was not sent: one before it failed, or the time was over.
+    /// It was not sent: an earlier message of its key failed, or the time was over.
     NotTried,
 }
 
-/// Why a message was not delivered.
+/// The reason why a message was not delivered.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{message}")]
 pub struct SinkError {
-    /// What to do about it.
+    /// The way to handle it.
     pub kind: SinkErrorKind,
-    /// Why, for people.
+    /// The description of the failure.
     pub message: String,
-    /// For how long the receiver asked to be left alone.
+    /// The pause that the receiver asked for.
     pub after: Option<Duration>,
 }
 
 impl SinkError {
-    /// It may work another time.
+    /// A failure that may not happen again.
     pub fn retry(message: impl Into<String>) -> Self {
         Self { kind: SinkErrorKind::Retry, message: message.into(), after: None }
     }
 
-    /// It will, once the receiver can be reached.
+    /// A failure because the receiver is unreachable.
     pub fn away(message: impl Into<String>) -> Self {
         Self { kind: SinkErrorKind::Away, message: message.into(), after: None }
     }
 
-    /// It never will.
+    /// A message that will never be accepted.
     pub fn poison(message: impl Into<String>) -> Self {
         Self { kind: SinkErrorKind::Poison, message: message.into(), after: None }
     }
 
-    /// It was not sent.
+    /// A message that was not sent.
     #[must_use]
     pub fn not_tried() -> Self {
         let message = "it was not tried yet".to_owned();
@@ -83,9 +86,10 @@ impl SinkError {
     }
 }
 
-/// Sends each message with `send`, those of one ordering key one behind the other, those of different keys up to
-/// `at_once` at the same time, for as long as `within`. One of which the receiver would have less than its `patience`,
-/// and less than half of all the time, is left for another turn: to cut it off would be no fault of its own.
+/// Sends messages with `send` until `within` is over. Messages of one ordering key are sent one
+/// after the other, and messages of up to `at_once` different keys at the same time. A message is
+/// left for another turn if the receiver would have less than its `patience` and less than half of
+/// `within`: otherwise it could be cut off, which is not the message's fault.
 pub async fn in_order<'a, F>(
     batch: &'a [Waiting],
     at_once: usize,

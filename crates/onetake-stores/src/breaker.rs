@@ -1,26 +1,28 @@
-//! Keeps a store that is away from costing every request a timeout.
+//! The circuit breaker: an unreachable store does not cost every request a timeout.
 //!
-//! After a few failures in a row nobody is let through until a pause is over; then one caller tries
-//! for all. The pause doubles, with jitter, so that many nodes do not come back at one moment. It
-//! also remembers since when the store answers: an owner that could not renew its lease while the
-//! store was away gets its whole grace anew.
+//! After a few failures in a row, the breaker rejects all calls for a pause. Then one caller tries
+//! the store for all. The pause doubles, with jitter, so that many nodes do not come back at one
+//! moment.
+//!
+//! The breaker also remembers since when the store has answered. An owner that could not renew its
+//! lease during an outage gets its whole grace again.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use onetake_core::{Clock, Rng, StoreError, StoreErrorKind};
 
-/// Failures in a row after which nobody is let through for a while.
+/// Failures in a row after which calls are rejected for a pause.
 const FAILURES_MAX: u32 = 3;
 /// The first pause.
 const PAUSE_MIN: Duration = Duration::from_millis(100);
-/// The longest pause: short, because an owner with an outcome has its grace to come back in.
+/// The longest pause. It is short because an owner with an outcome has only its grace to come back.
 const PAUSE_MAX: Duration = Duration::from_secs(1);
 
-/// Lets callers through to a store, or not.
+/// Lets calls through to a store, or rejects them.
 #[derive(Debug)]
 pub(crate) struct Breaker {
-    /// Which store it is for, in messages: "the PostgreSQL store".
+    /// The store's name in messages: "the PostgreSQL store".
     name: &'static str,
     clock: Arc<dyn Clock>,
     rng: Arc<dyn Rng>,
@@ -30,18 +32,18 @@ pub(crate) struct Breaker {
 #[derive(Debug)]
 struct Inner {
     failures: u32,
-    /// Nobody is let through until then.
+    /// Calls are rejected until then.
     closed_until: Duration,
     pause: Duration,
-    /// Since when the store answers without a failure.
+    /// The time since which the store has answered without a failure.
     back_since: Duration,
-    /// Why it is away.
+    /// The last failure, for messages.
     reason: String,
 }
 
 impl Breaker {
-    /// A breaker for the store of this name that lets everybody through. A node that has just begun does not know for how
-    /// long the store was away before: it counts from now on.
+    /// Creates a breaker that lets all calls through. A node that has just started does not know
+    /// how long the store was unreachable before, so contact counts from now.
     pub(crate) fn new(name: &'static str, clock: Arc<dyn Clock>, rng: Arc<dyn Rng>) -> Self {
         let back_since = clock.monotonic();
         let inner = Inner {
@@ -54,10 +56,10 @@ impl Breaker {
         Self { name, clock, rng, inner: Mutex::new(inner) }
     }
 
-    /// Asks to be let through. Whoever is must say how it went.
+    /// Asks for permission to call the store. A caller that gets it must report success or failure.
     ///
     /// # Errors
-    /// If the store is away and it is too early to try again: nothing was sent.
+    /// If the store is unreachable and it is too early to try again. Nothing was sent.
     pub(crate) fn enter(&self) -> Result<(), StoreError> {
         let now = self.clock.monotonic();
         let mut inner = self.lock();
@@ -69,12 +71,12 @@ impl Breaker {
             let what = format!("{name} is away ({why}); it is tried again by itself");
             return Err(StoreError::new(StoreErrorKind::Unavailable, what));
         }
-        // This caller tries; the others wait for what it finds, or for as long again.
+        // This caller tries. The others wait for its result, or for another pause.
         self.close(&mut inner, now);
         Ok(())
     }
 
-    /// The store answered.
+    /// Reports that the store answered.
     pub(crate) fn succeeded(&self) {
         let mut inner = self.lock();
         if inner.failures > 0 {
@@ -87,7 +89,7 @@ impl Breaker {
         }
     }
 
-    /// The store did not answer, or could not be reached.
+    /// Reports that the store did not answer or could not be reached.
     pub(crate) fn failed(&self, error: &StoreError) {
         let now = self.clock.monotonic();
         let mut inner = self.lock();
@@ -99,7 +101,7 @@ impl Breaker {
         }
     }
 
-    /// For how long the store has answered without a failure.
+    /// Returns how long the store has answered without a failure.
     pub(crate) fn back_for(&self) -> Duration {
         let inner = self.lock();
         if inner.failures > 0 {

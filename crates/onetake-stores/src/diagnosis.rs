@@ -1,65 +1,65 @@
-//! What `onetake doctor` has to say of a store.
+//! The result of `onetake doctor` for a store.
 
 use std::time::Duration;
 
-/// How much a finding weighs.
+/// The severity of a finding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Weight {
-    /// As it should be.
+    /// The setting is correct.
     Fine,
-    /// The promise holds, but something about it could be better.
+    /// No operation is lost or repeated, but the setting could be better.
     Weak,
-    /// Acknowledged writes can be lost, and the promise with them.
+    /// Acknowledged writes can be lost, so operations can be lost or repeated.
     Broken,
 }
 
-/// One thing that was looked at.
+/// The result of one check.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Finding {
-    /// How much it weighs.
+    /// The severity.
     pub weight: Weight,
-    /// What was seen.
+    /// The observation.
     pub what: String,
-    /// What to do about it; empty where there is nothing to do.
+    /// The remedy; empty if there is nothing to do.
     pub fix: String,
 }
 
 impl Finding {
-    /// Something that is as it should be.
+    /// A finding that is correct.
     #[must_use]
     pub fn fine(what: impl Into<String>) -> Self {
         Self { weight: Weight::Fine, what: what.into(), fix: String::new() }
     }
 
-    /// Something that could be better.
+    /// A finding that could be better.
     #[must_use]
     pub fn weak(what: impl Into<String>, fix: impl Into<String>) -> Self {
         Self { weight: Weight::Weak, what: what.into(), fix: fix.into() }
     }
 
-    /// Something that breaks the promise.
+    /// A finding by which operations can be lost or repeated.
     #[must_use]
     pub fn broken(what: impl Into<String>, fix: impl Into<String>) -> Self {
         Self { weight: Weight::Broken, what: what.into(), fix: fix.into() }
     }
 }
 
-/// What was found when a store was looked at.
+/// The result of all checks of a store.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Diagnosis {
-    /// What answered, with its version.
+    /// The server's name and version.
     pub server: String,
     /// The median of a few round trips.
     pub round_trip: Duration,
-    /// How far the server's clock is ahead of this machine's, in microseconds (behind: negative);
-    /// `None` where the server has no clock that counts.
+    /// The lead of the server's clock over this machine's clock, in microseconds; negative if the
+    /// server is behind. `None` if the server's clock is not used.
     pub clock_ahead_micros: Option<i64>,
-    /// What was looked at, the gravest first.
+    /// The findings, the most severe first.
     pub findings: Vec<Finding>,
 }
 
 impl Diagnosis {
-    /// A diagnosis with its findings in order.
+    /// Creates a diagnosis and sorts its findings.
     #[must_use]
     pub fn new(
         server: impl Into<String>,
@@ -71,13 +71,13 @@ impl Diagnosis {
         Self { server: server.into(), round_trip, clock_ahead_micros, findings }
     }
 
-    /// Adds findings, in their order.
+    /// Adds findings and sorts all of them again.
     pub fn add(&mut self, findings: impl IntoIterator<Item = Finding>) {
         self.findings.extend(findings);
         self.findings.sort_by_key(|finding| std::cmp::Reverse(finding.weight));
     }
 
-    /// The gravest weight of all findings.
+    /// The highest severity of all findings.
     #[must_use]
     pub fn worst(&self) -> Weight {
         self.findings.iter().map(|finding| finding.weight).max().unwrap_or(Weight::Fine)

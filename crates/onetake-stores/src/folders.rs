@@ -8,14 +8,14 @@ use std::time::{Duration, SystemTime};
 use onetake_core::clock::micros;
 use onetake_core::{Clock as _, SystemClock, Timestamp};
 
-/// Creates a folder, and those that it is in, if they are not there. Their names are durable afterwards.
+/// Creates a folder and its missing parents. Their names are durable afterwards.
 pub(crate) fn create(folder: &Path, builder: &mut DirBuilder) -> io::Result<()> {
     let is_missing = |folder: &&Path| !folder.as_os_str().is_empty() && !folder.exists();
     let missing: Vec<&Path> = folder.ancestors().take_while(is_missing).collect();
     builder.recursive(true).create(folder)?;
     if missing.is_empty() {
-        // Another process may have created them a moment ago, and not have synced them: it was killed, or its sync
-        // failed. If they are older, nothing depends on this.
+        // Another process may have created the folders a moment ago without a sync: it was killed,
+        // or its sync failed. Older folders do not need this sync.
         for folder in folder.ancestors().filter(|folder| is_young(folder)) {
             let _not_ours = sync(parent(folder));
         }
@@ -23,8 +23,8 @@ pub(crate) fn create(folder: &Path, builder: &mut DirBuilder) -> io::Result<()> 
     missing.into_iter().try_for_each(|made| sync(parent(made)))
 }
 
-/// Whether a folder was created so recently that its name may not be on disk. Operating systems write names within
-/// seconds, synced or not.
+/// Returns true if a folder is so recent that its name may not be on disk. Operating systems write
+/// names within seconds, with or without a sync.
 fn is_young(folder: &Path) -> bool {
     const YOUNG: Duration = Duration::from_secs(3600);
     let created = folder.metadata().and_then(|found| found.created());
@@ -51,7 +51,7 @@ pub(crate) fn sync_tree(folder: &Path) -> io::Result<()> {
     sync(folder)
 }
 
-/// Returns the folder that a folder is in.
+/// Returns the parent of a folder.
 pub(crate) fn parent(folder: &Path) -> &Path {
     match folder.parent() {
         Some(parent) if parent.as_os_str().is_empty() => Path::new("."),

@@ -1,16 +1,16 @@
-//! Where onetake keeps its records.
+//! The stores of onetake: the places where it keeps its records.
 //!
-//! Every store here keeps the contract of [`onetake_core::store`] and passes its conformance suite.
+//! Every store keeps the contract of [`onetake_core::store`] and passes the conformance suite.
 //!
 //! | feature | store | for |
 //! | --- | --- | --- |
 //! | `embedded` (default) | `EmbeddedStore` | one node, one folder, no server |
 //! | `postgres` | `PostgresStore` | many nodes on one PostgreSQL |
 //! | `filtered` | `FilteredStore` | Redis in front of PostgreSQL, as a filter that answers duplicates |
-//! | `redis` | `RedisStore` | many nodes on one Redis, Valkey or Redis Cluster, for what may be lost |
+//! | `redis` | `RedisStore` | many nodes on one Redis, Valkey or Redis Cluster, for records that may be lost |
 //! | `sqlite` | `SqliteStore` | one node, one file, no server |
 //! | `dynamodb` | `DynamoStore` | many nodes, one DynamoDB table |
-//! | `sealed` | `SealedStore` | around any of them: recordings compressed and encrypted, memos encrypted |
+//! | `sealed` | `SealedStore` | a wrapper of any store: recordings compressed and encrypted, memos encrypted |
 
 #[cfg(any(feature = "postgres", feature = "redis", feature = "dynamodb"))]
 mod breaker;

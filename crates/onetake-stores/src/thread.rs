@@ -1,4 +1,4 @@
-//! The thread that owns the files of a store on one node, and does one job after the other.
+//! The thread that owns the files of a single-node store and runs its jobs one after the other.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError, mpsc};
@@ -9,7 +9,7 @@ use onetake_core::store::Answers;
 use onetake_core::{StoreError, StoreErrorKind};
 use tokio::sync::oneshot;
 
-/// A handle of the thread. `J` is a job.
+/// A handle to the thread. `J` is the type of a job.
 pub(crate) struct StoreThread<J> {
     jobs: mpsc::Sender<J>,
     thread: Mutex<Option<JoinHandle<()>>>,
@@ -17,10 +17,10 @@ pub(crate) struct StoreThread<J> {
 }
 
 impl<J: Send + 'static> StoreThread<J> {
-    /// Starts the thread. `run` ends when the queue has no sender any more, or with the last job.
+    /// Starts the thread. `run` ends when the queue has no sender left, or with the last job.
     ///
     /// # Errors
-    /// If the operating system starts no thread.
+    /// If the operating system cannot start a thread.
     pub(crate) fn start(
         name: &str,
         run: impl FnOnce(&mpsc::Receiver<J>) + Send + 'static,
@@ -32,18 +32,18 @@ impl<J: Send + 'static> StoreThread<J> {
         Ok(Self { jobs, thread, is_closed: AtomicBool::new(false) })
     }
 
-    /// Hands a job to the thread, and waits for its answer.
+    /// Sends a job to the thread and waits for its answer.
     pub(crate) async fn ask<T>(
         &self,
         job: impl FnOnce(oneshot::Sender<T>) -> J,
     ) -> Result<T, StoreError> {
         let (reply, answer) = oneshot::channel();
-        // The queue is bounded by the callers: each engine has one batch of a kind under way.
+        // The callers bound the queue: each engine has one batch of each kind in progress.
         self.jobs.send(job(reply)).map_err(|_| self.gone())?;
         answer.await.map_err(|_| self.gone())
     }
 
-    /// Hands the last job to the thread, and waits until the thread has ended.
+    /// Sends the last job to the thread and waits until the thread has ended.
     pub(crate) async fn close(
         &self,
         job: impl FnOnce(oneshot::Sender<Result<(), StoreError>>) -> J,
@@ -52,7 +52,7 @@ impl<J: Send + 'static> StoreThread<J> {
         let answer = self.ask(job).await;
         let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(thread) = thread {
-            // The last job is answered: the thread only closes its files.
+            // The last job has its answer, so the thread only closes its files.
             let _panicked = tokio::task::spawn_blocking(move || thread.join()).await;
         }
         match answer {
@@ -62,8 +62,8 @@ impl<J: Send + 'static> StoreThread<J> {
         }
     }
 
-    /// The error for a thread that has ended: the store was closed, or the thread panicked. After a panic nobody
-    /// knows what is on disk.
+    /// The error for a thread that has ended: the store was closed, or the thread panicked. After a
+    /// panic the state on disk is unknown.
     pub(crate) fn gone(&self) -> StoreError {
         if self.is_closed.load(Ordering::Acquire) {
             StoreError::new(StoreErrorKind::Unavailable, "the store is closed")
@@ -79,7 +79,7 @@ impl<J> fmt::Debug for StoreThread<J> {
     }
 }
 
-/// One answer for each item, also if the thread could not be asked.
+/// Returns one answer for each item, also if the thread did not answer.
 pub(crate) fn each<T>(count: usize, answers: Result<Answers<T>, StoreError>) -> Answers<T> {
     answers.unwrap_or_else(|error| (0..count).map(|_| Err(error.clone())).collect())
 }

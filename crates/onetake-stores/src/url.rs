@@ -1,9 +1,10 @@
 //! URLs of stores.
 //!
-//! There is one parser for each store. The configuration file, the command line and the stores themselves use it,
-//! and so they accept the same URLs. The `url` crate reads each server's part; three rules are stricter than the
-//! `url` crate, because a password that is written wrongly must be refused and never shown: user and password are
-//! percent-encoded, white space is refused, and several hosts may be separated by commas.
+//! Each store has one parser. The configuration file, the command line and the stores use it, so
+//! they accept the same URLs. The `url` crate parses the part of each server. Three rules are
+//! stricter than the crate, because a malformed password must be rejected and never shown: user and
+//! password are percent-encoded, white space is rejected, and several hosts are separated by
+//! commas.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -12,20 +13,20 @@ use std::time::Duration;
 use ::url::{ParseError, Url};
 use onetake_core::{StoreError, StoreErrorKind};
 
-/// The place where records are kept.
+/// The location of a store.
 ///
-/// The `Display` and `Debug` forms are for logs and messages: they show no password.
+/// The `Display` and `Debug` forms are for logs and messages. They show no password.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum StoreUrl {
-    /// `embedded:FOLDER`: a folder of this machine.
+    /// `embedded:FOLDER`: a folder on this machine.
     Embedded(PathBuf),
-    /// `memory:`: this process, for tests; a restart forgets everything.
+    /// `memory:`: the memory of this process, for tests. A restart loses everything.
     Memory,
-    /// `sqlite:FILE`: a file of this machine.
+    /// `sqlite:FILE`: a file on this machine.
     Sqlite(PathBuf),
     /// `postgres://…` or `postgresql://…`
     Postgres(ServerUrl),
-    /// `redis://…` or `redis-cluster://…`; with `rediss` over TLS.
+    /// `redis://…` or `redis-cluster://…`; `rediss` and `rediss-cluster` use TLS.
     Redis(ServerUrl),
     /// `dynamodb://REGION/TABLE[?endpoint=…]`
     DynamoDb(ServerUrl),
@@ -33,7 +34,7 @@ pub enum StoreUrl {
 
 /// The URL of one server or of several servers.
 ///
-/// The `Display` and `Debug` forms show neither the password nor the query, which may hold one.
+/// The `Display` and `Debug` forms show neither the password nor the query, which may contain one.
 #[derive(Clone, PartialEq, Eq)]
 pub struct ServerUrl {
     text: String,
@@ -45,7 +46,7 @@ pub struct ServerUrl {
     has_user: bool,
 }
 
-/// A URL that is refused: the fault, the fix, and the URL without its password.
+/// A URL that was rejected: the fault, the fix, and the URL without its password.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{what}: {fix}")]
 pub struct UrlError {
@@ -53,7 +54,7 @@ pub struct UrlError {
     pub what: String,
     /// The fix.
     pub fix: String,
-    /// The URL without its password; `None` if the password cannot be told from the rest.
+    /// The URL without its password; `None` if the password cannot be found in it.
     pub shown: Option<String>,
 }
 
@@ -64,7 +65,7 @@ impl From<UrlError> for StoreError {
     }
 }
 
-/// The schemes of stores.
+/// The schemes of all stores.
 pub const SCHEMES: [&str; 10] = [
     "embedded",
     "memory",
@@ -80,17 +81,17 @@ pub const SCHEMES: [&str; 10] = [
 const FIX: &str = "use \"embedded:FOLDER\", \"sqlite:FILE\", \"postgres://HOST/DATABASE\", \
                    \"redis://HOST\", \"redis-cluster://HOST,HOST\", \"dynamodb://REGION/TABLE\", \
                    or \"memory:\" for tests";
-/// The characters that mean something in a URL, and their encoded forms.
+/// The characters that have a meaning in a URL, and their encoded forms.
 const ENCODE: &str = "in a user or a password write `@` as %40, `/` as %2F, `?` as %3F, `#` as \
                       %23 and `%` as %25";
-/// The difference that clocks of nodes in front of DynamoDB may have, as its store has it.
+/// The largest clock difference between nodes on DynamoDB, the same value as in the DynamoDB store.
 const DYNAMODB_SKEW_MAX: Duration = Duration::from_secs(600);
 
 impl StoreUrl {
-    /// Reads the URL of a store.
+    /// Parses the URL of a store.
     ///
     /// # Errors
-    /// If it is not one: the error has the fault and the fix, and no password.
+    /// If the text is not such a URL. The error contains the fault and the fix, and no password.
     pub fn parse(text: &str) -> Result<Self, UrlError> {
         let Some((scheme, rest)) = text.split_once(':') else {
             return Err(refused(text, "not the URL of a store", FIX));
@@ -113,7 +114,8 @@ impl StoreUrl {
         }
     }
 
-    /// The largest difference between the clocks of nodes, where the store has no clock of its own.
+    /// The largest clock difference between nodes, for a store that has no clock of its own; else
+    /// zero.
     #[must_use]
     pub const fn clock_skew_max(&self) -> Duration {
         match self {
@@ -135,15 +137,17 @@ impl fmt::Display for StoreUrl {
 }
 
 impl ServerUrl {
-    /// Reads `SCHEME://[USER[:PASSWORD]@]HOST[:PORT][,HOST[:PORT]…][/PATH][?QUERY]`. Hosts may be missing.
+    /// Parses `SCHEME://[USER[:PASSWORD]@]HOST[:PORT][,HOST[:PORT]…][/PATH][?QUERY]`. Hosts may be
+    /// missing.
     ///
     /// # Errors
-    /// If it is not one: the error has the fault and the fix, and no password. `example` is the fix for hosts.
+    /// If the text is not such a URL. The error contains the fault and the fix, and no password.
+    /// `example` is the fix for a wrong host.
     pub fn parse(text: &str, example: &str) -> Result<Self, UrlError> {
         Self::split(text, example).map_err(|(what, fix)| refused(text, &what, &fix))
     }
 
-    /// As [`parse`](Self::parse), with nothing but the fault and the fix in the error.
+    /// As [`parse`](Self::parse), with only the fault and the fix in the error.
     fn split(text: &str, example: &str) -> Result<Self, (String, String)> {
         let bad = |what: &str, fix: &str| Err((what.to_owned(), fix.to_owned()));
         let (scheme, rest) = text.split_once(':').unwrap_or((text, ""));
@@ -185,7 +189,8 @@ impl ServerUrl {
         })
     }
 
-    /// Reads `postgres://[USER[:PASSWORD]@]HOST[:PORT][,…][/DATABASE][?OPTIONS]`. The host may stand in the options.
+    /// Parses `postgres://[USER[:PASSWORD]@]HOST[:PORT][,…][/DATABASE][?OPTIONS]`. The host may be
+    /// in the options instead.
     ///
     /// # Errors
     /// As [`parse`](Self::parse).
@@ -195,7 +200,7 @@ impl ServerUrl {
         if !matches!(url.scheme(), "postgres" | "postgresql") {
             return Err(refused(text, "not a URL of PostgreSQL", EXAMPLE));
         }
-        // A socket's folder cannot stand where a host does.
+        // The folder of a Unix socket can only be named in the options.
         if url.servers.is_empty() && !url.query().any(|(name, _)| name == "host") {
             return Err(refused(text, "the host is missing", EXAMPLE));
         }
@@ -205,8 +210,8 @@ impl ServerUrl {
         }
     }
 
-    /// Reads `redis://[USER:PASSWORD@]HOST[:PORT][/DATABASE]`, `rediss://…` (TLS), `redis-cluster://HOST,HOST` and
-    /// `rediss-cluster://…`.
+    /// Parses `redis://[USER:PASSWORD@]HOST[:PORT][/DATABASE]`, `rediss://…` (TLS),
+    /// `redis-cluster://HOST,HOST` and `rediss-cluster://…`.
     ///
     /// # Errors
     /// As [`parse`](Self::parse).
@@ -242,7 +247,7 @@ impl ServerUrl {
         }
     }
 
-    /// Reads `dynamodb://REGION/TABLE[?endpoint=http://HOST:PORT]`.
+    /// Parses `dynamodb://REGION/TABLE[?endpoint=http://HOST:PORT]`.
     ///
     /// # Errors
     /// As [`parse`](Self::parse).
@@ -283,12 +288,12 @@ impl ServerUrl {
                 return bad(what, fix);
             }
         }
-        // There is no password in it.
+        // It contains no password.
         url.shown.clone_from(&url.text);
         Ok(url)
     }
 
-    /// The URL as it was written, with its password: to connect, never to show.
+    /// The URL as it was written, with its password: for connecting, never for logs or messages.
     #[must_use]
     pub fn expose(&self) -> &str {
         &self.text
@@ -300,31 +305,31 @@ impl ServerUrl {
         &self.scheme
     }
 
-    /// One whole URL for each host, each with the user, the password, the path and the query.
+    /// One complete URL for each host, each with the user, the password, the path and the query.
     #[must_use]
     pub fn servers(&self) -> &[Url] {
         &self.servers
     }
 
-    /// The path, without the slash before it: a database or a table.
+    /// The path without its leading slash: a database or a table.
     #[must_use]
     pub fn path(&self) -> &str {
         &self.path
     }
 
-    /// The options behind the `?`, as they were written.
+    /// The options after the `?`, as they were written.
     pub fn query(&self) -> impl Iterator<Item = (&str, &str)> {
         let pairs = self.query.split('&').filter(|pair| !pair.is_empty());
         pairs.map(|pair| pair.split_once('=').unwrap_or((pair, "")))
     }
 
-    /// The region of a URL of DynamoDB.
+    /// The region of a DynamoDB URL.
     #[must_use]
     pub fn region(&self) -> &str {
         self.servers.first().and_then(Url::host_str).unwrap_or_default()
     }
 
-    /// The endpoint of a URL of DynamoDB, if it names one.
+    /// The endpoint of a DynamoDB URL, if there is one.
     #[must_use]
     pub fn endpoint(&self) -> Option<&str> {
         self.query.strip_prefix("endpoint=")
@@ -355,7 +360,7 @@ fn path(text: &str, rest: &str, what: &str, example: &str) -> Result<PathBuf, Ur
     Err(refused(text, &fault, &fix))
 }
 
-/// One server: `whole` is its URL, and `host` the host and port in it.
+/// Parses the URL of one server. `whole` is its URL, `host` the host and port in it.
 fn server(host: &str, whole: &str) -> Result<Url, &'static str> {
     let letter = |c: char| c.is_ascii_alphanumeric() || "-._%[]:".contains(c);
     let port_at = host.rfind(']').unwrap_or_default();
@@ -363,7 +368,7 @@ fn server(host: &str, whole: &str) -> Result<Url, &'static str> {
     if host.is_empty() || host.starts_with(':') {
         return Err("the host is missing");
     }
-    // Other than the `url` crate, this takes neither an empty port nor port 0.
+    // Unlike the `url` crate, this rejects an empty port and port 0.
     if port.is_some_and(|port| port.parse::<u16>().is_ok_and(|port| port == 0) || port.is_empty()) {
         return Err("not a valid port");
     }
@@ -378,11 +383,11 @@ fn server(host: &str, whole: &str) -> Result<Url, &'static str> {
     })
 }
 
-/// A URL without its password, and without its query, which may hold one.
+/// Returns a URL without its password, and without its query, which may contain one.
 fn shown(scheme: &str, user: Option<&str>, hosts: &str, path: &str) -> String {
     let user = match user.map(|user| user.split_once(':').unwrap_or((user, ""))) {
         None => String::new(),
-        // The password of Redis is often written where a user belongs.
+        // A Redis password is often written in the place of the user.
         Some((user, "")) if scheme.starts_with("postgres") => format!("{user}@"),
         Some((_, "")) => "***@".to_owned(),
         Some((user, _)) => format!("{user}:***@"),
@@ -391,7 +396,7 @@ fn shown(scheme: &str, user: Option<&str>, hosts: &str, path: &str) -> String {
     format!("{scheme}://{user}{hosts}{slash}{path}")
 }
 
-/// The error for a URL, which repeats the URL only if its password can be told from the rest.
+/// The error for a URL. It repeats the URL only if the password can be found in it and removed.
 fn refused(text: &str, what: &str, fix: &str) -> UrlError {
     let is_local = ["embedded:", "sqlite:", "memory:"].iter().any(|local| text.starts_with(local));
     let shown = match text.contains(':') {
@@ -402,7 +407,7 @@ fn refused(text: &str, what: &str, fix: &str) -> UrlError {
     UrlError { what: what.to_owned(), fix: fix.to_owned(), shown }
 }
 
-/// Whether every `%` begins an encoded byte.
+/// Returns true if every `%` begins an encoded byte.
 fn is_encoded(part: &str) -> bool {
     let hex = |c: Option<char>| c.is_some_and(|c| c.is_ascii_hexdigit());
     part.split('%').skip(1).all(|rest| {
@@ -448,7 +453,7 @@ mod tests {
         }
     }
 
-    /// What is wrong, a part of what is said, and how the value is repeated.
+    /// A wrong URL, a part of its error message, and the URL as the message shows it.
     const WRONG: &[(&str, &str, Option<&str>)] = &[
         ("memory", "not the URL", Some("memory")),
         ("memory:x", "nothing behind", Some("memory:x")),

@@ -1,5 +1,5 @@
-//! The DynamoDB store: the suite that every store passes, and what is its own: no clock to ask, small
-//! items, tables of another shape.
+//! Tests of the DynamoDB store: the suite that every store passes, and tests of its own properties:
+//! no server clock, small items, tables of another shape.
 #![cfg(feature = "dynamodb")]
 #![expect(clippy::unwrap_used, clippy::panic, reason = "tests may panic")]
 
@@ -29,7 +29,7 @@ use onetake_stores::{DynamoOptions, DynamoStore, Weight};
 
 const START: Timestamp = Timestamp::from_micros(1_893_456_000_000_000);
 
-/// A store on a simulated clock. The reaper looks before time passes, as it does every second.
+/// A store on a simulated clock. The reaper searches before time passes, as it does every second.
 struct Watched {
     clock: ManualClock,
     store: Arc<DynamoStore>,
@@ -62,7 +62,7 @@ impl Subject for Watched {
     }
 }
 
-/// On this clock, without a margin, and with timeouts that a clock moved by hand does not reach.
+/// Options with this clock, without a margin, and with timeouts that a manual clock does not reach.
 fn on(clock: &ManualClock) -> DynamoOptions {
     DynamoOptions {
         clock: Arc::new(clock.clone()),
@@ -140,12 +140,12 @@ async fn granted(store: &DynamoStore, claim: &Claim) -> Fence {
     }
 }
 
-/// Claims, and insists on finding a record, of which the caller is told what the store decided.
+/// Claims a key that must have a record. Returns also the reading of the record.
 async fn found(store: &DynamoStore, claim: &Claim) -> (Arc<Record>, Reading) {
     match ask(store, claim).await.unwrap() {
         Claimed::Granted { .. } => panic!("granted"),
         Claimed::Found { record, now } => {
-            // As the engine reads it: what the store leaves to its owner runs.
+            // As the engine reads it: a record that the store leaves to its owner is in flight.
             let at = Moment { now, contact: Contact::Unknown };
             let reading = decide::read(Some(&record), &claim.fingerprint, at);
             (record, reading)
@@ -184,7 +184,7 @@ fn seconds(count: u64) -> Duration {
     Duration::from_secs(count)
 }
 
-/// A table, and the nodes on it, each with a clock that shows so much.
+/// Creates a table and nodes on it, each with a clock that is ahead by its offset.
 async fn nodes(server: &Dynamo, offsets: &[Duration], margin: Duration) -> Vec<Watched> {
     let url = server.table();
     migrate(&url).await;
@@ -226,7 +226,7 @@ async fn a_key_is_reusable_a_margin_after_it_expired() {
 #[tokio::test]
 async fn nodes_whose_clocks_differ_never_both_run() {
     let server = Dynamo::start().await;
-    // As far apart as AWS lets them be, and the default margin for it.
+    // As far apart as AWS permits, with the default margin for it.
     let margin = DynamoOptions::default().skew_margin;
     assert_eq!(margin, seconds(600));
     let nodes = nodes(&server, &[seconds(0), seconds(600)], margin).await;
@@ -238,7 +238,7 @@ async fn nodes_whose_clocks_differ_never_both_run() {
     granted(behind, &once).await;
     done(behind, &once, Verb::Complete(Recording::new("paid"))).await;
 
-    // By the clock that is ahead, lease and grace were over before it even looked.
+    // By the clock that is ahead, lease and grace had ended before its first read.
     for _ in 0..59 {
         assert_eq!(found(ahead, &claim("runs", 3)).await.1, Reading::InFlight);
         assert_eq!(ahead.due(Due::LeaseEnd, 10).await.unwrap(), []);
@@ -251,7 +251,7 @@ async fn nodes_whose_clocks_differ_never_both_run() {
     let late = settle(behind, &runs, Verb::Complete(Recording::new("late"))).await.unwrap();
     assert!(matches!(late, Settled::Stale { .. }), "{late:?}");
 
-    // A day after it was claimed, the key is still known to both; then it is free for both.
+    // A day after the claim, both nodes still know the key; then it is free for both.
     pass(&nodes, seconds(24 * 3600 - 61)).await;
     for store in [behind, ahead] {
         assert_eq!(found(store, &claim("once", 4)).await.1, Reading::Settled);
@@ -271,7 +271,7 @@ async fn an_owner_that_renews_is_never_preempted() {
         ..claim("a", 1)
     };
     granted(owner, &runs).await;
-    // Lease and grace three times over.
+    // Three times lease and grace.
     for second in 0..180 {
         if second % 29 == 0 {
             done(owner, &runs, Verb::Renew).await;
@@ -315,7 +315,7 @@ async fn a_late_owner_does_not_write_over_what_was_settled_meanwhile() {
     granted(owner, &runs).await;
     pass(&nodes, seconds(60)).await;
     done(other, &runs, Verb::Abandon).await;
-    // An operator settles the very attempt; its owner still remembers it as it claimed it.
+    // An operator settles the same attempt. Its owner still has the claimed item in memory.
     let resolved = done(other, &runs, Verb::Complete(Recording::new("by an operator"))).await;
     for verb in [Verb::Renew, Verb::Complete(Recording::new("by its owner")), Verb::Release] {
         let late = settle(owner, &runs, verb).await.unwrap();
@@ -347,7 +347,7 @@ fn declined() -> Failure {
     Failure { code: "declined".into(), detail: "the card was declined".into() }
 }
 
-/// This very program without an environment, about to run one of its own tests alone.
+/// Starts this test program without an environment, to run one of its own tests alone.
 #[test]
 fn without_credentials_the_fix_is_named() {
     let program = std::env::current_exe().unwrap();
@@ -363,7 +363,7 @@ fn without_credentials_the_fix_is_named() {
 
 const PART: &str = "ONETAKE_TEST_DYNAMODB_PART";
 
-/// Not a test of its own: [`without_credentials_the_fix_is_named`] starts it.
+/// A part of [`without_credentials_the_fix_is_named`], which starts it. It is not a test by itself.
 #[tokio::test]
 async fn a_part_without_credentials() {
     if std::env::var_os(PART).is_none() {
@@ -435,7 +435,7 @@ fn client(server: &Dynamo) -> Client {
     Client::from_conf(config.build())
 }
 
-/// Creates a table that is not ours.
+/// Creates a table of another shape.
 async fn foreign(server: &Dynamo, table: &str, key: &str, kind: ScalarAttributeType) {
     let definition = AttributeDefinition::builder().attribute_name(key).attribute_type(kind);
     let schema = KeySchemaElement::builder().attribute_name(key).key_type(KeyType::Hash);
@@ -542,7 +542,7 @@ async fn of_many_nodes_that_would_ask_at_the_same_moment_one_does() {
         let this = to_be_reconciled(key, 1);
         granted(&nodes[0].store, &this).await;
         done(&nodes[0].store, &this, Verb::Unknown(Cause::TimedOut)).await;
-        // They write the very same over the very same.
+        // All of them replace the same item with the same content.
         let asks = nodes.iter().map(|node| settle(&node.store, &this, Verb::Defer(seconds(5))));
         let answers = futures_util::future::join_all(asks).await;
         let asking = answers.iter().filter(|answer| matches!(answer, Ok(Settled::Done { .. })));
@@ -564,7 +564,7 @@ async fn what_is_due_is_due_by_the_clock_of_who_asks() {
     assert!(behind.store.due(Due::Reconcile, 9).await.unwrap().is_empty(), "it asks later");
     let early = settle(&behind.store, &this, Verb::Defer(seconds(5))).await.unwrap();
     assert!(matches!(early, Settled::Stale { .. }), "{early:?}");
-    // Whoever heard what became of it says so, whatever its clock.
+    // A node that knows the outcome can settle it, whatever its clock.
     done(&behind.store, &this, Verb::Complete(Recording::new("found"))).await;
     assert!(ahead.store.due(Due::Reconcile, 9).await.unwrap().is_empty());
 }
@@ -572,7 +572,7 @@ async fn what_is_due_is_due_by_the_clock_of_who_asks() {
 #[tokio::test]
 async fn what_is_forgotten_is_gone_at_once_by_any_clock() {
     let server = Dynamo::start().await;
-    // The second node is behind, and both respect a key for an hour after it expired.
+    // The second node is behind, and on both a key is not reusable for an hour after its expiry.
     let nodes = nodes(&server, &[seconds(60), seconds(0)], seconds(3_600)).await;
     let [ahead, behind] = nodes.as_slice() else { panic!("two nodes") };
     let this = claim("a", 1);

@@ -1,4 +1,4 @@
-//! The DynamoDB store behind a network that fails.
+//! Tests of the DynamoDB store on a failing network.
 #![cfg(feature = "dynamodb")]
 #![expect(clippy::unwrap_used, clippy::indexing_slicing, reason = "tests may panic")]
 
@@ -38,7 +38,7 @@ async fn complete(store: &DynamoStore, claim: &Claim) -> Result<Settled, StoreEr
     store.settle(vec![settlement]).await.remove(0)
 }
 
-/// Asks until there is an answer: with little patience, a moment of the machine's own is one too many.
+/// Asks until there is an answer: with a short timeout, a short pause of the machine is too long.
 async fn answer<T>(mut ask: impl AsyncFnMut() -> Result<T, StoreError>) -> T {
     let mut answer = None;
     until("the store answers", async || {
@@ -62,14 +62,14 @@ fn impatient() -> DynamoOptions {
     }
 }
 
-/// A server with a table, and the table's name.
+/// Starts a server and creates its table.
 async fn server() -> Dynamo {
     let server = Dynamo::start().await;
     DynamoStore::migrate(&server.table(), DynamoOptions::default()).await.unwrap();
     server
 }
 
-/// The server's one table, through something else.
+/// The URL of the server's table through another address.
 fn through(server: &Dynamo, address: SocketAddr) -> String {
     server.url_at(address, "onetake_0")
 }
@@ -95,7 +95,7 @@ async fn an_answer_that_is_lost_leaves_it_open_and_the_own_attempt_tells() {
     proxy.set(Weather::CutBack);
     let error = complete(&store, &key).await.unwrap_err();
     assert_eq!(error.kind(), StoreErrorKind::Indeterminate, "{error}");
-    // Reading writes nothing: that it failed says nothing of any write.
+    // A read writes nothing, so its failure leaves no write in doubt.
     let unread = store.load(vec![key.id]).await.remove(0).unwrap_err();
     assert_eq!(unread.kind(), StoreErrorKind::Unavailable, "{unread}");
     proxy.set(Weather::Fair);
@@ -103,8 +103,8 @@ async fn an_answer_that_is_lost_leaves_it_open_and_the_own_attempt_tells() {
     assert_eq!(state(&store, &key).await, Some((key.attempt, "completed")));
 }
 
-/// A proxy that shows each answer to `look`, which may change it; one that it does not let through
-/// takes the connection with it.
+/// A proxy that passes each answer to `look`, which may change it. If `look` returns false, the
+/// connection is closed.
 async fn proxy<L>(server: SocketAddr, look: L) -> SocketAddr
 where
     L: Fn(&mut [u8]) -> bool + Clone + Send + Sync + 'static,
@@ -137,8 +137,7 @@ async fn carry(mut client: TcpStream, server: SocketAddr, look: impl Fn(&mut [u8
     }
 }
 
-/// A proxy that swallows as many answers as `left` says: the request arrives, then the connection is
-/// gone.
+/// A proxy that drops `left` answers: the request arrives, then the connection is closed.
 async fn swallow(server: SocketAddr, left: &Arc<AtomicUsize>) -> SocketAddr {
     let left = Arc::clone(left);
     let take = |left: usize| left.checked_sub(1);
@@ -146,7 +145,7 @@ async fn swallow(server: SocketAddr, left: &Arc<AtomicUsize>) -> SocketAddr {
         .await
 }
 
-/// A server that says only that a condition failed, not what is there instead.
+/// A server that reports only that a condition failed, without the current item.
 async fn silent(server: SocketAddr, hidden: &Arc<AtomicUsize>) -> SocketAddr {
     let hidden = Arc::clone(hidden);
     proxy(server, move |answer| {
@@ -176,7 +175,7 @@ async fn a_failed_condition_alone_does_not_mean_that_nothing_is_there() {
     };
     assert_eq!(record.attempt, key.attempt);
     assert_eq!(hidden.load(Ordering::SeqCst), 1, "what is there was not sent along");
-    // What the first one remembers is not what is there any more.
+    // The first store's item in memory is out of date now.
     let renewal = Settlement { id: key.id, attempt: key.attempt, verb: Verb::Renew };
     other.settle(vec![renewal]).await.remove(0).unwrap();
     let completed = complete(&store, &key).await.unwrap();
@@ -203,7 +202,7 @@ async fn a_write_that_landed_and_is_sent_again_is_its_own_success() {
     assert!(matches!(completed, Settled::Done { .. }), "{completed:?}");
     assert_eq!(left.load(Ordering::SeqCst), 0);
 
-    // Lost each time: it may have landed, and did.
+    // The answer is lost each time: the write may have been executed, and was.
     left.store(3, Ordering::SeqCst);
     let error = ask(&store, &claim("b", 1)).await.unwrap_err();
     assert_eq!(error.kind(), StoreErrorKind::Indeterminate, "{error}");
@@ -216,7 +215,7 @@ async fn a_forgetting_that_landed_and_is_sent_again_is_its_own_success() {
     let server = server().await;
     let left = Arc::new(AtomicUsize::new(0));
     let swallowed = Arc::clone(&left);
-    // What was read before is answered; that it was written is not.
+    // Answers to reads arrive; answers to writes are lost.
     let address = proxy(server.address(), move |answer| {
         let read = String::from_utf8_lossy(answer).contains("\"Item\"");
         read || swallowed.swap(0, Ordering::SeqCst) == 0
@@ -250,7 +249,7 @@ async fn a_server_that_is_not_there_has_written_nothing() {
     for _ in 0..5 {
         kinds.push(ask(&store, &claim("a", 1)).await.unwrap_err().kind());
     }
-    // The first may have gone into a connection that was just being closed.
+    // The first request may have used a connection that was just being closed.
     assert!(kinds[1..].iter().all(|kind| *kind == StoreErrorKind::Unavailable), "{kinds:?}");
 }
 
@@ -267,7 +266,7 @@ async fn a_store_that_was_away_comes_back_by_itself() {
         ask(&store, &claim("b", 2)).await.unwrap_err();
         store.ready().await.unwrap_err();
     }
-    // One caller tries now and then, and says what it found.
+    // One caller tries now and then, and gets the cause.
     let asked = proxy.connections();
     let mut tried = Vec::new();
     for _ in 0..50 {
@@ -283,7 +282,7 @@ async fn a_store_that_was_away_comes_back_by_itself() {
     assert_eq!(state(&store, &key).await, Some((key.attempt, "completed")));
 }
 
-/// Lets a clock run while something is waited for.
+/// Lets a clock run during a future.
 async fn while_time_passes<T>(clock: &ManualClock, work: impl Future<Output = T>) -> T {
     let mut work = std::pin::pin!(work);
     loop {
@@ -314,7 +313,7 @@ async fn an_owner_gets_its_grace_anew_after_an_outage() {
     ask(&store, &key).await.unwrap();
     assert_eq!(store.due(Due::LeaseEnd, 10).await.unwrap(), []);
     clock.advance(Duration::from_secs(58));
-    // For a moment nobody can be reached, the owner's renewals included.
+    // For a moment the store is unreachable, also for the owner's renewals.
     proxy.set(Weather::Dead);
     while_time_passes(&clock, store.ready()).await.unwrap_err();
     proxy.set(Weather::Fair);

@@ -1,4 +1,4 @@
-//! A write of the embedded store that fails after it has reached the disk, and the next start.
+//! Tests of a write that reaches the embedded store's disk and then fails, and of the next start.
 #![cfg(feature = "embedded")]
 #![expect(clippy::unwrap_used, reason = "tests may panic")]
 
@@ -16,8 +16,8 @@ use onetake_core::{
 use onetake_sim::servers::until;
 use onetake_stores::{EmbeddedStore, FileJournal};
 
-/// The embedded store on a disk that fails: the next group of claims is written, and the sync behind it
-/// says that it was not. From then on the store answers nothing but that.
+/// The embedded store on a failing disk: the next group of claims is written, and its sync reports
+/// a failure. From then on the store returns only that error.
 #[derive(Debug)]
 struct FailingSync {
     inner: Arc<EmbeddedStore>,
@@ -77,7 +77,7 @@ async fn journal(store: &dyn Store, folder: &Path) -> Arc<FileJournal> {
     Arc::new(FileJournal::of(store, folder.join("journal")).await.unwrap())
 }
 
-/// Nothing ran, so after the next start each key can be run, and none is unknown.
+/// Nothing ran, so after the next start each key can run, and none is unknown.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_claim_whose_commit_failed_is_released_at_the_next_start() {
     const KEYS: [&str; 3] = ["a", "b", "c"];
@@ -91,7 +91,7 @@ async fn a_claim_whose_commit_failed_is_released_at_the_next_start() {
     });
     let first = engine(failing);
     first.use_journal(journal(&*inner, folder.path()).await);
-    // The process ends as soon as it hears of the failure, with claims that have not been answered yet.
+    // The process ends as soon as it gets the error, with claims that are not answered yet.
     let (fatal, asked) = tokio::join!(
         async {
             let fatal = first.fatal().await;
@@ -129,7 +129,7 @@ async fn a_claim_whose_commit_failed_is_released_at_the_next_start() {
     }
 }
 
-/// What comes after the failure is refused, and leaves nothing for the journal.
+/// Claims after the failure are refused, and leave nothing for the journal.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn claims_after_the_failure_leave_nothing_behind() {
     let folder = tempfile::tempdir().unwrap();

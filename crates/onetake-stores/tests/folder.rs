@@ -1,4 +1,4 @@
-//! The folder of the embedded store: reopened, crashed, shared, damaged, and given back.
+//! Tests of the embedded store's folder: reopened, crashed, shared, damaged, and compacted.
 #![expect(clippy::unwrap_used, clippy::panic, reason = "tests may panic")]
 
 use std::fs;
@@ -51,12 +51,12 @@ async fn load(store: &EmbeddedStore, claim: &Claim) -> Option<Arc<Record>> {
     store.load(vec![claim.id]).await.remove(0).unwrap()
 }
 
-/// A folder with a hundred completed keys and one that runs, closed.
+/// Creates a folder with a hundred completed keys and a running one, and closes it.
 async fn filled(path: &Path) {
     open_and_filled(path).await.close().await.unwrap();
 }
 
-/// What a crash would leave of such a folder.
+/// Creates such a folder as a crash would leave it.
 async fn crashed(path: &Path) {
     let live = tempfile::tempdir().unwrap();
     let store = open_and_filled(live.path()).await;
@@ -75,7 +75,7 @@ async fn open_and_filled(path: &Path) -> EmbeddedStore {
     store
 }
 
-/// The folder as a crash would leave it: a copy of it while it is open.
+/// Copies an open folder, as a crash would leave it.
 fn copy(from: &Path, to: &Path) {
     fs::create_dir_all(to).unwrap();
     for entry in fs::read_dir(from).unwrap() {
@@ -103,18 +103,18 @@ async fn everything_acknowledged_is_there_after_a_crash() {
     let State::Unknown { cause, .. } = &record.state else { panic!("{}", record.state.name()) };
     assert_eq!(*cause, Cause::Restarted, "what was running is unknown at once");
     assert!(matches!(run(&store, &claim("runs", 9)).await, Claimed::Found { .. }), "not run again");
-    // Its own attempt is still believed.
+    // An outcome of its own attempt is still accepted.
     complete(&store, &claim("runs", 1), "late").await;
 }
 
-/// Where the bytes of the tree's journal are.
+/// The path of the tree's journal.
 fn journal_of(folder: &Path) -> PathBuf {
     let mut files = fs::read_dir(folder.join("db")).unwrap().map(|entry| entry.unwrap().path());
     files.find(|path| path.extension().is_some_and(|e| e == "jnl")).unwrap()
 }
 
-/// Counts what the journal says of a record, in the very moment in which an answer is given and on
-/// the thread that gives it.
+/// Counts the entries of a record in the journal at the moment of an answer, on the thread that
+/// sends it.
 struct Look {
     journal: PathBuf,
     id: RecordId,
@@ -123,7 +123,7 @@ struct Look {
 
 impl Look {
     fn count(&self) -> usize {
-        // Allocated far ahead: what this test writes stands at its beginning.
+        // The file is allocated far ahead, and this test's writes are at its beginning.
         let mut bytes = Vec::new();
         let file = fs::File::open(&self.journal).unwrap();
         file.take(1 << 16).read_to_end(&mut bytes).unwrap();
@@ -138,7 +138,7 @@ impl std::task::Wake for Look {
     }
 }
 
-/// How often the journal named the record before it was asked, and when it answered.
+/// Returns the number of the record's entries in the journal before the request and at its answer.
 fn at_the_answer<T>(
     folder: &Path,
     id: RecordId,
@@ -152,7 +152,7 @@ fn at_the_answer<T>(
     let waker = Waker::from(Arc::clone(&look_now));
     let mut context = Context::from_waker(&waker);
     if let Poll::Ready(answer) = asked.as_mut().poll(&mut context) {
-        // Faster than anybody could wait for it.
+        // The answer came before the first wait.
         return (answer, before, look_now.count());
     }
     let after = look.recv_timeout(Duration::from_secs(30)).unwrap();
@@ -184,7 +184,7 @@ fn nothing_is_answered_before_it_is_written() {
     }
 }
 
-/// What this thread threw away before it was on disk, by the kernel's count.
+/// The number of bytes that this thread discarded before they were on disk, by the kernel's count.
 #[cfg(target_os = "linux")]
 fn thrown_away() -> u64 {
     let io = fs::read_to_string("/proc/thread-self/io").unwrap_or_default();
@@ -192,7 +192,7 @@ fn thrown_away() -> u64 {
     line.map_or(0, |count| count.parse().unwrap())
 }
 
-/// Throws a file's bytes away, and says how many of them were not on disk yet.
+/// Truncates a file. Returns how many of its bytes were not on disk yet.
 #[cfg(target_os = "linux")]
 fn not_on_disk(path: &Path) -> u64 {
     let before = thrown_away();
@@ -312,7 +312,7 @@ async fn what_is_to_be_asked_for_is_known_after_a_crash() {
     store.close().await.unwrap();
 }
 
-/// One look goes through no more than a thousand entries, and what it passes by it does not meet again.
+/// One call reads at most a thousand entries, and the entries that it discards are not read again.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_expired_hides_nothing_that_is_to_be_asked_for() {
     let folder = tempfile::tempdir().unwrap();
@@ -357,7 +357,7 @@ async fn fences_rise_although_the_clock_goes_back() {
         assert!(fence > last, "round {round}");
         last = fence;
         settle(&store, &claim, Verb::Release).await;
-        // Swept and gone, and the clock is a year back.
+        // The record is swept, and the clock is set back by a year.
         clock.advance(Duration::from_secs(100 * 86_400));
         assert_eq!(store.sweep(10).await.unwrap().removed, 1);
         clock.set_wall(onetake_core::Timestamp::from_micros(
@@ -437,7 +437,7 @@ async fn another_format_is_refused() {
     assert!(message.contains("format 2") && message.contains("reads format 1"), "{message}");
 }
 
-/// Every file of the folder but the lock, with its bytes.
+/// Returns every file of the folder except the lock, with its bytes.
 fn contents(path: &Path) -> Vec<(PathBuf, Vec<u8>)> {
     let mut all = Vec::new();
     for entry in fs::read_dir(path).unwrap() {
@@ -500,7 +500,7 @@ async fn a_damaged_folder_is_refused_and_not_changed() {
         (
             "the number of levels of a table",
             Box::new(|f| {
-                // The tree itself panics here. The section begins behind the versions.
+                // The tree itself panics here. The section begins after the versions.
                 let list = f.join("db/keyspaces/2/v0");
                 let bytes = fs::read(&list).unwrap();
                 let at = bytes.windows(3).position(|part| part == [0, 7, 0]).unwrap();
@@ -548,7 +548,7 @@ async fn a_damaged_folder_is_refused_and_not_changed() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_journal_that_a_crash_emptied_is_noticed() {
-    // Without a clean close nothing says how far the journal reached; the fence ceiling still does.
+    // Without a clean close the length of the journal is unknown, but the fence ceiling is known.
     let folder = tempfile::tempdir().unwrap();
     crashed(folder.path()).await;
     fs::write(folder.path().join("db/0.jnl"), vec![0; 1 << 20]).unwrap();
@@ -606,7 +606,7 @@ async fn the_space_of_expired_records_is_given_back_beside_traffic() {
     write(0, 60_000).await;
     clock.advance(Duration::from_secs(2 * 86_400));
     assert!(load(&store, &claim("key 7", 1)).await.is_none(), "invisible at once");
-    // It is written to tables by threads of the store's own.
+    // The store's own threads write it to tables.
     let mut full = 0;
     until("something was written to tables", async || {
         full = tables_bytes(folder.path());
@@ -624,8 +624,8 @@ async fn the_space_of_expired_records_is_given_back_beside_traffic() {
         }
     }
     assert_eq!(removed, 60_000);
-    // Compaction runs in threads of its own: wait for what it should bring about.
-    // What was deleted since the last one waits for the next one.
+    // Compaction runs in its own threads, so the test waits for its effect. Records that were
+    // deleted since the last compaction wait for the next one.
     until("a third of it is gone", async || {
         // As the reaper does every second.
         assert!(store.due(Due::LeaseEnd, 1).await.unwrap().is_empty());
@@ -636,7 +636,7 @@ async fn the_space_of_expired_records_is_given_back_beside_traffic() {
     store.close().await.unwrap();
 }
 
-/// Bytes of all tables; the journal is allocated ahead and does not count.
+/// The size of all tables. The journal is allocated ahead and does not count.
 fn tables_bytes(path: &Path) -> u64 {
     let mut sum = 0;
     for entry in fs::read_dir(path).unwrap().flatten() {

@@ -1,4 +1,4 @@
-//! Recordings that are sealed: the suite that every store passes, and what a thief finds.
+//! Tests of sealed recordings: the suite that every store passes, and what a thief can read.
 #![expect(clippy::unwrap_used, clippy::panic, reason = "tests may panic")]
 
 use std::path::Path;
@@ -68,7 +68,7 @@ async fn pay(engine: &Engine, name: &str) {
     assert_eq!(*recording, outcome());
 }
 
-/// What a node with these keys answers.
+/// Returns the answer of a node with these keys.
 async fn replay(inner: &MemoryStore, keys: &[&str], name: &str) -> Result<Recording, String> {
     let engine = Engine::new(Arc::new(sealed(inner.clone(), keys)));
     match engine.begin(&operation(name)).await {
@@ -108,7 +108,7 @@ async fn what_cannot_be_opened_is_not_absent_and_not_bypassed() {
     assert_eq!(found.unwrap_err().kind(), StoreErrorKind::Invalid);
 }
 
-/// Every file below a folder.
+/// Returns every file below a folder.
 fn files(folder: &Path) -> Vec<Vec<u8>> {
     let mut all = Vec::new();
     for entry in std::fs::read_dir(folder).unwrap() {
@@ -159,7 +159,7 @@ async fn settle(store: &dyn Store, claim: &Claim, verb: Verb) -> Settled {
     store.settle(vec![settlement]).await.remove(0).unwrap()
 }
 
-/// The record as it comes back from a claim, a load, a settlement that is done and one that is not.
+/// Returns the record from a claim, a load, a successful settlement and a stale one.
 async fn sights(store: &dyn Store, claim: &Claim) -> [Arc<Record>; 4] {
     let other = Claim { attempt: AttemptId::from_bytes([2; 16]), ..claim.clone() };
     let Claimed::Found { record: found, .. } =

@@ -1,5 +1,6 @@
-//! The SQLite store: the suite that every store passes, and what is its own: a file that several
-//! processes share, that may be another program's, or on a full disk.
+//! Tests of the SQLite store: the suite that every store passes, and tests of its own properties: a
+//! file that several processes share, that may belong to another program, or that is on a full
+//! disk.
 #![cfg(feature = "sqlite")]
 #![expect(clippy::unwrap_used, clippy::panic, reason = "tests may panic")]
 
@@ -54,10 +55,10 @@ fn is_busy<T>(answer: &Result<T, StoreError>) -> bool {
     answer.as_ref().is_err_and(|error| error.kind() == StoreErrorKind::Busy)
 }
 
-/// How often a file that somebody holds is asked for: each time for about two seconds.
+/// The number of tries for a locked file, each of about two seconds.
 const TRIES: usize = 30;
 
-/// Asks again while another store holds the file.
+/// Tries again while another store has the file locked.
 async fn until_free<T, F>(ask: impl Fn() -> F) -> Result<T, StoreError>
 where
     F: Future<Output = Result<T, StoreError>>,
@@ -98,7 +99,7 @@ fn body(record: &Record) -> &[u8] {
     }
 }
 
-/// A file in a folder of its own.
+/// Returns a file in its own folder.
 fn place() -> (tempfile::TempDir, PathBuf) {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("onetake.db");
@@ -179,7 +180,7 @@ async fn a_file_is_reopened_as_it_was_closed() {
 
     let store = SqliteStore::open_with(&file, Arc::new(clock.clone())).unwrap();
     assert_eq!(body(&load(&store, &done).await.unwrap()), b"paid");
-    // Another process may run it: its lease has to end first.
+    // Another process may run it, so its lease has to end first.
     assert_eq!(load(&store, &runs).await.unwrap().state.name(), "running");
     clock.advance(Duration::from_secs(60));
     let found = ask(&store, &claim("runs", 3)).await.unwrap();
@@ -233,7 +234,7 @@ async fn fences_rise_although_everything_was_swept_and_the_clock_went_back() {
     assert!(granted(&store, &claim("a", 2)).await > fence, "S2");
 }
 
-/// A record with a low fence may be swept after one with a higher fence: the higher one still counts.
+/// A record with a low fence may be swept after one with a higher fence. The higher fence counts.
 #[tokio::test]
 async fn the_highest_swept_fence_counts_whatever_is_swept_last() {
     let (_folder, file) = place();
@@ -283,7 +284,7 @@ async fn a_lock_that_is_held_for_too_long_is_busy_and_not_away() {
     let other = rusqlite::Connection::open(&file).unwrap();
     other.execute_batch("BEGIN IMMEDIATE").unwrap();
     let error = ask(&store, &claim("a", 1)).await.unwrap_err();
-    // What is away may be passed by where a route says so; what is there may not.
+    // A fail-open route may run without an unavailable store, but not without a busy one.
     assert_eq!(error.kind(), StoreErrorKind::Busy);
     assert!(error.to_string().contains("another process holds"), "{error}");
     other.execute_batch("COMMIT").unwrap();
@@ -338,7 +339,7 @@ async fn a_newer_schema_is_refused_and_an_older_one_migrated() {
     let (kind, said) = refused(&file);
     assert_eq!(kind, StoreErrorKind::Invalid);
     assert!(said.contains("schema version 7") && said.contains("up to 6"), "{said}");
-    // The oldest that there can be: ours, and empty.
+    // The oldest possible file: onetake's, and empty.
     let nothing = "DROP TABLE onetake_records; DROP TABLE onetake_meta; DROP TABLE onetake_secrets; DROP TABLE onetake_notes; DROP TABLE onetake_outbox; DROP TABLE onetake_lanes; PRAGMA user_version = 0";
     other.execute_batch(nothing).unwrap();
     let store = SqliteStore::open(&file).unwrap();
@@ -353,7 +354,7 @@ async fn a_file_without_secrets_gets_some_and_keeps_its_records() {
     granted(&store, &first).await;
     complete(&store, &first, b"paid".to_vec()).await.unwrap();
     store.close().await.unwrap();
-    // Version 1 had no secrets and no audit, and nobody asked what became of the unknown.
+    // Version 1 had no secrets and no audit, and unknown attempts were not reconciled.
     let other = rusqlite::Connection::open(&file).unwrap();
     other.execute_batch(WITHOUT_ASKS).unwrap();
     other
@@ -361,7 +362,7 @@ async fn a_file_without_secrets_gets_some_and_keeps_its_records() {
             "DROP TABLE onetake_secrets; DROP TABLE onetake_notes; PRAGMA user_version = 1",
         )
         .unwrap();
-    // Two processes of the new version at once: one of them migrates.
+    // Two processes of the new version open it at once. One of them migrates.
     let stores = [(); 2].map(|()| SqliteStore::open(&file).unwrap());
     assert_eq!(body(&load(&stores[0], &first).await.unwrap()), b"paid");
     assert_eq!(stores[0].secret("one", secret).await.unwrap(), secret);
@@ -451,10 +452,10 @@ async fn a_reference_has_ids_from_its_first_to_its_last() {
     assert_eq!(store.find(reference).await.unwrap(), [first, last]);
 }
 
-/// Where a part of a test that runs in a process of its own finds its file.
+/// The variable with the file for a part of a test that runs in its own process.
 const FILE: &str = "ONETAKE_TEST_SQLITE_FILE";
 
-/// This very program, about to run one of its own tests alone.
+/// Starts this test program, to run one of its own tests alone.
 fn part(name: &str, file: &Path) -> Vec<String> {
     let program = std::env::current_exe().unwrap();
     let file = format!("{FILE}={}", file.display());
@@ -488,7 +489,8 @@ async fn what_was_acknowledged_survives_kill_9() {
     }
 }
 
-/// Not a test of its own: [`what_was_acknowledged_survives_kill_9`] starts it.
+/// A part of [`what_was_acknowledged_survives_kill_9`], which starts it. It is not a test by
+/// itself.
 #[tokio::test]
 async fn a_part_that_writes_until_it_is_killed() {
     let Some(file) = std::env::var_os(FILE) else { return };
@@ -522,8 +524,8 @@ fn a_full_disk_loses_nothing_and_is_over_when_there_is_room() {
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
 }
 
-/// Not a test of its own: [`a_full_disk_loses_nothing_and_is_over_when_there_is_room`] starts it on
-/// a disk of three megabytes.
+/// A part of [`a_full_disk_loses_nothing_and_is_over_when_there_is_room`], which starts it on a
+/// disk of three megabytes. It is not a test by itself.
 #[tokio::test]
 async fn a_part_on_a_small_disk() {
     let Some(file) = std::env::var_os(FILE).map(PathBuf::from) else { return };
@@ -552,7 +554,8 @@ async fn a_part_on_a_small_disk() {
     assert!(matches!(replay, Claimed::Found { .. }), "and to be replayed");
     claim_and_complete(&store, "another").await.unwrap_err();
 
-    // Nobody could renew for longer than lease and grace: the owner gets its grace anew.
+    // No owner could renew for longer than lease and grace, so the owner gets its whole grace
+    // again.
     clock.advance(Duration::from_secs(100));
     assert_eq!(store.due(Due::LeaseEnd, 10).await.unwrap(), []);
     std::fs::remove_file(file.with_extension("filler")).unwrap();
@@ -578,13 +581,14 @@ async fn claim_and_complete(store: &SqliteStore, key: &str) -> Result<Claim, Sto
     Ok(claim)
 }
 
-/// Takes what room there is.
+/// Uses up the free space.
 fn fill(file: &Path) {
     let mut filler = std::fs::File::create(file).unwrap();
     while std::io::Write::write_all(&mut filler, &[0; 4096]).is_ok() {}
 }
 
-/// A row that changed on disk is refused. A row that a process of an earlier version changed is not.
+/// A row that changed on disk is refused. A row that a process of an earlier version changed is
+/// accepted.
 #[tokio::test]
 async fn a_row_is_refused_if_its_bytes_changed() {
     let (_folder, file) = place();
@@ -601,7 +605,7 @@ async fn a_row_is_refused_if_its_bytes_changed() {
         "DROP TRIGGER onetake_records_unchecked; UPDATE onetake_records SET record = unhex({paid}) WHERE id = ?1"
     );
     let statement = as_on_disk.split_once("; ").unwrap();
-    // As an earlier version does it: the trigger is there.
+    // As an earlier version writes it: the trigger exists.
     other.execute(statement.1, [earlier.id.as_bytes()]).unwrap();
     other.execute(statement.0, []).unwrap();
     other.execute(statement.1, [damaged.id.as_bytes()]).unwrap();

@@ -82,7 +82,7 @@ async fn what_no_command_can_leave_behind_mends_itself() {
     mended::mends_itself(&subject, |sql| writer.execute_batch(sql).unwrap()).await;
 }
 
-/// Texts that are none, among others that are: they alone are parked.
+/// Only the messages whose text is not valid UTF-8 are parked.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_is_no_text_is_parked() {
     let subject = Subject::new();
@@ -112,7 +112,8 @@ async fn what_cannot_be_read_is_parked() {
     let parked = subject.store.parked(0, 9).await.unwrap();
     assert_eq!(parked[0].waiting.id, id(0));
     assert!(parked[0].error.contains("headers"), "{}", parked[0].error);
-    // Also one that others wait behind: they go on, again if need be.
+    // The same for a message that holds others back: they proceed, and are tried again if
+    // necessary.
     let later = Delivery::Again { after: hold, error: "no".to_owned() };
     assert!(subject.store.settle(turn.lane, turn.turn, vec![(2, later)]).await.unwrap());
     assert_eq!(subject.store.take(hold, 9, 999).await.unwrap(), None);

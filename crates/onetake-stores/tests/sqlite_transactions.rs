@@ -1,4 +1,4 @@
-//! SQLite: effects, messages and the outcome commit together in the user's own file, or nothing does.
+//! SQLite: effects, messages and the outcome commit together in the user's file, or nothing does.
 #![expect(clippy::unwrap_used, reason = "tests may panic")]
 
 use std::path::{Path, PathBuf};
@@ -83,7 +83,7 @@ async fn effects_messages_and_outcome_commit_together_in_one_file() {
     assert!(matches!(again, Outcome::Answered(Answer::Replay(_))), "{again:?}");
     assert_eq!(said(&again), b"alice paid");
     assert_eq!((bank.count("transfers"), bank.count("onetake_outbox")), (1, 1));
-    // The file is still its own program's.
+    // The file still belongs to its own program.
     let own = Connection::open(&bank.file).unwrap();
     let number = |name| own.pragma_query_value(None, name, |row| row.get::<_, i64>(0)).unwrap();
     assert_eq!((number("application_id"), number("user_version")), (77, 12));
@@ -129,7 +129,8 @@ async fn what_fails_leaves_nothing_and_may_run_again() {
     assert_eq!((bank.count("transfers"), bank.count("onetake_outbox")), (1, 1));
 }
 
-/// The commit is done and the process dies before it says so; and: it dies before the commit.
+/// In one case the commit succeeds and the process dies before it reports that. In the other it
+/// dies before the commit.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_commit_that_nobody_heard_of_is_settled_by_looking() {
     let bank = Bank::open();
@@ -160,7 +161,7 @@ async fn a_late_finisher_is_rolled_back_and_told_the_outcome() {
     let (resume, resumed) = mpsc::channel::<()>();
     let (ended, has_ended) = tokio::sync::oneshot::channel();
     let file = bank.file.clone();
-    // It goes on after `run_max`, as a thread does.
+    // The work goes on after `run_max`, because a thread cannot be stopped.
     let soon_over = operation("late").run_max(Duration::from_millis(200));
     let late = bank.engine.transact(soon_over, move |attempt: Attempt| async move {
         let late = tokio::task::spawn_blocking(move || {
@@ -170,7 +171,7 @@ async fn a_late_finisher_is_rolled_back_and_told_the_outcome() {
             let tx = own.transaction().unwrap();
             let completion = transfer(&tx, "late").unwrap();
             let finished = finish(&tx, &attempt, &completion);
-            // Whoever overlooks it commits nothing.
+            // A caller that ignores the error commits nothing.
             ended.send((finished, tx.commit())).unwrap();
         });
         late.await.map_err(|_| "it panicked")

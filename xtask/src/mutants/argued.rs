@@ -6,7 +6,7 @@ use std::path::Path;
 /// The file, from the root.
 pub(crate) const FILE: &str = "xtask/mutants.argued";
 
-/// Between a mutant's name and the argument.
+/// The separator between a mutant's name and the argument.
 const SEPARATOR: &str = " :: ";
 
 /// Argued mutants by name.
@@ -16,7 +16,7 @@ pub(crate) struct Argued {
 }
 
 impl Argued {
-    /// Reads the file; a missing file argues nothing.
+    /// Reads the file. A missing file contains no arguments.
     pub(crate) fn read(root: &Path) -> Result<Self, String> {
         match std::fs::read_to_string(root.join(FILE)) {
             Ok(text) => Self::parse(&text),
@@ -63,8 +63,9 @@ impl Argued {
     }
 }
 
-/// Names without positions, unique by a number: `#2` is the second mutant of that name in its file.
-/// Line numbers change with every edit; these names change only when the mutated text does.
+/// Returns names without positions, made unique by a number: `#2` is the second mutant of that name
+/// in its file. Line numbers change with every edit; these names change only when the mutated text
+/// changes.
 pub(crate) fn names<'a>(mutants: impl IntoIterator<Item = &'a str>) -> Vec<String> {
     let mut seen: BTreeMap<String, u32> = BTreeMap::new();
     let mut number = |name: String| {
@@ -75,7 +76,7 @@ pub(crate) fn names<'a>(mutants: impl IntoIterator<Item = &'a str>) -> Vec<Strin
     mutants.into_iter().map(|mutant| number(without_position(mutant))).collect()
 }
 
-/// `FILE:LINE:COLUMN: text` as `FILE: text`.
+/// Returns `FILE:LINE:COLUMN: text` as `FILE: text`.
 fn without_position(mutant: &str) -> String {
     let is_number = |part: &str| !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_digit());
     let mut parts = mutant.splitn(4, ':');

@@ -1,9 +1,9 @@
 //! Mutation testing: `cargo xtask mutants`.
 //!
-//! A mutant is the program with one small change. A mutant on which no test fails shows something
-//! that the tests do not check. Rust is mutated by cargo-mutants, in a copy of the sources under
-//! `target/mutants`. SQL and Lua are mutated by [`text`], inside the compiled test programs. Survivors
-//! that no test can catch stand in `xtask/mutants.argued`, one line each with the reason.
+//! A mutant is the program with one small change. If no test fails on a mutant, the tests do not
+//! check something. cargo-mutants mutates Rust, in a copy of the sources under `target/mutants`.
+//! [`text`] mutates SQL and Lua, inside the compiled test programs. Survivors that no test can
+//! catch are listed in `xtask/mutants.argued`, one line each with the reason.
 
 mod argued;
 mod rust;
@@ -20,7 +20,7 @@ use argued::Argued;
 use scope::{Kind, SCOPES, Scope};
 use table::Score;
 
-/// How the task is called.
+/// The usage message.
 pub(crate) const USAGE: &str =
     "cargo xtask mutants [--scope NAME]... [--only TEXT] [--shard K/N] [--short | --list]
     --scope     decide, journal, engine, jobs, http, stores, sql or lua; all of them if none is named
@@ -29,7 +29,7 @@ pub(crate) const USAGE: &str =
     --short     check the arguments, and test a fixed sample of SQL mutants
     --list      print the mutants of the scopes";
 
-/// What a run was asked for.
+/// The options of a run.
 #[derive(Debug)]
 pub(crate) struct Options {
     root: PathBuf,
@@ -48,7 +48,7 @@ enum Form {
     List,
 }
 
-/// Runs the short form, as a part of `cargo xtask test`. Every mutant of its sample has to be caught.
+/// Runs the short form, as a part of `cargo xtask test`. Every mutant of its sample must be caught.
 pub(crate) fn check() -> Result<(), String> {
     let options = options(["--short".to_owned()].into_iter())?;
     let scores = short(&options)?;
@@ -57,7 +57,7 @@ pub(crate) fn check() -> Result<(), String> {
     if scores.iter().all(is_good) { Ok(()) } else { Err("mutants survived".to_owned()) }
 }
 
-/// Runs the task with the arguments behind its name.
+/// Runs the task with the arguments after its name.
 pub(crate) fn run(arguments: impl Iterator<Item = String>) -> ExitCode {
     let options = match options(arguments) {
         Ok(options) => options,
@@ -117,7 +117,7 @@ fn options(mut arguments: impl Iterator<Item = String>) -> Result<Options, Strin
     Ok(options)
 }
 
-/// Prints the names of all mutants, as `xtask/mutants.argued` has them.
+/// Prints the names of all mutants, as in `xtask/mutants.argued`.
 fn list(options: &Options) -> Result<(), String> {
     for scope in &options.scopes {
         let names: Vec<String> = match &scope.kind {
@@ -150,8 +150,9 @@ fn long(options: &Options) -> Result<Vec<Score>, String> {
     Ok(scores)
 }
 
-/// Checks that each argument names a mutant, and tests a fixed sample of SQL mutants. Mutants of Rust are not tested: each takes a build of its own. Where cargo-mutants is not installed, the
-/// arguments for Rust are not checked either, because to install it takes minutes.
+/// Checks that each argument names a mutant, and tests a fixed sample of SQL mutants. Mutants of
+/// Rust are not tested, because each needs its own build. If cargo-mutants is not installed, the
+/// arguments for Rust are not checked either, because its installation takes minutes.
 fn short(options: &Options) -> Result<Vec<Score>, String> {
     let argued = Argued::read(&options.root)?;
     let mut scores = Vec::new();

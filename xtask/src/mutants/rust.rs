@@ -1,4 +1,4 @@
-//! Mutants of Rust code, made and tested by cargo-mutants.
+//! Mutants of Rust code, created and tested by cargo-mutants.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -11,14 +11,14 @@ use super::scope::{Scope, Stage};
 use super::table::Score;
 use super::{Options, switch, tree};
 
-/// The version of cargo-mutants: the names of mutants are its own.
+/// The version of cargo-mutants. The names of mutants depend on it.
 const VERSION: &str = "27.1.0";
 
-/// The shortest time after which the tests of a mutant count as hanging, in seconds. It is longer where
-/// the tests themselves take long.
+/// The shortest time after which the tests of a mutant count as hanging, in seconds. It is longer
+/// if the tests themselves take long.
 const HANGS_AFTER_SECONDS: &str = "60";
 
-/// What became of one mutant.
+/// The result of one mutant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Outcome {
     Caught,
@@ -27,7 +27,7 @@ pub(super) enum Outcome {
     Unviable,
 }
 
-/// Where cargo-mutants is, if it is installed.
+/// Returns the path of cargo-mutants, if it is installed.
 pub(crate) fn installed(tools: &Path) -> Option<PathBuf> {
     Some(tools.join("bin/cargo-mutants")).filter(|program| program.is_file())
 }
@@ -50,7 +50,8 @@ pub(crate) fn install(tools: &Path) -> Result<PathBuf, String> {
     installed(tools).ok_or_else(|| "cargo-mutants is not where it was installed".to_owned())
 }
 
-/// The mutants of some files: cargo-mutants' name for each, with its position, and our own.
+/// Returns the mutants of some files: cargo-mutants' name for each, with its position, and the name
+/// without it.
 pub(crate) fn list(
     program: &Path,
     root: &Path,
@@ -60,7 +61,7 @@ pub(crate) fn list(
     Ok(named(&entries(program, root, files, except)?))
 }
 
-/// The same with all that cargo-mutants knows of each.
+/// The same with all fields that cargo-mutants lists.
 fn entries(
     program: &Path,
     root: &Path,
@@ -88,8 +89,8 @@ fn name(entry: &Value) -> Option<&str> {
     entry.get("name")?.as_str()
 }
 
-/// Tests the mutants of a scope, stage by stage: first all that can be switched, then the others, each with a build
-/// of its own.
+/// Tests the mutants of a scope, stage by stage: first all that can be switched, then the others,
+/// each with its own build.
 pub(crate) fn run(
     scope: &Scope,
     (files, except, stages): (&[&str], &[&str], &[Stage]),
@@ -123,7 +124,7 @@ pub(crate) fn run(
     Ok(score(scope, &listed, &outcomes, argued))
 }
 
-/// Has cargo-mutants build and test these mutants one at a time.
+/// Builds and tests these mutants one at a time with cargo-mutants.
 fn build_each(
     program: &Path,
     options: &Options,
@@ -143,7 +144,8 @@ fn build_each(
     command.args(stage.packages.iter().flat_map(|package| ["--test-package", package]));
     std::fs::create_dir_all(output).map_err(|error| error.to_string())?;
     command.arg("--output").arg(output);
-    // Behind `--` they would select the tests that run, and all others would be built as well.
+    // After `--` they would only select the tests that run, and all other tests would be built as
+    // well.
     command.args(stage.arguments.iter().map(|argument| format!("--cargo-arg={argument}")));
     command.env("CARGO_TARGET_DIR", options.root.join("target/mutants/build"));
     command.env("CARGO_PROFILE_DEV_DEBUG", "false").env("ONETAKE_TOOLS", &options.tools);
@@ -160,7 +162,7 @@ fn selected(command: &mut Command, files: &[&str], except: &[&str]) {
     command.args(except.iter().flat_map(|file| ["--exclude", file]));
 }
 
-/// Reads what cargo-mutants wrote about each mutant. It fails if the tests fail without a mutant.
+/// Reads the results that cargo-mutants wrote. Fails if the tests fail without a mutant.
 fn read(file: &Path) -> Result<BTreeMap<String, Outcome>, String> {
     let text = std::fs::read_to_string(file)
         .map_err(|error| format!("{} cannot be read: {error}", file.display()))?;
@@ -192,12 +194,12 @@ fn parse(found: &Value) -> Result<BTreeMap<String, Outcome>, String> {
     Ok(read)
 }
 
-/// A regular expression that matches this text alone.
+/// Returns a regular expression that matches this text alone.
 fn exactly(text: &str) -> String {
     format!("^{}$", escaped(text))
 }
 
-/// The same for a text anywhere.
+/// Returns a regular expression that matches this text anywhere.
 fn escaped(text: &str) -> String {
     let mut escaped = String::new();
     for sign in text.chars() {
@@ -209,8 +211,8 @@ fn escaped(text: &str) -> String {
     escaped
 }
 
-/// The mutants of a listing in the order of their files and lines: cargo-mutants lists those of a
-/// function by kind.
+/// Returns the mutants of a listing in the order of their files and lines. cargo-mutants lists
+/// those of a function by kind.
 fn in_order<'a>(listed: &[&'a str]) -> Vec<&'a str> {
     let number = |part: Option<&str>| part.and_then(|part| part.parse::<u32>().ok());
     let position = |mutant: &&'a str| {
@@ -247,13 +249,13 @@ fn score(
     score
 }
 
-/// Arguments for mutants of the listed files that do not exist any more.
+/// Returns arguments for mutants of the listed files that no longer exist.
 pub(crate) fn stale(listed: &BTreeMap<String, String>, argued: &Argued) -> Vec<String> {
     let file = |name: &str| name.split(':').next().unwrap_or_default().to_owned();
     let files: BTreeSet<String> = listed.values().map(|name| file(name)).collect();
     let existing: BTreeSet<String> = listed.values().cloned().collect();
     let stale = argued.stale(&existing, |file| files.contains(file));
-    // Statements in the same files have mutants of their own.
+    // SQL statements in the same files have their own mutants.
     stale.into_iter().filter(|name| !super::text::is_text(name)).map(str::to_owned).collect()
 }
 

@@ -1,4 +1,4 @@
-//! The parts of the program that are mutated, and the tests that guard each of them.
+//! The parts of the program that are mutated, and the tests of each part.
 
 use super::text::Language;
 
@@ -7,20 +7,20 @@ use super::text::Language;
 pub(crate) struct Scope {
     /// The name on the command line.
     pub(crate) name: &'static str,
-    /// True if a survivor that nobody argued fails the run.
+    /// True if a survivor without an argument fails the run.
     pub(crate) is_strict: bool,
-    /// How its mutants are made and tested.
+    /// The way in which its mutants are created and tested.
     pub(crate) kind: Kind,
 }
 
-/// A way of making and testing mutants.
+/// A way of creating and testing mutants.
 #[derive(Debug)]
 pub(crate) enum Kind {
     /// Rust, by cargo-mutants.
     Rust {
         /// The files, as globs from the root.
         files: &'static [&'static str],
-        /// Files among them that another scope has.
+        /// Files among them that belong to another scope.
         except: &'static [&'static str],
         /// Test runs, the fastest first. A run gets the survivors of the run before it.
         stages: &'static [Stage],
@@ -39,7 +39,8 @@ pub(crate) struct Stage {
     pub(crate) packages: &'static [&'static str],
     /// Further arguments, such as `--lib` and `--test NAME`.
     pub(crate) arguments: &'static [&'static str],
-    /// True if the tests start servers: they are not ended before they have stopped them.
+    /// True if the tests start servers. Such tests are not ended before they have stopped their
+    /// servers.
     pub(crate) starts_servers: bool,
 }
 

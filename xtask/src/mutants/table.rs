@@ -1,6 +1,6 @@
 //! The result of a run, as a table.
 
-/// What became of the mutants of one scope.
+/// The results of the mutants of one scope.
 #[derive(Debug, Default)]
 pub(crate) struct Score {
     /// The scope.
@@ -22,12 +22,12 @@ pub(crate) struct Score {
 }
 
 impl Score {
-    /// All mutants that were looked at.
+    /// The number of all tested mutants.
     fn mutants(&self) -> usize {
         self.caught + self.unviable + self.timeout + self.argued + self.survivors.len()
     }
 
-    /// Caught mutants among those that a test could catch, in per cent.
+    /// The percentage of caught mutants among those that a test could catch.
     fn per_cent(&self) -> f64 {
         let number = |count: usize| f64::from(u32::try_from(count).unwrap_or(u32::MAX));
         let caught = self.caught + self.timeout;
@@ -41,7 +41,7 @@ impl Score {
     }
 }
 
-/// The table, and below it every survivor and every stale argument.
+/// Returns the table, and below it every survivor and every stale argument.
 pub(crate) fn show(scores: &[Score]) -> String {
     let mut lines = vec![row(&[
         "scope",

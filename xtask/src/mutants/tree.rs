@@ -1,11 +1,11 @@
-//! A copy of the sources in which mutants are made, so that the sources themselves never change.
+//! A copy of the sources in which mutants are created, so that the sources themselves never change.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Brings the copy up to date and returns its folder. A file that did not change keeps its time, so
-/// that cargo builds only what is new.
+/// Updates the copy and returns its folder. An unchanged file keeps its time, so that cargo
+/// rebuilds only changes.
 pub(crate) fn copy(root: &Path, name: &str) -> Result<PathBuf, String> {
     let tree = root.join("target/mutants").join(name);
     let files = listed(root)?;
@@ -23,7 +23,7 @@ pub(crate) fn copy(root: &Path, name: &str) -> Result<PathBuf, String> {
     Ok(tree)
 }
 
-/// Every file that is under version control, or could be.
+/// Returns every file that is under version control, or could be.
 fn listed(root: &Path) -> Result<BTreeSet<String>, String> {
     let listed = Command::new("git")
         .args(["ls-files", "-z", "--cached", "--others", "--exclude-standard"])

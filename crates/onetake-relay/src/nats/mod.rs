@@ -1,8 +1,8 @@
-//! NATS JetStream.
+//! The sink for NATS JetStream.
 //!
-//! A message is a request to the subject that its topic names, and the stream that keeps the subject answers when
-//! it has it. `Nats-Msg-Id` is the message's id: the stream drops what it has already, within its
-//! `duplicate_window`.
+//! A message is a request to the subject that its topic names. The stream of that subject answers
+//! when it has stored the message. `Nats-Msg-Id` is the message's id: the stream drops duplicates
+//! within its `duplicate_window`.
 
 mod sizes;
 
@@ -22,17 +22,17 @@ use self::sizes::Sizes;
 use crate::sink::{Sink, SinkError, in_order};
 
 const MESSAGE_ID: &str = "Nats-Msg-Id";
-/// JetStream's word for a message that is larger than its stream takes.
+/// JetStream's error code for a message that is larger than its stream accepts.
 const TOO_LARGE_FOR_STREAM: u64 = 10_054;
 
-/// How to publish.
+/// The options of a NATS sink.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NatsOptions {
-    /// What subjects begin with, in front of the topic: `onetake.`, say.
+    /// The prefix of subjects, before the topic, for example `onetake.`.
     pub subject_prefix: String,
-    /// How long a stream may take to acknowledge a message.
+    /// The timeout of a stream's acknowledgement.
     pub ack_timeout: Duration,
-    /// Messages of different ordering keys on their way at once.
+    /// The number of messages with different ordering keys that are sent at once.
     pub at_once: usize,
 }
 
@@ -42,12 +42,12 @@ impl Default for NatsOptions {
     }
 }
 
-/// The URL is not one of NATS servers.
+/// The error for a text that is not the URL of NATS servers.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}; write nats://HOST:4222 or tls://HOST:4222, several separated by commas")]
 pub struct NatsUrlError(String);
 
-/// Publishes to JetStream.
+/// A sink that publishes to JetStream.
 #[derive(Debug)]
 pub struct NatsSink {
     client: Client,
@@ -57,7 +57,8 @@ pub struct NatsSink {
 }
 
 impl NatsSink {
-    /// A sink that connects by itself, now and whenever the connection is gone: servers need not be there yet.
+    /// Creates a sink. It connects in the background, now and after every lost connection, so the
+    /// servers need not be reachable yet.
     ///
     /// # Errors
     /// If the URL is wrong.
@@ -78,7 +79,8 @@ impl NatsSink {
                 std::future::ready(())
             })
             .retry_on_initial_connect()
-            // What is on its way is bounded: while nobody is connected, nothing is handed to the client.
+            // The number of messages in progress is bounded: without a connection, nothing is
+            // passed to the client.
             .client_capacity(options.at_once.max(1))
             .connect(servers)
             .await;
@@ -97,8 +99,8 @@ impl NatsSink {
         let request =
             Request::new().headers(headers).payload(waiting.message.payload.clone()).timeout(None);
         let patience = self.options.ack_timeout;
-        // All of it: the client's own time begins when it has taken the message, and while there is no connection it
-        // takes no more than a few.
+        // The timeout covers the whole call. The client's own timeout begins when it has accepted
+        // the message, and without a connection it accepts only a few.
         let answered = tokio::select! {
             biased;
             answered = self.client.send_request(subject.clone(), request) => Some(answered),
@@ -150,8 +152,8 @@ impl Sink for NatsSink {
         batch: &'a [Waiting],
         within: Duration,
     ) -> BoxFuture<'a, Vec<Result<(), SinkError>>> {
-        // Behind a message the next of its key waits for the acknowledgement: a stream may refuse the one and
-        // take the other.
+        // The next message of a key waits for the acknowledgement, because a stream may refuse the
+        // first and accept the second.
         let publish = |waiting| self.publish(waiting);
         let (at_once, patience) = (self.options.at_once, self.options.ack_timeout);
         in_order(batch, at_once, &*self.clock, (within, patience), publish).boxed()
@@ -169,7 +171,7 @@ fn no_connection() -> SinkError {
     SinkError::away("there is no connection to NATS")
 }
 
-/// The subject of a topic. Topics that are none, and those of the server itself (`$…`), are poison.
+/// Returns the subject of a topic. An invalid topic, or one of the server itself (`$…`), is poison.
 fn subject(prefix: &str, topic: &str) -> Result<String, SinkError> {
     let subject = format!("{prefix}{topic}");
     let is_word = |word: &str| {
@@ -206,7 +208,7 @@ fn headers(message: &Message) -> Result<HeaderMap, SinkError> {
     Ok(headers)
 }
 
-/// What a stream answers.
+/// A stream's answer.
 #[derive(serde::Deserialize)]
 struct Acknowledgement {
     stream: Option<String>,

@@ -1,8 +1,8 @@
-//! What is too large for an account.
+//! Detection of messages that are too large for an account.
 //!
-//! The client goes by the server's `max_payload`. An account may have a lower one, of which the client is not told:
-//! the server says that something was too large, not what it was, and closes the connection. It was the largest of
-//! what was on its way, if it was any.
+//! The client knows the server's `max_payload`. An account may have a lower limit, which the client
+//! does not know: the server reports that a message was too large, not which one, and closes the
+//! connection. It was the largest message in progress, if any.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -10,28 +10,28 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use async_nats::{Event, ServerError};
 use onetake_core::outbox::Message;
 
-/// What the server says, in any case.
+/// The server's error, in lower case.
 const VIOLATION: &str = "maximum payload violation";
 
-/// What is on its way, by size, and what was refused.
+/// The sizes of messages in progress, and the size that was refused.
 #[derive(Debug, Default)]
 pub(super) struct Sizes(Mutex<Known>);
 
 #[derive(Debug, Default)]
 struct Known {
     on_their_way: BTreeMap<usize, usize>,
-    /// The smallest that is known to be too large.
+    /// The smallest size that is known to be too large.
     refused: Option<usize>,
 }
 
-/// A message on its way.
+/// A message in progress.
 pub(super) struct OnItsWay<'a> {
     sizes: &'a Sizes,
     size: usize,
 }
 
 impl Sizes {
-    /// Lets a message of a size go; `None` if it is known to be too large.
+    /// Registers a message of this size; `None` if it is known to be too large.
     pub(super) fn go(&self, size: usize) -> Option<OnItsWay<'_>> {
         let mut known = self.known();
         if known.refused.is_some_and(|refused| size >= refused) {
@@ -41,7 +41,7 @@ impl Sizes {
         Some(OnItsWay { sizes: self, size })
     }
 
-    /// Hears what becomes of the connection.
+    /// Handles an event of the connection.
     pub(super) fn hear(&self, event: &Event) {
         let Event::ServerError(ServerError::Other(said)) = event else { return };
         if said.to_ascii_lowercase().contains(VIOLATION) {
@@ -57,7 +57,7 @@ impl Sizes {
 }
 
 impl OnItsWay<'_> {
-    /// Whether it is known by now to have been too large.
+    /// Returns true if the message is known by now to be too large.
     pub(super) fn is_refused(&self) -> bool {
         self.sizes.known().refused.is_some_and(|refused| self.size >= refused)
     }
@@ -75,7 +75,8 @@ impl Drop for OnItsWay<'_> {
     }
 }
 
-/// How large a message is for a server, but for the header that carries its id, which all have.
+/// Returns the size of a message for a server, without the header for its id, which all messages
+/// have.
 pub(super) fn size(message: &Message) -> usize {
     let headers = message.headers.iter().map(|(name, value)| name.len() + value.len() + 4);
     message.payload.len() + headers.sum::<usize>()

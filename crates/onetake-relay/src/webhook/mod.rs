@@ -1,8 +1,9 @@
-//! Signed webhooks, as [Standard Webhooks](https://www.standardwebhooks.com) says: a POST of the payload with
-//! `webhook-id` (the message's id), `webhook-timestamp` and `webhook-signature`.
+//! The sink for signed webhooks, by [Standard Webhooks](https://www.standardwebhooks.com): a POST
+//! of the payload with `webhook-id` (the message's id), `webhook-timestamp` and
+//! `webhook-signature`.
 //!
-//! Any 2xx means that it was delivered. 410 Gone and 413 Content Too Large park the message; everything else, a
-//! redirect too, is tried again.
+//! Any 2xx means that the message was delivered. 410 Gone and 413 Content Too Large park the
+//! message. After any other answer, also a redirect, it is tried again.
 
 mod signing;
 
@@ -26,13 +27,13 @@ use crate::sink::{Sink, SinkError, in_order};
 
 pub use signing::{WebhookSecret, WebhookSecretError};
 
-/// How much of an answer is read.
+/// The number of bytes of an answer that are read.
 const ANSWER_BYTES_MAX: usize = 4 << 10;
-/// How much of it is told to people.
+/// The number of characters of an answer in error messages.
 const SAID_CHARS_MAX: usize = 200;
-/// The topic, for receivers that go by it before they read the payload.
+/// The header for the topic, for receivers that need it before they read the payload.
 const TOPIC: &str = "onetake-topic";
-/// Names that the request itself, or its signature, goes by.
+/// The headers that the request itself or its signature uses.
 const OURS: [&str; 10] = [
     "connection",
     "content-length",
@@ -46,24 +47,24 @@ const OURS: [&str; 10] = [
     TOPIC,
 ];
 
-/// The body of an answer, of whatever client.
+/// The body of an answer, of any client.
 pub type AnswerBody = UnsyncBoxBody<Bytes, Box<dyn std::error::Error + Send + Sync>>;
 
-/// Why a call has no answer, for people. It must hold nothing secret.
+/// The reason why a call has no answer, for messages. It must not contain secrets.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum CallError {
-    /// There was no connection: nothing was sent, and no other message would do better.
+    /// There was no connection. Nothing was sent, and no other message would be delivered.
     #[error("{0}")]
     Away(String),
-    /// It failed, and may have been heard.
+    /// The call failed, and the endpoint may have received it.
     #[error("{0}")]
     Failed(String),
 }
 
-/// Sends a request and returns the head of its answer. It follows no redirect.
+/// A client that sends a request and returns the head of its answer. It follows no redirect.
 pub trait HttpClient: Send + Sync + 'static {
-    /// Sends it.
+    /// Sends a request.
     fn send(
         &self,
         request: Request<Full<Bytes>>,
@@ -86,12 +87,12 @@ impl<C: Connect + Clone + Send + Sync + 'static> HttpClient for Client<C, Full<B
     }
 }
 
-/// How to call.
+/// The options of a webhook sink.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WebhookOptions {
-    /// How long an endpoint may take to answer.
+    /// The timeout of an answer.
     pub answer_timeout: Duration,
-    /// Calls for different ordering keys at once.
+    /// The number of calls for different ordering keys at once.
     pub at_once: usize,
 }
 
@@ -101,7 +102,7 @@ impl Default for WebhookOptions {
     }
 }
 
-/// Calls one endpoint.
+/// A sink that calls one endpoint.
 pub struct WebhookSink {
     url: Uri,
     secrets: Vec<WebhookSecret>,
@@ -112,13 +113,14 @@ pub struct WebhookSink {
 
 impl fmt::Debug for WebhookSink {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // A URL may hold what only the two sides know.
+        // A URL may contain a secret.
         f.debug_struct("WebhookSink").field("host", &self.url.host()).finish_non_exhaustive()
     }
 }
 
 impl WebhookSink {
-    /// Calls `url`, signing with all of `secrets`: where one is about to be replaced, both are there for a while.
+    /// Creates a sink that calls `url` and signs with all of `secrets`. During a rotation there are
+    /// two secrets for a while.
     #[must_use]
     pub fn new(
         url: Uri,
@@ -136,7 +138,7 @@ impl WebhookSink {
             let answer = self.client.send(request).await;
             let answer = answer.map_err(uncalled)?;
             let (head, body) = answer.into_parts();
-            // Taken is taken: what else it says, and for how long, is of no interest.
+            // A 2xx is enough. The rest of the answer is not read.
             let said = if head.status.is_success() { String::new() } else { beginning(body).await };
             Ok((head.status, head.headers, said))
         };
@@ -199,7 +201,7 @@ impl Sink for WebhookSink {
     }
 }
 
-/// Why there is no answer.
+/// The error for a call without an answer.
 fn uncalled(error: CallError) -> SinkError {
     let said = format!("the endpoint could not be called: {error}");
     match error {
@@ -208,7 +210,7 @@ fn uncalled(error: CallError) -> SinkError {
     }
 }
 
-/// What an answer means.
+/// Interprets an answer.
 fn judge(status: StatusCode, headers: &HeaderMap, said: &str) -> Result<(), SinkError> {
     if status.is_success() {
         return Ok(());
@@ -225,7 +227,7 @@ fn judge(status: StatusCode, headers: &HeaderMap, said: &str) -> Result<(), Sink
                 false => "the endpoint answered",
             };
             let mut error = SinkError::retry(format!("{what} ({}){said}", status.as_u16()));
-            // A date would have to be read against the receiver's clock; seconds are what is sent.
+            // Only seconds are supported. A date would need the receiver's clock.
             let after = headers.get(RETRY_AFTER).and_then(|after| after.to_str().ok());
             error.after = after.and_then(|after| after.parse().ok()).map(Duration::from_secs);
             Err(error)
@@ -252,7 +254,7 @@ fn passed_on(message: &Message) -> Result<HeaderMap, SinkError> {
     Ok(headers)
 }
 
-/// Text as it may stand in a header: what may not is percent-encoded.
+/// Returns text that is valid in a header. Other characters are percent-encoded.
 fn visible(text: &str) -> String {
     let one = |byte: u8| match byte {
         b'!'..=b'~' if byte != b'%' => char::from(byte).to_string(),
@@ -261,7 +263,8 @@ fn visible(text: &str) -> String {
     text.bytes().map(one).collect()
 }
 
-/// How an answer begins, in one line. What is longer is not read, and its connection closed.
+/// Returns the beginning of an answer in one line. The rest is not read, and the connection is
+/// closed.
 async fn beginning(mut body: AnswerBody) -> String {
     let mut read = Vec::new();
     while let Some(Ok(frame)) = body.frame().await {
@@ -277,7 +280,7 @@ async fn beginning(mut body: AnswerBody) -> String {
     plain.take(SAID_CHARS_MAX).collect::<String>().trim().to_owned()
 }
 
-/// An error with what is below it.
+/// Returns the text of an error with all its sources.
 fn chain(error: &(dyn std::error::Error + 'static)) -> String {
     let mut text = error.to_string();
     let mut below = error.source();

@@ -7,12 +7,12 @@ use aws_lc_rs::hmac;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 
-/// What secrets begin with.
+/// The prefix of secrets.
 const PREFIX: &str = "whsec_";
-/// How many bytes a secret may have.
+/// The permitted length of a secret in bytes.
 const SECRET_BYTES: std::ops::RangeInclusive<usize> = 24..=64;
 
-/// What both sides of a webhook know.
+/// The shared secret of a webhook.
 #[derive(Clone)]
 pub struct WebhookSecret(hmac::Key);
 
@@ -22,7 +22,7 @@ impl fmt::Debug for WebhookSecret {
     }
 }
 
-/// The text is no secret.
+/// The error for a text that is not a secret.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("a webhook's secret is {PREFIX} and 24 to 64 bytes in base64")]
 pub struct WebhookSecretError;
@@ -38,7 +38,7 @@ impl FromStr for WebhookSecret {
     }
 }
 
-/// What `webhook-signature` says: a signature by each secret.
+/// Returns the value of `webhook-signature`: a signature by each secret.
 pub(super) fn signature(
     secrets: &[WebhookSecret],
     id: &str,

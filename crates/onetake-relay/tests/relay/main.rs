@@ -18,7 +18,7 @@ use tokio::sync::OnceCell;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
-/// An outbox that rows are written into as an operation's transaction does.
+/// An outbox whose rows are written as an operation's transaction writes them.
 struct World {
     server: &'static Postgres,
     database: String,
@@ -33,7 +33,7 @@ impl World {
         Self::start_behind(|url| url).await
     }
 
-    /// The relays' store gets there by another way.
+    /// Starts a world whose relays use another URL of the store.
     async fn start_behind(way: impl FnOnce(String) -> String) -> Self {
         let server = SERVER.get_or_init(Postgres::start).await;
         let url = server.database();
@@ -45,7 +45,7 @@ impl World {
         Self { server, database, store: Arc::new(store) }
     }
 
-    /// Messages `key/number`, each of so many bytes at least.
+    /// Writes messages `key/number`, each of at least `bytes` bytes.
     fn write(&self, topic: &str, keys: Range<u32>, numbers: Range<u32>, bytes: usize) {
         self.server.sql(
             &self.database,
@@ -100,26 +100,26 @@ impl World {
     }
 }
 
-/// A relay that runs.
+/// A running relay.
 struct Running {
     stop: CancellationToken,
     task: JoinHandle<()>,
 }
 
 impl Running {
-    /// Ends it in the middle of whatever it does.
+    /// Aborts it in the middle of its work.
     fn kill(self) {
         self.task.abort();
     }
 
-    /// Ends it as it wants to be.
+    /// Stops it gracefully.
     async fn stop(self) {
         self.stop.cancel();
         self.task.await.unwrap();
     }
 }
 
-/// As it is for users, but in a hurry.
+/// The default options with short pauses.
 fn hurried() -> RelayOptions {
     RelayOptions {
         idle_poll: Duration::from_millis(10),
@@ -129,7 +129,7 @@ fn hurried() -> RelayOptions {
     }
 }
 
-/// The key and the number of a payload.
+/// Returns the key and the number of a payload.
 fn parse(payload: &[u8]) -> (u32, u32) {
     let text = std::str::from_utf8(payload).unwrap();
     let mut parts = text.split('/').map(|part| part.parse::<u32>());

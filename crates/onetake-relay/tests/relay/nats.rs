@@ -1,4 +1,4 @@
-//! To NATS JetStream.
+//! Tests of delivery to NATS JetStream.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -28,7 +28,8 @@ async fn stream(nats: &Nats, config: Config) -> Stream {
     async_nats::jetstream::new(client).create_stream(config).await.unwrap()
 }
 
-/// Everything in a stream, after checking that no id came twice and that each key is in order.
+/// Returns everything in a stream, after checking that no id exists twice and that each key is in
+/// order.
 async fn kept(stream: &Stream) -> HashMap<u32, Vec<u32>> {
     let count = stream.get_info().await.unwrap().state.messages;
     let consumer = stream.create_consumer(OrderedConfig::default()).await.unwrap();
@@ -58,7 +59,7 @@ async fn through_an_outage_and_a_missing_stream() {
     let kept_by = stream(&nats, Config::default()).await;
     world.drained().await;
     nats.kill();
-    // Whoever writes never touches NATS.
+    // A writer never uses NATS.
     world.write("paid", 0..20, 10..20, 0);
     world.tried_meanwhile().await;
     nats.restart().await;
@@ -98,7 +99,8 @@ async fn what_is_too_large_or_has_no_subject_parks_and_the_rest_goes_on() {
     relay.stop().await;
 }
 
-/// An account's limit is lower than the server's, and only the server knows: it closes the connection.
+/// An account's limit is lower than the server's, and only the server knows it: it closes the
+/// connection.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_is_too_large_for_the_account_parks_and_the_rest_goes_on() {
     let world = World::start().await;

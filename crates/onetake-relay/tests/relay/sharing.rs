@@ -1,4 +1,4 @@
-//! Several relays, some of which die or stall.
+//! Tests of several relays, some of which die or stall.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -16,25 +16,25 @@ use onetake_sim::servers::{Postgres, until};
 
 use super::{SERVER, World, hurried, parse};
 
-/// Where all relays of a test deliver to.
+/// The destination of all relays of a test.
 #[derive(Debug, Default)]
 struct Receiver {
-    /// What came, by key, without repeats.
+    /// The received numbers by key, without repetitions.
     first: Mutex<HashMap<u32, Vec<u32>>>,
     ids: Mutex<HashMap<MessageId, usize>>,
-    /// Who is at which key right now.
+    /// The number of relays that are delivering a key now.
     busy: Mutex<HashMap<u32, usize>>,
     met: AtomicUsize,
     held_most: AtomicUsize,
-    /// How long each takes.
+    /// The duration of each delivery.
     pause: Duration,
 }
 
-/// One relay's way there.
+/// One relay's sink to the receiver.
 #[derive(Debug)]
 struct Way(Arc<Receiver>);
 
-/// Somebody is at a key.
+/// A delivery of a key in progress.
 struct At<'a>(&'a Receiver, u32);
 
 impl Drop for At<'_> {
@@ -128,7 +128,7 @@ async fn relays_that_die_lose_nothing_and_keep_the_order() {
         world.write("t", 0..50, number..number + 1, 0);
         let before = delivered();
         let dying = start();
-        // What those had who died before it is theirs for a while.
+        // Relays that died before still hold their lanes for a while.
         until("it is at work", async || delivered() > before).await;
         dying.kill();
     }
@@ -138,7 +138,7 @@ async fn relays_that_die_lose_nothing_and_keep_the_order() {
     assert_all(&receiver, 50, 20);
 }
 
-/// Takes nothing, whatever it is.
+/// A sink that refuses everything.
 #[derive(Debug)]
 struct Refusing;
 
@@ -157,7 +157,7 @@ impl Sink for Refusing {
     }
 }
 
-/// Refuses some keys, and takes the others.
+/// A sink that refuses some keys and accepts the others.
 #[derive(Debug)]
 struct Picky(Way);
 
@@ -179,7 +179,7 @@ impl Sink for Picky {
     }
 }
 
-/// However long they have to wait that fail: others need not.
+/// However long failed messages have to wait, other messages do not wait.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn who_fails_keeps_nobody_else_waiting() {
     let world = World::start().await;
@@ -198,8 +198,8 @@ async fn who_fails_keeps_nobody_else_waiting() {
     relay.stop().await;
 }
 
-/// Messages that failed often, and a relay that starts while the receiver refuses everything: it cannot know whose
-/// fault that is.
+/// Messages that failed often, and a relay that starts while the receiver refuses everything. The
+/// relay cannot know whose fault that is.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn who_has_delivered_nothing_yet_parks_nothing() {
     let world = World::start().await;
@@ -217,13 +217,13 @@ async fn who_has_delivered_nothing_yet_parks_nothing() {
     assert_all(&receiver, 20, 2);
 }
 
-/// A slow receiver and a hold that is short for what is in a turn: every turn gets somewhere.
+/// A slow receiver and a short hold for the messages of a turn: every turn makes progress.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_a_turn_has_no_time_for_is_left_for_the_next() {
     let world = World::start().await;
     let receiver = Arc::new(Receiver { pause: Duration::from_millis(200), ..Receiver::default() });
     let options = RelayOptions { hold: Duration::from_secs(4), ..hurried() };
-    // Six seconds, all of them.
+    // Six seconds for all of them.
     world.write("t", 0..1, 0..30, 0);
     let relays = [0; 2].map(|_| world.relay(Arc::new(Way(Arc::clone(&receiver))), options.clone()));
     world.drained().await;
@@ -235,7 +235,7 @@ async fn what_a_turn_has_no_time_for_is_left_for_the_next() {
     assert_eq!(world.sql("SELECT count(*) FROM onetake_outbox WHERE tries > 3"), "0");
 }
 
-/// The store goes away in the middle, and comes back.
+/// The store becomes unreachable in the middle, and comes back.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_outage_of_the_store_ends_no_relay() {
     let server = SERVER.get_or_init(Postgres::start).await;
@@ -243,7 +243,7 @@ async fn an_outage_of_the_store_ends_no_relay() {
     let way = proxy.address().to_string();
     let world = World::start_behind(|url| url.replace(&server.address().to_string(), &way)).await;
     let receiver = Arc::new(Receiver { pause: Duration::from_millis(1), ..Receiver::default() });
-    // What is taken by an answer that does not arrive is nobody's for so long.
+    // A lane whose answer is lost stays taken for this long.
     let options = RelayOptions { hold: Duration::from_secs(3), ..hurried() };
     let relay = world.relay(Arc::new(Way(Arc::clone(&receiver))), options);
     world.write("t", 0..20, 0..10, 0);

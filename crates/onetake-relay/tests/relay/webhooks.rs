@@ -1,4 +1,4 @@
-//! To endpoints that misbehave.
+//! Tests of delivery to endpoints that misbehave.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
@@ -28,10 +28,10 @@ const SULKING: u32 = 6;
 const ENDLESS: u32 = 7;
 const HOPELESS: u32 = 100;
 
-/// How long who answers may take, whatever is slow today.
+/// The timeout for endpoints that answer, also on a slow machine.
 const PATIENT: Duration = Duration::from_secs(20);
 
-/// What an endpoint says: some bytes, and then perhaps nothing, for ever.
+/// The body of an endpoint's answer: some bytes, and then perhaps no end.
 struct Said {
     text: Option<Bytes>,
     ends: bool,
@@ -69,7 +69,7 @@ impl hyper::body::Body for Said {
     }
 }
 
-/// What came, by key: the ids of the calls and the numbers that were accepted.
+/// The received calls by key: the ids of the calls and the accepted numbers.
 #[derive(Default)]
 struct Endpoint {
     calls: Mutex<HashMap<u32, Vec<String>>>,
@@ -144,9 +144,9 @@ impl Endpoint {
 
     fn accept(&self, key: u32, number: u32) -> Response<Said> {
         self.accepted.lock().unwrap().entry(key).or_default().push(number);
-        // One that is long-winded even when it is fine.
+        // One successful answer is very long.
         let said = Said::text(vec![b'x'; if number == 1 { 10 << 20 } else { 0 }]);
-        // And one that never comes to an end.
+        // And one never ends.
         Response::new(if key == ENDLESS { said.and_on() } else { said })
     }
 
@@ -163,7 +163,7 @@ async fn each_misbehaviour_is_its_own_and_the_others_go_on() {
     let (world, endpoint) = (World::start().await, Arc::new(Endpoint::default()));
     let url = endpoint.start().await;
     world.write("paid", 0..20, 0..3, 0);
-    // Who hangs does so for three times as long.
+    // An endpoint that hangs does so for three times as long.
     let relay = world.relay(endpoint.sink(url, Duration::from_secs(2)), hurried());
     let good = "SELECT count(*) FROM onetake_outbox WHERE state = 1 AND ordering NOT IN
         ('key 1', 'key 2', 'key 3', 'key 4', 'key 5', 'key 6')";
@@ -174,7 +174,7 @@ async fn each_misbehaviour_is_its_own_and_the_others_go_on() {
     assert_eq!(parked.len(), 1, "{parked:?}");
     assert_eq!(parse(&parked[0].waiting.message.payload), (GONE, 0));
     assert_eq!(parked[0].error, "the endpoint is gone (410)");
-    // An answer that came too late is nobody's fault: it is called once more, with the same id.
+    // After an answer that came too late, the endpoint is called once more with the same id.
     let mut accepted = endpoint.accepted.lock().unwrap();
     for key in 0..20 {
         let expected: &[u32] = if key == GONE { &[1, 2] } else { &[0, 1, 2] };
@@ -193,11 +193,11 @@ async fn each_misbehaviour_is_its_own_and_the_others_go_on() {
     assert_eq!(*endpoint.elsewhere.lock().unwrap(), 0, "no redirect is followed");
 }
 
-/// Nobody is at the address: no message is to blame, and none counts a try.
+/// No endpoint listens at the address: no message is at fault, and no try is counted.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_endpoint_that_cannot_be_reached_is_waited_for() {
     let (world, endpoint) = (World::start().await, Arc::new(Endpoint::default()));
-    // Bound by somebody who does not listen: nobody else can.
+    // The port is bound and does not listen, so that no other program can use it.
     let nobody = TcpSocket::new_v4().unwrap();
     nobody.bind(([127, 0, 0, 1], 0).into()).unwrap();
     let url = format!("http://{}/hook", nobody.local_addr().unwrap()).parse().unwrap();
@@ -216,7 +216,8 @@ async fn an_endpoint_that_cannot_be_reached_is_waited_for() {
     assert!(world.parked().await.is_empty());
 }
 
-/// What fails is told, in plain text; and with `tries_max` it parks, because the others are delivered.
+/// A failure is reported in plain text. With `tries_max` the message is parked, because the others
+/// are delivered.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_fails_too_often_parks_only_where_that_is_asked_for() {
     let (world, endpoint) = (World::start().await, Arc::new(Endpoint::default()));
@@ -229,7 +230,7 @@ async fn what_fails_too_often_parks_only_where_that_is_asked_for() {
     );
     let mut number = 3;
     until("it is parked", async || {
-        // Others have to be delivered between its tries.
+        // Other messages have to be delivered between its tries.
         world.write("paid", 10..11, number..number + 1, 0);
         number += 1;
         !world.parked().await.is_empty()
@@ -240,6 +241,6 @@ async fn what_fails_too_often_parks_only_where_that_is_asked_for() {
     let parked = world.parked().await;
     assert_eq!(parked.len(), 1);
     assert_eq!(parked[0].error, "the endpoint answered (500): no  [31m luck");
-    // At its second try, unless nobody else was delivered to since the one before.
+    // At its second try, unless no other message was delivered since the one before.
     assert!((2..number).contains(&parked[0].waiting.tries), "{}", parked[0].waiting.tries);
 }

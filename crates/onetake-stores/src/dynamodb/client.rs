@@ -1,4 +1,4 @@
-//! The SDK's client, with our limits and our clock.
+//! The SDK's client, with the store's limits and clock.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -24,7 +24,7 @@ use super::DynamoOptions;
 use super::error::causes;
 use super::url::Place;
 
-/// A client for the place. Nothing is asked yet, but for credentials.
+/// Creates a client for the table. It reads credentials and sends no request yet.
 pub(super) async fn connect(place: &Place, options: &DynamoOptions) -> Result<Client, StoreError> {
     let timeouts = TimeoutConfig::builder()
         .connect_timeout(options.connect_timeout)
@@ -34,10 +34,10 @@ pub(super) async fn connect(place: &Place, options: &DynamoOptions) -> Result<Cl
         .region(Region::new(place.region.clone()))
         .sleep_impl(ClockSleep(Arc::clone(&options.clock)))
         .timeout_config(timeouts)
-        // Retries are ours: only we know which writes may have landed.
+        // The store retries by itself, because only it knows which writes may have been executed.
         .retry_config(RetryConfig::disabled())
         .stalled_stream_protection(StalledStreamProtectionConfig::disabled())
-        // A node whose clock is far off must be refused: the margin of expiry rests on it.
+        // A node whose clock is far off must be refused: the margin of expiry depends on it.
         .disable_clock_skew_correction(true);
     if let Some(endpoint) = &place.endpoint {
         loader = loader.endpoint_url(endpoint);
@@ -50,7 +50,8 @@ pub(super) async fn connect(place: &Place, options: &DynamoOptions) -> Result<Cl
     Ok(Client::new(&config))
 }
 
-/// For a server of one's own: what is configured on this machine, or else anything.
+/// The credentials for a server that is not AWS's: those that are configured on this machine, or
+/// else placeholders.
 async fn local_credentials() -> SharedCredentialsProvider {
     let profile = ProfileFileCredentialsProvider::builder().build();
     let configured =
@@ -77,7 +78,7 @@ async fn check_credentials(provider: Option<SharedCredentialsProvider>) -> Resul
     Err(StoreError::new(StoreErrorKind::Invalid, what))
 }
 
-/// The SDK's timeouts, by our clock.
+/// The SDK's timeouts by the store's clock.
 #[derive(Debug)]
 struct ClockSleep(Arc<dyn Clock>);
 
@@ -87,7 +88,7 @@ impl AsyncSleep for ClockSleep {
     }
 }
 
-/// A sleep that may be shared, as the SDK wants it; it is only ever polled by its one owner.
+/// A sleep that can be shared, as the SDK requires. Only its one owner polls it.
 struct Shared(Mutex<clock::Sleep>);
 
 impl Future for Shared {

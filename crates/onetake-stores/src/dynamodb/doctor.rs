@@ -1,4 +1,4 @@
-//! What the promise rests on here: the table's state, its replicas, and this machine's clock.
+//! Diagnosis: the table's state, its replicas, and this machine's clock.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -18,9 +18,9 @@ use super::table::{Intent, No, Table};
 use super::{DynamoOptions, item, schema};
 use crate::{Diagnosis, Finding};
 
-/// Round trips that are measured.
+/// The number of round trips that are measured.
 const ROUND_TRIPS: usize = 5;
-/// From this difference on a clock is worth a word. The server tells whole seconds.
+/// The clock difference from which it is reported. The server's time is in whole seconds.
 const CLOCK_OFF: Duration = Duration::from_secs(30);
 
 pub(super) async fn diagnose(
@@ -45,7 +45,7 @@ pub(super) async fn diagnose(
     Ok(Diagnosis::new(server, median, ahead, findings))
 }
 
-/// How long it takes to read something that is not there.
+/// Measures the read of an absent item.
 async fn round_trip(table: &Table, dates: &Dates) -> Result<Duration, StoreError> {
     let asked_at = table.clock.monotonic();
     let get = table.client.get_item().table_name(&table.place.table).consistent_read(true);
@@ -106,14 +106,14 @@ fn judge_clock(ahead: i64, margin: Duration) -> Finding {
     }
 }
 
-/// How far the server is ahead, in microseconds.
+/// Returns the server's lead in microseconds.
 fn ahead(server: Timestamp, here: Timestamp) -> i64 {
     let micros =
         |duration| i64::try_from(onetake_core::clock::micros(duration)).unwrap_or(i64::MAX);
     if server >= here { micros(server.since(here)) } else { -micros(here.since(server)) }
 }
 
-/// Notes the `Date` of answers.
+/// Records the `Date` of answers.
 #[derive(Clone, Debug, Default)]
 struct Dates(Arc<Mutex<Option<Timestamp>>>);
 

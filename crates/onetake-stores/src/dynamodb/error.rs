@@ -1,4 +1,4 @@
-//! What the SDK's errors mean to a caller.
+//! Conversion of the SDK's errors to store errors.
 
 use std::error::Error;
 
@@ -6,41 +6,41 @@ use aws_sdk_dynamodb::error::{ProvideErrorMetadata, SdkError};
 
 use onetake_core::{StoreError, StoreErrorKind};
 
-/// What became of one request.
+/// The result of one request that failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Fate {
-    /// It was not sent: nothing was written.
+    /// It was not sent. Nothing was written.
     NotSent,
-    /// It was sent, and what became of it is not known; asking again at once may help.
+    /// It was sent, and its effect is unknown. Another try at once may help.
     Lost,
     /// It was sent, and no answer came in time.
     TimedOut,
-    /// The server had no capacity for it: nothing was written.
+    /// The server had no capacity for it. Nothing was written.
     Throttled,
-    /// The server understood it and said no, for now: nothing was written.
+    /// The server rejected it for now. Nothing was written.
     Refused,
-    /// The server understood it and said no, for good: nothing was written.
+    /// The server rejected it for good. Nothing was written.
     Invalid,
 }
 
 impl Fate {
-    /// Whether the server may have done what it was asked for.
+    /// Returns true if the server may have executed it.
     pub(super) fn may_have_landed(self) -> bool {
         matches!(self, Self::Lost | Self::TimedOut)
     }
 
-    /// Whether it is worth asking again at once. A timeout has used up its time.
+    /// Returns true if another try at once may help. A timeout has used up its time.
     pub(super) fn is_worth_another_try(self) -> bool {
         matches!(self, Self::NotSent | Self::Lost | Self::Throttled)
     }
 
-    /// Whether the server is away, as far as can be told.
+    /// Returns true if the server is unreachable, as far as is known.
     pub(super) fn is_away(self) -> bool {
         matches!(self, Self::NotSent | Self::Lost | Self::TimedOut)
     }
 }
 
-/// What became of a request that failed, and why.
+/// Returns the result of a request that failed, and its description.
 pub(super) fn judge<E>(error: &SdkError<E>, table: &str) -> (Fate, String)
 where
     E: ProvideErrorMetadata + Error + 'static,
@@ -87,7 +87,7 @@ fn judge_answer(code: &str, message: &str, status: u16, table: &str) -> (Fate, S
                  UpdateTimeToLive ({said})"
             ),
         ),
-        // The same code stands for a wrong secret and for a clock that is off.
+        // A wrong secret and a wrong clock lead to the same code.
         "InvalidSignatureException"
             if !message.contains("expired") && !message.contains("not yet") =>
         {
@@ -109,15 +109,15 @@ fn judge_answer(code: &str, message: &str, status: u16, table: &str) -> (Fate, S
     }
 }
 
-/// What an error and all below it say.
+/// Returns the texts of an error and of all its sources.
 pub(super) fn causes(error: &dyn Error) -> String {
     let below = std::iter::successors(error.source(), |error| Error::source(*error));
     let said = below.map(ToString::to_string);
     std::iter::once(error.to_string()).chain(said).collect::<Vec<_>>().join(": ")
 }
 
-/// Whether no connection came about. What the HTTP client says is matched as text, because its types
-/// are not ours; what is not recognised counts as sent, which is always safe.
+/// Returns true if no connection was opened. The HTTP client's error is matched as text, because
+/// its types are private. An error that is not recognised counts as sent, which is always safe.
 fn never_connected<E: Error + 'static>(error: &SdkError<E>) -> bool {
     let said = causes(error);
     ["client error (Connect)", "HTTP connect timeout", "credentials"]
@@ -125,7 +125,7 @@ fn never_connected<E: Error + 'static>(error: &SdkError<E>) -> bool {
         .any(|s| said.contains(s))
 }
 
-/// The error that a caller gets.
+/// Returns the error for the caller.
 pub(super) fn refused(fate: Fate, may_have_landed: bool, what: String) -> StoreError {
     let kind = match fate {
         _ if may_have_landed => StoreErrorKind::Indeterminate,
@@ -166,7 +166,7 @@ mod tests {
             let kind = refused(fate, landed, String::new()).kind();
             assert_eq!(kind == StoreErrorKind::Indeterminate, landed);
         }
-        // An earlier try may have landed, whatever became of the last one.
+        // An earlier try may have been executed, whatever the result of the last one.
         let kind = refused(Fate::NotSent, true, String::new()).kind();
         assert_eq!(kind, StoreErrorKind::Indeterminate);
     }

@@ -1,4 +1,4 @@
-//! A record as an item, and back.
+//! Conversion between records and items.
 
 use std::collections::HashMap;
 use std::fmt::Display;
@@ -14,21 +14,21 @@ use onetake_core::{
     codec,
 };
 
-/// What DynamoDB takes as one item, names and values together.
+/// The largest item that DynamoDB accepts, names and values together.
 const ITEM_BYTES_MAX: usize = 400 * 1024;
-/// What an item needs beside its recording, of which a memo may be the larger part.
+/// The space in an item beside its recording. A memo may need the larger part of it.
 const OVERHEAD_BYTES: usize = 8192;
 
-/// The largest recording, head and body together, that is kept whole.
+/// The largest recording, head and body together, that is stored completely.
 pub const RECORDING_BYTES_MAX: usize = ITEM_BYTES_MAX - OVERHEAD_BYTES;
 
-/// Over how many partitions of its index what runs is spread, and what is to be asked for.
+/// The number of index partitions over which running records, and records to reconcile, are spread.
 pub(super) const SHARDS: u8 = 16;
 
-/// An item, as DynamoDB's client has it.
+/// An item of DynamoDB's client.
 pub(super) type Item = HashMap<String, AttributeValue>;
 
-/// A record that was found, and its version: what a write over it is conditional on.
+/// A record that was read, and its version. A write that replaces it is conditional on both.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Seen {
     pub(super) record: Record,
@@ -36,7 +36,7 @@ pub(super) struct Seen {
 }
 
 impl Seen {
-    /// The same record, read back from an item.
+    /// Reads a record from an item.
     pub(super) fn decode(item: &Item) -> Result<Self, StoreError> {
         let id = id(item).ok_or_else(|| unreadable("an item", "its id"))?;
         let bytes = item.get("r").and_then(|value| value.as_b().ok());
@@ -50,7 +50,7 @@ impl Seen {
         Ok(Self { record, version })
     }
 
-    /// The item to write. The server may delete it `margin` after it expired.
+    /// Returns the item to write. The server may delete it `margin` after its expiry.
     pub(super) fn encode(&self, margin: Duration) -> Item {
         let Self { record, version } = self;
         let mut item = HashMap::from([
@@ -90,19 +90,19 @@ pub(super) fn id(item: &Item) -> Option<RecordId> {
     Some(RecordId::from_bytes(bytes))
 }
 
-/// The attempt that an item of the index `asks` names.
+/// Returns the attempt that an item of the index `asks` names.
 pub(super) fn asked_for(item: &Item) -> Option<DueAttempt> {
     let attempt = item.get("a")?.as_b().ok()?.as_ref().try_into().ok()?;
     Some(DueAttempt { id: id(item)?, attempt: AttemptId::from_bytes(attempt) })
 }
 
-/// From when on it is to be asked for.
+/// Returns the time from which the item is to be reconciled.
 pub(super) fn ask_at(item: &Item) -> Option<u64> {
     item.get("t")?.as_n().ok()?.parse().ok()
 }
 
-/// What all records of a reference have as `h`: the eight bytes that their ids begin with, without the
-/// last four bits, which are none of the reference's.
+/// Returns the attribute `h` of all records that have a reference: the first eight bytes of their
+/// ids, with the last four bits zero, because they are not part of the reference.
 pub(super) fn reference(reference: Reference) -> AttributeValue {
     bytes(&(reference.bits() << 4).to_be_bytes())
 }
@@ -125,9 +125,9 @@ fn shard(id: RecordId) -> u8 {
     first % SHARDS
 }
 
-/// A settlement as it can be kept: a recording that does not fit is kept without its body, and in the
-/// last resort without its head. Before anything is decided, so that the same settlement sent twice is
-/// still the same.
+/// Returns a settlement that fits into an item. A recording that is too large loses its body and,
+/// if its head alone is too large, its head. This happens before the decision, so that the same
+/// settlement sent twice is still the same.
 pub(super) fn fitting(mut settlement: Settlement) -> Settlement {
     if let Verb::Complete(recording) = &mut settlement.verb {
         if recording.bytes() > RECORDING_BYTES_MAX {
@@ -140,19 +140,20 @@ pub(super) fn fitting(mut settlement: Settlement) -> Settlement {
     settlement
 }
 
-/// Whether an operator made it be forgotten ([`decide::settle`](onetake_core::decide::settle)): released
-/// and without a life, it is expired by everybody's clock, without a margin.
+/// Returns true if an operator made the record be forgotten
+/// ([`decide::settle`](onetake_core::decide::settle)). It is released with a ttl of zero, and so
+/// expired by every clock, without a margin.
 pub(super) fn is_forgotten(record: &Record) -> bool {
     record.terms.ttl.is_zero() && matches!(record.state, State::Released { .. })
 }
 
-/// Whether it runs.
+/// Returns true if the record runs.
 pub(super) fn runs(record: &Record) -> bool {
     matches!(record.state, State::Running { .. })
 }
 
-/// Somebody else's hands were in the table, or it is from the future: that is this key's trouble
-/// alone (S21).
+/// The error for one unreadable item: another program changed it, or a newer version wrote it. It
+/// affects this key alone (S21).
 fn unreadable(whose: impl Display, what: impl Display) -> StoreError {
     let what = format!("the record {whose} cannot be read: {what}");
     StoreError::new(StoreErrorKind::Invalid, what)
@@ -188,7 +189,8 @@ mod tests {
         Timestamp::from_micros(1_893_456_100_000_001)
     }
 
-    /// As DynamoDB counts: names and values in bytes; 21 for a number at most.
+    /// The size of an item as DynamoDB counts it: names and values in bytes, and at most 21 for a
+    /// number.
     fn size(item: &Item) -> usize {
         let value = |value: &AttributeValue| match value {
             AttributeValue::B(bytes) => bytes.as_ref().len(),
@@ -239,7 +241,7 @@ mod tests {
         let recording = Recording::new(vec![0; RECORDING_BYTES_MAX]);
         let largest = seen(State::Completed { at: at(), recording });
         let left = ITEM_BYTES_MAX - size(&largest.encode(Duration::ZERO));
-        // What encrypts a memo adds the name of its key, and some bytes.
+        // Encryption of a memo adds the name of its key, and some bytes.
         assert!(left > OVERHEAD_BYTES / 2, "{left} bytes to spare");
     }
 

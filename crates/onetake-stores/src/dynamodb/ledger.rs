@@ -1,4 +1,5 @@
-//! Claims and settlements: look, decide, write on the condition that nothing changed, or look again.
+//! Claims and settlements: read, decide, and write on the condition that nothing changed, or read
+//! again.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, MutexGuard, PoisonError};
@@ -17,14 +18,15 @@ use super::DynamoStore;
 use super::item::{self, SHARDS, Seen};
 use super::table::Written;
 
-/// How often somebody else may be faster.
+/// The number of times that another node may be faster.
 const RACES_MAX: usize = 32;
-/// Own running attempts that are remembered at most; the others are read before they are settled.
+/// The largest number of this node's running attempts that are kept in memory. The others are read
+/// before they are settled.
 const OWN_MAX: usize = 50_000;
 
 impl DynamoStore {
     pub(super) async fn claim_one(&self, claim: Claim) -> Result<Claimed, StoreError> {
-        // A key is absent most of the time; what is there instead comes with the refusal.
+        // A key is absent most of the time. If it exists, the refused write returns its item.
         let mut found: Option<Seen> = None;
         let mut floor = Fence::default();
         for _ in 0..RACES_MAX {
@@ -48,7 +50,7 @@ impl DynamoStore {
                     return Ok(Claimed::Found { record: Arc::new(next.record), now });
                 }
                 Written::Other(other) => {
-                    // The server may delete what expired under our hands: its fence still counts.
+                    // The server may delete an expired item at any moment. Its fence still counts.
                     floor = floor.max(next.record.fence);
                     found = other;
                 }
@@ -60,7 +62,7 @@ impl DynamoStore {
     pub(super) async fn settle_one(&self, settlement: Settlement) -> Result<Settled, StoreError> {
         let settlement = item::fitting(settlement);
         let remembered = self.recall(&settlement);
-        // What is remembered may be written over, but nothing is refused because of it.
+        // An item in memory may be replaced by a write, but nothing is refused because of it.
         let mut certain = remembered.is_none();
         let mut found = match remembered {
             None => self.table.read(settlement.id).await?,
@@ -78,8 +80,9 @@ impl DynamoStore {
                             self.remember(next);
                             return Ok(Settled::Done { record, now });
                         }
-                        // Our own write, although its answer got lost. A deferral may be that of another
-                        // node at the same moment: of two who would ask, rather none does.
+                        // This node's own write, whose answer was lost. A postponed reconciliation
+                        // may be another node's at the same moment: if two nodes could reconcile
+                        // the same record, neither does.
                         Written::Other(Some(other)) if other == next && !defers(&settlement) => {
                             self.remember(other);
                             return Ok(Settled::Done { record: Arc::new(next.record), now });
@@ -103,7 +106,7 @@ impl DynamoStore {
     }
 
     pub(super) async fn load_all(&self, ids: Vec<RecordId>) -> Answers<Option<Arc<Record>>> {
-        // The server refuses to be asked for one key twice.
+        // The server rejects a request that names a key twice.
         let asked: HashSet<RecordId> = ids.iter().copied().collect();
         let found = self.table.read_many(&asked.into_iter().collect::<Vec<_>>()).await;
         let found: HashMap<RecordId, Result<Option<Arc<Record>>, StoreError>> = found
@@ -117,14 +120,14 @@ impl DynamoStore {
         ids.iter().map(|id| found.get(id).cloned().unwrap_or(Ok(None))).collect()
     }
 
-    /// Looks at all that runs, so that each look counts for the watch; gives those that were watched
-    /// for long enough.
+    /// Reads all running records, so that the watch sees each of them. Returns those that were
+    /// watched for long enough.
     pub(super) async fn look_for_abandoned(
         &self,
         limit: usize,
     ) -> Result<Vec<DueAttempt>, StoreError> {
         let shards = try_join_all((0..SHARDS).map(|shard| self.table.running(shard))).await?;
-        // One that cannot be read must not keep the others from being found.
+        // An unreadable item must not hide the others.
         let running = shards.iter().flatten().filter_map(|item| Seen::decode(item).ok());
         let running: Vec<Seen> = running.filter(|seen| item::runs(&seen.record)).collect();
         let mut over: Vec<(Duration, &Seen)> = running
@@ -138,8 +141,9 @@ impl DynamoStore {
         Ok(over.map(|record| DueAttempt { id: record.id, attempt: record.attempt }).collect())
     }
 
-    /// What is to be asked for by our own clock: one that is wrong asks too early or too late, and that is all,
-    /// as who asks defers first, and whatever is settled is settled for its attempt alone.
+    /// Returns the attempts that are due for reconciliation by this node's clock. A wrong clock
+    /// only makes a reconciliation too early or too late: the node first postpones the record, and
+    /// a settlement is only for its own attempt.
     pub(super) async fn look_for_unsettled(
         &self,
         limit: usize,
@@ -151,8 +155,8 @@ impl DynamoStore {
         Ok(due.iter().filter_map(item::asked_for).take(limit).collect())
     }
 
-    /// The record as it is to be decided on, and the moment to decide it at. Our wall clock neither ends
-    /// a lease, which the watch does, nor lets a record expire before the margin is over too.
+    /// Returns the record and the moment for a decision. This node's wall clock does not end a
+    /// lease, because the watch does. It does not let a record expire before the margin is over.
     fn judge(&self, found: Option<&Seen>) -> (Moment, Option<Record>) {
         let now = self.options.clock.now();
         let unwatched = |now| Moment { now, contact: Contact::Unknown };
@@ -163,7 +167,7 @@ impl DynamoStore {
                 let contact = Contact::Unchanged(self.unchanged_for(seen));
                 (Moment { now, contact }, Some(record.clone()))
             }
-            // By our clock too, whoever's clock it was forgotten by. Its fence still counts.
+            // A forgotten record is expired by every node's clock. Its fence still counts.
             Some(_) if item::is_forgotten(record) => {
                 let (created_at, at) = (Timestamp::default(), Timestamp::default());
                 let record = Record { created_at, ..record.with_state(State::Released { at }) };
@@ -184,26 +188,27 @@ impl DynamoStore {
         item::is_forgotten(record) || record.is_expired(self.expiry_now())
     }
 
-    /// The time by which records expire.
+    /// The time that a record's expiry is compared with.
     fn expiry_now(&self) -> Timestamp {
         let margin = onetake_core::clock::micros(self.options.skew_margin);
         Timestamp::from_micros(self.options.clock.now().as_micros().saturating_sub(margin))
     }
 
-    /// For how long the lease and grace of a running item have been over; `None` if they are not.
+    /// Returns how long ago the lease and grace of a running item ended; `None` if they have not.
     fn over_for(&self, seen: &Seen) -> Option<Duration> {
         let terms = seen.record.terms;
         self.unchanged_for(seen).checked_sub(terms.lease.saturating_add(terms.grace))
     }
 
-    /// For how long a running item has been seen unchanged, without a break.
+    /// Returns how long a running item has been seen unchanged, without a break.
     fn unchanged_for(&self, seen: &Seen) -> Duration {
         let watched = self.watch.look(seen, self.options.clock.monotonic());
-        // While we were cut off, so may its owner have been: the watch begins anew.
+        // While this node was cut off, the owner may have been cut off too, so the watch starts
+        // again.
         watched.min(self.table.breaker.back_for())
     }
 
-    /// Remembers what was written, as long as it runs.
+    /// Keeps a written item in memory while it runs.
     fn remember(&self, seen: Seen) {
         let mut own = self.own();
         if !item::runs(&seen.record) {
@@ -213,7 +218,8 @@ impl DynamoStore {
         }
     }
 
-    /// What is remembered of an attempt of this node. The reaper has to look for itself.
+    /// Returns the item in memory of an attempt of this node. The reaper has to read it from the
+    /// table.
     fn recall(&self, settlement: &Settlement) -> Option<Seen> {
         if settlement.verb == Verb::Abandon {
             return None;

@@ -1,65 +1,67 @@
-//! Many nodes on one DynamoDB table.
+//! The DynamoDB store: many nodes on one table.
 //!
-//! Every write is one `PutItem` that is conditional on the very item that was looked at: its attempt
-//! and its version, or that there is none. Nothing gets between a look and its deed, expiry included,
-//! because what was looked at is what is written over (S12). Reads are strongly consistent.
+//! Every write is one `PutItem` that is conditional on the item that was read: on its attempt and
+//! version, or on its absence. So nothing changes between a decision and its write, not even by
+//! expiry (S12). Reads are strongly consistent.
 //!
 //! # Time
 //!
-//! DynamoDB has no clock to ask, and nobody's wall clock decides who may run:
+//! DynamoDB has no clock that can be read, and no wall clock decides who may run:
 //!
-//! - **Leases.** A renewal raises the item's version. A node that has seen one version of a running
-//!   item for a whole lease + grace on its own monotonic clock may take it over, on the condition that
-//!   it is still that version. A node that has just started, or that was cut off, watches for a whole
-//!   lease + grace first. The reaper's look ([`Store::due`]) is what keeps watching.
-//! - **Asking** what became of an unknown attempt is due by the clock of whoever asks: one that is wrong asks
-//!   too early or too late. Of several, one asks, as each defers first, on the condition of the version.
+//! - **Leases.** A renewal raises the item's version. A node may take over a running item if it has
+//!   seen the same version for a whole lease + grace on its own monotonic clock, and if the item
+//!   still has that version. A node that has just started, or that was cut off, watches for a whole
+//!   lease + grace first. The reaper's calls of [`Store::due`] keep the watch going.
+//! - **Reconciliation** of an unknown attempt is due by the clock of the node that does it. A wrong
+//!   clock makes it too early or too late. Only one of several nodes does it, because each first
+//!   postpones the record, on the condition of its version.
 //! - **Expiry.** A key is reusable a margin after it expired by its owner's clock
-//!   ([`DynamoOptions::skew_margin`]), so that two nodes whose clocks differ by less never disagree.
-//! - **Fences** rise by one with each attempt, and are not below the clock's microseconds. Once the
-//!   server has deleted an expired item, the clock alone makes them rise: this is the one place where
-//!   a clock that steps back by more than the key's ttl matters.
+//!   ([`DynamoOptions::skew_margin`]), so that two nodes whose clocks differ by less always agree.
+//! - **Fences** rise by one with each attempt, and are not below the clock's microseconds. After
+//!   the server has deleted an expired item, only the clock makes them rise. This is the one place
+//!   where a clock that steps back by more than the key's ttl matters.
 //!
-//! # The table, for people who query it
+//! # The table, for queries
 //!
 //! `onetake migrate` creates it. The partition key is `id`. Times are microseconds since the Unix
 //! epoch, by the clock of the node that wrote them.
 //!
-//! | attribute | what it holds |
+//! | attribute | content |
 //! | --- | --- |
 //! | `id` | the record's id, 16 bytes |
 //! | `v` | the version: raised by every write |
 //! | `s` | `running`, `completed`, `failed`, `released` or `unknown` |
 //! | `a` | the latest attempt, 16 bytes |
 //! | `f` | the latest attempt's fence |
-//! | `p` | the digest of what was asked, 32 bytes |
-//! | `c` | when the key was first claimed in this life of it |
-//! | `e` | when it expires; not there while it runs |
-//! | `ttl` | from when on the server may delete it, in seconds; not there while it runs |
-//! | `w` | one of sixteen shards; there only while it runs |
-//! | `q` | one of sixteen shards; there only while it is unknown and to be reconciled |
-//! | `t` | from when on somebody should ask what became of it; there only with `q` |
-//! | `h` | what its reference is: the first sixty bits of the id, in eight bytes |
+//! | `p` | the digest of the request, 32 bytes |
+//! | `c` | the first claim of the key since it last expired |
+//! | `e` | the expiry; absent while it runs |
+//! | `ttl` | the time from which the server may delete it, in seconds; absent while it runs |
+//! | `w` | one of sixteen shards; only while it runs |
+//! | `q` | one of sixteen shards; only while it is unknown and to be reconciled |
+//! | `t` | the time of the next reconciliation; only with `q` |
+//! | `h` | its reference: the first sixty bits of the id, in eight bytes |
 //! | `o` | the id once more |
 //! | `r` | the whole record as onetake reads it; the others are written from it |
 //!
-//! A secret that was made at first use is an item of its own, with two attributes: `id`, which is
+//! A secret is created at first use. It is an item with two attributes: `id`, which is
 //! `onetake's secret ` and its name, and `x`, the secret.
 //!
-//! An entry of the audit is two items: `h` is `notes`, or `notes of ` and the id of its record; `o` is
-//! its place among all others, which begins with its time; `x` is the entry.
+//! An audit entry is two items: `h` is `notes`, or `notes of ` and the id of its record; `o` is its
+//! place among the others, which begins with its time; `x` is the entry.
 //!
-//! The index `running` has the partition key `w`, and so holds what runs and nothing else. The index `asks`
-//! has the partition key `q` and the sort key `t`: what is to be reconciled and nothing else. The index
-//! `found` has the partition key `h` and the sort key `o`: by it a reference leads to its record, and the
-//! audit is read. Like every index of DynamoDB it is a moment behind the table. The server deletes what
-//! expired by the `ttl` attribute; a sweep has nothing to do.
+//! The index `running` has the partition key `w`, and so contains only running records. The index
+//! `asks` has the partition key `q` and the sort key `t`, and contains only records that are to be
+//! reconciled. The index `found` has the partition key `h` and the sort key `o`: it leads from a
+//! reference to its record, and is used to read the audit. Every index of DynamoDB is a moment
+//! behind the table. The server deletes expired items by the `ttl` attribute, so a sweep has
+//! nothing to do.
 //!
 //! # Sizes
 //!
-//! DynamoDB refuses items above 400 KB. A recording of more than [`RECORDING_BYTES_MAX`] bytes is kept
-//! without its body: completed, not replayable. If its head alone is above that, the head is left out
-//! too: that the operation ran, and must not run again, is what has to be kept.
+//! DynamoDB rejects items above 400 KB. A recording of more than [`RECORDING_BYTES_MAX`] bytes is
+//! stored without its body: completed, not replayable. If its head alone is above that, the head is
+//! left out too. The record still says that the operation ran and must not run again.
 
 mod client;
 mod doctor;
@@ -98,25 +100,25 @@ use watch::Watch;
 pub use item::RECORDING_BYTES_MAX;
 pub use schema::TableChange;
 
-/// Items of one batch that are under way at once.
+/// The number of items of one batch that are in progress at once.
 const AT_ONCE_MAX: usize = 32;
 
-/// How a table is used.
+/// The options of a DynamoDB store.
 #[derive(Clone, Debug)]
 pub struct DynamoOptions {
-    /// Where time comes from. Requests are signed by the system's clock whatever this is.
+    /// The clock. Requests are always signed by the system's clock.
     pub clock: Arc<dyn Clock>,
-    /// Where randomness comes from: the jitter of pauses.
+    /// The source of jitter.
     pub rng: Arc<dyn Rng>,
-    /// How long connecting may take.
+    /// The timeout of connecting.
     pub connect_timeout: Duration,
-    /// How long one request may take.
+    /// The timeout of one request.
     pub command_timeout: Duration,
-    /// How long after its expiry a key is still respected.
+    /// The time after its expiry for which a key is still not reusable.
     ///
-    /// By default ten minutes: AWS refuses requests that are signed more than five minutes off its
-    /// own time (and the SDK is told not to correct that), so the clocks of two nodes that are both
-    /// let in differ by ten minutes at most.
+    /// By default ten minutes: AWS rejects requests whose signature is more than five minutes off
+    /// its own time (and the SDK does not correct that), so the clocks of two accepted nodes differ
+    /// by at most ten minutes.
     pub skew_margin: Duration,
 }
 
@@ -138,21 +140,21 @@ pub struct DynamoStore {
     table: Table,
     options: DynamoOptions,
     watch: Watch,
-    /// What this node was granted and has not settled, as it was last written: saves a read before a
-    /// settlement. It may be out of date; the write's condition tells.
+    /// The items of this node's running attempts, as they were last written. They save a read
+    /// before a settlement. An item may be out of date; the write's condition detects that.
     own: Mutex<HashMap<RecordId, Seen>>,
 }
 
 impl DynamoStore {
-    /// Connects to a table: `dynamodb://REGION/TABLE`, and `?endpoint=https://…` for another server
-    /// than AWS's own.
+    /// Connects to a table: `dynamodb://REGION/TABLE`, with `?endpoint=https://…` for a server that
+    /// is not AWS's.
     ///
-    /// Credentials come from where AWS's tools look for them. Behind an `http://` endpoint (a server
-    /// of one's own) only the environment and profiles count, and none are needed.
+    /// Credentials come from the same sources as those of AWS's tools. For an `http://` endpoint
+    /// only the environment and profiles are used, and no credentials are needed.
     ///
     /// # Errors
-    /// `Invalid` if the URL is not one, there are no credentials, or the table is missing or of
-    /// another shape; `Unavailable` if it cannot be reached.
+    /// `Invalid` if the URL is wrong, there are no credentials, or the table is missing or has
+    /// another shape; `Unavailable` if the server is unreachable.
     pub async fn open(url: &str, options: DynamoOptions) -> Result<Self, StoreError> {
         let place = Place::parse(url)?;
         let client = client::connect(&place, &options).await?;
@@ -161,26 +163,27 @@ impl DynamoStore {
         Ok(Self { table, options, watch: Watch::default(), own: Mutex::default() })
     }
 
-    /// Creates the table if it is not there, or the indexes that a table of an earlier version lacks.
+    /// Creates the table if it does not exist, or the indexes that a table of an earlier version
+    /// lacks.
     ///
     /// # Errors
-    /// As [`open`](Self::open); a table of another shape is left as it is.
+    /// As [`open`](Self::open). A table of another shape is not changed.
     pub async fn migrate(url: &str, options: DynamoOptions) -> Result<TableChange, StoreError> {
         let place = Place::parse(url)?;
         let client = client::connect(&place, &options).await?;
         schema::migrate(&Table::new(client, place, &options)).await
     }
 
-    /// Looks at what the promise rests on.
+    /// Checks for settings by which operations could be lost or repeated.
     ///
     /// # Errors
-    /// If the table cannot be asked.
+    /// If the table cannot be read.
     pub async fn diagnose(&self) -> Result<Diagnosis, StoreError> {
         doctor::diagnose(&self.table, &self.options).await
     }
 }
 
-/// Answers each item, many at once; those with the same id one after the other.
+/// Answers each item, many at once. Items with the same id are answered one after the other.
 async fn each<'a, T, R>(
     batch: Vec<T>,
     id: fn(&T) -> RecordId,
@@ -229,7 +232,7 @@ impl Store for DynamoStore {
     }
 
     fn sweep(&self, _limit: usize) -> BoxFuture<'_, Result<Swept, StoreError>> {
-        // The server deletes what expired.
+        // The server deletes expired items.
         std::future::ready(Ok(Swept::default())).boxed()
     }
 

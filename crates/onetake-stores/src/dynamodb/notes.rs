@@ -1,4 +1,5 @@
-//! The audit, as items beside the records: each entry once for all of them, and once for its record.
+//! The audit log, as items beside the records. Each entry is stored once for the whole log, and
+//! once for its record.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -14,13 +15,14 @@ use onetake_core::{RecordId, StoreError};
 use super::item::{self, Item};
 use super::table::{FOUND, Intent, No, Table};
 
-/// What stands before `h` and `o` in the key of an entry: with them more bytes than the id of a record
-/// has, and other ones than the key of a secret, so that none is ever taken for the other.
+/// The prefix of an entry's key, before `h` and `o`. The key is longer than the id of a record, and
+/// differs from the key of a secret, so that they are never confused.
 const PREFIX: &[u8] = b"onetake's note ";
-/// The most that are read at once.
+/// The largest number of entries that are read at once.
 const NOTES_MAX: usize = 1_000;
 
-/// Writes both items. Each is written over by itself, so that half a note is mended by another try.
+/// Writes both items. Each replaces an existing one, so that another try completes a half-written
+/// note.
 pub(super) async fn write(table: &Table, note: &Note) -> Result<(), StoreError> {
     let puts = [None, Some(note.id)].map(|of| async move {
         let put = table.client.put_item().table_name(&table.place.table);
@@ -30,7 +32,7 @@ pub(super) async fn write(table: &Table, note: &Note) -> Result<(), StoreError> 
     try_join_all(puts).await.map(drop)
 }
 
-/// Reads entries in front of a cursor, the newest first: of one record, or of all.
+/// Reads entries before a cursor, the newest first: those of one record, or all.
 pub(super) async fn read(
     table: &Table,
     of: Option<RecordId>,
@@ -54,7 +56,8 @@ pub(super) async fn read(
     Ok(Notes { notes: answer.items().iter().filter_map(decode).collect(), next })
 }
 
-/// Without `w` it runs nowhere; `ttl` is when the server may delete it.
+/// Encodes an entry. Without `w` it is not in the index of running records. `ttl` is the time from
+/// which the server may delete it.
 fn encode(note: &Note, of: Option<RecordId>) -> Item {
     let (group, place) = (group(of), note.place.as_bytes());
     let until = note.place.at().plus(NOTES_KEPT).as_micros();
@@ -68,7 +71,7 @@ fn encode(note: &Note, of: Option<RecordId>) -> Item {
     ])
 }
 
-/// One that cannot be read hides no other.
+/// Decodes an entry. An unreadable entry is skipped, so that it hides no other.
 fn decode(item: &Item) -> Option<Note> {
     let bytes = item.get("x")?.as_b().ok()?.clone().into_inner();
     match Note::decode(place(item)?, bytes.into()) {
@@ -85,7 +88,8 @@ fn place(item: &HashMap<String, AttributeValue>) -> Option<NotePlace> {
     Some(NotePlace::from_bytes(bytes))
 }
 
-/// What the entries that are read together have as `h`: never the eight bytes of a reference.
+/// Returns the attribute `h` of the entries that are read together. It never has the eight bytes of
+/// a reference.
 fn group(of: Option<RecordId>) -> Vec<u8> {
     of.map_or_else(|| b"notes".to_vec(), |id| [b"notes of ", id.as_bytes().as_slice()].concat())
 }

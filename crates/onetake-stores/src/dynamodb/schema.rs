@@ -1,4 +1,4 @@
-//! The table's shape: made by `onetake migrate`, and looked at whenever the store is opened.
+//! The table's shape. `onetake migrate` creates it, and opening the store checks it.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ use onetake_core::{StoreError, StoreErrorKind};
 
 use super::table::{ASKS, FOUND, Intent, No, RUNNING, Table, unbuilt};
 
-/// The attribute by which the server deletes what expired.
+/// The attribute by which the server deletes expired items.
 const TTL: &str = "ttl";
 /// The indexes. A table of an earlier version may lack all but the first.
 const INDEXES: [Index; 3] = [
@@ -44,22 +44,22 @@ const INDEXES: [Index; 3] = [
         without: "nobody asks what became of what is to be reconciled",
     },
 ];
-/// How long a table may take to be made.
+/// The longest wait for the creation of a table.
 const CREATED_WITHIN: Duration = Duration::from_secs(120);
-/// How long to wait between two looks at it.
+/// The pause between two checks of its state.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
 
-/// An index as it has to be.
+/// An index as it must be.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Index {
     pub(super) name: &'static str,
     hash: &'static str,
     range: Option<&'static str>,
-    /// Its key, as people write it.
+    /// The key, for messages.
     key: &'static str,
-    /// What it has to hold of each item, beside its key.
+    /// The attributes of each item that it must contain, beside its key.
     holds: &'static [&'static str],
-    /// What does not work without it.
+    /// The consequence of its absence, for messages.
     pub(super) without: &'static str,
 }
 
@@ -69,18 +69,18 @@ impl Index {
     }
 }
 
-/// What `onetake migrate` did.
+/// The result of `onetake migrate`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TableChange {
     /// The table was created.
     Created,
-    /// The table was there, and got the indexes that it lacked.
+    /// The table existed, and got its missing indexes.
     IndexAdded,
-    /// Everything was there already.
+    /// Everything existed already.
     Nothing,
 }
 
-/// Refuses a table that is missing or of another shape.
+/// Refuses a table that is missing or has another shape.
 pub(super) async fn check(table: &Table) -> Result<(), StoreError> {
     let found = describe(table).await?;
     if let Some(Index { name, .. }) = fits(&found, &table.place.table)? {
@@ -98,7 +98,7 @@ pub(super) async fn check(table: &Table) -> Result<(), StoreError> {
     Ok(())
 }
 
-/// Creates the table, or the indexes that it lacks, and waits until it can be used.
+/// Creates the table, or its missing indexes, and waits until it can be used.
 pub(super) async fn migrate(table: &Table) -> Result<TableChange, StoreError> {
     let created = create(table).await?;
     let mut change = if created { TableChange::Created } else { TableChange::Nothing };
@@ -108,7 +108,8 @@ pub(super) async fn migrate(table: &Table) -> Result<TableChange, StoreError> {
         match describe(table).await {
             Ok(found) => {
                 let lacks = fits(&found, &table.place.table)?;
-                // A table that is being changed takes no other change, and one index at a time.
+                // A table that is being changed accepts no other change, and only one index at a
+                // time.
                 let active = found.table_status() == Some(&TableStatus::Active);
                 match lacks {
                     Some(index) if active && added != Some(index) => {
@@ -119,7 +120,7 @@ pub(super) async fn migrate(table: &Table) -> Result<TableChange, StoreError> {
                     _ => {}
                 }
             }
-            // A table that was made a moment ago may not be known everywhere yet.
+            // A table that was created a moment ago may not be visible everywhere yet.
             Err(error) if created && error.kind() == StoreErrorKind::Invalid => {}
             Err(error) => return Err(error),
         }
@@ -155,19 +156,19 @@ pub(super) async fn describe_ttl(table: &Table) -> Result<TimeToLiveDescription,
     })
 }
 
-/// Whether the server deletes what expired.
+/// Returns true if the server deletes expired items.
 pub(super) fn deletes(ttl: &TimeToLiveDescription) -> bool {
     use TimeToLiveStatus::{Enabled, Enabling};
     matches!(ttl.time_to_live_status(), Some(Enabled | Enabling))
 }
 
-/// The indexes that it lacks.
+/// Returns the missing indexes.
 pub(super) fn lacks(found: &TableDescription) -> impl Iterator<Item = &'static Index> {
     INDEXES.iter().filter(|expected| index(found, expected.name).is_none())
 }
 
-/// Whether a table is ours: the error says what keeps it from being so. What it may lack is an index that an
-/// earlier version did without; this is the first of them.
+/// Checks that a table has the shape of onetake's. The error describes the difference. An index
+/// that earlier versions did not have may be missing; the first missing one is returned.
 fn fits(found: &TableDescription, name: &str) -> Result<Option<&'static Index>, StoreError> {
     let other = |what: String| {
         let what = format!(
@@ -201,7 +202,7 @@ fn fits(found: &TableDescription, name: &str) -> Result<Option<&'static Index>, 
     Ok(lacks(found).next())
 }
 
-/// Names and types of a key, as people write them.
+/// Returns the names and types of a key, for messages.
 fn keys_of(keys: &[KeySchemaElement], found: &TableDescription) -> String {
     let one = |key: &KeySchemaElement| {
         let name = key.attribute_name();
@@ -227,7 +228,8 @@ fn is_usable(found: &TableDescription) -> bool {
     matches!(found.table_status(), Some(Active | Updating)) && INDEXES.iter().all(usable)
 }
 
-/// Where nothing is said, as by some servers that are not AWS's, it is there.
+/// Returns the status of an index. Some servers that are not AWS's do not return one; then the
+/// index is active.
 fn status(found: &TableDescription, index: &Index) -> IndexStatus {
     let found = self::index(found, index.name);
     let said = found.and_then(GlobalSecondaryIndexDescription::index_status);
@@ -264,13 +266,14 @@ async fn add_index(
     added: &Index,
 ) -> Result<(), StoreError> {
     let update = added_index(added).map_err(unbuilt)?;
-    // No attribute may be defined that no index has: of two that are lacking, the other comes later.
+    // An attribute may be defined only if an index uses it. If two indexes are missing, the other
+    // one is added later.
     let has = |expected: &Index| expected == added || index(found, expected.name).is_some();
     let add = table.client.update_table().table_name(&table.place.table);
     let add = add
         .set_attribute_definitions(Some(attributes(has).map_err(unbuilt)?))
         .global_secondary_index_updates(update);
-    // Somebody else is at it.
+    // Another process is adding it.
     let expected = ["ResourceInUseException", "LimitExceededException"];
     match table.ask(Intent::Write, &expected, || add.clone().send()).await {
         Ok(_) | Err(No::Answer(_)) => Ok(()),
@@ -289,7 +292,7 @@ fn added_index(added: &Index) -> Result<GlobalSecondaryIndexUpdate, BuildError> 
     Ok(GlobalSecondaryIndexUpdate::builder().create(create.build()?).build())
 }
 
-/// All attributes that are part of a key: of the table's own, or of those of its indexes.
+/// Returns all attributes that are part of the key of the table or of its indexes.
 fn attributes(has: impl Fn(&Index) -> bool) -> Result<Vec<AttributeDefinition>, BuildError> {
     use ScalarAttributeType::{B, N};
     let attribute = |(name, kind)| {

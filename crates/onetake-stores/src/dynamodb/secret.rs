@@ -1,4 +1,4 @@
-//! Secrets that are made at first use, beside the records.
+//! Secrets that are created at first use, beside the records.
 
 use std::collections::HashMap;
 
@@ -10,11 +10,11 @@ use onetake_core::{StoreError, StoreErrorKind};
 use super::item::{self, Item};
 use super::table::{Intent, No, Table, keep_doubt};
 
-/// What stands before its name in the key of a secret: more bytes than the id of a record has, so
-/// that none is ever taken for the other.
+/// The prefix of a secret's key, before its name. It is longer than the id of a record, so that
+/// they are never confused.
 const PREFIX: &[u8] = b"onetake's secret ";
 
-/// The secret of this name, the same for all nodes: `fresh`, if there was none.
+/// Returns the secret of this name, which all nodes share. It is `fresh` if there was none.
 pub(super) async fn keep(
     table: &Table,
     name: &str,
@@ -29,7 +29,7 @@ pub(super) async fn keep(
     let expected = ["ConditionalCheckFailedException"];
     match table.ask(Intent::Write, &expected, || put.clone().send()).await {
         Ok(_) => return Ok(fresh),
-        // Another node was faster, or an earlier try of our own, whose answer got lost.
+        // Another node was faster, or an earlier try of this node whose answer was lost.
         Err(No::Answer(PutItemError::ConditionalCheckFailedException(_))) => {}
         Err(other) => return Err(other.into_error()),
     }
@@ -43,7 +43,7 @@ pub(super) async fn keep(
     })
 }
 
-/// Reads it, strongly consistent.
+/// Reads a secret, strongly consistent.
 async fn read(table: &Table, name: &str) -> Result<Option<[u8; 32]>, StoreError> {
     let get = table.client.get_item().table_name(&table.place.table);
     let get = get.key("id", key(name)).consistent_read(true);
@@ -54,7 +54,7 @@ async fn read(table: &Table, name: &str) -> Result<Option<[u8; 32]>, StoreError>
     answer.item().map(read).transpose()
 }
 
-/// Without `w` it is in no index, and without `ttl` the server never deletes it.
+/// Encodes a secret. Without `w` it is in no index, and without `ttl` the server never deletes it.
 fn encode(name: &str, value: &[u8; 32]) -> Item {
     HashMap::from([("id".to_owned(), key(name)), ("x".to_owned(), item::bytes(value))])
 }

@@ -1,4 +1,5 @@
-//! Requests to the table: bounded, behind a breaker, and clear about what may have landed.
+//! Requests to the table: bounded, behind a breaker, and clear about which writes may have been
+//! executed.
 
 use std::collections::HashMap;
 use std::error::Error;
@@ -20,51 +21,51 @@ use super::item::{self, Item, Seen};
 use super::url::Place;
 use crate::breaker::Breaker;
 
-/// How often a request is sent at most.
+/// The number of times that a request is sent.
 const TRIES_MAX: u32 = 3;
-/// The first pause between two tries; the second is twice as long.
+/// The first pause between two tries. The second is twice as long.
 const PAUSE: Duration = Duration::from_millis(20);
-/// Keys in one request; DynamoDB takes no more.
+/// The largest number of keys in one request that DynamoDB accepts.
 const KEYS_MAX: usize = 100;
-/// How often keys that the server left out are asked for again.
+/// The number of times that keys which the server left out are requested again.
 const LEFT_OUT_MAX: u32 = 20;
-/// Pages of one shard of an index: fifty megabytes of running operations.
+/// The largest number of pages of one shard of an index: fifty megabytes of running operations.
 const PAGES_MAX: usize = 50;
-/// Items in a page of what is to be asked for: those that expired, and that the server did not delete yet,
-/// stand in front of all others.
+/// The number of items in a page of records to reconcile. Expired records that the server has not
+/// deleted yet come before all others.
 const ASKS_MAX: i32 = 1_000;
 
-/// The name of the index of what runs.
+/// The index of running records.
 pub(super) const RUNNING: &str = "running";
-/// The name of the index of what is to be asked for.
+/// The index of records that are to be reconciled.
 pub(super) const ASKS: &str = "asks";
-/// The name of the index by which records are found by their references, and notes by their time.
+/// The index by which records are found by their references, and notes by their time.
 pub(super) const FOUND: &str = "found";
 
-/// What a request does.
+/// The kind of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Intent {
     Read,
     Write,
 }
 
-/// Why a request was not done.
+/// The reason why a request failed.
 #[derive(Debug)]
 pub(super) enum No<E> {
-    /// The server answered, with an error that the caller knows what to do with.
+    /// The server answered with an error that the caller handles.
     Answer(E),
     /// Anything else.
     Store(StoreError),
 }
 
-/// What became of a conditional write.
+/// The result of a conditional write.
 #[derive(Debug)]
 #[expect(clippy::large_enum_variant, reason = "short-lived")]
 pub(super) enum Written {
-    /// It is there, durably.
+    /// It was written, durably.
     Landed,
-    /// It is not as it was: somebody else was faster, or an earlier try of our own, whose answer got
-    /// lost. This is there now.
+    /// The item has changed: another node was faster, or an earlier try of this node whose answer
+    /// was lost. This is the current item.
     Other(Option<Seen>),
 }
 
@@ -86,7 +87,8 @@ impl Table {
         Self { client, place, breaker, clock, rng, skew_margin: options.skew_margin }
     }
 
-    /// Sends a request, and again if that may help. `expected` tells answers that are the caller's.
+    /// Sends a request, and sends it again if that may help. `expected` lists the error codes that
+    /// the caller handles.
     pub(super) async fn ask<T, E, F>(
         &self,
         intent: Intent,
@@ -133,7 +135,7 @@ impl Table {
         }
     }
 
-    /// A short rest with jitter, longer each time.
+    /// Waits for a short time with jitter, longer each time.
     async fn pause(&self, tries: u32) {
         let mut random = [0; 1];
         self.rng.fill(&mut random);
@@ -151,7 +153,7 @@ impl Table {
         answer.item().map(Seen::decode).transpose()
     }
 
-    /// Some of all ids, in the table's own order.
+    /// Returns some of all ids, in the table's own order.
     pub(super) async fn page(
         &self,
         from: Option<Cursor>,
@@ -164,14 +166,14 @@ impl Table {
         }
         let answer =
             self.ask(Intent::Read, &[], || scan.clone().send()).await.map_err(No::into_error)?;
-        // Secrets and notes stand among them, under ids of another length.
+        // Secrets and notes are among them, with keys of another length.
         let ids = answer.items().iter().filter_map(item::id).collect();
         let last = answer.last_evaluated_key().and_then(|key| key.get("id")?.as_b().ok());
         let next = last.map(|id| Cursor::from_bytes(id.as_ref().to_vec()));
         Ok(Page { ids, next })
     }
 
-    /// The ids that have a reference, by the index.
+    /// Returns the ids that have a reference, from the index.
     pub(super) async fn find(&self, reference: Reference) -> Result<Vec<RecordId>, StoreError> {
         let query = self.client.query().table_name(&self.place.table).index_name(FOUND);
         let query = query
@@ -183,7 +185,8 @@ impl Table {
         Ok(answer.items().iter().filter_map(item::id).collect())
     }
 
-    /// Writes an item over what was found, on the condition that it is still there as it was.
+    /// Writes an item that replaces the one that was read, on the condition that it has not
+    /// changed.
     pub(super) async fn write(
         &self,
         next: &Seen,
@@ -193,7 +196,8 @@ impl Table {
         let put = put
             .set_item(Some(next.encode(self.skew_margin)))
             .return_values_on_condition_check_failure(ReturnValuesOnConditionCheckFailure::AllOld);
-        // The attempt too: a new life of the key begins its versions anew.
+        // The condition includes the attempt, because versions start again when a key is claimed
+        // after its expiry.
         let put = match over {
             None => put.condition_expression("attribute_not_exists(id)"),
             Some(seen) => put
@@ -209,8 +213,8 @@ impl Table {
         };
         let found = match failed.item() {
             Some(item) => Some(Seen::decode(item)?),
-            // It is gone, or this server does not send it along. If nobody can tell, it may be our own
-            // earlier try that is there.
+            // The item is absent, or this server does not return it. If the read fails, an earlier
+            // try of this node may have written it.
             None => self.read(next.record.id).await.map_err(|error| match error.kind() {
                 StoreErrorKind::Unavailable => keep_doubt(error, true),
                 _ => error,
@@ -219,7 +223,7 @@ impl Table {
         Ok(Written::Other(found))
     }
 
-    /// Reads many items at once, strongly consistent; what is not there is not in the answer.
+    /// Reads many items at once, strongly consistent. Absent items are not in the result.
     pub(super) async fn read_many(
         &self,
         ids: &[RecordId],
@@ -268,7 +272,7 @@ impl Table {
         Err((left, StoreError::new(StoreErrorKind::Unavailable, what)))
     }
 
-    /// What runs, by the index, in one of its shards; a moment old.
+    /// Returns running records from one shard of the index, which is a moment behind.
     pub(super) async fn running(&self, shard: u8) -> Result<Vec<Item>, StoreError> {
         let (mut items, mut after) = (Vec::new(), None);
         for _ in 0..PAGES_MAX {
@@ -288,8 +292,8 @@ impl Table {
         Ok(items)
     }
 
-    /// What is to be asked for by now, by the index, in one of its shards, the longest due first and none that
-    /// expired; a moment old.
+    /// Returns records that are due for reconciliation from one shard of the index, which is a
+    /// moment behind. The longest due come first, and expired ones are left out.
     pub(super) async fn asks(
         &self,
         shard: u8,
@@ -330,7 +334,7 @@ impl<E: Error + Send + Sync + 'static> No<E> {
     }
 }
 
-/// Nothing more can be asked, but what was sent before may have landed.
+/// Returns the error for an unreachable server. Earlier tries may have been executed.
 pub(super) fn keep_doubt(away: StoreError, may_have_landed: bool) -> StoreError {
     if may_have_landed {
         return StoreError::new(StoreErrorKind::Indeterminate, away.to_string());
@@ -338,7 +342,7 @@ pub(super) fn keep_doubt(away: StoreError, may_have_landed: bool) -> StoreError 
     away
 }
 
-/// The error for a request that cannot be put together.
+/// The error for a request that cannot be built.
 pub(super) fn unbuilt(error: aws_sdk_dynamodb::error::BuildError) -> StoreError {
     StoreError::new(StoreErrorKind::Invalid, "a request to DynamoDB cannot be built")
         .with_source(error)

@@ -1,15 +1,15 @@
-//! `dynamodb://REGION/TABLE?endpoint=…`
+//! DynamoDB URLs: `dynamodb://REGION/TABLE?endpoint=…`
 
 use onetake_core::StoreError;
 
 use crate::url::ServerUrl;
 
-/// Where a table is.
+/// The location of a table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Place {
     pub(super) region: String,
     pub(super) table: String,
-    /// Another server than AWS's own.
+    /// The endpoint of a server that is not AWS's.
     pub(super) endpoint: Option<String>,
 }
 

@@ -1,7 +1,7 @@
-//! For how long each running item has been seen unchanged, by one's own clock.
+//! The time for which each running item has been seen unchanged, by this node's clock.
 //!
-//! A version is raised by every write, so two looks that see the same version saw an item at rest all
-//! the time between them; nobody has to look in the meantime.
+//! Every write raises the version. So if two reads see the same version, the item did not change
+//! between them, and no read is needed in the meantime.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -11,10 +11,10 @@ use onetake_core::{AttemptId, RecordId};
 
 use super::item::Seen;
 
-/// Items that are watched at most. One more is not watched before there is room: it is respected for
-/// longer, never for less.
+/// The largest number of watched items. Further items are not watched before there is room. That
+/// delays a takeover and never makes it too early.
 const WATCHED_MAX: usize = 100_000;
-/// How long the index may be behind what was seen in the table itself.
+/// The longest delay of the index behind the table.
 const INDEX_LAG: Duration = Duration::from_secs(10);
 
 #[derive(Debug, Default)]
@@ -30,8 +30,8 @@ struct Sight {
 }
 
 impl Watch {
-    /// Notes a look at a running item at a moment of the monotonic clock; says for how long it has been
-    /// seen like this.
+    /// Records a read of a running item at a time of the monotonic clock. Returns how long it has
+    /// been seen unchanged.
     pub(super) fn look(&self, seen: &Seen, now: Duration) -> Duration {
         let Seen { record, version } = seen;
         let mut sights = self.lock();
@@ -41,7 +41,7 @@ impl Watch {
             Some(sight) if sight.attempt == record.attempt && sight.version == *version => {
                 now.saturating_sub(sight.since)
             }
-            // The index may be behind what was seen before.
+            // The index may be behind an earlier read.
             Some(sight) if sight.attempt == record.attempt && sight.version > *version => {
                 Duration::ZERO
             }
@@ -58,7 +58,7 @@ impl Watch {
         }
     }
 
-    /// Forgets what does not run any more: whatever is not among these, which is all of the index.
+    /// Forgets items that no longer run. `running` is the whole content of the index.
     pub(super) fn keep(&self, running: &HashSet<RecordId>, now: Duration) {
         self.lock().retain(|id, sight| {
             running.contains(id) || now.saturating_sub(sight.since) < INDEX_LAG

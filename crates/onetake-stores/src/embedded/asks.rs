@@ -1,11 +1,12 @@
-//! What is unknown and to be asked for, in the table of the store's own: few entries, beside many records.
+//! The index of unknown records that are to be reconciled. It is in the `meta` table, which has few
+//! entries.
 //!
 //! | key | value |
 //! | --- | --- |
-//! | `ask:`, when to ask, record | nothing |
+//! | `ask:`, time of the reconciliation, record | nothing |
 //!
-//! An entry is written and removed in the groups that write its record. What became unknown before there were
-//! entries has none: it is left to operators, as it was.
+//! An entry is written and removed in the same group as its record. Records that became unknown
+//! before this index existed have no entry. They are left to operators, as before.
 
 use fjall::Keyspace;
 
@@ -20,7 +21,7 @@ pub(super) fn key(at: Timestamp, id: RecordId) -> Vec<u8> {
     [ALL, &moment_key(at, id)].concat()
 }
 
-/// The entries that are due, the longest due first.
+/// Returns the entries that are due, the longest due first.
 pub(super) fn due(
     table: &Keyspace,
     now: Timestamp,

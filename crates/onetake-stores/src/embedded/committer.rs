@@ -19,19 +19,21 @@ use super::journal;
 use super::memory::Memory;
 use super::tables::{Group, Tables};
 
-/// Jobs that are written as one group at most.
+/// The largest number of jobs in one group.
 const GROUP_JOBS_MAX: usize = 64;
-/// Records that a sweep looks at between two groups of traffic.
+/// The number of records that a sweep checks between two groups of traffic.
 const SWEEP_STEP: usize = 64;
-/// Records deleted before the tables are compacted to give back their space; more, if there are
-/// many records, so that each is rewritten a bounded number of times.
+/// The number of deleted records after which the tables are compacted to give back their space. It
+/// is higher if there are many records, so that each record is rewritten a bounded number of times.
 const COMPACT_AFTER_MIN: usize = 20_000;
-/// How long closing waits for a compaction. The tree's own threads may have died under it.
+/// The longest wait for a compaction when the store is closed. The tree's own threads may have
+/// died.
 const COMPACTION_PATIENCE: Duration = Duration::from_secs(3);
-/// Records that are made unknown, or released, in one write when the folder is opened.
+/// The number of records that become unknown, or are released, in one write when the folder is
+/// opened.
 const RESTART_BATCH: usize = 1_000;
 
-/// What the thread is asked for.
+/// A job for the thread.
 pub(super) enum Job {
     Claim(Vec<Claim>, oneshot::Sender<Answers<Claimed>>),
     Settle(Vec<Settlement>, oneshot::Sender<Answers<Settled>>),
@@ -58,15 +60,15 @@ pub(super) struct Committer {
     sweeps: VecDeque<Sweeping>,
     compaction: Option<Compaction>,
     removed: usize,
-    /// The fence ceiling that the witness tells of.
+    /// The fence ceiling in the WITNESS file.
     witnessed: Fence,
-    /// Held until the thread ends: nobody else may use the folder before.
+    /// Held until the thread ends, so that no other process uses the folder before.
     folder: Folder,
 }
 
 /// A compaction in a thread of its own.
 struct Compaction {
-    /// Disconnected when the thread ends, however it ends.
+    /// Disconnected when the thread ends, also if it panics.
     over: mpsc::Receiver<()>,
 }
 
@@ -75,21 +77,21 @@ impl Compaction {
         matches!(self.over.try_recv(), Err(mpsc::TryRecvError::Disconnected))
     }
 
-    /// Waits for a while; says whether it is over.
+    /// Waits for at most `COMPACTION_PATIENCE`. Returns true if the compaction is over.
     fn wait(&self) -> bool {
         let waited = self.over.recv_timeout(COMPACTION_PATIENCE);
         matches!(waited, Err(mpsc::RecvTimeoutError::Disconnected))
     }
 }
 
-/// A sweep that goes on in steps, so that traffic never waits for all of it.
+/// A sweep that runs in steps, so that traffic never waits for all of it.
 struct Sweeping {
     left: usize,
     swept: Swept,
     to: oneshot::Sender<Result<Swept, StoreError>>,
 }
 
-/// What the audit says of an attempt whose process ended without a word.
+/// The audit entry for an attempt whose process ended without an outcome.
 fn passed_over(record: &Record, now: Timestamp) -> Note {
     Note {
         place: NotePlace::new(now, &SystemRng),
@@ -104,8 +106,9 @@ fn passed_over(record: &Record, now: Timestamp) -> Note {
 }
 
 impl Committer {
-    /// Takes over an opened folder: what was running when it was last closed is unknown from now, or
-    /// released where it rolls back by itself, and the audit says so. Says how many are unknown by that.
+    /// Takes over an opened folder. Attempts that were running when it was last closed become
+    /// unknown, or are released if they roll back by themselves. The audit gets an entry for each.
+    /// Returns the number of attempts that became unknown.
     pub(super) fn new(
         tables: Tables,
         clock: Arc<dyn Clock>,
@@ -149,11 +152,11 @@ impl Committer {
         Ok((committer, unknown))
     }
 
-    /// Works until it is closed, or until everybody who could ask is gone.
+    /// Works until the store is closed, or until all senders of jobs are gone.
     pub(super) fn run(mut self, queue: &mpsc::Receiver<Job>) {
         let mut failed: Option<StoreError> = None;
         let closing = loop {
-            // A sweep under way does not wait for somebody to come.
+            // A sweep in progress does not wait for a new job.
             let first = match queue.try_recv() {
                 Err(mpsc::TryRecvError::Empty) if self.sweeps.is_empty() => queue.recv().ok(),
                 first => first.ok(),
@@ -257,7 +260,7 @@ impl Committer {
         }
     }
 
-    /// Writes down a raised ceiling beside the tree, once it is in the tree.
+    /// Writes a raised ceiling to the WITNESS file, after the ceiling is in the tree.
     fn witness(&mut self) {
         if self.memory.ceiling > self.witnessed {
             let witness = self.tables.witness(self.memory.ceiling);
@@ -268,7 +271,8 @@ impl Committer {
         }
     }
 
-    /// Compacts in a thread of its own once enough was deleted: traffic goes on meanwhile.
+    /// Starts a compaction in a thread of its own after enough deletions. Traffic goes on during
+    /// it.
     fn compact_if_due(&mut self) {
         if self.compaction.is_some()
             || self.removed < COMPACT_AFTER_MIN.max(self.tables.settled_about() / 4)
@@ -288,14 +292,15 @@ impl Committer {
         self.compaction = thread.spawn(work).ok().map(|_| Compaction { over });
     }
 
-    /// Lets go of the tree, and writes down how far its journals reach.
+    /// Closes the tree, and writes the lengths of its journals to the WITNESS file.
     fn close(self) -> Result<(), StoreError> {
         let Self { tables, memory, compaction, folder, .. } = self;
         let idle = compaction.is_none_or(|compaction| compaction.wait());
         let mut witness = tables.witness(memory.ceiling);
         tables.close()?;
         if !idle {
-            // Something may still change the journals: it will be opened as after a crash.
+            // The compaction may still change the journals. The next start opens the folder as
+            // after a crash.
             return Ok(());
         }
         let marked = journal::check(&folder.database(), &witness.mark).and_then(|journals| {
@@ -303,7 +308,7 @@ impl Committer {
             witness.write(folder.path())
         });
         if let Err(error) = marked {
-            // It will be opened as after a crash.
+            // The next start opens the folder as after a crash.
             tracing::warn!(%error, "the store's WITNESS could not be written");
         }
         Ok(())
@@ -316,7 +321,8 @@ enum Step {
 }
 
 impl Sweeping {
-    /// Deletes a few records that the index says are due, if they themselves say so too (S13).
+    /// Deletes a few records that the expiry index lists as due, if the records themselves are due
+    /// too (S13).
     fn step(
         mut self,
         memory: &mut Memory,
@@ -363,7 +369,7 @@ fn answer<T: 'static>(answer: One<T>, to: oneshot::Sender<One<T>>) -> Reply {
     })
 }
 
-/// After a failed write nothing is answered but that.
+/// Answers a job with the error of an earlier failed write. After it the store does no other work.
 fn refuse(job: Job, error: &StoreError) {
     let error = error.clone();
     match job {

@@ -1,10 +1,10 @@
-//! The folder: who may use it, and what format it has.
+//! The data folder: its lock, its format and its creation.
 //!
 //! ```text
-//! CREATING   there while the folder is being made for the first time
-//! FORMAT     says what this folder is
-//! WITNESS    says what the tree must at least hold; its first writing ends the creation
-//! LOCK       held by the one process that uses it; names its process id
+//! CREATING   exists while the folder is being created for the first time
+//! FORMAT     the format of this folder
+//! WITNESS    the least that the tree must contain; its first write ends the creation
+//! LOCK       locked by the one process that uses the folder; contains its process id
 //! db/        the tree
 //! ```
 
@@ -17,17 +17,17 @@ use onetake_core::StoreError;
 use super::witness::{self, Witness};
 use crate::folders;
 
-/// What the first line of FORMAT says.
+/// The first line of FORMAT.
 const TITLE: &str = "onetake embedded store";
 
 /// The format that this version reads and writes.
 pub(super) const FORMAT: u32 = 1;
 
-/// Why a folder could not be opened. Nothing in it was changed.
+/// The reason why a folder could not be opened. Nothing in it was changed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum OpenError {
-    /// Another process has it open.
+    /// Another process uses the folder.
     #[error(
         "the data folder {path} is in use by another process{holder}: stop that one, or give this one a folder of its own"
     )]
@@ -37,7 +37,7 @@ pub enum OpenError {
         /// ` (process 123)`, if it is known.
         holder: String,
     },
-    /// It holds something else.
+    /// The folder contains something else.
     #[error(
         "{path} is not empty and not an onetake data folder (it has no FORMAT file): name an empty or new folder"
     )]
@@ -45,26 +45,26 @@ pub enum OpenError {
         /// The folder.
         path: PathBuf,
     },
-    /// It was written by another version.
+    /// The folder was written by another version.
     #[error(
         "the data folder {path} has format {found}, this version reads format {FORMAT}: use the version that wrote it, or an empty folder"
     )]
     OtherFormat {
         /// The folder.
         path: PathBuf,
-        /// What its FORMAT file says.
+        /// The text of its FORMAT file.
         found: String,
     },
-    /// Something in it is not as it was written.
+    /// Something in the folder differs from what was written.
     #[error(
         "the data folder {path} is damaged: {what}. Nothing in its tables was changed. Restore it from a backup; starting with an empty folder forgets which operations have run"
     )]
     Damaged {
         /// The folder.
         path: PathBuf,
-        /// What is wrong.
+        /// The damage.
         what: String,
-        /// The error below it.
+        /// The cause.
         #[source]
         source: Option<Box<dyn std::error::Error + Send + Sync>>,
     },
@@ -73,9 +73,9 @@ pub enum OpenError {
     Io {
         /// The folder.
         path: PathBuf,
-        /// What was tried.
+        /// The action that failed.
         action: &'static str,
-        /// What the operating system said.
+        /// The operating system's error.
         #[source]
         source: io::Error,
     },
@@ -91,7 +91,7 @@ impl OpenError {
     }
 }
 
-/// A folder that this process holds.
+/// A folder that this process has locked.
 #[derive(Debug)]
 pub(super) struct Folder {
     path: PathBuf,
@@ -100,7 +100,7 @@ pub(super) struct Folder {
 }
 
 impl Folder {
-    /// Takes the folder for this process, making it if it is not there.
+    /// Locks the folder for this process. Creates it if it does not exist.
     pub(super) fn lock(path: &Path) -> Result<Self, OpenError> {
         let io = |action| move |error| OpenError::io(path, action, error);
         folders::create(path, &mut fs::DirBuilder::new()).map_err(io("create the folder"))?;
@@ -131,7 +131,7 @@ impl Folder {
         Ok(folder)
     }
 
-    /// What the tree must at least hold.
+    /// The least that the tree must contain.
     pub(super) fn witness(&self) -> Result<Witness, OpenError> {
         Witness::read(&self.path)
             .map_err(|error| OpenError::io(&self.path, "read WITNESS", error))?
@@ -146,13 +146,13 @@ impl Folder {
         self.path.join("db")
     }
 
-    /// The error for something in the tree that cannot be read.
+    /// The error for an unreadable part of the tree.
     pub(super) fn unreadable(&self, error: StoreError) -> OpenError {
         let (path, what) = (self.path.clone(), error.to_string());
         OpenError::Damaged { path, what, source: Some(Box::new(error)) }
     }
 
-    /// The error for a tree that something in this very process still holds.
+    /// The error for a tree that is still open in this same process.
     pub(super) fn in_use(&self) -> OpenError {
         let holder = format!(" (process {})", std::process::id());
         OpenError::InUse { path: self.path.clone(), holder }
@@ -162,7 +162,8 @@ impl Folder {
         self.is_new
     }
 
-    /// A creation that was interrupted left nothing that anybody relied on: begin anew.
+    /// Starts the creation again from an empty folder. An interrupted creation leaves nothing of
+    /// value.
     fn begin_creation(&self) -> io::Result<()> {
         File::create(self.path.join("CREATING"))?.sync_all()?;
         match fs::remove_dir_all(self.database()) {
@@ -171,11 +172,11 @@ impl Folder {
         }
     }
 
-    /// Ends the creation of a new folder, and says from now on what the tree holds.
+    /// Ends the creation of a new folder, and writes the WITNESS file.
     pub(super) fn begin_use(&self, witness: &Witness) -> Result<(), OpenError> {
         let write = || -> io::Result<()> {
             if self.is_new {
-                // The tree does not sync the folder that its tables are in.
+                // The tree does not sync the folder that contains its tables.
                 folders::sync_tree(&self.database())?;
                 let draft = self.path.join("FORMAT.new");
                 let mut file = File::create(&draft)?;
@@ -194,14 +195,14 @@ impl Folder {
     }
 }
 
-/// Whether somebody keeps other things there.
+/// Returns true if the folder contains files of something else.
 fn is_foreign(path: &Path) -> io::Result<bool> {
     let ours = |name: &str| path.join(name).try_exists();
     if ours("FORMAT")? || ours("CREATING")? || ours(witness::FILE)? {
         return Ok(false);
     }
     for entry in fs::read_dir(path)? {
-        // A second process may be making the folder at this very moment.
+        // A second process may be creating the folder at this moment.
         if entry?.file_name() != "LOCK" {
             return Ok(!ours("FORMAT")? && !ours("CREATING")?);
         }

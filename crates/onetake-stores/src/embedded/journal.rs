@@ -1,19 +1,25 @@
-//! A look at the tree's journal before the tree opens it.
+//! A check of the tree's journal before the tree opens it.
 //!
-//! When fjall meets something in its journal that it cannot read, it takes it for the torn end of
-//! the last write and cuts the file there. That is right after a crash, and wrong after damage in
-//! the middle: whatever was acknowledged behind it would be gone, and would run again. So the
-//! journal is read here first, without changing it: if a whole batch follows the first thing that
-//! cannot be read, the folder is damaged and is not opened. (A batch is written only after the one
-//! before it is on disk, so a torn end is never followed by a whole batch.) Every batch of this store
-//! begins with a mark that nobody else knows; without it, a recorded body inside a torn batch could
-//! pretend to be a batch. A last batch that a single inverted bit makes whole is damaged too, and not torn; this is tried
-//! in batches of up to 8 KiB. Sequence numbers, which no checksum guards, must rise.
+//! When fjall finds something unreadable in its journal, it assumes the torn end of the last write
+//! and cuts the file there. That is right after a crash and wrong after damage in the middle: every
+//! acknowledged write after the damage would be lost, and its operation would run again.
 //!
-//! The format, as of fjall 3: batches of `1 items:u32 seqno:u64`, then `2 type:u8 compression…
-//! keyspace:u64 key:u16 value:u32 stored:u32 key value` or `4 keyspace:u64` for each item, then
-//! `3 checksum:u64 "FJL\x03"`. Files are allocated ahead and end in zeros. A test writes with fjall
-//! and reads with this, so that an update that changes the format is noticed.
+//! So the journal is read here first, without changing it. The folder is damaged, and is not
+//! opened, if:
+//!
+//! - a complete batch follows the first unreadable part. A batch is written only after the one
+//!   before it is on disk, so a torn end is never followed by a complete batch.
+//! - a single inverted bit makes the last batch complete. Then it is damaged and not torn. This is
+//!   tried for batches of up to 8 KiB.
+//! - sequence numbers do not rise. No checksum protects them.
+//!
+//! Every batch of this store begins with a secret mark. Without it, a recorded body inside a torn
+//! batch could look like a batch.
+//!
+//! The format, as of fjall 3: batches of `1 items:u32 seqno:u64`, then
+//! `2 type:u8 compression… keyspace:u64 key:u16 value:u32 stored:u32 key value` or `4 keyspace:u64`
+//! for each item, then `3 checksum:u64 "FJL\x03"`. Files are allocated ahead and end in zeros. A
+//! test writes with fjall and reads with this module, so that a change of the format is noticed.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -30,17 +36,17 @@ const TRAILER: &[u8] = b"FJL\x03";
 /// The journals of a folder that is not damaged.
 #[derive(Debug)]
 pub(super) struct Journals {
-    /// How far each can be read.
+    /// The readable length of each journal.
     pub(super) lengths: BTreeMap<String, u64>,
-    /// The newest, and how far it can be read.
+    /// The newest journal, and its readable length.
     newest: Option<(PathBuf, u64)>,
-    /// The bytes of the last batch in it.
+    /// The bytes of the last batch in the newest journal.
     last: Vec<u8>,
-    /// Whether a torn write stands at its end.
+    /// True if the newest journal ends with a torn write.
     is_torn: bool,
 }
 
-/// Looks at every journal in the folder; or says which one is damaged, and how.
+/// Checks every journal in the folder. The inner error names the damaged journal and the damage.
 pub(super) fn check(database: &Path, mark: &Mark) -> io::Result<Result<Journals, String>> {
     let mut paths = Vec::new();
     for entry in fs::read_dir(database)? {
@@ -70,7 +76,7 @@ pub(super) fn check(database: &Path, mark: &Mark) -> io::Result<Result<Journals,
             return Ok(Err(format!("{name} cannot be read at byte {end}, but goes on behind it")));
         }
         if !is_zeros(rest) {
-            // A journal is complete before the next one is begun.
+            // A journal is complete before the next one begins.
             if path != newest || is_one_bit_from_whole(rest) {
                 return Ok(Err(format!("{name} cannot be read at byte {end}")));
             }
@@ -83,7 +89,7 @@ pub(super) fn check(database: &Path, mark: &Mark) -> io::Result<Result<Journals,
     Ok(Ok(journals))
 }
 
-/// Cuts off what a crash left of the last write. Nobody was ever told of it.
+/// Cuts off the rest of a write that a crash interrupted. That write was never acknowledged.
 pub(super) fn cut(journals: &Journals) -> io::Result<()> {
     if let Some((path, end)) = journals.newest.as_ref().filter(|_| journals.is_torn) {
         let file = fs::File::options().write(true).open(path)?;
@@ -95,9 +101,9 @@ pub(super) fn cut(journals: &Journals) -> io::Result<()> {
 
 /// Writes the last batch once more, and syncs it.
 ///
-/// After a sync that failed, the operating system shows bytes that are not on disk, also to the next process. What
-/// that one writes behind them would be lost with them. It can only be the last batch: the store stops after a failed
-/// sync.
+/// After a failed sync, the operating system shows bytes that are not on disk, also to the next
+/// process. A batch that the next process writes after those bytes would be lost with them. Only
+/// the last batch can be affected, because the store stops after a failed sync.
 pub(super) fn write_last_again(journals: &Journals) -> io::Result<()> {
     let Some((path, end)) = &journals.newest else { return Ok(()) };
     let mut file = fs::File::options().write(true).open(path)?;
@@ -106,7 +112,7 @@ pub(super) fn write_last_again(journals: &Journals) -> io::Result<()> {
     file.sync_all()
 }
 
-/// Reads a file without the zeros at its end: a new journal consists of tens of mebibytes of them.
+/// Reads a file without the zeros at its end. A new journal consists of tens of mebibytes of zeros.
 fn read(path: &Path) -> io::Result<Vec<u8>> {
     let mut file = fs::File::open(path)?;
     let mut chunk = vec![0; 1 << 20];
@@ -130,18 +136,19 @@ fn is_zeros(bytes: &[u8]) -> bool {
     bytes.chunks(ZEROS.len()).all(|chunk| ZEROS.starts_with(chunk))
 }
 
-/// The part of a journal that consists of whole batches.
+/// The part of a journal that consists of complete batches.
 struct Whole {
     end: usize,
-    /// Where the last batch begins.
+    /// The start of the last batch.
     last_start: usize,
     /// The sequence number of the last batch.
     last: Option<u64>,
-    /// Whether the sequence numbers rise. The tree guards them by no checksum, and leaves out what seems old.
+    /// True if the sequence numbers rise. fjall protects them by no checksum, and ignores batches
+    /// that seem old.
     is_in_order: bool,
 }
 
-/// Reads whole batches. `last`: the sequence number before the first of them.
+/// Reads complete batches. `last` is the sequence number before the first of them.
 fn whole(bytes: &[u8], last: Option<u64>) -> Whole {
     let mut reader = Reader { bytes, at: 0 };
     let mut whole = Whole { end: 0, last_start: 0, last, is_in_order: true };
@@ -156,11 +163,12 @@ fn whole(bytes: &[u8], last: Option<u64>) -> Whole {
     whole
 }
 
-/// How far behind the beginning of a batch its mark stands: the head of the batch, the head of its
-/// first item, and that item's name.
+/// The distance from the start of a batch to its mark: the head of the batch, the head of its first
+/// item, and that item's name.
 const MARK_AT: usize = 13 + 21 + super::tables::MARK.len();
 
-/// Whether a later batch of ours stands whole in what cannot be read from its beginning.
+/// Returns true if `rest`, which is unreadable at its start, contains a later complete batch of
+/// this store.
 fn goes_on(rest: &[u8], last: Option<u64>, mark: &Mark) -> bool {
     memmem::find_iter(rest, mark).any(|at| {
         let Some(start) = at.checked_sub(MARK_AT) else { return false };
@@ -169,16 +177,16 @@ fn goes_on(rest: &[u8], last: Option<u64>, mark: &Mark) -> bool {
     })
 }
 
-/// The largest last batch in which an inverted bit is looked for: each bit of it is tried.
+/// The largest last batch in which an inverted bit is looked for. Each of its bits is tried.
 const TRIED_BYTES_MAX: usize = 8 << 10;
 
-/// Whether one inverted bit makes the last batch whole: then it is damaged, and not torn.
+/// Returns true if one inverted bit makes the last batch complete. Then it is damaged and not torn.
 fn is_one_bit_from_whole(rest: &[u8]) -> bool {
     let end = rest.iter().rposition(|byte| *byte != 0).map_or(0, |last| last + 1);
     if end > TRIED_BYTES_MAX {
         return false;
     }
-    // The last bytes of a batch are not zeros, but one inverted bit can make them so.
+    // The last bytes of a batch are not zeros, but one inverted bit can make them zeros.
     let mut bytes = rest.get(..rest.len().min(end + 8)).unwrap_or_default().to_vec();
     (0..bytes.len() * 8).any(|bit| {
         let mut invert = || bytes.get_mut(bit / 8).map(|byte| *byte ^= 1 << (bit % 8));
@@ -210,7 +218,7 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// Reads a batch; its sequence number.
+/// Reads a batch and returns its sequence number.
 fn batch(reader: &mut Reader<'_>) -> Option<u64> {
     if reader.number(1)? != 1 {
         return None;
@@ -282,7 +290,7 @@ mod tests {
         drop((a, db));
         let path = folder.path().join("0.jnl");
         let mut bytes = fs::read(path).unwrap();
-        // Most of the file is room for later: keep a little of it.
+        // Most of the file is allocated ahead. A little of that is enough.
         let end = bytes.iter().rposition(|byte| *byte != 0).unwrap();
         bytes.truncate(end + 1_000);
         bytes
@@ -314,10 +322,10 @@ mod tests {
         let end = whole(&bytes, None).end;
         let batch = end / 10;
         let mut torn = bytes.clone();
-        // Inside the value of the last batch, whose own end is torn off.
+        // Inside the value of the last batch, whose end is torn off.
         let value = end - batch + 100;
         torn[value..value + 13].copy_from_slice(b"\x0312345678FJL\x03");
-        // A whole batch of no items: anybody could send these bytes.
+        // A complete batch of no items. Any client could send these bytes.
         let mut forged = vec![1, 0, 0, 0, 0, 255, 255, 255, 255, 255, 255, 255, 127, 3];
         forged.extend_from_slice(&xxh3_64(b"").to_le_bytes());
         forged.extend_from_slice(TRAILER);
@@ -348,7 +356,8 @@ mod tests {
         let bytes = journal();
         let end = whole(&bytes, None).end;
         let batch = end / 10;
-        // The tag of a batch, its sequence number, the tag of an item, a keyspace, a length, a value, the checksum, the trailer.
+        // The tag of a batch, its sequence number, the tag of an item, a keyspace, a length, a
+        // value, the checksum, the trailer.
         for at in [0, 12, 13, 13 + 10, 13 + 11, 45, 150, batch - 8, batch - 2] {
             for round in 0..9 {
                 let mut changed = bytes.clone();

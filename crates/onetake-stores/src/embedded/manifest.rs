@@ -1,7 +1,8 @@
-//! A look at the tables' lists of files before the tree opens them.
+//! A check of the tables' lists of files before the tree opens them.
 //!
-//! The file `current` of a table names the newest list of its files, `v0`, `v1` and so on, and has a checksum of it. The tree
-//! does not look at that checksum: a damaged list makes it panic, or forget files and the records in them.
+//! The file `current` of a table names the newest list of its files (`v0`, `v1` and so on) and has
+//! a checksum of it. fjall does not verify that checksum: a damaged list makes it panic, or forget
+//! files and the records in them.
 //!
 //! The format, as of fjall 3: number of the list (u64), XXH3 of the list (u128), 0; little-endian.
 
@@ -11,7 +12,7 @@ use std::path::Path;
 
 use xxhash_rust::xxh3::xxh3_128;
 
-/// Whether the newest list of a table's files is as it was written.
+/// Returns true if the newest list of a table's files matches its checksum.
 pub(super) fn is_whole(table: &Path) -> io::Result<bool> {
     let current = fs::read(table.join("current"))?;
     let Some((number, rest)) = current.split_first_chunk::<8>() else { return Ok(false) };

@@ -1,4 +1,4 @@
-//! What the store knows without reading its tables, and how it decides.
+//! The store's state in memory, and the decisions on claims and settlements.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
@@ -12,28 +12,30 @@ use onetake_core::{
 
 use super::tables::{Group, Tables};
 
-/// How far ahead fences are set aside, so that the ceiling is written seldom: a minute of
+/// The number of fences that are reserved ahead, so that the ceiling is seldom written: a minute of
 /// microseconds.
 const FENCES_AHEAD: u64 = 60_000_000;
-/// Entries of what is to be asked for that one look goes through at most: traffic waits for it.
+/// The largest number of reconcile entries that one call reads. Traffic waits for it.
 const ASKS_LOOKED_AT_MAX: usize = 1_000;
 
-/// What is known without reading the tables.
+/// The state that is known without reading the tables.
 #[derive(Default)]
 pub(super) struct Memory {
     running: HashMap<RecordId, Arc<Record>>,
-    /// When leases and their grace end.
+    /// The ends of leases plus grace.
     leases: BTreeSet<(Timestamp, RecordId)>,
-    /// What the group under way has settled or deleted, and the tables do not show yet.
+    /// Records that the current group has settled or deleted (`None`). The tables do not show them
+    /// yet.
     pub(super) fresh: HashMap<RecordId, Option<Arc<Record>>>,
     /// The highest fence that was ever granted, for any record.
     highest: Fence,
-    /// No fence above this one is granted before the ceiling is raised on disk.
+    /// The fence ceiling on disk. A higher fence is granted only after the ceiling is raised on
+    /// disk.
     pub(super) ceiling: Fence,
 }
 
 impl Memory {
-    /// Nothing runs, and every fence will be above this one.
+    /// An empty state. Every later fence is above this one.
     pub(super) fn above(ceiling: Fence) -> Self {
         Self { highest: ceiling, ceiling, ..Self::default() }
     }
@@ -52,7 +54,7 @@ impl Memory {
         Ok(tables.settled(id)?.map(Arc::new))
     }
 
-    /// The ids behind this one, in their order.
+    /// Returns the ids after `from`, in order.
     pub(super) fn ids(
         &self,
         tables: &Tables,
@@ -60,7 +62,7 @@ impl Memory {
         limit: usize,
     ) -> Result<Vec<RecordId>, StoreError> {
         let settled = tables.settled_ids(from, limit)?;
-        // Up to the last of a full page the table is known; behind it, it is not.
+        // The table is known up to the last id of a full page, and not beyond it.
         let end = settled.last().copied().filter(|_| settled.len() >= limit);
         let known = self.running.keys().chain(self.fresh.keys()).copied();
         let known = known.filter(|id| Some(*id) > from && end.is_none_or(|end| *id <= end));
@@ -69,7 +71,7 @@ impl Memory {
         Ok(ids.into_iter().take(limit).collect())
     }
 
-    /// The ids that have this reference.
+    /// Returns the ids that have this reference.
     pub(super) fn with_reference(
         &self,
         tables: &Tables,
@@ -120,7 +122,7 @@ impl Memory {
         let found = self.find(tables, settlement.id)?;
         let asked = found.as_ref().and_then(|record| record.ask_at());
         match (decide::settle(found.as_deref(), settlement, Moment::at(now)), found) {
-            // A lease ends with this process, so nothing of its renewal has to outlive it.
+            // A lease ends with this process, so its renewal does not need to be durable.
             (SettleEffect::Write(record), _) if settlement.verb == Verb::Renew => {
                 Ok(Settled::Done { record: self.remember(record).0, now })
             }
@@ -134,7 +136,8 @@ impl Memory {
         }
     }
 
-    /// `asked`: when the record was to be asked for until now.
+    /// Writes a record. `asked` is the time at which the record was due for reconciliation until
+    /// now.
     fn write(
         &mut self,
         group: &mut Group<'_>,
@@ -146,7 +149,7 @@ impl Memory {
         record
     }
 
-    /// Keeps the record in memory; says whether it was running before.
+    /// Keeps the record in memory. Returns also whether it was running before.
     fn remember(&mut self, record: Record) -> (Arc<Record>, bool) {
         let record = Arc::new(record);
         let id = record.id;
@@ -176,8 +179,8 @@ impl Memory {
             .collect()
     }
 
-    /// What is to be asked for now. The record itself has the last word: an entry that it does not bear out,
-    /// and one of what expired, is nobody's any more.
+    /// Returns the attempts that are due for reconciliation. The record itself decides: an entry
+    /// that its record does not confirm, or whose record has expired, is removed.
     pub(super) fn unsettled(
         &self,
         tables: &Tables,
@@ -196,7 +199,7 @@ impl Memory {
                     found.push(DueAttempt { id, attempt: record.attempt });
                 }
                 Ok(_) => group.remove_ask(at, id),
-                // One that cannot be read must not keep the others from being found.
+                // An unreadable record must not hide the others.
                 Err(error) if error.kind() == StoreErrorKind::Invalid => {}
                 Err(error) => return Err(error),
             }
@@ -215,7 +218,7 @@ impl Memory {
         for (at, id) in due.iter().copied() {
             group.remove_expiry(at, id);
             let found = match self.find(tables, id) {
-                // One that cannot be read stays where it is: somebody may want to mend it.
+                // An unreadable record stays where it is, so that it can be repaired.
                 Err(error) if error.kind() == StoreErrorKind::Invalid => None,
                 found => found?,
             };

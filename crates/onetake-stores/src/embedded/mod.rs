@@ -1,13 +1,14 @@
-//! One node, one folder, no server: records in a log-structured tree (fjall).
+//! The embedded store: one node, one folder, no server. It keeps records in a log-structured tree
+//! (fjall).
 //!
-//! One thread owns the folder. It takes whatever claims, settlements and sweeps have gathered while
-//! it wrote the last group, decides them one after the other against what is there, writes them as
-//! one batch, waits until that is on disk, and only then answers (S5, S6).
+//! One thread owns the folder. It takes all claims, settlements and sweeps that arrived while it
+//! wrote the last group. It decides them one after the other against the current records, writes
+//! them as one batch, waits until the batch is on disk, and only then answers (S5, S6).
 //!
-//! What runs is also kept in memory, so that finding abandoned attempts never reads the keys; a
-//! lease lives and dies with the process, so renewing it touches memory alone. When the folder is
-//! opened, what was running when it was last closed is unknown at once, or released where it rolls back by
-//! itself: nobody else can have run it.
+//! Records of running attempts are also kept in memory, so that finding abandoned attempts never
+//! reads the keys. A lease ends with the process, so renewing it changes memory alone. When the
+//! folder is opened, attempts that were running when it was last closed become unknown at once, or
+//! are released if they roll back by themselves: no other process can have run them.
 
 mod asks;
 mod committer;
@@ -50,18 +51,18 @@ pub struct EmbeddedStore {
 }
 
 impl EmbeddedStore {
-    /// Opens the folder, or makes a new one.
+    /// Opens the folder, or creates a new one.
     ///
-    /// Reads the disk: call it where blocking is fine.
+    /// It reads the disk. Call it where blocking is allowed.
     ///
     /// # Errors
-    /// If the folder is used by another process, is damaged, is of another format, or cannot be
-    /// read and written. Nothing in it is changed then.
+    /// If the folder is used by another process, is damaged, has another format, or cannot be read
+    /// and written. Nothing in it is changed then.
     pub fn open(path: impl AsRef<Path>) -> Result<Self, OpenError> {
         Self::open_with(path, Arc::new(SystemClock))
     }
 
-    /// Opens the folder on a clock of your choice.
+    /// Opens the folder with the given clock.
     ///
     /// # Errors
     /// As [`open`](Self::open).
@@ -74,13 +75,14 @@ impl EmbeddedStore {
         Ok(Self { thread, interrupted })
     }
 
-    /// How many operations were running when the folder was last closed, and are unknown since it was opened.
+    /// The number of operations that were running when the folder was last closed, and whose
+    /// outcome is unknown since it was opened.
     #[must_use]
     pub fn interrupted(&self) -> usize {
         self.interrupted
     }
 
-    /// Hands a job to the thread that owns the folder.
+    /// Sends a job to the thread that owns the folder.
     async fn ask<T>(&self, job: impl FnOnce(oneshot::Sender<T>) -> Job) -> Result<T, StoreError> {
         self.thread.ask(job).await
     }

@@ -1,9 +1,9 @@
-//! The audit, in the table of the store's own: few entries, beside many records.
+//! The audit log. It is in the `meta` table, which has few entries.
 //!
 //! | key | value |
 //! | --- | --- |
 //! | `note:`, place | the note |
-//! | `note-of:`, record, place | nothing: what the notes of one record are found by |
+//! | `note-of:`, record, place | nothing: an index of the notes of one record |
 
 use std::ops::Bound;
 
@@ -18,7 +18,7 @@ use super::tables::broken;
 const ALL: &[u8] = b"note:";
 const OF: &[u8] = b"note-of:";
 
-/// The two keys of a note.
+/// Returns the two keys of a note.
 pub(super) fn keys(place: &NotePlace, id: RecordId) -> [Vec<u8>; 2] {
     [key(place), [OF, id.as_bytes(), place.as_bytes()].concat()]
 }
@@ -27,7 +27,7 @@ fn key(place: &NotePlace) -> Vec<u8> {
     [ALL, place.as_bytes()].concat()
 }
 
-/// Notes in front of this place, the newest first: of one record, or of all.
+/// Reads notes before this place, the newest first: those of one record, or all.
 pub(super) fn read(
     table: &Keyspace,
     of: Option<RecordId>,
@@ -35,7 +35,7 @@ pub(super) fn read(
     limit: usize,
 ) -> Result<Notes, StoreError> {
     let prefix = of.map_or_else(|| ALL.to_vec(), |id| [OF, id.as_bytes()].concat());
-    // Behind every place there is: times are far from it.
+    // After every place that exists: no time is that far in the future.
     let end = from.map_or([0xff; NotePlace::BYTES], |place| *place.as_bytes());
     let end = [prefix.as_slice(), &end].concat();
     let range = (Bound::Included(prefix), Bound::Excluded(end));
@@ -47,12 +47,12 @@ pub(super) fn read(
     for place in &places {
         notes.extend(load(table, *place)?);
     }
-    // By what was found, of which some may not have been read.
+    // By the places that were found. Some of their notes may be unreadable.
     let next = places.last().filter(|_| places.len() >= limit).map(NotePlace::cursor);
     Ok(Notes { notes, next })
 }
 
-/// Notes that were kept for long enough, the oldest first: their places, and the records.
+/// Returns the places and records of notes whose retention has ended, the oldest first.
 pub(super) fn old(
     table: &Keyspace,
     now: Timestamp,
@@ -70,7 +70,7 @@ pub(super) fn old(
     Ok(old)
 }
 
-/// One that cannot be read hides no other.
+/// Loads a note. An unreadable note is skipped, so that it hides no other.
 fn load(table: &Keyspace, place: NotePlace) -> Result<Option<Note>, StoreError> {
     let Some(value) = table.get(key(&place)).map_err(broken)? else { return Ok(None) };
     match Note::decode(place, Bytes::copy_from_slice(&value)) {

@@ -4,11 +4,11 @@
 //! | --- | --- | --- |
 //! | `running` | id | the record, while an attempt runs: small, and read whole when the folder is opened |
 //! | `settled` | id | the record, once it is settled |
-//! | `expiry` | moment of expiry, id | nothing: what the sweep goes by; an entry may be out of date |
-//! | `meta` | name | what the store remembers of itself, its secrets, the audit, and what is to be asked for |
+//! | `expiry` | moment of expiry, id | nothing: the index for the sweep; an entry may be out of date |
+//! | `meta` | name | the store's own data, its secrets, the audit, and the reconcile index |
 //!
-//! A record that runs again leaves its older self in `settled` until it is settled anew; `running`
-//! counts first.
+//! A record that runs again keeps its older version in `settled` until it is settled again. The
+//! entry in `running` takes precedence.
 
 use std::collections::HashMap;
 use std::ops::{Bound, RangeInclusive};
@@ -29,19 +29,19 @@ use super::manifest;
 use super::notes;
 use super::witness::{Mark, Witness};
 
-/// Bytes of journal that may wait for their tables to be written: what has to be read again when
+/// The largest number of journal bytes whose tables are not written yet. They are read again when
 /// the folder is opened.
 const JOURNAL_BYTES_MAX: u64 = 192 << 20;
-/// Bytes of table blocks that are kept in memory.
+/// The bytes of table blocks that are kept in memory.
 const CACHE_BYTES: u64 = 64 << 20;
-/// Bytes of a table in memory before it is written.
+/// The size at which a table in memory is written to disk.
 const MEMTABLE_BYTES: u64 = 32 << 20;
 
 const FENCE_CEILING: &[u8] = b"fence-ceiling";
-/// What the name of a secret is written behind.
+/// The prefix of a secret's name.
 const SECRET: &[u8] = b"secret:";
 const COMPACTED: &[u8] = b"compacted";
-/// What fjall 3 writes into the file `version`.
+/// The content of fjall 3's file `version`.
 const TREE_VERSION: &[u8] = b"FJL\x03";
 /// The name of the first item in every group.
 pub(super) const MARK: &[u8] = b"mark";
@@ -56,7 +56,7 @@ pub(super) struct Tables {
 }
 
 impl Tables {
-    /// Opens the tree of a folder, after a look at whether it is whole.
+    /// Checks the tree of a folder for damage, then opens it.
     pub(super) fn open(folder: &Folder) -> Result<Self, OpenError> {
         let witness = if folder.is_new() {
             let mut witness = Witness::default();
@@ -67,7 +67,7 @@ impl Tables {
             check_files(folder, &witness)?;
             witness
         };
-        // The tree panics at some kinds of damage.
+        // The tree panics on some kinds of damage.
         let tables = catch_unwind(AssertUnwindSafe(|| Self::open_tree(folder, witness.mark)))
             .map_err(|_| OpenError::damaged(folder.path(), "its tables cannot be read"))?
             .map_err(|error| refused(folder, error))?;
@@ -79,7 +79,7 @@ impl Tables {
         Ok(tables)
     }
 
-    /// What the tree holds from now on.
+    /// Returns the least that the tree contains from now on.
     pub(super) fn witness(&self, ceiling: Fence) -> Witness {
         let all = [&self.running, &self.settled, &self.expiry, &self.meta];
         let folders = all.iter().filter_map(|table| table.path().file_name());
@@ -106,7 +106,7 @@ impl Tables {
         })
     }
 
-    /// A settled record, by its id.
+    /// Returns a settled record by its id.
     pub(super) fn settled(&self, id: RecordId) -> Result<Option<Record>, StoreError> {
         match self.settled.get(id.as_bytes()) {
             Ok(None) => Ok(None),
@@ -115,7 +115,7 @@ impl Tables {
         }
     }
 
-    /// The ids of settled records behind this one, in their order.
+    /// Returns the ids of settled records after `from`, in order.
     pub(super) fn settled_ids(
         &self,
         from: Option<RecordId>,
@@ -127,7 +127,7 @@ impl Tables {
         entries.map(|entry| entry.key().map_err(broken).and_then(|key| record_id(&key))).collect()
     }
 
-    /// The ids of settled records in this range, in their order.
+    /// Returns the ids of settled records in this range, in order.
     pub(super) fn settled_within(
         &self,
         range: RangeInclusive<RecordId>,
@@ -138,7 +138,7 @@ impl Tables {
         entries.map(|entry| entry.key().map_err(broken).and_then(|key| record_id(&key))).collect()
     }
 
-    /// Everything that runs.
+    /// Returns the records of all running attempts.
     pub(super) fn all_running(&self) -> Result<Vec<Record>, StoreError> {
         self.running
             .iter()
@@ -149,7 +149,7 @@ impl Tables {
             .collect()
     }
 
-    /// Up to `limit` entries of the expiry index that are due, the oldest first.
+    /// Returns up to `limit` entries of the expiry index that are due, the oldest first.
     pub(super) fn due(
         &self,
         now: Timestamp,
@@ -162,7 +162,7 @@ impl Tables {
             .collect()
     }
 
-    /// The entries of what is to be asked for now, the longest due first.
+    /// Returns the entries of the reconcile index that are due, the longest due first.
     pub(super) fn due_asks(
         &self,
         now: Timestamp,
@@ -186,7 +186,7 @@ impl Tables {
         found.map(read).transpose().map_err(|_| StoreError::damaged_secret(name))
     }
 
-    /// Entries of the audit in front of this place, the newest first.
+    /// Reads audit entries before this place, the newest first.
     pub(super) fn notes(
         &self,
         of: Option<RecordId>,
@@ -196,7 +196,7 @@ impl Tables {
         notes::read(&self.meta, of, from, limit)
     }
 
-    /// How many settled records there are, roughly.
+    /// The approximate number of settled records.
     pub(super) fn settled_about(&self) -> usize {
         self.settled.approximate_len()
     }
@@ -208,13 +208,14 @@ impl Tables {
         Group { tables: self, batch, made: HashMap::new() }
     }
 
-    /// Gives back the space of what was deleted. May take long; other threads go on meanwhile.
+    /// Returns a function that gives back the space of deleted records. It may take long; other
+    /// threads go on meanwhile.
     pub(super) fn compactor(&self) -> impl FnOnce() -> Result<(), fjall::Error> + Send + use<> {
         let tables = [self.settled.clone(), self.expiry.clone()];
         move || {
             for table in tables {
-                // What is still in memory is written first, or its deletions would count for
-                // nothing.
+                // Tables in memory are written first. Otherwise their deletions would have no
+                // effect.
                 table.rotate_memtable_and_wait()?;
                 table.major_compact()?;
             }
@@ -222,21 +223,22 @@ impl Tables {
         }
     }
 
-    /// Replaced files are deleted when the next table in memory is written, whichever it is: a small
-    /// one does, instead of waiting for traffic to fill a large one.
+    /// Makes the tree delete replaced files. It does so when the next table in memory is written,
+    /// whichever that is. A small table is used here, so that the deletion does not wait for
+    /// traffic to fill a large one.
     pub(super) fn drop_replaced_files(&self) {
         if let Err(error) = self.meta.rotate_memtable() {
             tracing::warn!(%error, "the space of expired records could not be given back yet");
         }
     }
 
-    /// Makes everything durable and lets go of the tree.
+    /// Makes everything durable and closes the tree.
     pub(super) fn close(self) -> Result<(), StoreError> {
         self.db.persist(PersistMode::SyncAll).map_err(broken)
     }
 }
 
-/// What the tree said when it was opened: the operating system's refusals are not damage.
+/// The error for a tree that could not be opened. An error of the operating system is not damage.
 fn refused(folder: &Folder, error: fjall::Error) -> OpenError {
     match error {
         fjall::Error::Locked => folder.in_use(),
@@ -251,7 +253,7 @@ fn refused(folder: &Folder, error: fjall::Error) -> OpenError {
     }
 }
 
-/// Looks at the files of a tree before it is opened, because opening changes them.
+/// Checks the files of a tree before it is opened, because opening changes them.
 fn check_files(folder: &Folder, witness: &Witness) -> Result<(), OpenError> {
     let path = folder.database();
     let damaged = |what: String| OpenError::damaged(folder.path(), what);
@@ -262,7 +264,7 @@ fn check_files(folder: &Folder, witness: &Witness) -> Result<(), OpenError> {
     }
     let tables = path.join("keyspaces");
     for table in &witness.tables {
-        // A table without this file is taken for half made, and deleted.
+        // fjall assumes that a table without this file is half created, and deletes it.
         if !tables.join(table).join("current").is_file() {
             return Err(damaged(format!("the table {table} is missing, or its list of files is")));
         }
@@ -284,8 +286,8 @@ fn check_files(folder: &Folder, witness: &Witness) -> Result<(), OpenError> {
     if witness.journals.as_ref().is_some_and(|closed| *closed != journals.lengths) {
         return Err(damaged("its journal is not what it was when it was closed".to_owned()));
     }
-    // From here on it is in use: what it was like when it was closed does not count any more. Opening
-    // the tree changes its journals, and may be interrupted.
+    // From here on the folder is in use, so the journal lengths of the last close are dropped.
+    // Opening the tree changes its journals, and may be interrupted.
     folder.begin_use(&Witness { journals: None, ..witness.clone() })?;
     let is_clean = witness.journals.is_some();
     let mended = journal::cut(&journals)
@@ -297,13 +299,13 @@ fn check_files(folder: &Folder, witness: &Witness) -> Result<(), OpenError> {
 pub(super) struct Group<'a> {
     tables: &'a Tables,
     batch: fjall::OwnedWriteBatch,
-    /// Secrets that this group makes, and the tables do not show yet.
+    /// Secrets that this group creates. The tables do not show them yet.
     made: HashMap<&'static str, [u8; 32]>,
 }
 
 impl Group<'_> {
-    /// Writes a record where it belongs. `was_running`: it stands in `running` until now; `before`: it was to
-    /// be asked for at this time.
+    /// Writes a record to its table. `was_running` is true if it is in `running` until now.
+    /// `before` is the time at which it was due for reconciliation until now.
     pub(super) fn write(&mut self, record: &Record, was_running: bool, before: Option<Timestamp>) {
         let Tables { running, settled, expiry, .. } = self.tables;
         let value = codec::encode(record);
@@ -324,7 +326,7 @@ impl Group<'_> {
         }
     }
 
-    /// Gives the table of the store's own something to write.
+    /// Adds an entry to `meta`, so that its table in memory is not empty.
     pub(super) fn note_compaction(&mut self) {
         self.batch.insert(&self.tables.meta, COMPACTED, []);
     }
@@ -333,7 +335,7 @@ impl Group<'_> {
         self.batch.insert(&self.tables.meta, FENCE_CEILING, to.get().to_be_bytes());
     }
 
-    /// The secret of this name; made now, if there is none.
+    /// Returns the secret of this name, and creates it if it does not exist.
     pub(super) fn secret(
         &mut self,
         name: &'static str,
@@ -356,7 +358,7 @@ impl Group<'_> {
         self.batch.insert(&self.tables.meta, of, []);
     }
 
-    /// Deletes a few entries of the audit that were kept for long enough.
+    /// Deletes a few audit entries whose retention has ended.
     pub(super) fn remove_old_notes(
         &mut self,
         now: Timestamp,
@@ -387,12 +389,12 @@ impl Group<'_> {
     }
 
     pub(super) fn is_empty(&self) -> bool {
-        // The mark alone says nothing.
+        // The mark alone is no content.
         self.batch.len() <= 1
     }
 
-    /// Waits until everything is on disk. After a failure nobody knows what is, so the error is one
-    /// after which the store must not be used any more.
+    /// Waits until everything is on disk. After a failure the state on disk is unknown, so the
+    /// store must not be used after this error.
     pub(super) fn commit(self) -> Result<(), StoreError> {
         self.batch.commit().map_err(broken)
     }
@@ -431,7 +433,7 @@ fn decode(id: RecordId, value: &[u8]) -> Result<Record, StoreError> {
         .map_err(|error| unreadable(id).with_source(error))
 }
 
-/// One record that cannot be read: its key is refused, everything else goes on.
+/// The error for one unreadable record. Its key is refused; all other keys still work.
 fn unreadable(id: RecordId) -> StoreError {
     let message = format!("the record {} is damaged and cannot be read", id.reference());
     StoreError::new(StoreErrorKind::Invalid, message)

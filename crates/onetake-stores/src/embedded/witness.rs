@@ -1,9 +1,9 @@
-//! What the folder must at least hold, kept outside the tree.
+//! The WITNESS file: the least that the tree must contain, kept outside the tree.
 //!
-//! A tree that lost its journal, or a table's folder, opens as an emptier tree without complaint, and
-//! every key in it would run again. So a small file beside it says what was there: the tables, the
-//! fence ceiling (raised about once a minute), and, after a clean close, how far each journal
-//! reaches. What contradicts it is damage.
+//! A tree that lost its journal or the folder of a table opens as an emptier tree without an error,
+//! and every lost key would run again. So a small file beside the tree lists what was there: the
+//! tables, the fence ceiling (raised about once a minute), and, after a clean close, the length of
+//! each journal. A tree that contradicts this file is damaged.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -18,24 +18,24 @@ use crate::folders;
 /// The file's name.
 pub(super) const FILE: &str = "WITNESS";
 
-/// Sixteen random bytes, made when the folder is.
+/// Sixteen random bytes, chosen when the folder is created.
 pub(super) type Mark = [u8; 16];
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Witness {
-    /// Stands in every group that is written: what has it in the journal was written by this store,
-    /// and is not part of something that a client sent.
+    /// The first item of every group. A batch in the journal that has it was written by this store,
+    /// and is not part of a body that a client sent.
     pub(super) mark: Mark,
     /// The folders of the tables.
     pub(super) tables: Vec<String>,
-    /// A fence ceiling that is on disk for sure.
+    /// A fence ceiling that is certainly on disk.
     pub(super) ceiling: Fence,
-    /// After a clean close: each journal and how far it can be read.
+    /// After a clean close: the readable length of each journal.
     pub(super) journals: Option<BTreeMap<String, u64>>,
 }
 
 impl Witness {
-    /// Writes it so that either the old or the new one is there.
+    /// Writes the file atomically: either the old or the new version exists.
     pub(super) fn write(&self, folder: &Path) -> io::Result<()> {
         let draft = folder.join("WITNESS.new");
         let mut file = File::create(&draft)?;
@@ -45,7 +45,7 @@ impl Witness {
         folders::sync(folder)
     }
 
-    /// Reads it; `None` if it says something else than what [`write`](Self::write) writes.
+    /// Reads the file; `None` if its content is not what [`write`](Self::write) writes.
     pub(super) fn read(folder: &Path) -> io::Result<Option<Self>> {
         match fs::read_to_string(folder.join(FILE)) {
             Ok(text) => Ok(Self::parse(&text)),
@@ -66,7 +66,7 @@ impl Witness {
                 text.push_str(&format!("journal {length} {name}\n"));
             }
         }
-        // The last lines, so that a cut or damaged file is not taken for a whole one.
+        // The last lines, so that a truncated or damaged file is recognised.
         let checksum = xxh3_64(text.as_bytes());
         text.push_str(&format!("checksum {checksum:016x}\nend\n"));
         text

@@ -1,4 +1,4 @@
-//! What the filter counts. docs/OPERATIONS.md says what to look at.
+//! The metrics of the filter. docs/OPERATIONS.md explains them.
 
 use metrics::{Counter, counter, describe_counter};
 
@@ -41,7 +41,7 @@ impl Counters {
         }
     }
 
-    /// An entry was not believed.
+    /// Counts an entry that was refused.
     pub(super) fn refused(why: Refused) {
         let why = match why {
             Refused::Format => "format",

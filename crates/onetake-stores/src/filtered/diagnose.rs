@@ -1,4 +1,4 @@
-//! What `onetake doctor` has to say of the filter.
+//! The checks of `onetake doctor` on the filter.
 
 use std::time::Duration;
 
@@ -10,14 +10,14 @@ use super::FilteredStore;
 use crate::diagnosis::{Diagnosis, Finding};
 use crate::redis::diagnose::{ask, lines, named, together};
 
-/// Round trips to take the median of.
+/// The number of round trips for the median.
 const ROUND_TRIPS: usize = 5;
 
 impl FilteredStore {
-    /// Looks at the filter alone; the authority has its own diagnosis.
+    /// Checks the filter alone. The authority has its own diagnosis.
     ///
     /// # Errors
-    /// If Redis cannot be reached, or does not answer in time.
+    /// If Redis is unreachable, or does not answer in time.
     pub async fn diagnose(&self) -> Result<Diagnosis, StoreError> {
         let connection = &self.shared.link.connection;
         connection.connect().await?;
@@ -53,7 +53,7 @@ impl FilteredStore {
             "nothing is lost with what the filter holds: the authority has it",
         ));
         findings.push(slowness(round_trip));
-        // The filter goes by the authority's clock and its own: Redis's does not count.
+        // The filter uses the authority's clock and its own. Redis's clock is not used.
         Ok(Diagnosis::new(server, round_trip, None, findings))
     }
 }

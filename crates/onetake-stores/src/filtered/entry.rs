@@ -1,9 +1,8 @@
-//! The bytes of an entry in Redis: a finished record under a MAC.
+//! The format of an entry in Redis: a finished record under a MAC.
 //!
-//! Redis is not trusted: whoever can write to it may copy an entry under another id, cut it, or
-//! put an older one back. The MAC covers the format, the id, the fence, the expiry, the end of use
-//! and the record, so that an entry is either word for word what a node wrote for this id, or it
-//! is refused.
+//! Redis is not trusted: anyone who can write to it may copy an entry under another id, cut it, or
+//! restore an older one. The MAC covers the format, the id, the fence, the expiry, the end of use
+//! and the record. So an entry is either exactly what a node wrote for this id, or it is refused.
 
 use aws_lc_rs::{constant_time, hmac};
 use bytes::{BufMut, Bytes, BytesMut};
@@ -11,14 +10,15 @@ use bytes::{BufMut, Bytes, BytesMut};
 use onetake_core::codec::{self, Reader};
 use onetake_core::{Record, RecordId, State, Timestamp};
 
-/// The format that is written; entries of any other are refused.
+/// The format that is written. Entries of any other format are refused.
 const VERSION: u8 = 1;
-/// How many bytes the MAC has.
+/// The length of the MAC in bytes.
 const MAC_BYTES: usize = 32;
-/// What stands in front of the record: version, fence, expiry, end of use, MAC.
+/// The length of the fields before the record: version, fence, expiry, end of use, MAC.
 pub(super) const HEAD_BYTES: usize = 1 + 3 * 8 + MAC_BYTES;
 
-/// Whether a record can stand in the filter: its outcome is known and cannot change any more (S4).
+/// Returns true if a record may be in the filter: its outcome is known and cannot change any more
+/// (S4).
 pub(super) fn is_finished(record: &Record) -> bool {
     matches!(record.state, State::Completed { .. } | State::Failed { .. })
 }
@@ -28,36 +28,37 @@ pub(super) fn is_finished(record: &Record) -> bool {
 pub(super) struct Entry {
     /// The finished record.
     pub(super) record: Record,
-    /// Not to be used from then on: the record's expiry, or earlier.
+    /// The end of use: the record's expiry, or earlier.
     pub(super) until: Timestamp,
 }
 
-/// Bytes that are not an entry for the id that was asked for.
+/// The reason why bytes are not an entry for the requested id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Refused {
-    /// Cut, or of another version.
+    /// The bytes are cut, or have another version.
     Format,
-    /// The MAC is wrong: made with another secret, for another id, or changed.
+    /// The MAC is wrong: it was made with another secret or for another id, or the entry was
+    /// changed.
     Mac,
-    /// The MAC is right, but what it says of the record does not fit the record, as this version
-    /// reads it.
+    /// The MAC is right, but its fields contradict the record as this version reads it.
     Content,
 }
 
-/// Makes and reads entries.
+/// Creates and reads entries.
 pub(super) struct Seal {
     key: hmac::Key,
 }
 
 impl Seal {
-    /// A seal with a key of its own, so that the secret can serve elsewhere too.
+    /// Creates a seal with a derived key, so that the secret can be used elsewhere too.
     pub(super) fn new(secret: &[u8]) -> Self {
         let secret = hmac::Key::new(hmac::HMAC_SHA256, secret);
         let derived = hmac::sign(&secret, b"onetake filter entry v1");
         Self { key: hmac::Key::new(hmac::HMAC_SHA256, derived.as_ref()) }
     }
 
-    /// The entry of a finished record; `None` for any other, which must never get into the filter.
+    /// Returns the entry of a finished record; `None` for any other record, which must never get
+    /// into the filter.
     pub(super) fn close(&self, record: &Record, until: Timestamp) -> Option<Bytes> {
         let expires_at = record.expires_at().filter(|_| is_finished(record))?;
         let encoded = codec::encode(record);
@@ -72,7 +73,7 @@ impl Seal {
         Some(out.freeze())
     }
 
-    /// Reads what [`close`](Self::close) made for this id.
+    /// Reads an entry that [`close`](Self::close) created for this id.
     pub(super) fn open(&self, id: RecordId, mut bytes: Bytes) -> Result<Entry, Refused> {
         if bytes.len() < HEAD_BYTES {
             return Err(Refused::Format);
@@ -82,7 +83,7 @@ impl Seal {
         if head.first() != Some(&VERSION) {
             return Err(Refused::Format);
         }
-        // Before anything of it is believed.
+        // The MAC is verified before anything else is used.
         let expected = self.mac(id, &head, &bytes);
         constant_time::verify_slices_are_equal(expected.as_ref(), &mac)
             .map_err(|_| Refused::Mac)?;
@@ -102,7 +103,8 @@ impl Seal {
         Ok(Entry { record, until: Timestamp::from_micros(until.min(expires_at)) })
     }
 
-    /// Every part but the last has a fixed length: no two entries have the same bytes under the MAC.
+    /// Returns the MAC. Every part but the last has a fixed length, so no two entries have the same
+    /// bytes under the MAC.
     fn mac(&self, id: RecordId, head: &[u8], record: &[u8]) -> hmac::Tag {
         let mut mac = hmac::Context::with_key(&self.key);
         mac.update(id.as_bytes());

@@ -1,4 +1,5 @@
-//! Forgetting: the filter lets go first, the authority forgets, and the filter lets go once more.
+//! Forgetting of a key: the filter deletes its entry, the authority forgets, and the filter deletes
+//! once more.
 
 use std::future::Future;
 
@@ -10,18 +11,18 @@ use onetake_core::{RecordId, Settled, Settlement, StoreError, StoreErrorKind, Ve
 use super::{FilteredStore, no_answer};
 use crate::redis::errors::wrote_nothing;
 
-/// Where an item stood in its batch, and the item.
+/// An item with its position in the batch.
 type Placed = (usize, Settlement);
 
 impl FilteredStore {
-    /// Makes both forget these keys. `by_authority` is how the authority does its part; it is
-    /// polled once the filter has let go of them, and for a while nobody who read them before can
-    /// put them back.
+    /// Makes the filter and the authority forget these keys. `by_authority` is the authority's
+    /// part. It is polled after the filter has deleted the entries. For a while, a node that read
+    /// the keys before cannot write the entries again.
     ///
     /// # Errors
-    /// If the filter does not answer: nothing was forgotten then, unless it is `Indeterminate`, which
-    /// means that the authority forgot and the filter may still replay, for no longer than
-    /// `entry_age_max`. Or what the authority says.
+    /// If the filter does not answer. Then nothing was forgotten, unless the error is
+    /// `Indeterminate`: the authority has forgotten, and the filter may still replay, for at most
+    /// `entry_age_max`. Errors of the authority are returned too.
     pub async fn forget<T>(
         &self,
         ids: Vec<RecordId>,
@@ -29,7 +30,7 @@ impl FilteredStore {
     ) -> Result<T, StoreError> {
         self.writer.forget(ids.clone()).await.map_err(nothing_forgotten)?;
         let answer = by_authority.await?;
-        // Once more, for whoever read the authority in between.
+        // Once more, for a node that read the authority in between.
         self.writer.forget(ids).await.map_err(|error| {
             let what = "forgotten, but the filter may still replay it; forget it again";
             StoreError::new(StoreErrorKind::Indeterminate, what).with_source(error)
@@ -37,12 +38,13 @@ impl FilteredStore {
         Ok(answer)
     }
 
-    /// Settles a batch in which keys are forgotten. Only their own items wait for the filter (S21).
+    /// Settles a batch in which keys are forgotten. Only the items of these keys wait for the
+    /// filter (S21).
     pub(super) async fn settle_and_forget(&self, batch: Vec<Settlement>) -> Answers<Settled> {
         let count = batch.len();
         let forgotten: Vec<RecordId> =
             batch.iter().filter(|item| forgets(item)).map(|i| i.id).collect();
-        // Whatever else there is for such a key stays in its order with it.
+        // All items of such a key stay together, in their order.
         let (keys, rest): (Vec<Placed>, Vec<Placed>) =
             batch.into_iter().enumerate().partition(|(_, item)| forgotten.contains(&item.id));
         let mut by_key: Vec<(RecordId, Vec<Placed>)> = Vec::new();
@@ -63,7 +65,7 @@ impl FilteredStore {
         answers
     }
 
-    /// Settles all items of one key, of which some forget it.
+    /// Settles all items of one key. Some of them forget it.
     async fn settle_key_and_forget(
         &self,
         id: RecordId,
@@ -76,7 +78,7 @@ impl FilteredStore {
         });
         let Err(error) = forgot.await else { return answers.unwrap_or_default() };
         let Some(answers) = answers else {
-            // The filter was not there: what does not forget is done all the same.
+            // The filter was unreachable. The items that do not forget are settled all the same.
             let (refused, others): (Vec<Placed>, Vec<Placed>) =
                 items.into_iter().partition(|(_, item)| forgets(item));
             let refused = refused.into_iter().map(|(at, _)| (at, Err(error.clone())));

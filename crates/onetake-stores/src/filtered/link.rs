@@ -1,4 +1,4 @@
-//! What the filter asks of Redis. Nobody ever waits for it to be there.
+//! The filter's commands to Redis. No caller waits for a connection.
 
 use std::time::Duration;
 
@@ -13,18 +13,18 @@ use crate::redis::command::Command;
 use crate::redis::connection::{Connection, ConnectionOptions};
 use crate::redis::url::Address;
 
-/// Stands for something that is there and cannot be an entry.
+/// The placeholder for a value that exists and cannot be an entry.
 const NO_ENTRY: &[u8] = b"?";
 
-/// Replaces what is there, unless that is the marker of a forgotten key. An operator's word stands
-/// against whatever another node read before it and writes late. Two bytes are enough to tell the
-/// marker from anything else, and a value of another type cannot be the marker.
+/// Replaces the value, unless it is the marker of a forgotten key: an operator's action takes
+/// precedence over a late write of a node that read the key before. Two bytes are enough to
+/// recognise the marker, and a value of another type cannot be the marker.
 const REPLACE: &str = "\
 if redis.pcall('GETRANGE', KEYS[1], 0, 1) == ARGV[1] then return 0 end
 redis.call('SET', KEYS[1], ARGV[2], 'PX', ARGV[3])
 return 1";
 
-/// Deletes what is there, unless that is the marker of a forgotten key.
+/// Deletes the value, unless it is the marker of a forgotten key.
 const DELETE: &str = "\
 if redis.pcall('GETRANGE', KEYS[1], 0, 1) == ARGV[1] then return 0 end
 return redis.call('UNLINK', KEYS[1])";
@@ -32,16 +32,16 @@ return redis.call('UNLINK', KEYS[1])";
 /// A write to one entry.
 #[derive(Clone, Debug)]
 pub(super) enum Change {
-    /// An entry.
+    /// Writes an entry.
     Put(Put),
-    /// No entry any more, unless the key was forgotten.
+    /// Deletes the entry, unless the key was forgotten.
     Delete,
-    /// The marker of a forgotten key, for so long, whatever is there.
+    /// Writes the marker of a forgotten key for this long, whatever the current value is.
     Forget(Duration),
 }
 
 impl Change {
-    /// How many bytes it sends.
+    /// The number of bytes that it sends.
     pub(super) fn bytes(&self) -> usize {
         match self {
             Self::Put(put) => put.value.len(),
@@ -54,20 +54,20 @@ impl Change {
 #[derive(Clone, Debug)]
 pub(super) struct Put {
     pub(super) value: Bytes,
-    /// For how long.
+    /// The lifetime of the entry.
     pub(super) keep: Duration,
-    /// Whether it replaces an entry that is there; it never replaces the marker of a forgotten key.
+    /// True if it replaces an existing entry. It never replaces the marker of a forgotten key.
     pub(super) overwrite: bool,
 }
 
-/// A Redis, or a cluster, that is reached as long as it can be.
+/// A Redis server or cluster that may be unreachable.
 #[derive(Debug)]
 pub(super) struct Link {
     pub(super) connection: Connection,
 }
 
 impl Link {
-    /// Reads the URL; nothing is connected yet.
+    /// Parses the URL. Nothing is connected yet.
     pub(super) fn new(url: &str, options: &FilterOptions) -> Result<Self, StoreError> {
         let (address, _) = Address::parse(url, &[])?;
         let FilterOptions { clock, rng, connect_timeout, command_timeout, .. } = options.clone();
@@ -84,8 +84,8 @@ impl Link {
         Ok(Self { connection: Connection::new(address, options) })
     }
 
-    /// Reads up to `bytes_max` bytes and one more of each, so that a value that is too large shows,
-    /// and never costs more than that. An absent value is empty.
+    /// Reads at most `bytes_max` bytes and one more of each value, so that a value that is too
+    /// large is recognised at bounded cost. An absent value is empty.
     pub(super) async fn get_many(
         &self,
         ids: &[RecordId],
@@ -96,7 +96,7 @@ impl Link {
         let commands: Vec<Command> = ids.iter().map(get).collect();
         let read = |answer: Result<Value, StoreError>| match answer {
             Ok(Value::BulkString(bytes)) if bytes.len() <= bytes_max => Ok(Bytes::from(bytes)),
-            // Too large, or not bytes at all.
+            // Too large, or not a string.
             Ok(_) => Ok(Bytes::from_static(NO_ENTRY)),
             Err(error) if error.kind() == StoreErrorKind::Invalid => {
                 tracing::debug!(%error, "an entry cannot be read");
@@ -151,7 +151,7 @@ fn script(id: &RecordId, text: &'static str) -> Command {
     Command::on(key.as_bytes(), "EVAL").arg(text).arg("1").arg(key).arg(FORGOTTEN)
 }
 
-/// Where the entry of an id is.
+/// The Redis key of an entry.
 fn key(id: &RecordId) -> String {
     format!("onetake:f:{}", hex::encode(id.as_bytes()))
 }

@@ -1,4 +1,4 @@
-//! What the filter has for some ids.
+//! Lookups in the filter.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -10,31 +10,31 @@ use onetake_core::{Record, RecordId, Timestamp};
 use super::counters::Counters;
 use super::{CLOCK_MARGIN, Shared, writer};
 
-/// What the filter has for one id.
+/// The filter's content for one id.
 #[derive(Clone, Debug)]
 pub(super) enum Look {
     /// The finished record.
     Hit(Arc<Record>),
-    /// Something that is not to be used, and may be replaced.
+    /// A value that must not be used, and may be replaced.
     Unusable,
 }
 
-/// What the filter has for some ids; one that is not here has nothing.
+/// The filter's content for some ids. Ids without content are missing.
 #[derive(Debug)]
 pub(super) struct Looked {
     pub(super) answers: HashMap<RecordId, Look>,
-    /// The time by which it was looked at: ahead of the authority's.
+    /// The time of the lookup, which is ahead of the authority's time.
     pub(super) now: Timestamp,
 }
 
 impl Shared {
-    /// Reads entries, each id once. Whatever goes wrong, the answer is that there is nothing.
+    /// Reads entries, each id once. After any error the result is empty.
     pub(super) async fn look(&self, ids: impl Iterator<Item = RecordId>) -> Looked {
         let mut ids: Vec<RecordId> = ids.collect();
         ids.sort_unstable();
         ids.dedup();
         let found = self.link.get_many(&ids, self.entry_bytes_max).await;
-        // After the answer: it may have taken its time.
+        // The time is read after the answer, which may have taken long.
         let now = self.time.now().plus(CLOCK_MARGIN);
         let mut answers = HashMap::new();
         let mut hits = 0;

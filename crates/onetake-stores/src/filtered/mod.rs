@@ -1,26 +1,30 @@
-//! Redis in front of another store, as a filter: retries of finished operations are answered by
-//! Redis alone, everything else by the store behind it, the authority.
+//! The filtered store: Redis in front of another store, the authority. Redis alone answers retries
+//! of finished operations; the authority answers everything else.
 //!
-//! **What it may hold.** Finished records only (completed, failed), each under a MAC over its id,
-//! fence, expiry and recording, written after the authority said that it is durable (S6).
+//! **Content.** The filter holds finished records only (completed, failed), each under a MAC over
+//! its id, fence, expiry and recording. They are written after the authority has confirmed that
+//! they are durable (S6).
 //!
-//! **Why an entry is the truth.** A finished record never changes until it expires (S4), and until
-//! then no other life of the key can begin (S12). So an entry whose MAC is right and whose expiry
-//! lies ahead says what the authority would say, whenever it was written and wherever it was in
-//! between: a Redis that was rolled back can bring back an entry of an earlier life, but its expiry
-//! has passed. Everything else (nothing there, cut, forged, another key's, too large, expired,
-//! nearly expired) is as good as nothing, and the authority is asked. Nothing in Redis ever makes a
-//! key runnable: a lost, slow or lying Redis costs time, and nothing else (S11).
+//! **Correctness of an entry.** A finished record never changes until it expires (S4), and until
+//! then the key cannot be claimed again (S12). So an entry with a valid MAC and an expiry in the
+//! future is equal to the authority's record, however old it is: a Redis that was rolled back can
+//! restore an entry from before the key's last expiry, but its expiry has passed. Anything else
+//! (absent, cut, forged, copied from another key, too large, expired, nearly expired) counts as
+//! absent, and the authority is asked. Nothing in Redis ever makes a key runnable: a lost, slow or
+//! lying Redis costs time, and nothing else (S11).
 //!
-//! **Whose clock.** The authority's decides. The filter goes by the later of its own clock and of
-//! what the authority last said, and stays [`CLOCK_MARGIN`] away from an entry's end.
+//! **Clock.** The authority's clock decides. The filter uses the later of its own clock and the
+//! authority's last known time, and stops using an entry [`CLOCK_MARGIN`] before its end.
 //!
-//! **What is left.** An operator may make the authority forget a key before it expires:
-//! [`Verb::Forget`](onetake_core::Verb::Forget) and [`FilteredStore::forget`] take it from both, and from neither while the filter
-//! cannot be reached. A marker stands in the entry's place for a minute. No node's late write replaces or
-//! deletes the marker, and no node writes what the authority told it more than half a minute ago. A Redis that is rolled back to before that replays
-//! it, for no longer than `entry_age_max`, and may give it back to the authority: flush a Redis that
-//! was restored from a backup, which is always safe.
+//! **Exception.** An operator may make the authority forget a key before it expires.
+//! [`Verb::Forget`](onetake_core::Verb::Forget) and [`FilteredStore::forget`] remove it from both,
+//! and from neither while the filter is unreachable. A marker replaces the entry for a minute. No
+//! late write of a node replaces or deletes the marker, and no node writes a record that it read
+//! from the authority more than half a minute ago.
+//!
+//! **Warning:** A Redis that is rolled back to before that replays the forgotten record, for at
+//! most `entry_age_max`, and may restore it in the authority. Flush a Redis that was restored from
+//! a backup. A flush is always safe.
 
 mod counters;
 mod diagnose;
@@ -54,27 +58,28 @@ use repair::Sample;
 use time::AuthorityTime;
 use writer::Writer;
 
-/// An entry is not used this close to its end: two clocks may differ by as much.
+/// The time before the end of an entry from which it is not used. Two clocks may differ by as much.
 pub const CLOCK_MARGIN: Duration = Duration::from_secs(10);
-/// A shorter secret could be guessed by whoever reads Redis.
+/// The least length of the secret. A shorter one could be guessed by a reader of Redis.
 const SECRET_BYTES_MIN: usize = 16;
 
-/// Every bound of a filter.
+/// The options of a filter.
 #[derive(Clone, Debug)]
 pub struct FilterOptions {
-    /// The clock for timeouts, and for how long an entry lives.
+    /// The clock for timeouts, and for the lifetime of entries.
     pub clock: Arc<dyn Clock>,
-    /// Randomness for the pauses of the breaker.
+    /// The source of jitter for the breaker's pauses.
     pub rng: Arc<dyn Rng>,
-    /// How long connecting may take. Nobody waits for it but [`FilteredStore::open`].
+    /// The timeout of connecting. Only [`FilteredStore::open`] waits for it.
     pub connect_timeout: Duration,
-    /// How long Redis may take to answer before the authority is asked instead.
+    /// The timeout of an answer of Redis. After it the authority is asked instead.
     pub command_timeout: Duration,
-    /// The largest entry that is written or read; larger recordings are replayed by the authority.
+    /// The largest entry that is written or read. The authority replays larger recordings.
     pub entry_bytes_max: usize,
-    /// The longest that an entry lives; it never outlives its record.
+    /// The longest lifetime of an entry. It never outlives its record.
     pub entry_age_max: Duration,
-    /// One of so many answers of the filter is compared with the authority afterwards; 0 for none.
+    /// One of this many answers of the filter is compared with the authority afterwards; 0 for
+    /// none.
     pub check_every: u32,
 }
 
@@ -98,11 +103,11 @@ pub struct FilteredStore {
     shared: Arc<Shared>,
     writer: Writer,
     sample: Sample,
-    /// Ends the comparing task: first the signal, then its end.
+    /// Ends the comparing task: first the signal, then the wait for its end.
     comparing: Mutex<Option<(watch::Sender<()>, JoinHandle<()>)>>,
 }
 
-/// What the store and its two tasks have in common.
+/// The common state of the store and its two tasks.
 #[derive(Debug)]
 struct Shared {
     authority: Arc<dyn Store>,
@@ -117,10 +122,10 @@ struct Shared {
 
 impl FilteredStore {
     /// Puts the Redis at `url` (`redis://`, `rediss://`, `redis-cluster://h1,h2`,
-    /// `rediss-cluster://…`) in front of `authority`. All nodes must have the same `secret`; with another one they ask the authority.
+    /// `rediss-cluster://…`) in front of `authority`. All nodes must have the same `secret`. Nodes
+    /// with different secrets do not accept each other's entries and ask the authority.
     ///
-    /// A Redis that cannot be reached is not an error: the filter starts without it, and finds it
-    /// later.
+    /// An unreachable Redis is not an error: the filter starts without it, and connects later.
     ///
     /// # Errors
     /// If the URL cannot be used, the password is wrong, or the secret is too short.
@@ -190,7 +195,8 @@ impl FilteredStore {
         answers
     }
 
-    /// The authority said that this is so, durably: the next retry may hear it from the filter.
+    /// Keeps a finished record that the authority has confirmed as durable, so that the filter can
+    /// answer the next retry.
     fn keep(&self, record: &Arc<Record>, asked_at: Duration, looked: Option<&Looked>) {
         if is_finished(record) {
             let overwrite = looked.is_some_and(|looked| looked.answers.contains_key(&record.id));
@@ -199,7 +205,7 @@ impl FilteredStore {
     }
 }
 
-/// The error for an authority that does not answer one by one.
+/// The error for an authority that returns fewer answers than items.
 fn no_answer() -> StoreError {
     StoreError::new(StoreErrorKind::Indeterminate, "the store gave no answer to an item")
 }
@@ -257,8 +263,8 @@ impl Store for FilteredStore {
             let answers = ids.iter().map(|id| match looked.hit(id) {
                 Some(record) => Ok(Some(record)),
                 None => {
-                    // Nothing is kept of it: who reads is nobody who retries, and may be somebody who looks
-                    // through all there is.
+                    // Nothing is kept in the filter: a reader is not a retry, and may be reading
+                    // all records.
                     asked.next().unwrap_or_else(|| Err(no_answer()))
                 }
             });
@@ -267,14 +273,14 @@ impl Store for FilteredStore {
         .boxed()
     }
 
-    // The authority decides whether it is ready: a filter that is away is only slower.
+    // The authority decides about readiness. Without the filter the store is only slower.
     delegate_store!(self => self.shared.authority; due, sweep, ready);
 
     fn close(&self) -> BoxFuture<'_, Result<(), StoreError>> {
         async move {
             let comparing = self.comparing.lock().unwrap_or_else(PoisonError::into_inner).take();
             if let Some((stop, task)) = comparing {
-                // A repair that is under way is finished: the authority is asked nothing afterwards.
+                // A repair in progress is finished. The authority gets no requests afterwards.
                 drop(stop);
                 let _panicked = task.await;
             }

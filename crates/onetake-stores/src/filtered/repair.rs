@@ -1,18 +1,21 @@
-//! Compares a sample of what the filter answered with the authority, and repairs what disagrees.
+//! A task that compares a sample of the filter's answers with the authority, and repairs
+//! differences.
 //!
-//! An entry is the word of the authority at an earlier moment, and a finished record never changes
-//! (S4). So they disagree only if the authority lost what it had acknowledged (restored from a
-//! backup, failed over), or if an operator made it forget. Then:
+//! An entry is the authority's answer from an earlier moment, and a finished record never changes
+//! (S4). So they differ only if the authority lost acknowledged data (restored from a backup,
+//! failed over), or if an operator made it forget the key. Then:
 //!
-//! - The authority has another record: it wins, and the entry goes.
-//! - The authority knows nothing of it, or has the very attempt as unfinished: the entry is the last
-//!   trace of an outcome that somebody was shown. Dropping it would let the operation run a second
-//!   time, so the outcome is given back to the authority: as the late word of its own attempt, or,
-//!   where nothing is left, by a claim that is settled at once and never run. The entry is read again
-//!   just before, so that what was forgotten in the meantime stays forgotten.
+//! - The authority has another record: the authority is right, and the entry is deleted or
+//!   replaced.
+//! - The authority has no record, or has the same attempt as unfinished: the entry is the last
+//!   trace of an outcome that a client has received. Deleting it would let the operation run a
+//!   second time, so the outcome is restored in the authority. It is settled as a late outcome of
+//!   its own attempt or, if no record is left, by a claim that is settled at once and never run.
+//!   The entry is read again just before, so that a key that was forgotten in the meantime stays
+//!   forgotten.
 //!
-//! One task does this, a few keys at a time with a pause after them. What does not fit is not looked
-//! at: it is a sample.
+//! One task does this, a few keys at a time with a pause after them. Entries that do not fit in its
+//! queue are not compared.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -32,14 +35,14 @@ use super::look::Look;
 use super::writer::{FORGOTTEN, Writer};
 use super::{CLOCK_MARGIN, Shared};
 
-/// Entries that may wait to be looked at.
+/// The largest number of entries in the queue.
 const QUEUE_MAX: usize = 64;
-/// Entries that are looked at together.
+/// The number of entries that are compared together.
 const BATCH_MAX: usize = 16;
-/// The pause after them: at most 160 a second.
+/// The pause after each batch: at most 160 entries a second.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// Takes a sample of what the filter answered.
+/// The sampling of the filter's answers.
 #[derive(Debug)]
 pub(super) struct Sample {
     every: u32,
@@ -48,7 +51,7 @@ pub(super) struct Sample {
 }
 
 impl Sample {
-    /// Starts the task that compares; it ends when `stop` is dropped.
+    /// Starts the comparing task. It ends when `stop` is dropped.
     pub(super) fn start(
         shared: Arc<Shared>,
         writer: Writer,
@@ -61,7 +64,7 @@ impl Sample {
         (Self { every, seen: AtomicU32::new(0), queue }, task)
     }
 
-    /// The filter answered with this; one of so many is compared.
+    /// Offers an answer of the filter. One of `every` answers is compared.
     pub(super) fn offer(&self, record: &Arc<Record>) {
         if self.every == 0 {
             return;
@@ -101,7 +104,7 @@ impl Repairer {
         let asked_at = self.shared.clock.monotonic();
         let found = self.shared.authority.load(ids.clone()).await;
         for (id, found) in ids.iter().zip(found) {
-            // An authority that does not answer is asked about another sample later.
+            // If the authority does not answer, a later sample is compared instead.
             let (Some(entry), Ok(found)) = (entries.get(id), found) else { continue };
             self.shared.counters.checked.increment(1);
             if let Err(error) = self.settle(entry, found, asked_at).await {
@@ -121,7 +124,7 @@ impl Repairer {
             Some(found) if found.attempt == entry.attempt && is_open(&found) => {
                 self.give_back(entry).await
             }
-            // Released before the attempt that the entry tells of: a step back in time.
+            // Released before the entry's attempt: the authority has stepped back in time.
             Some(found) if found.fence < entry.fence && is_released(&found) => {
                 self.claim_anew(entry).await
             }
@@ -133,7 +136,7 @@ impl Repairer {
         }
     }
 
-    /// The authority wins, with what it said when it was asked at `asked_at`.
+    /// Applies the authority's answer from `asked_at` to the filter.
     fn overrule(&self, entry: &Arc<Record>, found: Option<&Arc<Record>>, asked_at: Duration) {
         match found.filter(|found| is_finished(found)) {
             Some(found) => self.writer.keep(&self.shared, found, asked_at, true),
@@ -148,7 +151,8 @@ impl Repairer {
         );
     }
 
-    /// The authority has the attempt as unfinished: its owner's late word is believed.
+    /// Restores the outcome of an attempt that the authority has as unfinished. It is settled as a
+    /// late outcome.
     async fn give_back(&self, entry: &Arc<Record>) -> Result<(), StoreError> {
         let Some(verb) = outcome(entry) else { return Ok(()) };
         let asked_at = self.shared.clock.monotonic();
@@ -166,8 +170,8 @@ impl Repairer {
         Ok(())
     }
 
-    /// The authority knows nothing of it: the key is claimed for the attempt that finished it. It
-    /// is in flight for as long as the settlement takes, and nothing runs.
+    /// Claims the key for the attempt that finished it, because the authority has no record. The
+    /// key is in progress only during the settlement, and nothing runs.
     async fn claim_anew(&self, entry: &Arc<Record>) -> Result<(), StoreError> {
         let looked = self.shared.look(std::iter::once(entry.id)).await;
         let still_there = matches!(
@@ -177,7 +181,7 @@ impl Repairer {
         let Some(expires_at) = entry.expires_at().filter(|_| still_there) else {
             return Ok(());
         };
-        // It expires when it would have: `now` is ahead by the margin, so a little later at most.
+        // The record expires at its original time, or a little later: `now` is ahead by the margin.
         let ttl = expires_at.since(looked.now).saturating_add(CLOCK_MARGIN);
         let claim = Claim {
             id: entry.id,
@@ -189,14 +193,14 @@ impl Repairer {
         let asked_at = self.shared.clock.monotonic();
         let answer = self.shared.authority.claim(vec![claim]).await.pop();
         match answer.unwrap_or_else(|| Err(super::no_answer()))? {
-            // A fence is not below the authority's microseconds: for its clock the record may have
-            // ended, and then it is not ours to bring back.
+            // A fence is not below the authority's microseconds. By the authority's clock the
+            // record may have expired, and then it must not be restored.
             Claimed::Granted { fence } if Timestamp::from_micros(fence.get()) >= expires_at => {
                 self.settle_in_authority(entry, Verb::Release).await?;
                 self.overrule(entry, None, asked_at);
                 Ok(())
             }
-            // Forgotten between the look and the claim: it stays forgotten.
+            // Forgotten between the lookup and the claim: it stays forgotten.
             Claimed::Granted { .. } if self.is_forgotten(entry.id).await => {
                 self.settle_in_authority(entry, Verb::Release).await.map(drop)
             }
@@ -213,8 +217,8 @@ impl Repairer {
         }
     }
 
-    /// Whether an operator made the filter forget the key a moment ago. A filter that does not answer
-    /// took no such word.
+    /// Returns true if an operator made the filter forget the key a moment ago. An unreachable
+    /// filter has accepted no such action.
     async fn is_forgotten(&self, id: RecordId) -> bool {
         let found = self.shared.link.get_many(&[id], FORGOTTEN.len()).await.pop();
         matches!(found, Some(Ok(bytes)) if *bytes == *FORGOTTEN)
@@ -227,8 +231,8 @@ impl Repairer {
     }
 }
 
-/// Whether a retry gets the same from both. Moments and fences may differ: what was given back has
-/// new ones.
+/// Returns true if a retry gets the same answer from both. Times and fences may differ: a restored
+/// outcome has new ones.
 fn same_outcome(entry: &Record, found: &Record) -> bool {
     let outcome = match (&entry.state, &found.state) {
         (State::Completed { recording, .. }, State::Completed { recording: other, .. }) => {
@@ -248,7 +252,7 @@ fn is_released(record: &Record) -> bool {
     matches!(record.state, State::Released { .. })
 }
 
-/// What the attempt said when it finished.
+/// Returns the verb that the attempt was settled with.
 fn outcome(record: &Record) -> Option<Verb> {
     match &record.state {
         State::Completed { recording, .. } => Some(Verb::Complete(recording.clone())),

@@ -1,8 +1,8 @@
-//! What time it is for the authority, without asking it.
+//! An estimate of the authority's time without a request to it.
 //!
-//! The authority's clock decides when a key expires. The filter answers without it, so it needs a
-//! time that is not behind the authority's: the later of this machine's clock and of what the
-//! authority last said, counted from before it was asked.
+//! The authority's clock decides when a key expires. The filter answers without the authority, so
+//! it needs a time that is not behind the authority's. It uses the later of this machine's clock
+//! and the authority's last known time, advanced since before the request for it.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -12,7 +12,7 @@ use onetake_core::{Clock, Timestamp};
 #[derive(Debug)]
 pub(super) struct AuthorityTime {
     clock: Arc<dyn Clock>,
-    /// What the authority last said, and our monotonic clock before it was asked.
+    /// The authority's last known time, and this node's monotonic clock before the request for it.
     heard: Mutex<Option<(Timestamp, Duration)>>,
 }
 
@@ -29,7 +29,7 @@ impl AuthorityTime {
         })
     }
 
-    /// The authority said its time in an answer to what was asked at `asked_at`.
+    /// Records the authority's time from the answer to a request at `asked_at`.
     pub(super) fn hear(&self, now: Timestamp, asked_at: Duration) {
         *self.heard.lock().unwrap_or_else(PoisonError::into_inner) = Some((now, asked_at));
     }
@@ -49,11 +49,11 @@ mod tests {
         clock.advance(Duration::from_secs(1));
         time.hear(ahead, asked_at);
         assert_eq!(time.now(), ahead.plus(Duration::from_secs(1)));
-        // The machine's clock is set back: what was heard still counts, and goes on.
+        // The machine's clock is set back. The last known time still counts, and advances.
         clock.set_wall(Timestamp::from_micros(1));
         clock.advance(Duration::from_secs(5));
         assert_eq!(time.now(), ahead.plus(Duration::from_secs(6)));
-        // An authority that is behind does not make entries live longer.
+        // An authority that is behind does not extend the life of entries.
         clock.set_wall(ahead.plus(Duration::from_secs(100)));
         time.hear(Timestamp::from_micros(2), clock.monotonic());
         assert_eq!(time.now(), clock.now());

@@ -1,7 +1,7 @@
-//! Writes entries behind the callers' backs.
+//! A background task that writes entries.
 //!
-//! Nobody waits for a write, and none is retried: an entry that is missing costs a question to the
-//! authority. What is queued is bounded, and what does not fit is dropped and counted.
+//! No caller waits for a write, and no write is retried: a missing entry costs one request to the
+//! authority. The queue is bounded. Writes that do not fit are dropped and counted.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -16,36 +16,38 @@ use super::Shared;
 use super::entry::HEAD_BYTES;
 use super::link::{Change, Put};
 
-/// Writes that may wait.
+/// The largest number of queued writes.
 const QUEUE_MAX: usize = 4_096;
-/// Bytes of records that may wait.
+/// The largest number of queued bytes of records.
 const QUEUE_BYTES_MAX: usize = 16 << 20;
-/// Writes that are sent together.
+/// The number of writes that are sent together.
 const BATCH_MAX: usize = 64;
-/// Bytes that are sent together: reads on the same connection wait behind them.
+/// The number of bytes that are sent together. Reads on the same connection wait for them.
 const BATCH_BYTES_MAX: usize = 256 << 10;
-/// About what a record has beside its recording, its route, its memo and its history.
+/// The approximate size of a record without its recording, its route, its memo and its history.
 const RECORD_BYTES: usize = 240;
-/// For how long a forgotten key cannot get an entry by somebody who read it just before.
+/// The time for which a forgotten key cannot get an entry from a node that read it just before.
 const FORGOTTEN_FOR: Duration = Duration::from_secs(60);
-/// The age at which a queued entry is dropped, counted from the question to the authority. An older
-/// one could outlast the marker of a key that was forgotten since.
+/// The age at which a queued entry is dropped, counted from the request to the authority. An older
+/// entry could outlast the marker of a key that was forgotten since.
 const KEEP_AGE_MAX: Duration = Duration::from_secs(30);
-/// What stands in the place of a forgotten entry: never an entry, and not worth a mention.
+/// The marker that replaces the entry of a forgotten key. It is never an entry, and is not counted
+/// as refused.
 pub(super) const FORGOTTEN: &[u8] = b"-";
 
-/// Something to be written.
+/// A queued write.
 #[derive(Debug)]
 enum Write {
-    /// An entry for this record, which the authority was asked for at a moment of the monotonic clock.
+    /// Writes an entry for this record. `asked_at` is the time of the request to the authority, by
+    /// the monotonic clock.
     Keep { record: Arc<Record>, asked_at: Duration, overwrite: bool },
-    /// No entry any more.
+    /// Deletes an entry.
     Delete(RecordId),
-    /// No entry any more, nor for a while; somebody waits to hear of it.
+    /// Deletes entries and blocks new ones for a while. The caller waits for the result.
     Forget(Vec<RecordId>, oneshot::Sender<Result<(), StoreError>>),
 }
 
-/// The queue.
+/// The queue of writes.
 #[derive(Clone, Debug)]
 pub(super) struct Writer {
     queue: mpsc::Sender<Write>,
@@ -53,7 +55,7 @@ pub(super) struct Writer {
 }
 
 impl Writer {
-    /// Starts the task that writes. It ends with the last writer.
+    /// Starts the writing task. It ends with the last writer.
     pub(super) fn start(shared: Arc<Shared>) -> Self {
         let (queue, waiting) = mpsc::channel(QUEUE_MAX);
         let bytes = Arc::new(AtomicUsize::new(0));
@@ -61,8 +63,8 @@ impl Writer {
         Self { queue, bytes }
     }
 
-    /// Keeps a finished record that the authority told when it was asked at `asked_at`. Where it does
-    /// not `overwrite`, it leaves alone what is there.
+    /// Queues a finished record that the authority returned to a request at `asked_at`. Without
+    /// `overwrite`, an existing entry stays.
     pub(super) fn keep(
         &self,
         shared: &Shared,
@@ -86,14 +88,14 @@ impl Writer {
         }
     }
 
-    /// Deletes an entry.
+    /// Queues the deletion of an entry.
     pub(super) fn delete(&self, shared: &Shared, id: RecordId) {
         if self.queue.try_send(Write::Delete(id)).is_err() {
             shared.counters.dropped.increment(1);
         }
     }
 
-    /// Deletes entries behind all that was queued before, and says whether it is so.
+    /// Deletes entries after all earlier writes, and returns the result.
     pub(super) async fn forget(&self, ids: Vec<RecordId>) -> Result<(), StoreError> {
         let (reply, answer) = oneshot::channel();
         let gone = || StoreError::new(StoreErrorKind::Unavailable, "the filter is closed");
@@ -138,20 +140,20 @@ async fn drain(shared: Arc<Shared>, mut queue: mpsc::Receiver<Write>, bytes: Arc
         }
         let failed = write(&shared, changes.0).await;
         for (ids, reply) in replies {
-            // Another key's trouble is not theirs (S21).
+            // An error of another key does not count (S21).
             let error = ids.iter().find_map(|id| failed.get(id)).cloned();
             let _gone = reply.send(error.map_or(Ok(()), Err));
         }
     }
 }
 
-/// The last word of a batch on each key: in a cluster nothing else keeps their order.
+/// The last change of each key in a batch. In a cluster nothing else keeps their order.
 #[derive(Debug, Default)]
 struct Changes(HashMap<RecordId, Change>);
 
 impl Changes {
-    /// What was forgotten a moment ago stays so. What was replaced or deleted a moment ago stays so
-    /// too, unless this replaces it in turn.
+    /// Adds an entry. A forgotten key stays forgotten. A replaced or deleted entry stays as it is,
+    /// unless this entry overwrites it.
     fn put(&mut self, id: RecordId, put: Put) {
         match self.0.get(&id) {
             Some(Change::Forget(_)) => {}
@@ -171,7 +173,7 @@ impl Changes {
     }
 }
 
-/// Makes the changes; the errors, each with its key.
+/// Makes the changes. Returns the errors, each with its key.
 async fn write(shared: &Shared, last: HashMap<RecordId, Change>) -> HashMap<RecordId, StoreError> {
     let mut failed = HashMap::new();
     for portion in in_portions(last) {
@@ -201,7 +203,7 @@ fn in_portions(changes: HashMap<RecordId, Change>) -> Vec<Vec<(RecordId, Change)
     portions
 }
 
-/// The entry of a record, if it has a life before it.
+/// Returns the entry of a record, if it has time left before its end.
 fn put(shared: &Shared, record: &Arc<Record>, overwrite: bool) -> Option<Put> {
     let now = shared.time.now();
     let until = record.expires_at()?.min(now.plus(shared.entry_age_max));

@@ -1,20 +1,21 @@
-//! What a file of the journal holds.
+//! The format of a journal file.
 
 use bytes::{BufMut, Bytes, BytesMut};
 
 use onetake_core::codec::{DecodeError, Reader, put_slice};
 use onetake_core::{AttemptId, Cause, Failure, Fingerprint, RecordId, Recording, Settlement, Verb};
 
-/// How files begin.
+/// The first bytes of every file.
 pub(super) const TITLE: &[u8] = b"onetake journal 1\n";
 
-/// Tells the files of one store from those of another.
+/// A digest that identifies the store that a file belongs to.
 pub(super) type Identity = [u8; 32];
 
 pub(super) type Read = Result<(Identity, Vec<Settlement>), DecodeError>;
 
-/// Files of the title, the store, settlements behind their lengths, and a digest of it all. A file has no more
-/// settlements once it has so many bytes.
+/// Encodes settlements into files. A file contains the title, the store's identity, settlements
+/// (each after its length), and a digest of everything before it. A file takes no more settlements
+/// once it has at least `bytes` bytes.
 pub(super) fn encode(
     store: &Identity,
     settlements: &[Settlement],
@@ -71,7 +72,7 @@ fn encode_one(settlement: &Settlement) -> Bytes {
             put_slice(&mut out, failure.detail.as_bytes());
         }
         Verb::Release => out.put_u8(3),
-        // Only the store's own words are left, and nothing is lost by saying that nobody knows.
+        // The cause is written as text. The decoded outcome is still unknown.
         Verb::Unknown(cause) => {
             out.put_u8(4);
             put_slice(&mut out, cause.to_string().as_bytes());
@@ -86,7 +87,7 @@ fn decode_one(bytes: Bytes) -> Result<Settlement, DecodeError> {
     let id = RecordId::from_bytes(from.array("id")?);
     let attempt = AttemptId::from_bytes(from.array("attempt")?);
     let verb = match from.u8("verb")? {
-        // What only mattered while it ran.
+        // A verb that only mattered while the attempt ran.
         0 => Verb::Renew,
         1 => {
             let head = from.slice("head")?;

@@ -1,7 +1,8 @@
-//! A folder of this machine for settlements that the store did not take before the end.
+//! A folder on this machine for settlements that the store did not accept before shutdown.
 //!
-//! A hand-over is one file, or some if it is large. Each is there whole or not at all: it is written under another
-//! name, made durable, and renamed. One that cannot be read is left where it is, and an error in the log names it.
+//! Each call of `keep` writes one file, or several if there is much to keep. A file is complete or
+//! absent: it is written under another name, made durable, and renamed. A file that cannot be read
+//! stays where it is, and an error in the log names it.
 
 mod codec;
 
@@ -21,16 +22,17 @@ use codec::{Identity, TITLE, decode, encode};
 
 use crate::folders;
 
-/// How files of the journal are called.
+/// The file extension of journal files.
 const ENDING: &str = "settlements";
-/// How a file is called while it is written.
+/// The file extension of a file that is being written.
 const UNFINISHED: &str = "unfinished";
-/// A file has no more after this many bytes: it is written and read as a whole.
+/// A file takes no more settlements after this many bytes, because it is written and read as a
+/// whole.
 const FILE_BYTES: usize = 64 << 20;
-/// The largest file that is read: a full one, and the largest settlement that can be written behind it.
+/// The largest file that is read: a full file plus the largest settlement that can follow.
 const FILE_BYTES_MAX: u64 = (5 << 30) + FILE_BYTES as u64;
 
-/// Settlements in files of one folder. Several processes may share it.
+/// A journal in the files of one folder. Several processes may share the folder.
 #[derive(Debug)]
 pub struct FileJournal {
     folder: Arc<Path>,
@@ -38,13 +40,13 @@ pub struct FileJournal {
 }
 
 impl FileJournal {
-    /// The name of the secret by which a store knows the journals that are its own.
+    /// The name of the secret by which a store recognises its own journals.
     pub const SECRET: &str = "journal";
 
-    /// The journal of `store` in this folder: see [`open`](Self::open).
+    /// Opens the journal of `store` in this folder: see [`open`](Self::open).
     ///
     /// # Errors
-    /// If the store does not answer, or the folder is of no use.
+    /// If the store does not answer, or the folder cannot be used.
     pub async fn of(store: &dyn Store, folder: impl Into<PathBuf>) -> Result<Self, StoreError> {
         let mut fresh = [0; 32];
         SystemRng.fill(&mut fresh);
@@ -55,11 +57,15 @@ impl FileJournal {
         .await
     }
 
-    /// A journal in this folder, which is made when there is something to keep. `secret` is the one that the store keeps
-    /// as [`SECRET`](Self::SECRET) ([`SharedSecrets::secret`](onetake_core::store::SharedSecrets::secret)): the files of other stores in the same folder are left alone.
+    /// Opens a journal in this folder. The folder is created when there is something to keep.
+    ///
+    /// `secret` is the secret that the store keeps as [`SECRET`](Self::SECRET), see
+    /// [`SharedSecrets::secret`](onetake_core::store::SharedSecrets::secret). Files of other stores
+    /// in the same folder are ignored.
     ///
     /// # Errors
-    /// If it could not be made, or not be written to: better now than when there is something to lose.
+    /// If the folder cannot be created or written to. This is found out here, before there is
+    /// something to lose.
     pub fn open(folder: impl Into<PathBuf>, secret: &[u8; 32]) -> io::Result<Self> {
         let folder = folder.into();
         let is_new = !folder.try_exists()?;
@@ -68,7 +74,7 @@ impl FileJournal {
         File::create_new(&probe)?.sync_all()?;
         fs::remove_file(&probe)?;
         if is_new {
-            // Nobody minds an empty folder that is left because another process looks at it too.
+            // The removal fails if another process uses the folder. An empty folder does no harm.
             let _best_effort = fs::remove_dir(&folder);
         }
         let named = [b"onetake journal of", &secret[..]].concat();
@@ -82,7 +88,7 @@ impl Journal for FileJournal {
         blocking(move || {
             let mut wrong = None;
             for bytes in encode(&store, &settlements, FILE_BYTES) {
-                // One file that cannot be written does not keep the others from being tried.
+                // A file that cannot be written does not stop the attempt to write the others.
                 if let Err(error) = write(&folder, &bytes) {
                     wrong.get_or_insert(error);
                 }
@@ -110,7 +116,7 @@ impl Journal for FileJournal {
     fn let_go(&self, name: String) -> BoxFuture<'_, Result<(), StoreError>> {
         let folder = Arc::clone(&self.folder);
         blocking(move || match fs::remove_file(folder.join(name)) {
-            // Another process of this folder has settled the same.
+            // Another process of this folder has settled the same file.
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
             removed => removed.map_err(|error| failed("delete from", &folder, error)),
         })
@@ -132,7 +138,7 @@ fn failed(action: &str, folder: &Path, error: io::Error) -> StoreError {
     StoreError::new(StoreErrorKind::Unavailable, what).with_source(error)
 }
 
-/// Creates the folder, durably. Only its owner may read the outcomes in it.
+/// Creates the folder durably. Only its owner may read the outcomes in it.
 fn make_folder(folder: &Path) -> io::Result<()> {
     let mut builder = fs::DirBuilder::new();
     #[cfg(unix)]
@@ -148,7 +154,7 @@ fn random_name() -> String {
 
 fn write(folder: &Path, bytes: &[u8]) -> io::Result<()> {
     match write_once(folder, bytes) {
-        // Another process that had just made the folder found it empty, and took it away again.
+        // Another process had just created the folder, found it empty and removed it.
         Err(error) if error.kind() == io::ErrorKind::NotFound => write_once(folder, bytes),
         written => written,
     }
@@ -177,7 +183,7 @@ fn write_to(unfinished: &Path, bytes: &[u8]) -> io::Result<()> {
     file.sync_all()
 }
 
-/// The files that are this store's, or too damaged to tell.
+/// Lists the files that belong to this store, or are too damaged to tell.
 fn names(folder: &Path, store: &Identity) -> io::Result<Vec<String>> {
     let mut names = Vec::new();
     let entries = match fs::read_dir(folder) {
@@ -195,7 +201,7 @@ fn names(folder: &Path, store: &Identity) -> io::Result<Vec<String>> {
             Ok(true) => tracing::debug!(file = name, "these are outcomes of another store"),
             // Another process of this folder was faster.
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-            // Whoever reads it is told why it cannot be.
+            // A later read reports why the file cannot be read.
             Err(_) => names.push(name.to_owned()),
         }
     }
@@ -203,7 +209,7 @@ fn names(folder: &Path, store: &Identity) -> io::Result<Vec<String>> {
     Ok(names)
 }
 
-/// Whether a file is another store's. One that is not as it was written may be anybody's.
+/// Returns true if a file belongs to another store. A damaged file may belong to any store.
 fn is_of_another(path: &Path, store: &Identity) -> io::Result<bool> {
     let mut head = Vec::new();
     let length = TITLE.len() + store.len();
@@ -213,7 +219,7 @@ fn is_of_another(path: &Path, store: &Identity) -> io::Result<bool> {
     Ok(is_named_so && is_whole(path)?)
 }
 
-/// Whether a file has the digest of its bytes at its end.
+/// Returns true if a file ends with the digest of its bytes.
 fn is_whole(path: &Path) -> io::Result<bool> {
     Ok(fs::metadata(path)?.len() <= FILE_BYTES_MAX && decode(fs::read(path)?.into()).is_ok())
 }
@@ -293,7 +299,7 @@ mod tests {
         assert_eq!(other.names().await.unwrap(), [""; 0], "another store's are not its own");
     }
 
-    /// A flipped bit may have made it the other store's, so its own store has to hear of it.
+    /// A flipped bit may have changed the identity in the file, so its own store must list it too.
     #[tokio::test]
     async fn a_damaged_file_that_names_another_store_is_listed() {
         let folder = tempfile::tempdir().unwrap();

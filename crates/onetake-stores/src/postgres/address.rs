@@ -9,33 +9,34 @@ use tokio_postgres::config::SslMode;
 
 use crate::url::ServerUrl;
 
-/// How the connection is protected.
+/// The protection of the connection (`sslmode`).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Tls {
-    /// Not at all.
+    /// No TLS.
     Off,
-    /// Encrypted if the server offers it; nobody checks who the server is.
+    /// TLS if the server offers it. The server's certificate is not verified.
     Prefer,
-    /// Encrypted; nobody checks who the server is.
+    /// TLS. The server's certificate is not verified.
     Require,
-    /// Encrypted, and the server must prove its name: by these roots, or by the system's.
+    /// TLS, and the server's certificate and name are verified with these roots, or with the
+    /// system's.
     VerifyFull(Option<PathBuf>),
 }
 
-/// Where the server is, and how to talk to it.
+/// The address of the server, and the options of the connection.
 #[derive(Clone, Debug)]
 pub(super) struct Address {
     pub(super) config: Config,
     pub(super) tls: Tls,
-    /// `connections=N`, if the URL says so.
+    /// The value of `connections=N` in the URL.
     pub(super) connections: Option<usize>,
 }
 
-/// The most connections that one node opens.
+/// The largest number of connections of one node.
 pub(super) const CONNECTIONS_MAX: usize = 64;
 
 impl Address {
-    /// Reads a URL. No message shows any part of it that could be a password.
+    /// Parses a URL. No error message shows a part of it that could be a password.
     pub(super) fn parse(url: &str) -> Result<Self, StoreError> {
         let url = ServerUrl::postgres(url)?;
         let (mut mode, mut roots, mut connections) = (None, None, None);

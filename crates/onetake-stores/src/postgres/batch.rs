@@ -1,5 +1,5 @@
-//! What claims and settlements have in common: each key once in a statement, statements of bounded
-//! size, and one held or refused key that does not hold up or fail the others (S21).
+//! Common code of claims and settlements: each key is at most once in a statement, statements have
+//! a bounded size, and a held or refused key neither delays nor fails the others (S21).
 
 use std::collections::{HashMap, HashSet};
 use std::future::Future;
@@ -14,17 +14,18 @@ use super::PostgresStore;
 use super::fault::Fault;
 use super::pool::Link;
 
-/// The most items in one statement.
+/// The largest number of items in one statement.
 const ITEMS_MAX: usize = 512;
-/// The most bytes of recordings in one statement.
+/// The largest number of bytes of recordings in one statement.
 const BYTES_MAX: usize = 2 << 20;
-/// For how long a key that somebody held is asked for apart from the others.
+/// The time for which a held key is sent apart from the others.
 const HELD_FOR: Duration = Duration::from_secs(1);
-/// The most keys that are remembered as held.
+/// The largest number of keys that are remembered as held.
 const HELD_MAX: usize = 1024;
 
-/// Splits the positions of a batch into statements: within one, each id once, sorted, so that nodes
-/// never deadlock each other. Items with the same id come in their order, in later statements.
+/// Splits the positions of a batch into statements. Within one statement each id appears once, and
+/// ids are sorted, so that nodes never deadlock each other. Items with the same id keep their
+/// order, in later statements.
 pub(super) fn statements(items: &[(RecordId, usize)]) -> Vec<Vec<usize>> {
     let mut rounds: Vec<Vec<usize>> = Vec::new();
     let mut seen: HashMap<RecordId, usize> = HashMap::new();
@@ -71,7 +72,7 @@ impl Held {
         }
     }
 
-    /// The remembered ones.
+    /// Returns the keys that are remembered now.
     pub(super) fn now(&self, now: Duration) -> HashSet<RecordId> {
         let mut held = self.lock();
         if held.is_empty() {
@@ -86,27 +87,28 @@ impl Held {
     }
 }
 
-/// How often an item that somebody holds is asked for by itself, with more patience each time.
+/// The number of rounds in which a held item is sent by itself, with a longer wait each time.
 const ROUNDS_MAX: u32 = 7;
-/// How often one is sent again because the server asks for it (40001), or because it slipped through
-/// our hands. Nobody is waited for then, so these are quick.
+/// The number of rounds in which an item is sent again because the server asks for it (40001), or
+/// because it got no row. No lock is waited for then, so these rounds are quick.
 const AGAIN_MAX: u32 = 40;
-/// How long one such round may wait for all held keys together, in milliseconds. They are given up
-/// once that has been waited for.
+/// The longest wait of one round for all held keys together, in milliseconds. Held keys are given
+/// up after a total wait of this length.
 const ROUND_MILLIS: u32 = 64;
-/// The most keys, of those that were held a moment ago, that are tried again in one batch.
+/// The largest number of recently held keys that are tried again in one batch.
 const TOUCHED_MAX: usize = 64;
-/// The longest wait for somebody else's lock in a statement that holds many items.
+/// The longest wait for another transaction's lock in a statement with many items.
 pub(super) const LOCK_TIMEOUT: &str = "50ms";
 
-/// How a statement takes what somebody else holds.
+/// The behaviour of a statement towards rows that another transaction holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Manner {
-    /// Many items: all of them, or none if somebody else claims one at the same moment.
+    /// Many items. The whole statement fails if another transaction claims one of them at the same
+    /// moment.
     Quick,
-    /// Many items: it leaves alone what is held, where it can.
+    /// Many items. Held rows are skipped where possible.
     Together,
-    /// One item: it waits for it, for so many milliseconds.
+    /// One item. The statement waits for its row, for this many milliseconds.
     Alone(u32),
 }
 
@@ -120,26 +122,26 @@ impl Manner {
     }
 }
 
-/// The milliseconds that each of so many items may wait in a round: they double, and all items
-/// together have no more than their share.
+/// Returns how many milliseconds each of `items` items may wait in a round. The wait doubles from
+/// round to round, and all items together wait no longer than `ROUND_MILLIS`.
 fn patience(round: u32, items: usize) -> u32 {
     let share = ROUND_MILLIS / u32::try_from(items).unwrap_or(u32::MAX).max(1);
     (1 << round.min(ROUNDS_MAX)).min(share).max(1)
 }
 
-/// One answer for each item that was sent: `None` if it must be asked for again.
+/// One answer for each item that was sent; `None` if the item must be sent again.
 pub(super) type Sent<R> = Vec<Option<Result<R, StoreError>>>;
 
-/// Something that is sent in batches.
+/// An item that is sent in batches.
 pub(super) trait Batched: Sync {
     type Answer;
 
     fn id(&self) -> RecordId;
 
-    /// How many bytes it adds to a statement.
+    /// The number of bytes that it adds to a statement.
     fn bytes(&self) -> usize;
 
-    /// Sends these items, each with another id, as one statement.
+    /// Sends these items, all with different ids, as one statement.
     fn send(
         store: &PostgresStore,
         link: &Link<'_>,
@@ -148,7 +150,7 @@ pub(super) trait Batched: Sync {
     ) -> impl Future<Output = Result<Sent<Self::Answer>, Fault>> + Send;
 }
 
-/// Sends a batch: the many together, the held and the refused one by one.
+/// Sends a batch: most items together, held and refused ones one by one.
 pub(super) async fn drive<T: Batched>(store: &PostgresStore, items: &[T]) -> Answers<T::Answer> {
     let mut driven = Driven { store, items, answers: items.iter().map(|_| None).collect() };
     let sizes: Vec<_> = items.iter().map(|item| (item.id(), item.bytes())).collect();
@@ -174,14 +176,14 @@ impl<T: Batched> Driven<'_, T> {
             positions.into_iter().partition(is_held);
         let again = self.together(together).await;
         self.singly(again, ROUNDS_MAX).await;
-        // They were held a moment ago: one short try for each, and for no more than so many.
+        // These keys were held a moment ago. Each gets one short try, up to `TOUCHED_MAX` of them.
         let untried = apart.split_off(apart.len().min(TOUCHED_MAX));
         self.singly(apart, 1).await;
         let held = untried.iter().map(|_| Some(Err(Fault::Held.for_one()))).collect();
         self.fill(&untried, held);
     }
 
-    /// All in one statement; those that must be asked for by themselves.
+    /// Sends all items in one statement. Returns the positions that must be sent by themselves.
     async fn together(&mut self, positions: Vec<usize>) -> Vec<usize> {
         if positions.is_empty() {
             return positions;
@@ -204,8 +206,8 @@ impl<T: Batched> Driven<'_, T> {
         }
     }
 
-    /// Each in a statement of its own, all on their way at once. What is held is waited for with more
-    /// patience each time, until that is used up.
+    /// Sends each item in its own statement, all at the same time. The wait for held keys grows
+    /// with each round, until it is used up.
     async fn singly(&mut self, mut positions: Vec<usize>, rounds: u32) {
         let mut waited = 0;
         for round in 0..AGAIN_MAX {
@@ -256,7 +258,7 @@ impl<T: Batched> Driven<'_, T> {
         self.fill(positions, answers);
     }
 
-    /// Takes the answers; the positions of those that have none yet.
+    /// Stores the answers. Returns the positions that have no answer yet.
     fn fill(&mut self, positions: &[usize], answers: Sent<T::Answer>) -> Vec<usize> {
         let mut again = Vec::new();
         for (at, answer) in positions.iter().zip(answers) {

@@ -1,4 +1,4 @@
-//! Claims, many in a statement.
+//! Batches of claims.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -93,7 +93,8 @@ impl Batched for Claim {
             };
             answers.insert(answer.id, claimed);
         }
-        // What has no row was inserted, taken or held by somebody else in the same moment.
+        // A claim without a row was inserted, taken or held by another transaction at the same
+        // moment.
         Ok(items.iter().map(|claim| answers.remove(&claim.id)).collect())
     }
 }

@@ -1,4 +1,4 @@
-//! What `onetake doctor` looks at.
+//! The checks of `onetake doctor` on PostgreSQL.
 
 use std::time::Duration;
 
@@ -11,11 +11,11 @@ use super::rows::get;
 use super::schema;
 use crate::diagnosis::{Diagnosis, Finding};
 
-/// How many round trips are measured.
+/// The number of round trips that are measured.
 const ROUND_TRIPS: usize = 15;
-/// A transaction that is open for longer than this, in seconds, is worth a word.
+/// The age of an open transaction, in seconds, above which it is reported.
 const OPEN_MAX: i64 = 600;
-/// A clock further away than this is worth a word.
+/// The clock difference, in microseconds, above which it is reported.
 const CLOCK_AWAY: i64 = 1_000_000;
 
 const SETTINGS: &str = "SELECT current_setting('server_version'), current_setting('fsync'),
@@ -88,7 +88,8 @@ pub(super) async fn diagnose(store: &PostgresStore) -> Result<Diagnosis, StoreEr
     Ok(Diagnosis::new(server, round_trip, Some(ahead), findings))
 }
 
-/// What a transaction may still see cannot be cleaned up: every look goes past it.
+/// Reports a long-open transaction. Rows that it may still see cannot be cleaned up, and every
+/// search has to skip them.
 fn open_for_long(seconds: i64) -> Option<Finding> {
     (seconds > OPEN_MAX).then(|| {
         Finding::weak(
@@ -160,7 +161,7 @@ fn transport(tls: &Tls, encrypted: bool) -> Finding {
     }
 }
 
-/// The schema as a finding of its own, so that everything else is said too.
+/// Returns the state of the schema as a finding, so that the other checks are still reported.
 async fn tables(store: &PostgresStore) -> Option<Finding> {
     let mut link = store.pool.link().await.ok()?;
     let client = link.client()?;
@@ -177,8 +178,8 @@ async fn tables(store: &PostgresStore) -> Option<Finding> {
     }
 }
 
-/// Whether a pooler stands in between that hands one server connection to several clients: then what
-/// one of ours sets for its session, another one sees.
+/// Detects a pooler that gives one server connection to several clients: then a session setting of
+/// one connection of this node is visible on another one.
 async fn pooler(store: &PostgresStore) -> Option<Finding> {
     let (mut one, two) = (store.pool.link().await.ok()?, store.pool.link().await.ok()?);
     let client = one.client()?;

@@ -1,26 +1,26 @@
-//! What went wrong, by what is done about it.
+//! Failures of statements, by how they are handled.
 
 use onetake_core::{StoreError, StoreErrorKind};
 use tokio_postgres::error::{Severity, SqlState};
 
-/// Why a statement did not do what it was sent for.
+/// The reason why a statement failed.
 #[derive(Debug)]
 pub(super) enum Fault {
-    /// Another transaction holds one of the keys: ask for each key by itself.
+    /// Another transaction holds one of the keys. Each key must be sent by itself.
     Held,
-    /// Somebody else inserted one of the keys at the same moment.
+    /// Another transaction inserted one of the keys at the same moment.
     Taken,
-    /// The server asks to send the very same again.
+    /// The server asks to send the same statement again.
     Again,
-    /// The server refused something in it: ask for each item by itself.
+    /// The server refused a part of the statement. Each item must be sent by itself.
     Refused(StoreError),
-    /// The server answered that it can do none of it now.
+    /// The server answered that it cannot run any of it now.
     Trouble(StoreError),
-    /// The server is not there, or not in a state to serve.
+    /// The server is unreachable, or not in a state to serve.
     Store(StoreError),
 }
 
-/// Whether a lost answer leaves open what was written.
+/// The effect of a statement. It decides whether a lost answer leaves the result unknown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Effect {
     Reads,
@@ -28,7 +28,7 @@ pub(super) enum Effect {
 }
 
 impl Effect {
-    /// The answer to what was sent got lost.
+    /// The error for a lost answer.
     pub(super) fn lost(self, why: &str) -> StoreError {
         match self {
             Self::Reads => StoreError::new(StoreErrorKind::Unavailable, why),
@@ -38,7 +38,7 @@ impl Effect {
 }
 
 impl Fault {
-    /// Why the store was not there, as opposed to having answered something unwelcome.
+    /// Returns the error if the store was unreachable, and `None` if it answered with an error.
     pub(super) fn away(&self) -> Option<&StoreError> {
         match self {
             Self::Store(error) => Some(error),
@@ -46,7 +46,7 @@ impl Fault {
         }
     }
 
-    /// The same as an answer for one item that cannot be split any further.
+    /// Converts the failure to the error of one item, which cannot be split any further.
     pub(super) fn for_one(self) -> StoreError {
         match self {
             Self::Held => {
@@ -61,9 +61,9 @@ impl Fault {
         }
     }
 
-    /// What a statement's error means. An error that the server reports has undone the statement. It
-    /// is when the connection goes that nobody knows: a fatal error, or what a pooler says of a
-    /// connection that it lost behind it.
+    /// Classifies the error of a statement. An error that the server reports has undone the
+    /// statement. The effect is unknown only if the connection was lost: a fatal error, or a
+    /// pooler's report of a lost server connection.
     pub(super) fn of_statement(error: tokio_postgres::Error, effect: Effect) -> Self {
         let Some(refusal) = error.as_db_error() else {
             return Self::Store(
@@ -73,7 +73,7 @@ impl Fault {
         let code = refusal.code();
         let said = format!("{} (SQLSTATE {})", refusal.message(), code.code());
         let class = code.code().get(..2).unwrap_or_default();
-        // The other severity is in the server's language.
+        // The unparsed severity is in the server's language.
         let is_error = match refusal.parsed_severity() {
             Some(severity) => severity == Severity::Error,
             None => refusal.severity() == "ERROR",
@@ -99,21 +99,21 @@ impl Fault {
                      INSERT, UPDATE and DELETE on them"
                 ),
             )),
-            // What is not written any more needs no room.
+            // The refused write needs no space, so other writes may succeed.
             SqlState::DISK_FULL => Self::Refused(error(
                 StoreErrorKind::Unavailable,
                 format!("PostgreSQL's disk is full: {said}; nothing was written; make room on it"),
             )),
-            // Another server may have become the primary: connect anew.
+            // Another server may have become the primary. A new connection finds it.
             SqlState::READ_ONLY_SQL_TRANSACTION => {
                 Self::Store(error(StoreErrorKind::Unavailable, read_only(&said)))
             }
-            // An operator's word, or a session that is in no state for it.
+            // An operator's intervention, or a session in the wrong state.
             _ if ["57", "25"].contains(&class) => Self::Store(error(
                 StoreErrorKind::Unavailable,
                 format!("PostgreSQL cannot serve: {said}"),
             )),
-            // A damaged row, or too little memory for one: the others may be fine.
+            // A damaged row, or too little memory for one. Other rows may be fine.
             _ if ["53", "58", "XX"].contains(&class) => Self::Refused(error(
                 StoreErrorKind::Unavailable,
                 format!("PostgreSQL cannot serve this key: {said}"),
@@ -125,7 +125,7 @@ impl Fault {
         }
     }
 
-    /// What an error while connecting means. Nothing was sent.
+    /// Classifies an error of connecting. Nothing was sent.
     pub(super) fn of_connecting(error: tokio_postgres::Error, server: &str) -> StoreError {
         let Some(refusal) = error.as_db_error() else {
             let text = describe(&error);
@@ -181,12 +181,12 @@ impl Fault {
     }
 }
 
-/// The tables are not there.
+/// The message for missing tables.
 pub(super) fn missing(said: &str) -> String {
     format!("onetake's tables are not in this database: {said}; run `onetake migrate --store URL`")
 }
 
-/// The server is a replica.
+/// The message for a server that is a replica.
 pub(super) fn read_only(said: &str) -> String {
     format!(
         "this PostgreSQL takes no writes ({said}): name the primary in the URL, or several hosts with \
@@ -194,7 +194,7 @@ pub(super) fn read_only(said: &str) -> String {
     )
 }
 
-/// An error with what is below it.
+/// Returns the text of an error with all its sources.
 fn describe(error: &(dyn std::error::Error + 'static)) -> String {
     let mut text = error.to_string();
     let mut below = error.source();

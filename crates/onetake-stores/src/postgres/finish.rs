@@ -4,13 +4,13 @@ use onetake_core::{Attempt, Completion, FinishError, Message, MessageId};
 use tokio_postgres::Transaction;
 use tokio_postgres::types::{ToSql, Type};
 
-/// The SQLSTATE of a completion that is stale: the transaction that it stands in cannot commit.
+/// The SQLSTATE of a stale completion. Its transaction cannot commit.
 pub const STALE_SQLSTATE: &str = "OT001";
 
 /// See `transactions.sql`.
 pub(super) const FINISH: &str = "SELECT onetake_finish_1($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)";
 
-/// Messages, a column of each of their parts.
+/// Messages as columns, one for each field.
 pub(super) struct Columns<'a> {
     pub(super) ids: Vec<Vec<u8>>,
     pub(super) lanes: Vec<i16>,
@@ -34,11 +34,12 @@ impl<'a> Columns<'a> {
     }
 }
 
-/// Writes the messages and the outcome of an attempt, as the last statement of the transaction that holds its
-/// effects. Commit it afterwards, at once: until then the key, and the ordering keys of the messages, are held.
+/// Writes the messages and the outcome of an attempt, as the last statement of the transaction that
+/// contains its effects. Commit the transaction immediately afterwards: until then the key, and the
+/// ordering keys of the messages, are locked.
 ///
-/// Whatever error it comes to, the transaction cannot commit any more. It is refused behind a savepoint, which would
-/// let it.
+/// If this returns an error, the transaction cannot commit any more. A call inside a savepoint is
+/// refused, because rolling back to the savepoint would make a commit possible again.
 ///
 /// # Errors
 /// If the attempt is stale, a message is too large, or the server refuses or does not answer.
@@ -64,7 +65,8 @@ pub async fn finish(
         (&columns.headers, Type::BYTEA_ARRAY),
         (&columns.payloads, Type::BYTEA_ARRAY),
     ];
-    // Unnamed and with its types: nothing of it stays behind on a connection that a pooler lends.
+    // The statement is unnamed and typed, so that nothing of it remains on a connection that a
+    // pooler shares.
     match transaction.query_typed(FINISH, &parameters).await {
         Ok(_) => Ok(()),
         Err(error) if error.code().is_some_and(|code| code.code() == STALE_SQLSTATE) => {

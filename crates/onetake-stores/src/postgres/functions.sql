@@ -1,31 +1,34 @@
--- How claims and settlements are decided: onetake_core::decide, restated where the rows are.
+-- The decisions on claims and settlements: onetake_core::decide, restated in the database.
 --
--- They are functions for their plans: planning takes longer than running, and a function's plans stay
--- with the server connection, whoever it is lent to. The plans are made once and kept, perhaps while
--- the table is still small, so only indexes may lead to records, however few there are. That is why an
--- id is BETWEEN asked.id AND asked.id: by an equality, a plan could join a table of five records as a
--- whole, and would still do so when there are millions. The names end
--- in the version of the text, so that nodes of two versions can run side by side. A record comes back
--- in few columns, because every column of an answer takes its time, however few rows there are.
+-- They are functions because of their plans: planning takes longer than running, and a function's
+-- plans stay with the server connection, also if a pooler gives it to another client. The plans are
+-- made once and kept, perhaps while the table is still small, so records must always be found by an
+-- index, however few there are. That is why an id is BETWEEN asked.id AND asked.id: with an
+-- equality, a plan could join a table of five records as a whole, and would still do so when there
+-- are millions. The names end in the version of the text, so that nodes of two versions can run
+-- side by side. A record is returned in few columns, because every column of an answer takes time,
+-- however few rows there are.
 --
---   shift         what tests add to the clock
---   lock_wait     the longest wait for somebody else's lock, for this statement alone
---   in_touch      for how long the caller has been in touch with this server
---   counts_until  until when, by this clock, that can be said: a statement that was stuck in a broken
---                 network is carried out when it heals, and by then nobody has been in touch
---   manner        0: quick, and fails as a whole (unique_violation) if somebody else inserts one of the
---                 keys meanwhile; 1: takes whatever can be had, and leaves rows that somebody holds;
---                 2: waits for them, for single keys
+--   shift         the offset that tests add to the clock
+--   lock_wait     the longest wait for another transaction's lock, for this statement alone
+--   in_touch      how long the caller has been in contact with this server
+--   counts_until  the time, by this clock, until which in_touch may be used: a statement that was
+--                 stuck in a broken network is executed when the network recovers, and by then the
+--                 contact was interrupted
+--   manner        0: quick, and fails as a whole (unique_violation) if another transaction inserts
+--                 one of the keys meanwhile; 1: takes what is free, and skips locked rows;
+--                 2: waits for locked rows, for single keys
 
--- Whether the owner of a running record may be passed over: its lease and grace are over, and the
--- caller has been in touch for a whole grace, so that an owner that could not reach the server either
+-- True if the owner of a running record may be replaced: its lease and grace have ended, and the
+-- caller has been in contact for a whole grace, so that an owner that could not reach the server
 -- had the time to come back.
 CREATE FUNCTION onetake_over_1 (state smallint, state_at bigint, grace bigint, at bigint, in_touch bigint)
 RETURNS boolean LANGUAGE sql IMMUTABLE AS $$
     SELECT state = 0 AND state_at + grace <= at AND grace <= in_touch
 $$;
 
--- Whether a record may be had: it expired, or it is the same operation and nobody owns it any more.
+-- True if a record may be claimed: it expired, or it is the same operation and has no owner any
+-- more.
 CREATE FUNCTION onetake_free_1 (
     record_fingerprint bytea, state smallint, state_at bigint, grace bigint, on_unknown smallint,
     expires_at bigint, fingerprint bytea, at bigint, in_touch bigint
@@ -36,9 +39,10 @@ CREATE FUNCTION onetake_free_1 (
                  OR (state = 0 AND state_at + grace <= at AND grace <= in_touch)))
 $$;
 
--- Claims keys, each at most once in a call and in the order of their ids. A row of kind 0 is a grant,
--- one of kind 1 is the record as it stands, and a single one of kind 2 grants all of them: r_number is
--- the fence. A key without a row was in somebody's hands: ask again.
+-- Claims keys, each at most once in a call and in the order of their ids. A row of kind 0 is a
+-- grant, one of kind 1 is the current record, and a single one of kind 2 grants all of them:
+-- r_number is the fence. A key without a row was held by another transaction and must be sent
+-- again.
 CREATE FUNCTION onetake_claim_1 (
     shift bigint, lock_wait text, in_touch bigint, counts_until bigint, manner smallint,
     ids bytea[], attempts bytea[], fingerprints bytea[], ttls bigint[], leases bigint[], graces bigint[],
@@ -163,12 +167,12 @@ BEGIN
                record.on_unknown, record.expires_at, asked.fingerprint, v_now, in_touch);
 END $$;
 
--- Settles attempts, each key at most once in a call and in the order of their ids. Verbs: 0 renew, 1
--- complete, 2 fail, 3 release, 4 unknown, 5 abandon, 6 forget, 7 defer for as long as it is held. A row of kind 0 says that it was done; those of
--- kind 1, if there are any, show all records of the call as they stand, with when they expire, for the
--- caller to tell why the others were not. They are locked, so that this commit waits for whatever standby
--- theirs did not wait for: one that was settled before, by a statement whose answer got lost, is then as
--- durable as it is said to be.
+-- Settles attempts, each key at most once in a call and in the order of their ids. Verbs: 0 renew,
+-- 1 complete, 2 fail, 3 release, 4 unknown, 5 abandon, 6 forget, 7 defer for the given hold. A row
+-- of kind 0 means that it was done. Rows of kind 1, if there are any, show all current records of
+-- the call, with their expiry, from which the caller derives why the others were not done. These
+-- records are locked, so that this commit waits for every standby that theirs did not wait for: a
+-- record that was settled before, by a statement whose answer was lost, is then really durable.
 CREATE FUNCTION onetake_settle_1 (
     shift bigint, lock_wait text, in_touch bigint, counts_until bigint,
     ids bytea[], attempts bytea[], verbs smallint[], heads bytea[], bodies bytea[], codes bytea[], details bytea[],
@@ -253,12 +257,12 @@ BEGIN
      FOR NO KEY UPDATE OF record;
 END $$;
 
--- Deletes up to `at_most` records that expired, each looked at again under its lock, beginning with
--- those that a sweep should look at since `since`. What the index named too early (a late outcome,
--- something that runs past its ttl) is put back for later, and what runs is watched from then on,
--- whatever the watch may have missed. The first step of a sweep also deletes some entries of the audit
--- that were kept for `notes_kept`. Deleting again after a crash does no harm, so nobody waits for this on
--- disk.
+-- Deletes up to `at_most` expired records, each checked again under its lock, beginning with those
+-- that are due for a sweep since `since`. A record that the index named too early (a late outcome,
+-- an attempt that runs past its ttl) is postponed, and a running one is watched from then on,
+-- whatever the watch may have missed. The first step of a sweep also deletes some audit entries
+-- that are older than `notes_kept`. Deleting again after a crash does no harm, so this commit does
+-- not wait for the disk.
 CREATE FUNCTION onetake_sweep_1 (shift bigint, lock_wait text, since bigint, at_most integer, notes_kept bigint)
 RETURNS TABLE (r_removed bigint, r_unknown bigint, r_more boolean, r_last bigint)
 LANGUAGE plpgsql

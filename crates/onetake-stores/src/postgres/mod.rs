@@ -1,12 +1,12 @@
-//! Many nodes on one PostgreSQL.
+//! The PostgreSQL store: many nodes on one database.
 //!
-//! The unique row of a key is the last defence: who owns it, whether a lease is over and whether a
-//! key expired is decided inside the statement that writes, by the server's clock. Concurrent claims
-//! and settlements go out as one statement each. Nothing here outlives a statement on the server (no
-//! session settings, no prepared names, no LISTEN), so PgBouncer may stand in between in transaction
-//! mode.
+//! The unique row of a key decides. Ownership, the end of a lease and the expiry of a key are
+//! decided inside the statement that writes, by the server's clock. Concurrent claims and
+//! settlements go out as one statement each. Nothing remains on the server after a statement (no
+//! session settings, no prepared names, no LISTEN), so PgBouncer may be used in transaction mode.
 //!
-//! `claims`/`settles → batch (each key once, held ones apart) → pool → sql`, and `rows` back.
+//! The order of modules: `claims`/`settles → batch (each key once, held ones apart) → pool → sql`,
+//! and `rows` for the answers.
 
 mod address;
 mod batch;
@@ -58,22 +58,22 @@ pub use finish::{STALE_SQLSTATE, finish};
 pub use schema::Migrated;
 pub use transactional::{Inbox, Transactional, WorkError};
 
-/// How to talk to the server.
+/// The options of a connection to the server.
 #[derive(Clone, Debug)]
 pub struct PostgresOptions {
-    /// For timeouts and pauses; the server's clock decides everything else.
+    /// The clock for timeouts and pauses. The server's clock decides everything else.
     pub clock: Arc<dyn Clock>,
-    /// For jitter.
+    /// The source of jitter.
     pub rng: Arc<dyn Rng>,
-    /// Time that passed only in a test.
+    /// Time that has passed only in a test.
     pub shift: Shift,
-    /// Connections of this node; `connections=` in the URL counts more.
+    /// The number of connections of this node. `connections=` in the URL overrides it.
     pub connections: usize,
-    /// How long connecting may take.
+    /// The timeout of connecting.
     pub connect_timeout: Duration,
-    /// How long a statement may take.
+    /// The timeout of a statement.
     pub command_timeout: Duration,
-    /// Whether a server may be used that loses acknowledged writes in a crash (`fsync=off`,
+    /// True if the store may use a server that loses acknowledged writes in a crash (`fsync=off`,
     /// `synchronous_commit=off`).
     pub allow_lossy: bool,
 }
@@ -92,7 +92,7 @@ impl Default for PostgresOptions {
     }
 }
 
-/// Records in PostgreSQL.
+/// A store of records in PostgreSQL.
 #[derive(Debug)]
 pub struct PostgresStore {
     pool: Pool,
@@ -100,26 +100,26 @@ pub struct PostgresStore {
     rng: Arc<dyn Rng>,
     shift: Shift,
     held: Held,
-    /// How far the server's clock is ahead of our monotonic one, in microseconds.
+    /// The lead of the server's clock over this node's monotonic clock, in microseconds.
     server_ahead: AtomicI64,
 }
 
-/// How long a migration may take to connect, at least.
+/// The least connect timeout of a migration.
 const MIGRATE_CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
-/// Nobody heard the server's time yet.
+/// The server's time is not known yet.
 const UNHEARD: i64 = i64::MIN;
 
-/// How long a node has been in touch with the server.
+/// The contact of a node with the server.
 #[derive(Clone, Copy, Debug)]
 struct InTouch {
-    /// For so many microseconds.
+    /// The length of the contact so far, in microseconds.
     since: i64,
-    /// It can be said until then, by the server's clock.
+    /// The time until which `since` may be used, by the server's clock.
     until: i64,
 }
 
 impl InTouch {
-    /// The contact that the server goes by at its time `now`.
+    /// Returns the contact that the server assumes at its time `now`.
     fn contact(self, now: Timestamp) -> Contact {
         let until = Timestamp::from_micros(u64::try_from(self.until).unwrap_or_default());
         if now > until {
@@ -130,12 +130,12 @@ impl InTouch {
 }
 
 impl PostgresStore {
-    /// Connects, and checks that the schema is there and that the server keeps what it
-    /// acknowledges.
+    /// Connects, and checks that the schema exists and that the server does not lose acknowledged
+    /// writes.
     ///
     /// # Errors
-    /// `Invalid` if it can never work so (URL, password, schema, settings), `Unavailable` if the
-    /// server cannot be reached.
+    /// `Invalid` if it can never work this way (URL, password, schema, settings), `Unavailable` if
+    /// the server is unreachable.
     pub async fn open(url: &str, options: PostgresOptions) -> Result<Self, StoreError> {
         let allow_lossy = options.allow_lossy;
         let store = Self::new(url, options, Demands::Store { allow_lossy })?;
@@ -143,12 +143,12 @@ impl PostgresStore {
         Ok(store)
     }
 
-    /// Makes the tables, or brings them up to date.
+    /// Creates the tables, or migrates them to the current version.
     ///
     /// # Errors
-    /// As [`open`](Self::open), and if the tables are of a version that this program is too old for.
+    /// As [`open`](Self::open), and if the tables have a version that this program is too old for.
     pub async fn migrate(url: &str, mut options: PostgresOptions) -> Result<Migrated, StoreError> {
-        // Nobody's request waits for it.
+        // No request waits for a migration.
         options.connect_timeout = options.connect_timeout.max(MIGRATE_CONNECT_TIMEOUT);
         let store = Self::new(url, options, Demands::None)?;
         let mut link = store.pool.link().await?;
@@ -158,17 +158,17 @@ impl PostgresStore {
         }
     }
 
-    /// Looks at the server: what `onetake doctor` says.
+    /// Checks the server for `onetake doctor`.
     ///
     /// # Errors
-    /// If it cannot be reached.
+    /// If the server is unreachable.
     pub async fn diagnose(url: &str, options: PostgresOptions) -> Result<Diagnosis, StoreError> {
         doctor::diagnose(&Self::new(url, options, Demands::None)?).await
     }
 
     async fn keep_secret(&self, name: &str, fresh: &[u8]) -> Result<[u8; 32], StoreError> {
         let [first, second] = schema::SECRET_TYPES;
-        // A secret that another node made in the same moment is not seen by the first look.
+        // The first statement does not see a secret that another node created at the same moment.
         for _ in 0..2 {
             let parameters: [(&(dyn tokio_postgres::types::ToSql + Sync), Type); 2] =
                 [(&name, first.clone()), (&fresh, second.clone())];
@@ -196,8 +196,8 @@ impl PostgresStore {
         self.shift.as_micros()
     }
 
-    /// For how long this node has been in touch with the server without a break, and until when,
-    /// by the server's clock, that can be said.
+    /// Returns how long this node has been in contact with the server without a break, and until
+    /// when, by the server's clock, that may be used.
     fn in_touch(&self) -> InTouch {
         let since = i64::try_from(micros(self.pool.breaker.back_for())).unwrap_or(i64::MAX);
         let monotonic = i64::try_from(micros(self.clock.monotonic())).unwrap_or(i64::MAX);
@@ -209,7 +209,8 @@ impl PostgresStore {
         InTouch { since, until }
     }
 
-    /// Notes the server's time. It was later by now, so what is reckoned from it is early.
+    /// Records the server's time. The server's clock has advanced since, so a time that is computed
+    /// from it is early.
     fn heard(&self, now: Timestamp) {
         let monotonic = i64::try_from(micros(self.clock.monotonic())).unwrap_or(i64::MAX);
         let now = i64::try_from(now.as_micros()).unwrap_or(i64::MAX);
@@ -218,7 +219,7 @@ impl PostgresStore {
 
     async fn page_from(&self, from: Option<Cursor>, limit: usize) -> Result<Page, StoreError> {
         let from = from.map(|cursor| cursor.id()).transpose()?;
-        // Every id is behind nothing at all.
+        // Without a start, `from` is empty, which is less than every id.
         let from = from.as_ref().map_or(&[][..], |id| id.as_bytes());
         let count = i64::try_from(limit).unwrap_or(i64::MAX);
         let ids = self.ids(sql::IDS, &[(&from, Type::BYTEA), (&count, Type::INT8)]).await?;

@@ -1,4 +1,4 @@
-//! The audit.
+//! The audit log.
 
 use bytes::Bytes;
 use onetake_core::note::{Note, NotePlace, Notes};
@@ -10,16 +10,16 @@ use super::PostgresStore;
 use super::fault::{Effect, Fault};
 use super::rows::{array, get};
 
-/// Writes an entry, over one of the same place.
+/// Writes an entry. It replaces an entry with the same place.
 const WRITE: &str = "INSERT INTO onetake_notes (place, id, said) VALUES ($1, $2, $3)
     ON CONFLICT (place) DO UPDATE SET id = excluded.id, said = excluded.said";
 
-/// Entries in front of a place, the newest first.
+/// Reads entries before a place, the newest first.
 const READ: &str =
     "SELECT place, said FROM onetake_notes WHERE place < $1 ORDER BY place DESC LIMIT $2";
 
-/// The same of one record. By an equality, a plan could go through the notes of all records: whoever counted
-/// when there were only those of one expects to find them anywhere.
+/// Reads entries of one record. With an equality on the id, a plan could read the notes of all
+/// records, if the statistics are from a time when there were only those of one record.
 const READ_OF: &str = "SELECT place, said FROM onetake_notes
     WHERE (id, place) < ($3, $1) AND id >= $3 ORDER BY id DESC, place DESC LIMIT $2";
 
@@ -44,7 +44,7 @@ pub(super) async fn read(
     limit: usize,
 ) -> Result<Notes, StoreError> {
     let from = from.map(|cursor| NotePlace::of(&cursor)).transpose()?;
-    // Longer than any place, and so behind every one of them.
+    // Longer than any place, and so after every place.
     let end = [0xff; NotePlace::BYTES + 1];
     let from: &[u8] = from.as_ref().map_or(&end, |place| place.as_bytes());
     let count = i64::try_from(limit).unwrap_or(i64::MAX);
@@ -62,7 +62,7 @@ pub(super) async fn read(
     for row in &rows {
         let place = NotePlace::from_bytes(array(row, 0)?);
         last = Some(place);
-        // One that cannot be read hides no other.
+        // An unreadable entry is skipped, so that it hides no other.
         match Note::decode(place, Bytes::copy_from_slice(get(row, 1)?)) {
             Ok(note) => notes.push(note),
             Err(error) => tracing::warn!(%error, "an entry of the audit cannot be read"),

@@ -1,4 +1,4 @@
-//! The outbox, as relays see it.
+//! The outbox as relays use it.
 
 use std::time::Duration;
 
@@ -18,7 +18,8 @@ use super::fault::{Effect, Fault};
 use super::pool::Parameters;
 use super::rows::{array, column, get, timestamp, unsigned};
 
-/// How long to wait for a lane that somebody else is about to take: they are at it for a moment only.
+/// The longest wait for a lane that another relay is about to take. A relay holds that lock for a
+/// moment only.
 const LOCK_WAIT: &str = "1s";
 
 const TAKE: &str = "SELECT * FROM onetake_take_1($1, $2, $3, $4)";
@@ -26,7 +27,7 @@ const SETTLE: &str = "SELECT onetake_delivered_1($1, $2, $3, $4, $5, $6, $7, $8)
 const PRUNE: &str = "SELECT onetake_prune_1($1, $2, $3)";
 const COUNTS: &str = "SELECT * FROM onetake_outbox_counts_1($1, $2)";
 
-/// The columns of what waits stand as they do in `onetake_take_1`.
+/// The columns of a message are in the same order as in `onetake_take_1`.
 const PARKED: &str =
     "SELECT lane, 0::bigint, place, message, ordering, topic, headers, payload, tries,
         created_at, state_at, coalesce(error, '')
@@ -37,7 +38,7 @@ const FAILING: &str =
         created_at, state_at, coalesce(error, '')
       FROM onetake_outbox WHERE state = 3 AND tries > 0 AND place + 0 > $1 ORDER BY place + 0 LIMIT $2";
 
-/// The tries of one that was parked are counted anew.
+/// The tries of a parked message are counted from zero again.
 const RETRY: &str = "UPDATE onetake_outbox
        SET state = CASE state WHEN 2 THEN 0 ELSE state END, tries = CASE state WHEN 2 THEN 0 ELSE tries END,
            state_at = (extract(epoch FROM clock_timestamp()) * 1000000)::bigint + $2::bigint
@@ -45,11 +46,12 @@ const RETRY: &str = "UPDATE onetake_outbox
 
 const DISCARD: &str = "SELECT onetake_discard_1($1, $2, $3)";
 
-/// For how long a statement is sent again because the server asks for it (40001). Where transactions are
-/// serializable by default, relays that look for a lane at the same moment refuse each other.
+/// The time for which a statement is sent again because the server asks for it (40001). If
+/// transactions are serializable by default, relays that search for a lane at the same moment make
+/// each other fail.
 const AGAIN_FOR: Duration = Duration::from_secs(20);
-/// The first pause before a statement is sent again; it doubles up to [`AGAIN_PAUSE_MAX`]. Without pauses
-/// relays keep refusing each other, and one that is slower than the others never succeeds.
+/// The first pause before a statement is sent again; it doubles up to [`AGAIN_PAUSE_MAX`]. Without
+/// pauses relays keep making each other fail, and a slower relay never succeeds.
 const AGAIN_PAUSE_MIN: Duration = Duration::from_millis(1);
 /// The longest pause.
 const AGAIN_PAUSE_MAX: Duration = Duration::from_millis(64);
@@ -90,7 +92,7 @@ impl PostgresStore {
                 return Ok(None);
             };
             if !odd.is_empty() {
-                // Nobody can read these: an operator has to, and the others go on.
+                // Unreadable messages are left to an operator, and the others proceed.
                 self.settle_turn(turn.lane, turn.turn, odd).await?;
             } else if !turn.messages.is_empty() {
                 return Ok(Some(turn));
@@ -99,7 +101,8 @@ impl PostgresStore {
         Ok(None)
     }
 
-    /// A turn, and what in it cannot be read. One that is empty says that there is more to look at.
+    /// Takes a turn. Returns also its unreadable messages. An empty turn means that there is more
+    /// to search.
     async fn take_any(
         &self,
         hold: Duration,
@@ -157,7 +160,7 @@ impl PostgresStore {
             places.push(i64::try_from(place).unwrap_or(i64::MAX));
             states.push(state);
             afters.push(column(after));
-            // PostgreSQL keeps every character but this one.
+            // PostgreSQL stores every character except this one.
             errors.push(error.map(|error| error.replace('\0', "")));
         }
         let turn = i64::try_from(turn).unwrap_or(i64::MAX);
@@ -226,7 +229,8 @@ fn waiting(row: &Row) -> Result<Waiting, StoreError> {
     read(row, MessageId::from_bytes(array(row, 3)?), headers)
 }
 
-/// One that is parked may be so because it cannot be read: then what can be is told.
+/// Reads a parked message. It may be parked because it is unreadable; then its readable parts are
+/// returned.
 fn parked(row: &Row) -> Result<Waiting, StoreError> {
     waiting(row).or_else(|_| {
         read(row, MessageId::from_bytes(array(row, 3).unwrap_or_default()), Vec::new())
@@ -248,7 +252,7 @@ fn read(row: &Row, id: MessageId, headers: Vec<(String, String)>) -> Result<Wait
     })
 }
 
-/// Between half of it and the whole.
+/// Returns a random duration between half of the pause and the whole of it.
 fn jittered(rng: &dyn Rng, pause: Duration) -> Duration {
     let mut random = [0; 1];
     rng.fill(&mut random);

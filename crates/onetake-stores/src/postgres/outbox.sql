@@ -1,16 +1,18 @@
--- How relays share the outbox. They are functions for their plans, as those of functions.sql are, and
--- because each of their statements sees what was committed before it: who has just got a lane sees
--- what its last owner did there.
+-- The sharing of the outbox between relays. These are functions because of their plans, like those
+-- of functions.sql, and because each of their statements sees what was committed before it: a relay
+-- that has just taken a lane sees what the lane's last owner did.
 
--- Takes a lane that nobody has and in which something is due, and reads what to deliver, in no order: to sort it
--- here would have the whole table read in the order of places.
+-- Takes a free lane in which something is due, and reads the messages to deliver, in no order:
+-- sorting them here would make the planner read the whole table in the order of places.
 --
--- A message that failed is tried later (3), and holds back those behind it of its ordering key (4). However
--- many they are, they are found once: among the fresh ones (0), where they are put behind it. What is due is
--- then found by its time, and what stands behind it by its key. Of the messages of a key that are held back,
--- one at least has a time; should somebody delete it, the others are looked at when a day is over.
+-- A message that failed is tried later (3), and holds back the later messages of its ordering key
+-- (4). However many they are, each is found once: among the fresh messages (0), where it is put
+-- behind the failed one. Due messages are then found by their time, and the messages behind them by
+-- their ordering key. At least one held-back message of a key has a time. If that one is deleted,
+-- the others are checked when a day is over.
 --
--- A row without a place says that there is more to look at: the call ends so that no call takes long.
+-- A row without a place means that there is more to search: the call ends so that no call takes
+-- long.
 CREATE FUNCTION onetake_take_1 (shift bigint, hold bigint, most integer, bytes bigint)
 RETURNS TABLE (
     r_lane smallint, r_turn bigint, r_place bigint, r_message bytea, r_ordering text, r_topic text,
@@ -145,8 +147,8 @@ BEGIN
 END
 $$;
 
--- Has keys go on of which something was settled: who comes next of what was held back is due now. Whoever calls it
--- holds the lane's row.
+-- Lets the next held-back message of each settled message's ordering key proceed: it is due now.
+-- The caller holds the lane's row.
 CREATE FUNCTION onetake_go_on_1 (now bigint, in_lane smallint, orderings text[]) RETURNS void
 LANGUAGE sql
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off SET enable_hashjoin = off
@@ -161,8 +163,8 @@ AS $$
      WHERE message.place = next.place AND next.state = 4
 $$;
 
--- Says what became of messages, and gives their lane back; false if it is not this turn's any more.
--- Giving it back ends the turn: what is said twice is heard once.
+-- Records the results of messages, and gives their lane back; false if the lane is no longer this
+-- turn's. Giving it back ends the turn, so a repeated report has no effect.
 CREATE FUNCTION onetake_delivered_1 (
     shift bigint, lock_wait text, in_lane smallint, in_turn bigint, places bigint[], states smallint[],
     afters bigint[], errors text[]
@@ -197,7 +199,7 @@ BEGIN
 END
 $$;
 
--- Deletes a message that is parked or failing; whether there is such a one.
+-- Deletes a message that is parked or failing. Returns true if there was one.
 CREATE FUNCTION onetake_discard_1 (shift bigint, lock_wait text, in_message bytea) RETURNS boolean
 LANGUAGE plpgsql
 SET enable_seqscan = off SET jit = off SET plan_cache_mode = force_generic_plan
@@ -223,8 +225,8 @@ BEGIN
 END
 $$;
 
--- Deletes what was delivered long ago; how many it were. And mends what a clock left behind that was far ahead: no
--- time is written that is more than a day off.
+-- Deletes messages that were delivered long ago, and returns their number. Corrects times of a
+-- clock that was far ahead: a correct clock writes no time that is more than a day ahead.
 CREATE FUNCTION onetake_prune_1 (shift bigint, kept bigint, most integer) RETURNS bigint
 LANGUAGE plpgsql
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off SET enable_hashjoin = off
@@ -254,7 +256,7 @@ BEGIN
 END
 $$;
 
--- How many wait, for how long the oldest has, and how many are parked; counted up to a limit.
+-- Counts waiting messages, the age of the oldest, and parked messages, up to a limit.
 CREATE FUNCTION onetake_outbox_counts_1 (shift bigint, most bigint)
 RETURNS TABLE (r_waiting bigint, r_lag bigint, r_parked bigint)
 LANGUAGE sql STABLE

@@ -1,5 +1,5 @@
-//! The engine's own connections. One is held for a statement, never while an operation runs or
-//! somebody waits.
+//! The engine's own connections. A connection is held for one statement, never while an operation
+//! runs or a caller waits.
 
 use std::fmt;
 use std::future::Future;
@@ -20,18 +20,18 @@ use super::fault::{Effect, Fault};
 use super::{schema, tls};
 use crate::breaker::Breaker;
 
-/// How often a statement is sent again because the server asks for it.
+/// The number of times that a statement is sent again because the server asks for it.
 const AGAIN_MAX: usize = 8;
 
-/// A statement's parameters, with their types: nothing is prepared by name.
+/// A statement's parameters with their types. Nothing is prepared by name.
 pub(super) type Parameters<'a> = [(&'a (dyn ToSql + Sync), Type)];
 
-/// What a new connection must show before it is used.
+/// The requirements of a new connection before it is used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Demands {
-    /// Nothing: for migrating and for looking.
+    /// None: for migrations and diagnoses.
     None,
-    /// The schema, and that what it acknowledges is durable unless `allow_lossy`.
+    /// The schema exists, and acknowledged writes are durable unless `allow_lossy`.
     Store { allow_lossy: bool },
 }
 
@@ -80,7 +80,7 @@ impl Pool {
         })
     }
 
-    /// Where the server is, for messages.
+    /// The server's address, for messages.
     pub(super) fn server(&self) -> String {
         let config = &self.address.config;
         let ports = config.get_ports();
@@ -95,7 +95,7 @@ impl Pool {
         hosts.collect::<Vec<_>>().join(",")
     }
 
-    /// Sends a statement, again if the server asks for it.
+    /// Sends a statement, and sends it again if the server asks for that.
     pub(super) async fn query(
         &self,
         sql: &str,
@@ -112,7 +112,7 @@ impl Pool {
         }
     }
 
-    /// A connection for as long as it is held.
+    /// Returns a connection. It goes back to the pool when the link is dropped.
     pub(super) async fn link(&self) -> Result<Link<'_>, StoreError> {
         self.breaker.enter()?;
         let permit = self.within(self.command_timeout, self.permits.acquire()).await;
@@ -159,7 +159,7 @@ impl Pool {
         Ok(client)
     }
 
-    /// What a future comes to, unless it takes too long.
+    /// Returns the output of a future, or `None` if it takes longer than `patience`.
     async fn within<F: Future>(&self, patience: Duration, future: F) -> Option<F::Output> {
         tokio::select! {
             biased;
@@ -168,7 +168,7 @@ impl Pool {
         }
     }
 
-    /// Lets go of all connections that nobody uses.
+    /// Closes all idle connections.
     pub(super) fn close(&self) {
         self.permits.close();
         self.idle().clear();
@@ -179,10 +179,10 @@ impl Pool {
     }
 }
 
-/// A connection that is in use. It goes back when it is dropped, if it is still good.
+/// A connection that is in use. It goes back to the pool when it is dropped, if it is still good.
 pub(super) struct Link<'a> {
     client: Option<Client>,
-    /// An answer got lost on it, or the server is not what it was.
+    /// True if an answer was lost on it, or if the server is not in a state to serve.
     bad: AtomicBool,
     pool: &'a Pool,
     _permit: SemaphorePermit<'a>,
@@ -201,7 +201,7 @@ impl Drop for Link<'_> {
 }
 
 impl Link<'_> {
-    /// Sends a statement. Several at once go out together, each a transaction of its own.
+    /// Sends a statement. Concurrent statements are pipelined, each in its own transaction.
     pub(super) async fn query(
         &self,
         sql: &str,
@@ -212,13 +212,13 @@ impl Link<'_> {
             return Err(Fault::Store(effect.lost("the connection to PostgreSQL is gone")));
         };
         let pool = self.pool;
-        // Whoever stops waiting in the middle leaves it with an answer on its way.
+        // If the caller is cancelled here, an answer is still on its way on this connection.
         self.bad.store(true, Ordering::Release);
         let asked = pool.within(pool.command_timeout, client.query_typed(sql, parameters)).await;
         let answer = match asked {
             Some(answer) => answer.map_err(|error| Fault::of_statement(error, effect)),
-            // It is not cancelled: a commit that waits for a synchronous standby would become visible
-            // by that, although no standby has it.
+            // The statement is not cancelled. A cancelled commit that waits for a synchronous
+            // standby would become visible although no standby has it.
             None => {
                 let why = format!("PostgreSQL did not answer within {:?}", pool.command_timeout);
                 Err(Fault::Store(effect.lost(&why)))
@@ -234,21 +234,21 @@ impl Link<'_> {
         answer
     }
 
-    /// The connection for a transaction of somebody else's. It is closed afterwards unless it is said to be
-    /// [`returned`](Self::returned): nobody knows in what state work that failed leaves it.
+    /// Lends the connection for a caller's transaction. The connection is closed afterwards, unless
+    /// [`returned`](Self::returned) is called: failed work leaves it in an unknown state.
     pub(super) fn borrowed(&mut self) -> Result<&mut Client, StoreError> {
         self.bad.store(true, Ordering::Release);
         let gone = || StoreError::new(StoreErrorKind::Unavailable, "the connection is gone");
         self.client.as_mut().ok_or_else(gone)
     }
 
-    /// A borrowed connection is as it was.
+    /// Reports that a borrowed connection can be used again.
     pub(super) fn returned(&self) {
         self.bad.store(false, Ordering::Release);
         self.pool.breaker.succeeded();
     }
 
-    /// The connection itself, for what is not a statement on records.
+    /// The connection itself, for statements that are not on records.
     pub(super) fn client(&mut self) -> Option<&mut Client> {
         self.client.as_mut()
     }

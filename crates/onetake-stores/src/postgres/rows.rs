@@ -1,4 +1,4 @@
-//! Rows to records, and back.
+//! Conversion between rows and records.
 
 use std::time::Duration;
 
@@ -12,29 +12,30 @@ use onetake_core::{
 use tokio_postgres::Row;
 use tokio_postgres::types::FromSql;
 
-/// No duration is longer here: a hundred years, so that sums of a few stay far from overflowing.
+/// The longest duration that is stored: a hundred years, so that sums of a few durations cannot
+/// overflow.
 const DURATION_MAX: u64 = 100 * 365 * 24 * 3600 * 1_000_000;
 
-/// What a row says.
+/// The meaning of a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
-    /// It was done.
+    /// The item was done.
     Done,
-    /// This is how it stands.
+    /// The item was not done. This is its current record.
     Stands,
-    /// All that was asked for was done. There is no other row, and none of these columns but `now`
-    /// and `number` means anything.
+    /// All items were done. There is no other row, and only the columns `now` and `number` have a
+    /// meaning.
     AllDone,
 }
 
-/// What every statement on records answers with, a row for each.
+/// The row that statements on records return, one for each record.
 pub(super) struct Answer {
     pub(super) kind: Kind,
-    /// The server's time when it looked.
+    /// The server's time when it read the record.
     pub(super) now: Timestamp,
-    /// Claims: the fence that was granted. Settlements: when the record expires.
+    /// Claims: the fence that was granted. Settlements: the expiry of the record.
     pub(super) number: Option<i64>,
-    /// Whose row it is.
+    /// The id of the record.
     pub(super) id: RecordId,
     row: Row,
 }
@@ -94,12 +95,12 @@ impl Answer {
         Fence::new(unsigned(self.number.unwrap_or_default()))
     }
 
-    /// Whether the record is expired, where the statement tells when it does.
+    /// Returns true if the record is expired, for statements that return the expiry.
     pub(super) fn is_expired(&self) -> bool {
         self.number.is_some_and(|at| timestamp(at) <= self.now)
     }
 
-    /// The record that was completed with what the caller knows already.
+    /// Returns a completed record with the recording that the caller has already.
     pub(super) fn record_with(&self, recording: &Recording) -> Result<Record, StoreError> {
         let numbers = self.numbers()?;
         let at = timestamp(numbers.state_at);
@@ -107,7 +108,7 @@ impl Answer {
         self.assemble(&numbers, &self.texts()?, state)
     }
 
-    /// The whole record.
+    /// Returns the whole record.
     pub(super) fn record(&self) -> Result<Record, StoreError> {
         let (numbers, texts) = (self.numbers()?, self.texts()?);
         let state = self.state(&numbers, &texts)?;
@@ -218,7 +219,7 @@ impl Answer {
                     "reported" => Cause::from_text(text(detail)?),
                     _ => return Err(odd("code")),
                 };
-                // Only what is to be reconciled has a time of its own.
+                // Only a record that is to be reconciled has its own time.
                 State::Unknown { at, cause, ask_at: numbers.ask_at.map_or(at, timestamp) }
             }
             _ => return Err(odd("state")),
@@ -234,7 +235,7 @@ pub(super) fn cause(cause: &Cause) -> (&'static str, String) {
         Cause::Interrupted => ("interrupted", String::new()),
         Cause::TimedOut => ("timed_out", String::new()),
         Cause::Status(status) => ("status", status.to_string()),
-        // And whatever comes later, in words.
+        // Other causes, also future ones, are stored as text.
         other => ("reported", other.to_string()),
     }
 }
@@ -279,7 +280,7 @@ pub(super) fn unsigned(column: i64) -> u64 {
     u64::try_from(column).unwrap_or_default()
 }
 
-/// One row that nobody here wrote. The others are fine, so it is not the end of the process.
+/// The error for one row that onetake did not write. Other rows are fine, so the process goes on.
 fn odd(what: &str) -> StoreError {
     let said =
         format!("a row of onetake's tables holds an odd {what}: it was not written by onetake");

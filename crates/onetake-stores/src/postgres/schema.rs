@@ -1,7 +1,7 @@
-//! The schema: checked by every new connection, brought up to date by `onetake migrate`.
+//! The schema. Every new connection checks it, and `onetake migrate` migrates it.
 //!
-//! Migrations expand first and contract later: one that old programs can live with leaves
-//! `works_from` alone, so that nodes of both versions run side by side during a deployment.
+//! Migrations expand first and contract later. A migration that old programs can work with leaves
+//! `works_from` unchanged, so that nodes of both versions can run side by side during a deployment.
 
 use onetake_core::clock::micros;
 use onetake_core::origin::HISTORY_BYTES_MAX;
@@ -13,10 +13,10 @@ use tokio_postgres::{Client, Transaction};
 
 use super::fault::{Effect, Fault, missing, read_only};
 
-/// The version that this program's statements are written for.
+/// The schema version that this program's statements are written for.
 pub(super) const VERSION: i32 = 3;
 
-/// How to get from each version to the next one; the first makes everything.
+/// The migrations from each version to the next one. The first one creates everything.
 const MIGRATIONS: [&[&str]; VERSION as usize] = [
     &[
         include_str!("schema.sql"),
@@ -28,28 +28,28 @@ const MIGRATIONS: [&[&str]; VERSION as usize] = [
     &[include_str!("version_3.sql")],
 ];
 
-/// A part of a migration, with the constants that it shares with Rust in their places.
+/// Returns a part of a migration with its placeholders replaced by Rust constants.
 ///
-/// A migration that was run must not change: where a constant gets another value, its functions need another
-/// version. A test holds the values that these migrations were made with.
+/// A migration that was run must not change. If a constant gets another value, its functions need
+/// another version. A test checks the values that these migrations were written with.
 fn render(part: &str) -> String {
     part.replace("{{KEPT_AFTER_SETTLING}}", &micros(KEPT_AFTER_SETTLING).to_string())
         .replace("{{HISTORY_BYTES_MAX}}", &HISTORY_BYTES_MAX.to_string())
 }
 
-/// How often a migration that met another one is tried again.
+/// The number of tries of a migration that collides with another one.
 const TRIES_MAX: usize = 5;
 
-/// What `migrate` did.
+/// The result of `migrate`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Migrated {
-    /// The version that was found; `None` if there was nothing.
+    /// The version that was found; `None` if there were no tables.
     pub from: Option<u32>,
-    /// The version that it is now.
+    /// The version after the migration.
     pub to: u32,
 }
 
-/// Whether a server and its schema may be used.
+/// Checks that a server and its schema can be used.
 pub(super) async fn check(client: &Client, allow_lossy: bool) -> Result<(), StoreError> {
     let row = client
         .query_typed(
@@ -103,7 +103,8 @@ pub(super) async fn check(client: &Client, allow_lossy: bool) -> Result<(), Stor
     Ok(())
 }
 
-/// What others say is kept too, for people: every character of it must have a place.
+/// Checks the database's encoding. Texts of other programs are stored too, so every character must
+/// be representable.
 fn encoded(encoding: &str) -> Result<(), StoreError> {
     if ["UTF8", "SQL_ASCII"].contains(&encoding) {
         return Ok(());
@@ -114,7 +115,7 @@ fn encoded(encoding: &str) -> Result<(), StoreError> {
     )))
 }
 
-/// A version that was found, and the oldest program that works on it.
+/// The version of the tables, and the oldest program version that works on them.
 type Found = (i32, i32);
 
 async fn version(client: &Client) -> Result<Found, StoreError> {
@@ -145,11 +146,11 @@ fn compatible((version, works_from): Found) -> Result<(), StoreError> {
     Ok(())
 }
 
-/// Brings the schema up to date.
+/// Migrates the schema to the current version.
 pub(super) async fn migrate(client: &mut Client) -> Result<Migrated, StoreError> {
     for _ in 1..TRIES_MAX {
         match migrate_once(client).await {
-            // Somebody else made the tables at the same time: now they are there.
+            // Another process created the tables at the same time. Now they exist.
             Err(error) if is_race(&error) => {}
             answer => return answer.map_err(Stop::into_error),
         }
@@ -157,7 +158,7 @@ pub(super) async fn migrate(client: &mut Client) -> Result<Migrated, StoreError>
     migrate_once(client).await.map_err(Stop::into_error)
 }
 
-/// Why a migration stopped.
+/// The reason why a migration stopped.
 enum Stop {
     Store(StoreError),
     Server(tokio_postgres::Error),
@@ -178,7 +179,7 @@ fn is_race(stop: &Stop) -> bool {
     error.code().is_some_and(|code| races.contains(code))
 }
 
-/// In one transaction.
+/// Runs all missing migrations in one transaction.
 async fn migrate_once(client: &mut Client) -> Result<Migrated, Stop> {
     let transaction = client.transaction().await.map_err(Stop::Server)?;
     transaction.batch_execute("SET LOCAL lock_timeout = '30s'").await.map_err(Stop::Server)?;
@@ -207,7 +208,7 @@ async fn found(transaction: &Transaction<'_>) -> Result<Option<Found>, StoreErro
     if !rows.first().and_then(|row| row.try_get(0).ok()).unwrap_or(false) {
         return Ok(None);
     }
-    // Locked, so that two migrations of an existing schema come one after the other.
+    // The row is locked, so that two migrations of an existing schema run one after the other.
     let current = "SELECT version, works_from FROM onetake_schema FOR UPDATE";
     let rows = transaction.query_typed(current, &[]).await.map_err(failed)?;
     let row = rows.first().ok_or_else(|| invalid(missing("onetake_schema is empty")))?;
@@ -217,7 +218,7 @@ async fn found(transaction: &Transaction<'_>) -> Result<Option<Found>, StoreErro
     }
 }
 
-/// A secret that is made at first use and then the same for all nodes.
+/// Reads a secret, which all nodes share. It is created at first use.
 pub(super) const SECRET: &str = "WITH made AS (
       INSERT INTO onetake_secrets (name, value) VALUES ($1, $2) ON CONFLICT (name) DO NOTHING RETURNING value
     )

@@ -1,4 +1,4 @@
-//! Settlements, many in a statement.
+//! Batches of settlements.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -109,7 +109,7 @@ impl Batched for Settlement {
         for row in rows {
             let answer = Answer::read(row).map_err(Fault::Trouble)?;
             store.heard(answer.now);
-            // What was done comes first.
+            // Rows of settlements that were written come first.
             found.entry(answer.id).or_insert(answer);
         }
         let answer = |item: &&Self| match found.get(&item.id) {
@@ -121,7 +121,8 @@ impl Batched for Settlement {
     }
 }
 
-/// It was written: the record is what the row tells. A recording is not sent back, as it is what was sent.
+/// The answer to a settlement that was written. The row contains the record without its recording,
+/// which the caller has sent itself.
 fn done(item: &Settlement, answer: &Answer) -> Result<Settled, StoreError> {
     let record = match &item.verb {
         Verb::Complete(recording) => answer.record_with(recording),
@@ -130,7 +131,8 @@ fn done(item: &Settlement, answer: &Answer) -> Result<Settled, StoreError> {
     Ok(Settled::Done { record: Arc::new(record?), now: answer.now })
 }
 
-/// It was not written: stale, done before, or held by somebody at that moment (`None`).
+/// The answer to a settlement that was not written: stale, or written before. `None` if another
+/// transaction held the row at that moment.
 fn undone(
     item: &Settlement,
     answer: &Answer,

@@ -1,13 +1,12 @@
-//! The statements. Each is one implicit transaction, sent unnamed with its types, so that PgBouncer
-//! may hand every one of them to another server connection.
+//! The SQL statements on records. Each is one implicit transaction, sent unnamed with its types, so
+//! that PgBouncer may send each of them to another server connection.
 //!
-//! Claiming and settling are functions in the database: see `functions.sql` and
-//! `version_3.sql`. Of the others, `clock` is
-//! evaluated before anything is written, because everything that is written needs its `now`. It also
-//! bounds, for this statement alone, how long another transaction is waited for.
+//! Claiming and settling are functions in the database: see `functions.sql` and `version_3.sql`. In
+//! the other statements, `clock` is evaluated before anything is written, because every write needs
+//! its `now`. It also limits, for this statement alone, the wait for another transaction.
 
-/// Times are microseconds since the epoch, by the server's clock. `$1` is what tests add to it, and
-/// `$2` the longest wait for somebody else's lock.
+/// The server's clock. Times are microseconds since the epoch. `$1` is the offset that tests add,
+/// and `$2` the longest wait for another transaction's lock.
 macro_rules! clock {
     () => {
         "clock AS MATERIALIZED (
@@ -17,10 +16,10 @@ macro_rules! clock {
     };
 }
 
-/// The same for statements that may pass over an owner. `$3` is for how long this node has been in
-/// touch with the server, and `$4` until when, by the server's clock, it can still mean that: a
-/// statement that was stuck in a broken network is carried out when it heals, and by then nobody has
-/// been in touch.
+/// The same for statements that may take over from an owner. `$3` is how long this node has been in
+/// contact with the server. `$4` is the time, by the server's clock, until which `$3` may be used:
+/// a statement that was stuck in a broken network is executed when the network recovers, and by
+/// then the contact was interrupted.
 macro_rules! clock_in_touch {
     () => {
         "clock AS MATERIALIZED (
@@ -33,9 +32,9 @@ macro_rules! clock_in_touch {
 
 pub(super) use {clock, clock_in_touch};
 
-/// Whether the owner of a running record may be passed over: its lease and grace are over, and this
-/// node has been in touch with the server for a whole grace, so that an owner that could not reach it
-/// either had the time to come back.
+/// True if the owner of a running record may be replaced. Its lease and grace have ended, and this
+/// node has been in contact with the server for a whole grace, so that an owner that could not
+/// reach the server had the time to come back.
 macro_rules! over {
     ($of:literal) => {
         concat!(
@@ -54,10 +53,10 @@ macro_rules! over {
 
 pub(super) use over;
 
-/// Goes through all keys.
+/// Lists all keys.
 pub(super) const IDS: &str = "SELECT id FROM onetake_records WHERE id > $1 ORDER BY id LIMIT $2";
 
-/// The keys whose reference it is.
+/// Finds the keys that have a reference.
 pub(super) const WITH_REFERENCE: &str =
     "SELECT id FROM onetake_records WHERE id BETWEEN $1 AND $2 ORDER BY id LIMIT $3";
 
@@ -69,7 +68,7 @@ pub(super) const CLAIM: &str =
 pub(super) const SETTLE: &str =
     "SELECT * FROM onetake_settle_1($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12)";
 
-/// Reads records that are not expired. It takes `clock`'s parameters like the others.
+/// Reads records that have not expired. It takes the parameters of `clock` like the others.
 pub(super) const LOAD: &str = concat!(
     "WITH ",
     clock!(),

@@ -1,4 +1,4 @@
-//! For whoever's own transactions are sqlx's.
+//! Support for transactions of sqlx.
 
 use ::sqlx::{Postgres, Transaction};
 use onetake_core::{Attempt, Completion, FinishError, Message};
@@ -18,7 +18,8 @@ pub async fn finish(
     Message::check(messages)?;
     let columns = Columns::of(attempt, messages);
     let finishing = ::sqlx::query(FINISH)
-        // Not by name: nothing of it stays behind on a connection that a pooler lends.
+        // The statement is unnamed, so that nothing of it remains on a connection that a pooler
+        // shares.
         .persistent(false)
         .bind(attempt.id.as_bytes().as_slice())
         .bind(attempt.attempt.as_bytes().as_slice())

@@ -1,4 +1,4 @@
-//! TLS to the server.
+//! TLS connections to the server.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use tokio_postgres_rustls::MakeRustlsConnect;
 
 use super::address::Tls;
 
-/// What makes encrypted connections, as the URL asked for.
+/// Returns the connector that the URL asks for.
 pub(super) fn connector(tls: &Tls) -> Result<MakeRustlsConnect, StoreError> {
     let provider = Arc::new(aws_lc_rs::default_provider());
     let builder = ClientConfig::builder_with_provider(Arc::clone(&provider))
@@ -60,8 +60,8 @@ fn invalid(what: String) -> StoreError {
     StoreError::new(StoreErrorKind::Invalid, what)
 }
 
-/// Takes any certificate, as `sslmode=prefer` and `require` mean it everywhere: it keeps listeners
-/// out, not impostors. `doctor` says so.
+/// Accepts any certificate, as `sslmode=prefer` and `require` do everywhere. It protects against
+/// eavesdropping, but not against a false server. `doctor` reports that.
 #[derive(Debug)]
 struct Anybody(Arc<CryptoProvider>);
 

@@ -14,14 +14,14 @@ use super::PostgresOptions;
 use super::finish::finish;
 use super::pool::{Demands, Pool};
 
-/// Why the work of an operation has no outcome.
+/// The reason why an operation's work has no outcome.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum WorkError<E> {
-    /// What the work itself said: it was rolled back.
+    /// The error of the work itself. Its transaction was rolled back.
     #[error("{0}")]
     Own(E),
-    /// The transaction could not be begun: the database is unreachable. The work was not tried.
+    /// The transaction could not begin: the database is unreachable. The work was not tried.
     #[error(transparent)]
     Connect(StoreError),
     /// The transaction could not be committed.
@@ -33,15 +33,17 @@ pub enum WorkError<E> {
 }
 
 impl<E> WorkError<E> {
-    /// Whether the work was tried at all.
+    /// Returns true if the work was tried.
     fn is_try(&self) -> bool {
         !matches!(self, Self::Connect(_))
     }
 }
 
-/// Runs operations in transactions on connections of its own, to the database that keeps the records.
+/// Runs operations in transactions on its own connections to the database that contains the
+/// records.
 ///
-/// Whoever has a pool already needs none of this: [`Engine::transact`] and [`finish`] do the same.
+/// An application that has a pool already does not need this: [`Engine::transact`] and [`finish`]
+/// do the same.
 #[derive(Clone)]
 pub struct Transactional {
     engine: Engine,
@@ -55,29 +57,33 @@ impl std::fmt::Debug for Transactional {
 }
 
 impl Transactional {
-    /// Transactions in the database at `url`: the one that the engine's store is in. They use up to
-    /// `connections` at once, beside those of the store.
+    /// Creates transactions in the database at `url`. It must be the database of the engine's
+    /// store. They use up to `connections` connections at once, in addition to those of the store.
     ///
     /// # Errors
-    /// `Invalid` if the URL is none.
+    /// `Invalid` if the URL is wrong.
     pub fn new(engine: Engine, url: &str, options: &PostgresOptions) -> Result<Self, StoreError> {
         let pool = Pool::new(url, options, Demands::None)?;
         Ok(Self { engine, pool: Arc::new(pool) })
     }
 
-    /// The inbox of the consumer of this name: two consumers of one message each deal with it.
+    /// Returns the inbox of the consumer of this name. Two consumers of one message each process
+    /// it.
     #[must_use]
     pub fn inbox(&self, consumer: &str, options: InboxOptions) -> Inbox {
         let messages = inbox::Inbox::new(self.engine.clone(), consumer, options);
         Inbox { messages, transactional: self.clone() }
     }
 
-    /// Runs the operation, or tells what became of it before. `work` writes its effects in the transaction and
-    /// answers what it comes to; then that is written too, and all of it is committed. If it fails, panics or
-    /// takes longer than `run_max`, everything is rolled back and the key is released.
+    /// Runs the operation, or returns its earlier outcome.
+    ///
+    /// `work` writes its effects in the transaction and returns its completion. The completion is
+    /// written in the same transaction, which is then committed. If `work` fails, panics or takes
+    /// longer than `run_max`, everything is rolled back and the key is released.
     ///
     /// # Errors
-    /// If the engine could not try, or the operation has no outcome; then it had no effect.
+    /// If the engine could not run the operation, or the operation has no outcome. Then it had no
+    /// effect.
     pub async fn run<E, F>(
         &self,
         operation: Operation,
@@ -115,7 +121,7 @@ impl Transactional {
     }
 }
 
-/// Deals with each message of a consumer once, in transactions: see [`Transactional::inbox`].
+/// Processes each message of a consumer once, in transactions: see [`Transactional::inbox`].
 #[derive(Clone, Debug)]
 pub struct Inbox {
     messages: inbox::Inbox,
@@ -123,11 +129,11 @@ pub struct Inbox {
 }
 
 impl Inbox {
-    /// Deals with a message, unless somebody did: `work` writes its effects in the transaction, and
-    /// answers what is remembered of it, and what it says to others.
+    /// Processes a message, unless it was processed before. `work` writes its effects in the
+    /// transaction, and returns the recording and the outgoing messages.
     ///
     /// # Errors
-    /// If it could not even be tried.
+    /// If the message could not be tried.
     pub async fn process<E, F>(
         &self,
         message: &str,
@@ -144,7 +150,8 @@ impl Inbox {
         self.messages.receive_counting(message, WorkError::is_try, worked).await
     }
 
-    /// See [`forget`](inbox::Inbox::forget): lets poison be tried anew.
+    /// Forgets a poison message, so that it can be tried again: see
+    /// [`forget`](inbox::Inbox::forget).
     ///
     /// # Errors
     /// If the id cannot be a key, or the store does not answer in time.

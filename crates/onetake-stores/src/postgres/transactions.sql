@@ -1,11 +1,12 @@
--- Mode T: the last statement of a transaction that completes its own operation. It writes the messages and
--- the outcome, or fails with OT001, after which the transaction cannot commit, even if the COMMIT is on its way
--- already. It returns nothing, so that nobody can overlook its answer.
+-- Mode T: the last statement of a transaction that completes its own operation. It writes the
+-- messages and the outcome, or fails with OT001. After that the transaction cannot commit, even if
+-- the COMMIT was sent already. It returns nothing, so that there is no result that a caller could
+-- ignore.
 --
--- Messages of one ordering key get their places one transaction after the other, in the order of commits: each
--- holds a lock of its ordering keys from before its first place until it has committed. The locks are taken in
--- the order of their numbers, so that nobody waits in a circle. The record is locked last of all: until then
--- its lease is renewed.
+-- Messages of one ordering key get their places one transaction after the other, in the order of
+-- commits: each transaction locks its ordering keys from before its first place until its commit.
+-- The locks are taken in the order of their numbers, so that there is no deadlock. The record is
+-- locked last, because its lease is renewed until then.
 CREATE FUNCTION onetake_finish_1 (
     record_id bytea, attempt_id bytea, recording_head bytea, recording_body bytea,
     messages bytea[], lanes smallint[], orderings text[], topics text[], headers bytea[], payloads bytea[]

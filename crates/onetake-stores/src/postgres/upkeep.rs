@@ -1,4 +1,4 @@
-//! The reaper's look, the reconciler's, and the sweep.
+//! Background work: the search for abandoned attempts and for due reconciliations, and the sweep.
 
 use std::time::Duration;
 
@@ -13,9 +13,10 @@ use super::rows::{array, column, get};
 use super::sql::{clock, clock_in_touch, over};
 use super::{PostgresStore, watch};
 
-/// Attempts whose lease and grace are over, the longest over first. Joined with the clock, the whole index of
-/// the watched is read in its order: it is nearly always empty. With a time that is known beforehand, the
-/// planner takes a third of all records for watched.
+/// Finds attempts whose lease and grace have ended, the longest ended first. Because of the join
+/// with the clock, the whole index of watched records is read in its order; it is nearly always
+/// empty. With a time that is known beforehand, the planner would assume that a third of all
+/// records are watched.
 const ABANDONED: &str = concat!(
     "WITH ",
     clock_in_touch!(),
@@ -26,9 +27,9 @@ const ABANDONED: &str = concat!(
     " ORDER BY record.watch_at LIMIT $5::bigint"
 );
 
-/// Unknown attempts that are to be asked for, the longest due first. Joined with the clock, all records could
-/// be read and sorted; with a time that is known beforehand, the index is read in its order, and no further
-/// than it has to be.
+/// Finds unknown attempts that are due for reconciliation, the longest due first. With a join with
+/// the clock, all records could be read and sorted. With a time that is known beforehand, the index
+/// is read in its order, and only as far as needed.
 const UNSETTLED: &str = concat!(
     "WITH ",
     clock!(),
@@ -37,7 +38,7 @@ const UNSETTLED: &str = concat!(
        ORDER BY record.ask_at LIMIT $3::bigint"
 );
 
-/// Deletes what expired, and what the audit kept for long enough.
+/// Deletes expired records, and audit entries whose retention has ended.
 const SWEEP: &str = "SELECT * FROM onetake_sweep_1($1, $2, $3, $4, $5)";
 
 pub(super) async fn abandoned(
@@ -90,9 +91,10 @@ fn attempts(rows: &[tokio_postgres::Row]) -> Result<Vec<DueAttempt>, StoreError>
     rows.iter().map(one).collect()
 }
 
-/// Rows that one statement of a sweep deletes: so few that it holds up nobody for long.
+/// The number of rows that one statement of a sweep deletes: few enough to delay no other
+/// transaction for long.
 const SWEEP_ROWS: usize = 50;
-/// The pause behind each.
+/// The pause after each statement.
 const SWEEP_PAUSE: Duration = Duration::from_millis(2);
 
 pub(super) async fn sweep(store: &PostgresStore, limit: usize) -> Result<Swept, StoreError> {
@@ -100,7 +102,7 @@ pub(super) async fn sweep(store: &PostgresStore, limit: usize) -> Result<Swept, 
     loop {
         let rows = limit.saturating_sub(swept.removed).min(SWEEP_ROWS);
         let Some((part, last)) = sweep_part(store, since, rows).await? else {
-            // Another node sweeps right now.
+            // Another node is sweeping now.
             return Ok(Swept { more: true, ..swept });
         };
         swept.removed += part.removed;
@@ -109,13 +111,13 @@ pub(super) async fn sweep(store: &PostgresStore, limit: usize) -> Result<Swept, 
         if !part.more || part.removed == 0 || swept.removed >= limit {
             return Ok(swept);
         }
-        // The index still names what was deleted: begin behind it.
+        // The index still contains the deleted entries, so the next statement begins after them.
         since = last;
         store.clock.sleep(SWEEP_PAUSE).await;
     }
 }
 
-/// One statement of a sweep, and up to where it came; `None` if something was held.
+/// Runs one statement of a sweep. Returns also how far it came; `None` if a row was locked.
 async fn sweep_part(
     store: &PostgresStore,
     since: i64,

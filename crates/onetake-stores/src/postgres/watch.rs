@@ -1,13 +1,14 @@
-//! The reaper's watch: puts long-running claims into the index by which abandoned attempts are found.
+//! The reaper's watch: long-running claims enter the index by which abandoned attempts are found.
 //!
-//! Short operations never enter that index, so that completing them touches no index at all. The
-//! price is a look at every claim when it is some seconds old. Two cursors go through the claims in
-//! the order of their times, in the one row of `onetake_watch`; one node at a time moves them.
+//! Short operations never enter that index, so that completing them changes no index at all. The
+//! price is that every claim is checked when it is some seconds old. Two cursors go through the
+//! claims in the order of their times, in the one row of `onetake_watch`. One node at a time moves
+//! them.
 //!
-//! - [`WATCH`] follows the present closely. It stays behind by as long as a claim usually takes to
+//! - [`WATCH`] follows the present closely. Its delay is the time that a claim usually takes to
 //!   become visible.
-//! - [`WATCH_SETTLED`] comes later, and passes a time only when every claim of that time is certain to
-//!   be visible, however long its commit took.
+//! - [`WATCH_SETTLED`] comes later. It passes a time only when every claim of that time is certain
+//!   to be visible, however long its commit took.
 
 use onetake_core::StoreError;
 use tokio_postgres::types::Type;
@@ -18,18 +19,18 @@ use super::fault::{Effect, Fault};
 use super::rows::{get, timestamp};
 use super::sql::clock;
 
-/// An operation that runs for longer than this is watched, in microseconds.
+/// An operation that runs for longer than this, in microseconds, is watched.
 const LONG: i64 = 10_000_000;
-/// Claims that are younger than this, in microseconds, are looked at again: a claim may have been on
-/// its way to the disk during the last look.
+/// Claims that are younger than this, in microseconds, are checked again: a claim may have been
+/// committing during the last check.
 const YOUNG: i64 = 30_000_000;
-/// The most time, in claims, that one look covers, in microseconds.
+/// The longest period of claims that one call covers, in microseconds.
 const WINDOW: i64 = 300_000_000;
 
 /// Puts claims of the times from `part.oldest` to `part.newest` under watch if they still run. `$4`
-/// is how long an operation runs before it is watched. `missed.oldest` is the time of the first claim
-/// that another transaction holds right now. The times are scalar subqueries: in a join with `part` the planner
-/// would read all records there are.
+/// is how long an operation runs before it is watched. `missed.oldest` is the time of the first
+/// claim that another transaction holds now. The times are scalar subqueries: with a join with
+/// `part` the planner would read all records.
 macro_rules! put_under_watch {
     () => {
         "long AS MATERIALIZED (
@@ -55,9 +56,9 @@ macro_rules! put_under_watch {
     };
 }
 
-/// Looks at the claims since the last look, and at no more than a few minutes of them (`$5`) at once.
-/// Claims that are younger than `$3` are looked at again next time, and so are claims that another
-/// transaction held. A clock that was set back makes it begin anew.
+/// Checks the claims since the last call, at most a few minutes of them (`$5`) at once. Claims that
+/// are younger than `$3`, and claims that another transaction held, are checked again by the next
+/// call. If the clock was set back, the cursor starts again from the beginning.
 const WATCH: &str = concat!(
     "WITH ",
     clock!(),
@@ -82,11 +83,12 @@ const WATCH: &str = concat!(
     SELECT clock.now FROM clock"
 );
 
-/// Looks once more at the claims from before the mark, when all of them are visible and none is
-/// younger than `$3`; then sets the next mark. All claims from three seconds before the mark have lower
-/// transaction numbers than the mark, and all of these have ended by then: see `version_2.sql`. A mark
-/// that lies in the future, by time or by number (the clock was set back, or the tables were restored
-/// on another server), is replaced. Where nothing is due, nothing is locked or written.
+/// Checks the claims from before the mark once more, when all of them are visible and none is
+/// younger than `$3`. Then it sets the next mark. All claims from three seconds before the mark
+/// have lower transaction numbers than the mark, and all of these transactions have ended by then:
+/// see `version_2.sql`. A mark in the future, by time or by number, is replaced: the clock was set
+/// back, or the tables were restored on another server. If nothing is due, nothing is locked or
+/// written.
 const WATCH_SETTLED: &str = concat!(
     "WITH ",
     clock!(),
@@ -129,7 +131,7 @@ const WATCH_SETTLED: &str = concat!(
     SELECT clock.now FROM clock"
 );
 
-/// Takes one look with each of the two cursors.
+/// Moves each of the two cursors once.
 pub(super) async fn look(store: &PostgresStore) -> Result<(), StoreError> {
     for statement in [WATCH, WATCH_SETTLED] {
         let looked = store
@@ -152,7 +154,7 @@ pub(super) async fn look(store: &PostgresStore) -> Result<(), StoreError> {
                     store.heard(timestamp(get(row, 0)?));
                 }
             }
-            // Another transaction holds a row: the next look comes soon.
+            // Another transaction holds a row. The next call comes soon.
             Err(Fault::Held | Fault::Again) => {}
             Err(fault) => return Err(fault.for_one()),
         }

@@ -1,4 +1,4 @@
-//! What is sent, and what has to be true before an answer counts.
+//! Commands, and the conditions under which their answers count.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use redis::{Cmd, Value};
 
 use super::slots;
 
-/// How many replicas must have what a pipeline saw and wrote before it is believed.
+/// The number of replicas that must have what a pipeline read and wrote before its answers count.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Replicas {
     pub(crate) count: u32,
@@ -17,12 +17,12 @@ pub(crate) struct Replicas {
 }
 
 impl Replicas {
-    /// In how many milliseconds WAIT gives up: it takes 0 for never.
+    /// The timeout of WAIT in milliseconds, at least 1: WAIT treats 0 as no timeout.
     pub(super) fn millis(self) -> u64 {
         u64::try_from(self.within.as_millis()).unwrap_or(u64::MAX).max(1)
     }
 
-    /// Whether enough of them have what was seen and written, as WAIT `said`.
+    /// Checks WAIT's answer: enough replicas must have what was read and written.
     pub(super) fn are_enough(self, said: Option<&Value>) -> Result<(), StoreError> {
         let have = match said {
             Some(Value::Int(have)) => *have,
@@ -40,13 +40,14 @@ impl Replicas {
     }
 }
 
-/// How this side is in touch with a server when it sends a command.
+/// The contact of this node with a server when it sends a command.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Contact {
-    /// For how long it has been.
+    /// The length of the contact so far.
     pub(super) back_for: Duration,
-    /// Until when that counts, in microseconds of the server's clock. A command that is executed
-    /// later was stuck on its way, in an outage that nobody knew of when it was sent.
+    /// The time until which `back_for` may be used, in microseconds of the server's clock. A
+    /// command that is executed later was delayed by an outage that this node did not know of when
+    /// it sent the command.
     pub(super) until: u64,
 }
 
@@ -71,7 +72,7 @@ impl Command {
         self
     }
 
-    /// Adds, as the last two arguments, the [`Contact`] with the server that it is sent to.
+    /// Adds the [`Contact`] with the receiving server as the last two arguments.
     pub(crate) fn with_contact(mut self) -> Self {
         self.tells_contact = true;
         self

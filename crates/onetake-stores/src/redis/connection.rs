@@ -1,8 +1,8 @@
-//! Commands on their way: to one server or to the nodes of a cluster, in one pipeline for each.
+//! Sending of commands: to one server or to the nodes of a cluster, in one pipeline for each.
 //!
-//! The client library can do this for clusters as well, but it sends a whole pipeline again when one
-//! of its commands was redirected, and after a lost connection too. Here a command is sent again
-//! only if it is certain that it was not executed, and one command's fate is its own (S21).
+//! The client library supports clusters too. But it sends a whole pipeline again after a
+//! redirection of one of its commands, and after a lost connection. Here a command is sent again
+//! only if it was certainly not executed, and each command succeeds or fails alone (S21).
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -19,28 +19,28 @@ use super::nodes::Nodes;
 use super::slots;
 use super::url::Address;
 
-/// How often a command is tried, as long as it surely was not executed.
+/// The number of times that a command is tried, while it was certainly not executed.
 const ROUNDS_MAX: u32 = 4;
-/// The first pause before a command is sent again to a cluster that is changing; it doubles.
+/// The first pause before a command is sent again to a changing cluster; it doubles.
 const PAUSE_MIN: Duration = Duration::from_millis(20);
 
-/// How to connect.
+/// The options of a connection.
 #[derive(Clone, Debug)]
 pub(crate) struct ConnectionOptions {
-    /// Whose connection it is, in messages: "the Redis store".
+    /// The owner of the connection in messages: "the Redis store".
     pub(crate) store: &'static str,
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) rng: Arc<dyn Rng>,
     pub(crate) connect_timeout: Duration,
     pub(crate) command_timeout: Duration,
-    /// Nobody waits for anything but answers, and for hardly longer than one may take: connecting,
-    /// and asking a cluster who keeps what, is done in the background. What cannot be sent now is
-    /// `Unavailable`.
+    /// If true, callers wait only for answers, and hardly longer than `command_timeout`.
+    /// Connecting, and reading the slots of a cluster, happen in the background. A command that
+    /// cannot be sent now fails with `Unavailable`.
     pub(crate) in_background: bool,
-    /// What is loaded where a server says that it does not know a script.
+    /// The scripts that are loaded when a server reports an unknown script.
     pub(crate) scripts: Vec<String>,
-    /// Each answer brings the server's time along, shifted by what passed only in a test: whoever
-    /// takes something from its owner has to know it.
+    /// If set, each answer includes the server's time, shifted by the time that passed only in a
+    /// test. A caller that takes over from an owner needs it.
     pub(crate) asks_time: Option<Shift>,
 }
 
@@ -54,18 +54,18 @@ pub(crate) struct Connection {
 /// A command that waits for its answer.
 struct Pending {
     index: usize,
-    /// The cluster said to ask this node, this once.
+    /// The node to which the cluster redirected this command once (`ASK`).
     ask: Option<Arc<Node>>,
-    /// It could not be sent there.
+    /// The node to which it could not be sent.
     not_at: Option<Arc<Node>>,
-    /// The server did not know the script.
+    /// True if the server did not know the script.
     load: bool,
 }
 
 /// The commands for one node.
 type Group = (Arc<Node>, Vec<Pending>);
 
-/// What has to be done before commands are sent again.
+/// The steps before commands are sent again.
 #[derive(Clone, Copy, Default)]
 struct Before {
     refresh: bool,
@@ -73,10 +73,10 @@ struct Before {
 }
 
 impl Connection {
-    /// Nothing is connected yet.
+    /// Creates a connection. Nothing is connected yet.
     pub(crate) fn new(address: Address, options: ConnectionOptions) -> Self {
         if address.tls {
-            // Whoever set another one for the process keeps it.
+            // Another provider that the process has already installed is kept.
             let _already = rustls::crypto::aws_lc_rs::default_provider().install_default();
         }
         Self { nodes: Arc::new(Nodes::new(address, options.clone())), options }
@@ -85,16 +85,16 @@ impl Connection {
     /// Connects now.
     ///
     /// # Errors
-    /// If nobody answers there, or not to us.
+    /// If no server answers, or the servers refuse the connection.
     pub(crate) async fn connect(&self) -> Result<(), StoreError> {
         self.nodes.connect().await
     }
 
-    /// Sends commands, all at once; one answer for each of them, in their order. Those for one slot
-    /// are executed in that order, unless the cluster changes in the middle.
+    /// Sends commands, all at once. Returns one answer for each of them, in their order. Commands
+    /// for one slot are executed in that order, unless the cluster changes in the middle.
     ///
-    /// An answer is `Unavailable` if the command surely was not executed, `Indeterminate` if it may
-    /// have been, `Invalid` if it never will be.
+    /// An answer is `Unavailable` if the command was certainly not executed, `Indeterminate` if it
+    /// may have been, and `Invalid` if it can never be.
     pub(crate) async fn run(
         &self,
         commands: &[Command],
@@ -132,12 +132,13 @@ impl Connection {
                     self.nodes.begin_refresh(refreshes);
                 }
                 let took = self.options.clock.monotonic().saturating_sub(began);
-                // Only what was redirected is sent again: nothing has to come first.
+                // Only redirected commands are sent again, because they need no refresh and no
+                // pause.
                 if before.refresh || before.pause || took >= self.options.command_timeout {
                     break;
                 }
             } else if refresh {
-                // If nobody tells, what is known has to do.
+                // If no node answers, the known slots are used.
                 let _not_now = self.nodes.refresh(refreshes).await;
             }
             if before.pause {
@@ -149,12 +150,12 @@ impl Connection {
         answers
     }
 
-    /// For how long there has been contact with the server that keeps `key`.
+    /// Returns how long there has been contact with the server of `key`.
     pub(crate) fn back_for(&self, key: &[u8]) -> Duration {
         self.nodes.owner(slots::slot(key)).map_or(Duration::ZERO, |node| node.back_for())
     }
 
-    /// The servers that keep keys.
+    /// Returns the servers that own slots.
     pub(crate) fn primaries(&self) -> Vec<Arc<Node>> {
         self.nodes.primaries()
     }
@@ -167,12 +168,12 @@ impl Connection {
         &self.options
     }
 
-    /// Lets go of all connections.
+    /// Closes all connections.
     pub(crate) fn close(&self) {
         self.nodes.close();
     }
 
-    /// Says where each command goes; those that nobody takes now are left over.
+    /// Groups commands by node. Commands without a known owner are returned separately.
     fn group(
         &self,
         commands: &[Command],
@@ -184,7 +185,7 @@ impl Connection {
         for item in pending {
             let owner = || self.nodes.owner(commands.get(item.index)?.slot);
             match item.ask.clone().or_else(owner) {
-                // Nobody else took over: the answer that it could not be sent stands.
+                // No other node took over. The answer that the command could not be sent remains.
                 Some(node) if item.not_at.as_ref().is_some_and(|at| Arc::ptr_eq(at, &node)) => {}
                 Some(node) => {
                     let group = groups.entry(Arc::as_ptr(&node));
@@ -199,7 +200,7 @@ impl Connection {
         (groups.into_values().collect(), left)
     }
 
-    /// Sends a group's commands to its node; one value or error for each.
+    /// Sends a group's commands to its node. Returns one value or error for each.
     async fn send(
         &self,
         node: &Arc<Node>,
@@ -214,7 +215,7 @@ impl Connection {
                 pipeline.cmd("SCRIPT").arg("LOAD").arg(script);
             }
         }
-        // Where each command stands in the pipeline.
+        // The position of each command's answer in the pipeline.
         let mut places = Vec::with_capacity(group.len());
         for item in group {
             if item.ask.is_some() {
@@ -227,8 +228,8 @@ impl Connection {
         }
         let mut within = self.options.command_timeout;
         if let Some(replicas) = replicas {
-            // WAIT counts all that the server had written when it came to the commands before it:
-            // what they read as well as what they wrote.
+            // WAIT covers everything that the server had written when it executed the commands
+            // before it: what they read as well as what they wrote.
             pipeline.cmd("WAIT").arg(replicas.count).arg(replicas.millis());
             within = within.saturating_add(replicas.within);
         }
@@ -251,7 +252,7 @@ impl Connection {
         }
     }
 
-    /// What an answer means; and the command itself, if it is to be sent again.
+    /// Interprets an answer. Returns also the command, if it has to be sent again.
     fn judge(
         &self,
         node: &Arc<Node>,
@@ -261,7 +262,7 @@ impl Connection {
     ) -> (Result<Value, StoreError>, Option<Pending>) {
         let error = match answer {
             Ok(Value::ServerError(error)) => error,
-            // In a cluster another node may have taken over.
+            // Another node of the cluster may have taken over.
             Err(error) if error.kind() == StoreErrorKind::Unavailable && self.is_cluster() => {
                 before.refresh = true;
                 let next = Pending { ask: None, not_at: Some(Arc::clone(node)), ..item };
@@ -279,7 +280,8 @@ impl Connection {
                 let what = format!("Redis at {} {what}", node.name);
                 (Err(StoreError::new(StoreErrorKind::Invalid, what)), None)
             }
-            // Its word is fresher than what any other node might tell: nobody else is asked.
+            // A redirection is newer than the information of other nodes, so no other node is
+            // asked.
             Some(ServerErrorKind::Moved) => {
                 self.nodes.moved(detail, node);
                 (Err(told), Some(next))
@@ -296,7 +298,7 @@ impl Connection {
         }
     }
 
-    /// Between half of it and the whole.
+    /// Returns a random duration between half of the pause and the whole of it.
     fn jittered(&self, pause: Duration) -> Duration {
         let mut random = [0; 1];
         self.options.rng.fill(&mut random);

@@ -1,4 +1,4 @@
-//! What `doctor` and readiness ask of the servers.
+//! The checks of `doctor` and of readiness.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -14,12 +14,12 @@ use super::errors;
 use super::node::Node;
 use crate::{Diagnosis, Finding};
 
-/// How many round trips are measured.
+/// The number of round trips that are measured.
 const ROUND_TRIPS: usize = 10;
-/// The settings that count.
+/// The settings that are checked.
 const SETTINGS: [&str; 4] = ["appendonly", "appendfsync", "save", "maxmemory-policy"];
 
-/// Whether somebody answers. Of a cluster one is enough: the keys of the others still work.
+/// Checks that a server answers. In a cluster one node is enough, because its keys still work.
 pub(super) async fn ping(connection: &Connection) -> Result<(), StoreError> {
     let within = connection.options().command_timeout;
     let primaries = connection.primaries();
@@ -27,7 +27,7 @@ pub(super) async fn ping(connection: &Connection) -> Result<(), StoreError> {
     select_ok(pings).await.map(drop)
 }
 
-/// Looks at every server that keeps keys.
+/// Checks every server that owns slots.
 pub(super) async fn diagnose(
     connection: &Connection,
     replicas: Option<Replicas>,
@@ -57,7 +57,7 @@ pub(super) async fn diagnose(
     Ok(Diagnosis::new(server, round_trip, Some(ahead), together(&names, findings)))
 }
 
-/// Sends commands to one server; what it answered to each.
+/// Sends commands to one server. Returns its answer to each.
 pub(crate) async fn ask(
     node: &Node,
     commands: &[&[&str]],
@@ -74,7 +74,7 @@ pub(crate) async fn ask(
     node.send(pipeline, within).await
 }
 
-/// The median round trip, and how far the server's clock is ahead.
+/// Returns the median round trip, and the lead of the server's clock in microseconds.
 async fn clocks(
     node: &Node,
     clock: &dyn Clock,
@@ -90,7 +90,7 @@ async fn clocks(
             Some(seconds.saturating_mul(1_000_000).saturating_add(micros))
         });
         let there = there.ok_or_else(|| errors::lost(&node.name, "TIME is not understood"))?;
-        // It was asked for half a trip after the own clock was read.
+        // The server read its clock about half a round trip after this node read its own.
         let here = i64::try_from(here.plus(trip / 2).as_micros()).unwrap_or(i64::MAX);
         trips.push((trip, there.saturating_sub(here)));
     }
@@ -98,14 +98,14 @@ async fn clocks(
     Ok(trips.get(ROUND_TRIPS / 2).copied().unwrap_or_default())
 }
 
-/// What one server says of itself.
+/// The information that one server gives about itself.
 struct Look {
     name: String,
     server: String,
     replicas: u32,
-    /// `None` where CONFIG is not allowed.
+    /// `None` if CONFIG is not allowed.
     settings: Option<HashMap<String, String>>,
-    /// `None` where it is no cluster.
+    /// `None` if the server is not part of a cluster.
     cluster_state: Option<String>,
 }
 
@@ -223,7 +223,7 @@ fn eviction(policy: &str) -> Finding {
     }
 }
 
-/// What it is, by what it says to `INFO server`.
+/// Returns the server's product name and version from the answer to `INFO server`.
 pub(crate) fn named(server: &HashMap<String, String>) -> String {
     let said = |name: &str| server.get(name).map_or("?", String::as_str);
     match server.get("valkey_version") {
@@ -232,7 +232,7 @@ pub(crate) fn named(server: &HashMap<String, String>) -> String {
     }
 }
 
-/// Lines of `name:value`.
+/// Parses lines of `name:value`.
 pub(crate) fn lines(value: Option<Value>) -> HashMap<String, String> {
     let text: String =
         value.and_then(|text| redis::from_redis_value(text).ok()).unwrap_or_default();
@@ -243,7 +243,7 @@ pub(crate) fn lines(value: Option<Value>) -> HashMap<String, String> {
     text.lines().filter_map(pair).collect()
 }
 
-/// One list of all servers' findings; where they differ, a finding says whose it is.
+/// Merges the findings of all servers. If they differ, a finding names its servers.
 pub(crate) fn together(names: &[&str], findings: Vec<Vec<Finding>>) -> Vec<Finding> {
     let mut all: Vec<(Finding, Vec<&str>)> = Vec::new();
     for (name, findings) in names.iter().zip(findings) {

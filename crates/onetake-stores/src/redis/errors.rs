@@ -1,9 +1,9 @@
-//! What Redis says when it cannot, in the words of the store's contract.
+//! Conversion of Redis errors to store errors.
 
 use onetake_core::{StoreError, StoreErrorKind};
 use redis::{ErrorKind, RedisError, ServerError};
 
-/// The error for a command that the server refused: it did nothing.
+/// The error for a command that the server refused. It had no effect.
 pub(super) fn refused(server: &str, error: &ServerError) -> StoreError {
     use StoreErrorKind::{Invalid, Unavailable};
     let (kind, fix) = match error.code() {
@@ -36,7 +36,7 @@ pub(super) fn refused(server: &str, error: &ServerError) -> StoreError {
     StoreError::new(kind, sentence(server, "refused: ", said.trim(), fix))
 }
 
-/// The error for a connection that could not be made: nothing was sent.
+/// The error for a connection that failed. Nothing was sent.
 pub(super) fn not_connected(server: &str, error: &RedisError) -> StoreError {
     if let Ok(error) = ServerError::try_from(error.clone())
         && error.code() != "ERR"
@@ -67,7 +67,7 @@ pub(super) fn not_connected(server: &str, error: &RedisError) -> StoreError {
         .with_source(error.clone())
 }
 
-/// The error for a connection that took too long: nothing was sent.
+/// The error for a connection that took too long. Nothing was sent.
 pub(super) fn connect_timeout(server: &str, within: std::time::Duration) -> StoreError {
     let what = format!("did not take a connection within {within:?}");
     let fix = "are host and port right, does it speak TLS or not as the URL says (rediss:// or \
@@ -75,17 +75,17 @@ pub(super) fn connect_timeout(server: &str, within: std::time::Duration) -> Stor
     StoreError::new(StoreErrorKind::Unavailable, sentence(server, &what, "", fix))
 }
 
-/// The error for a connection that is only being made: nothing was sent.
+/// The error for a connection that is still being opened. Nothing was sent.
 pub(super) fn not_yet_connected(server: &str) -> StoreError {
     StoreError::new(StoreErrorKind::Unavailable, sentence(server, "is not connected yet", "", ""))
 }
 
-/// The error for an answer that did not come: what was sent may have been done.
+/// The error for a lost answer. The command may have been executed.
 pub(super) fn lost(server: &str, why: &str) -> StoreError {
     StoreError::new(StoreErrorKind::Indeterminate, sentence(server, "did not answer: ", why, ""))
 }
 
-/// The error for something whose loss changes nothing, such as a read: it wrote nothing.
+/// Converts the error of a command that writes nothing, such as a read: a lost answer is harmless.
 pub(crate) fn wrote_nothing(error: StoreError) -> StoreError {
     if error.kind() == StoreErrorKind::Indeterminate {
         return StoreError::new(StoreErrorKind::Unavailable, error.to_string()).with_source(error);
@@ -98,13 +98,13 @@ fn sentence(server: &str, what: &str, said: &str, fix: &str) -> String {
     format!("Redis at {server} {what}{said}{gap}{fix}")
 }
 
-/// Whether this says that the server as a whole cannot serve now, so that no owner could renew.
+/// Returns true if the server as a whole cannot serve now, so that no owner can renew its lease.
 pub(super) fn is_outage(error: &ServerError) -> bool {
     matches!(error.code(), "LOADING" | "CLUSTERDOWN" | "MASTERDOWN" | "READONLY" | "BUSY")
 }
 
-/// Whether this says that every write is refused for now, while reading works. (A full server still
-/// takes renewals and outcomes: see the scripts.)
+/// Returns true if every write is refused for now, while reads work. (A full server still accepts
+/// renewals and outcomes: see the scripts.)
 pub(super) fn refuses_writes(error: &ServerError) -> bool {
     matches!(error.code(), "MISCONF" | "NOREPLICAS")
 }

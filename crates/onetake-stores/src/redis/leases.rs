@@ -1,5 +1,5 @@
-//! What the reaper and the sweep look for: leases that are over, what is to be asked for, and what is left
-//! of records that are gone.
+//! The searches of the reaper, the reconciler and the sweep: ended leases, due reconciliations, and
+//! stale entries of records that no longer exist.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use super::errors::wrote_nothing;
 use super::record::Answer;
 
 impl RedisStore {
-    /// The records whose time has come, the longest due first.
+    /// Returns the records that are due, the longest due first.
     pub(super) async fn due_ids(
         &self,
         which: Due,
@@ -24,7 +24,7 @@ impl RedisStore {
         let mut failed = None;
         for answer in self.connection.run(&self.scripts.due(which, limit), None).await {
             match answer {
-                // A dead node of a cluster must not keep the others' from being found.
+                // A dead node of a cluster must not hide the records of the others.
                 Err(error) => failed = Some(error),
                 Ok(value) => {
                     answered = true;
@@ -40,7 +40,7 @@ impl RedisStore {
         Ok(due.into_iter().map(|(_, id)| id).collect())
     }
 
-    /// Takes out of the sets what neither runs nor is to be asked for.
+    /// Removes records from the sets that neither run nor are to be reconciled.
     pub(super) async fn trim(&self, stale: &[RecordId]) {
         let trims: Vec<_> = stale.iter().map(|id| self.scripts.trim(*id)).collect();
         for error in self.connection.run(&trims, None).await.into_iter().filter_map(Result::err) {
@@ -48,7 +48,8 @@ impl RedisStore {
         }
     }
 
-    /// Of these records, those that run; and those that do not, or are not there.
+    /// Splits these records into those that run and may be taken over, and those that do not run or
+    /// do not exist.
     pub(super) async fn look(&self, ids: Vec<RecordId>) -> (Vec<DueAttempt>, Vec<RecordId>) {
         let looks: Vec<_> = ids.iter().map(|id| self.scripts.look(*id)).collect();
         let (mut running, mut stale) = (Vec::new(), Vec::new());
@@ -64,8 +65,8 @@ impl RedisStore {
                     let Ok(attempt) = <[u8; AttemptId::BYTES]>::try_from(attempt.as_slice()) else {
                         continue;
                     };
-                    // An owner that could not renew while the store was away gets its grace anew. The
-                    // answer has just come: unlike a command, this cannot be stuck on its way.
+                    // An owner that could not renew during an outage gets its whole grace again.
+                    // The answer has just arrived, so unlike a command it cannot be delayed.
                     let back_for = self.connection.back_for(self.scripts.record(id).as_bytes());
                     if grace_of(grace).is_some_and(|grace| grace <= back_for) {
                         let attempt = AttemptId::from_bytes(attempt);
@@ -78,7 +79,8 @@ impl RedisStore {
         (running, stale)
     }
 
-    /// Of these records, those that are to be asked for now; and those that are not any more.
+    /// Splits these records into those that are due for reconciliation, and those that are no
+    /// longer to be reconciled.
     pub(super) async fn look_for_asks(
         &self,
         ids: Vec<RecordId>,
@@ -86,7 +88,7 @@ impl RedisStore {
         let loads: Vec<_> = ids.iter().map(|id| self.scripts.load(*id)).collect();
         let (mut asked_for, mut stale) = (Vec::new(), Vec::new());
         for (id, answer) in ids.into_iter().zip(self.connection.run(&loads, None).await) {
-            // One that cannot be read stays where it is: it is that one's trouble alone.
+            // An unreadable record stays where it is. It affects its key alone.
             let Ok(Ok(answer)) = answer.map(Answer::read) else { continue };
             if answer.word.as_ref() == b"absent" {
                 stale.push(id);
@@ -98,7 +100,7 @@ impl RedisStore {
                 Some(at) if at <= now => {
                     asked_for.push(DueAttempt { id, attempt: record.attempt });
                 }
-                // Somebody asks since we looked.
+                // Another node has begun to reconcile it since the search.
                 Some(_) => {}
             }
         }
@@ -106,14 +108,14 @@ impl RedisStore {
     }
 }
 
-/// Members and scores in turn; the scores in microseconds.
+/// Reads alternating members and scores. The scores are microseconds.
 fn read_due(value: Value) -> Vec<(i64, RecordId)> {
     let Value::Array(values) = value else { return Vec::new() };
     let pair = |pair: &[Value]| {
         let [Value::BulkString(member), Value::BulkString(score)] = pair else { return None };
         let id = RecordId::from_bytes(member.as_slice().try_into().ok()?);
         let score: f64 = std::str::from_utf8(score).ok()?.parse().ok()?;
-        // A whole number between -2^53 and 2^53, and only its order counts.
+        // A whole number between -2^53 and 2^53. Only its order matters.
         Some((score as i64, id))
     };
     values.chunks(2).filter_map(pair).collect()

@@ -1,14 +1,15 @@
-//! Many nodes on one Redis, Valkey or Redis Cluster.
+//! The Redis store: many nodes on one Redis, Valkey or Redis Cluster.
 //!
 //! Each claim, settlement and read is one run of a Lua script, which decides by the server's clock
-//! and changes one record; all that were asked for together travel in one pipeline for each server.
-//! Finished records expire by the server; a running one never does. A script touches more than one
-//! key, but they always share one slot: see `scripts.rs`, which says what they hold.
+//! and changes one record. All items of a batch are sent in one pipeline for each server. The
+//! server expires finished records. A running record never expires. A script uses more than one
+//! key, but they always share one slot: see `scripts.rs` for their content.
 //!
-//! Redis is not durable enough to be the only layer for money. It acknowledges before its replicas
-//! have anything, so a failover loses what was acknowledged, and the promise with it. With
-//! `appendfsync always` a single server keeps everything through a crash; `wait_replicas` narrows
-//! the window of a failover and does not close it. [`RedisStore::diagnose`] says how it stands.
+//! **Warning:** Redis is not durable enough to be the only store for payments. It acknowledges a
+//! write before its replicas have it, so a failover loses acknowledged writes, and their operations
+//! can run again. With `appendfsync always` a single server keeps everything through a crash.
+//! `wait_replicas` makes the loss in a failover less likely but does not exclude it.
+//! [`RedisStore::diagnose`] checks the settings.
 
 pub(crate) mod command;
 pub(crate) mod connection;
@@ -55,31 +56,31 @@ pub use velocity::RedisVelocity;
 
 /// The options that a URL may have.
 const URL_OPTIONS: &[&str] = &["wait_replicas", "wait_timeout"];
-/// The most that one sweep looks at.
+/// The largest number of entries that one sweep checks.
 const TRIM_MAX: usize = 1_000;
 
-/// How to use a Redis.
+/// The options of a Redis store.
 #[derive(Clone, Debug)]
 pub struct RedisOptions {
-    /// The clock for timeouts and pauses. Records live by the server's clock.
+    /// The clock for timeouts and pauses. The server's clock decides about records.
     pub clock: Arc<dyn Clock>,
-    /// Randomness for pauses.
+    /// The source of jitter.
     pub rng: Arc<dyn Rng>,
-    /// Time that passed only in a test.
+    /// Time that has passed only in a test.
     #[doc(hidden)]
     pub shift: Shift,
-    /// What all keys begin with, so that tests can share a server.
+    /// The prefix of all keys, so that tests can share a server.
     #[doc(hidden)]
     pub prefix: String,
-    /// How long connecting may take.
+    /// The timeout of connecting.
     pub connect_timeout: Duration,
-    /// How long an answer may take.
+    /// The timeout of an answer.
     pub command_timeout: Duration,
-    /// How many replicas must have what was written, or read, before it counts; 0 does not ask
-    /// them. While fewer can be asked, nothing is granted, settled or read. In the URL:
-    /// `?wait_replicas=1`.
+    /// The number of replicas that must have a write, or the result of a read, before it counts; 0
+    /// does not wait for replicas. While fewer replicas are connected, nothing is granted, settled
+    /// or read. In the URL: `?wait_replicas=1`.
     pub wait_replicas: u32,
-    /// How long to wait for them. In the URL: `&wait_timeout=100ms`.
+    /// The longest wait for the replicas. In the URL: `&wait_timeout=100ms`.
     pub wait_timeout: Duration,
 }
 
@@ -98,7 +99,7 @@ impl Default for RedisOptions {
     }
 }
 
-/// Records in Redis.
+/// A store of records in Redis.
 #[derive(Debug)]
 pub struct RedisStore {
     connection: Connection,
@@ -107,13 +108,13 @@ pub struct RedisStore {
 }
 
 impl RedisStore {
-    /// Connects to `redis://[user:password@]host[:port][/db]`, `rediss://…` (TLS, by the roots that
-    /// the system trusts, or by those of `?sslrootcert=FILE` alone),
-    /// `redis-cluster://host[:port],host[:port]` or `rediss-cluster://…`. Options in the URL win over
-    /// those given here.
+    /// Connects to `redis://[user:password@]host[:port][/db]`, `rediss://…` (TLS, verified with the
+    /// system's roots, or only with those of `?sslrootcert=FILE`),
+    /// `redis-cluster://host[:port],host[:port]` or `rediss-cluster://…`. Options in the URL
+    /// override those given here.
     ///
     /// # Errors
-    /// If the URL is wrong, the password is refused, or nobody answers.
+    /// If the URL is wrong, the password is refused, or no server answers.
     pub async fn open(url: &str, options: RedisOptions) -> Result<Self, StoreError> {
         let (address, query) = Address::parse(url, URL_OPTIONS)?;
         let mut replicas = Replicas { count: options.wait_replicas, within: options.wait_timeout };
@@ -144,7 +145,7 @@ impl RedisStore {
         Ok(store)
     }
 
-    /// What breaks the promise, or weakens it.
+    /// Checks for settings by which operations could be lost or repeated.
     ///
     /// # Errors
     /// If the server does not answer.
@@ -152,8 +153,8 @@ impl RedisStore {
         diagnose::diagnose(&self.connection, self.replicas).await
     }
 
-    /// A server that will never do is refused now, not at the first request: a node of a cluster
-    /// behind the wrong URL, or a user who may not run scripts.
+    /// Rejects an unsuitable server now instead of at the first request: a node of a cluster under
+    /// a single-server URL, or a user without permission to run scripts.
     async fn try_out(&self) -> Result<(), StoreError> {
         let answers = self.connection.run(&self.scripts.due(Due::LeaseEnd, 1), None).await;
         let some_work = answers.iter().any(Result::is_ok);
@@ -196,8 +197,8 @@ impl Store for RedisStore {
     fn load(&self, ids: Vec<RecordId>) -> BoxFuture<'_, Answers<Option<Arc<Record>>>> {
         async move {
             let commands: Vec<_> = ids.iter().map(|id| self.scripts.load(*id)).collect();
-            // Waits for replicas too: who reads again after a write that too few of them had must
-            // not take it for done.
+            // Waits for replicas too. A caller that reads again after a write that too few replicas
+            // had must not treat the write as done.
             let answers = self.connection.run(&commands, self.replicas).await;
             let read = |(id, answer): (&RecordId, Result<Value, StoreError>)| {
                 decoded(&self.scripts, *id, read_loaded(*id, answer.map_err(wrote_nothing)?))
@@ -213,7 +214,7 @@ impl Store for RedisStore {
                 async move {
                     let due = self.due_ids(Due::LeaseEnd, limit).await?;
                     let (running, stale) = self.look(due).await;
-                    // Otherwise they could stand in the way of others for ever.
+                    // Stale entries could otherwise hide others for ever.
                     self.trim(&stale).await;
                     Ok(running)
                 }
@@ -231,9 +232,9 @@ impl Store for RedisStore {
 
     fn sweep(&self, limit: usize) -> BoxFuture<'_, Result<Swept, StoreError>> {
         async move {
-            // The server deletes what expired. What is left to do is to forget leases of records
-            // that somebody else deleted, asks of those that expired, and notes that were kept for long
-            // enough.
+            // The server deletes expired records. The sweep removes leases of records that another
+            // program deleted, reconcile entries of expired records, and notes whose retention has
+            // ended.
             let due = self.due_ids(Due::LeaseEnd, limit.min(TRIM_MAX)).await?;
             let (_, stale) = self.look(due).await;
             self.trim(&stale).await;
@@ -298,7 +299,8 @@ impl SharedSecrets for RedisStore {
     ) -> BoxFuture<'_, Result<[u8; 32], StoreError>> {
         async move {
             let command = [self.scripts.secret(name, &fresh)];
-            // Waits for replicas also if it is there: who is told it must never be told another.
+            // Waits for replicas also if the secret exists. A caller that got it must never get
+            // another one.
             let mut answers = self.connection.run(&command, self.replicas).await;
             match answers.pop().transpose()? {
                 Some(Value::BulkString(found)) => {
@@ -351,14 +353,14 @@ fn read_loaded(id: RecordId, answer: Value) -> Result<Option<Arc<Record>>, Decod
     Ok(Some(Arc::new(record)))
 }
 
-/// Each with the digits of its end; `record.lua` writes them.
+/// Reads ids. Each is stored with the digits of its end time; `record.lua` writes them.
 fn read_found(answer: Option<Value>) -> Vec<RecordId> {
     let Some(Value::BulkString(found)) = answer else { return Vec::new() };
     let id = |entry: &[u8]| entry.first_chunk().copied().map(RecordId::from_bytes);
     found.chunks(32).filter_map(id).take(FOUND_MAX).collect()
 }
 
-/// One record that cannot be read is that one's trouble alone (S21).
+/// Converts the error of an unreadable record. It affects this record alone (S21).
 fn decoded<T>(
     scripts: &Scripts,
     id: RecordId,

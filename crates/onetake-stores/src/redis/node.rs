@@ -1,4 +1,4 @@
-//! One server, and the one connection to it that everybody shares.
+//! One server, and the one connection to it that all callers share.
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -18,27 +18,28 @@ use crate::breaker::Breaker;
 /// A connection.
 #[derive(Clone)]
 struct Live {
-    /// The number of the try that made it.
+    /// The number of the try that opened it.
     number: u64,
     connection: MultiplexedConnection,
-    /// Of this connection: another one may lead to another server, which has another clock.
+    /// The clock of this connection's server. Another connection may lead to another server, which
+    /// has another clock.
     heard: Option<Heard>,
 }
 
-/// What a server's clock said.
+/// A reading of a server's clock.
 #[derive(Clone, Copy)]
 struct Heard {
-    /// In microseconds.
+    /// The server's time in microseconds.
     time: u64,
-    /// When the answer was here, by our clock. The server's clock has gone on since it said so: the
-    /// time that is told from this is never too late.
+    /// The arrival of the answer, by this node's clock. The server's clock has advanced since it
+    /// was read, so a time that is computed from it is never too late.
     at: Duration,
 }
 
-/// One server. Each has a breaker of its own, so that a dead node of a cluster does not close the
+/// One server. Each has its own breaker, so that a dead node of a cluster does not block the
 /// others.
 pub(crate) struct Node {
-    /// Its host and port.
+    /// The host and port.
     pub(crate) name: String,
     info: ConnectionInfo,
     clock: Arc<dyn Clock>,
@@ -46,11 +47,11 @@ pub(crate) struct Node {
     asks_time: Option<Shift>,
     breaker: Breaker,
     connection: Mutex<Option<Live>>,
-    /// How often a connection was tried.
+    /// The number of tries to connect.
     tries: AtomicU64,
-    /// Held while connecting; which try was the last to fail, and how.
+    /// Locked while connecting. Contains the number and the error of the last try that failed.
     connecting: Arc<tokio::sync::Mutex<Option<(u64, StoreError)>>>,
-    /// When it last was not there for owners that wanted to renew.
+    /// The last time at which owners could perhaps not renew their leases here.
     in_doubt_at: Mutex<Option<Duration>>,
 }
 
@@ -71,16 +72,17 @@ impl Node {
         }
     }
 
-    /// Its host, for nodes that do not know their own.
+    /// The host, for nodes that do not know their own.
     pub(super) fn host(&self) -> &str {
         self.name.rsplit_once(':').map_or(self.name.as_str(), |(host, _)| host)
     }
 
-    /// Sends commands together, and connects first if it is not connected; one value for each of
+    /// Sends commands together, and connects first if necessary. Returns one value for each of
     /// them, in their order. A refusal is a value.
     ///
     /// # Errors
-    /// `Unavailable` if surely nothing was sent, `Indeterminate` if all of it may have been done.
+    /// `Unavailable` if certainly nothing was sent, `Indeterminate` if all of it may have been
+    /// executed.
     pub(super) async fn send(
         &self,
         commands: Pipeline,
@@ -89,13 +91,14 @@ impl Node {
         self.breaker.enter()?;
         let live = self.connection().await.map_err(|error| {
             self.breaker.failed(&error);
-            // Even a wrong password: it was right when the store was opened.
+            // This includes a wrong password: it was right when the store was opened.
             StoreError::new(StoreErrorKind::Unavailable, error.to_string()).with_source(error)
         })?;
         self.send_over(live, commands, within).await
     }
 
-    /// As [`send`](Self::send), but nobody waits for connecting: it only begins.
+    /// As [`send`](Self::send), but without waiting for a connection: connecting begins in the
+    /// background.
     pub(super) async fn send_if_connected(
         self: &Arc<Self>,
         commands: Pipeline,
@@ -157,7 +160,7 @@ impl Node {
         match outage {
             Some(error) => {
                 self.breaker.failed(&errors::refused(&self.name, error));
-                // A primary that became a replica: its name may lead to the new primary by now.
+                // A primary that became a replica. Its name may lead to the new primary by now.
                 if error.code() == "READONLY" {
                     self.forget_any();
                 }
@@ -166,7 +169,7 @@ impl Node {
         }
     }
 
-    /// The server told its time.
+    /// Records the server's time.
     fn heard(&self, number: u64, time: Option<Value>, shift: &Shift) {
         let at = self.clock.monotonic();
         let Some(time) = time.and_then(read_time) else { return };
@@ -176,8 +179,8 @@ impl Node {
         }
     }
 
-    /// What may be told of the contact in commands that are sent now, and executed within
-    /// `command_timeout`. As long as nobody knows what the server's clock says it counts for nothing.
+    /// Returns the contact for commands that are sent now and executed within `command_timeout`.
+    /// While the server's clock is unknown, the contact does not count.
     pub(super) fn contact(&self, command_timeout: Duration) -> Contact {
         let heard = lock(&self.connection).as_ref().and_then(|live| live.heard);
         let until = heard.map_or(0, |Heard { time, at }| {
@@ -187,24 +190,24 @@ impl Node {
         Contact { back_for: self.back_for(), until }
     }
 
-    /// For how long every owner could renew its lease here, as far as this side can tell.
+    /// Returns how long every owner could renew its lease here, as far as this node knows.
     pub(super) fn back_for(&self) -> Duration {
         let in_doubt_at = *lock(&self.in_doubt_at);
         let since = in_doubt_at.map(|at| self.clock.monotonic().saturating_sub(at));
         since.unwrap_or(Duration::MAX).min(self.breaker.back_for())
     }
 
-    /// From now on owners can renew here; nobody knows about before.
+    /// Restarts the contact: owners can renew here from now on, and the time before is unknown.
     pub(super) fn count_anew(&self) {
         *lock(&self.in_doubt_at) = Some(self.clock.monotonic());
     }
 
-    /// Connects, if it is not connected, and says why it cannot be: for opening a store.
+    /// Connects if necessary, and returns the error: for opening a store.
     pub(super) async fn connect_now(&self) -> Result<(), StoreError> {
         self.connection().await.map(drop)
     }
 
-    /// Lets go of the connection.
+    /// Closes the connection.
     pub(super) fn forget_any(&self) {
         lock(&self.connection).take();
     }
@@ -226,19 +229,19 @@ impl Node {
         if let Some(live) = self.live() {
             return Ok(live);
         }
-        // Whoever waited for a try that failed does not try once more itself.
+        // A caller that waited for a failed try does not try again itself.
         if let Some((_, error)) = failed.as_ref().filter(|(number, _)| *number > seen) {
             return Err(error.clone());
         }
         self.connect(&mut failed).await
     }
 
-    /// Connects in the background, unless somebody does.
+    /// Connects in the background, unless another task does.
     fn begin_connecting(self: &Arc<Self>) {
         let Ok(mut failed) = Arc::clone(&self.connecting).try_lock_owned() else { return };
         let node = Arc::clone(self);
         tokio::spawn(async move {
-            // That it can be connected to says nothing of its answers: only these count as success.
+            // A connection alone is no success for the breaker. Only answers are.
             if node.live().is_none()
                 && let Err(error) = node.connect(&mut failed).await
             {
@@ -247,7 +250,7 @@ impl Node {
         });
     }
 
-    /// Connects; `failed` is the right to do so.
+    /// Connects. `failed` is the lock that permits it.
     async fn connect(&self, failed: &mut Option<(u64, StoreError)>) -> Result<Live, StoreError> {
         let number = self.tries.fetch_add(1, Ordering::AcqRel) + 1;
         match self.dial().await {
@@ -264,7 +267,7 @@ impl Node {
     }
 
     async fn dial(&self) -> Result<MultiplexedConnection, StoreError> {
-        // Timeouts are ours, on our clock.
+        // Timeouts are measured here, by the node's clock.
         let config =
             AsyncConnectionConfig::new().set_connection_timeout(None).set_response_timeout(None);
         let refused = |error| errors::not_connected(&self.name, &error);
@@ -287,7 +290,7 @@ impl fmt::Debug for Node {
     }
 }
 
-/// Seconds, and microseconds of the next one; in microseconds.
+/// Converts seconds and microseconds to microseconds.
 fn read_time(value: Value) -> Option<u64> {
     let (seconds, micros): (u64, u64) = redis::from_redis_value(value).ok()?;
     seconds.checked_mul(1_000_000)?.checked_add(micros)

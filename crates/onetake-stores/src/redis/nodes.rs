@@ -1,4 +1,4 @@
-//! The servers: one, or those of a cluster and who of them keeps what.
+//! The servers: one, or the nodes of a cluster and their slots.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -21,9 +21,9 @@ pub(super) struct Nodes {
     address: Address,
     options: ConnectionOptions,
     inner: RwLock<Inner>,
-    /// How often the cluster told who keeps what.
+    /// The number of times that the slots were read from the cluster.
     refreshes: AtomicU64,
-    /// Held while it is asked.
+    /// Locked while the slots are read.
     refreshing: Arc<tokio::sync::Mutex<()>>,
 }
 
@@ -40,7 +40,7 @@ impl Inner {
 }
 
 impl Nodes {
-    /// Those that the address names; nothing is connected yet.
+    /// Creates the nodes that the address names. Nothing is connected yet.
     pub(super) fn new(address: Address, options: ConnectionOptions) -> Self {
         let seeds: Vec<_> =
             address.seeds.iter().map(|seed| Arc::new(Node::new(seed.clone(), &options))).collect();
@@ -58,7 +58,7 @@ impl Nodes {
         }
     }
 
-    /// Connects to one of them, and asks a cluster who keeps what.
+    /// Connects to one of them, and reads the slots of a cluster.
     pub(super) async fn connect(&self) -> Result<(), StoreError> {
         let seen = self.refreshes();
         let nodes: Vec<_> = self.read().known.values().cloned().collect();
@@ -73,12 +73,12 @@ impl Nodes {
         self.address.cluster
     }
 
-    /// Who keeps a slot.
+    /// Returns the owner of a slot.
     pub(super) fn owner(&self, slot: u16) -> Option<Arc<Node>> {
         self.read().slots.owner(slot).cloned()
     }
 
-    /// Those that keep keys.
+    /// Returns the nodes that own slots.
     pub(super) fn primaries(&self) -> Vec<Arc<Node>> {
         let mut owners: Vec<_> = self.read().slots.owners().cloned().collect();
         owners.sort_by(|one, other| one.name.cmp(&other.name));
@@ -86,14 +86,14 @@ impl Nodes {
         owners
     }
 
-    /// Lets go of all connections.
+    /// Closes all connections.
     pub(super) fn close(&self) {
         for node in self.read().known.values() {
             node.forget_any();
         }
     }
 
-    /// Takes a node's word for where a slot is now.
+    /// Records the new owner of a slot from a node's redirection.
     pub(super) fn moved(&self, detail: &str, from: &Node) {
         if let Some((slot, host, port)) = slots::read_redirect(detail, from.host())
             && let Some(to) = self.at(host, port)
@@ -106,24 +106,24 @@ impl Nodes {
         }
     }
 
-    /// Whom a node says to ask.
+    /// Returns the node to which a node redirects one command.
     pub(super) fn to_ask(&self, detail: &str, from: &Node) -> Option<Arc<Node>> {
         let (_, host, port) = slots::read_redirect(detail, from.host())?;
         self.at(host, port)
     }
 
-    /// How often the cluster told who keeps what.
+    /// The number of times that the slots were read from the cluster.
     pub(super) fn refreshes(&self) -> u64 {
         self.refreshes.load(Ordering::Acquire)
     }
 
-    /// Asks the cluster who keeps what, unless somebody did since `seen`.
+    /// Reads the slots from the cluster, unless that was done since `seen`.
     pub(super) async fn refresh(&self, seen: u64) -> Result<(), StoreError> {
         let _one_at_a_time = self.refreshing.lock().await;
         self.ask_all(seen).await
     }
 
-    /// The same in the background, unless somebody does.
+    /// The same in the background, unless another task does it.
     pub(super) fn begin_refresh(self: &Arc<Self>, seen: u64) {
         let Ok(one_at_a_time) = Arc::clone(&self.refreshing).try_lock_owned() else { return };
         let nodes = Arc::clone(self);
@@ -145,11 +145,12 @@ impl Nodes {
         let owned = |(first, last, host, port)| Some((first, last, self.at(host, port)?));
         let slots = Slots::new(ranges.into_iter().filter_map(owned).collect::<Vec<_>>());
         let mut inner = self.write();
-        // A replica that took over was not there for its predecessor's owners while nobody was.
+        // A replica that took over could not be reached by its predecessor's owners during the
+        // failover.
         for new in slots.owners().filter(|node| !inner.keeps_keys(node)) {
             new.count_anew();
         }
-        // Nodes that left are forgotten, but those in the URL are always asked.
+        // Nodes that left are forgotten, except those in the URL.
         let seeds: Vec<_> = self.address.seeds.iter().map(|seed| seed.addr().to_string()).collect();
         inner.known.retain(|name, node| {
             seeds.contains(name) || slots.owners().any(|owner| Arc::ptr_eq(owner, node))
@@ -178,7 +179,7 @@ impl Nodes {
         }
     }
 
-    /// The node at an address: the one that is known, or a new one.
+    /// Returns the node at an address: a known one, or a new one.
     fn at(&self, host: String, port: u16) -> Option<Arc<Node>> {
         let like = self.address.seeds.first()?;
         let address = match like.addr() {

@@ -1,13 +1,13 @@
-//! The audit in Redis: few entries, in one slot.
+//! The audit log in Redis: few entries, in one slot.
 //!
-//! | key | what it holds |
+//! | key | content |
 //! | --- | --- |
 //! | `onetake:{notes}:notes` | a hash: the notes by their names |
-//! | `onetake:{notes}:all` | a sorted set: the names of all notes, by nothing but themselves |
+//! | `onetake:{notes}:all` | a sorted set: the names of all notes, in lexicographical order |
 //! | `onetake:{notes}:of:<id>` | a sorted set: the names of the notes about one record |
 //!
 //! A name is the note's place and its record, so that it sorts by time. Nothing here expires by
-//! itself: a sweep deletes what was kept for long enough, by the server's clock.
+//! itself: a sweep deletes notes whose retention has ended, by the server's clock.
 
 use bytes::Bytes;
 use onetake_core::clock::micros;
@@ -21,7 +21,7 @@ use super::connection::Connection;
 use super::errors::wrote_nothing;
 use super::scripts::Scripts;
 
-/// The most that are read, or deleted, at once.
+/// The largest number of notes that are read, or deleted, at once.
 const NOTES_MAX: usize = 1_000;
 
 /// Writes a note.
@@ -31,7 +31,7 @@ pub(super) fn write(scripts: &Scripts, note: &Note) -> Command {
     scripts.run(&scripts.note, &keys).arg(name).arg(note.encode())
 }
 
-/// Reads notes in front of a cursor, the newest first: of one record, or of all.
+/// Reads notes before a cursor, the newest first: those of one record, or all.
 pub(super) async fn read(
     connection: &Connection,
     scripts: &Scripts,
@@ -52,7 +52,7 @@ pub(super) async fn read(
     let told: Vec<_> = told.chunks(2).filter_map(<[Bytes]>::first_chunk).collect();
     let last = told.last().filter(|_| told.len() >= limit);
     let next = last.and_then(|[name, _]| place(name)).map(|place| place.cursor());
-    // One that cannot be read hides no other.
+    // An unreadable note is skipped, so that it hides no other.
     let note = |[name, bytes]: &[Bytes; 2]| match Note::decode(place(name)?, bytes.clone()) {
         Ok(note) => Some(note),
         Err(error) => {
@@ -63,7 +63,7 @@ pub(super) async fn read(
     Ok(Notes { notes: told.into_iter().filter_map(note).collect(), next })
 }
 
-/// Deletes notes that were kept for long enough.
+/// Deletes notes whose retention has ended.
 pub(super) async fn delete_old(
     connection: &Connection,
     scripts: &Scripts,
@@ -82,7 +82,8 @@ pub(super) async fn delete_old(
     Ok(())
 }
 
-/// The name that it is found by goes last: whoever is interrupted comes back to it.
+/// Deletes a note. The name in the set of all notes is deleted last, so that an interrupted
+/// deletion is repeated.
 fn delete(scripts: &Scripts, name: &Bytes) -> Vec<Command> {
     let on = |key: String, verb| Command::on(key.as_bytes(), verb).arg(key).arg(name.clone());
     let id = name.last_chunk().copied().map(RecordId::from_bytes);

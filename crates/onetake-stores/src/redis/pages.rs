@@ -1,4 +1,4 @@
-//! Going through all records: server by server, as each of them counts.
+//! Iteration over all records: server by server, with each server's own cursor.
 
 use bytes::{BufMut, Bytes, BytesMut};
 use onetake_core::codec::{Reader, put_slice};
@@ -11,7 +11,7 @@ use super::diagnose::ask;
 use super::errors;
 use super::scripts::Scripts;
 
-/// Where it goes on: at this server, from this number of its own.
+/// The position of the iteration: a server, and the cursor of its SCAN.
 struct Place {
     server: String,
     number: u64,
@@ -34,7 +34,7 @@ impl Place {
     }
 }
 
-/// One look at one server. Slots that move to another server meanwhile may be passed over.
+/// Reads one page from one server. Slots that move to another server meanwhile may be missed.
 pub(super) async fn page(
     connection: &Connection,
     scripts: &Scripts,
@@ -45,7 +45,8 @@ pub(super) async fn page(
         Some(cursor) => Some(Place::read(&cursor).ok_or_else(Cursor::foreign)?),
         None => None,
     };
-    // In the order of their names: one that is gone is followed by the next.
+    // In the order of their names, so that a server that no longer exists is followed by the next
+    // one.
     let servers = connection.primaries();
     let from = place.as_ref().map_or("", |place| &place.server);
     let mut left = servers.iter().filter(|server| server.name.as_str() >= from);
@@ -54,7 +55,7 @@ pub(super) async fn page(
     };
     let here = place.as_ref().filter(|place| place.server == server.name);
     let number = here.map_or(0, |place| place.number);
-    // It counts all keys, and beside each record stands that of its reference.
+    // SCAN counts all keys, and each record has a second key for its reference.
     let (number, count) = (number.to_string(), limit.saturating_mul(2).to_string());
     let pattern = scripts.any_record();
     let scan = ["SCAN", &number, "MATCH", &pattern, "COUNT", &count];
@@ -73,7 +74,7 @@ pub(super) async fn page(
     Ok(Page { ids, next: next.map(|place| place.cursor()) })
 }
 
-/// The records among the keys, and where the server goes on.
+/// Returns the records among the keys, and the server's next cursor.
 fn read(scripts: &Scripts, answer: Option<Value>) -> Option<(Vec<RecordId>, u64)> {
     let Some(Value::Array(parts)) = answer else { return None };
     let [Value::BulkString(number), Value::Array(keys)] = parts.as_slice() else { return None };

@@ -1,7 +1,7 @@
-//! A record as Redis keeps it.
+//! The format of a record in Redis.
 //!
-//! What the scripts decide by are fields of a hash, as decimal numbers, words or bytes; what only
-//! has to be kept is one field, `outcome`, that they do not look into.
+//! The values that scripts decide by are fields of a hash: decimal numbers, words or bytes.
+//! Everything else is in one field, `outcome`, which the scripts do not read.
 
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ use redis::Value;
 /// A script's answer.
 #[derive(Debug)]
 pub(super) struct Answer {
-    /// What it says.
+    /// The first word of the answer.
     pub(super) word: Bytes,
     fields: std::vec::IntoIter<Value>,
 }
@@ -30,7 +30,7 @@ impl Answer {
         Ok(Self { word, fields })
     }
 
-    /// The next field, as a number.
+    /// Returns the next field as a number.
     pub(super) fn number(&mut self, what: &'static str) -> Result<u64, DecodeError> {
         let field = self.bytes(what)?;
         let digits = std::str::from_utf8(&field).ok();
@@ -49,13 +49,13 @@ impl Answer {
         self.number(what).map(Duration::from_micros)
     }
 
-    /// Whether there is no field left.
+    /// Returns true if there is no field left.
     pub(super) fn is_empty(&self) -> bool {
         self.fields.as_slice().is_empty()
     }
 
-    /// The store's time, and the record. `sent` is the outcome where the script left it out because
-    /// it is the one that it was sent.
+    /// Returns the store's time and the record. `sent` is the outcome that the caller sent; it is
+    /// used if the script left the outcome out because it is the same.
     pub(super) fn record(
         mut self,
         id: RecordId,
@@ -187,7 +187,7 @@ pub(super) fn failure(failure: &Failure) -> Bytes {
     out.freeze()
 }
 
-/// The first byte says which it is; `record.lua` writes the first of them too.
+/// Encodes a cause. The first byte is its kind; `record.lua` writes the kind `LeaseEnded` too.
 pub(super) fn cause(cause: &Cause) -> Bytes {
     let mut out = BytesMut::new();
     match cause {

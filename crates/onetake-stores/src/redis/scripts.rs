@@ -1,20 +1,21 @@
-//! The scripts, and the commands that run them.
+//! The Lua scripts, and the commands that run them.
 //!
-//! A record's shard is the first byte of its id. All keys of a shard have one hash tag, so that they
-//! are in one slot and a script can change them together, on Redis Cluster too:
+//! A record's shard is the first byte of its id. All keys of a shard have one hash tag, so that
+//! they are in one slot and a script can change them together, on Redis Cluster too:
 //!
-//! | key | what it holds |
+//! | key | content |
 //! | --- | --- |
 //! | `onetake:{xx}:<id>` | a hash: the record |
-//! | `onetake:{xx}:leases` | a sorted set: the ids of what runs, by when lease and grace end; below zero those of what is to be reconciled, by when to ask for it |
+//! | `onetake:{xx}:leases` | a sorted set: the ids of running records, by the end of lease and grace; with negative scores the ids of records to reconcile, by the time of the reconciliation |
 //! | `onetake:{xx}:fence` | the highest fence that was ever given in this shard |
 //! | `onetake:{xx}:ref:<15 digits>` | the ids that begin with these digits, which are a reference |
-//! | `onetake:secret:<name>` | a secret that was made at first use; it belongs to no shard |
+//! | `onetake:secret:<name>` | a secret that was created at first use; it belongs to no shard |
 //! | `onetake:{notes}:…` | the audit: see `notes.rs` |
 //!
-//! The second key is there so that nobody has to read all records to find the abandoned and the unsettled
-//! ones, the third so that fences rise even after a record expired and the server's clock was set back,
-//! the fourth so that a reference leads to its record; `record.lua` says for how long it stays.
+//! The second key makes it possible to find abandoned and unsettled records without reading all of
+//! them. With the third key, fences rise even after a record expired and the server's clock was set
+//! back. The fourth key leads from a reference to its record; `record.lua` decides how long it is
+//! kept.
 
 use bytes::Bytes;
 use onetake_core::clock::micros;
@@ -35,10 +36,10 @@ macro_rules! script {
     };
 }
 
-/// The largest number that Lua, whose numbers are doubles, counts exactly to.
+/// The largest number up to which Lua, whose numbers are doubles, counts exactly.
 const LUA_MAX: u64 = (1 << 53) - 1;
 
-/// The constants that the scripts share with Rust, as the first lines of each.
+/// The constants that the scripts share with Rust, as the first lines of each script.
 fn constants() -> String {
     let lease_ended: String =
         record::cause(&Cause::LeaseEnded).iter().map(|byte| format!("\\{byte:03}")).collect();
@@ -49,10 +50,10 @@ fn constants() -> String {
     )
 }
 
-/// How many shards there are.
+/// The number of shards.
 const SHARDS: u16 = 256;
 
-/// Makes commands.
+/// The scripts, and the prefix of all keys.
 #[derive(Debug)]
 pub(super) struct Scripts {
     pub(super) prefix: String,
@@ -69,14 +70,14 @@ pub(super) struct Scripts {
 }
 
 impl Scripts {
-    /// Commands on keys that begin with `prefix`.
+    /// Creates commands on keys that begin with `prefix`.
     pub(super) fn new(prefix: String, shift: Shift) -> Self {
         let [claim, settle, load, due, trim, secret, note, notes, old_notes] =
             Self::texts().map(|text| redis::Script::new(&text));
         Self { prefix, shift, claim, settle, load, due, trim, secret, note, notes, old_notes }
     }
 
-    /// What a server has to know.
+    /// The texts of all scripts that a server needs.
     pub(super) fn texts() -> [String; 9] {
         let constants = constants();
         [
@@ -110,7 +111,7 @@ impl Scripts {
             .with_contact()
     }
 
-    /// Settles; the second is the outcome that it sends.
+    /// Creates the command that settles. Returns also the outcome that it sends.
     pub(super) fn settle(&self, settlement: &Settlement) -> (Command, Bytes) {
         let keys = self.keys(settlement.id);
         let (verb, outcome) = match &settlement.verb {
@@ -144,7 +145,7 @@ impl Scripts {
         Command::on(key.as_bytes(), "GET").arg(key)
     }
 
-    /// For each shard: up to `limit` records whose time has come.
+    /// Returns a command for each shard: it reads up to `limit` records that are due.
     pub(super) fn due(&self, which: Due, limit: usize) -> Vec<Command> {
         let one = |shard| {
             self.run(&self.due, &[self.leases(shard)]).arg(self.shift()).arg(limit.to_string()).arg(
@@ -157,7 +158,7 @@ impl Scripts {
         (0..SHARDS).map(one).collect()
     }
 
-    /// Reads what the reaper has to know of a record.
+    /// Reads the fields of a record that the reaper needs.
     pub(super) fn look(&self, id: RecordId) -> Command {
         let key = self.record(id);
         Command::on(key.as_bytes(), "HMGET").arg(key).arg("state").arg("attempt").arg("grace")
@@ -178,28 +179,29 @@ impl Scripts {
         format!("{}:{{{:02x}}}:{}", self.prefix, shard(id), hex::encode(id.as_bytes()))
     }
 
-    /// What the keys of all records look like.
+    /// The pattern of the keys of all records.
     pub(super) fn any_record(&self) -> String {
-        // What may stand in a prefix and means something in a pattern is escaped.
+        // Characters of the prefix that have a meaning in a pattern are escaped.
         let special =
             |sign: char| if "*?[]^-\\".contains(sign) { format!("\\{sign}") } else { sign.into() };
         let prefix: String = self.prefix.chars().map(special).collect();
         format!("{prefix}:{{??}}:{}", "?".repeat(2 * RecordId::BYTES))
     }
 
-    /// The record whose key it is, if it is one's.
+    /// Returns the record that a key belongs to, if it is the key of a record.
     pub(super) fn id_of(&self, key: &[u8]) -> Option<RecordId> {
         let digits = std::str::from_utf8(key).ok()?.rsplit(':').next()?;
         let id = RecordId::from_bytes(hex::decode(digits)?);
         (self.record(id).as_bytes() == key).then_some(id)
     }
 
-    /// What a settlement touches.
+    /// The keys that a settlement uses.
     fn keys(&self, id: RecordId) -> [String; 3] {
         [self.record(id), self.leases(shard(id)), self.reference(id)]
     }
 
-    /// What tests add to the server's clock; or, behind an equals sign, what they put in its place.
+    /// The offset that tests add to the server's clock; or, after an equals sign, the time that
+    /// replaces it.
     pub(super) fn shift(&self) -> String {
         match self.shift.fixed() {
             Some(at) => format!("={}", at.as_micros()),
@@ -208,7 +210,7 @@ impl Scripts {
     }
 
     fn reference(&self, id: RecordId) -> String {
-        // Sixty bits, of which the shard is the first eight.
+        // Sixty bits, of which the first eight are the shard.
         let digits = id.reference().bits();
         format!("{}:{{{:02x}}}:ref:{digits:015x}", self.prefix, shard(id))
     }

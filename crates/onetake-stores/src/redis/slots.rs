@@ -1,20 +1,21 @@
-//! Which node of a cluster keeps which keys.
+//! The assignment of a cluster's slots to its nodes.
 
 use std::collections::BTreeMap;
 
 use redis::Value;
 
-/// How many slots a Redis Cluster has.
+/// The number of slots of a Redis Cluster.
 const SLOTS: u16 = 16_384;
 
-/// The slot of a key: of the part in braces, if there is one, so that keys can be kept together.
+/// Returns the slot of a key. If the key has a part in braces, that part decides, so that keys can
+/// be kept together.
 pub(crate) fn slot(key: &[u8]) -> u16 {
     let tag = key.iter().position(|byte| *byte == b'{').and_then(|open| {
         let behind = key.get(open + 1..)?;
         let close = behind.iter().position(|byte| *byte == b'}')?;
         behind.get(..close).filter(|tag| !tag.is_empty())
     });
-    // CRC16 as XMODEM has it.
+    // CRC16 in the XMODEM variant.
     let crc = tag.unwrap_or(key).iter().fold(0_u16, |crc, byte| {
         (0..8).fold(crc ^ (u16::from(*byte) << 8), |crc, _| {
             if crc & 0x8000 == 0 { crc << 1 } else { (crc << 1) ^ 0x1021 }
@@ -28,12 +29,12 @@ pub(crate) fn slot(key: &[u8]) -> u16 {
 pub(super) struct Slots<N>(BTreeMap<u16, (u16, N)>);
 
 impl<N: Clone> Slots<N> {
-    /// All slots belong to one.
+    /// Assigns all slots to one owner.
     pub(super) fn all(owner: N) -> Self {
         Self(BTreeMap::from([(SLOTS - 1, (0, owner))]))
     }
 
-    /// These ranges, each with its first and last slot.
+    /// Assigns these ranges, each with its first and last slot.
     pub(super) fn new(ranges: impl IntoIterator<Item = (u16, u16, N)>) -> Self {
         Self(ranges.into_iter().map(|(first, last, owner)| (last, (first, owner))).collect())
     }
@@ -61,17 +62,17 @@ impl<N: Clone> Slots<N> {
         self.0.insert(slot, (slot, to));
     }
 
-    /// Every owner, once for each of its ranges.
+    /// Returns every owner, once for each of its ranges.
     pub(super) fn owners(&self) -> impl Iterator<Item = &N> {
         self.0.values().map(|(_, owner)| owner)
     }
 }
 
-/// A range of slots as a cluster tells it: first slot, last slot, host and port of the primary.
+/// A range of slots as a cluster reports it: first slot, last slot, host and port of the primary.
 pub(super) type Range = (u16, u16, String, u16);
 
-/// Reads the answer to `CLUSTER SLOTS`. A node that does not know its own host leaves it out: it is
-/// the one that was asked, `host`.
+/// Parses the answer to `CLUSTER SLOTS`. A node that does not know its own host leaves it out; then
+/// `host`, the host of the node that was asked, is used.
 pub(super) fn read(answer: &Value, host: &str) -> Option<Vec<Range>> {
     let number = |value: Option<&Value>| match value? {
         Value::Int(number) => u16::try_from(*number).ok(),
@@ -96,7 +97,7 @@ pub(super) fn read(answer: &Value, host: &str) -> Option<Vec<Range>> {
     ranges.iter().map(range).collect()
 }
 
-/// Reads where a slot moved to: `3999 127.0.0.1:6381`. The host may be left out, as above.
+/// Parses the new location of a slot: `3999 127.0.0.1:6381`. The host may be left out, as above.
 pub(super) fn read_redirect(detail: &str, host: &str) -> Option<(u16, String, u16)> {
     let (slot, address) = detail.split_once(' ')?;
     let (said, port) = address.split_whitespace().next()?.rsplit_once(':')?;

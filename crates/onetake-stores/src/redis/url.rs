@@ -1,4 +1,4 @@
-//! What a Redis URL says.
+//! Redis URLs.
 
 use std::time::Duration;
 
@@ -10,28 +10,28 @@ use url::Url;
 
 use crate::url::ServerUrl;
 
-/// The option that every URL may have: the file with the roots to check the server by.
+/// An option that every URL may have: the file with the root certificates for the server.
 const ROOTS: &str = "sslrootcert";
 
-/// Where to connect, and as whom.
+/// The servers to connect to, with their credentials.
 #[derive(Clone, Debug)]
 pub(crate) struct Address {
-    /// Where to begin: one server, or a few nodes of a cluster, which tell of the others.
+    /// The first servers: one server, or some nodes of a cluster, which name the others.
     pub(super) seeds: Vec<ConnectionInfo>,
     pub(super) cluster: bool,
     pub(super) tls: bool,
 }
 
-/// A URL's options: what stands behind its `?`.
+/// The options after the `?` of a URL.
 pub(crate) type Query = Vec<(String, String)>;
 
 impl Address {
-    /// Reads `redis://[user:password@]host[:port][/db]`, `rediss://…` (TLS),
+    /// Parses `redis://[user:password@]host[:port][/db]`, `rediss://…` (TLS),
     /// `redis-cluster://host[:port],host[:port]` and `rediss-cluster://…`. Options that are not in
-    /// `known` are refused, but for `sslrootcert`, which belongs to TLS.
+    /// `known` are rejected, except `sslrootcert`, which belongs to TLS.
     ///
     /// # Errors
-    /// If the URL says something else. The message never shows the user and password.
+    /// If the URL has another form. The message never shows the user and password.
     pub(crate) fn parse(url: &str, known: &[&str]) -> Result<(Self, Query), StoreError> {
         let url = ServerUrl::redis(url)?;
         let tls = url.scheme().starts_with("rediss");
@@ -56,7 +56,8 @@ impl Address {
     }
 }
 
-/// The same servers, which then have to prove their names by the roots of a file and no others.
+/// Returns the same servers, whose certificates are then verified with the roots of a file and no
+/// others.
 fn checked_by(seeds: Vec<ConnectionInfo>, file: &str) -> Result<Vec<ConnectionInfo>, StoreError> {
     let bad = || invalid(format!("{ROOTS}: no certificates could be read from {file}"));
     let found = CertificateDer::pem_file_iter(file).map_err(|error| bad().with_source(error))?;
@@ -85,7 +86,7 @@ fn options(url: &ServerUrl, known: &[&str]) -> Result<Query, StoreError> {
     Ok(options)
 }
 
-/// Reads a duration such as `100ms` or `2s`.
+/// Parses a duration such as `100ms` or `2s`.
 pub(crate) fn duration(name: &str, value: &str) -> Result<Duration, StoreError> {
     let digits = value.trim_end_matches(|last: char| last.is_ascii_alphabetic());
     let unit = value.strip_prefix(digits).unwrap_or_default();
@@ -98,7 +99,7 @@ pub(crate) fn duration(name: &str, value: &str) -> Result<Duration, StoreError> 
     read.ok_or_else(|| invalid(what))
 }
 
-/// Reads a whole number.
+/// Parses a whole number.
 pub(crate) fn number(name: &str, value: &str) -> Result<u32, StoreError> {
     let what = format!("`{name}={value}` in the Redis URL is not a whole number");
     value.parse().map_err(|_| invalid(what))

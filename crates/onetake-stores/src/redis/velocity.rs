@@ -1,9 +1,9 @@
 //! Velocity limits that many nodes count together.
 //!
-//! One run of one script on one key for each limit, by the server's clock, on Redis Cluster too.
-//! `onetake:velocity:<digest>` holds what is owed and expires when nothing is. Whoever cannot ask
-//! counts by itself, so nobody waits for a server that is not there, and nothing here has to be
-//! durable.
+//! Each limit is one run of one script on one key, by the server's clock, on Redis Cluster too.
+//! `onetake:velocity:<digest>` contains the used part of the limit and expires when nothing of it
+//! is used. A node that cannot reach the server counts by itself, so no request waits for an
+//! unreachable server, and nothing here has to be durable.
 
 use std::time::Duration;
 
@@ -18,10 +18,10 @@ use super::connection::{Connection, ConnectionOptions};
 use super::url::Address;
 
 const SCRIPT: &str = include_str!("scripts/velocity.lua");
-/// How long an answer may take at most: every new operation waits for it.
+/// The longest timeout of an answer. Every new operation waits for it.
 const PATIENCE_MAX: Duration = Duration::from_millis(100);
 
-/// Counts in Redis, Valkey or Redis Cluster.
+/// A counter in Redis, Valkey or Redis Cluster.
 #[derive(Debug)]
 pub struct RedisVelocity {
     connection: Connection,
@@ -31,9 +31,9 @@ pub struct RedisVelocity {
 }
 
 impl RedisVelocity {
-    /// Connects to the same URLs as [`RedisStore::open`](super::RedisStore::open), and goes on trying
-    /// by itself. An answer may take at most 100 ms, whatever the options say; replicas are not
-    /// waited for.
+    /// Connects to the same URLs as [`RedisStore::open`](super::RedisStore::open), and keeps trying
+    /// in the background. An answer may take at most 100 ms, whatever the options are. Replicas are
+    /// not waited for.
     ///
     /// # Errors
     /// If the URL is wrong.
@@ -59,7 +59,7 @@ impl RedisVelocity {
         Ok(Self { connection, script, prefix: options.prefix, shift: options.shift })
     }
 
-    /// How long to wait, or nothing if it was done.
+    /// Returns how long to wait, or zero if it was done.
     async fn run(
         &self,
         verb: &'static str,

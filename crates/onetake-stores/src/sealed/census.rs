@@ -1,4 +1,4 @@
-//! Which keys are still needed.
+//! A count of the encryption keys that are still needed.
 
 use std::collections::BTreeMap;
 
@@ -6,22 +6,23 @@ use onetake_core::{State, Store, StoreError};
 
 use super::seal::key_of;
 
-/// Records that are looked at in one step: all that is in memory at once, and what others may have to wait for.
+/// The number of records in one step. This many are in memory at once, and other callers may wait
+/// for them.
 const STEP: usize = 16;
 
-/// What recordings were encrypted with.
+/// The keys that recordings are encrypted with.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct KeysInUse {
-    /// How many of them need each key.
+    /// The number of recordings that need each key.
     pub by_key: BTreeMap<String, usize>,
-    /// How many need none.
+    /// The number of recordings that need no key.
     pub open: usize,
-    /// Whether all were looked at.
+    /// True if all records were read.
     pub is_whole: bool,
 }
 
-/// Goes through up to `records_max` records of a store (not of a [`SealedStore`](super::SealedStore) around it)
-/// and counts what their recordings were encrypted with.
+/// Reads up to `records_max` records of a store and counts the keys that their recordings are
+/// encrypted with. `store` is the inner store, not a [`SealedStore`](super::SealedStore) around it.
 ///
 /// # Errors
 /// If the store does not answer.
@@ -31,7 +32,7 @@ pub async fn keys_in_use(store: &dyn Store, records_max: usize) -> Result<KeysIn
     while looked_at < records_max {
         let page = store.page(from, STEP.min(records_max - looked_at)).await?;
         looked_at += page.ids.len();
-        // One that cannot be read is somebody else's trouble.
+        // Unreadable records are skipped.
         for record in store.load(page.ids).await.into_iter().filter_map(|answer| answer.ok()?) {
             let State::Completed { recording, .. } = &record.state else { continue };
             match key_of(&recording.head) {

@@ -1,4 +1,4 @@
-//! Around any journal: what waits there is sealed as it will be in the store.
+//! A wrapper of any journal: recordings are sealed as they are in the store.
 
 use std::sync::Arc;
 
@@ -18,7 +18,8 @@ pub struct SealedJournal {
 }
 
 impl SealedJournal {
-    /// Seals what goes into `inner`, as the store does that it is for.
+    /// Seals everything that goes into `inner`. `sealer` is that of the store that the journal is
+    /// for.
     #[must_use]
     pub fn around(inner: Arc<dyn Journal>, sealer: Sealer) -> Self {
         Self { inner, sealer }
@@ -36,7 +37,7 @@ impl SealedJournal {
 impl Journal for SealedJournal {
     fn keep(&self, settlements: Vec<Settlement>) -> BoxFuture<'_, Result<(), StoreError>> {
         async move {
-            // One that cannot be sealed must not take the others with it.
+            // A settlement that cannot be sealed must not prevent the others from being kept.
             let seal = |settlement: Settlement| {
                 let reference = settlement.id.reference();
                 let sealed = self.sealer.seal_settlement(settlement);
@@ -64,7 +65,7 @@ impl Journal for SealedJournal {
                 let reference = settlement.id.reference();
                 let opened = self.open(settlement);
                 opened
-                    // It stays where it is: the key may come back.
+                    // The settlement stays in the journal, because the key may be configured again.
                     .inspect_err(|error| {
                         tracing::error!(%name, %reference, %error, "an outcome in the journal cannot be read: it is unknown");
                     })

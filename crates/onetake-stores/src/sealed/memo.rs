@@ -1,7 +1,8 @@
 //! The bytes of a sealed memo: `OTM1`, flags, the name of the key, and the memo.
 //!
-//! It is encrypted as recordings are, with a key that is made for its record alone: a memo that is copied under
-//! another id cannot be opened. Without a key it is kept as it is, unless it looks like one that is sealed.
+//! A memo is encrypted as recordings are, with a key that is derived for its record alone. A memo
+//! that is copied under another id cannot be opened. Without a key the memo is kept unchanged,
+//! unless it looks like a sealed one.
 
 use bytes::{BufMut, Bytes, BytesMut};
 
@@ -14,7 +15,7 @@ const MAGIC: &[u8; 4] = b"OTM1";
 const PLAIN: u8 = 0;
 const ENCRYPTED: u8 = 1;
 
-/// Seals a memo. `None`: the cipher refused, which it never does for what is so short.
+/// Seals a memo. Returns `None` if the cipher refuses, which does not happen for texts this short.
 pub(super) fn seal(memo: &Memo, id: RecordId, key: Option<&EncryptionKey>) -> Option<Memo> {
     let plain = memo.as_bytes();
     if plain.is_empty() {
@@ -36,7 +37,7 @@ pub(super) fn seal(memo: &Memo, id: RecordId, key: Option<&EncryptionKey>) -> Op
     Some(Memo::as_kept(out))
 }
 
-/// Opens a memo; one that was never sealed is as it is.
+/// Opens a memo. A memo that was never sealed is returned unchanged.
 pub(super) fn open(sealed: &Memo, id: RecordId, keys: &[EncryptionKey]) -> Result<Memo, NotOpened> {
     let whole = sealed.as_bytes();
     if !whole.starts_with(MAGIC) {

@@ -1,14 +1,18 @@
-//! Around any store: recordings compressed, and, where there is a key, encrypted, as are memos.
+//! A wrapper of any store: recordings are compressed, and recordings and memos are encrypted if
+//! there is a key.
 //!
-//! Who steals the disk, a dump or a replica learns when something was recorded, and not what. Ids are
-//! digests, fingerprints are sealed with a secret of their own, and recordings and memos are opened here alone; what
-//! the engine remembers in memory is open.
+//! A thief of the disk, a dump or a replica learns when something was recorded, but not its
+//! content. Ids are digests, fingerprints are sealed with a secret of their own, and recordings and
+//! memos are opened only here. The engine's memory holds the opened form.
 //!
-//! The first key encrypts, and all of them open, so keys are rotated without a pause: every node gets the new
-//! one behind the old one, then in front of it; the old one goes when nothing that it encrypted is left.
-//! A recording whose key is gone is an error that names it. It is never taken for absent: nothing runs again.
-//! A memo whose key is gone is told as empty, with an error in the log: the record still stands where it stands.
-//! What was recorded before there was a key stays readable.
+//! The first key encrypts, and all keys open, so keys can be rotated without downtime. Every node
+//! first gets the new key after the old one, then before it. The old key can be removed when
+//! nothing that it encrypted is left.
+//!
+//! A recording whose key is missing leads to an error that names the key. It is never treated as
+//! absent, so nothing runs again. A memo whose key is missing is returned as empty, with an error
+//! in the log; the rest of the record is still valid. Recordings from before the first key stay
+//! readable.
 
 mod census;
 mod journal;
@@ -40,13 +44,14 @@ pub struct SealedStore {
 }
 
 impl SealedStore {
-    /// Seals what goes into `inner`: compressed, and encrypted with the first of `keys` if there is one.
+    /// Seals everything that goes into `inner`: compressed, and encrypted with the first of `keys`
+    /// if there is one.
     #[must_use]
     pub fn around(inner: Arc<dyn Store>, keys: Vec<EncryptionKey>) -> Self {
         Self { inner, sealer: Sealer::new(keys) }
     }
 
-    /// What it seals recordings with, for whoever writes them past it.
+    /// The sealer of this store, for code that writes recordings without this store.
     #[must_use]
     pub fn sealer(&self) -> Sealer {
         self.sealer.clone()
@@ -63,8 +68,8 @@ impl SealedStore {
         Ok(Claim { origin: Origin { memo, ..claim.origin }, ..claim })
     }
 
-    /// With its memo as it was said. One that does not open is told as empty: nobody can ask by it, but what is
-    /// known of the key is still so.
+    /// Returns the record with its memo opened. A memo that cannot be opened is replaced by an
+    /// empty one: no reconciler can use it, but the rest of the record is still valid.
     fn with_memo(&self, record: Arc<Record>) -> Arc<Record> {
         if record.origin.memo.is_empty() {
             return record;
@@ -79,7 +84,7 @@ impl SealedStore {
         Arc::new(Record { origin, ..Arc::unwrap_or_clone(record) })
     }
 
-    /// Its recording, as it was said.
+    /// Returns the record with its recording opened.
     fn open(&self, record: Arc<Record>) -> Result<Arc<Record>, NotOpened> {
         let State::Completed { at, recording } = &record.state else {
             return Ok(record);
@@ -97,7 +102,8 @@ impl SealedStore {
         })
     }
 
-    /// The answer to a settlement that said `ours`, if it completed something.
+    /// Converts the answer to a settlement. `ours` is the recording that the settlement completed
+    /// with, if any.
     fn settled(&self, answer: Settled, ours: Option<Recording>) -> Settled {
         match answer {
             Settled::Done { record, now } => {
@@ -105,7 +111,8 @@ impl SealedStore {
                 let opened = self.open(Arc::clone(&record));
                 let record = match (opened, ours, &record.state) {
                     (Ok(record), _, _) => record,
-                    // It is durable, though this node cannot read it back: what it said is known here.
+                    // The recording is durable but cannot be opened on this node. Its content is
+                    // known here.
                     (Err(_), Some(recording), State::Completed { at, .. }) => {
                         Arc::new(record.with_state(State::Completed { at: *at, recording }))
                     }
@@ -113,7 +120,8 @@ impl SealedStore {
                 };
                 Settled::Done { record, now }
             }
-            // What stands cannot be told, but that it stands must be.
+            // The current record cannot be returned, but the caller must learn that the attempt is
+            // stale.
             Settled::Stale { current } => {
                 Settled::Stale { current: current.and_then(|record| self.opened(record).ok()) }
             }
@@ -121,7 +129,7 @@ impl SealedStore {
     }
 }
 
-/// The error for a store that does not answer one by one.
+/// The error for a store that returns fewer answers than items.
 fn no_answer() -> StoreError {
     let what = "the store answered fewer items than it was sent";
     StoreError::new(StoreErrorKind::Indeterminate, what)

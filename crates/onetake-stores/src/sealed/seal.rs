@@ -1,16 +1,16 @@
-//! The bytes of a sealed recording.
+//! The format of a sealed recording.
 //!
-//! | part | holds |
+//! | part | content |
 //! | --- | --- |
-//! | head | `OTS1`, flags, the name of the key, how long the body was, and the head itself |
+//! | head | `OTS1`, flags, the name of the key, the original length of the body, and the head itself |
 //! | body | the body, compressed if that pays |
 //!
-//! Where there is a key, head and body are encrypted each by itself with AES-256-GCM. The cipher's own key is
-//! made from the configured one, the record's id and the attempt's: a recording that is copied under another
-//! id, and so to another tenant, cannot be opened. The nonce, which stands in front, is a MAC of what is
-//! encrypted: the same recording of the same attempt is sealed to the same bytes, as a store must see that a
-//! settlement which is sent twice is one, and no nonce is used for two texts. What stands in front of the head is
-//! authenticated with both.
+//! With a key, head and body are encrypted separately with AES-256-GCM. The cipher's key is derived
+//! from the configured key, the record's id and the attempt: a recording that is copied under
+//! another id, and so to another tenant, cannot be opened. The nonce precedes the text and is a MAC
+//! of it. So the same recording of the same attempt is sealed to the same bytes, by which a store
+//! recognises a settlement that is sent twice, and no nonce is used for two texts. The fields
+//! before the head are authenticated with both parts.
 
 use std::fmt;
 
@@ -25,16 +25,16 @@ const MAGIC: &[u8; 4] = b"OTS1";
 const ENCRYPTED: u8 = 1;
 const COMPRESSED: u8 = 2;
 
-/// Bodies that are shorter are not worth a try.
+/// Shorter bodies are not compressed.
 const COMPRESS_FROM_BYTES: usize = 256;
-/// The fastest level: the recording is on the way of a request.
+/// The fastest level, because a request waits for it.
 const COMPRESSION_LEVEL: i32 = 1;
-/// No body becomes larger than this when it is unpacked, whatever it says of itself.
+/// The largest size of a decompressed body, whatever length its head claims.
 pub const BODY_BYTES_MAX: usize = 1 << 30;
 /// The longest name of a key.
 pub const KEY_ID_BYTES_MAX: usize = 255;
 
-/// A key that recordings are encrypted with, and its name, which is kept beside them.
+/// A key that encrypts recordings, and its name, which is kept beside them.
 #[derive(Clone)]
 pub struct EncryptionKey {
     id: String,
@@ -42,7 +42,7 @@ pub struct EncryptionKey {
 }
 
 impl EncryptionKey {
-    /// From its bytes. A name is cut to 255 bytes.
+    /// Creates a key from its bytes. A name is cut to 255 bytes.
     #[must_use]
     pub fn new(id: &str, key: &[u8; 32]) -> Self {
         let mut end = id.len().min(KEY_ID_BYTES_MAX);
@@ -64,7 +64,7 @@ impl EncryptionKey {
         cipher(self.mac(b"onetake recording v1", of))
     }
 
-    /// A number that is used for this text of this attempt alone.
+    /// A nonce that is used for this text of this attempt alone.
     fn nonce(&self, of: Of, aad: &[u8], plain: &[u8]) -> [u8; NONCE_LEN] {
         nonce(self.mac(b"onetake nonce v1", of), aad, plain)
     }
@@ -89,14 +89,14 @@ impl fmt::Debug for EncryptionKey {
     }
 }
 
-/// Whose recording it is.
+/// The record and attempt that a recording belongs to.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Of {
     pub(super) id: RecordId,
     pub(super) attempt: AttemptId,
 }
 
-/// Why a recording or a memo could not be opened.
+/// The reason why a recording or a memo could not be opened.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum NotOpened {
     #[error(
@@ -111,10 +111,10 @@ pub(super) enum NotOpened {
     Format,
 }
 
-/// What stands in front of a sealed head.
+/// The fields before a sealed head.
 struct Front {
     is_compressed: bool,
-    /// The name of the key, if it is encrypted.
+    /// The name of the key, if the recording is encrypted.
     key: Option<String>,
     body_bytes: u32,
 }
@@ -132,7 +132,7 @@ impl Front {
         out
     }
 
-    /// Reads what stands in front, and leaves the rest. `None`: it was never sealed.
+    /// Reads these fields, and leaves the rest. Returns `None` if the recording was never sealed.
     fn take(from: &mut Bytes) -> Option<Result<(Self, Bytes), NotOpened>> {
         if !from.starts_with(MAGIC) {
             return None;
@@ -160,13 +160,14 @@ impl Front {
     }
 }
 
-/// The name of the key that a recording's head says it was encrypted with.
+/// Returns the name of the key in a recording's head.
 pub(super) fn key_of(head: &Bytes) -> Option<String> {
     let (front, _) = Front::take(&mut head.clone())?.ok()?;
     front.key
 }
 
-/// Seals a recording. `None`: the cipher refused, which it never does for what fits into memory.
+/// Seals a recording. Returns `None` if the cipher refuses, which does not happen for data that
+/// fits into memory.
 pub(super) fn seal(
     recording: &Recording,
     of: Of,
@@ -198,7 +199,7 @@ pub(super) fn seal(
     Some(Recording { head: [&front[..], &head].concat().into(), body: body.map(Bytes::from) })
 }
 
-/// Opens a recording; one that was never sealed is as it is.
+/// Opens a recording. A recording that was never sealed is returned unchanged.
 pub(super) fn open(
     sealed: &Recording,
     of: Of,
@@ -240,12 +241,12 @@ enum Part {
     Body = 1,
 }
 
-/// What is authenticated beside a part. The id and the attempt are in the cipher's key.
+/// The additional authenticated data of a part. The id and the attempt are in the cipher's key.
 fn aad(which: Part, front: &[u8]) -> Vec<u8> {
     [&[which as u8], front].concat()
 }
 
-/// The cipher whose key is what this MAC comes to.
+/// Returns the cipher whose key is the result of this MAC.
 pub(super) fn cipher(mac: hmac::Context) -> Option<LessSafeKey> {
     UnboundKey::new(&AES_256_GCM, mac.sign().as_ref()).ok().map(LessSafeKey::new)
 }
@@ -280,7 +281,7 @@ pub(super) fn decrypt(cipher: &LessSafeKey, aad: &[u8], sealed: &Bytes) -> Optio
     Some(data.into())
 }
 
-/// The body in fewer bytes, if that saves an eighth of them.
+/// Returns the compressed body, if that saves at least an eighth.
 fn compress(body: &Bytes) -> Option<Bytes> {
     if body.len() < COMPRESS_FROM_BYTES {
         return None;
@@ -383,7 +384,7 @@ mod tests {
         };
         for at in 0..sealed.head.len() {
             let changed = Recording { head: flip(&sealed.head, at), body: sealed.body.clone() };
-            // Without its mark it is not a sealed one at all, and nobody can make one of it.
+            // Without the magic bytes it counts as never sealed.
             assert!(at < MAGIC.len() || open(&changed, of(1, 1), &keys).is_err(), "head {at}");
         }
         let body = sealed.body.clone().unwrap();
@@ -412,7 +413,7 @@ mod tests {
         assert!(sealed.bytes() < recording().bytes() / 2);
         assert_eq!(key_of(&sealed.head), None);
         assert_eq!(open(&sealed, of(9, 9), &[key("k1", 1)]).unwrap(), recording());
-        // One that says that it is longer than anything is not believed.
+        // A claimed length above the maximum is rejected.
         let mut head = sealed.head.to_vec();
         head[6..10].copy_from_slice(&u32::MAX.to_be_bytes());
         let huge = Recording { head: head.into(), body: sealed.body };

@@ -1,4 +1,4 @@
-//! Sealing without a store around.
+//! Sealing of recordings without a store.
 
 use std::sync::Arc;
 
@@ -6,27 +6,30 @@ use onetake_core::{AttemptId, RecordId, Recording, Settlement, StoreError, Store
 
 use super::seal::{self, EncryptionKey, NotOpened, Of};
 
-/// Seals recordings as a [`SealedStore`](super::SealedStore) with the same keys does, for whoever writes one past
-/// it: into a table by a transaction of one's own, or into a journal.
+/// Seals recordings as a [`SealedStore`](super::SealedStore) with the same keys does. It is for
+/// code that writes recordings without that store: into a table by its own transaction, or into a
+/// journal.
 ///
-/// What it made belongs where the inner store would have put it: given to a `SealedStore` it would be sealed twice.
-/// The same recording of the same attempt is sealed to the same bytes, as long as the first key is the same.
+/// A sealed recording belongs in the inner store. A `SealedStore` would seal it a second time. The
+/// same recording of the same attempt is sealed to the same bytes, as long as the first key is the
+/// same.
 #[derive(Clone, Debug)]
 pub struct Sealer {
     keys: Arc<[EncryptionKey]>,
 }
 
 impl Sealer {
-    /// Encrypts with the first of `keys`, opens with all of them, and only compresses if there is none.
+    /// Creates a sealer that encrypts with the first of `keys` and opens with all of them. Without
+    /// keys it only compresses.
     #[must_use]
     pub fn new(keys: Vec<EncryptionKey>) -> Self {
         Self { keys: keys.into() }
     }
 
-    /// Seals what this attempt recorded for this record.
+    /// Seals the recording of this attempt of this record.
     ///
     /// # Errors
-    /// `Invalid` if it is too large: four gigabytes.
+    /// `Invalid` if the recording is too large: four gigabytes.
     pub fn seal(
         &self,
         id: RecordId,
@@ -39,7 +42,8 @@ impl Sealer {
         })
     }
 
-    /// Opens what was sealed for this attempt of this record; what was never sealed is as it is.
+    /// Opens a recording of this attempt of this record. A recording that was never sealed is
+    /// returned unchanged.
     ///
     /// # Errors
     /// `Invalid` if its key is not among these, or if it was changed.
@@ -53,7 +57,7 @@ impl Sealer {
         opened.map_err(|error| StoreError::new(StoreErrorKind::Invalid, error.to_string()))
     }
 
-    /// Seals what a settlement recorded.
+    /// Seals the recording of a settlement.
     pub(super) fn seal_settlement(&self, settlement: Settlement) -> Result<Settlement, StoreError> {
         let Settlement { id, attempt, verb } = settlement;
         let verb = match verb {

@@ -16,12 +16,12 @@ use super::ledger::{self, Write};
 use super::schema::{self, Owner};
 use super::{notes, table};
 
-/// Jobs that are written as one group at most.
+/// The largest number of jobs in one group.
 const GROUP_JOBS_MAX: usize = 64;
-/// Records, and entries of the audit, that a sweep deletes between two groups of traffic.
+/// The number of records, and of audit entries, that a sweep deletes between two groups of traffic.
 const SWEEP_STEP: usize = 250;
 
-/// What the thread is asked for.
+/// A job for the thread.
 pub(super) enum Job {
     Write(Box<dyn Write>),
     Load(Vec<RecordId>, oneshot::Sender<Answers<Option<Arc<Record>>>>),
@@ -33,10 +33,10 @@ pub(super) enum Job {
     Close(oneshot::Sender<Result<(), StoreError>>),
 }
 
-/// Reads, at a moment, and answers by itself.
+/// A read that sends its own answer.
 pub(super) type Read = Box<dyn FnOnce(Result<&Connection, StoreError>, Timestamp) + Send>;
 
-/// What durability rests on, as the connection says.
+/// The connection's settings that durability depends on.
 #[derive(Debug)]
 pub(super) struct Settings {
     pub(super) journal_mode: String,
@@ -53,16 +53,17 @@ pub(super) struct Committer {
     contact: Contact,
 }
 
-/// A sweep that goes on in steps, so that traffic never waits for all of it.
+/// A sweep that runs in steps, so that traffic never waits for all of it.
 struct Sweeping {
     left: usize,
     swept: Swept,
     to: oneshot::Sender<Result<Swept, StoreError>>,
 }
 
-/// The time since which writes succeed. During a failure no owner can renew its lease, so every owner
-/// gets its whole grace anew afterwards. A process that just opened the file cannot know how long the
-/// file was unusable before (a full disk, a machine that was down), so it counts from its start.
+/// The time since which writes succeed. During a failure no owner can renew its lease, so every
+/// owner gets its whole grace again afterwards. A process that just opened the file cannot know how
+/// long the file was unusable before (a full disk, a machine that was down), so it counts from its
+/// start.
 #[derive(Debug)]
 struct Contact {
     failing: bool,
@@ -89,7 +90,7 @@ impl Contact {
         monotonic.saturating_sub(self.back_since)
     }
 
-    /// The moment of a decision that is made now.
+    /// Returns the moment of a decision that is made now.
     fn moment(&self, clock: &dyn Clock) -> Moment {
         let contact = decide::Contact::For(self.back_for(clock.monotonic()));
         Moment { now: clock.now(), contact }
@@ -102,11 +103,11 @@ impl Committer {
         Self { connection, owner, clock, writes: Vec::new(), sweeps: VecDeque::new(), contact }
     }
 
-    /// Works until it is closed, or until everybody who could ask is gone.
+    /// Works until the store is closed, or until all senders of jobs are gone.
     pub(super) fn run(mut self, queue: &mpsc::Receiver<Job>) {
         let mut poison: Option<StoreError> = None;
         let closing = loop {
-            // A sweep under way does not wait for somebody to come.
+            // A sweep in progress does not wait for a new job.
             let first = match queue.try_recv() {
                 Err(mpsc::TryRecvError::Empty) if self.sweeps.is_empty() => queue.recv().ok(),
                 first => first.ok(),
@@ -136,8 +137,8 @@ impl Committer {
         }
     }
 
-    /// Queues what writes, and answers what only reads: outside of any transaction, so that it
-    /// works while the disk is full, and sees nothing that is not durable.
+    /// Queues writes, and answers reads at once. Reads are outside of any transaction, so that they
+    /// work while the disk is full and see only durable data.
     fn take(&mut self, job: Job, poison: Option<&StoreError>) {
         let poisoned = poison.cloned().map_or(Ok(()), Err);
         match job {
@@ -176,7 +177,7 @@ impl Committer {
         let moment = self.contact.moment(&*self.clock);
         let found = table::abandoned(&self.connection, moment.now, limit);
         let found = found.map_err(|error| refused(error, During::Work))?;
-        // A row that cannot be read must not keep the others from being found.
+        // An unreadable row must not hide the others.
         let found = found.iter().flatten().filter(|record| decide::is_abandoned(record, moment));
         Ok(found.map(|record| DueAttempt { id: record.id, attempt: record.attempt }).collect())
     }
@@ -198,8 +199,7 @@ impl Committer {
         })
     }
 
-    /// Writes what has gathered, and answers. An error is one after which the store must not be
-    /// used any more.
+    /// Writes the queued jobs and answers them. After an error the store must not be used any more.
     fn group(&mut self) -> Result<(), StoreError> {
         if self.writes.is_empty() && self.sweeps.is_empty() {
             return Ok(());
@@ -213,13 +213,14 @@ impl Committer {
         })
     }
 
-    /// Decides what has gathered one after the other, in one transaction, and commits it.
+    /// Decides the queued jobs one after the other, in one transaction, and commits it.
     fn commit(&mut self) -> Result<(), StoreError> {
         let Self { connection, clock, writes, sweeps, contact, .. } = self;
         let work = || {
             let transaction =
                 connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
-            // Once the lock is held, so that time does not run backwards between two processes.
+            // The time is read while the lock is held, so that it does not run backwards between
+            // two processes.
             let moment = contact.moment(&**clock);
             for write in writes {
                 write.decide(&transaction, moment)?;
@@ -238,7 +239,7 @@ impl Committer {
         transaction.commit().map_err(|error| refused(error, During::Commit))
     }
 
-    /// Answers what has gathered, but for a sweep that has more to do.
+    /// Answers the queued jobs, except a sweep that has more to do.
     fn answer(&mut self, result: Result<(), &StoreError>) {
         self.writes.drain(..).for_each(|write| write.answer(result));
         match result {

@@ -1,4 +1,4 @@
-//! What the promise rests on here: the settings of the connection, and what the file lies on.
+//! Diagnosis: the settings of the connection, and the filesystem of the file.
 
 use std::path::Path;
 use std::time::Duration;
@@ -9,7 +9,7 @@ use super::committer::{Job, Settings};
 use super::{SqliteStore, schema};
 use crate::{Diagnosis, Finding};
 
-/// Round trips that are measured.
+/// The number of round trips that are measured.
 const ROUND_TRIPS: usize = 5;
 
 /// Filesystems on which SQLite's locks and shared memory do not work.
@@ -28,7 +28,7 @@ const NETWORK: &[&str] = &[
     "fuse.glusterfs",
     "fuse.s3fs",
 ];
-/// Filesystems that are gone with the machine's power.
+/// Filesystems whose content is lost with the machine's power.
 const VOLATILE: &[&str] = &["tmpfs", "ramfs"];
 
 pub(super) async fn diagnose(store: &SqliteStore) -> Result<Diagnosis, StoreError> {
@@ -84,7 +84,7 @@ fn judge_filesystem(kind: &str) -> Finding {
     }
 }
 
-/// The kind of filesystem that a file is on, by the kernel's table of mounts.
+/// Returns the type of the filesystem that a file is on, by the kernel's table of mounts.
 fn filesystem<'a>(mounts: &'a str, file: &Path) -> Option<&'a str> {
     let file = file.canonicalize().unwrap_or_else(|_| file.to_owned());
     mounts
@@ -96,7 +96,7 @@ fn filesystem<'a>(mounts: &'a str, file: &Path) -> Option<&'a str> {
             let at = at.replace("\\040", " ");
             file.starts_with(&at).then_some((at.len(), kind))
         })
-        // Of two mounts at one place the later one counts.
+        // If two mounts have the same path, the later one counts.
         .max_by_key(|(length, _)| *length)
         .map(|(_, kind)| kind)
 }

@@ -1,4 +1,4 @@
-//! What SQLite's errors mean to a caller.
+//! Conversion of SQLite's errors to store errors.
 
 use std::path::Path;
 
@@ -6,16 +6,16 @@ use rusqlite::ffi;
 
 use onetake_core::{StoreError, StoreErrorKind};
 
-/// When an error came.
+/// The phase in which an error occurred.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum During {
-    /// Before the commit: whatever was written is rolled back.
+    /// Before the commit: all writes are rolled back.
     Work,
-    /// In the commit itself.
+    /// During the commit.
     Commit,
 }
 
-/// The error that a caller gets.
+/// Returns the error for the caller.
 pub(super) fn refused(error: rusqlite::Error, during: During) -> StoreError {
     let code = code(&error);
     let (kind, what) = match code & 0xff {
@@ -25,12 +25,13 @@ pub(super) fn refused(error: rusqlite::Error, during: During) -> StoreError {
             (StoreErrorKind::Unavailable, what)
         }
         ffi::SQLITE_BUSY | ffi::SQLITE_LOCKED => {
-            // It is there, and remembers: nobody may run anything past it.
+            // The store is available and has the records, so a fail-open route must not run without
+            // it.
             let what = "another process holds the database's write lock for too long";
             (StoreErrorKind::Busy, what)
         }
-        // After a failed fsync nobody knows what is on disk, and asking again would lie: the
-        // operating system forgets what it could not write.
+        // After a failed fsync the state on disk is unknown. A second fsync would succeed without
+        // writing, because the operating system forgets the data that it could not write.
         ffi::SQLITE_IOERR if is_fsync(code) => {
             (StoreErrorKind::Corrupt, "what was written could not be made durable")
         }
@@ -48,7 +49,7 @@ pub(super) fn refused(error: rusqlite::Error, during: During) -> StoreError {
     StoreError::new(kind, format!("{what} ({error})")).with_source(error)
 }
 
-/// An error about a file that is being opened.
+/// The error for a file that could not be opened.
 pub(super) fn unopened(file: &Path, error: rusqlite::Error) -> StoreError {
     let below = refused(error, During::Work);
     let hint = match below.kind() {
@@ -59,12 +60,12 @@ pub(super) fn unopened(file: &Path, error: rusqlite::Error) -> StoreError {
     StoreError::new(below.kind(), what).with_source(below)
 }
 
-/// The item was larger than SQLite keeps: its own fault, and nobody else's (S21).
+/// Returns true if the item is larger than SQLite can store. Only this item fails (S21).
 pub(super) fn is_too_big(error: &rusqlite::Error) -> bool {
     code(error) == ffi::SQLITE_TOOBIG
 }
 
-/// Another connection holds the lock.
+/// Returns true if another connection holds the lock.
 pub(super) fn is_busy(error: &rusqlite::Error) -> bool {
     code(error) & 0xff == ffi::SQLITE_BUSY
 }

@@ -13,15 +13,15 @@ const SAY: &str = "
     INSERT INTO onetake_outbox (message, lane, ordering, topic, headers, payload, created_at, state_at)
     VALUES (:message, :lane, :ordering, :topic, :headers, :payload, :now, :now)";
 
-/// Writes the messages and the outcome of an attempt, as the last statement of the transaction that holds its
-/// effects. Commit it afterwards, at once.
+/// Writes the messages and the outcome of an attempt, as the last statement of the transaction that
+/// contains its effects. Commit the transaction immediately afterwards.
 ///
-/// It is a transaction in the file that [`SqliteStore::open_in`](super::SqliteStore::open_in) opened, on a
-/// connection with `PRAGMA synchronous = FULL`, best begun as `IMMEDIATE`. Whatever error it comes to, the
-/// transaction is rolled back already: nothing more may be done in it.
+/// The transaction must be in the file that [`SqliteStore::open_in`](super::SqliteStore::open_in)
+/// opened, on a connection with `PRAGMA synchronous = FULL`, preferably begun as `IMMEDIATE`. If
+/// this returns an error, the transaction is already rolled back and must not be used any more.
 ///
 /// # Errors
-/// If the attempt is stale, a message is too large, or the database refuses.
+/// If the attempt is stale, a message is too large, or the database returns an error.
 pub fn finish(
     transaction: &Transaction<'_>,
     attempt: &Attempt,
@@ -29,7 +29,8 @@ pub fn finish(
 ) -> Result<(), FinishError<rusqlite::Error>> {
     let finished = write(transaction, attempt, completion, SystemClock.now());
     if finished.is_err() && !transaction.is_autocommit() {
-        // So that nobody who overlooks it can commit. If that fails too, SQLite has rolled back by itself.
+        // A caller that ignores the error cannot commit now. If the rollback fails, SQLite has
+        // rolled back itself.
         let _rolled_back = transaction.execute_batch("ROLLBACK");
     }
     finished
@@ -64,7 +65,8 @@ fn write(
         .map_err(FinishError::Database)
 }
 
-/// There is one writer at a time, so places are in the order of commits.
+/// Writes messages to the outbox. There is one writer at a time, so places are in the order of
+/// commits.
 fn say(
     connection: &Connection,
     attempt: &Attempt,

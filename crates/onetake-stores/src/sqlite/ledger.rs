@@ -1,4 +1,4 @@
-//! Decides claims, settlements, secrets and notes against the rows, inside a transaction.
+//! Decisions on claims, settlements, secrets and notes against the rows, inside a transaction.
 
 use std::sync::Arc;
 
@@ -16,16 +16,16 @@ use onetake_core::{
 use super::error::is_too_big;
 use super::{notes, table};
 
-/// A batch that writes: it is decided with others, and answered once they are durable.
+/// A batch of writes. It is decided with others, and answered once they are durable.
 pub(super) trait Write: Send {
-    /// Decides each item; the answers are kept.
+    /// Decides each item and keeps the answers.
     fn decide(&mut self, connection: &Connection, moment: Moment) -> rusqlite::Result<()>;
 
-    /// Gives the answers, or the one reason why there are none.
+    /// Sends the answers, or the error of the whole group.
     fn answer(self: Box<Self>, result: Result<(), &StoreError>);
 }
 
-/// The outer error fails the group, the inner one the item alone.
+/// The result of a decision. The outer error fails the group, the inner one the item alone.
 pub(super) type Decided<R> = rusqlite::Result<Result<R, StoreError>>;
 
 struct Batch<T, R> {
@@ -57,7 +57,7 @@ pub(super) fn secret(
     Box::new(Batch { items: vec![(name, fresh)], decide: keep_secret, answers: Vec::new(), to })
 }
 
-/// One thing that is decided by `decide`.
+/// One item that is decided by `decide`.
 pub(super) fn one<T: Send + 'static, R: Send + 'static>(
     item: T,
     decide: fn(&Connection, &T, Moment) -> Decided<R>,
@@ -66,7 +66,7 @@ pub(super) fn one<T: Send + 'static, R: Send + 'static>(
     Box::new(Batch { items: vec![item], decide, answers: Vec::new(), to })
 }
 
-/// One entry of the audit.
+/// One audit entry.
 pub(super) fn note(note: Note, to: oneshot::Sender<Answers<()>>) -> Box<dyn Write> {
     let decide = |connection: &_, note: &_, _| notes::write(connection, note).map(Ok);
     Box::new(Batch { items: vec![note], decide, answers: Vec::new(), to })
@@ -76,7 +76,7 @@ impl<T: Send, R: Send> Write for Batch<T, R> {
     fn decide(&mut self, connection: &Connection, moment: Moment) -> rusqlite::Result<()> {
         for item in &self.items {
             let answer = match (self.decide)(connection, item, moment) {
-                // Its own fault, and nobody else's (S21): the statement alone was undone.
+                // Only this item fails (S21). SQLite undid this statement alone.
                 Err(error) if is_too_big(&error) => Err(too_big(error)),
                 decided => decided?,
             };
@@ -100,7 +100,7 @@ fn claim(connection: &Connection, claim: &Claim, moment: Moment) -> Decided<Clai
         Ok(found) => found,
         Err(error) => return Ok(Err(unreadable(claim.id, error))),
     };
-    // Only what is not there needs to know of fences that were swept.
+    // The fences of swept records matter only for a key that has no record.
     let floor = match found {
         Some(_) => Ok(Fence::default()),
         None => table::swept_fence(connection)?,
@@ -142,7 +142,7 @@ fn settle(connection: &Connection, item: &Settlement, moment: Moment) -> Decided
     }))
 }
 
-/// The secret as it stands; made now, if there is none.
+/// Returns the existing secret, and creates it if there is none.
 fn keep_secret(
     connection: &Connection,
     (name, fresh): &(&'static str, [u8; 32]),
@@ -159,13 +159,13 @@ fn keep_secret(
     }
 }
 
-/// The record of a row, or why it cannot be read.
+/// Returns the record of a row, or an error if it is unreadable.
 pub(super) fn load(connection: &Connection, id: RecordId) -> Decided<Option<Record>> {
     Ok(table::find(connection, id)?.transpose().map_err(|error| unreadable(id, error)))
 }
 
-/// Somebody else's hands were in the file, or it is from the future: that is this key's trouble
-/// alone.
+/// The error for one unreadable record: another program changed the row, or a newer version wrote
+/// it. It affects this key alone.
 fn unreadable(id: RecordId, error: DecodeError) -> StoreError {
     let what = format!("the record {} cannot be read: {error}", id.reference());
     StoreError::new(StoreErrorKind::Invalid, what).with_source(error)

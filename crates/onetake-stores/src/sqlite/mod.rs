@@ -1,47 +1,49 @@
-//! One node, one file that any SQLite tool can read.
+//! The SQLite store: one node, one file that any SQLite tool can read.
 //!
-//! One thread owns the connection. It takes whatever claims, settlements and sweeps have gathered
-//! while it committed the last group, decides them one after the other inside one `BEGIN IMMEDIATE`
+//! One thread owns the connection. It takes all claims, settlements and sweeps that arrived while
+//! it committed the last group. It decides them one after the other inside one `BEGIN IMMEDIATE`
 //! transaction, commits, and only then answers (S5, S6). The file is in WAL mode with
 //! `synchronous=FULL`: a commit is on disk when it returns.
 //!
-//! Several processes of one machine may open the same file: the transaction holds SQLite's write
-//! lock from its first read on, so nothing gets between a look and its deed. They share the machine's
-//! clock. Because others may be alive, nothing is unknown just because a process opens the file:
-//! leases simply end. Network filesystems are out: SQLite's locks and its shared memory do not work
-//! there.
+//! Several processes of one machine may open the same file. The transaction holds SQLite's write
+//! lock from its first read, so no other process writes between a decision and its write. The
+//! processes share the machine's clock. Opening the file makes nothing unknown, because other
+//! processes may still run attempts; leases simply end. Network filesystems are not supported:
+//! SQLite's locks and its shared memory do not work there.
 //!
 //! # Damage
 //!
-//! SQLite has no checksums of its pages. Each record, secret and entry of the audit has one of its own, which is checked when
-//! the row is read; a row that fails is refused. When the file is opened, the write-ahead log is checked, and so is every
-//! page of a file of up to 64 MiB (`PRAGMA integrity_check`). In a larger file, damage of an index is not noticed by
-//! opening it: run the pragma before you trust a file that was damaged.
+//! SQLite has no checksums of its pages. Each record, secret and audit entry has its own checksum,
+//! which is verified when the row is read; a row that fails is refused. When the file is opened,
+//! the write-ahead log is checked, and so is every page of a file of up to 64 MiB
+//! (`PRAGMA integrity_check`). In a larger file, opening does not detect a damaged index: run the
+//! pragma before you trust a file that was damaged.
 //!
-//! # The table, for people who query it
+//! # The table, for SQL queries
 //!
 //! `onetake_records`, one row for each key. Times are microseconds since the Unix epoch.
 //!
-//! | column | what it holds |
+//! | column | content |
 //! | --- | --- |
 //! | `id` | the record's id, 16 bytes |
 //! | `state` | `running`, `completed`, `failed`, `released` or `unknown` |
 //! | `attempt` | the latest attempt, 16 bytes |
 //! | `fence` | the latest attempt's fence |
-//! | `fingerprint` | the digest of what was asked, 32 bytes |
-//! | `created_at` | when the key was first claimed in this life of it |
-//! | `settled_at` | since when it is in its state; null while it runs |
-//! | `expires_at` | when it may be forgotten; null while it runs |
+//! | `fingerprint` | the digest of the request, 32 bytes |
+//! | `created_at` | the first claim of the key since it last expired |
+//! | `settled_at` | the time of the change to the current state; null while it runs |
+//! | `expires_at` | the time from which it may be deleted; null while it runs |
 //! | `lease_until` | the end of the lease, before grace; null unless it runs |
 //! | `abandoned_at` | the end of lease and grace; null unless it runs |
-//! | `ask_at` | when to ask what became of it; null unless it is unknown and to be reconciled |
+//! | `ask_at` | the time of the next reconciliation; null unless it is unknown and to be reconciled |
 //! | `record` | the whole record as onetake reads it; the other columns are written from it |
 //! | `checksum` | XXH3 of `id` and `record`; null if an earlier version wrote the row |
 //!
-//! `onetake_meta` holds `swept_fence`: the highest fence of any record that was swept, so that fences rise
-//! across that too (S2). `onetake_secrets` holds those that were made at first use, and `onetake_notes` the audit: `place`
-//! (8 bytes: when it was done; then 16 by chance), `id` (the record's), and `said` as onetake reads it.
-//! `onetake_outbox` and `onetake_lanes` are as in PostgreSQL.
+//! `onetake_meta` holds `swept_fence`: the highest fence of any swept record, so that fences rise
+//! across a sweep too (S2). `onetake_secrets` holds secrets that were created at first use.
+//! `onetake_notes` is the audit: `place` (8 bytes of time, then 16 random bytes), `id` (the
+//! record's), and `said` (the entry, encoded). `onetake_outbox` and `onetake_lanes` are as in
+//! PostgreSQL.
 
 mod committer;
 mod doctor;
@@ -94,37 +96,41 @@ pub struct SqliteStore {
 }
 
 impl SqliteStore {
-    /// Opens the file, or makes a new one; an older schema is migrated.
+    /// Opens the file, or creates a new one. An older schema is migrated.
     ///
-    /// Reads the disk: call it where blocking is fine.
+    /// It reads the disk. Call it where blocking is allowed.
     ///
     /// # Errors
-    /// If the file is not a database, or another program's, or of a newer schema, or cannot be read
-    /// and written. Nothing in it is changed then.
+    /// If the file is not a database, belongs to another program, has a newer schema, or cannot be
+    /// read and written. Nothing in it is changed then.
     pub fn open(file: &Path) -> Result<Self, StoreError> {
         Self::open_with(file, Arc::new(SystemClock))
     }
 
-    /// Keeps its tables, which are all called `onetake_…`, in the file of another program, beside those of that
-    /// program: for operations whose effects commit with their outcome ([`Transactional`]). They must be in one
-    /// file, because a transaction over two is not atomic across a crash. The file is brought into WAL mode.
+    /// Opens a store in the file of another program, beside that program's tables. All tables of
+    /// the store are called `onetake_…`.
+    ///
+    /// This is for operations whose effects commit with their outcome ([`Transactional`]). Effects
+    /// and records must be in one file, because a transaction over two files is not atomic across a
+    /// crash. The file is switched to WAL mode.
     ///
     /// # Errors
-    /// As [`open`](Self::open), and if it is a file of onetake's own.
+    /// As [`open`](Self::open), and if the file belongs to onetake alone.
     pub fn open_in(file: &Path) -> Result<Self, StoreError> {
         Self::open_as(file, Owner::Another, Arc::new(SystemClock))
     }
 
-    /// Opens a file that has an outbox, whosever it is, and makes none: for relays.
+    /// Opens a file that has an outbox, for a relay. The file may belong to onetake or to another
+    /// program. Nothing is created.
     ///
     /// # Errors
-    /// As [`open`](Self::open), and if there is no such file, or no outbox in it.
+    /// As [`open`](Self::open), and if the file or the outbox in it does not exist.
     pub fn open_outbox(file: &Path) -> Result<Self, StoreError> {
         let owner = schema::owner_of_outbox(file)?;
         Self::open_as(file, owner, Arc::new(SystemClock))
     }
 
-    /// Opens the file on a clock of your choice.
+    /// Opens the file with the given clock.
     ///
     /// # Errors
     /// As [`open`](Self::open).
@@ -143,20 +149,20 @@ impl SqliteStore {
         Ok(Self { file, clock, thread })
     }
 
-    /// Looks at what the promise rests on.
+    /// Checks for settings by which operations could be lost or repeated.
     ///
     /// # Errors
-    /// If the file cannot be asked.
+    /// If the file cannot be read.
     pub async fn diagnose(&self) -> Result<Diagnosis, StoreError> {
         doctor::diagnose(self).await
     }
 
-    /// Hands a job to the thread that owns the connection.
+    /// Sends a job to the thread that owns the connection.
     async fn ask<T>(&self, job: impl FnOnce(oneshot::Sender<T>) -> Job) -> Result<T, StoreError> {
         self.thread.ask(job).await
     }
 
-    /// Has the thread read something.
+    /// Runs a read on the thread.
     async fn read<R: Send + 'static>(
         &self,
         read: impl FnOnce(&Connection, Timestamp) -> rusqlite::Result<R> + Send + 'static,
@@ -172,7 +178,7 @@ impl SqliteStore {
         .await?
     }
 
-    /// The answer to a batch of one.
+    /// Returns the answer to a batch of one.
     fn only<T>(&self, answers: Answers<T>) -> Result<T, StoreError> {
         answers.into_iter().next().unwrap_or_else(|| Err(self.thread.gone()))
     }

@@ -1,4 +1,4 @@
-//! The audit: the rows of `onetake_notes`.
+//! The audit log: the rows of `onetake_notes`.
 
 use bytes::Bytes;
 use rusqlite::{Connection, Row, named_params};
@@ -24,7 +24,7 @@ pub(super) const SWEEP: &str = "
     DELETE FROM onetake_notes WHERE place IN (
         SELECT place FROM onetake_notes WHERE place < :kept_since ORDER BY place LIMIT :limit)";
 
-/// Writes an entry, over one of the same place.
+/// Writes an entry. It replaces an entry with the same place.
 pub(super) fn write(connection: &Connection, note: &Note) -> rusqlite::Result<()> {
     let mut statement = connection.prepare_cached(WRITE)?;
     let said = note.encode();
@@ -37,14 +37,14 @@ pub(super) fn write(connection: &Connection, note: &Note) -> rusqlite::Result<()
     written.map(drop)
 }
 
-/// Entries in front of a place, the newest first: of one record, or of all.
+/// Reads entries before a place, the newest first: those of one record, or all.
 pub(super) fn read(
     connection: &Connection,
     of: Option<RecordId>,
     from: Option<NotePlace>,
     limit: usize,
 ) -> rusqlite::Result<Notes> {
-    // Longer than any place, and so behind every one of them.
+    // Longer than any place, and so after every place.
     let end = [0xff; NotePlace::BYTES + 1];
     let from: &[u8] = from.as_ref().map_or(&end, |place| place.as_bytes());
     let count = i64::try_from(limit).unwrap_or(i64::MAX);
@@ -69,7 +69,7 @@ pub(super) fn read(
     };
     let found = found?;
     let next = found.last().filter(|_| found.len() >= limit).map(|(place, _)| place.cursor());
-    // One that cannot be read hides no other.
+    // An unreadable entry is skipped, so that it hides no other.
     let readable = |(_, note): (NotePlace, Result<Note, _>)| {
         note.inspect_err(|error| tracing::warn!(%error, "an entry of the audit cannot be read"))
             .ok()
@@ -77,7 +77,7 @@ pub(super) fn read(
     Ok(Notes { notes: found.into_iter().filter_map(readable).collect(), next })
 }
 
-/// Deletes entries that were kept for long enough.
+/// Deletes entries whose retention has ended.
 pub(super) fn sweep(connection: &Connection, now: Timestamp, limit: usize) -> rusqlite::Result<()> {
     let kept_since = Timestamp::from_micros(now.as_micros().saturating_sub(micros(NOTES_KEPT)));
     let kept_since = NotePlace::before(kept_since);

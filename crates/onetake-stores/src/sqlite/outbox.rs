@@ -1,4 +1,4 @@
-//! The outbox, as relays see it: the rows of `onetake_outbox` and `onetake_lanes`.
+//! The outbox as relays use it: the rows of `onetake_outbox` and `onetake_lanes`.
 
 use std::time::Duration;
 
@@ -21,7 +21,7 @@ use super::ledger::{self, Decided};
 use super::parked::{FAILING, PARKED, discard, parked, retry};
 use super::turns::{HELD_MAX, Taken, Wanted, take};
 
-/// The schema. Times are microseconds since the epoch; the columns are those of PostgreSQL.
+/// The schema. Times are microseconds since the epoch. The columns are those of PostgreSQL.
 pub(super) const TABLES: &str = "
     CREATE TABLE onetake_outbox (
         place      INTEGER PRIMARY KEY AUTOINCREMENT,
@@ -53,7 +53,7 @@ pub(super) const TABLES: &str = "
     INSERT INTO onetake_lanes (lane) SELECT lane FROM lanes;
     ";
 
-/// Giving it back ends the turn: what is said twice is heard once.
+/// Giving a lane back ends the turn, so a repeated report has no effect.
 const GIVE_BACK: &str = "
     UPDATE onetake_lanes SET turn = turn + 1, taken_until = 0 WHERE lane = :lane AND turn = :turn";
 
@@ -62,7 +62,7 @@ const SETTLE: &str = "
        SET state = :state, state_at = :at, tries = tries + (:error IS NOT NULL), error = :error
      WHERE place = :place AND lane = :lane AND state IN (0, 3, 4)";
 
-/// The first of those of a message's key that are held back.
+/// The first held-back message that has the same ordering key as a message.
 pub(super) const NEXT: &str = "
     SELECT place, state FROM onetake_outbox INDEXED BY onetake_outbox_held
      WHERE lane = :lane AND state IN (3, 4)
@@ -72,7 +72,8 @@ pub(super) const NEXT: &str = "
 const BRING_FORWARD: &str =
     "UPDATE onetake_outbox SET state = 3, state_at = :now WHERE place = :place";
 
-// What a clock left behind that was far ahead: no time is written that is more than a day off.
+// Corrects times that a clock wrote while it was far ahead. A correct clock writes no time that is
+// more than a day ahead.
 const FREE_AHEAD: &str = "UPDATE onetake_lanes SET taken_until = 0 WHERE taken_until > :ahead";
 const DUE_AHEAD: &str = "
     UPDATE onetake_outbox SET state_at = :now WHERE place IN (
@@ -101,13 +102,13 @@ pub(super) const COUNTS: &str = "
            (SELECT count(*) FROM (
                SELECT 1 FROM onetake_outbox INDEXED BY onetake_outbox_parked WHERE state = 2 LIMIT :most))";
 
-// The states of a row; 0 is fresh, and 4 is behind one that is tried later.
+// The states of a row. 0 is fresh; 4 is behind a message that is tried later.
 const DELIVERED: i64 = 1;
 const PARKED_STATE: i64 = 2;
 const LATER: i64 = 3;
 const BEHIND: i64 = 4;
 
-/// What a relay says.
+/// A relay's report on a turn.
 struct Said {
     lane: u8,
     turn: u64,
@@ -153,7 +154,8 @@ fn settle(connection: &Connection, said: &Said, moment: Moment) -> Decided<bool>
     Ok(Ok(true))
 }
 
-/// Lets who comes behind a message that is settled go on, if there is such a one.
+/// Lets the next message of the same ordering key proceed after a message was settled, if there is
+/// one.
 pub(super) fn bring_forward(
     connection: &Connection,
     lane: u8,
@@ -193,7 +195,7 @@ fn counts(connection: &Connection, now: Timestamp) -> rusqlite::Result<OutboxCou
     )
 }
 
-/// A message, and whether all of it could be read.
+/// Returns a message, and whether all of it was readable.
 pub(super) fn waiting(row: &Row<'_>) -> rusqlite::Result<(Waiting, bool)> {
     let id: Option<[u8; MessageId::BYTES]> = row.get_ref(1)?.as_blob()?.try_into().ok();
     let headers = Bytes::copy_from_slice(row.get_ref(4)?.as_blob()?);
@@ -215,7 +217,7 @@ pub(super) fn waiting(row: &Row<'_>) -> rusqlite::Result<(Waiting, bool)> {
     Ok((waiting, is_readable))
 }
 
-/// A text, and whether it is one: what others wrote need not be UTF-8.
+/// Returns a text, and whether it is valid UTF-8: other programs may have written something else.
 fn text(row: &Row<'_>, at: usize) -> rusqlite::Result<(String, bool)> {
     let bytes = row.get_ref(at)?.as_bytes()?;
     Ok((String::from_utf8_lossy(bytes).into_owned(), std::str::from_utf8(bytes).is_ok()))
@@ -234,7 +236,7 @@ pub(super) fn signed(number: u64) -> i64 {
 }
 
 impl SqliteStore {
-    /// Has the thread do one thing, with whatever else it writes just then.
+    /// Runs one item on the thread, in the same group as other writes.
     fn outbox<T: Send + 'static, R: Send + 'static>(
         &self,
         item: T,

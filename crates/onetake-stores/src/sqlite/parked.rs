@@ -1,4 +1,4 @@
-//! What operators do with messages that could not be delivered.
+//! Operator actions on messages that could not be delivered.
 
 use rusqlite::{Connection, OptionalExtension, named_params};
 
@@ -17,7 +17,7 @@ pub(super) const FAILING: &str = "
       FROM onetake_outbox INDEXED BY onetake_outbox_failing
      WHERE state = 3 AND tries > 0 AND place > :behind ORDER BY place LIMIT :limit";
 
-/// The tries of one that was parked are counted anew.
+/// The tries of a parked message are counted from zero again.
 const RETRY: &str = "
     UPDATE onetake_outbox
        SET state = CASE state WHEN 2 THEN 0 ELSE state END, tries = CASE state WHEN 2 THEN 0 ELSE tries END,
@@ -59,7 +59,7 @@ pub(super) fn discard(connection: &Connection, id: &MessageId, moment: Moment) -
     let found = statement.query_row(found, |row| Ok((row.get::<_, i64>(0)?, row.get::<_, u8>(1)?)));
     let Some((place, lane)) = found.optional()? else { return Ok(Ok(false)) };
     let place = unsigned(place);
-    // Out of the way first: it must not be the one that goes on.
+    // It is parked first, so that it is not itself the next message to proceed.
     let parked = Delivery::Park { error: String::new() };
     let now = signed(moment.now.as_micros());
     write(connection, lane, place, &parked, now)?;

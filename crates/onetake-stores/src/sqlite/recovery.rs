@@ -1,4 +1,5 @@
-//! What an earlier process left, made durable or refused before anything builds on it.
+//! Recovery of an earlier process's file: it is made durable, or refused if it is damaged, before
+//! anything is written.
 
 use std::fs::File;
 use std::io::{self, Read as _, Seek as _, SeekFrom, Write as _};
@@ -13,19 +14,20 @@ use super::schema::{Owner, wait_for_lock};
 use super::wal_check;
 use crate::folders;
 
-/// The largest file of which every page is looked at when it is opened: a few tenths of a second.
+/// The largest file whose pages are all checked when it is opened. It takes a few tenths of a
+/// second.
 const CHECKED_BYTES_MAX: i64 = 64 << 20;
-/// How often a log is looked at again before it counts as damaged.
+/// The number of times that a log is read again before it counts as damaged.
 const LOOKS_MAX: i32 = 3;
-/// How much of the write-ahead log is written at once.
+/// The size of the pieces in which the write-ahead log is written again.
 const CHUNK_BYTES: usize = 1 << 20;
 
-/// The write-ahead log of a file.
+/// Returns the path of the write-ahead log of a file.
 fn log_of(file: &Path) -> PathBuf {
     PathBuf::from([file.as_os_str(), "-wal".as_ref()].join("".as_ref()))
 }
 
-/// Refuses a write-ahead log that is damaged. SQLite would ignore what stands behind the damage.
+/// Refuses a damaged write-ahead log. SQLite would ignore everything after the damage.
 pub(super) fn check_log(file: &Path) -> Result<(), StoreError> {
     let log = log_of(file);
     let failed = |error| {
@@ -36,7 +38,7 @@ pub(super) fn check_log(file: &Path) -> Result<(), StoreError> {
     loop {
         match wal_check::damage(&log).map_err(failed)? {
             None => return Ok(()),
-            // Another process may be writing to it at this very moment.
+            // Another process may be writing to the log at this moment.
             Some(_) if tries < LOOKS_MAX => tries += i32::from(wait_for_lock(tries)),
             Some(what) => return Err(damaged(file, &what)),
         }
@@ -53,16 +55,17 @@ fn damaged(file: &Path, what: &str) -> StoreError {
 
 /// Makes the write-ahead log and its name durable.
 ///
-/// After a sync that failed, the operating system shows bytes that are not on disk, also to the next process; what that
-/// one writes behind them would be lost with them. So the log is written once more and synced. The write lock keeps
-/// other processes away from it meanwhile; if one holds that for long, it has done all this.
+/// After a failed sync, the operating system shows bytes that are not on disk, also to the next
+/// process. Data that the next process writes after those bytes would be lost with them. So the log
+/// is written once more and synced. The write lock keeps other processes from changing it
+/// meanwhile. A process that holds the lock for long has done this itself.
 pub(super) fn make_durable(connection: &mut Connection, file: &Path) -> Result<(), StoreError> {
     let lock = match connection.transaction_with_behavior(TransactionBehavior::Immediate) {
         Err(error) if is_busy(&error) => return Ok(()),
         lock => lock.map_err(|error| unopened(file, error))?,
     };
     let log = log_of(file);
-    // SQLite syncs the folder too, but goes on without it if too many files are open.
+    // SQLite syncs the folder too, but skips that if too many files are open.
     let written = write_again(&log).and_then(|()| folders::sync(folders::parent(file)));
     written.map_err(|error| {
         let what = format!("{} cannot be made durable: {error}", log.display());
@@ -91,19 +94,23 @@ fn write_again(log: &Path) -> io::Result<()> {
     }
 }
 
-/// Moves everything from the log to the file, and empties the log.
+/// Moves everything from the log to the database file, and empties the log.
 ///
-/// A new file is not empty any more then: SQLite throws away the log of an empty one. And nothing is left of a transaction
-/// that was torn, which [`wal_check`] could take for a later one after the next crash.
+/// Afterwards a new file is not empty any more: SQLite discards the log of an empty file. And no
+/// rest of a torn transaction is left, which [`wal_check`] could mistake for a later one after the
+/// next crash.
 pub(super) fn checkpoint(connection: &Connection, file: &Path) -> Result<(), StoreError> {
-    // If another process is at work in the file, it says so, and has done this.
+    // If another process uses the file, the pragma reports that in its row. That process has done
+    // this itself.
     let moved = connection.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |_| Ok(()));
     moved.map_err(|error| unopened(file, error))
 }
 
-/// Refuses a file whose pages contradict each other: an index that has lost a key would let it run again.
+/// Refuses a file whose pages contradict each other. An index that has lost a key would let the key
+/// run again.
 ///
-/// SQLite has no checksums of its pages. Rows have one of their own, which is looked at when they are read.
+/// SQLite has no checksums of its pages. Rows have their own checksum, which is verified when they
+/// are read.
 pub(super) fn check_pages(
     connection: &Connection,
     file: &Path,
@@ -117,7 +124,7 @@ pub(super) fn check_pages(
     }
     let checks: &[&str] = match owner {
         Owner::Onetake => &["PRAGMA integrity_check(1)"],
-        // The other tables are not ours to judge.
+        // Damage in the other program's tables is not checked here.
         Owner::Another => &[
             "PRAGMA integrity_check(onetake_records)",
             "PRAGMA integrity_check(onetake_meta)",

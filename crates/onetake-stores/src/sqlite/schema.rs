@@ -1,4 +1,4 @@
-//! Opens the file: its settings, and its schema.
+//! Opening of the file: its settings and its schema.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -10,17 +10,17 @@ use onetake_core::{StoreError, StoreErrorKind};
 use super::error::{is_busy, unopened};
 use super::recovery;
 
-/// What one try for the write lock waits before the next.
+/// The pause between two tries to get the write lock.
 const BUSY_PAUSE: Duration = Duration::from_millis(1);
-/// How often the write lock is tried for: about two seconds.
+/// The number of tries to get the write lock: about two seconds.
 const BUSY_TRIES_MAX: i32 = 2_000;
 /// The size to which the write-ahead log is cut back after it has grown.
 const WAL_BYTES_KEPT: i64 = 64 << 20;
 
-/// Marks a file as ours: "onet".
+/// The application id that marks a file of onetake: "onet".
 const APPLICATION_ID: i64 = 0x6f6e_6574;
 
-/// How to get from each version of the schema to the next; a fresh file begins at 0.
+/// The migrations from each version of the schema to the next. A new file begins at 0.
 const MIGRATIONS: &[&str] = &[
     "
     CREATE TABLE onetake_records (
@@ -49,14 +49,15 @@ const MIGRATIONS: &[&str] = &[
     ) STRICT;
     CREATE INDEX onetake_notes_id ON onetake_notes (id, place);
     ",
-    // Byte 83 of a record says what to do about an unknown outcome: 1 is to ask.
+    // Byte 83 of a record is its policy for unknown outcomes: 1 is `reconcile`.
     "
     ALTER TABLE onetake_records ADD COLUMN ask_at INTEGER;
     UPDATE onetake_records SET ask_at = settled_at WHERE state = 'unknown' AND substr(record, 83, 1) = x'01';
     CREATE INDEX onetake_records_ask ON onetake_records (ask_at) WHERE ask_at IS NOT NULL;
     ",
     super::outbox::TABLES,
-    // A process of an earlier version writes no checksum: what it changes has none.
+    // A process of an earlier version writes no checksum, so the triggers clear the checksum of a
+    // row that it changes.
     "
     ALTER TABLE onetake_records ADD COLUMN checksum INTEGER;
     ALTER TABLE onetake_meta ADD COLUMN checksum INTEGER;
@@ -73,21 +74,21 @@ const MIGRATIONS: &[&str] = &[
     ",
 ];
 
-/// Whose the file is.
+/// The owner of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Owner {
-    /// Onetake's alone: the file itself says so, and which version it has.
+    /// Onetake alone. The version is in the file's header.
     Onetake,
-    /// Another program's: onetake's tables stand beside its own, and one of them says which version they have.
+    /// Another program. Onetake's tables are beside its own, and one of them contains the version.
     Another,
 }
 
-/// The version of the schema that is written.
+/// The schema version that this program writes.
 pub(super) fn version() -> i64 {
     i64::try_from(MIGRATIONS.len()).unwrap_or(i64::MAX)
 }
 
-/// Opens the file, or makes it; its absolute path comes along.
+/// Opens the file, or creates it. Returns also its absolute path.
 pub(super) fn open(file: &Path, owner: Owner) -> Result<(PathBuf, Connection), StoreError> {
     let file = place(file)?;
     recovery::check_log(&file)?;
@@ -96,7 +97,7 @@ pub(super) fn open(file: &Path, owner: Owner) -> Result<(PathBuf, Connection), S
     Ok((file, connection))
 }
 
-/// One more connection to a file that is open already.
+/// Opens one more connection to a file that is open already.
 pub(super) fn open_again(file: &Path) -> Result<Connection, StoreError> {
     let file = place(file)?;
     let connection = connect(&file).map_err(|error| unopened(&file, error))?;
@@ -104,7 +105,7 @@ pub(super) fn open_again(file: &Path) -> Result<Connection, StoreError> {
     Ok(connection)
 }
 
-/// Whose file it is, if there is an outbox in it. Nothing in it is changed.
+/// Returns the owner of a file that has an outbox. Nothing in the file is changed.
 pub(super) fn owner_of_outbox(file: &Path) -> Result<Owner, StoreError> {
     const LOOK: &str = "
         SELECT application_id, (SELECT count(*) FROM sqlite_schema WHERE name = 'onetake_outbox')
@@ -129,7 +130,7 @@ pub(super) fn owner_of_outbox(file: &Path) -> Result<Owner, StoreError> {
 }
 
 fn place(file: &Path) -> Result<PathBuf, StoreError> {
-    // Absolute, so that no name means anything special to SQLite (`:memory:`, the empty one).
+    // Absolute, so that no name has a special meaning for SQLite (`:memory:`, the empty name).
     let file = std::path::absolute(file).map_err(|error| {
         let what = format!("`{}` is not a path to a file", file.display());
         StoreError::new(StoreErrorKind::Invalid, what).with_source(error)
@@ -138,7 +139,7 @@ fn place(file: &Path) -> Result<PathBuf, StoreError> {
     Ok(file)
 }
 
-/// Says plainly what SQLite would only call "unable to open database file".
+/// Checks the path. SQLite's own error would only be "unable to open database file".
 fn check_place(file: &Path) -> Result<(), StoreError> {
     let invalid = |what| Err(StoreError::new(StoreErrorKind::Invalid, what));
     if file.is_dir() {
@@ -165,20 +166,21 @@ fn connect(file: &Path) -> rusqlite::Result<Connection> {
         | OpenFlags::SQLITE_OPEN_NO_MUTEX
         | OpenFlags::SQLITE_OPEN_EXRESCODE;
     let mut connection = Connection::open_with_flags(file, flags)?;
-    // SQLite's own handler waits longer and longer between two tries, and so can miss its turn for
-    // ever beside a process that commits without a pause.
+    // SQLite's own handler waits longer and longer between two tries. Beside a process that commits
+    // without a pause it could wait for ever.
     connection.busy_handler(Some(wait_for_lock))?;
     Ok(connection)
 }
 
-/// Waits a little; says whether to try once more.
+/// Waits a little. Returns true if the caller should try once more.
 pub(super) fn wait_for_lock(tries: i32) -> bool {
     #[expect(clippy::disallowed_methods, reason = "SQLite calls this, and waits in real time")]
     std::thread::sleep(BUSY_PAUSE);
     tries < BUSY_TRIES_MAX
 }
 
-/// Two that make one file at the same moment may be told "busy" without having waited.
+/// Switches to WAL mode. If two processes create one file at the same moment, SQLite may return
+/// "busy" without having waited.
 fn to_wal(connection: &Connection) -> rusqlite::Result<String> {
     let mut tries = 0;
     loop {
@@ -210,7 +212,7 @@ fn set_up(mut connection: Connection, file: &Path, owner: Owner) -> Result<Conne
     Ok(connection)
 }
 
-/// What a connection needs for its commits to be durable.
+/// Applies the settings that make a connection's commits durable.
 fn settle_settings(connection: &Connection) -> rusqlite::Result<()> {
     for (name, value) in [
         ("synchronous", 2),
@@ -218,23 +220,24 @@ fn settle_settings(connection: &Connection) -> rusqlite::Result<()> {
         ("fullfsync", 1),
         ("checkpoint_fullfsync", 1),
         ("journal_size_limit", WAL_BYTES_KEPT),
-        // A reader must not trust what a file says of its own functions.
+        // The functions that a file's schema names are not trusted.
         ("trusted_schema", 0),
     ] {
-        // Some of them answer with a row, which `pragma_update` would call an error.
+        // Some of these pragmas return a row, which `pragma_update` would treat as an error.
         let set = format!("PRAGMA {name} = {value}");
         connection.prepare(&set)?.query([])?.next().map(drop)?;
     }
     Ok(())
 }
 
-/// Whose the file is, in one look: between two, another process could make its tables.
+/// Reads the owner of the file in one statement. Between two statements another process could
+/// create its tables.
 const OWNER: &str = "
     SELECT application_id, user_version, (SELECT count(*) FROM sqlite_schema),
            (SELECT count(*) FROM sqlite_schema WHERE name = 'onetake_schema')
     FROM pragma_application_id, pragma_user_version";
 
-/// Where the version is kept in a file of another program.
+/// The table of the schema version in a file of another program.
 const SCHEMA: &str = "
     CREATE TABLE IF NOT EXISTS onetake_schema (
         one     INTEGER PRIMARY KEY NOT NULL DEFAULT 1 CHECK (one = 1),
@@ -244,7 +247,7 @@ const SCHEMA: &str = "
 const SET_VERSION: &str = "
     INSERT INTO onetake_schema (version) VALUES (?1) ON CONFLICT (one) DO UPDATE SET version = excluded.version";
 
-/// The version of the tables, as they stand.
+/// Returns the current version of the tables.
 pub(super) fn found_version(connection: &Connection, owner: Owner) -> rusqlite::Result<i64> {
     match owner {
         Owner::Onetake => connection.pragma_query_value(None, "user_version", |row| row.get(0)),
@@ -254,7 +257,7 @@ pub(super) fn found_version(connection: &Connection, owner: Owner) -> rusqlite::
     }
 }
 
-/// Which version the file has; refuses what is not ours or from the future.
+/// Returns the version of the file. Refuses a file of another program or of a newer version.
 fn check_owner(connection: &Connection, file: &Path, owner: Owner) -> Result<i64, StoreError> {
     let failed = |error| unopened(file, error);
     let row = |row: &Row<'_>| -> rusqlite::Result<[i64; 4]> {
@@ -301,8 +304,8 @@ fn check_owner(connection: &Connection, file: &Path, owner: Owner) -> Result<i64
     Ok(found)
 }
 
-/// Brings the schema up to date, in one transaction; looks again inside, as another process may
-/// have been faster.
+/// Migrates the schema in one transaction. The version is read again inside it, because another
+/// process may have been faster.
 fn migrate(connection: &mut Connection, file: &Path, owner: Owner) -> Result<(), StoreError> {
     if check_owner(connection, file, owner)? == version() {
         return Ok(());

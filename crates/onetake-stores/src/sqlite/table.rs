@@ -1,4 +1,4 @@
-//! The rows: one named statement for each thing that is done with them.
+//! The rows of records and secrets: one named statement for each operation on them.
 
 use bytes::Bytes;
 use rusqlite::{Connection, OptionalExtension, Row, named_params};
@@ -22,7 +22,7 @@ const WRITE: &str = "
         lease_until = excluded.lease_until, abandoned_at = excluded.abandoned_at,
         ask_at = excluded.ask_at, record = excluded.record, checksum = excluded.checksum";
 
-// Every id is behind nothing at all.
+// Without a start, `:from` is empty, which is less than every id.
 const IDS: &str = "SELECT id FROM onetake_records WHERE id > :from ORDER BY id LIMIT :limit";
 
 const WITH_REFERENCE: &str = "
@@ -31,17 +31,17 @@ const WITH_REFERENCE: &str = "
 const ABANDONED: &str = "
     SELECT id, record, checksum FROM onetake_records WHERE abandoned_at <= :now ORDER BY abandoned_at LIMIT :limit";
 
-// The plus keeps the index of expiries out of it: it would go through all that is not expired.
+// The plus sign excludes the expiry index, which would visit every record that has not expired.
 const UNSETTLED: &str = "
     SELECT id, record, checksum FROM onetake_records WHERE ask_at <= :now AND +expires_at > :now ORDER BY ask_at LIMIT :limit";
 
 const DUE: &str = "
     SELECT id, record, checksum FROM onetake_records WHERE expires_at <= :now ORDER BY expires_at LIMIT :limit";
 
-// The row's own expiry is looked at by the statement that deletes it (S13).
+// The statement that deletes the row checks the row's own expiry (S13).
 const SWEEP: &str = "DELETE FROM onetake_records WHERE id = :id AND expires_at <= :now";
 
-// What cannot be read stays where it is: somebody may want to mend it.
+// An unreadable record stays where it is, so that it can be repaired.
 const NEVER_SWEEP: &str = "UPDATE onetake_records SET expires_at = NULL WHERE id = :id";
 
 const MORE_TO_SWEEP: &str =
@@ -59,17 +59,17 @@ const SECRET: &str = "SELECT value, checksum FROM onetake_secrets WHERE name = :
 const MAKE_SECRET: &str =
     "INSERT INTO onetake_secrets (name, value, checksum) VALUES (:name, :value, :checksum)";
 
-/// A row that was found, and what came of reading it: a row that cannot be read fails whoever asks
-/// for it, and nobody else (S21).
+/// The record of a row, or the error of reading it. An unreadable row fails only the requests for
+/// it (S21).
 pub(super) type Found = Result<Record, codec::DecodeError>;
 
-/// The record, as it stands.
+/// Returns the record of an id.
 pub(super) fn find(connection: &Connection, id: RecordId) -> rusqlite::Result<Option<Found>> {
     let mut statement = connection.prepare_cached(FIND)?;
     statement.query_row(named_params! { ":id": id.as_bytes() }, read).optional()
 }
 
-/// Writes the record over whatever is there.
+/// Writes the record, and replaces an existing one.
 pub(super) fn write(connection: &Connection, record: &Record) -> rusqlite::Result<()> {
     let (settled_at, lease_until) = match record.state {
         State::Running { lease_until } => (None, Some(lease_until)),
@@ -98,7 +98,7 @@ pub(super) fn write(connection: &Connection, record: &Record) -> rusqlite::Resul
     Ok(())
 }
 
-/// The ids behind this one, in their order.
+/// Returns the ids after `from`, in order.
 pub(super) fn ids(
     connection: &Connection,
     from: Option<RecordId>,
@@ -111,7 +111,7 @@ pub(super) fn ids(
     statement.query_map(named_params! { ":from": from, ":limit": limit }, read)?.collect()
 }
 
-/// The ids that have this reference.
+/// Returns the ids that have this reference.
 pub(super) fn with_reference(
     connection: &Connection,
     reference: Reference,
@@ -128,7 +128,7 @@ pub(super) fn with_reference(
     statement.query_map(range, |row| Ok(RecordId::from_bytes(row.get("id")?)))?.collect()
 }
 
-/// Running records whose lease and grace are over, the longest over first.
+/// Returns running records whose lease and grace have ended, the longest ended first.
 pub(super) fn abandoned(
     connection: &Connection,
     now: Timestamp,
@@ -137,7 +137,7 @@ pub(super) fn abandoned(
     due(connection, ABANDONED, now, limit)
 }
 
-/// Unknown records that are to be asked for, the longest due first.
+/// Returns unknown records that are due for reconciliation, the longest due first.
 pub(super) fn unsettled(
     connection: &Connection,
     now: Timestamp,
@@ -168,8 +168,8 @@ fn due_with_ids(
     statement.query_map(due, read_with_id)?.collect()
 }
 
-/// Deletes expired records, and remembers the highest of their fences. Which ones are expired, the records themselves
-/// say: the index may be damaged.
+/// Deletes expired records, and keeps the highest of their fences. The record itself decides
+/// whether it is expired, because the index may be damaged.
 pub(super) fn sweep(
     connection: &Connection,
     now: Timestamp,
@@ -203,7 +203,7 @@ pub(super) fn sweep(
     Ok(swept)
 }
 
-/// The highest fence of any record that is not there any more.
+/// Returns the highest fence of any swept record.
 pub(super) fn swept_fence(
     connection: &Connection,
 ) -> rusqlite::Result<Result<Fence, codec::DecodeError>> {
@@ -219,7 +219,7 @@ pub(super) fn swept_fence(
     })
 }
 
-/// The secret of this name, whatever its length. Empty, if it is not as it was written.
+/// Returns the secret of this name, whatever its length. It is empty if its checksum is wrong.
 pub(super) fn secret(connection: &Connection, name: &str) -> rusqlite::Result<Option<Vec<u8>>> {
     let mut statement = connection.prepare_cached(SECRET)?;
     let read = |row: &Row<'_>| {
@@ -230,7 +230,7 @@ pub(super) fn secret(connection: &Connection, name: &str) -> rusqlite::Result<Op
     statement.query_row(named_params! { ":name": name }, read).optional()
 }
 
-/// Writes a secret that was not there.
+/// Writes a secret that does not exist yet.
 pub(super) fn make_secret(
     connection: &Connection,
     name: &str,
@@ -255,7 +255,7 @@ fn read_with_id(row: &Row<'_>) -> rusqlite::Result<(RecordId, Found)> {
     Ok((id, codec::decode(id, Bytes::copy_from_slice(bytes))))
 }
 
-/// Whether a row is as it was written. One that an earlier version wrote has no checksum.
+/// Returns true if a row matches its checksum. A row of an earlier version has no checksum.
 pub(super) fn is_checked<const N: usize>(
     row: &Row<'_>,
     parts: [&[u8]; N],
@@ -264,7 +264,7 @@ pub(super) fn is_checked<const N: usize>(
     Ok(written.is_none_or(|written| written == checksum(parts)))
 }
 
-/// The checksum of what a row holds.
+/// The checksum of a row's content.
 pub(super) fn checksum<const N: usize>(parts: [&[u8]; N]) -> i64 {
     let mut hasher = Xxh3::new();
     parts.iter().for_each(|part| hasher.update(part));
@@ -275,7 +275,8 @@ fn time(at: Timestamp) -> i64 {
     signed(at.as_micros())
 }
 
-/// SQLite's integers are signed; what does not fit is as good as never.
+/// Converts to SQLite's signed integers. A larger value becomes the maximum, which as a time means
+/// never.
 fn signed(value: u64) -> i64 {
     i64::try_from(value).unwrap_or(i64::MAX)
 }
@@ -317,7 +318,7 @@ mod tests {
                 let detail: String = row.get("detail").unwrap();
                 let scans = detail.starts_with("SCAN") && detail != "SCAN CONSTANT ROW";
                 assert!(!scans, "{statement}: {detail}");
-                // By its other index it would go through the notes of all records.
+                // With the other index it would visit the notes of all records.
                 let of_one = statement != notes::READ_OF || detail.contains("onetake_notes_id");
                 assert!(of_one, "{statement}: {detail}");
                 let of_asks = statement != UNSETTLED || detail.contains("onetake_records_ask");

@@ -13,14 +13,14 @@ use tokio::sync::Mutex;
 use super::finish::finish;
 use super::schema;
 
-/// Why the work of an operation has no outcome.
+/// The reason why an operation's work has no outcome.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum WorkError<E> {
-    /// What the work itself said: it was rolled back.
+    /// The error of the work itself. Its transaction was rolled back.
     #[error("{0}")]
     Own(E),
-    /// The transaction could not be begun: the file is locked, or out of reach. The work was not tried.
+    /// The transaction could not begin: the file is locked or unreachable. The work was not tried.
     #[error("the transaction could not be begun: {0}")]
     Begin(#[source] rusqlite::Error),
     /// The transaction could not be committed.
@@ -32,16 +32,16 @@ pub enum WorkError<E> {
 }
 
 impl<E> WorkError<E> {
-    /// Whether the work was tried at all.
+    /// Returns true if the work was tried.
     fn is_try(&self) -> bool {
         !matches!(self, Self::Begin(_))
     }
 }
 
-/// Runs operations in transactions on a connection of its own, in the file that keeps the records.
+/// Runs operations in transactions on its own connection, in the file that contains the records.
 ///
-/// SQLite has one writer at a time: while one of these transactions is open, the engine cannot claim or renew
-/// anything. Keep them short.
+/// SQLite has one writer at a time: while one of these transactions is open, the engine can neither
+/// claim nor renew. Keep the transactions short.
 #[derive(Clone)]
 pub struct Transactional {
     engine: Engine,
@@ -55,30 +55,35 @@ impl std::fmt::Debug for Transactional {
 }
 
 impl Transactional {
-    /// Transactions in this file: the one that the engine's store was opened in
-    /// ([`SqliteStore::open_in`](super::SqliteStore::open_in)).
+    /// Opens a connection for transactions in this file. It must be the file in which the engine's
+    /// store was opened ([`SqliteStore::open_in`](super::SqliteStore::open_in)).
     ///
     /// # Errors
-    /// If it cannot be opened.
+    /// If the file cannot be opened.
     pub fn open(engine: Engine, file: &Path) -> Result<Self, StoreError> {
         let connection = Arc::new(Mutex::new(schema::open_again(file)?));
         Ok(Self { engine, connection })
     }
 
-    /// The inbox of the consumer of this name: two consumers of one message each deal with it.
+    /// Returns the inbox of the consumer of this name. Two consumers of one message each process
+    /// it.
     #[must_use]
     pub fn inbox(&self, consumer: &str, options: InboxOptions) -> Inbox {
         let messages = inbox::Inbox::new(self.engine.clone(), consumer, options);
         Inbox { messages, transactional: self.clone() }
     }
 
-    /// Runs the operation, or tells what became of it before. `work` writes its effects in the transaction, on a
-    /// thread where blocking is fine, and answers what it comes to; then that is written too, and all of it is
-    /// committed. If it fails or panics, everything is rolled back and the key is released. Work that takes
-    /// longer than `run_max` is not stopped: until it ends nobody else can write, so what it commits is its outcome.
+    /// Runs the operation, or returns its earlier outcome.
+    ///
+    /// `work` writes its effects in the transaction, on a thread where blocking is allowed, and
+    /// returns its completion. The completion is written in the same transaction, which is then
+    /// committed. If `work` fails or panics, everything is rolled back and the key is released.
+    /// Work that takes longer than `run_max` is not stopped: no other process can write until it
+    /// ends, so its commit is its outcome.
     ///
     /// # Errors
-    /// If the engine could not try, or the operation has no outcome; then it had no effect.
+    /// If the engine could not run the operation, or the operation has no outcome. Then it had no
+    /// effect.
     pub async fn run<E, F>(
         &self,
         operation: Operation,
@@ -98,7 +103,7 @@ impl Transactional {
         E: Send + 'static,
         F: FnOnce(&Transaction<'_>, Attempt) -> Result<Completion, E> + Send + 'static,
     {
-        // Waited for here, and not on a thread of which there are few.
+        // The wait is here, because the blocking threads are few.
         let mut connection = Arc::clone(&self.connection).lock_owned().await;
         let engine = self.engine;
         let working = tokio::task::spawn_blocking(move || {
@@ -114,17 +119,17 @@ impl Transactional {
         });
         match working.await {
             Ok(worked) => worked,
-            // The engine catches it, as it would any other.
+            // The engine catches this panic like any other.
             Err(ended) => match ended.try_into_panic() {
                 Ok(panic) => std::panic::resume_unwind(panic),
-                // The runtime is shutting down: it never began.
+                // The runtime is shutting down, and the work never began.
                 Err(_) => std::future::pending().await,
             },
         }
     }
 }
 
-/// Deals with each message of a consumer once, in transactions: see [`Transactional::inbox`].
+/// Processes each message of a consumer once, in transactions: see [`Transactional::inbox`].
 #[derive(Clone, Debug)]
 pub struct Inbox {
     messages: inbox::Inbox,
@@ -132,11 +137,11 @@ pub struct Inbox {
 }
 
 impl Inbox {
-    /// Deals with a message, unless somebody did: `work` writes its effects in the transaction, and
-    /// answers what is remembered of it, and what it says to others.
+    /// Processes a message, unless it was processed before. `work` writes its effects in the
+    /// transaction, and returns the recording and the outgoing messages.
     ///
     /// # Errors
-    /// If it could not even be tried.
+    /// If the message could not be tried.
     pub async fn process<E, F>(
         &self,
         message: &str,
@@ -151,7 +156,8 @@ impl Inbox {
         self.messages.receive_counting(message, WorkError::is_try, worked).await
     }
 
-    /// See [`forget`](inbox::Inbox::forget): lets poison be tried anew.
+    /// Forgets a poison message, so that it can be tried again: see
+    /// [`forget`](inbox::Inbox::forget).
     ///
     /// # Errors
     /// If the id cannot be a key, or the store does not answer in time.

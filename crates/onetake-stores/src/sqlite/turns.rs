@@ -1,12 +1,13 @@
-//! How a relay takes a turn: which lane, and what of it.
+//! The choice of a lane and of messages for a relay's turn.
 //!
-//! A message that failed is tried later, and holds back those behind it of its ordering key. However many they
-//! are, they are found once: among the fresh ones, where they are put behind it. What is due is then found by its
-//! time, and what stands behind it by its key. Of the messages of a key that are held back, one at least has a
-//! time; should somebody delete it, the others are looked at when a day is over.
+//! A message that failed is tried later, and holds back the later messages of its ordering key.
+//! However many they are, each is found once: among the fresh messages, where it is put behind the
+//! failed one. Due messages are then found by their time, and the messages behind them by their
+//! ordering key. At least one held-back message of a key has a time. If that one is deleted, the
+//! others are checked when a day is over.
 //!
-//! Statements name their index: what somebody's `ANALYZE` says of the table must not lead to another one, behind all
-//! that were ever delivered.
+//! Each statement names its index. Statistics from an `ANALYZE` must not lead to another index,
+//! which would read all messages that were ever delivered.
 
 use std::time::Duration;
 
@@ -26,7 +27,7 @@ const FRESH: &str = "
     SELECT place FROM onetake_outbox INDEXED BY onetake_outbox_fresh
      WHERE lane = :lane AND state = 0 ORDER BY place LIMIT :limit";
 
-/// Whether something of its key stands before a message and is held back.
+/// Finds an earlier message of the same ordering key that is held back.
 const IS_BEHIND: &str = "
     SELECT 1 FROM onetake_outbox INDEXED BY onetake_outbox_held
      WHERE lane = :lane AND state IN (3, 4) AND place < :place
@@ -39,7 +40,7 @@ const DUE: &str = "
     SELECT place FROM onetake_outbox INDEXED BY onetake_outbox_later
      WHERE lane = :lane AND state IN (3, 4) AND state_at <= :now ORDER BY state_at LIMIT :limit";
 
-/// Those of a message's key that are held back, and whether they have to wait.
+/// The held-back messages of a message's ordering key, each with whether it still has to wait.
 const OF_KEY: &str = "
     SELECT place, state = 3 AND state_at > :now FROM onetake_outbox INDEXED BY onetake_outbox_held
      WHERE lane = :lane AND state IN (3, 4)
@@ -54,29 +55,29 @@ const TAKE: &str = "
     UPDATE onetake_lanes SET turn = (SELECT max(turn) + 1 FROM onetake_lanes), taken_until = :until
      WHERE lane = :lane RETURNING turn";
 
-/// How many fresh ones are looked at together, at least.
+/// The least number of fresh messages that are read together.
 const LOOK_MIN: usize = 100;
-/// How many of them may be looked at in one call, if that leads to nothing.
+/// The largest number of fresh messages that one call reads while none of them can be delivered.
 const LOOKED_MAX: usize = 2_000;
-/// When one that is held back is looked at, should nobody have come to it before.
+/// The time after which a held-back message is checked, if it was not reached before.
 pub(super) const HELD_MAX: Duration = Duration::from_hours(24);
 
-/// How much a relay wants, and for how long.
+/// The limits of a turn that a relay asks for.
 pub(super) struct Wanted {
     pub(super) hold: Duration,
     pub(super) limit: usize,
     pub(super) bytes: usize,
 }
 
-/// What came of looking for a turn.
+/// The result of a search for a turn.
 pub(super) enum Taken {
     Turn(Turn),
-    /// There is more to look at: a call ends so that none takes long.
+    /// There is more to search. The call ends here so that no call takes long.
     More,
     Nothing,
 }
 
-/// A lane at a moment.
+/// A lane at one moment.
 struct Lane<'a> {
     connection: &'a Connection,
     lane: u8,
@@ -101,7 +102,7 @@ pub(super) fn take(connection: &Connection, wanted: &Wanted, moment: Moment) -> 
             return Ok(Ok(Taken::Turn(Turn { lane: number, turn, messages })));
         }
         if looks_left == 0 {
-            // There may be more of the same: the other lanes come before it.
+            // This lane may have more of the same messages, so the other lanes come first.
             lane.take(Timestamp::from_micros(0))?;
             return Ok(Ok(Taken::More));
         }
@@ -109,7 +110,8 @@ pub(super) fn take(connection: &Connection, wanted: &Wanted, moment: Moment) -> 
     Ok(Ok(Taken::Nothing))
 }
 
-/// What failed before leaves half of a turn to what did not; a turn of one is the one's and the other's.
+/// Chooses the messages of a turn. Fresh messages get half of it, and due messages, which failed
+/// before, the rest. Turns of one message alternate between the two kinds.
 fn choose(mut due: Vec<u64>, mut fresh: Vec<u64>, limit: usize, turns: i64) -> Vec<u64> {
     let is_other = turns / 2 % 2 != 0;
     due.truncate(limit - fresh.len().min((limit + usize::from(is_other)) / 2));
@@ -127,7 +129,8 @@ fn choose(mut due: Vec<u64>, mut fresh: Vec<u64>, limit: usize, turns: i64) -> V
 }
 
 impl Lane<'_> {
-    /// The fresh ones that nothing stands before; the others are put behind what does.
+    /// Returns fresh messages that are not held back. The others are put behind the message that
+    /// holds them back.
     fn fresh(&self, looks_left: &mut usize) -> rusqlite::Result<Vec<u64>> {
         let look = self.limit.max(LOOK_MIN);
         loop {
@@ -158,7 +161,7 @@ impl Lane<'_> {
         behind.execute(named_params! { ":place": place, ":at": at }).map(drop)
     }
 
-    /// Those whose time has come, with what stands behind them.
+    /// Returns messages whose time has come, with the messages behind them.
     fn due(&self) -> rusqlite::Result<Vec<u64>> {
         let mut found = self.connection.prepare_cached(DUE)?;
         let now = signed(self.now.as_micros());
@@ -174,10 +177,10 @@ impl Lane<'_> {
             let room = self.limit - due.len();
             let of_key = self.of_key(place, room)?;
             if of_key.len() < room && !of_key.contains(&unsigned(place)) {
-                // One before it waits, and has a time of its own.
+                // An earlier message of the key waits, and has a time of its own.
                 self.put_behind(place)?;
             }
-            // Not a second time, where two of a key are due and one between them is not.
+            // A key is added once, also if two of its messages are due and one between them is not.
             if !of_key.first().is_some_and(|first| due.contains(first)) {
                 due.extend(of_key);
             }
@@ -185,7 +188,8 @@ impl Lane<'_> {
         Ok(due)
     }
 
-    /// From the first of a message's key on, up to one that has to wait.
+    /// Returns the messages of a message's ordering key, from the first one up to one that has to
+    /// wait.
     fn of_key(&self, place: i64, limit: usize) -> rusqlite::Result<Vec<u64>> {
         let mut of_key = self.connection.prepare_cached(OF_KEY)?;
         let now = signed(self.now.as_micros());
@@ -202,7 +206,7 @@ impl Lane<'_> {
         Ok(places)
     }
 
-    /// As many of these messages as fit, in the order of their places.
+    /// Returns as many of these messages as fit, in the order of their places.
     fn messages(&self, chosen: &[u64], bytes_max: usize) -> rusqlite::Result<Vec<Waiting>> {
         let (mut messages, mut bytes) = (Vec::new(), 0);
         for place in chosen {
@@ -211,7 +215,7 @@ impl Lane<'_> {
             let Some(row) = rows.next()? else { continue };
             let (waiting, is_readable) = waiting(row)?;
             if !is_readable {
-                // Nobody can read it: an operator has to, and the others go on.
+                // An unreadable message is left to an operator, and the others proceed.
                 let error =
                     "its headers or texts cannot be read: it was not written by onetake".to_owned();
                 let now = signed(self.now.as_micros());
@@ -231,7 +235,7 @@ impl Lane<'_> {
         Ok(messages)
     }
 
-    /// Makes the lane somebody's; the number of the turn.
+    /// Takes the lane until this time. Returns the number of the turn.
     fn take(&self, until: Timestamp) -> rusqlite::Result<u64> {
         let mut taken = self.connection.prepare_cached(TAKE)?;
         let asked = named_params! { ":lane": self.lane, ":until": signed(until.as_micros()) };
@@ -254,7 +258,7 @@ mod tests {
     use super::super::outbox::{COUNTS, NEXT, TABLES};
     use super::{DUE, FRESH, IS_BEHIND, OF_KEY, choose};
 
-    /// However much there is, the rows that matter are found by an index, in their order.
+    /// With any number of messages, the needed rows are found by an index, in their order.
     #[test]
     fn no_statement_reads_more_than_it_has_to() {
         let connection = Connection::open_in_memory().unwrap();

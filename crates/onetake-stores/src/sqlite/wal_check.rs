@@ -1,14 +1,17 @@
-//! A look at the write-ahead log before SQLite opens it.
+//! A check of the write-ahead log before SQLite opens it.
 //!
-//! When SQLite meets a frame in its log whose checksum is wrong, it takes it for the torn end of the last transaction
-//! and ignores everything from there on. That is right after a crash, and wrong after damage in the middle: the
-//! transactions behind it were acknowledged, and their keys would run again. So the log is read here first. It is
-//! damaged if whole frames of a later transaction stand behind the frame that cannot be read: a transaction is written
-//! only after the one before it is on disk. In the last transaction, and in the head of the log, damage is told from a torn
-//! write if a single inverted bit explains it.
+//! When SQLite finds a frame with a wrong checksum in its log, it assumes the torn end of the last
+//! transaction and ignores everything from there on. That is right after a crash and wrong after
+//! damage in the middle: the later transactions were acknowledged, and their keys would run again.
 //!
-//! The format: a head of 32 bytes (magic, version, page size, sequence, two salts, checksum), then frames of 24 bytes
-//! (page, pages of the database if it commits, the salts, checksum) and a page. Checksums go on from one frame to the next.
+//! So the log is read here first. It is damaged if complete frames of a later transaction follow
+//! the unreadable frame, because a transaction is written only after the one before it is on disk.
+//! In the last transaction, and in the head of the log, it is damage and not a torn write if a
+//! single inverted bit explains it.
+//!
+//! The format: a head of 32 bytes (magic, version, page size, sequence, two salts, checksum), then
+//! frames of 24 bytes (page, pages of the database if it commits, the salts, checksum) and a page.
+//! The checksum of a frame continues that of the frame before.
 
 use std::fs;
 use std::io;
@@ -16,10 +19,10 @@ use std::path::Path;
 
 const HEAD: usize = 32;
 const FRAME_HEAD: usize = 24;
-/// The magic number, without its last bit: that tells the order of bytes in checksums.
+/// The magic number without its last bit, which is the byte order of checksums.
 const MAGIC: u32 = 0x377f_0682;
 
-/// Says how the log is damaged, if it is.
+/// Returns a description of the damage, or `None` if the log is not damaged.
 pub(super) fn damage(log: &Path) -> io::Result<Option<String>> {
     match fs::read(log) {
         Ok(bytes) => Ok(find_damage(&bytes)),
@@ -28,10 +31,10 @@ pub(super) fn damage(log: &Path) -> io::Result<Option<String>> {
     }
 }
 
-/// Two sums of 32 bits, as SQLite has them.
+/// Two sums of 32 bits, as SQLite computes them.
 type Checksum = [u32; 2];
 
-/// A log whose head can be read.
+/// A log with a readable head.
 struct Log<'a> {
     frames: Vec<Frame<'a>>,
     salts: &'a [u8],
@@ -44,7 +47,7 @@ struct Frame<'a> {
 }
 
 impl<'a> Frame<'a> {
-    /// What the checksum is of: the first eight bytes, and the page.
+    /// The bytes that the checksum covers: the first eight bytes, and the page.
     fn parts(&self) -> [&'a [u8]; 2] {
         [slice(self.bytes, 0, 8), slice(self.bytes, FRAME_HEAD, self.bytes.len())]
     }
@@ -68,7 +71,7 @@ impl Log<'_> {
         sum(sum(from, head, self.is_big_endian), page, self.is_big_endian)
     }
 
-    /// Whether a frame is whole, if the checksum before it is this.
+    /// Returns true if a frame is complete after a frame with this checksum.
     fn follows(&self, before: Checksum, frame: &Frame<'_>) -> bool {
         self.is_ours(frame) && self.sum(before, frame) == frame.checksum()
     }
@@ -120,7 +123,7 @@ fn read<'a>(head: &'a [u8], rest: &'a [u8]) -> Option<Log<'a>> {
     Some(Log { frames, salts: slice(head, 16, 24), first, is_big_endian })
 }
 
-/// Whether one inverted bit makes the head whole.
+/// Returns true if one inverted bit makes the head valid.
 fn is_one_bit_from_whole(head: &[u8]) -> bool {
     (0..HEAD * 8).any(|bit| {
         let mut head = head.to_vec();
@@ -131,8 +134,9 @@ fn is_one_bit_from_whole(head: &[u8]) -> bool {
     })
 }
 
-/// Whether one inverted bit makes a frame whole. Each bit adds the same to the sums, or takes it away, whatever the
-/// others are: so they need not be made anew for each.
+/// Returns true if one inverted bit makes a frame valid. Each bit adds a fixed amount to the sums,
+/// or subtracts it, whatever the other bits are. So the sums need not be computed again for each
+/// bit.
 fn is_one_bit_from(log: &Log<'_>, before: Checksum, frame: &Frame<'_>) -> bool {
     let found = log.sum(before, frame);
     let written = frame.checksum();
@@ -141,18 +145,18 @@ fn is_one_bit_from(log: &Log<'_>, before: Checksum, frame: &Frame<'_>) -> bool {
         of(&written).wrapping_sub(of(&found))
     });
     if !log.is_ours(frame) {
-        // One bit of the salts, and nothing else.
+        // One inverted bit in the salts, and no other difference.
         let bits =
             slice(frame.bytes, 8, 16).iter().zip(log.salts).map(|(a, b)| (a ^ b).count_ones());
         return wrong == [0, 0] && bits.sum::<u32>() == 1;
     }
     if wrong.iter().map(|wrong| is_power_of_two(*wrong)).eq([true, true]) && wrong.contains(&0) {
-        // In the checksum itself.
+        // One inverted bit in the checksum itself.
         return true;
     }
     let words: Vec<u32> =
         frame.parts().iter().flat_map(|part| words(part, log.is_big_endian)).collect();
-    // What a word weighs in both sums: the last one first.
+    // The weight of a word in both sums, beginning with the last word.
     let mut weights = [[1_u32, 1], [0, 1]];
     for pair in words.chunks_exact(2).rev() {
         let [even, odd] = weights;
@@ -170,21 +174,21 @@ fn is_one_bit_from(log: &Log<'_>, before: Checksum, frame: &Frame<'_>) -> bool {
     false
 }
 
-/// What the words of a pair weigh, if those of the next pair weigh this.
+/// Returns the weights of a pair's words from the weights of the next pair's words.
 fn earlier([even, odd]: [Checksum; 2]) -> [Checksum; 2] {
-    // A pair (a, b) makes s1 += a + s2, then s2 += b + s1. What is in s1 and s2 before a pair weighs in both sums:
-    // s1 as `a` does; s2 as `a` and `b` do together.
+    // A pair (a, b) does s1 += a + s2, then s2 += b + s1. The values of s1 and s2 before a pair
+    // count in both sums: s1 like `a`; s2 like `a` and `b` together.
     let add = |a: Checksum, b: Checksum| {
         let [a0, a1] = a;
         let [b0, b1] = b;
         [a0.wrapping_add(b0), a1.wrapping_add(b1)]
     };
     let (first, second) = (even, add(even, odd));
-    // Then `a` of the pair before adds to s1 once, and through it to s2; `b` to s2 alone.
+    // So `a` of the pair before adds to s1 once, and through it to s2. `b` adds to s2 alone.
     [add(first, second), second]
 }
 
-/// Whether inverting one bit can have this effect.
+/// Returns true if inverting one bit can have this effect.
 fn is_power_of_two(difference: u32) -> bool {
     difference == 0 || difference.is_power_of_two() || difference.wrapping_neg().is_power_of_two()
 }
@@ -201,7 +205,7 @@ fn sum(from: Checksum, bytes: &[u8], is_big_endian: bool) -> Checksum {
     let (pairs, _) = bytes.as_chunks::<8>();
     for pair in pairs {
         let pair = u64::from_le_bytes(*pair);
-        // The lower half stands first.
+        // The lower half is first.
         let [even, odd] = [pair, pair >> 32].map(|half| {
             let word = (half & u64::from(u32::MAX)) as u32;
             if is_big_endian { word.swap_bytes() } else { word }
@@ -216,7 +220,7 @@ fn slice(bytes: &[u8], from: usize, to: usize) -> &[u8] {
     bytes.get(from..to).unwrap_or_default()
 }
 
-/// A number of four bytes, the highest first.
+/// Reads a big-endian number of four bytes.
 fn number(bytes: &[u8], at: usize) -> u32 {
     slice(bytes, at, at + 4).iter().fold(0, |value, byte| value << 8 | u32::from(*byte))
 }
@@ -227,7 +231,7 @@ mod tests {
 
     use super::*;
 
-    /// A log with some transactions, and how many bytes of it are written.
+    /// The bytes of a log with some transactions.
     fn log() -> Vec<u8> {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("db");
@@ -248,7 +252,7 @@ mod tests {
         for end in (0..log.len()).step_by(61) {
             let mut zeros = log.clone();
             zeros[end..].fill(0);
-            // A torn head is not one bit from a whole one.
+            // A torn head differs from a valid one by more than one bit.
             assert_eq!(find_damage(&zeros), None, "zeros from {end}");
             assert_eq!(find_damage(&log[..end]), None, "cut at {end}");
         }

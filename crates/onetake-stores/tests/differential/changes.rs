@@ -1,4 +1,4 @@
-//! Deliberate changes to a rule in SQL or Lua: each of them is found.
+//! Deliberate changes to a rule in SQL or Lua. The differential test must find each of them.
 
 use std::os::unix::fs::PermissionsExt;
 
@@ -7,19 +7,19 @@ use onetake_sim::servers::Postgres;
 
 use super::{POSTGRES, subjects};
 
-/// A function of PostgreSQL, a rule in it, and another one in its place.
+/// A function of PostgreSQL, a rule in it, and its replacement.
 const CHANGES: [(&str, &str, &str); 6] = [
-    // A lease is over a microsecond late.
+    // A lease ends a microsecond late.
     ("onetake_over_1", "state_at + grace <= at", "state_at + grace < at"),
-    // An owner does not get its grace anew after an outage.
+    // An owner does not get its whole grace again after an outage.
     ("onetake_free_2", "AND grace <= in_touch", ""),
-    // What is to be reconciled runs again.
+    // A record that is to be reconciled runs again.
     ("onetake_free_2", "on_unknown >= 2", "on_unknown >= 1"),
     // An outcome is kept for two hours.
     ("onetake_settle_1", "least(record.ttl, 3600000000)", "least(record.ttl, 7200000000)"),
-    // A reconciliation that somebody postponed is due all the same.
+    // A postponed reconciliation is due all the same.
     ("onetake_settle_1", "record.ask_at <= v_now", "true"),
-    // A key that runs again forgets when it was first claimed.
+    // A key that runs again loses the time of its first claim.
     (
         "onetake_claim_3",
         "created_at = CASE WHEN record.expires_at <= v_now THEN v_now ELSE record.created_at END",
@@ -45,11 +45,11 @@ async fn every_change_to_a_rule_of_postgres_is_found() {
     }
 }
 
-/// A rule of the scripts of Redis, and another one of the same length in its place.
+/// A rule of the Redis scripts, and a replacement of the same length.
 const SCRIPT_CHANGES: [(&str, &str); 5] = [
-    // A lease is over a microsecond late.
+    // A lease ends a microsecond late.
     ("plus(record.at, record.grace) <= now", "plus(record.at, record.grace) <  now"),
-    // An owner does not get its grace anew after an outage.
+    // An owner does not get its whole grace again after an outage.
     (
         "tonumber(record.grace) <= tonumber(back_for)",
         "tonumber(record.grace) <= 9007199254740991.0",
@@ -61,11 +61,11 @@ const SCRIPT_CHANGES: [(&str, &str); 5] = [
         "if record.state == 'running' then\n      renew",
         "if record.state ~= 'running' then\n      renew",
     ),
-    // What is unknown runs again, whatever its terms say.
+    // An unknown record runs again, whatever its terms are.
     ("    free = again\n", "    free = true \n"),
 ];
 
-/// The scripts are constants of this program: a copy of it has the change in the place of the rule.
+/// The scripts are constants of this program. A copy of the program contains the change.
 #[test]
 fn every_change_to_a_rule_of_redis_is_found() {
     let program = std::fs::read(std::env::current_exe().unwrap()).unwrap();

@@ -1,7 +1,7 @@
 //! The differential test: random steps on every store, each answer compared with `decide`.
 //!
-//! `cargo xtask differential` plays the long form. `ONETAKE_STEPS` says how many steps there are on each
-//! store, `ONETAKE_SEED` which: a difference tells its seed.
+//! `cargo xtask differential` runs the long form. `ONETAKE_STEPS` sets the number of steps on each
+//! store, `ONETAKE_SEED` the seed. A difference is reported with its seed.
 #![expect(clippy::unwrap_used, clippy::panic, reason = "tests may panic")]
 
 mod changes;
@@ -14,9 +14,9 @@ use onetake_core::{
 };
 use onetake_sim::servers::{Dynamo, Postgres, Redis};
 
-/// Steps on each store in the short form.
+/// The number of steps on each store in the short form.
 const SHORT: usize = 3_000;
-/// Steps after which a long form goes on with a fresh store and the next seed.
+/// The number of steps after which the long form goes on with a new store and the next seed.
 const GAME: usize = 10_000;
 
 /// A store in the process of its owners, or one that only one process opens.
@@ -28,7 +28,7 @@ const SQLITE: Differences = Differences {
     due_tries: 1,
     reopens: true,
 };
-/// The watch goes through the claims of a few minutes at a time.
+/// The watch covers the claims of a few minutes at a time.
 const POSTGRES: Differences = Differences {
     leases: Leases::ByClockAndContact,
     sweeps: Sweeps::Some,
@@ -52,7 +52,7 @@ fn number(variable: &str) -> Option<u64> {
     std::env::var(variable).ok().map(|text| text.parse().unwrap())
 }
 
-/// Plays games until there were enough steps.
+/// Runs games until there were enough steps.
 async fn agrees<S: Subject>(differences: Differences, fresh: impl AsyncFn() -> S) {
     let steps = number("ONETAKE_STEPS").map_or(SHORT, |steps| usize::try_from(steps).unwrap());
     let mut seed = number("ONETAKE_SEED").unwrap_or(1);
@@ -91,8 +91,8 @@ async fn postgres() {
     agrees(POSTGRES, async || subjects::postgres(&server).await).await;
 }
 
-/// Seed 5 found it: a claim that is sent again at the microsecond of the first one, while the floor of fences
-/// is as high as the clock, beside a key that is inserted.
+/// A regression test for seed 5: a claim is sent again at the microsecond of the first one, while
+/// the floor of fences is as high as the clock, beside a key that is inserted.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_claim_that_is_sent_again_keeps_its_fence_although_the_floor_is_as_high() {
     let server = Postgres::start().await;

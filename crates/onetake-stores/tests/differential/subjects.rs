@@ -1,4 +1,4 @@
-//! Fresh stores whose clock is in the hands of the test, to the microsecond.
+//! New stores whose clock the test controls to the microsecond.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -19,7 +19,7 @@ use onetake_stores::{
 /// 2030-01-01.
 const START: Timestamp = Timestamp::from_micros(1_893_456_000_000_000);
 
-/// Longer than any game: a clock that is moved by hand must not end a wait for an answer.
+/// Longer than any game: a manual clock must not end a wait for an answer.
 const ENDLESS: Duration = Duration::from_secs(1 << 30);
 
 pub(crate) fn memory() -> Simulated {
@@ -41,8 +41,8 @@ pub(crate) fn sqlite() -> Simulated {
         .reopened_by(move |clock| SqliteStore::open_with(&again, clock).unwrap())
 }
 
-/// A clock whose short sleeps end at once: what pauses between two statements need not wait for the game to
-/// move the clock.
+/// A clock whose short sleeps end at once, so that pauses between two statements do not wait for
+/// the game to advance the clock.
 #[derive(Debug)]
 struct Restless(Arc<dyn Clock>);
 
@@ -61,7 +61,8 @@ impl Clock for Restless {
     }
 }
 
-/// A store on a server whose clock stands still: a function in front of the server's own tells the time.
+/// A store on a server whose clock stands still: a function that shadows the server's own returns
+/// the time.
 pub(crate) async fn postgres(server: &Postgres) -> Shifted {
     let url = server.database();
     let database = url.rsplit_once('/').unwrap().1.to_owned();
@@ -119,7 +120,7 @@ pub(crate) async fn dynamodb(server: &Dynamo) -> Watched {
     Watched { clock, store: std::sync::Mutex::new(store), url }
 }
 
-/// A store on DynamoDB. The reaper looks before time passes, as it does every second.
+/// A store on DynamoDB. The reaper searches before time passes, as it does every second.
 pub(crate) struct Watched {
     clock: ManualClock,
     store: std::sync::Mutex<Arc<DynamoStore>>,
@@ -159,7 +160,7 @@ impl Subject for Watched {
     }
 }
 
-/// On this clock, and without a margin.
+/// Options with this clock and without a margin.
 fn on(clock: &ManualClock) -> DynamoOptions {
     DynamoOptions {
         clock: Arc::new(clock.clone()),

@@ -1,4 +1,4 @@
-//! Who answers, and what is believed.
+//! Tests of which store answers, and of which entries are accepted.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -42,7 +42,7 @@ async fn a_retry_of_a_finished_operation_is_answered_by_redis_alone() {
     }
     assert_eq!(authority.asked(), before, "the authority was asked");
 
-    // In a batch, only the rest goes on; and every answer stands in its place.
+    // Only the rest of a batch goes to the authority, and every answer is in its place.
     let batch = ["new-1", "done", "new-2", "done", "failed"].map(|key| claim_of(key, "pay"));
     let answers = store.claim(batch.to_vec()).await;
     let granted: Vec<bool> =
@@ -66,7 +66,7 @@ async fn what_another_node_finished_is_answered_by_redis_alone() {
     written(&redis, "a").await;
     let before = authority.asked();
     assert_eq!(found(&other, &claim_of("a", "pay")).await.attempt, first.attempt);
-    // Another payload gets the record too, and is told apart by whoever asked (S9).
+    // Another payload gets the record too, and the caller compares the fingerprints (S9).
     let record = found(&other, &claim_of("a", "pay more")).await;
     assert_eq!(record.fingerprint, first.fingerprint);
     assert_eq!(authority.asked(), before);
@@ -112,7 +112,7 @@ async fn only_what_is_finished_and_durable_gets_in() {
         store.settle(vec![settlement.clone()]).await.remove(0).unwrap_err();
     }
     faulty.fail_settlements(Fault::None);
-    // Writes keep their order: once this one is there, the others would be.
+    // Writes keep their order: when this entry exists, the others would exist too.
     completed(&store, "last", "paid").await;
     written(&redis, "last").await;
     assert_eq!(redis.cli(&["DBSIZE"]), "1");
@@ -136,7 +136,7 @@ async fn who_asks_what_became_of_a_key_leaves_nothing_in_the_filter() {
         store.due(Due::Reconcile, 9).await.unwrap().is_empty(),
         "the authority knows that somebody asks"
     );
-    // Writes are in order: what comes behind is there, and what was in front of it is not.
+    // Writes keep their order: the later entry exists, and the earlier ones do not.
     completed(&store, "done", "paid").await;
     written(&redis, "done").await;
     assert_eq!(redis.cli(&["EXISTS", &place("unknown")]), "0");
@@ -173,7 +173,7 @@ async fn an_entry_of_another_key_or_of_another_secret_or_a_damaged_one_is_refuse
         let before = authority.asked();
         assert_eq!(body(&*found(&store, &claim_of("a", "pay")).await), b"of a", "{damage:?}");
         assert_eq!(authority.asked(), before + 1, "{damage:?}: the authority is asked");
-        // And what was damaged is replaced.
+        // The damaged entry is replaced.
         until("the entry is right again", async || {
             let before = authority.asked();
             found(&store, &claim_of("a", "pay")).await;
@@ -181,7 +181,7 @@ async fn an_entry_of_another_key_or_of_another_secret_or_a_damaged_one_is_refuse
         })
         .await;
     }
-    // An empty one is as good as none.
+    // An empty value counts as absent.
     redis.cli(&["SET", &a, ""]);
     assert_eq!(body(&*found(&store, &claim_of("a", "pay")).await), b"of a");
 
@@ -244,7 +244,7 @@ async fn an_entry_ends_before_its_record_does() {
     found(&store, &claim_of("a", "pay")).await;
     assert_eq!(authority.asked(), before + 1, "so close to its end the authority is asked");
 
-    // The key's next life, and a Redis that is rolled back to the one before.
+    // The key is claimed again after its expiry, and Redis is rolled back to the entry from before.
     clock.advance(CLOCK_MARGIN);
     let second = claim_of("a", "another payload");
     redis.cli(&["COPY", "kept", &place("a"), "REPLACE"]);
@@ -287,7 +287,7 @@ async fn a_clock_that_is_behind_does_not_replay_what_expired() {
     completed(&store, "a", "paid").await;
     written(&redis, "a").await;
     of_authority.advance(Terms::default().ttl);
-    // Any answer of the authority tells its time.
+    // Every answer of the authority contains its time.
     claim(&store, &claim_of("b", "pay")).await;
     found(&store, &claim_of("b", "pay")).await;
     assert!(matches!(claim(&store, &claim_of("a", "pay")).await, Claimed::Granted { .. }));
@@ -302,13 +302,13 @@ async fn what_is_forgotten_is_gone_from_both() {
     written(&redis, "a").await;
     let had_it = authority.inner();
     let forget = store.forget(vec![id("a")], async {
-        // Somebody reads it at the worst moment.
+        // A retry reads it at the worst moment.
         found(&store, &claim_of("a", "pay")).await;
         authority.replace(MemoryStore::new());
         Ok(())
     });
     forget.await.unwrap();
-    // A node that read it before the authority forgot it is late with its entry.
+    // A node that read the key before the authority forgot it writes its entry late.
     let late = filtered(&redis.url(), had_it, patient()).await;
     found(&late, &claim_of("a", "pay")).await;
     completed(&late, "last", "paid").await;

@@ -12,8 +12,8 @@ use onetake_stores::{EmbeddedStore, FilterOptions, FilteredStore};
 
 use crate::redis;
 
-/// A fresh authority behind a filter. Each has a secret of its own: what others left in the same
-/// Redis under the same keys is not to be believed, and is in the way.
+/// A new authority behind a filter. Each has its own secret: entries of others under the same keys
+/// in the same Redis must be refused.
 async fn fresh(url: &str, command_timeout: Duration) -> Shifted {
     Shifted::new(|clock, _| async move {
         let authority = Arc::new(MemoryStore::with_clock(Arc::clone(&clock)));
@@ -34,11 +34,11 @@ pub(crate) async fn over(
     FilteredStore::open(url, secret.as_bytes(), authority, options).await.unwrap()
 }
 
-/// The suite's clock jumps by minutes: longer than that.
+/// A timeout that is longer than the minutes by which the suite advances the clock.
 pub(crate) const PATIENT: Duration = Duration::from_secs(1_000_000);
 pub(crate) const SHORT: Duration = Duration::from_millis(50);
 
-/// While Redis is not there, nothing is forgotten.
+/// While Redis is unreachable, nothing is forgotten.
 pub(crate) fn away() -> Capabilities {
     Capabilities { forgets: false, ..Capabilities::default() }
 }
@@ -104,7 +104,7 @@ async fn on_a_redis_that_comes_goes_and_forgets() {
             tokio::task::spawn_blocking(move || redis.cli(&["FLUSHALL"])).await.unwrap();
         }
     });
-    // The clock that cuts a command short jumps along with the suite.
+    // The clock of the command timeout advances with the suite's clock.
     run(|| fresh(&url, SHORT), away()).await.assert_passed();
     run_engine(|| fresh(&url, SHORT), Capabilities::default()).await.assert_passed();
     done.store(true, Ordering::SeqCst);

@@ -1,4 +1,5 @@
-//! A Redis that dies, hangs, forgets or goes back in time: it costs time, and nothing else (S11).
+//! Tests of a Redis that dies, hangs, loses data or goes back in time. It costs time, and nothing
+//! else (S11).
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -15,7 +16,8 @@ use crate::{
     written,
 };
 
-/// Three nodes on one authority behind one Redis, as in production but for checking everything.
+/// Three nodes on one authority behind one Redis, as in production except that every answer is
+/// compared.
 async fn nodes(url: &str) -> Vec<Arc<dyn Store>> {
     let authority: Arc<dyn Store> = Arc::new(MemoryStore::new());
     let mut nodes: Vec<Arc<dyn Store>> = Vec::new();
@@ -26,7 +28,7 @@ async fn nodes(url: &str) -> Vec<Arc<dyn Store>> {
     nodes
 }
 
-/// Races with `fault` going on beside them, until it has happened `times` times.
+/// Runs races during `fault`, until it has happened `times` times.
 async fn races_beside(url: &str, times: usize, mut fault: impl AsyncFnMut(usize)) {
     let nodes = nodes(url).await;
     let turn = Arc::new(AtomicUsize::new(0));
@@ -58,7 +60,7 @@ async fn nothing_runs_twice_on_a_redis_that_is_killed_and_started_again() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn nothing_runs_twice_on_a_redis_that_is_flushed_and_rolled_back() {
-    // Flushed, or put back to what a snapshot of any moment had, with entries at wrong places.
+    // Flushed, or restored from an earlier snapshot, with entries under wrong keys.
     let redis = Redis::start_with(Flavour::Redis, &["--enable-debug-command", "yes"]).await;
     races_beside(&redis.url(), 100, async |turn| {
         let said = match turn % 4 {
@@ -115,7 +117,7 @@ async fn nothing_runs_twice_on_a_cluster_that_loses_a_primary() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_failover_to_a_replica_behind_a_cut_link_costs_nothing_but_time() {
-    // The replica hears of the first entries alone; then it is what the nodes talk to.
+    // The replica gets only the first entries. Then the nodes talk to it.
     let (primary, replica) = (redis().await, redis().await);
     let link = FaultProxy::start(primary.address()).await.unwrap();
     let port = link.address().port().to_string();
@@ -144,7 +146,7 @@ async fn service_comes_back_by_itself() {
     let url = format!("redis://{}", proxy.address());
     let store = filtered(&url, authority.clone(), FilterOptions::default()).await;
     completed(&store, "a", "paid").await;
-    // A write that a slow moment lost is made up for by the next who asks.
+    // A later request writes an entry again that was lost.
     until("the entry is written", async || {
         found(&store, &claim_of("a", "pay")).await;
         redis.cli(&["EXISTS", &place("a")]) == "1"
@@ -196,7 +198,7 @@ async fn a_redis_that_hangs_is_waited_for_a_few_times_at_most() {
     let redis = redis().await;
     let proxy = FaultProxy::start(redis.address()).await.unwrap();
     let authority = Watched::new();
-    // Each wait would be a minute: the test ends only if nobody waits.
+    // Each wait would be a minute: the test ends only if no caller waits.
     let clock = Arc::new(onetake_core::ManualClock::default());
     let options = FilterOptions {
         clock: clock.clone(),
@@ -219,7 +221,7 @@ async fn a_redis_that_hangs_is_waited_for_a_few_times_at_most() {
     until("the first one waits", async || clock.sleepers() > 0).await;
     clock.advance(Duration::from_secs(60));
     waiting.await.unwrap();
-    // Whoever comes now is answered without a moment passing.
+    // Later requests are answered without any wait.
     for number in 0..200 {
         claim(&*store, &claim_of(&format!("key-{number}"), "pay")).await;
     }

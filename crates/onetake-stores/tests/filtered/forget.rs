@@ -1,4 +1,4 @@
-//! What an operator forgets is forgotten by both, or by neither.
+//! Tests of forgetting: the filter and the authority forget a key, or neither does.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -54,7 +54,7 @@ async fn a_forgotten_key_is_not_replayed_by_the_filter() {
     assert_eq!(authority.asked(), 1, "it was the filter that answered");
     assert_eq!(settled(&store, &asked, Verb::Forget).await.state.name(), "released");
     assert!(other.load(vec![id("a")]).await.remove(0).unwrap().is_none());
-    // It is as if it had never been: another payload runs, and is replayed then.
+    // As if the key had never been used: another payload runs, and is replayed afterwards.
     let again = claim_of("a", "something else");
     assert!(matches!(claim(&other, &again).await, Claimed::Granted { .. }));
     settled(&other, &again, complete("other")).await;
@@ -85,7 +85,7 @@ async fn a_batch_that_forgets_is_answered_in_its_order() {
         .settle(vec![
             item(&b, complete("b")),
             item(&a, Verb::Forget),
-            // These come one after the other: it is settled, forgotten, and then not there.
+            // These run one after the other: the key is settled, forgotten, and then absent.
             item(&c, complete("c")),
             item(&c, Verb::Forget),
             item(&c, complete("c")),
@@ -140,7 +140,7 @@ async fn without_the_filter_nothing_is_forgotten_and_the_rest_is_done() {
     assert!(matches!(claim(&store, &claim_of("a", "pay")).await, Claimed::Granted { .. }));
 }
 
-/// An authority whose filter is lost while it forgets.
+/// An authority that loses its filter while it forgets.
 #[derive(Debug)]
 struct Cutting {
     inner: MemoryStore,
@@ -184,7 +184,7 @@ async fn a_filter_that_is_lost_in_the_middle_leaves_it_in_doubt() {
     assert!(error.to_string().contains("forget it again"), "{error}");
 }
 
-/// An authority that holds back its answers to claims, once it has found them, while it is shut.
+/// An authority that holds back its answers to claims while it is closed.
 #[derive(Debug)]
 struct Gated {
     inner: MemoryStore,
@@ -226,8 +226,8 @@ impl Store for Gated {
 
 delegate_store!(impl RecordIndex, AuditLog, SharedSecrets, Sealing for Gated, self => self.inner);
 
-/// What a node read before another node made both forget it does not come back, however late the
-/// first node's write arrives.
+/// A record that a node read before another node forgot the key does not come back, however late
+/// the first node writes it.
 #[tokio::test]
 async fn an_entry_that_another_node_writes_late_does_not_replace_the_marker() {
     let redis = redis().await;
@@ -238,19 +238,19 @@ async fn an_entry_that_another_node_writes_late_does_not_replace_the_marker() {
     let other = filtered(&redis.url(), authority.clone(), patient()).await;
     let asked = completed(&other, "a", "paid").await;
     written(&redis, "a").await;
-    // An entry that is damaged is replaced by the node that finds it.
+    // A damaged entry is replaced by the node that reads it.
     redis.cli(&["SET", &place("a"), "damaged"]);
     authority.open.send_replace(false);
     let (retry, ()) = tokio::join!(found(&late, &asked), async {
         authority.holds().await;
-        // From here on its write is on its way.
+        // From here on its write is in progress.
         proxy.set(Weather::Cut);
         authority.open.send_replace(true);
     });
     assert_eq!(body(&retry), b"paid");
     assert_eq!(settled(&other, &asked, Verb::Forget).await.state.name(), "released");
     proxy.set(Weather::Fair);
-    // Whatever was queued before this has been written after it.
+    // All earlier queued writes are done when this returns.
     late.forget(vec![id("another")], async { Ok(()) }).await.unwrap();
     assert_eq!(redis.cli(&["GET", &place("a")]), "-");
     for store in [&late, &other] {
@@ -259,7 +259,7 @@ async fn an_entry_that_another_node_writes_late_does_not_replace_the_marker() {
     assert!(matches!(claim(&late, &claim_of("a", "pay")).await, Claimed::Granted { .. }));
 }
 
-/// Both wait behind a slow write, and are sent together.
+/// Both wait for a slow write, and are sent together.
 #[tokio::test]
 async fn an_entry_that_waits_behind_a_forget_does_not_undo_it() {
     let redis = redis().await;
@@ -276,7 +276,7 @@ async fn an_entry_that_waits_behind_a_forget_does_not_undo_it() {
         let settled = authority.settle(vec![item(&asked, Verb::Forget)]).await;
         assert_eq!(names(&settled), ["released"]);
         proxy.set(Weather::Cut);
-        // This write is stuck; the marker waits behind it.
+        // This write is stuck, and the marker waits for it.
         settled_by(&store, &other).await;
         forgotten.notify_one();
         Ok(())
@@ -284,7 +284,7 @@ async fn an_entry_that_waits_behind_a_forget_does_not_undo_it() {
     let retry = found(&store, &asked);
     let (forget, retry, ()) = tokio::join!(
         async {
-            // The retry has its answer of before.
+            // The retry already has its answer from before.
             authority.holds().await;
             forget.await
         },
@@ -304,7 +304,7 @@ async fn an_entry_that_waits_behind_a_forget_does_not_undo_it() {
 }
 
 /// An answer that is older than half of a marker's life is not written: the key may have been
-/// forgotten, and the marker be gone again.
+/// forgotten, and the marker may have expired.
 #[tokio::test]
 async fn what_the_authority_said_long_ago_is_not_written() {
     let redis = redis().await;
@@ -328,8 +328,8 @@ async fn what_the_authority_said_long_ago_is_not_written() {
     }
 }
 
-/// The authority lost the record, and the filter is about to give the outcome back when an operator
-/// makes both forget it.
+/// The authority lost the record, and the filter is about to restore the outcome when an operator
+/// forgets the key.
 #[tokio::test]
 async fn what_is_forgotten_during_a_repair_is_not_given_back() {
     let redis = redis().await;
@@ -341,7 +341,7 @@ async fn what_is_forgotten_during_a_repair_is_not_given_back() {
     let store = filtered(&redis.url(), authority.clone(), options).await;
     authority.open.send_replace(false);
     assert_eq!(body(&*found(&store, &claim_of("a", "pay")).await), b"paid");
-    // The repair has looked at the entry, and holds the claim.
+    // The repair has read the entry, and its claim is held back.
     authority.holds().await;
     store.forget(vec![id("a")], async { Ok(()) }).await.unwrap();
     authority.open.send_replace(true);
@@ -359,7 +359,7 @@ async fn settled_by(store: &dyn Store, claim: &Claim) {
 async fn an_operator_who_looks_through_all_keys_does_not_fill_the_filter() {
     let redis = redis().await;
     let authority = Arc::new(MemoryStore::new());
-    // Outcomes that nobody asked for again: they are in no filter any more.
+    // Outcomes without retries, whose entries are no longer in the filter.
     for number in 0..64 {
         completed(&*authority, &format!("key {number}"), "paid").await;
     }
@@ -368,6 +368,6 @@ async fn an_operator_who_looks_through_all_keys_does_not_fill_the_filter() {
     let page = engine.page(None, 64).await.unwrap();
     assert_eq!(engine.inspect(page.ids).await.unwrap().len(), 64);
     store.forget(vec![id("another")], async { Ok(()) }).await.unwrap();
-    // Where `another` is forgotten, and nothing else.
+    // Only the marker of `another`.
     assert_eq!(redis.cli(&["DBSIZE"]), "1");
 }

@@ -1,4 +1,4 @@
-//! A Redis that lies: a little server that speaks the protocol and says what it likes.
+//! Tests of a Redis that lies: a small server that speaks the protocol and returns wrong answers.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -13,37 +13,37 @@ use tokio::net::{TcpListener, TcpStream};
 
 use crate::{claim, claim_of, filtered, one_run_each};
 
-/// How it answers a read.
+/// The answer to a read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Lie {
-    /// With the entry of another key.
+    /// The entry of another key.
     AnotherKeys,
-    /// With the first value that was ever written, to any key.
+    /// The first value that was ever written, to any key.
     TheFirst,
-    /// With a byte of it changed.
+    /// The entry with one changed byte.
     Flipped,
-    /// With its first half.
+    /// The first half of the entry.
     Half,
-    /// With bytes that it makes up.
+    /// Invented bytes.
     MadeUp,
-    /// With something that is not bytes.
+    /// A value that is not a string.
     Number,
     Nested,
-    /// With an error for this key, or for all.
+    /// An error for this key, or for all.
     WrongType,
     Loading,
     ReadOnly,
     Moved,
-    /// With something that is not the protocol.
+    /// Bytes that are not the protocol.
     Gibberish,
-    /// With a length that is not that of what follows, or could never follow.
+    /// A length that differs from what follows, or is impossible.
     Cut,
     Endless,
-    /// With two answers to one question, so that all later ones are shifted.
+    /// Two answers to one request, so that all later answers are shifted.
     Twice,
-    /// Never.
+    /// No answer.
     Never,
-    /// By hanging up.
+    /// A closed connection.
     HangUp,
 }
 
@@ -194,20 +194,20 @@ async fn no_lie_makes_a_key_run_twice_or_changes_its_outcome() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_redis_that_never_answers_is_asked_a_few_times_at_most() {
-    // It lets itself be connected to, and then says nothing.
+    // It accepts connections and never answers.
     let (liar, address) = Liar::start(Lie::Never).await;
     let authority: Arc<dyn Store> = Arc::new(MemoryStore::new());
     let url = format!("redis://{address}");
     let store = filtered(&url, authority, FilterOptions::default()).await;
     let from = SystemClock.monotonic();
-    // Time enough to connect again and again, if nobody kept them from it.
+    // Enough time to connect again and again, if the breaker did not prevent it.
     for number in 0..400 {
         claim(&store, &claim_of(&format!("key-{number}"), "pay")).await;
         SystemClock.sleep(Duration::from_millis(1)).await;
     }
     let (reads, connections) =
         (liar.reads.load(Ordering::SeqCst), liar.connections.load(Ordering::SeqCst));
-    // It is tried again once in a while, and the more often the longer this took.
+    // It is tried again now and then, so the number depends on the time that this took.
     let more = 2 * (SystemClock.monotonic() - from).as_secs() as usize;
     assert!((1..=8 + more).contains(&reads), "{reads} of 400 waited");
     assert!(connections <= 9 + more, "{connections} connections");

@@ -1,5 +1,6 @@
-//! The Redis filter: the suite that every store passes, on a Redis in any condition; and what is
-//! its own: who answers, what is believed, what is repaired, what a bad Redis costs.
+//! Tests of the Redis filter: the suite that every store passes, on a Redis in any condition, and
+//! tests of its own properties: who answers, which entries are accepted, repairs, and the cost of a
+//! bad Redis.
 #![expect(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "tests may panic")]
 
 mod answers;
@@ -26,12 +27,13 @@ use onetake_stores::{FilterOptions, FilteredStore};
 
 const SECRET: &[u8] = b"a secret that all nodes have";
 
-/// A Redis as filters have it: it keeps nothing.
+/// A Redis as filters use it, without persistence.
 async fn redis() -> Redis {
     Redis::start_with(Flavour::Redis, &[]).await
 }
 
-/// Nothing is compared behind the test's back, and a busy machine is no dead Redis.
+/// Options without comparisons in the background, and with a timeout that a busy machine does not
+/// reach.
 fn patient() -> FilterOptions {
     FilterOptions {
         command_timeout: Duration::from_secs(20),
@@ -48,7 +50,7 @@ fn id(key: &str) -> RecordId {
     RecordId::derive(&Scope::new("tenant"), &Key::new(key).unwrap())
 }
 
-/// Where the entry of a key is.
+/// The Redis key of an entry.
 fn place(key: &str) -> String {
     let hex: Vec<String> = id(key).as_bytes().iter().map(|byte| format!("{byte:02x}")).collect();
     format!("onetake:f:{}", hex.concat())
@@ -68,7 +70,7 @@ async fn claim(store: &dyn Store, claim: &Claim) -> Claimed {
     store.claim(vec![claim.clone()]).await.remove(0).unwrap()
 }
 
-/// Claims, and insists on finding this outcome.
+/// Claims a key that must have this outcome.
 async fn found(store: &dyn Store, asked: &Claim) -> Arc<Record> {
     match claim(store, asked).await {
         Claimed::Found { record, .. } => record,
@@ -99,13 +101,14 @@ fn body(record: &Record) -> &[u8] {
     }
 }
 
-/// Waits until the filter has an entry for the key: it is written behind the caller's back.
+/// Waits until the filter has an entry for the key. A background task writes it.
 async fn written(redis: &Redis, key: &str) {
     until("the entry is written", async || redis.cli(&["EXISTS", &place(key)]) == "1").await;
 }
 
-/// Many tasks on a few stores ask for the same keys in random batches, run what they are granted and
-/// retry until they see the outcome. Each key runs once, and everybody sees its one outcome.
+/// Many tasks on a few stores claim the same keys in random batches, run what they are granted and
+/// retry until they get the outcome. Each key must run once, and all tasks must get the same
+/// outcome.
 async fn one_run_each(stores: &[Arc<dyn Store>], name: &str, keys: usize, rounds: usize) {
     let runs: Arc<Vec<AtomicUsize>> = Arc::new((0..keys).map(|_| AtomicUsize::new(0)).collect());
     let tasks = (0..8_usize).map(|task| {
@@ -118,7 +121,7 @@ async fn one_run_each(stores: &[Arc<dyn Store>], name: &str, keys: usize, rounds
                 let picks = picks.map(|pick| usize::from(pick) % keys);
                 look_and_run(&*store, &name, &picks, &runs).await;
             }
-            // In the end, everybody sees everything.
+            // At the end, every task reads every key.
             for key in 0..keys {
                 look_and_run(&*store, &name, &[key], &runs).await;
             }

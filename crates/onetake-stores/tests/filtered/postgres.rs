@@ -1,4 +1,4 @@
-//! The filter where it belongs: a real Redis in front of a real PostgreSQL.
+//! Tests of the filter in its intended place: a real Redis in front of a real PostgreSQL.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -73,7 +73,7 @@ async fn whatever_happens_to_redis_under_load_nothing_runs_twice_or_is_lost() {
             takes_part(&redis).await;
             redis.kill();
             pause().await;
-            // Empty.
+            // It is empty after the restart.
             redis.restart().await;
         }
         takes_part(&redis).await;
@@ -82,7 +82,7 @@ async fn whatever_happens_to_redis_under_load_nothing_runs_twice_or_is_lost() {
     assert!(tally.acknowledged > 50 && tally.after >= 16, "{tally:?}");
 }
 
-/// Waits until an entry was written since the last fault.
+/// Waits until an entry was written after the last fault.
 async fn takes_part(redis: &Redis) {
     let before = redis.cli(&["DBSIZE"]);
     until("the filter takes part", async || redis.cli(&["DBSIZE"]) != before).await;

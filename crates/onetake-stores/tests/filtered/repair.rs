@@ -1,4 +1,4 @@
-//! What becomes of an entry that the authority disagrees with.
+//! Tests of entries that differ from the authority.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -13,7 +13,7 @@ use crate::{
     body, claim, claim_of, completed, filtered, found, id, patient, redis, settled, written,
 };
 
-/// A store that compares every answer of its filter, and its parts.
+/// A store that compares every answer of its filter, with its parts.
 async fn suspicious() -> (Redis, Arc<Watched>, FilteredStore) {
     let redis = redis().await;
     let authority = Watched::new();
@@ -22,7 +22,7 @@ async fn suspicious() -> (Redis, Arc<Watched>, FilteredStore) {
     (redis, authority, store)
 }
 
-/// What the authority itself says.
+/// Returns the authority's own recording.
 async fn authority_has(authority: &Watched, key: &str) -> Option<Vec<u8>> {
     let record = authority.inner().load(vec![id(key)]).await.remove(0).unwrap()?;
     (record.state.name() == "completed").then(|| body(&record).to_vec())
@@ -38,7 +38,7 @@ async fn an_outcome_that_the_authority_lost_is_given_back() {
     assert_eq!(body(&retry), b"paid", "it is still replayed");
     until("the authority has it back", async || authority_has(&authority, "a").await.is_some())
         .await;
-    // From now on it does not need the filter, and it expires when it would have.
+    // From now on it does not need the filter, and it expires at its original time.
     redis.cli(&["FLUSHALL"]);
     let restored = found(&store, &claim_of("a", "pay")).await;
     assert_eq!((body(&restored), restored.attempt), (&b"paid"[..], first.attempt));
@@ -125,7 +125,7 @@ async fn what_was_forgotten_in_the_meantime_is_not_given_back() {
     let compared = || authority.loads.load(Ordering::SeqCst);
     found(&store, &claim_of("a", "pay")).await;
     until("it pauses after the first", async || compared() == 1 && clock.sleepers() == 1).await;
-    // This one waits for its turn, and finds the authority without the key.
+    // This one waits in the queue, and finds the authority without the key.
     found(&store, &claim_of("a", "pay")).await;
     let nothing = MemoryStore::with_clock(Arc::new(clock.clone()));
     let forget = store.forget(vec![id("a")], async {
@@ -155,7 +155,7 @@ async fn comparing_is_a_sample_and_bounded() {
     store.close().await.unwrap();
     let checked = authority.asked() - before;
     assert!((1..=20).contains(&checked), "{checked} of 200");
-    // What is offered after the close is not looked at.
+    // Answers after the close are not compared.
     let before = authority.asked();
     for _ in 0..50 {
         assert!(matches!(claim(&store, &claim_of("a", "pay")).await, Claimed::Found { .. }));

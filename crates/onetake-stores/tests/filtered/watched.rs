@@ -1,4 +1,4 @@
-//! An authority that counts what it is asked, and that can be put back in time.
+//! An authority that counts its requests, and that can be set back in time.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -38,12 +38,12 @@ impl Watched {
         })
     }
 
-    /// As after a restore from a backup in which this was all that there was.
+    /// Replaces the content, as after a restore from a backup.
     pub(crate) fn replace(&self, by: MemoryStore) {
         *self.inner.lock().unwrap() = Arc::new(by);
     }
 
-    /// Items that it was asked for to claim or to read.
+    /// The number of items that were claimed or read.
     pub(crate) fn asked(&self) -> usize {
         self.claims.load(Ordering::SeqCst) + self.loads.load(Ordering::SeqCst)
     }

@@ -1,4 +1,4 @@
-//! What an attacker found: each of these broke the promise once.
+//! Regression tests of adversarial cases. Each of them once lost or repeated an operation.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -38,8 +38,8 @@ pub(super) async fn stranger(url: &str) -> Client {
     client
 }
 
-/// A server's connection that dies behind PgBouncer is reported by PgBouncer with an SQLSTATE of its
-/// own (08P01), although the statement may have been committed.
+/// If a server's connection dies behind PgBouncer, PgBouncer reports that with its own SQLSTATE
+/// (08P01), although the statement may have been committed.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_claim_that_landed_behind_pgbouncer_is_not_called_unwritten() {
     let server = Postgres::start().await;
@@ -51,7 +51,7 @@ async fn a_claim_that_landed_behind_pgbouncer_is_not_called_unwritten() {
     let through = server.url_at(bouncer.address(), database);
     let store = PostgresStore::open(&through, PostgresOptions::default()).await.unwrap();
     store.ready().await.unwrap();
-    // The proxy may let go of what it held when it dies: until an answer is lost for certain.
+    // The proxy may deliver held answers when it dies, so the test repeats until an answer is lost.
     let mut seen = Vec::new();
     for round in 0..20 {
         proxy.set(Weather::CutBack);
@@ -84,8 +84,8 @@ async fn a_claim_that_landed_behind_pgbouncer_is_not_called_unwritten() {
     );
 }
 
-/// Many held keys: each costs its own 50 ms on the one connection that all wait on. Nothing waits for a
-/// disk here, so that it is they who would be too late.
+/// Many held keys: each costs its own 50 ms on the one connection that all wait for. No statement
+/// waits for a disk here, so that only the held keys could cause a delay.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn many_held_keys_neither_delay_nor_fail_the_others() {
     let server = Postgres::start_with(&["fsync = off"]).await;
@@ -132,7 +132,7 @@ fn shifted(shift: &Shift) -> PostgresOptions {
     PostgresOptions { shift: shift.clone(), ..patient() }
 }
 
-/// Short terms, so that this node's own time in touch is soon long enough.
+/// Short terms, so that this node's contact is soon long enough.
 fn short(number: u64) -> Claim {
     let terms = Terms {
         lease: Duration::from_secs(30),
@@ -142,7 +142,7 @@ fn short(number: u64) -> Claim {
     Claim { terms, ..claim(number) }
 }
 
-/// The row is locked for a moment (a renewal that is under way) while the watch passes by.
+/// The row is locked for a moment (by a renewal) while the watch passes it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_row_that_was_locked_when_the_watch_passed_is_still_reaped() {
     let server = Postgres::start().await;
@@ -152,7 +152,7 @@ async fn a_row_that_was_locked_when_the_watch_passed_is_still_reaped() {
     let shift = Shift::default();
     let store = PostgresStore::open(&url, shifted(&shift)).await.unwrap();
     assert!(matches!(store.claim(vec![short(1)]).await.remove(0), Ok(Claimed::Granted { .. })));
-    // Nobody could look for a while (an outage); then the reaper comes while a row is being written.
+    // The reaper could not run for a while (an outage). Then it runs while a row is being written.
     shift.advance(Duration::from_secs(40));
     let stranger = stranger(&url).await;
     stranger.batch_execute("BEGIN; SELECT FROM onetake_records FOR UPDATE").await.unwrap();
@@ -191,7 +191,7 @@ async fn what_is_claimed_after_the_clock_was_set_back_is_still_reaped() {
     assert_eq!(found, 1, "three hours later nobody finds it: {row}");
 }
 
-/// After a month in which no node ran, the watch walks through it five minutes at a time.
+/// After a month without a running node, the watch covers it in steps of five minutes.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn after_a_long_rest_the_watch_is_soon_where_it_matters() {
     let server = Postgres::start().await;
@@ -220,8 +220,8 @@ async fn after_a_long_rest_the_watch_is_soon_where_it_matters() {
     assert!(looks < 60, "{looks} looks, one a second, and its lease is over for as long");
 }
 
-/// A statement that was on its way when the network broke is carried out when it heals, with what
-/// its node knew before: the owner's grace is not counted anew.
+/// A statement that was sent when the network broke is executed when the network recovers, with the
+/// contact that its node had before. Without a check the owner would not get its grace again.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_claim_that_was_stuck_in_the_network_does_not_take_over_early() {
     let server = Postgres::start().await;
@@ -266,12 +266,12 @@ async fn a_claim_that_was_stuck_in_the_network_does_not_take_over_early() {
         () = started.notified() => {}
         ended = &mut running => panic!("it did not start: {ended:?}"),
     }
-    // Both have been in touch for longer than the grace.
+    // Both have been in contact for longer than the grace.
     SystemClock.sleep(terms.grace + Duration::from_millis(500)).await;
     for way in &ways {
         way.set(Weather::Cut);
     }
-    // Its lease and grace are over by the server's clock.
+    // Lease and grace have ended by the server's clock.
     server.sql(database, "UPDATE onetake_records SET state_at = 1");
     let again = {
         let runs = Arc::clone(&runs);
@@ -283,13 +283,13 @@ async fn a_claim_that_was_stuck_in_the_network_does_not_take_over_early() {
             }
         }
     };
-    // A client's retry arrives at the other node in that moment.
+    // At that moment a client's retry arrives at the other node.
     let refused = other.run(operation.clone(), again()).await;
     assert!(refused.is_err(), "{refused:?}");
     finish.notify_one();
-    // What the other node knew of the server is too old by then.
+    // By then the other node's contact is too old to be used.
     SystemClock.sleep(options.command_timeout + Duration::from_millis(500)).await;
-    // The other node's way heals first, the owner's well within the grace after that.
+    // The other node's network recovers first, and the owner's well within the grace after that.
     ways[1].set(Weather::Fair);
     SystemClock.sleep(Duration::from_millis(700)).await;
     ways[0].set(Weather::Fair);
@@ -314,7 +314,7 @@ async fn one_damaged_row_fails_alone() {
     let url = server.database();
     let database = url.rsplit_once('/').unwrap().1;
     let store = store_on(&url).await;
-    // A recording whose TOAST chunks are gone: what a damaged page leaves (XX001).
+    // A recording whose TOAST chunks are missing, as after damage of a page (XX001).
     let damaged = claim(7);
     assert!(matches!(
         store.claim(vec![damaged.clone()]).await.remove(0),
@@ -335,7 +335,7 @@ async fn one_damaged_row_fails_alone() {
         "SELECT current_setting('data_directory') || '/' || pg_relation_filepath(reltoastrelid)
            FROM pg_class WHERE relname = 'onetake_records'",
     );
-    // Otherwise its recovery repairs the damage.
+    // Without it, recovery would repair the damage.
     server.sql(database, "CHECKPOINT");
     server.stop();
     SystemClock.sleep(Duration::from_millis(300)).await;
@@ -354,7 +354,7 @@ async fn one_damaged_row_fails_alone() {
     assert!(failed.is_empty(), "{} of 40 others failed: {:?}", failed.len(), failed.last());
 }
 
-/// A password with an `@` or a `?` in it, not written as %XX: the commonest mistake.
+/// The most frequent mistake: a password with `@` or `?` that is not percent-encoded.
 #[tokio::test]
 async fn no_message_shows_a_part_of_a_password() {
     let mut shown = Vec::new();

@@ -1,4 +1,4 @@
-//! Fences rise, whatever happens to the server's clock (S2).
+//! Tests that fences rise, whatever happens to the server's clock (S2).
 
 use std::time::Duration;
 
@@ -32,7 +32,7 @@ async fn settle(store: &PostgresStore, claim: &Claim, verb: Verb) {
     assert!(matches!(settled, Settled::Done { .. }), "{settled:?}");
 }
 
-/// The text of a claim of the newest version, for a session of its own.
+/// The statement of a claim of the newest version, for a separate session.
 pub(super) async fn claim_sql(
     client: &tokio_postgres::Client,
     id: RecordId,
@@ -52,7 +52,8 @@ pub(super) async fn claim_sql(
     )
 }
 
-/// The clock goes back by an hour between two attempts of one key, on each way from one to the next.
+/// The clock goes back by an hour between two attempts of one key, for each way in which one
+/// follows the other.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn fences_rise_although_the_clock_went_back() {
     let server = Postgres::start().await;
@@ -66,7 +67,7 @@ async fn fences_rise_although_the_clock_went_back() {
         let store = PostgresStore::open(&url, options).await.unwrap();
         let terms = if way == "taken over" || way == "unknown" { retried } else { plain };
         let first = attempt(1, terms);
-        // Ahead first: what is in the future must not be mistaken for something else.
+        // The clock is ahead first: a time in the future must not be mistaken for another state.
         shift.advance(2 * HOUR);
         let before = granted(&store, &first).await;
         let complete = Verb::Complete(Recording::new("paid"));
@@ -93,10 +94,12 @@ async fn fences_rise_although_the_clock_went_back() {
             }
             _ => shift.advance(terms.lease + terms.grace),
         }
-        // An answer tells the node the server's time: it may take over only while it knows that.
+        // An answer contains the server's time. The node may take over only while it knows that
+        // time.
         let heard = store.load(vec![first.id]).await.remove(0);
         heard.unwrap();
-        // What expired or is over must still be so by the clock that went back.
+        // A record that has expired, or whose lease has ended, must still be so after the clock
+        // went back.
         let back = if way == "expired" || way == "taken over" { Duration::ZERO } else { 2 * HOUR };
         shift.set_back(back);
         let (mut last, mut number) = (before, 2);
@@ -104,7 +107,7 @@ async fn fences_rise_although_the_clock_went_back() {
             last = granted(&store, &attempt(number, terms)).await;
             assert!(last > before, "{way}: {last} after {before}");
         } else {
-            // It goes back after the second attempt, below the fence of the first.
+            // The clock goes back after the second attempt, below the fence of the first.
             last = last.max(granted(&store, &attempt(number, terms)).await);
             assert!(last > before, "{way}: {last} after {before}");
             settle(&store, &attempt(number, terms), Verb::Release).await;
@@ -120,7 +123,7 @@ async fn fences_rise_although_the_clock_went_back() {
     }
 }
 
-/// The claim has begun when a sweep deletes the last life of its key, and the clock has gone back.
+/// A sweep deletes the expired record of a key during a claim of it, and the clock has gone back.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_key_that_is_swept_during_a_claim_gets_a_higher_fence() {
     let server = Postgres::start().await;
@@ -133,7 +136,7 @@ async fn a_key_that_is_swept_during_a_claim_gets_a_higher_fence() {
     settle(&store, &first, Verb::Forget).await;
 
     let (sweeper, claimer) = (stranger(&url).await, stranger(&url).await);
-    // The lock holds up the claim's insert for as long as the sweep takes to commit.
+    // The lock delays the claim's insert until the sweep commits.
     sweeper
         .batch_execute(
             "BEGIN; LOCK TABLE onetake_records IN SHARE ROW EXCLUSIVE MODE;

@@ -25,7 +25,7 @@ fn complete(claim: &Claim) -> Settlement {
     Settlement { id: claim.id, attempt: claim.attempt, verb }
 }
 
-/// Somebody else's connection.
+/// Opens another program's connection.
 async fn stranger(url: &str) -> Client {
     let (client, connection) = tokio_postgres::connect(url, NoTls).await.unwrap();
     tokio::spawn(connection);
@@ -45,7 +45,7 @@ async fn an_uncommitted_insert_holds_up_its_key_alone() {
          VALUES ($1, $2, 1, $2, 1, 1, 1, 1, 1, 1, 1, 0, 0, '')";
     let (id, other): (&[u8], &[u8]) = (held.id.as_bytes(), &[1; 33]);
     stranger.execute(insert, &[&id, &other]).await.unwrap();
-    // While the stranger holds the key, and for as long as it likes.
+    // The other program holds the key for any length of time.
     for round in 0..3_u8 {
         let batch: Vec<Claim> =
             (0..20).map(|n| if n == 7 { held.clone() } else { claim(n + round * 20) }).collect();
@@ -80,7 +80,7 @@ async fn a_locked_row_holds_up_its_key_alone() {
     let held = claims[7].id;
     let lock = "SELECT FROM onetake_records WHERE id = $1 FOR UPDATE";
     stranger.query(lock, &[&held.as_bytes().as_slice()]).await.unwrap();
-    // Reading takes no lock, and neither does a claim that finds it running.
+    // A read takes no lock, and neither does a claim that finds the key running.
     let retry = Claim { attempt: AttemptId::from_bytes([0xee; 16]), ..claims[7].clone() };
     let seen = store.claim(vec![retry]).await.remove(0).unwrap();
     assert!(matches!(seen, Claimed::Found { .. }), "{seen:?}");
@@ -103,7 +103,7 @@ async fn one_refused_item_fails_alone() {
     let server = Postgres::start().await;
     let url = server.database();
     let store = store_on(&url).await;
-    // As a poisoned item would: the server refuses this one row.
+    // Like a poisoned item: the server refuses this one row.
     let poisoned = claim(7);
     let hex: String = poisoned.id.as_bytes().iter().map(|byte| format!("{byte:02x}")).collect();
     let database = url.rsplit_once('/').unwrap().1;

@@ -1,4 +1,4 @@
-//! Messages that are delivered more than once, and dealt with once.
+//! Tests of messages that are delivered more than once and processed once.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -81,7 +81,7 @@ async fn a_message_has_one_effect_however_often_it_comes(server: &Postgres) {
     let Received::Duplicate(recording) = again else { panic!("{again:?}") };
     assert_eq!(recording, Recording::new("dealt with"));
     assert_eq!((bank.count("transfers").await, bank.count("onetake_outbox").await), (1, 1));
-    // Another consumer has an inbox of its own.
+    // Another consumer has its own inbox.
     let other = process(&consumers[0].inbox("biller", InboxOptions::default()), "message 1").await;
     assert!(matches!(other, Received::Done(_)), "{other:?}");
     let week = "onetake_records WHERE ttl = 7 * 24 * 3600 * 1000000::bigint AND on_unknown = 3";
@@ -108,7 +108,7 @@ async fn poison_is_parked(server: &Postgres) {
         assert_eq!(found.len(), 1, "an operator finds it by its reference");
         assert_eq!((failure.code.as_str(), failure.detail.contains("3 times")), (POISONED, true));
     }
-    // Also on a node that has not seen it, and whatever would come of it by now.
+    // The same on a node that has not seen the message, also if the work would succeed by now.
     let elsewhere = Engine::new(Arc::new(store_on(&bank.url).await));
     let elsewhere = Transactional::new(elsewhere, &bank.url, &patient()).unwrap();
     let parked = process(&mailer(&elsewhere, 3), "poison").await;
@@ -117,7 +117,8 @@ async fn poison_is_parked(server: &Postgres) {
     assert_eq!(bank.count("onetake_records WHERE state = 2").await, 1);
     let fine = process(&inbox, "another").await;
     assert!(matches!(fine, Received::Done(_)), "one is not held up by the other: {fine:?}");
-    // Once the cause is mended, it is tried anew; and nothing else can be forgotten in this way.
+    // After the cause is repaired, the message is tried again. Only poison can be forgotten in this
+    // way.
     for (message, is_poison) in [("another", false), ("unheard of", false), ("poison", true)] {
         let forgotten = inbox.forget(message, "somebody", "it is mended").await.unwrap();
         assert_eq!(forgotten, is_poison, "{message}");
@@ -127,7 +128,7 @@ async fn poison_is_parked(server: &Postgres) {
     assert_eq!(bank.count("transfers").await, 2);
 }
 
-/// Nobody is left to say that it failed: the attempts themselves are counted.
+/// The process dies before it can report the failure, so the attempts themselves are counted.
 async fn what_kills_its_consumer_is_poison_too(server: &Postgres) {
     let bank = Bank::open(server).await;
     let consumer = bank.transactional();
@@ -142,7 +143,7 @@ async fn what_kills_its_consumer_is_poison_too(server: &Postgres) {
     assert_eq!(bank.count("transfers").await, 0);
 }
 
-/// Nothing listens on port 1: no transaction can be begun, while the engine's own connections work.
+/// No server listens on port 1: no transaction can begin, while the engine's own connections work.
 async fn work_whose_database_is_unreachable_is_no_try(server: &Postgres) {
     let bank = Bank::open(server).await;
     let nowhere = "postgres://nobody@127.0.0.1:1/nothing";

@@ -1,5 +1,5 @@
-//! What an attacker found later: a standby that is away, a key in somebody's hands, a full disk,
-//! plans that were made too early. Each of these was red once.
+//! Regression tests of further adversarial cases: an unreachable standby, a locked key, a full
+//! disk, plans that were made too early. Each of them failed once.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -18,8 +18,9 @@ fn engine(store: Arc<dyn Store>) -> Engine {
     Engine::with(store, Arc::new(SystemClock), Arc::new(SystemRng), Limits::default())
 }
 
-/// A synchronous standby is away, as when the primary is cut off from it and is about to be replaced:
-/// no commit is acknowledged. What no standby has must neither run nor be shown.
+/// A synchronous standby is unreachable, as when the primary is cut off and about to be replaced:
+/// no commit is acknowledged. An operation whose claim no standby has must not run, and an outcome
+/// that no standby has must not be shown.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_no_standby_acknowledged_neither_runs_nor_is_shown() {
     let server = Postgres::start().await;
@@ -61,7 +62,7 @@ async fn what_no_standby_acknowledged_neither_runs_nor_is_shown() {
     );
 }
 
-/// Another node's claim of this very key is on its way to the disk, or to a standby.
+/// Another node's claim of the same key is waiting for the disk, or for a standby.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_key_that_somebody_is_claiming_is_not_leave_to_run_it() {
     let server = Postgres::start().await;
@@ -71,7 +72,7 @@ async fn a_key_that_somebody_is_claiming_is_not_leave_to_run_it() {
         Operation::new(&Scope::new("open"), &Key::new("charge").unwrap(), Fingerprint::of(b"pay"));
     let hex: String = operation.id.as_bytes().iter().map(|byte| format!("{byte:02x}")).collect();
     let other = stranger(&url).await;
-    // Word for word what another node sends, and its commit takes its time.
+    // The same statement as another node's, with a slow commit.
     other
         .batch_execute(&format!(
             "BEGIN; SELECT * FROM onetake_claim_3(0, '50ms', 0, 0, 0::smallint, ARRAY['\\x{hex}'::bytea],
@@ -90,7 +91,7 @@ async fn a_key_that_somebody_is_claiming_is_not_leave_to_run_it() {
     );
 }
 
-/// A new key that finds no room on the disk stands in one batch with a retry of a finished one.
+/// A new key for which the disk has no space is in one batch with a retry of a finished key.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_full_disk_fails_new_keys_alone() {
     let server = Postgres::start().await;
@@ -117,7 +118,8 @@ async fn a_full_disk_fails_new_keys_alone() {
     assert!(matches!(retry, Ok(Claimed::Found { .. })), "the retry of a finished key: {retry:?}");
 }
 
-/// Plans are kept, and may have been made when the table was small: none of them may read all of it.
+/// Plans are kept, and may be from a time when the table was small. None of them may read all of
+/// it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_plan_from_when_there_were_few_records_reads_few_of_many() {
     const MANY: u64 = 100_000;
@@ -137,7 +139,7 @@ async fn a_plan_from_when_there_were_few_records_reads_few_of_many() {
         let verb = Verb::Complete(Recording::new("charged"));
         let done = store.settle(vec![Settlement { id, attempt, verb }]).await.remove(0);
         assert!(matches!(done, Ok(Settled::Done { .. })));
-        // What claims find, and what settlements find, are statements of their own.
+        // Finding an existing record is a separate statement in claims and in settlements.
         assert!(matches!(store.claim(vec![claim]).await.remove(0), Ok(Claimed::Found { .. })));
         let late = Settlement { id, attempt, verb: Verb::Release };
         assert!(matches!(store.settle(vec![late]).await.remove(0), Ok(Settled::Stale { .. })));
@@ -175,6 +177,6 @@ async fn a_plan_from_when_there_were_few_records_reads_few_of_many() {
     .await;
     let (scans, rows) = read();
     let (scans, rows) = (scans - before.0, rows - before.1);
-    // Each of the rows that was inserted meanwhile may have been looked up, but not all of them twice.
+    // Each inserted row may have been looked up once, but not all of them twice.
     assert!(rows < MANY, "{scans} scans read {rows} of {MANY} rows");
 }

@@ -27,14 +27,14 @@ use onetake_core::{Clock, EngineError, Shift, StoreErrorKind};
 use onetake_sim::servers::{PgBouncer, Postgres};
 use onetake_stores::{PostgresOptions, PostgresStore};
 
-/// A store on an empty database, on the suite's clock; `url` is how it gets there.
+/// A store on an empty database at `url`, with the suite's clock.
 async fn store(url: &str, clock: Arc<dyn Clock>, shift: Shift) -> PostgresStore {
     let options = PostgresOptions { clock, shift, ..PostgresOptions::default() };
     PostgresStore::migrate(url, options.clone()).await.unwrap();
     PostgresStore::open(url, options).await.unwrap()
 }
 
-/// For as long as a slow disk may take.
+/// Options for a slow disk.
 fn patient() -> PostgresOptions {
     let timeout = Duration::from_secs(60);
     PostgresOptions {
@@ -44,18 +44,19 @@ fn patient() -> PostgresOptions {
     }
 }
 
-/// A store on a database, on real time.
+/// A store on a database, in real time.
 async fn store_on(url: &str) -> PostgresStore {
     PostgresStore::migrate(url, patient()).await.unwrap();
     PostgresStore::open(url, patient()).await.unwrap()
 }
 
-/// Whether another transaction holds what was asked for: nothing was written, and it is asked for again.
+/// Returns true if another transaction holds the key. Nothing was written, and the caller tries
+/// again.
 fn is_busy(error: &EngineError) -> bool {
     matches!(error, EngineError::Store(error) if error.kind() == StoreErrorKind::Busy)
 }
 
-/// How long a race goes on: this long, or for a minute if `ONETAKE_LONG` is set.
+/// The duration of a race: this long, or a minute if `ONETAKE_LONG` is set.
 fn long_or(short: Duration) -> Duration {
     if std::env::var_os("ONETAKE_LONG").is_some() { Duration::from_secs(60) } else { short }
 }

@@ -1,4 +1,5 @@
-//! What operators go by, where the suite that every store passes cannot look: in the rows, and at plans.
+//! Tests of what operators see and do, in places that the common suite cannot check: rows and
+//! plans.
 
 use std::time::Duration;
 
@@ -65,7 +66,7 @@ async fn nothing_of_the_forgotten_is_left_in_its_row() {
     }
 }
 
-/// Of many nodes that would ask at once, one does; and a row says no more than it has to.
+/// If many nodes could reconcile at once, one does. A row contains no more than necessary.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn one_node_asks_and_what_rolled_back_has_no_cause() {
     let server = Postgres::start().await;
@@ -94,13 +95,13 @@ async fn one_node_asks_and_what_rolled_back_has_no_cause() {
         let answers = join_all(answers).await.into_iter().flatten();
         let won = answers.filter(|answer| matches!(answer, Ok(Settled::Done { .. }))).count();
         assert_eq!(won, 1, "one asks");
-        // It is due again.
+        // The reconciliation is due again.
         server.sql(database, "UPDATE onetake_records SET ask_at = state_at WHERE state = 4");
     }
     done(&store, &asked, Verb::Complete(Recording::new("found"))).await;
     assert_eq!(server.sql(database, row), "1|t|t|\n3|t|t|");
 
-    // An owner that is passed over was running until then, in every store.
+    // An owner that lost its key counts as running until then, in every store.
     rolled.terms.lease = Duration::from_millis(1);
     rolled.terms.grace = Duration::from_millis(1);
     rolled.attempt = AttemptId::from_bytes([0xdd; 16]);
@@ -114,7 +115,7 @@ async fn one_node_asks_and_what_rolled_back_has_no_cause() {
     assert_eq!(server.sql(database, stood), "released\nrunning");
 }
 
-/// The same operation, by another attempt.
+/// The same operation by another attempt.
 fn asked_anew(claim: &Claim) -> Claim {
     Claim { attempt: AttemptId::from_bytes([0xee; 16]), ..claim.clone() }
 }
@@ -139,8 +140,8 @@ async fn what_was_claimed_in_the_future_is_forgotten_at_once_too() {
     assert_eq!(store.sweep(10).await.unwrap().removed, 1);
 }
 
-/// Each attempt adds what [`decide`](onetake_core::decide) would add, byte for byte, also where the text
-/// is cut; and what a settlement answers is what is read afterwards.
+/// Each attempt adds what [`decide`](onetake_core::decide) would add, byte for byte, also if the
+/// text is cut. The answer to a settlement is equal to a later read.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_history_is_cut_where_every_store_cuts_it() {
     let server = Postgres::start().await;
@@ -230,7 +231,8 @@ async fn a_note_that_cannot_be_read_hides_no_other() {
     }
 }
 
-/// Somebody looks at the audit with a lock, or two nodes sweep at once: the others go on.
+/// If a transaction locks audit entries, or two nodes sweep at once, the other entries are still
+/// swept.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn old_notes_are_swept_a_few_at_a_time_and_none_that_is_held() {
     let server = Postgres::start().await;
@@ -262,7 +264,8 @@ async fn old_notes_are_swept_a_few_at_a_time_and_none_that_is_held() {
     assert_eq!(count(), "1", "the one that is not old enough");
 }
 
-/// References, the audit, and what is to be asked for are found by an index, also by plans from when there was little to read.
+/// References, the audit, and due reconciliations are found by an index, also with plans from a
+/// time when there were few rows.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_operators_ask_for_reads_few_rows_of_many() {
     const MANY: u64 = 50_000;
@@ -291,8 +294,8 @@ async fn what_operators_ask_for_reads_few_rows_of_many() {
     }
     server.sql(&database, "ANALYZE");
     ask().await;
-    // Newer notes of other records, which stand in front of ours; and nothing for the sweep, nor to be asked
-    // for yet.
+    // Newer notes of other records, which precede these notes. Nothing is due for the sweep or for
+    // reconciliation.
     let many = format!(
         "INSERT INTO onetake_records (id, attempt, fence, fingerprint, origin, ttl, lease, grace, created_at,
              claimed_at, state_at, sweep_at, expires_at, ask_at, state, on_unknown)
@@ -309,7 +312,7 @@ async fn what_operators_ask_for_reads_few_rows_of_many() {
     for _ in 0..ROUNDS {
         ask().await;
     }
-    // The server counts at the latest what a connection did that is closed.
+    // At the latest, the server counts the reads of a connection when it is closed.
     store.close().await.unwrap();
     until("the server counted", async || {
         counted(&server, &database).scans >= before.scans + 5 * ROUNDS
@@ -320,9 +323,9 @@ async fn what_operators_ask_for_reads_few_rows_of_many() {
 }
 
 struct Counted {
-    /// How often an index was looked into.
+    /// The number of index scans.
     scans: u64,
-    /// What was read, by an index or without one.
+    /// The number of rows that were read, with or without an index.
     rows: u64,
 }
 

@@ -1,4 +1,4 @@
-//! The server goes away and comes back.
+//! Tests of a server that becomes unreachable and comes back.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -62,7 +62,7 @@ async fn a_cut_connection_is_noticed_and_the_store_comes_back() {
     for _ in 0..3 {
         assert_eq!(store.ready().await.unwrap_err().kind(), StoreErrorKind::Unavailable);
     }
-    // One caller tries now and then, and says what it found.
+    // One caller tries now and then, and gets the cause.
     let before = proxy.connections();
     let mut tried = Vec::new();
     for _ in 0..100 {
@@ -90,7 +90,7 @@ async fn away_for_longer_than_lease_and_grace_an_outcome_is_believed() {
         Engine::new(Arc::new(PostgresStore::open(&through, options).await.unwrap()))
     };
     let (owner, other) = (node().await, node().await);
-    // The worst case: whoever is allowed to take over runs it again.
+    // The worst case: a node that may take over runs the operation again.
     let terms =
         Terms { grace: Duration::from_secs(6), on_unknown: OnUnknown::Retry, ..Terms::default() };
     let operation =
@@ -115,13 +115,13 @@ async fn away_for_longer_than_lease_and_grace_an_outcome_is_believed() {
         ended = &mut running => panic!("it did not start: {ended:?}"),
     }
     proxy.set(Weather::Dead);
-    // By the server's clock the lease is over too, and the grace after it.
+    // By the server's clock, lease and grace have ended too.
     server.sql(database, "UPDATE onetake_records SET state_at = 1");
     finish.notify_one();
     SystemClock.sleep(terms.grace + Duration::from_millis(500)).await;
     assert!(other.ready().await.is_err());
     proxy.set(Weather::Fair);
-    // The other node comes first, again and again, and must not run it.
+    // The other node tries first, again and again, and must not run it.
     let mut seen = None;
     until("the outcome is replayed", async || {
         let again = async |_| panic!("it ran twice");
@@ -132,7 +132,8 @@ async fn away_for_longer_than_lease_and_grace_an_outcome_is_believed() {
     })
     .await;
     drop(running.await.unwrap());
-    // Its owner may not have heard yet that it was written, and says for a moment that it runs.
+    // The owner may not know yet that the outcome was written, and answers "in progress" for a
+    // moment.
     until("its owner replays it too", async || {
         let again = async |_| panic!("it ran twice");
         let outcome = owner.run(operation.clone(), again).await.unwrap();

@@ -1,4 +1,4 @@
-//! The outbox: the suite that every outbox passes, and what only PostgreSQL has.
+//! The outbox: the suite that every outbox passes, and tests of PostgreSQL alone.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -28,7 +28,8 @@ struct Subject {
 }
 
 impl Subject {
-    /// The store gets there by one URL and the writer by another, because tokio-postgres prepares by name.
+    /// The store and the writer use different URLs, because tokio-postgres prepares statements by
+    /// name.
     async fn new(url: &str, direct: &str) -> Self {
         let shift = Shift::default();
         let options = PostgresOptions { shift: shift.clone(), ..PostgresOptions::default() };
@@ -91,8 +92,8 @@ async fn postgres_outbox_behind_pgbouncer() {
     run_outbox(fresh).await.assert_passed();
 }
 
-/// Where transactions are serializable, the server may ask for the same again for a while. It is given
-/// that while, and not only a number of tries that are over in an instant.
+/// If transactions are serializable, the server may ask for a repetition for a while. The store
+/// repeats for that long, and not only for a number of tries that are over in an instant.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_statement_that_the_server_refuses_often_is_sent_again() {
     let server = Postgres::start().await;
@@ -105,7 +106,7 @@ async fn a_statement_that_the_server_refuses_often_is_sent_again() {
     let (_, database) = url.rsplit_once('/').unwrap();
     server.sql(
         database,
-        // A sequence counts also in transactions that are rolled back.
+        // A sequence also counts in transactions that are rolled back.
         "CREATE SEQUENCE tries;
          CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS
          $$ BEGIN
@@ -120,7 +121,8 @@ async fn a_statement_that_the_server_refuses_often_is_sent_again() {
     assert_eq!(turn.messages.iter().map(|one| one.id).collect::<Vec<_>>(), [id]);
 }
 
-/// A clock by which hardly any time passes, however slow the machine is; sleeps are as long as ever.
+/// A clock on which hardly any time passes, however slow the machine is. Sleeps have their real
+/// length.
 #[derive(Debug)]
 struct Unhurried;
 
@@ -138,7 +140,7 @@ impl Clock for Unhurried {
     }
 }
 
-/// A row that nobody can read is set aside; it does not hold up its lane.
+/// An unreadable row is parked, and does not block its lane.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_cannot_be_read_is_parked() {
     let server = Postgres::start().await;
@@ -165,7 +167,7 @@ async fn what_no_command_can_leave_behind_mends_itself() {
     mends_itself(&subject, |sql| drop(server.sql(database, sql))).await;
 }
 
-/// However much waits, was delivered, or is held back behind a message that failed: a turn reads a few rows.
+/// With any number of waiting, delivered or held-back messages, a turn reads a few rows.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_turn_reads_a_few_rows_of_many() {
     let server = Postgres::start().await;
@@ -183,9 +185,9 @@ async fn a_turn_reads_a_few_rows_of_many() {
                FROM generate_series(1, 60000) AS n"
         ),
     );
-    // The planner knows by now that one of two rows is fresh: but those are not the ones at the beginning.
+    // By the statistics one of two rows is fresh, but the fresh ones are not at the beginning.
     server.sql(database, "ANALYZE onetake_outbox");
-    // What a statement answers, and how many rows its own transaction read.
+    // Returns the result of a statement, and the number of rows that its transaction read.
     let read = "SELECT sum(pg_stat_get_xact_tuples_returned(oid)) FROM pg_class
                  WHERE oid = 'onetake_outbox'::regclass
                     OR oid IN (SELECT indexrelid FROM pg_index WHERE indrelid = 'onetake_outbox'::regclass)";
@@ -211,7 +213,7 @@ async fn a_turn_reads_a_few_rows_of_many() {
     let said = vec![(first.parse().unwrap(), later)];
     assert!(store.settle(lane, turn.parse().unwrap(), said).await.unwrap());
 
-    // Those behind it are found once.
+    // The messages behind it are found once.
     let fresh = "SELECT count(*) FROM onetake_outbox WHERE state = 0";
     let mut rounds = 0;
     while server.sql(database, fresh) != "0" {
@@ -234,7 +236,7 @@ async fn a_turn_reads_a_few_rows_of_many() {
     let (other, more) = cost(&take(2 * hour, 100));
     assert_ne!(many.split('/').next(), other.split('/').next(), "one lane after the other");
     assert!(rows.max(more) < 1_000, "to take what is due again: {rows}, {more}");
-    // Nothing was delivered long enough ago; then everything.
+    // First nothing was delivered long enough ago, then everything.
     let prune = |kept: u64| format!("SELECT onetake_prune_1(0, {kept}, 100)");
     let now = SystemClock.now().as_micros();
     let (none, rows) = cost(&prune(2 * now));

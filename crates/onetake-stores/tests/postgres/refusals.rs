@@ -1,4 +1,4 @@
-//! What cannot work is refused with the cause and the fix, and nothing is lost.
+//! Tests of refusals: they name the cause and the fix, and nothing is lost.
 
 use onetake_core::{
     AttemptId, Claim, Claimed, Fingerprint, Key, RecordId, Scope, Store, StoreError,
@@ -113,7 +113,7 @@ async fn a_full_disk_loses_nothing() {
     };
     let before = store.claim(vec![claim("before")]).await.remove(0);
     assert!(matches!(before, Ok(Claimed::Granted { .. })));
-    // The server's own words for a full disk, without a disk to fill.
+    // The server's error for a full disk, without filling a disk.
     let database = url.rsplit_once('/').unwrap().1;
     server.sql(
         database,

@@ -1,4 +1,4 @@
-//! Migrations, versions, and what people see who query the tables.
+//! Tests of migrations, versions, and the views for SQL queries.
 
 use futures_util::future::join_all;
 use onetake_core::origin::Memo;
@@ -61,8 +61,9 @@ async fn older_and_newer_versions_are_told_apart() {
     open().await.unwrap();
 }
 
-/// Tables of version 1, as a program of that version made them, with a key that runs and one that is
-/// finished. They are refused until they are migrated; then nodes of both versions work on them.
+/// Tables of version 1, as a program of that version created them, with a running key and a
+/// finished one. They are refused until they are migrated. Then nodes of both versions work on
+/// them.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn tables_of_version_1_are_migrated_and_keep_what_they_have() {
     let server = Postgres::start().await;
@@ -121,7 +122,7 @@ async fn tables_of_version_1_are_migrated_and_keep_what_they_have() {
         })
         .collect();
     assert_eq!(states, ["completed", "running", "granted"]);
-    // A node of the version before is still served: it finds what the others wrote.
+    // A node of the earlier version still works: it finds the records of the others.
     let rows = old.query(&by_version_1(&claims[2]), &[]).await.unwrap();
     assert_eq!(rows[0].get::<_, i16>(0), 1);
 }
@@ -162,8 +163,8 @@ async fn completing_touches_no_index_and_people_can_read_it() {
     assert_eq!(server.sql(database, shown), "completed|t|300|1 day");
     let who = "SELECT tenant, route FROM onetake_keys GROUP BY 1, 2";
     assert_eq!(server.sql(database, who), format!("{}|POST /pay", "a5".repeat(16)));
-    // Nobody has to say who asks, a route may be called anything, and what its reconciler needs is nobody
-    // else's to see.
+    // The tenant is optional, a route may have any name, and the view does not show the memo, which
+    // only a reconciler needs.
     let silent = Claim { origin: Origin::default(), ..claims[0].clone() };
     let odd = Origin::new(TenantDigest::default(), "größe \\000").with_memo(memo("\0a\0key"));
     let odd = Claim { origin: odd, ..claims[1].clone() };

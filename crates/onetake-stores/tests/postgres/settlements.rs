@@ -1,4 +1,5 @@
-//! A settlement that was stuck in the network, and lands when its attempt has lost the key.
+//! Tests of a settlement that was delayed in the network and arrives after its attempt has lost the
+//! key.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,7 +15,7 @@ use onetake_stores::{PostgresOptions, PostgresStore};
 use super::attacks::claim;
 use super::{patient, store_on};
 
-/// A lease that is soon over, and whoever comes next takes over.
+/// A short lease, after which the next claim takes over.
 const TERMS: Terms = Terms {
     ttl: Duration::from_secs(86_400),
     lease: Duration::from_millis(300),
@@ -35,7 +36,8 @@ fn late_words() -> Vec<Verb> {
     ]
 }
 
-/// Each verb of the first attempt lands late: while the second runs, and when that has finished.
+/// Each verb of the first attempt arrives late: while the second attempt runs, and after it has
+/// finished.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_settlement_that_lands_late_changes_nothing() {
     let server = Postgres::start_with(&["log_min_duration_statement = 0"]).await;
@@ -54,7 +56,7 @@ async fn a_settlement_that_lands_late_changes_nothing() {
         let others = sessions();
         let proxy = FaultProxy::start(server.address()).await.unwrap();
         let through = server.url_at(proxy.address(), database);
-        // It waits for an answer until the test says that it has waited for long enough.
+        // The store waits for an answer until the test advances the clock.
         let clock = ManualClock::new(SystemClock.now());
         let options = PostgresOptions { clock: Arc::new(clock.clone()), ..patient() };
         let owner = PostgresStore::open(&through, options).await.unwrap();
@@ -86,7 +88,7 @@ async fn a_settlement_that_lands_late_changes_nothing() {
         let row = "SELECT onetake_records::text FROM onetake_records ORDER BY id";
         let (before, settled) = (server.sql(database, row), logged());
         proxy.set(Weather::Fair);
-        // Its session carries out what arrived, commits, and ends.
+        // The server's session executes the delayed statement, commits, and ends.
         until("the late settlement has landed", async || {
             logged() > settled && sessions().iter().all(|pid| others.contains(pid))
         })

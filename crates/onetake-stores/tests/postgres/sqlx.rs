@@ -1,4 +1,4 @@
-//! The same in transactions of sqlx.
+//! Tests of transactions of sqlx.
 
 use onetake_core::{Attempt, Completion, FinishError, Message, NotDone, Outcome, Recording};
 use onetake_sim::servers::Postgres;

@@ -19,7 +19,7 @@ use tokio_postgres::{Client, NoTls};
 
 use super::{is_busy, patient, store_on};
 
-/// A database with a table of the user's own.
+/// A database with a table of the user.
 pub(crate) struct Bank {
     pub(crate) url: String,
     pub(crate) engine: Engine,
@@ -63,7 +63,7 @@ pub(crate) fn operation(key: &str) -> Operation {
     Operation::new(&Scope::new("bank"), &key, Fingerprint::of(b"10 EUR"))
 }
 
-/// One server for all of them: each has a database of its own.
+/// One server for all of them. Each has its own database.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn mode_t() {
     let server = Postgres::start().await;
@@ -82,7 +82,7 @@ async fn mode_t() {
     assert!(!server.log().contains("deadlock"), "{}", server.log());
 }
 
-/// One that is passed over soon after its lease.
+/// An operation whose key can be taken over soon after its lease.
 fn hasty(key: &str) -> Operation {
     operation(key).terms(Terms { grace: Duration::from_millis(100), ..Terms::default() })
 }
@@ -140,7 +140,7 @@ async fn effects_messages_and_outcome_commit_together(server: &Postgres) {
     assert_eq!((row.get::<_, &str>(1), row.get::<_, &str>(2)), ("alice", "paid"));
     assert_eq!((row.get::<_, &[u8]>(3), row.get::<_, i16>(4)), (&b"10 EUR"[..], 0));
     assert_eq!(row.get::<_, i16>(5), i16::from(Message::new("", "alice", "").lane()));
-    // It is kept like any other.
+    // It is kept like any other record.
     let kept =
         "onetake_records WHERE expires_at = created_at + ttl AND watch_at IS NULL AND state = 1";
     assert_eq!(bank.count(kept).await, 1);
@@ -182,7 +182,7 @@ async fn what_fails_leaves_nothing_and_may_run_again(server: &Postgres) {
     });
     let large = large.await.unwrap_err();
     assert!(large.to_string().contains("the topic of message 0 has 300 bytes"), "{large}");
-    // The look, and not the operation's word, decides.
+    // The fenced release, and not the operation's own result, decides.
     let forgot = bank.engine.transact(key(), |_| async { Ok::<(), ()>(()) }).await;
     assert!(matches!(forgot, Err(NotDone::NotCommitted)), "{forgot:?}");
     assert_eq!((bank.count("transfers").await, bank.count("onetake_outbox").await), (0, 0));
@@ -191,7 +191,7 @@ async fn what_fails_leaves_nothing_and_may_run_again(server: &Postgres) {
     assert_eq!(bank.count("onetake_records WHERE state = 4").await, 0, "nothing is unknown");
 }
 
-/// The answer to the COMMIT gets lost, with the commit done and not done.
+/// The answer to the COMMIT is lost, once after a commit and once before it.
 async fn a_commit_whose_answer_is_lost_is_settled_by_looking(server: &Postgres) {
     let bank = Bank::open(server).await;
     let proxy = Arc::new(FaultProxy::start(server.address()).await.unwrap());
@@ -268,7 +268,7 @@ async fn an_operation_is_finished_in_its_own_transaction_and_durably(server: &Po
     drop(lease);
 }
 
-/// A look meets a transaction that has finished and not committed yet: it waits for it.
+/// A fenced release meets a transaction that has finished and not committed yet: it waits for it.
 async fn a_look_waits_for_a_transaction_that_is_being_committed(server: &Postgres) {
     let bank = Bank::open(server).await;
     let (url, (ready, is_ready)) = (bank.url.clone(), oneshot::channel());
@@ -280,7 +280,7 @@ async fn a_look_waits_for_a_transaction_that_is_being_committed(server: &Postgre
         let completion = transfer(&tx, attempt, "alice").await.unwrap();
         finish(&tx, &attempt, &completion).await.unwrap();
         go.send(()).unwrap();
-        // The engine looks, and waits; it looks again when it has waited for long enough.
+        // The engine sends a release, and waits. It sends it again when its wait has timed out.
         let watching = connect(&url).await;
         let waits = async || {
             let waits = "SELECT min(query_start)::text FROM pg_stat_activity
@@ -316,7 +316,8 @@ async fn a_late_finisher_is_rolled_back_and_told_the_outcome(server: &Postgres) 
     let (url, resumed) = (bank.url.clone(), Arc::clone(&resume));
     let seen = Arc::new(AtomicU32::new(0));
     let stale = Arc::clone(&seen);
-    // Heartbeats end with `run_max` alone, so an attempt is paused by keeping its lease from being renewed.
+    // Renewals end with `run_max` alone, so the test suspends an attempt by preventing its
+    // renewals.
     let engine = bank.engine.clone();
     let work = move |attempt| async move {
         let mut client = connect(&url).await;
@@ -328,13 +329,13 @@ async fn a_late_finisher_is_rolled_back_and_told_the_outcome(server: &Postgres) 
         if matches!(finished, Err(FinishError::Stale)) {
             stale.fetch_add(1, Ordering::SeqCst);
         }
-        // Whoever overlooks it commits nothing: the server rolls back.
+        // A caller that ignores the error commits nothing, because the server rolls back.
         tx.commit().await.map_err(|error| error.to_string())?;
         Ok::<(), String>(())
     };
     let late = tokio::spawn(async move { engine.transact(hasty("late"), work).await });
     let attempt: Attempt = is_begun.await.unwrap();
-    // As if the owner were stopped: its lease and grace are over by the server's clock.
+    // As if the owner were stopped: its lease and grace have ended by the server's clock.
     let passed = "UPDATE onetake_records SET state_at = 1 WHERE attempt = $1";
     let of = attempt.attempt.as_bytes().as_slice();
     let took = loop {
@@ -343,7 +344,7 @@ async fn a_late_finisher_is_rolled_back_and_told_the_outcome(server: &Postgres) 
         if !matches!(took, Outcome::Answered(Answer::InFlight)) {
             break took;
         }
-        // The taker's node has to be in touch for a grace first, and a heartbeat may come between.
+        // The other node has to be in contact for a grace first, and a renewal may come in between.
         SystemClock.sleep(Duration::from_millis(20)).await;
     };
     assert!(matches!(took, Outcome::Ran(_)), "{took:?}");
@@ -365,7 +366,7 @@ async fn a_stale_finish_cannot_commit_even_if_the_commit_is_on_its_way(server: &
     let tx = client.transaction().await.unwrap();
     tx.execute("INSERT INTO transfers VALUES ('twice', 1)", &[]).await.unwrap();
     let completion = Completion::new(Recording::new("twice"));
-    // Sent together, without waiting for the first one's answer.
+    // Both are sent together, without waiting for the first answer.
     let (finished, committed) =
         tokio::join!(finish(&tx, &attempt, &completion), tx.batch_execute("COMMIT"));
     assert!(matches!(finished, Err(FinishError::Stale)), "{finished:?}");
@@ -379,12 +380,12 @@ async fn a_stale_finish_cannot_commit_even_if_the_commit_is_on_its_way(server: &
     assert_eq!(recording.body.as_deref(), Some(&b"alice paid"[..]));
 }
 
-/// Places of one ordering key rise in the order of commits: whoever reads up to a place never misses an
+/// Places of one ordering key rise in the order of commits: a reader up to a place never misses an
 /// earlier one that is committed later.
 async fn places_of_an_ordering_key_are_in_the_order_of_commits(server: &Postgres) {
     let bank = Bank::open(server).await;
     bank.client.batch_execute("CREATE TABLE committed (number bigserial, who text)").await.unwrap();
-    // Two keys each, named in different orders: they must not wait in a circle.
+    // Two keys each, named in different orders, which must not deadlock.
     let transactional = bank.transactional();
     let reader = connect(&bank.url).await;
     let watch = tokio::spawn(async move {

@@ -1,4 +1,4 @@
-//! The reaper's watch: which claims are in its index, and that none is missed.
+//! Tests of the reaper's watch: which claims are in its index, and that none is missed.
 
 use std::time::Duration;
 
@@ -16,12 +16,12 @@ use super::{patient, store_on};
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// Short grace, so that a node's own time in touch is soon long enough.
+/// A short grace, so that a node's contact is soon long enough.
 fn terms() -> Terms {
     Terms { lease: 30 * SECOND, grace: Duration::from_millis(10), ..Terms::default() }
 }
 
-/// A database with a store on a clock of its own.
+/// A database with a store on its own clock.
 struct Watched<'a> {
     server: &'a Postgres,
     url: String,
@@ -54,12 +54,13 @@ impl<'a> Watched<'a> {
         assert!(matches!(settled, Settled::Done { .. }), "{settled:?}");
     }
 
-    /// How many claims a look finds whose lease and grace are over.
+    /// The number of due claims that one search finds.
     async fn look(&self) -> usize {
         self.store.due(Due::LeaseEnd, 100).await.unwrap().len()
     }
 
-    /// Looks every ten seconds for an hour; after how many looks it found one, if ever.
+    /// Searches every ten seconds for an hour. Returns the number of searches until it found one,
+    /// if ever.
     async fn found_within_an_hour(&self) -> Option<usize> {
         for looks in 1..=360 {
             self.shift.advance(10 * SECOND);
@@ -70,12 +71,12 @@ impl<'a> Watched<'a> {
         None
     }
 
-    /// How many records are in the index.
+    /// The number of records in the index.
     fn watched(&self) -> String {
         self.sql("SELECT count(*) FROM onetake_records WHERE watch_at IS NOT NULL")
     }
 
-    /// How many records are in the index at the end of their lease and grace.
+    /// The number of records in the index with the end of their lease and grace.
     fn watched_rightly(&self) -> String {
         self.sql("SELECT count(*) FROM onetake_records WHERE watch_at = state_at + grace")
     }
@@ -85,8 +86,8 @@ fn long(number: u64) -> Claim {
     Claim { terms: terms(), ..claim(number) }
 }
 
-/// A claim whose commit waits for a standby, or for a disk, for minutes. Its time is long past when
-/// it can be seen.
+/// A claim whose commit waits for a standby, or for a disk, for minutes. It becomes visible long
+/// after its time.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_claim_that_becomes_visible_late_is_found() {
     let server = Postgres::start().await;
@@ -145,8 +146,8 @@ async fn a_long_transaction_of_another_program_holds_up_nothing() {
     assert!(watched.found_within_an_hour().await.is_some_and(|looks| looks <= 6));
 }
 
-/// A mark that lies in the future, by its time or its number, is not waited for: the clock was set
-/// back, or the tables were restored on another server.
+/// A mark in the future, by its time or its number, is replaced: the clock was set back, or the
+/// tables were restored on another server.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_mark_from_the_future_is_replaced() {
     let server = Postgres::start().await;
@@ -164,7 +165,7 @@ async fn a_mark_from_the_future_is_replaced() {
     }
 }
 
-/// The cursor passes a time only once: whatever it passed was seen.
+/// The cursor passes a time only once, so every claim of that time must have been seen.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_second_cursor_follows_the_first() {
     let server = Postgres::start().await;
@@ -177,8 +178,8 @@ async fn the_second_cursor_follows_the_first() {
     assert_eq!(watched.sql(behind), "t|t");
 }
 
-/// A claim whose rows are written more than three seconds after its time watches itself: the second cursor
-/// may pass its time before it has a number.
+/// A claim whose rows are written more than three seconds after its time puts itself under watch:
+/// the second cursor may pass its time before it has a transaction number.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_claim_that_is_slow_to_write_is_watched_from_the_start() {
     let server = Postgres::start().await;
@@ -192,7 +193,7 @@ async fn a_claim_that_is_slow_to_write_is_watched_from_the_start() {
     );
     watched.granted(&long(2)).await;
     assert_eq!(watched.watched(), "1");
-    // Beside one that is found.
+    // Beside a key that exists already.
     let retry = Claim { attempt: AttemptId::from_bytes([0xee; 16]), ..long(2) };
     let answers = watched.store.claim(vec![retry, long(3)]).await;
     assert!(matches!(answers[0], Ok(Claimed::Found { .. })), "{answers:?}");
@@ -200,8 +201,8 @@ async fn a_claim_that_is_slow_to_write_is_watched_from_the_start() {
     assert_eq!((watched.watched(), watched.watched_rightly()), ("2".into(), "2".into()));
 }
 
-/// A long operation is in the index from ten seconds on, at the end of its lease and grace, wherever
-/// that moves, and leaves the index when it ends, however it ends.
+/// A long operation is in the index after ten seconds, with the current end of its lease and grace.
+/// It leaves the index when it ends, with any ending.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn long_operations_are_in_the_index_and_no_others() {
     let server = Postgres::start().await;
@@ -240,7 +241,7 @@ async fn long_operations_are_in_the_index_and_no_others() {
     }
 }
 
-/// Who takes over is watched anew, from its own time on.
+/// An attempt that takes over is watched from its own time on.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_attempt_that_takes_over_is_watched_anew() {
     let server = Postgres::start().await;
@@ -261,7 +262,7 @@ async fn an_attempt_that_takes_over_is_watched_anew() {
     assert_eq!(found.iter().map(|it| it.attempt).collect::<Vec<_>>(), [second.attempt]);
 }
 
-/// However many records there are, a look reads the few that it has to, by the indexes.
+/// With any number of records, a search reads only a few, by the indexes.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_look_reads_a_few_records_of_many() {
     const MANY: u64 = 30_000;
@@ -277,7 +278,7 @@ async fn a_look_reads_a_few_records_of_many() {
     for number in 0..5 {
         watched.granted(&long(number)).await;
     }
-    // The first looks go through what is there.
+    // The first searches go through the existing records.
     for _ in 0..10 {
         watched.shift.advance(60 * SECOND);
         watched.look().await;
@@ -290,8 +291,8 @@ async fn a_look_reads_a_few_records_of_many() {
         let (scans, rows) = text.trim().split_once(' ').unwrap();
         (scans.parse().unwrap(), rows.parse().unwrap())
     };
-    // The server counts what the first looks read up to ten seconds later, so that some rounds seem to read more than
-    // they do. A look that goes through the table reads all of it in every round.
+    // The server counts the reads of the first searches up to ten seconds later, so some rounds
+    // seem to read more than they do. A search that scans the table reads all of it in every round.
     until("five looks read fewer rows than the table has", async || {
         let before = read();
         until("the index of the watched is used", async || {

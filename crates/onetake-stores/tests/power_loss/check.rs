@@ -1,4 +1,4 @@
-//! Opens what a power loss left, and compares it with what was acknowledged.
+//! Opening of a folder after a power loss, and comparison with what was acknowledged.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
@@ -13,17 +13,17 @@ use crate::script::{Ending, Run, Subject, kept};
 use crate::subject::{open_journal, open_store};
 use crate::worker::{FRESH, SECRET};
 
-/// What became of an acknowledged state.
+/// The result of a comparison.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Verdict {
-    /// Why the folder, or something in it, was refused.
+    /// The reasons why the folder, or something in it, was refused.
     pub(crate) refused: Vec<String>,
-    /// What is lost or wrong.
+    /// Acknowledged data that is lost or wrong.
     pub(crate) violations: Vec<String>,
     pub(crate) panicked: bool,
 }
 
-/// Opens the subject in `root` and asks for everything that was acknowledged.
+/// Opens the subject in `root` and reads everything that was acknowledged.
 pub(crate) fn check(root: &Path, expected: &Expected) -> Verdict {
     let checked = catch_unwind(AssertUnwindSafe(|| {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
@@ -126,13 +126,13 @@ fn brief(record: &Record) -> String {
     text
 }
 
-/// Whether a record is one of those that a key may be after a crash.
+/// Returns true if a record is a possible state of a key after a crash.
 pub(crate) fn is_allowed(found: Option<&Record>, state: &KeyState, subject: Subject) -> bool {
     let may_be = |known: Known| is(found, known, subject);
     may_be(state.sure) || state.maybe.is_some_and(may_be)
 }
 
-/// Whether a record is what a key is known to be.
+/// Returns true if a record is in this state.
 fn is(found: Option<&Record>, known: Known, subject: Subject) -> bool {
     let (run, record) = match (known, found) {
         (Known::Absent, None) => return true,
@@ -143,7 +143,8 @@ fn is(found: Option<&Record>, known: Known, subject: Subject) -> bool {
         return false;
     }
     match (known, &record.state) {
-        // Nobody else can have run it, so the embedded store gives it up when it is opened.
+        // No other process can have run it, so the embedded store makes it unknown when it is
+        // opened.
         (Known::Running(_), State::Running { .. }) => subject == Subject::Sqlite,
         (Known::Running(_), State::Unknown { .. }) => subject == Subject::Embedded,
         (Known::Settled(run, Ending::Complete(bytes)), State::Completed { recording, .. }) => {

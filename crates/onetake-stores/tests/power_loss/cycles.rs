@@ -1,7 +1,9 @@
-//! Kill cycles: one embedded store under load, killed again and again, in one folder that lives on.
+//! Kill cycles: an embedded store under load is killed again and again, with one folder for all
+//! cycles.
 //!
-//! Each cycle is a process. It opens the folder, checks what the processes before it were told, and takes requests
-//! until it is killed at a random moment: now and then before it has even opened the folder.
+//! Each cycle is a process. It opens the folder, checks the answers that earlier processes got, and
+//! takes requests until it is killed at a random moment: now and then before it has opened the
+//! folder.
 //!
 //! `ONETAKE_POWER_CYCLES` sets the number of cycles, `ONETAKE_POWER_SEED` the seed.
 
@@ -30,7 +32,7 @@ const LANES: u32 = 8;
 
 type Keys = BTreeMap<u32, KeyState>;
 
-/// How the attempt of a key ends; none: it is left running.
+/// The ending of a key's attempt; `None` if it is left running.
 fn ending(key: u32) -> Option<Ending> {
     match key % 10 {
         0 => None,
@@ -42,12 +44,12 @@ fn ending(key: u32) -> Option<Ending> {
     }
 }
 
-/// The attempt of a key. None of these keys is of short life.
+/// The attempt of a key. None of these keys is short-lived.
 fn run_of(key: u32) -> Run {
     Run { key: key * 5, attempt: 1 }
 }
 
-/// One word for a state: what a file of expectations consists of.
+/// The word for a state in a file of expectations.
 fn word(known: Option<Known>) -> &'static str {
     match known {
         None => "-",
@@ -66,7 +68,7 @@ fn from_word(key: u32, word: &str) -> Option<Known> {
     }
 }
 
-/// Not a test: the process of one cycle. Without its variable it does nothing.
+/// The process of one cycle. It is not a test: without its variable it does nothing.
 #[test]
 fn cycle_process() {
     let variable = |name: &str| std::env::var(format!("ONETAKE_POWER_{name}"));
@@ -74,7 +76,7 @@ fn cycle_process() {
     let cycle: u32 = cycle.parse().unwrap();
     let root = PathBuf::from(variable("ROOT").unwrap());
     let checks = fs::read_to_string(variable("CHECKS").unwrap()).unwrap();
-    // What the test harness wrote before stands on a line of its own.
+    // Output of the test harness ends here, so that reports begin on their own line.
     say("");
     let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
     runtime.block_on(async {
@@ -128,14 +130,14 @@ async fn load(store: &EmbeddedStore, cycle: u32, lane: u32) {
     }
 }
 
-/// What one process said before it was killed.
+/// The reports of one process before it was killed.
 struct Killed {
     was_ready: bool,
     acknowledged: usize,
     wrong: Vec<String>,
 }
 
-/// Runs one cycle and kills it: after so many answers, or a moment after its start.
+/// Runs one cycle and kills it: after a random number of answers, or a moment after its start.
 fn cycle(number: u32, root: &Path, checks: &Path, keys: &mut Keys, random: &mut Random) -> Killed {
     let mut process = Command::new(std::env::current_exe().unwrap())
         .args(["cycles::cycle_process", "--exact", "--nocapture", "--test-threads=1"])
@@ -171,7 +173,7 @@ fn cycle(number: u32, root: &Path, checks: &Path, keys: &mut Keys, random: &mut 
             ["wrong:", ..] => killed.wrong.push(line),
             _ => continue,
         }
-        // What it said before it died is read to the end.
+        // All reports from before the kill are read.
         left = left.saturating_sub(1);
         if killed.was_ready && left == 0 && !is_early {
             process.kill().unwrap();
@@ -205,7 +207,7 @@ fn embedded_survives_kill_cycles() {
     let (mut acknowledged, mut checked, mut unopened) = (0, 0, 0);
     let mut newest = 0;
     for number in 0..cycles {
-        // Those of the last process that got to work, and some of the older ones.
+        // The keys of the last process that was ready, and some of the older ones.
         let older = keys.keys().copied().filter(|_| random.below(50) == 0).collect::<Vec<_>>();
         let is_due = |key: &u32| *key >= newest || older.binary_search(key).is_ok();
         let count = write_checks(&checks, keys.iter().filter(|(key, _)| is_due(key)));
@@ -220,7 +222,7 @@ fn embedded_survives_kill_cycles() {
             unopened += 1;
         }
     }
-    // At last, everything.
+    // Finally all keys are checked.
     let count = write_checks(&checks, keys.iter());
     let last = cycle(cycles, folder.path(), &checks, &mut keys, &mut Random::new(1));
     println!(

@@ -1,8 +1,9 @@
-//! A disk with a write cache: which bytes and names a power loss can leave.
+//! A disk with a write cache: the bytes and names that a power loss can leave.
 //!
 //! The rules are those of POSIX, and weaker than those of any journaling file system:
 //! - Bytes of a file survive once the file was synced. Before, any of their sectors may.
-//! - A name survives once its folder was synced. Before, any change of names may, in any combination.
+//! - A name survives once its folder was synced. Before, any combination of name changes may
+//!   survive.
 //! - A sync that failed makes nothing durable, and neither does a later one of the same bytes.
 
 use std::collections::BTreeMap;
@@ -49,7 +50,7 @@ impl NameChange {
     }
 }
 
-/// Something that changed, and when.
+/// A change, and its time.
 type Pending<T> = Vec<(usize, T)>;
 
 #[derive(Clone, Debug)]
@@ -66,18 +67,18 @@ enum Node {
     },
 }
 
-/// How much of what was not synced a power loss leaves.
+/// The part of unsynced changes that a power loss loses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Loss {
-    /// Nothing of it.
+    /// Everything.
     All,
-    /// Everything: the process was killed, the machine went on.
+    /// Nothing: the process was killed, and the machine went on.
     None,
-    /// The names, and no bytes.
+    /// The bytes, but not the names.
     Bytes,
-    /// The bytes, and no names.
+    /// The names, but not the bytes.
     Names,
-    /// What came before some moment, and a part of the write at that moment.
+    /// Everything after some moment, and a part of the write at that moment.
     After,
     /// Any sectors and any names.
     Scattered,
@@ -88,7 +89,7 @@ impl Loss {
         [Self::All, Self::None, Self::Bytes, Self::Names, Self::After, Self::Scattered];
 }
 
-/// Which syncs the disk obeys.
+/// The syncs that the disk obeys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Syncs {
     All,
@@ -111,7 +112,7 @@ impl Disk {
         Self { nodes: vec![folder()], now: 0, syncs }
     }
 
-    /// A folder that is durable as it is.
+    /// A folder whose whole content is durable.
     pub(crate) fn with(image: &Image) -> Self {
         let mut disk = Self::new(Syncs::All);
         for (path, content) in image {
@@ -153,7 +154,7 @@ impl Disk {
     }
 
     fn change(&mut self, path: &Path, change: Change) {
-        // A file that was deleted while it was open does not matter any more.
+        // A file that was deleted while it was open is ignored.
         let Some(node) = self.find(path) else {
             assert!(path.to_string_lossy().ends_with(" (deleted)"), "{}", path.display());
             return;
@@ -211,13 +212,13 @@ impl Disk {
         };
         match node {
             node if is_obeyed && worked => sync(node),
-            // The operating system forgets what it could not write.
+            // The operating system forgets data that it could not write.
             Node::File { pending, .. } if !worked => pending.clear(),
             _ => {}
         }
     }
 
-    /// What a power loss at this moment leaves.
+    /// Returns what a power loss at this moment leaves.
     pub(crate) fn lose_power(&self, loss: Loss, random: &mut Random) -> Image {
         // Weighted towards the latest changes.
         let oldest = self.nodes.iter().filter_map(oldest_pending).min().unwrap_or(self.now);
@@ -276,7 +277,7 @@ impl Disk {
     }
 }
 
-/// Applies what is left of a change that was not synced.
+/// Applies the remaining part of an unsynced change.
 fn leave(
     content: &mut Content,
     change: &Change,

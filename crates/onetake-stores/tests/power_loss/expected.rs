@@ -1,4 +1,4 @@
-//! What must be found after a power loss: built from the reports of a worker.
+//! The expected content after a power loss, from the reports of a worker.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -18,22 +18,22 @@ pub(crate) enum Known {
 /// A key, as its client knows it.
 #[derive(Clone, Debug)]
 pub(crate) struct KeyState {
-    /// What was acknowledged last.
+    /// The last acknowledged state.
     pub(crate) sure: Known,
-    /// What was asked for since, and may have happened.
+    /// The state that was requested since, and may have been written.
     pub(crate) maybe: Option<Known>,
     /// The highest fence that was granted.
     pub(crate) fence: u64,
 }
 
-/// Something that was asked for once.
+/// The certainty of something that was requested once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Certainty {
     Maybe,
     Sure,
 }
 
-/// Everything that a worker was told.
+/// Everything that a worker reported.
 #[derive(Clone, Debug)]
 pub(crate) struct Expected {
     pub(crate) script: Script,
@@ -42,12 +42,12 @@ pub(crate) struct Expected {
     pub(crate) keys: BTreeMap<u32, KeyState>,
     pub(crate) secret: Option<Certainty>,
     pub(crate) notes: BTreeMap<u32, Certainty>,
-    /// Files of the journal. `Sure`: each is there. `Maybe`: it may be.
+    /// Files of the journal. `Sure`: the file exists. `Maybe`: it may exist.
     pub(crate) kept: BTreeMap<Vec<Run>, Certainty>,
     pub(crate) clock: Duration,
-    /// Whether the worker was told that the subject is open.
+    /// True if the worker reported that the subject is open.
     pub(crate) opened: bool,
-    /// Answers that must never be given.
+    /// Answers that are always wrong.
     pub(crate) wrong: Vec<String>,
     /// Steps that were refused.
     pub(crate) errors: Vec<String>,
@@ -80,8 +80,8 @@ impl Expected {
         continued
     }
 
-    /// A store was opened again. A record of short life that was running becomes unknown then, and expires at the
-    /// next step of the clock: nothing can be said of it any more.
+    /// The store was opened again. A short-lived record that was running becomes unknown then, and
+    /// expires at the next step of the clock, so its state is no longer known.
     fn reopened(&mut self) {
         let is_settled = |key: &KeyState| {
             matches!(key.sure, Known::Settled(..) | Known::Absent) && key.maybe.is_none()
@@ -95,14 +95,14 @@ impl Expected {
         self.script.start().plus(self.clock)
     }
 
-    /// How many outcomes and claims were acknowledged.
+    /// The number of acknowledged outcomes and claims.
     pub(crate) fn acknowledged(&self) -> usize {
         let sure = |key: &&KeyState| key.sure != Known::Absent;
         let kept = self.kept.values().filter(|kept| **kept == Certainty::Sure).count();
         self.keys.values().filter(sure).count() + kept
     }
 
-    /// Takes in a report of the worker.
+    /// Applies a report of the worker.
     pub(crate) fn report(&mut self, mark: &str) {
         let mut words = mark.splitn(3, ' ');
         let (kind, what) = (words.next().unwrap(), words.next().unwrap());
@@ -169,7 +169,7 @@ impl Expected {
             Step::Keep(runs) => drop(self.kept.insert(runs.clone(), Certainty::Sure)),
             Step::Clock(by) => {
                 self.clock += *by;
-                // Records of short life are over.
+                // Short-lived records have expired.
                 for key in self.keys.values_mut() {
                     if let Known::Settled(run, _) = key.sure
                         && run.is_brief()
@@ -177,13 +177,15 @@ impl Expected {
                         key.sure = Known::Absent;
                     }
                 }
-                // Of what may have been settled nothing can be said: it runs, or it is over too.
+                // The state of a short-lived record that may have been settled is unknown: it runs,
+                // or it has expired too.
                 self.keys.retain(
                     |_, key| !matches!(key.maybe, Some(Known::Settled(run, _)) if run.is_brief()),
                 );
             }
             Step::Reopen => self.reopened(),
-            // What was let go of may come back with a power loss: settling twice changes nothing.
+            // A deleted journal file may come back after a power loss. Settling it twice changes
+            // nothing.
             Step::LetGo(_) | Step::Sweep => {}
         }
     }

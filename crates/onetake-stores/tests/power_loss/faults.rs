@@ -13,7 +13,7 @@ const EIO: &str = "5";
 const EMFILE: &str = "24";
 const ENOSPC: &str = "28";
 
-/// A fault, without the number of the call: classes of calls, action, and what follows.
+/// A fault without the number of the call: classes of calls, the action, and what follows.
 type Fault = (&'static str, &'static str, &'static str);
 
 /// Faults of calls that change something.
@@ -30,7 +30,7 @@ const FAULTS: &[Fault] = &[
 ];
 const FAILED_READ: &[Fault] = &[("r", EIO, "")];
 
-/// What the worker of a fault was told, and the disk at its end.
+/// Returns the reports of the worker of a fault, and the disk at its end.
 fn told(script: Script, traced: &Traced) -> (Disk, Expected) {
     let (mut disk, mut expected) = (Disk::new(Syncs::All), Expected::new(script));
     for event in &traced.events {
@@ -98,8 +98,8 @@ fn journal_is_whole_after_a_kill_at_each_call() {
     killed(Subject::Journal, usize::MAX);
 }
 
-/// A refused call is an error, or changes nothing. What was acknowledged beside it is there, also if the power goes
-/// at the end.
+/// A refused call leads to an error or changes nothing. Everything that was acknowledged still
+/// exists, also after a power loss at the end.
 fn refused(subject: Subject, faults: &[Fault], count: usize) {
     for fault in faults.iter().copied() {
         let mut figures = Figures::new(format!("fault {fault:?}, {subject:?}"));
@@ -124,8 +124,8 @@ fn refused(subject: Subject, faults: &[Fault], count: usize) {
     }
 }
 
-/// After a sync that failed, the operating system still shows the bytes that are not on disk, also to the next
-/// process. It must not build on them.
+/// After a failed sync, the operating system still shows bytes that are not on disk, also to the
+/// next process. That process must not depend on them.
 fn failed_sync(subject: Subject, count: usize, moments: usize) {
     let mut figures = Figures::new(format!("failed sync, kill, power loss, {subject:?}"));
     let fault = ("s", EIO, ":kill");
@@ -187,7 +187,8 @@ fn journal_loses_nothing_by_failed_reads() {
     refused(Subject::Journal, FAILED_READ, if is_long() { usize::MAX } else { 12 });
 }
 
-/// Not a test: shows one case again, as a violation names it, such as `ONETAKE_POWER_CASE="Embedded w:169:5"`.
+/// Not a test: repeats one case by its name in a violation, such as
+/// `ONETAKE_POWER_CASE="Embedded w:169:5"`.
 #[test]
 fn one_case() {
     let Ok(case) = std::env::var("ONETAKE_POWER_CASE") else { return };

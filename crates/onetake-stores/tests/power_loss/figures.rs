@@ -1,4 +1,4 @@
-//! The figures of a test: what was checked, and what came of it.
+//! The figures of a test: the checks and their results.
 
 use std::path::Path;
 use std::time::Duration;
@@ -16,7 +16,7 @@ pub(crate) fn scratch() -> tempfile::TempDir {
     made.unwrap()
 }
 
-/// Whether the long form was asked for.
+/// Returns true if the long form was requested.
 pub(crate) fn is_long() -> bool {
     std::env::var("ONETAKE_POWER_LOSS").is_ok_and(|form| form == "long")
 }
@@ -28,7 +28,7 @@ pub(crate) fn check_image(image: &Image, expected: &Expected) -> Verdict {
     check(folder.path(), expected)
 }
 
-/// What many checks came to.
+/// The results of many checks.
 #[derive(Debug)]
 pub(crate) struct Figures {
     name: String,
@@ -54,7 +54,7 @@ impl Figures {
         }
     }
 
-    /// Adds what came of one folder. `case` says how to find it again.
+    /// Adds the result of one folder. `case` identifies it.
     pub(crate) fn add(&mut self, case: &str, verdict: Verdict) {
         self.folders += 1;
         self.panics += usize::from(verdict.panicked);
@@ -84,7 +84,7 @@ impl Figures {
         }
     }
 
-    /// Nothing was lost.
+    /// Asserts that nothing was lost.
     pub(crate) fn assert_nothing_lost(&self) {
         self.print();
         assert!(self.folders > 0, "{}: nothing was checked", self.name);
@@ -93,7 +93,7 @@ impl Figures {
         assert_eq!(self.panics, 0, "{}: a refusal is an error, not a panic", self.name);
     }
 
-    /// Nothing was lost, and nothing was refused either.
+    /// Asserts that nothing was lost or refused.
     pub(crate) fn assert_all_there(&self) {
         self.assert_nothing_lost();
         let refused = self.refused.len();

@@ -10,7 +10,7 @@ use crate::random::Random;
 use crate::script::{Script, Shape, Subject};
 use crate::trace::{self, Event};
 
-/// The folder of a run, and what its worker was told: closed, or as a kill late in the run leaves it.
+/// The folder of a run, and its worker's reports: closed, or as a kill late in the run leaves it.
 fn folder(subject: Subject, shape: Shape, is_closed: bool) -> (Image, Expected) {
     let script = Script::new(subject, shape, 6);
     let folder = scratch();
@@ -30,14 +30,15 @@ fn folder(subject: Subject, shape: Shape, is_closed: bool) -> (Image, Expected) 
     (disk.lose_power(Loss::None, &mut Random::new(0)), expected)
 }
 
-/// Flips one bit of a file at a time: each byte of a file with at most `all` bytes, `some` of a larger one.
+/// Flips one bit of a file at a time: in each byte of a file with at most `all` bytes, and in
+/// `some` bytes of a larger one.
 fn flip(subject: Subject, shape: Shape, is_closed: bool, all: u64, some: u64) -> Figures {
     let (image, expected) = folder(subject, shape, is_closed);
     let how = if is_closed { "closed" } else { "killed" };
     let mut figures = Figures::new(format!("bit flips, {subject:?} {shape:?}, {how}"));
     let mut random = Random::new(11);
     for (path, content) in &image {
-        // SQLite makes the index of its log anew.
+        // SQLite rebuilds the index of its log.
         let Some(content) = content.as_ref().filter(|_| !path.to_string_lossy().ends_with("-shm"))
         else {
             continue;
@@ -62,7 +63,7 @@ fn flip(subject: Subject, shape: Shape, is_closed: bool, all: u64, some: u64) ->
     figures
 }
 
-/// How many bytes: each of files with so many, or some.
+/// The number of bytes to flip in small files and in larger ones.
 fn extent(short: (u64, u64), long: (u64, u64)) -> (u64, u64) {
     if is_long() { long } else { short }
 }
@@ -83,8 +84,8 @@ fn sqlite_refuses_flipped_bits_or_loses_nothing() {
     let (all, some) = extent((0, 100), (0, 20_000));
     for is_closed in [true, false] {
         let mut figures = flip(Subject::Sqlite, Shape::Small, is_closed, all, some);
-        // A damaged entry of the audit log is named in the log of the process and left out, so that the others can be
-        // read. One bit damages one entry.
+        // A damaged audit entry is reported in the log of the process and skipped, so that the
+        // others can be read. One bit damages one entry.
         let entries = figures.violations.iter().filter(|text| text.ends_with("is lost (S20)"));
         let damaged: BTreeSet<&str> =
             entries.clone().filter_map(|text| text.split(": ").next()).collect();
@@ -99,7 +100,8 @@ fn journal_refuses_flipped_bits_or_loses_nothing() {
     let (all, some) = extent((100, 60), (10_000, 2_000));
     let figures = flip(Subject::Journal, Shape::Small, true, all, some);
     figures.print();
-    // A damaged file is named in the log and left where it is: its outcomes are unknown, not lost silently.
+    // A damaged file is reported in the log and left where it is. Its outcomes are unknown, and not
+    // lost silently.
     let is_hidden = |text: &&String| !text.contains("is lost");
     let hidden: Vec<&String> = figures.violations.iter().filter(is_hidden).collect();
     assert!(hidden.is_empty(), "{hidden:#?}");

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 const PAGE: usize = 4096;
 
-/// The bytes of a file; pages that are not there are zeros.
+/// The bytes of a file. Missing pages are zeros.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Content {
     pub(crate) length: u64,
@@ -62,7 +62,7 @@ impl Content {
         content
     }
 
-    /// Whether the bytes are the same.
+    /// Returns true if the bytes are the same.
     fn is_same(&self, other: &Self) -> bool {
         let is_zeros = |page: &Arc<[u8; PAGE]>| page.iter().all(|byte| *byte == 0);
         let full = |content: &Self| {
@@ -86,7 +86,7 @@ impl Content {
 /// A folder as it is found after a power loss.
 pub(crate) type Image = BTreeMap<PathBuf, Option<Content>>;
 
-/// Whether two things in a folder are the same.
+/// Returns true if two entries of a folder are the same.
 pub(crate) fn is_same(one: &Option<Content>, other: &Option<Content>) -> bool {
     match (one, other) {
         (None, None) => true,
@@ -105,7 +105,7 @@ pub(crate) fn store(image: &Image, to: &Path) {
     }
 }
 
-/// A folder as it is.
+/// Reads a folder.
 pub(crate) fn read(folder: &Path) -> Image {
     let mut image = Image::new();
     read_into(folder, Path::new(""), &mut image);

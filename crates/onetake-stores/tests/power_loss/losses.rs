@@ -1,4 +1,4 @@
-//! Power losses at the moments of a run.
+//! Tests of power losses at the moments of a run.
 
 use crate::disk::{Disk, Loss, Syncs};
 use crate::expected::Expected;
@@ -8,7 +8,7 @@ use crate::random::Random;
 use crate::script::{Script, Shape, Subject};
 use crate::trace::{self, Event, Traced};
 
-/// Whether a power loss after this event can leave something new.
+/// Returns true if a power loss after this event can leave something new.
 fn is_moment(event: &Event) -> bool {
     !matches!(event, Event::Open(_) | Event::Read(_) | Event::Refused)
 }
@@ -98,7 +98,7 @@ fn journal_keeps_what_was_acknowledged() {
     in_scripts(Subject::Journal, Shape::Small, seeds, moments, &Loss::EVERY);
 }
 
-/// Tables are written, journals are deleted, logs are checkpointed.
+/// The load makes the stores write tables, delete journals and checkpoint logs.
 #[test]
 fn stores_keep_what_was_acknowledged_while_they_write_tables() {
     let (moments, losses) =
@@ -108,7 +108,7 @@ fn stores_keep_what_was_acknowledged_while_they_write_tables() {
     }
 }
 
-/// The power goes again while the folder is opened, or soon after.
+/// The power fails again while the folder is opened, or soon after.
 #[test]
 fn a_second_power_loss_loses_nothing() {
     for subject in Subject::EVERY {
@@ -135,7 +135,7 @@ fn a_second_power_loss_loses_nothing() {
     }
 }
 
-/// The control: a disk that does not sync loses what was acknowledged, and the check sees it.
+/// The control: a disk that does not sync loses acknowledged data, and the check detects it.
 #[test]
 fn without_syncs_outcomes_are_lost_and_that_is_seen() {
     for subject in Subject::EVERY {
@@ -149,7 +149,7 @@ fn without_syncs_outcomes_are_lost_and_that_is_seen() {
                 let image = disk.lose_power(Loss::All, random);
                 let verdict = check_image(&image, expected);
                 told += usize::from(expected.acknowledged() > 0);
-                // Where the names survive, empty files may be refused.
+                // If the names survive, empty files may be refused.
                 let is_refused = syncs == Syncs::OfFoldersOnly && !verdict.refused.is_empty();
                 seen += usize::from(!verdict.violations.is_empty() || is_refused);
                 figures.cases += 1;
@@ -161,7 +161,7 @@ fn without_syncs_outcomes_are_lost_and_that_is_seen() {
     }
 }
 
-/// The trace has everything: the folder can be rebuilt from it.
+/// The trace is complete: the folder can be rebuilt from it.
 #[test]
 fn the_trace_rebuilds_the_folder() {
     for subject in Subject::EVERY {

@@ -1,10 +1,12 @@
-//! Power loss, kills, disk faults and bit flips under the embedded store, SQLite and the file journal.
+//! Tests of power loss, kills, disk faults and bit flips under the embedded store, SQLite and the
+//! file journal.
 //!
-//! A worker process takes the steps of a script. A tracer records what it changes on disk. From the trace the
-//! folder is rebuilt as a power loss could have left it at each moment, opened, and compared with what the worker
-//! was told by then.
+//! A worker process executes the steps of a script, and a tracer records its changes on disk. From
+//! the trace, the folder is rebuilt as a power loss could have left it at each moment. It is then
+//! opened and compared with the answers that the worker had got by then.
 //!
-//! `ONETAKE_POWER_LOSS=long` runs the long form: all moments, more seeds (`ONETAKE_POWER_SEEDS` sets their number).
+//! `ONETAKE_POWER_LOSS=long` runs the long form: all moments, and more seeds (`ONETAKE_POWER_SEEDS`
+//! sets their number).
 #![cfg(all(target_os = "linux", feature = "embedded", feature = "sqlite"))]
 #![expect(
     clippy::unwrap_used,

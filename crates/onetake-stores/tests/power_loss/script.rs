@@ -1,4 +1,4 @@
-//! The steps that a worker takes, the same for the same seed.
+//! The steps of a worker, the same for the same seed.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -12,11 +12,11 @@ use onetake_core::{
 
 use crate::random::Random;
 
-/// The time when the first worker of a folder begins.
+/// The start time of the first worker of a folder.
 const START: Timestamp = Timestamp::from_micros(1_800_000_000_000_000);
-/// How long records of short life are kept. A clock step is longer, a run without one is shorter.
+/// The ttl of short-lived records. A clock step is longer, a run without one is shorter.
 const BRIEF: Duration = Duration::from_secs(20);
-/// A step of the clock: longer than fences are set aside for.
+/// A step of the clock: longer than the time for which fences are reserved.
 const CLOCK_STEP: Duration = Duration::from_secs(61);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,7 +47,7 @@ pub(crate) struct Script {
     pub(crate) subject: Subject,
     pub(crate) shape: Shape,
     pub(crate) seed: u64,
-    /// When the worker begins, in seconds after [`START`].
+    /// The start time of the worker, in seconds after [`START`].
     pub(crate) at: u64,
 }
 
@@ -56,7 +56,7 @@ impl Script {
         Self { subject, shape, seed, at: 0 }
     }
 
-    /// The time when the worker begins.
+    /// The start time of the worker.
     pub(crate) fn start(self) -> Timestamp {
         START.plus(Duration::from_secs(self.at))
     }
@@ -84,7 +84,7 @@ impl FromStr for Script {
     }
 }
 
-/// A run of a key: its number, and which of its attempts.
+/// A run of a key: its number, and the number of the attempt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Run {
     pub(crate) key: u32,
@@ -137,7 +137,7 @@ impl Run {
     }
 }
 
-/// How an attempt ends.
+/// The ending of an attempt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Ending {
     Complete(usize),
@@ -158,7 +158,7 @@ pub(crate) enum Step {
     Reopen,
     /// Keeps the outcomes of these keys in the file journal.
     Keep(Vec<Run>),
-    /// Deletes what the journal keeps of these keys.
+    /// Deletes the journal file of these keys.
     LetGo(Vec<Run>),
 }
 
@@ -185,7 +185,7 @@ impl Script {
             steps.push(Step::Claim(vec![brief]));
             steps.push(Step::Settle(vec![(b, size()), (brief, size()), (c, Ending::Fail)]));
             match group % 4 {
-                // It is left running.
+                // The attempt is left running.
                 0 => {}
                 1 => {
                     let again = Run { attempt: 2, ..d };
@@ -248,7 +248,7 @@ impl Script {
     }
 }
 
-/// What the journal keeps of some keys.
+/// The settlements of some keys in the journal.
 pub(crate) fn kept(runs: &[Run]) -> Vec<Settlement> {
     let ending = |run: &Run| match run.key % 3 {
         0 => Ending::Complete(5_000),
@@ -259,7 +259,7 @@ pub(crate) fn kept(runs: &[Run]) -> Vec<Settlement> {
 }
 
 impl Step {
-    /// The keys that it is about.
+    /// The keys of the step.
     pub(crate) fn keys(&self) -> Vec<u32> {
         match self {
             Self::Claim(runs) | Self::Keep(runs) | Self::LetGo(runs) => {
@@ -270,12 +270,12 @@ impl Step {
         }
     }
 
-    /// The step without these keys, if anything is left of it.
+    /// Returns the step without these keys, if something is left of it.
     pub(crate) fn without(mut self, keys: &BTreeSet<u32>) -> Option<Self> {
         match &mut self {
             Self::Claim(runs) => runs.retain(|run| !keys.contains(&run.key)),
             Self::Settle(endings) => endings.retain(|(run, _)| !keys.contains(&run.key)),
-            // A file is kept and let go of as a whole.
+            // A file is kept and deleted as a whole.
             Self::Keep(runs) | Self::LetGo(runs) => {
                 if runs.iter().any(|run| keys.contains(&run.key)) {
                     return None;

@@ -1,4 +1,4 @@
-//! The subjects: opened in a folder, asked, closed.
+//! The subjects of the tests: opened in a folder, used, closed.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use onetake_stores::{EmbeddedStore, FileJournal, SqliteStore};
 
 use crate::script::Subject;
 
-/// Where a subject keeps its files, below the root. The folders of it are not there at first.
+/// The path of a subject's files, below the root. Its folders do not exist at first.
 pub(crate) fn place(subject: Subject) -> &'static str {
     match subject {
         Subject::Embedded => "below/data",

@@ -10,9 +10,9 @@ use onetake_core::{Clock, SystemClock};
 
 use crate::script::Script;
 
-/// How long a worker may take: far longer than it should.
+/// The time limit of a worker: far longer than it needs.
 const PATIENCE: Duration = Duration::from_secs(120);
-/// The exit code that stands for a worker which never ends.
+/// The exit code for a worker that never ends.
 pub(crate) const HANGS: i32 = -2;
 /// The exit code of a worker that was killed.
 pub(crate) const KILLED: i32 = 137;
@@ -54,7 +54,7 @@ impl Event {
     }
 }
 
-/// What became of a traced worker.
+/// The result of a traced worker.
 #[derive(Debug)]
 pub(crate) struct Traced {
     pub(crate) events: Vec<Event>,
@@ -101,7 +101,7 @@ pub(crate) fn run(root: &Path, script: Script, fault: &str) -> Traced {
     Traced { events: parse(&fs::read(&trace).unwrap()), code, said }
 }
 
-/// The exit code of a program, or none if it takes too long.
+/// Returns the exit code of a program, or `None` if it takes too long.
 fn ends(program: &mut Child) -> Option<i32> {
     let end = SystemClock.monotonic() + PATIENCE;
     loop {

@@ -13,15 +13,15 @@
  *                  ":kill" SIGKILL before the call after it
  *         ACTION   an errno as a number, "short" (half of the write), or "kill" (SIGKILL before the call)
  *
- * A system call filter (seccomp) stops the program at the calls that matter; ptrace looks at them. Calls that go
- * past the C library are seen too. One such call runs at a time, so the trace has the true order.
+ * A system call filter (seccomp) stops the program at the relevant calls; ptrace reads them. Calls that bypass the
+ * C library are recorded too. One such call runs at a time, so the trace has the true order.
  *
- * A record: kind (1 byte), failed (1 byte), then path, second path, number (u64) and data; texts and data stand
- * behind their length (u32). Numbers are little-endian. Paths are relative to ROOT.
+ * A record: kind (1 byte), failed (1 byte), then path, second path, number (u64) and data; texts and data
+ * follow their length (u32). Numbers are little-endian. Paths are relative to ROOT.
  *
  *   C create a file      W write data at an offset     L set the length      S sync a file or folder
  *   D create a folder    R rename                      U delete a name       O open without a change
- *   M mark               I read                        X something that cannot be recorded: the trace is of no use
+ *   M mark               I read                        X a change that cannot be recorded: the trace is useless
  */
 #define _GNU_SOURCE
 #include <elf.h>
@@ -79,7 +79,7 @@ struct call {
     uint64_t arguments[6];
 };
 
-/* ---- What the thread has in its memory and its files. ---- */
+/* ---- The memory and the files of the thread. ---- */
 
 static size_t peek(pid_t thread, uint64_t address, void *to, size_t count)
 {
@@ -92,7 +92,7 @@ static int peek_text(pid_t thread, uint64_t address, char *to)
 {
     size_t done = 0;
     while (done < PATH_BYTES) {
-        /* Never across the end of a page: the next one may not be there. */
+        /* Never across the end of a page: the next one may not be mapped. */
         size_t count = 4096 - ((address + done) & 4095);
         if (count > PATH_BYTES - done)
             count = PATH_BYTES - done;
@@ -140,7 +140,7 @@ static int is_below_root(const char *path)
     return strncmp(path, root, root_length) == 0 && (path[root_length] == '/' || path[root_length] == 0);
 }
 
-/* Where a plain write goes to. */
+/* The offset of a plain write. */
 static uint64_t position_of(pid_t thread, uint64_t fd)
 {
     char name[64], line[128];
@@ -197,7 +197,7 @@ static void unsupported(const char *what, const char *path)
     record('X', 0, path, "", 0, what, strlen(what));
 }
 
-/* ---- The call: skipped, or carried out while all others wait. ---- */
+/* ---- The call: skipped, or executed while all others wait. ---- */
 
 static void skip(const struct call *call, int error)
 {
@@ -226,7 +226,7 @@ static void skip(const struct call *call, int error)
     ptrace(PTRACE_CONT, call->thread, 0, 0);
 }
 
-/* Sets the third argument: how many bytes are written. */
+/* Sets the third argument: the number of bytes to write. */
 static void shorten(const struct call *call, uint64_t count)
 {
     struct user_regs_struct registers;
@@ -242,7 +242,7 @@ static void shorten(const struct call *call, uint64_t count)
         die("set registers");
 }
 
-/* Lets the call happen; what it returned, or -EINTR if the thread is gone. The thread stays stopped. */
+/* Executes the call. Returns its result, or -EINTR if the thread has ended. The thread stays stopped. */
 static int64_t carry_out(const struct call *call)
 {
     int signal = 0;
@@ -268,7 +268,7 @@ static void resume(const struct call *call)
     ptrace(PTRACE_CONT, call->thread, 0, 0);
 }
 
-/* Whether the fault hits this call. */
+/* Returns true if the fault hits this call. */
 static int is_hit(char class)
 {
     if (!strchr(fault.classes, class))
@@ -279,7 +279,7 @@ static int is_hit(char class)
     return counted == fault.number || (fault.goes_on && counted > fault.number);
 }
 
-/* Whether the fault took the call: it is over then. */
+/* Returns true if the fault replaced the call, which is then over. */
 static int is_refused(const struct call *call, char class, char kind, const char *path)
 {
     if (!is_hit(class))
@@ -333,7 +333,7 @@ static void on_read(const struct call *call)
     resume(call);
 }
 
-/* `vector`: the second argument is a list of buffers; `offset`: where, unless the file knows. */
+/* `vector`: the second argument is a list of buffers; `offset`: the position, unless it is the file's own. */
 static void on_write(const struct call *call, int vector, const uint64_t *offset)
 {
     uint64_t fd = call->arguments[0], buffer = call->arguments[1], count = call->arguments[2];
@@ -424,7 +424,7 @@ static void on_sync(const struct call *call)
     resume(call);
 }
 
-/* A name that comes into being or goes. */
+/* A name that is created or deleted. */
 static void on_name(const struct call *call, char kind, uint64_t folder, uint64_t name)
 {
     if (!path_at(call->thread, folder, name, path) || !is_below_root(path)) {
@@ -455,7 +455,7 @@ static void on_rename(const struct call *call, uint64_t folder, uint64_t from, u
     resume(call);
 }
 
-/* Something that changes files in a way that is not recorded. */
+/* A call that changes files in a way that is not recorded. */
 static void on_unsupported(const struct call *call, const char *what, uint64_t fd)
 {
     if (path_of_fd(call->thread, fd, path) && is_below_root(path))
@@ -510,7 +510,7 @@ static void on_call(const struct call *call)
     case __NR_fsync:
     case __NR_fdatasync: on_sync(call); return;
     case __NR_mmap:
-        /* Written without a call: what the trace says of this file is not all. */
+        /* Written without a call, so the trace of this file is not complete. */
         if (path_of_fd(call->thread, a[4], path) && is_below_root(path) &&
             (strlen(path) < 4 || strcmp(path + strlen(path) - 4, "-shm")))
             unsupported("a writable mapping", path);
@@ -549,7 +549,7 @@ static const int WATCHED[] = {
     __NR_splice, __NR_io_uring_setup,
 };
 #define WATCHED_COUNT (sizeof WATCHED / sizeof WATCHED[0])
-/* Watched only if they are counted: there are many of them. */
+/* Stopped at only if they are counted, because there are many of them. */
 static const int READS[] = {__NR_read, __NR_readv, __NR_pread64, __NR_preadv, __NR_preadv2};
 #define READS_COUNT (sizeof READS / sizeof READS[0])
 
@@ -564,7 +564,7 @@ static void install_filter(void)
         code[at++] = (struct sock_filter)BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, (uint32_t)number, 0, 1);
         code[at++] = (struct sock_filter)BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_TRACE);
     }
-    /* Mappings matter if they are writable and shared. */
+    /* Only writable shared mappings are relevant. */
     code[at++] = (struct sock_filter)BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, __NR_mmap, 0, 5);
     code[at++] = (struct sock_filter)BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, args[2]));
     code[at++] = (struct sock_filter)BPF_JUMP(BPF_JMP | BPF_JSET | BPF_K, PROT_WRITE, 0, 3);
@@ -646,7 +646,7 @@ int main(int count, char **arguments)
             memcpy(call.arguments, info.seccomp.args, sizeof call.arguments);
             on_call(&call);
         } else {
-            /* A new thread begins with SIGSTOP; events and traps are not for the program. */
+            /* A new thread begins with SIGSTOP; events and traps are not passed to the program. */
             int pass = event || signal == SIGSTOP || signal == SIGTRAP ? 0 : signal;
             ptrace(PTRACE_CONT, thread, 0, pass);
         }

@@ -1,10 +1,10 @@
-//! The worker: a process of its own that takes the steps of a script and reports each answer.
+//! The worker: a process that executes the steps of a script and reports each answer.
 //!
-//! It is this test program, started with a variable that names the script. A report is one line to the file of
-//! marks, which the tracer puts between the changes on disk.
+//! It is this test program, started with a variable that names the script. A report is one line in
+//! the file of marks, which the tracer records between the changes on disk.
 //!
-//! `ask N` before a step, `ok N [FENCE…]` after it, `err N TEXT` if it was refused. `wrong N TEXT` is an answer that
-//! must never be given.
+//! The reports are `ask N` before a step, `ok N [FENCE…]` after it, and `err N TEXT` if it was
+//! refused. `wrong N TEXT` is an answer that is always wrong.
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -21,12 +21,12 @@ use onetake_stores::FileJournal;
 use crate::script::{Script, Step, Subject, kept};
 use crate::subject::{open_journal, open_store};
 
-/// The name of the secret that workers make.
+/// The name of the secret that workers create.
 pub(crate) const SECRET: &str = "power";
 /// Its value.
 pub(crate) const FRESH: [u8; 32] = [5; 32];
 
-/// Not a test: what a worker process does. Without its variable it does nothing.
+/// The body of a worker process. It is not a test: without its variable it does nothing.
 #[test]
 fn worker_process() {
     let variable = |name: &str| std::env::var(format!("ONETAKE_POWER_{name}"));
@@ -73,7 +73,7 @@ async fn work(script: Script, root: &Path, marks: File) {
         Err(error) => return worker.mark(&format!("err open {error}")),
     };
     worker.mark("ok open");
-    // Keys of which a step failed: the steps that follow would not mean anything.
+    // Keys with a failed step. Their later steps would have no meaning.
     let mut failed = BTreeSet::new();
     for (number, step) in script.steps().into_iter().enumerate() {
         let Some(step) = step.without(&failed) else { continue };

@@ -1,4 +1,4 @@
-//! A cluster that changes under the store's feet.
+//! Tests of a cluster that changes while it is used.
 
 use std::process::Command;
 use std::time::Duration;
@@ -27,11 +27,11 @@ async fn a_replica_takes_over_from_a_dead_primary() {
     })
     .await;
     let options = RedisOptions { prefix: prefix(), ..RedisOptions::default() };
-    // This one has known the replicas all along.
+    // This store has known the replicas from the start.
     let all: Vec<_> = cluster.nodes().iter().map(|node| node.address().to_string()).collect();
     let url = format!("redis-cluster://{}", all.join(","));
     let store = RedisStore::open(&url, options.clone()).await.unwrap();
-    // What the replicas have is what a failover keeps.
+    // A failover keeps what the replicas have.
     let url = format!("{}?wait_replicas=1&wait_timeout=5s", cluster.url());
     let careful = RedisStore::open(&url, options).await.unwrap();
     let keys: Vec<_> = (0..100).map(|key| format!("key {key}")).collect();
@@ -44,7 +44,7 @@ async fn a_replica_takes_over_from_a_dead_primary() {
         answer.unwrap();
     }
 
-    // Operations whose lease and grace will be over when it is the replica that is asked.
+    // Operations whose lease and grace will have ended when the replica takes over.
     let (lease, grace) = (Duration::from_millis(100), Duration::from_secs(6));
     let mut running: Vec<_> = (0..30).map(|key| claim_of(&format!("running {key}"))).collect();
     for this in &mut running {
@@ -94,10 +94,10 @@ async fn no_key_is_granted_twice_while_slots_move() {
     let names: Vec<_> = primaries.iter().map(|node| node.cli(&["CLUSTER", "MYID"])).collect();
     let address = primaries[0].address().to_string();
     race.run(async {
-        // A third of what each has, round in a circle.
+        // A third of each node's slots, in a circle.
         for (from, to) in [(0, 1), (1, 2), (2, 0)] {
             let (from, to) = (&names[from], &names[to]);
-            // It refuses to begin before all nodes have heard of the last move.
+            // It fails until all nodes know of the last move.
             until("slots move", async || {
                 let mut reshard = Command::new("redis-cli");
                 reshard.args(["--cluster", "reshard", &address, "--cluster-yes"]);
@@ -132,14 +132,14 @@ async fn a_slot_on_its_way_and_one_that_moved_are_found_at_once() {
     let keys = from.cli(&["CLUSTER", "GETKEYSINSLOT", &slot, "10"]);
     migrate.extend(keys.lines());
     assert_eq!(from.cli(&migrate), "OK");
-    // The slot still belongs to the first, which says to ask the second.
+    // The slot still belongs to the first node, which redirects to the second (`ASK`).
     done(&store, &this, Verb::Renew).await;
     assert_eq!(load(&store, "a").await.unwrap().unwrap().attempt, this.attempt);
 
     for node in [to, from] {
         node.cli(&["CLUSTER", "SETSLOT", &slot, "NODE", &to_name]);
     }
-    // Now the first says that it moved.
+    // Now the first node redirects for good (`MOVED`).
     done(&store, &this, outcome()).await;
     assert_eq!(load(&store, "a").await.unwrap().unwrap().state.name(), "completed");
 }

@@ -1,4 +1,4 @@
-//! What doctor says of a server.
+//! Tests of the diagnosis.
 
 use std::time::Duration;
 

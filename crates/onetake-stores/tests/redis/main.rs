@@ -1,4 +1,4 @@
-//! The Redis store, on real servers that each test starts for itself.
+//! Tests of the Redis store, on real servers that each test starts for itself.
 #![cfg(feature = "redis")]
 #![expect(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "tests may panic")]
 
@@ -23,7 +23,7 @@ use onetake_core::{
 use onetake_sim::servers::{Redis, until};
 use onetake_stores::{RedisOptions, RedisStore};
 
-/// A prefix that nobody else has.
+/// A unique prefix.
 fn prefix() -> String {
     static NEXT: AtomicU64 = AtomicU64::new(0);
     format!("test-{}", NEXT.fetch_add(1, Ordering::Relaxed))
@@ -84,14 +84,14 @@ async fn load(store: &dyn Store, key: &str) -> Result<Option<Arc<Record>>, Store
     store.load(vec![id(key)]).await.remove(0)
 }
 
-/// Real time in which a server does something of its own.
+/// Waits in real time for a server.
 async fn pause(millis: u64) {
     use onetake_core::Clock;
     onetake_core::SystemClock.sleep(Duration::from_millis(millis)).await;
 }
 
-/// A claim of one of many tasks, tried until the store answers; whether this task owns the key.
-/// After a lost answer the own attempt id means own success, as the engine has it.
+/// Claims until the store answers. Returns true if this task owns the key. After a lost answer, a
+/// record with this attempt's id means success, as in the engine.
 async fn owns(store: &dyn Store, this: &Claim) -> bool {
     let mut may_have_landed = false;
     loop {
@@ -110,13 +110,13 @@ async fn owns(store: &dyn Store, this: &Claim) -> bool {
     }
 }
 
-/// Many tasks that all want the same keys, from two nodes; each key must be owned once, and by the
-/// attempt that the store names.
+/// Many tasks on two nodes that want the same keys. Each key must be owned once, by the attempt
+/// that the store names.
 struct Race {
     stores: Vec<Arc<RedisStore>>,
-    /// Looks at what came of it, with more patience.
+    /// Checks the result, with a longer timeout.
     looking: RedisStore,
-    /// How many claims were answered.
+    /// The number of claims that were answered.
     answered: Arc<AtomicU64>,
 }
 
@@ -137,7 +137,7 @@ impl Race {
         Self { stores, looking, answered: Arc::default() }
     }
 
-    /// Waits until so many more claims were answered: until the trouble before is really over.
+    /// Waits until this many more claims were answered, so that the earlier fault is over.
     async fn goes_on(&self, claims: u64) {
         let from = self.answered.load(Ordering::Relaxed);
         until("claims are answered", async || {
@@ -146,7 +146,7 @@ impl Race {
         .await;
     }
 
-    /// Runs while `trouble` happens, and checks.
+    /// Runs while `trouble` happens, and checks the result.
     async fn run(&self, trouble: impl Future<Output = ()>) {
         let over = Arc::new(AtomicBool::new(false));
         let tasks: Vec<_> = (0..8_usize)

@@ -1,4 +1,4 @@
-//! What the server keeps, and for how long; and how opening fails.
+//! Tests of stored keys and their expiry, and of errors when opening.
 
 use std::time::Duration;
 
@@ -204,7 +204,7 @@ async fn leases_of_deleted_records_are_forgotten() {
     assert_eq!(leases(), 0);
 }
 
-/// Makes a key unknown that is to be reconciled.
+/// Makes a key unknown whose outcome is to be reconciled.
 async fn unknown(store: &dyn Store, key: &str, ttl: Duration) -> onetake_core::Claim {
     let mut this = claim_of(key);
     this.terms = Terms { on_unknown: OnUnknown::Reconcile, ttl, ..this.terms };

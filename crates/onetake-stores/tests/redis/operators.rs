@@ -1,4 +1,4 @@
-//! What operators go by, as a server keeps it.
+//! Tests of references and audit entries as a server stores them.
 
 use std::time::Duration;
 
@@ -36,13 +36,13 @@ async fn a_reference_is_known_for_as_long_as_its_record() {
     let [record] = records(&server).try_into().unwrap();
     assert_eq!(ttl(&server, &reference), -1, "what runs never expires");
     done(&store, &first, Verb::Release).await;
-    // Asked in this order, it must have no less left than the record.
+    // Read in this order, the reference must not expire before the record.
     let (left, of_record) = (ttl(&server, &reference), ttl(&server, &record));
     assert!(left + 1_000 >= of_record && left > 0, "{left} of {of_record}");
     let second = granted(&store, "a").await;
     assert_eq!(ttl(&server, &reference), -1, "it runs again");
     assert_eq!(found(&store, first.id).await, [first.id]);
-    // Lost or spoilt, it is written anew by whatever is done next, and nothing fails by it.
+    // If it is lost or damaged, the next write to the record restores it, and nothing fails.
     server.cli(&["SET", &reference, "spoilt"]);
     assert!(!found(&store, second.id).await.contains(&second.id));
     done(&store, &second, Verb::Release).await;
@@ -61,7 +61,7 @@ async fn a_reference_is_known_for_as_long_as_its_record() {
 async fn records_of_one_reference_do_not_end_each_others() {
     let server = Redis::start().await;
     let store = open(&server.url()).await;
-    // The first is short-lived, the second runs while it ends, the third lives for a day.
+    // The first is short-lived, the second runs while the first expires, the third lives for a day.
     let mut claims = ["a"; 3].map(claim_of);
     for (number, this) in claims.iter_mut().enumerate() {
         let mut id = *this.id.as_bytes();
@@ -176,7 +176,7 @@ async fn a_damaged_note_hides_no_other() {
     assert_eq!(told, [last, first]);
 }
 
-/// What the build before origins and histories wrote under the same version `v = 1`.
+/// Records as a build before origins and histories wrote them, under the same version `v = 1`.
 #[tokio::test]
 async fn records_of_before_origins_and_histories_are_replayed_claimed_and_forgotten() {
     let server = Redis::start().await;

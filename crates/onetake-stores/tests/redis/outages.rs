@@ -1,4 +1,4 @@
-//! A server that goes away and comes back.
+//! Tests of a server that becomes unreachable and comes back.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -69,7 +69,7 @@ async fn a_server_that_is_down_was_surely_sent_nothing() {
     let store = open(&server.url()).await;
     let this = granted(&store, "a").await;
     server.kill();
-    // The connection that was open is lost, whatever was on it.
+    // The open connection is lost, with all commands on it.
     let _either = load(&store, "a").await;
     for _ in 0..10 {
         let error = settle(&store, &this, outcome()).await.unwrap_err();
@@ -90,7 +90,7 @@ async fn after_an_outage_grace_counts_anew() {
         settle(store, this, Verb::Renew).await.unwrap_err();
         pass(100);
         proxy.set(Weather::Fair);
-        // What was on its way when the link died may be answered with that.
+        // A command that was in progress when the link died may get that error.
         let _either = load(store, "a").await;
     })
     .await;
@@ -110,7 +110,7 @@ async fn after_writes_were_refused_grace_counts_anew() {
     .await;
 }
 
-/// What was asked before an outage does not become true by being executed after it.
+/// A command from before an outage has no effect on an owner if it is executed after the outage.
 #[tokio::test]
 async fn what_was_stuck_in_the_network_takes_nothing_from_an_owner() {
     let server = Redis::start().await;
@@ -131,7 +131,7 @@ async fn what_was_stuck_in_the_network_takes_nothing_from_an_owner() {
         on_unknown: OnUnknown::Retry,
         ..Terms::default()
     };
-    // Both have been in touch for longer than the grace, and know it.
+    // Both have been in contact for longer than the grace, and know it.
     pause(500).await;
     load(&other, "a").await.unwrap();
     let (a, b) = (Claim { terms, ..claim_of("a") }, Claim { terms, ..claim_of("b") });
@@ -142,7 +142,7 @@ async fn what_was_stuck_in_the_network_takes_nothing_from_an_owner() {
     owners.set(Weather::Cut);
     others.set(Weather::Cut);
     let before = scripts_run(&server);
-    // A client's retry arrives at the other node, and its reaper comes by, in that moment.
+    // At that moment a client's retry arrives at the other node, and its reaper runs.
     let retry = Claim { terms, ..claim_of("a") };
     let (claimed, reaped) = tokio::join!(claim(&other, &retry), settle(&other, &b, Verb::Abandon));
     for error in [claimed.unwrap_err(), reaped.unwrap_err()] {
@@ -150,7 +150,7 @@ async fn what_was_stuck_in_the_network_takes_nothing_from_an_owner() {
     }
     settle(&owner, &a, Verb::Renew).await.unwrap_err();
     pause(700).await;
-    // The owner's way heals last, but well within the grace that it gets anew.
+    // The owner's network recovers last, but well within the grace that it gets again.
     others.set(Weather::Fair);
     until("both are executed", async || scripts_run(&server) == before + 2).await;
     let direct = RedisStore::open(&server.url(), options.clone()).await.unwrap();
@@ -166,7 +166,7 @@ async fn what_was_stuck_in_the_network_takes_nothing_from_an_owner() {
     }
 }
 
-/// How many scripts a server has run.
+/// The number of scripts that a server has run.
 fn scripts_run(server: &Redis) -> u64 {
     let stats = server.cli(&["INFO", "commandstats"]);
     let line = stats.lines().find_map(|line| line.strip_prefix("cmdstat_evalsha:calls="));
@@ -191,7 +191,7 @@ async fn grace_counts_anew_after(
         clock.advance(Duration::from_secs(seconds));
         shift.advance(Duration::from_secs(seconds));
     };
-    // Lease and grace of 30 s each.
+    // Lease and grace are 30 s each.
     let this = granted(&store, "a").await;
     let mut retry = claim_of("b");
     retry.terms.on_unknown = OnUnknown::Retry;
@@ -217,8 +217,8 @@ async fn grace_counts_anew_after(
     done(&store, &this, Verb::Abandon).await;
 }
 
-/// A settlement that was on its way when the network broke is carried out when it heals. By then
-/// another attempt has the key, or has finished: it changes nothing (S3, S4).
+/// A settlement that was sent when the network broke is executed when the network recovers. By then
+/// another attempt has the key, or has finished: the settlement changes nothing (S3, S4).
 #[tokio::test]
 async fn a_settlement_that_lands_late_changes_nothing() {
     let server = Redis::start().await;

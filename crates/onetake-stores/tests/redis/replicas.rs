@@ -1,4 +1,4 @@
-//! Replicas that must have it too.
+//! Tests of `wait_replicas`.
 
 use onetake_core::store::SharedSecrets;
 use onetake_core::{Claimed, StoreErrorKind};
@@ -25,7 +25,7 @@ async fn pair() -> (Redis, Redis, FaultProxy) {
 #[tokio::test]
 async fn too_few_replicas_make_it_indeterminate() {
     let (primary, replica, link) = pair().await;
-    // Both look at the same keys: one for what must come, and one for what cannot.
+    // Both use the same keys: one waits for what must succeed, and one for what cannot.
     let prefix = prefix();
     let waiting = async |within: &str| {
         let url = format!("{}?wait_replicas=1&wait_timeout={within}", primary.url());
@@ -42,15 +42,15 @@ async fn too_few_replicas_make_it_indeterminate() {
     assert!(error.to_string().contains("wait_replicas"), "{error}");
     let error = claim(&store, &claim_of("b")).await.unwrap_err();
     assert_eq!(error.kind(), StoreErrorKind::Indeterminate);
-    // Whoever looks whether it landed is not told that it is safe.
+    // A read after the failed write does not confirm it.
     let error = load(&store, "a").await.unwrap_err();
     assert_eq!(error.kind(), StoreErrorKind::Unavailable);
-    // A secret that a failover could lose is not told, whether it was just made or found.
+    // A secret that a failover could lose is not returned, whether it was created or found.
     for fresh in [1, 2] {
         let error = store.secret("one", [fresh; 32]).await.unwrap_err();
         assert_eq!(error.kind(), StoreErrorKind::Indeterminate);
     }
-    // Others do not ask for it, and get what the primary has.
+    // A store without `wait_replicas` gets what the primary has.
     let hasty = open(&primary.url()).await;
     assert!(matches!(claim(&hasty, &claim_of("c")).await.unwrap(), Claimed::Granted { .. }));
 

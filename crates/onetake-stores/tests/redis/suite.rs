@@ -9,7 +9,7 @@ use onetake_stores::{RedisOptions, RedisStore};
 const CAPABILITIES: Capabilities = Capabilities {
     tick: Duration::from_secs(10),
     body_bytes_max: 1 << 20,
-    // The server deletes what expired.
+    // The server deletes expired records.
     sweeps: false,
     forgets: true,
     tasks: 32,
@@ -24,7 +24,7 @@ async fn fresh(url: &str) -> Shifted {
             clock,
             shift,
             prefix: prefix.clone(),
-            // The suite moves the clock by seconds while an answer is under way.
+            // The suite advances the clock by seconds during a request.
             command_timeout: Duration::from_secs(1_000_000),
             ..RedisOptions::default()
         };

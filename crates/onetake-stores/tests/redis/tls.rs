@@ -1,4 +1,4 @@
-//! TLS, by the roots that the system trusts.
+//! Tests of TLS with the system's roots.
 
 use std::process::Command;
 
@@ -6,7 +6,7 @@ use onetake_core::{Store, StoreErrorKind};
 use onetake_sim::servers::{Flavour, Redis, free_port};
 use onetake_stores::{RedisOptions, RedisStore};
 
-/// Where the client of this test finds its server.
+/// The variable with the server's URL for the client of this test.
 const URL: &str = "ONETAKE_TEST_TLS_URL";
 
 /// A server's certificate for `localhost`, and the root that signed it.
@@ -14,8 +14,8 @@ fn file(name: &str) -> String {
     format!("{}/tests/certificates/{name}", env!("CARGO_MANIFEST_DIR"))
 }
 
-/// The roots are read from the environment, which a process should not change while it runs: the
-/// test runs itself again as the client.
+/// The roots are read from the environment, which a process should not change while it runs. So the
+/// test starts itself again as the client.
 #[tokio::test]
 async fn a_certificate_that_the_system_trusts_is_trusted() {
     if let Ok(url) = std::env::var(URL) {
@@ -44,7 +44,7 @@ async fn a_certificate_that_the_system_trusts_is_trusted() {
     let said = String::from_utf8_lossy(&client.stdout);
     assert!(client.status.success() && said.contains("1 passed"), "{said}");
 
-    // By roots of its own, and by none of the system's.
+    // With roots of its own, and none of the system's.
     let named = format!("{url}?sslrootcert={root}");
     let store = RedisStore::open(&named, RedisOptions::default()).await.unwrap();
     super::granted(&store, "b").await;

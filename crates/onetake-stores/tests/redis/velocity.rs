@@ -16,8 +16,8 @@ async fn open(url: &str, prefix: &str, shift: &Shift) -> RedisVelocity {
     RedisVelocity::open(url, options).await.unwrap()
 }
 
-/// Plays it under a prefix of its own until every question was answered in time: one that was not
-/// may have been counted all the same, and a busy machine may be slower than a limit may be.
+/// Repeats a test under a new prefix until every request is answered in time. A request without an
+/// answer may have been counted, and a busy machine may be slower than the timeout.
 async fn until_all_is_answered(play: impl AsyncFn(&str) -> Result<(), StoreError>) {
     until("Redis answers in time", async || play(&prefix()).await.is_ok()).await;
 }

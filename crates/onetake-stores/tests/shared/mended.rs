@@ -1,4 +1,5 @@
-//! What no command leaves behind in an outbox, and somebody else might: it mends itself.
+//! A test of states of an outbox that no command creates, but a manual change or a wrong clock
+//! might: the outbox repairs itself.
 
 use std::time::Duration;
 
@@ -22,8 +23,8 @@ async fn takes_the_second(subject: &dyn OutboxSubject, hold: Duration) {
     assert_eq!(turn.messages.iter().map(|one| one.id).collect::<Vec<_>>(), [id(1)]);
 }
 
-/// Nobody is waited for for ever: neither for a message that was deleted by hand, nor for a time of a clock that was
-/// far ahead. `by_hand` carries out a statement past every command.
+/// No message waits for ever: neither for a message that was deleted manually, nor for the time of
+/// a clock that was far ahead. `by_hand` executes a statement without the outbox's commands.
 pub(crate) async fn mends_itself(subject: &dyn OutboxSubject, by_hand: impl Fn(&'static str)) {
     subject.write((0..2).map(|number| (id(number), Message::new("t", "a", "p"))).collect()).await;
     let turn = take(subject, HOLD, 1).await.unwrap();

@@ -1,7 +1,8 @@
 //! Mutants of Rust code behind switches: one build for all of them.
 //!
-//! A mutant takes as long as its tests, not as long as a build. cargo-mutants finds the mutants; [`rewrite`] puts
-//! them into a copy of the sources; mutants on which the compiler says no are taken out again.
+//! A mutant takes as long as its tests, without a build of its own. cargo-mutants finds the
+//! mutants. [`rewrite`] puts them into a copy of the sources. Mutants that do not compile are
+//! removed again.
 
 mod programs;
 mod rewrite;
@@ -20,22 +21,24 @@ use super::rust::Outcome;
 use super::scope::Stage;
 use super::tree;
 
-/// How many mutants are tested at once: those on which tests hang need no processor.
+/// The number of mutants that are tested at once. Hanging tests use no processor.
 const AT_ONCE: usize = 4;
 
-/// How often mutants are taken out because the compiler refuses them, before that counts as an error.
+/// The number of times that mutants are removed because they do not compile, before that is an
+/// error.
 const CHECKS_MAX: usize = 20;
 
-/// What became of the mutants.
+/// The results of the mutants.
 #[derive(Debug, Default)]
 pub(super) struct Tested {
-    /// By cargo-mutants' names.
+    /// The results by cargo-mutants' names.
     pub(super) outcomes: BTreeMap<String, Outcome>,
     /// Mutants that have to be built one at a time.
     pub(super) left_out: BTreeSet<String>,
 }
 
-/// Tests mutants, as cargo-mutants lists them, stage by stage. `is_argued` says which need no further stage.
+/// Tests mutants, as cargo-mutants lists them, stage by stage. Mutants with `is_argued` need no
+/// further stage.
 pub(super) fn run(
     root: &Path,
     tools: &Path,
@@ -95,7 +98,7 @@ fn test(programs: &[Program], mutants: &[&Mutant]) -> BTreeMap<String, Outcome> 
     found.into_inner().unwrap_or_default()
 }
 
-/// What the programs say of a mutant, and the program that caught it.
+/// Returns the result of a mutant, and the program that caught it.
 fn outcome(programs: &[Program], mutant: u32) -> (Outcome, String) {
     for program in programs {
         match program.run(mutant) {
@@ -107,12 +110,12 @@ fn outcome(programs: &[Program], mutant: u32) -> (Outcome, String) {
     (Outcome::Missed, String::new())
 }
 
-/// Mutants that the compiler refuses.
+/// Mutants that the compiler rejects.
 #[derive(Default)]
 struct Refused {
     /// Their own code does not compile.
     mutants: BTreeSet<u32>,
-    /// The switch around them does not.
+    /// The switch around them does not compile.
     switches: BTreeSet<u32>,
 }
 
@@ -122,7 +125,7 @@ impl Refused {
     }
 }
 
-/// A copy of the sources with switched mutants, and where it is built.
+/// A copy of the sources with switched mutants, and its build folder.
 struct Build {
     tree: PathBuf,
     target: PathBuf,
@@ -130,8 +133,8 @@ struct Build {
 }
 
 impl Build {
-    /// Rewrites the files until they compile. Returns the mutants that do not compile, and those that cannot be
-    /// switched.
+    /// Rewrites the files until they compile. Returns the mutants that do not compile, and those
+    /// that cannot be switched.
     fn prepare(&self, mutants: &[Mutant]) -> Result<(BTreeSet<u32>, BTreeSet<u32>), String> {
         let mut by_file: BTreeMap<&str, Vec<&Mutant>> = BTreeMap::new();
         for mutant in mutants {
@@ -176,7 +179,7 @@ impl Build {
         std::fs::write(path, text).map_err(|error| format!("{file}: {error}"))
     }
 
-    /// Puts the switch into the root of each crate that has one of these files.
+    /// Adds the switch to the root of each crate that has one of these files.
     fn add_switches<'a>(&self, files: impl Iterator<Item = &'a str>) -> Result<(), String> {
         let crates: BTreeSet<&str> =
             files.filter_map(|file| file.split_once("/src/")).map(|(folder, _)| folder).collect();
@@ -196,7 +199,7 @@ impl Build {
         cargo
     }
 
-    /// Compiles the crates, and returns the mutants that the compiler refuses.
+    /// Compiles the crates, and returns the mutants that the compiler rejects.
     fn check(&self, rewritten: &BTreeMap<String, Rewritten>) -> Result<Refused, String> {
         let packages: BTreeSet<&str> = rewritten
             .keys()
@@ -260,9 +263,9 @@ impl Build {
     }
 }
 
-/// The mutants that an error of the compiler is about, and whether it is about their code. If not, it is about the
-/// switch around it: that of the innermost part that the error points at, or of the arm behind it, because a match
-/// whose arms can be switched off may not cover all values.
+/// Returns the mutants that an error of the compiler is about, and true if it is about their code.
+/// Otherwise it is about a switch: that of the innermost part at the error, or of the arm after it,
+/// because a match whose arms can be switched off may not cover all values.
 fn accused(error: &Value, rewritten: &BTreeMap<String, Rewritten>) -> Option<(Vec<u32>, bool)> {
     let spans = error.get("spans").and_then(Value::as_array);
     let mut spans: Vec<&Value> = spans.into_iter().flatten().collect();

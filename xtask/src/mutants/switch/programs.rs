@@ -9,11 +9,12 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-/// A program hangs if it takes this many times as long as without a mutant, and [`HANGS_AFTER_MIN`] on top.
+/// A program hangs if it takes this many times as long as without a mutant, plus
+/// [`HANGS_AFTER_MIN`].
 const HANGS_AFTER_TIMES: u32 = 4;
 const HANGS_AFTER_MIN: Duration = Duration::from_secs(15);
 
-/// How often a running program is looked at.
+/// The interval at which a running program is checked.
 const LOOK: Duration = Duration::from_millis(20);
 
 /// One test program.
@@ -26,7 +27,7 @@ pub(super) struct Program {
     takes: Duration,
 }
 
-/// How a program ended.
+/// The end of a program's run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Ended {
     Passed,
@@ -35,7 +36,7 @@ pub(super) enum Ended {
 }
 
 impl Program {
-    /// The test program that a line of cargo's is about, if it is.
+    /// Returns the test program that a line of cargo's output names, if any.
     pub(super) fn read(line: &str, tools: &Path, starts_servers: bool) -> Option<Self> {
         let said: Value = serde_json::from_str(line).ok()?;
         let is_test = said.pointer("/profile/test")?.as_bool()?;
@@ -54,12 +55,12 @@ impl Program {
             .unwrap_or_default()
     }
 
-    /// How long it takes without a mutant.
+    /// The duration without a mutant.
     pub(super) fn takes(&self) -> Duration {
         self.takes
     }
 
-    /// Runs it without a mutant. It has to pass.
+    /// Runs the program without a mutant, to measure its time. It must pass.
     pub(super) fn measure(&mut self) -> Result<(), String> {
         let before = Instant::now();
         self.takes = Duration::from_secs(600);
@@ -73,7 +74,8 @@ impl Program {
         }
     }
 
-    /// Runs it with a mutant. It is ended at its first failure, unless it started servers that it has to stop.
+    /// Runs the program with a mutant. It is ended at its first failure, unless it has servers to
+    /// stop.
     pub(super) fn run(&self, mutant: u32) -> Ended {
         let mut command = Command::new(&self.file);
         command.current_dir(&self.folder).env("ONETAKE_MUTANT", mutant.to_string());

@@ -1,8 +1,9 @@
 //! A source file with all its mutants at once, each behind a switch.
 //!
-//! `a < b` becomes `(if !(is(7) || is(8)) { a < b } else if is(7) { a <= b } else { a > b })`: the program is built
-//! once, and an environment variable chooses the mutant. A place that cannot be written so (a constant, a
-//! condition with `let`) is left to cargo-mutants, which builds the program for each mutant.
+//! `a < b` becomes `(if !(is(7) || is(8)) { a < b } else if is(7) { a <= b } else { a > b })`: the
+//! program is built once, and an environment variable chooses the mutant. Code that cannot be
+//! written this way (a constant, a condition with `let`) is left to cargo-mutants, which builds the
+//! program for each mutant.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -12,10 +13,10 @@ use serde_json::Value;
 use syn::spanned::Spanned;
 use syn::visit::{self, Visit};
 
-/// Where a rewritten program asks which mutant it is.
+/// The function that returns true if a mutant is switched on.
 const IS: &str = "crate::__mutants::is";
 
-/// What is appended to the root of a crate with rewritten files.
+/// The text that is appended to the root of a crate with rewritten files.
 pub(super) const SWITCH: &str = r#"
 #[doc(hidden)]
 pub mod __mutants {
@@ -30,7 +31,7 @@ pub mod __mutants {
 }
 "#;
 
-/// What is put in front of the root of such a crate.
+/// The text that is inserted at the start of such a root.
 pub(super) const QUIET: &str = "#![allow(warnings, clippy::all, clippy::pedantic)]\n";
 
 /// One change of one place, as cargo-mutants lists it.
@@ -44,7 +45,7 @@ pub(super) struct Mutant {
     pub(super) file: String,
     genre: String,
     replacement: String,
-    /// Line and column of its first sign, both from 1.
+    /// The line and column of its first character, both from 1.
     start: (usize, usize),
 }
 
@@ -143,7 +144,7 @@ enum Kind {
 }
 
 impl Place {
-    /// Of two places with one range, the lower one is outside.
+    /// The nesting of places with the same range: the one with the lower rank is outside.
     fn rank(&self) -> u8 {
         match self.kind {
             Kind::Return | Kind::Pattern | Kind::Arm => 0,
@@ -160,7 +161,7 @@ impl Place {
 struct Finder<'a> {
     source: &'a str,
     by_place: BTreeMap<(&'a str, usize), Vec<&'a Mutant>>,
-    /// True where code runs at compile time.
+    /// True in code that runs at compile time.
     is_constant: bool,
     places: Vec<Place>,
 }
@@ -296,7 +297,7 @@ impl<'ast> Visit<'ast> for Finder<'_> {
     }
 }
 
-/// True for `let` and for a chain with `let` in it, which only a condition can be.
+/// Returns true for `let` and for a chain with `let` in it, which are valid only as a condition.
 fn has_let(expression: &syn::Expr) -> bool {
     match expression {
         syn::Expr::Let(_) => true,

@@ -1,4 +1,4 @@
-//! The changes that make mutants: one operator, constant or clause at a time.
+//! The changes that create mutants: one operator, constant or clause at a time.
 
 use std::ops::Range;
 
@@ -16,7 +16,7 @@ pub(super) struct Change {
     pub(super) what: String,
 }
 
-/// Operators and functions, and what replaces them.
+/// Operators and functions, and their replacements.
 const SQL_SWAPS: [(&str, &str); 16] = [
     ("<", "<="),
     ("<=", "<"),
@@ -99,7 +99,7 @@ const LUA_ENDS: [&str; 14] = [
     "record.at",
 ];
 
-/// Clauses that are dropped as a whole: how they begin.
+/// Clauses that are dropped as a whole, by their first words.
 const CLAUSES: [&[&str]; 6] = [
     &["FOR", "UPDATE"],
     &["FOR", "NO", "KEY", "UPDATE"],
@@ -109,7 +109,7 @@ const CLAUSES: [&[&str]; 6] = [
     &["DISTINCT"],
 ];
 
-/// Every change of a text.
+/// Returns every change of a text.
 pub(super) fn changes(text: &str, language: Language) -> Vec<Change> {
     let tokens = tokens(text, language);
     let mut found = Found { text, tokens: &tokens, changes: Vec::new() };
@@ -154,11 +154,12 @@ impl Found<'_> {
         self.changes.push(Change { at, with: with.to_owned(), what });
     }
 
-    /// Another operator or function.
+    /// Replaces an operator or function.
     fn swap(&mut self, at: usize, swaps: &[(&str, &str)]) {
         let Some(token) = self.token(at).cloned() else { return };
         let Some((from, to)) = swaps.iter().find(|(from, _)| token.is(from)) else { return };
-        // The sign of a constant is part of it; `BETWEEN a AND b` has an AND of its own.
+        // The sign of a constant is part of it, and `BETWEEN a AND b` contains an AND that joins no
+        // conditions.
         let is_unary = ["+", "-"].contains(from) && !self.is_operand(at.checked_sub(1));
         let is_call = self.is_at(Some(at + 1), &["("]);
         let is_function = ["LEAST", "GREATEST", "MIN", "MAX"].contains(from);
@@ -185,7 +186,7 @@ impl Found<'_> {
             .is_some_and(|other| other.is("BETWEEN"))
     }
 
-    /// Conditions on both sides of an AND or OR: each is dropped once.
+    /// Drops the conditions on both sides of an AND or OR, each once.
     fn condition(&mut self, at: usize, joins: &[&str], ends: &[&str]) {
         let Some(join) = self.token(at).filter(|token| token.is_any(joins)).cloned() else {
             return;
@@ -198,7 +199,7 @@ impl Found<'_> {
         if let Some(end) = right_end {
             self.drop_text(join.at.start..end);
         }
-        // The left side, unless it is the right side of another one.
+        // The left side, unless it is the right side of another join.
         let mut first = None;
         for before in (0..at).rev() {
             let Some(token) = self.token(before) else { break };
@@ -214,14 +215,14 @@ impl Found<'_> {
         }
     }
 
-    /// The last token of the condition behind a place.
+    /// Returns the last token of the condition after a place.
     fn extent(&self, at: usize, ends: &[&str]) -> Option<usize> {
         let depth = self.token(at)?.depth;
         let mut last = None;
         for behind in at + 1..self.tokens.len() {
             let token = self.token(behind)?;
             if token.depth < depth || (token.depth == depth && self.ends(behind, ends)) {
-                // A closing bracket of the condition's own has the depth of the condition.
+                // A closing bracket of the condition itself has the depth of the condition.
                 break;
             }
             last = Some(behind);
@@ -235,7 +236,7 @@ impl Found<'_> {
             || token.is_any(&["END", "$"]) && !self.closes_case(at)
     }
 
-    /// True for the END of a CASE.
+    /// Returns true for the END of a CASE.
     fn closes_case(&self, at: usize) -> bool {
         let Some(end) = self.token(at).filter(|token| token.is("END")) else { return false };
         let before = self.tokens.iter().take(at).rev();
@@ -244,7 +245,7 @@ impl Found<'_> {
             .any(|token| token.is("CASE") && token.depth == end.depth)
     }
 
-    /// A word that is left out.
+    /// Drops a word.
     fn dropped(&mut self, at: usize, words: &[&str]) {
         if let Some(token) = self.token(at).filter(|token| token.is_any(words)).cloned() {
             // `NOT NULL` of a column and `IF NOT EXISTS` of a table are not conditions.
@@ -261,7 +262,7 @@ impl Found<'_> {
         }
     }
 
-    /// A clause that is left out, up to where it ends.
+    /// Drops a clause up to its end.
     fn clause(&mut self, at: usize) {
         let begins = |words: &&&[&str]| {
             words.iter().enumerate().all(|(by, word)| self.is_at(Some(at + by), &[word]))
@@ -283,7 +284,7 @@ impl Found<'_> {
         }
     }
 
-    /// A command of Redis that stands by itself on a line, left out.
+    /// Drops a Redis command that is alone on its line.
     fn call(&mut self, at: usize) {
         let Some(token) = self.token(at).filter(|token| token.is("redis.call")) else { return };
         let start = token.at.start;
@@ -297,12 +298,12 @@ impl Found<'_> {
         }
     }
 
-    /// Another constant: a small one is one more, a large one is half.
+    /// Replaces a constant: a small one by the next number, a large one by its half.
     fn number(&mut self, at: usize) {
         let Some(token) = self.token(at).filter(|token| token.kind == Kind::Number).cloned() else {
             return;
         };
-        // Another argument of a script: it fails at once.
+        // Another argument of a script would fail at once.
         let is_argument = self.is_at(at.checked_sub(2), &["KEYS", "ARGV"]);
         if is_argument {
             return;
@@ -319,7 +320,8 @@ impl Found<'_> {
     }
 }
 
-/// The places of `=` that assign: in a SET list, in an option of a function, of a diagnostic.
+/// Returns the places of `=` that assign: in a SET list, in an option of a function, or in a
+/// diagnostic.
 fn assignments(tokens: &[Token], language: Language) -> Vec<usize> {
     let mut found = Vec::new();
     if language == Language::Lua {
@@ -342,7 +344,7 @@ fn assignments(tokens: &[Token], language: Language) -> Vec<usize> {
     found
 }
 
-/// A text on one line, with single spaces and without comments.
+/// Returns a text on one line, with single spaces and without comments.
 pub(super) fn one_line(text: &str) -> String {
     let lines = text.lines().map(|line| line.split("--").next().unwrap_or_default());
     let words: Vec<&str> = lines.flat_map(str::split_whitespace).collect();

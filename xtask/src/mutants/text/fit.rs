@@ -1,4 +1,4 @@
-//! Makes a changed text as long as the original.
+//! Fitting of a changed text to the length of the original.
 
 use std::ops::Range;
 
@@ -14,7 +14,7 @@ pub(super) fn apply(text: &str, change: &Change, language: Language) -> Option<S
         return Some(format!("{before}{}{space}{behind}", change.with));
     }
     let mut missing = change.with.len() - old;
-    // A sign needs no space around it.
+    // An operator needs no space around it.
     let is_sign =
         |sign: Option<char>| sign.is_some_and(|sign| !sign.is_alphanumeric() && sign != ' ');
     let behind = match behind.strip_prefix(' ') {
@@ -31,17 +31,17 @@ pub(super) fn apply(text: &str, change: &Change, language: Language) -> Option<S
         }
         _ => before,
     };
-    // First the room behind the change, then the room before it.
+    // The room after the change is used first, then the room before it.
     let behind = shorter(behind, &mut missing, language);
     let before =
         if missing > 0 { shorter(before, &mut missing, language) } else { before.to_owned() };
     (missing == 0).then(|| format!("{before}{}{behind}", change.with))
 }
 
-/// Takes up to `missing` bytes out of white space and comments.
+/// Removes up to `missing` bytes of white space and comments.
 fn shorter(text: &str, missing: &mut usize, language: Language) -> String {
     let mut new = text.to_owned();
-    // From the end, so that places in front stay right.
+    // From the end, so that earlier positions stay valid.
     for room in rooms(text, language).into_iter().rev() {
         let taken = room.len().min(*missing);
         new.replace_range(room.end - taken..room.end, "");
@@ -50,8 +50,8 @@ fn shorter(text: &str, missing: &mut usize, language: Language) -> String {
     new
 }
 
-/// Places that mean nothing: all but one character of white space, the text of comments, and a space
-/// behind a comparison.
+/// Returns ranges without a meaning: all but one character of white space, the text of comments,
+/// and a space after a comparison.
 fn rooms(text: &str, language: Language) -> Vec<Range<usize>> {
     let mut found = Vec::new();
     let (mut at, mut is_quoted) = (0, false);
@@ -71,7 +71,7 @@ fn rooms(text: &str, language: Language) -> Vec<Range<usize>> {
             b' ' | b'\n' => rest.len() - rest.trim_start().len(),
             _ => 0,
         };
-        // What starts a comment or a line stays.
+        // The characters that start a comment or a line stay.
         let kept = if byte == b'-' { 2 } else { 1 };
         let ascii = rest.get(kept..length).filter(|room| room.is_ascii());
         if let Some(room) =

@@ -1,18 +1,18 @@
-//! Texts inside Rust sources.
+//! String literals in Rust sources.
 
-/// A text of a Rust source.
+/// A string literal of a Rust source.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Literal {
     /// The value.
     pub(super) value: String,
-    /// The constant, macro or function that it belongs to.
+    /// The constant, macro or function that contains it.
     pub(super) owner: String,
 }
 
-/// Words behind which a name stands.
+/// Words that are followed by a name.
 const NAMED: [&str; 4] = ["const ", "fn ", "macro_rules! ", "static "];
 
-/// All texts of a Rust source up to its unit tests.
+/// Returns all string literals of a Rust source before its unit tests.
 pub(super) fn literals(source: &str) -> Vec<Literal> {
     let source = source.split("#[cfg(test)]\nmod ").next().unwrap_or(source);
     let mut found = Vec::new();
@@ -44,7 +44,8 @@ fn named(rest: &str) -> Option<&str> {
     behind.get(..end).filter(|name| !name.is_empty())
 }
 
-/// The value of a text that begins here, if it is a plain one, and its length in the source.
+/// Returns the value of a literal that begins here, if it is a plain one, and its length in the
+/// source.
 fn text(rest: &str) -> Option<(Option<String>, usize)> {
     if let Some(hashes) = rest.strip_prefix('r').and_then(|raw| raw.find('"')) {
         let marks = rest.get(1..=hashes)?;

@@ -1,9 +1,9 @@
 //! Mutants of SQL and Lua.
 //!
-//! The statements and scripts are constants of the test programs of `onetake-stores`, so a mutant needs
-//! no build: its text is written over the original in the program's file. The new text has the length of
-//! the old one; what is shorter is filled up with spaces, and what is longer takes its room from white
-//! space and comments nearby.
+//! The statements and scripts are constants of the test programs of `onetake-stores`, so a mutant
+//! needs no build: its text replaces the original in the program's file. The new text has the
+//! length of the old one. A shorter text is filled up with spaces, and a longer one takes its room
+//! from white space and comments nearby.
 
 mod change;
 mod fit;
@@ -31,12 +31,12 @@ pub(crate) enum Language {
     Lua,
 }
 
-/// Which mutants are tested.
+/// The mutants that are tested.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Which {
     /// All of them.
     All,
-    /// A fixed few, for the short run.
+    /// A fixed few, for the short form.
     Sample,
 }
 

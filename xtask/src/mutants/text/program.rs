@@ -1,4 +1,4 @@
-//! The test programs, in which mutants take the place of the original text.
+//! The test programs, in which mutants replace the original text.
 
 use std::fs::{File, OpenOptions};
 use std::io::{Seek, SeekFrom, Write};
@@ -16,7 +16,7 @@ use super::{Language, Which};
 
 /// The longest time for one test run.
 const RUN_MAX: Duration = Duration::from_secs(300);
-/// The pause between two looks at a test run.
+/// The pause between two checks of a test run.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 
 /// The program of the crate's unit tests.
@@ -41,7 +41,7 @@ enum Ended {
 /// One test run: a program, and the tests of it that run.
 type Run = (&'static str, &'static [&'static str]);
 
-/// The test runs that guard a language, the fastest first.
+/// Returns the test runs for a language, the fastest first.
 fn runs(language: Language, which: Which) -> &'static [Run] {
     match (language, which) {
         (Language::Sqlite, Which::All) => &[
@@ -68,7 +68,7 @@ fn runs(language: Language, which: Which) -> &'static [Run] {
     }
 }
 
-/// Tests mutants one after the other and counts what becomes of them.
+/// Tests mutants one after the other and counts the results.
 pub(super) fn test(
     language: Language,
     mutants: Vec<Mutant>,
@@ -120,7 +120,7 @@ pub(super) fn test(
     Ok(())
 }
 
-/// Runs the tests on one mutant; nothing if no program has its text.
+/// Runs the tests on one mutant. Returns `None` if no program contains its text.
 fn outcome(
     programs: &[Program],
     runs: &[Run],
@@ -151,7 +151,7 @@ fn outcome(
     Ok(is_anywhere.then_some(Ended::Passed))
 }
 
-/// The bytes in which two texts of one length differ.
+/// Returns the range of bytes in which two texts of the same length differ.
 fn difference(old: &str, new: &str) -> (usize, usize) {
     let differs = |(one, other): (u8, u8)| one != other;
     let from = old.bytes().zip(new.bytes()).position(differs).unwrap_or(0);
@@ -167,7 +167,7 @@ fn build(root: &Path, runs: &[Run]) -> Result<Vec<Program>, String> {
         name => vec!["--test", name],
     });
     let built = Command::new(cargo)
-        // Of the workspace, as `cargo xtask test` builds them: nothing is built twice.
+        // Built with the workspace, as `cargo xtask test` does, so that nothing is built twice.
         .args(["test", "--workspace", "--all-features", "--no-run"])
         .args(targets)
         .arg("--message-format=json-render-diagnostics")
@@ -195,7 +195,7 @@ fn build(root: &Path, runs: &[Run]) -> Result<Vec<Program>, String> {
     Ok(programs)
 }
 
-/// The name and file of a test program that a line of cargo's tells of.
+/// Returns the name and file of the test program that a line of cargo's output names.
 fn program(line: &str) -> Option<(String, String)> {
     let said: Value = serde_json::from_str(line).ok()?;
     let is_test = said.pointer("/profile/test")?.as_bool()?;
@@ -228,7 +228,7 @@ fn ended(program: &Program, run: &Run, options: &Options) -> Result<Ended, Strin
         match child.try_wait().map_err(|error| error.to_string())? {
             Some(status) if status.success() => return Ok(Ended::Passed),
             Some(_) => return Ok(Ended::Failed),
-            // The servers that it started end with it. One test that fails is enough.
+            // The servers that it started end with it. One failed test is enough.
             None if began.elapsed() > RUN_MAX || has_failed(&log) => {
                 let _gone = child.kill().and_then(|()| child.wait());
                 return Ok(if has_failed(&log) { Ended::Failed } else { Ended::TooLate });
@@ -238,7 +238,7 @@ fn ended(program: &Program, run: &Run, options: &Options) -> Result<Ended, Strin
     }
 }
 
-/// True if the output of a test run tells of a test that failed.
+/// Returns true if the output of a test run contains a failed test.
 fn has_failed(log: &Path) -> bool {
     std::fs::read_to_string(log).is_ok_and(|text| text.contains("... FAILED"))
 }
@@ -263,7 +263,7 @@ fn write(file: &Path, places: &[usize], bytes: &[u8]) -> Result<(), String> {
     Ok(())
 }
 
-/// All places of a text in a program, found in steps of up to its length (Horspool).
+/// Returns all positions of a text in a program (Horspool's algorithm).
 fn places(bytes: &[u8], text: &[u8]) -> Vec<usize> {
     let Some(last) = text.len().checked_sub(1) else { return Vec::new() };
     let mut steps = [text.len(); 256];

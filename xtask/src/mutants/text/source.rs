@@ -8,14 +8,14 @@ use super::change::{Change, changes, one_line};
 use super::literal::literals;
 use super::{Language, Which, fit, part, read};
 
-/// The most that a mutant's name has of the line on each side of the change, in characters.
+/// The largest number of characters of the line in a mutant's name, on each side of the change.
 const SHOWN_MAX: usize = 30;
 
-/// The shortest text that is looked for in a program: a shorter one could be found in another place.
+/// The shortest text that is searched for in a program. A shorter one could occur elsewhere.
 const BYTES_MIN: usize = 24;
 
-/// Files that are not mutated: tables and indexes, whose changes fail at once or change the speed
-/// alone, and messages for people.
+/// Files that are not mutated: tables and indexes, whose changes fail at once or change only the
+/// speed, and messages.
 const EXCEPT: [&str; 4] = ["schema.sql", "doctor.rs", "diagnose.rs", "fault.rs"];
 
 /// Statements that are not mutated, for the same reason.
@@ -26,7 +26,7 @@ const DEFINITIONS: [&str; 4] = ["CREATE TABLE", "CREATE INDEX", "ALTER TABLE", "
 pub(super) struct Mutant {
     /// A name without positions.
     pub(super) name: String,
-    /// The text as it is.
+    /// The original text.
     pub(super) old: String,
     /// The mutated text, as long as the old one, if there is room for the change.
     pub(super) new: Option<String>,
@@ -64,7 +64,7 @@ pub(super) fn mutants(root: &Path, language: Language) -> Result<Vec<Mutant>, St
     Ok(found)
 }
 
-/// Mutants of a file that is a text as a whole. Its mutants are looked for by a part of it.
+/// Returns the mutants of a file that is one text. A program is searched for a part of the text.
 fn of_file(file: &str, text: &str, language: Language) -> Vec<Mutant> {
     changes(text, language)
         .into_iter()
@@ -92,7 +92,7 @@ fn of_rust(file: &str, source: &str, language: Language) -> Vec<Mutant> {
     found
 }
 
-/// True for a piece of SQL that is worth mutating, as opposed to a message for people.
+/// Returns true for a piece of SQL that is worth mutating, and false for a message.
 fn is_statement(piece: &str) -> bool {
     const WORDS: [&str; 9] = [
         "SELECT ",
@@ -128,7 +128,7 @@ fn mutant(file: &str, owner: &str, text: &str, change: &Change, language: Langua
     }
 }
 
-/// The function that a place of a file belongs to.
+/// Returns the function that contains a position of a file.
 fn owner(text: &str, at: usize, language: Language) -> String {
     let before = text.get(..at).unwrap_or_default();
     let word = if language == Language::Lua { "local function " } else { "CREATE FUNCTION " };
@@ -141,10 +141,10 @@ fn owner(text: &str, at: usize, language: Language) -> String {
     name.unwrap_or("the script").to_owned()
 }
 
-/// Arguments for mutants of this language that do not exist any more.
+/// Returns arguments for mutants of this language that no longer exist.
 pub(super) fn stale(mutants: &[Mutant], argued: &Argued, language: Language) -> Vec<String> {
     let existing: BTreeSet<String> = mutants.iter().map(|mutant| mutant.name.clone()).collect();
-    // Mutants of Rust code in the same folder are cargo-mutants'.
+    // Mutants of Rust code in the same folder belong to cargo-mutants.
     let is_ours = |name: &str| existing.iter().any(|other| file(other) == file(name));
     let is_of =
         |of: &str| of.starts_with(folder(language)) && (!of.ends_with(".rs") || is_ours(of));
@@ -156,12 +156,12 @@ fn file(name: &str) -> &str {
     name.split(':').next().unwrap_or_default()
 }
 
-/// True for the name of a mutant of a text: behind its owner is the old line.
+/// Returns true for the name of a mutant of a text: its owner is followed by the old line.
 pub(crate) fn is_text(name: &str) -> bool {
     !file(name).ends_with(".rs") || name.splitn(3, ": ").count() == 3
 }
 
-/// The mutants whose names have a text, of a shard; or the fixed sample.
+/// Returns the mutants whose names contain a text, of a shard; or the fixed sample.
 pub(super) fn choose(
     mutants: Vec<Mutant>,
     only: &str,
@@ -179,8 +179,8 @@ pub(super) fn choose(
     chosen.map(|(_, mutant)| mutant).collect()
 }
 
-/// The sample of the short run: mutants of the SQLite store, which needs no server. Each breaks something
-/// that the conformance suite checks.
+/// The sample of the short form: mutants of the SQLite store, which needs no server. The
+/// conformance suite checks something that each of them breaks.
 const SAMPLE: [&str; 7] = [
     "table.rs: replace = with <> in FIND: FROM onetake_records WHERE id = :id",
     "table.rs: replace > with >= in IDS: FROM onetake_records WHERE id > :from ORDER BY id LIMIT :limit",

@@ -1,4 +1,4 @@
-//! The words and signs of SQL and Lua.
+//! The tokens of SQL and Lua.
 
 use std::ops::Range;
 
@@ -24,19 +24,19 @@ pub(super) enum Kind {
 pub(super) struct Token {
     pub(super) kind: Kind,
     pub(super) at: Range<usize>,
-    /// Its text; words of SQL in upper case.
+    /// The text; words of SQL are in upper case.
     pub(super) text: String,
-    /// How many brackets and `CASE`s are open around it.
+    /// The number of open brackets and `CASE`s around it.
     pub(super) depth: usize,
 }
 
 impl Token {
-    /// True if it is this word or sign.
+    /// Returns true if it is this word or sign.
     pub(super) fn is(&self, text: &str) -> bool {
         self.text == text && matches!(self.kind, Kind::Word | Kind::Sign)
     }
 
-    /// True if it is one of these.
+    /// Returns true if it is one of these.
     pub(super) fn is_any(&self, texts: &[&str]) -> bool {
         texts.iter().any(|text| self.is(text))
     }
@@ -46,7 +46,7 @@ impl Token {
 const LONG_SIGNS: [&str; 15] =
     ["...", "<=", ">=", "<>", "!=", "==", "~=", ":=", "::", "||", "..", "=>", "->", "<<", ">>"];
 
-/// Splits a text. Comments are no tokens.
+/// Splits a text into tokens. Comments are skipped.
 pub(super) fn tokens(text: &str, language: Language) -> Vec<Token> {
     let mut found = Vec::new();
     let (mut at, mut depth) = (0, 0_usize);
@@ -75,7 +75,7 @@ pub(super) fn tokens(text: &str, language: Language) -> Vec<Token> {
     found
 }
 
-/// The kind and length of what comes next; no kind for white space and comments.
+/// Returns the kind and length of the next token; no kind for white space and comments.
 fn next(rest: &str, language: Language) -> (Option<Kind>, usize) {
     let first = rest.chars().next().unwrap_or(' ');
     let run = |from: usize, is_part: fn(char) -> bool| {
@@ -106,7 +106,7 @@ fn next(rest: &str, language: Language) -> (Option<Kind>, usize) {
     (Some(Kind::Sign), long.map_or(first.len_utf8(), |sign| sign.len()))
 }
 
-/// The length of a text in quotes.
+/// Returns the length of a text in quotes.
 fn quoted(rest: &str, language: Language) -> usize {
     let mut signs = rest.char_indices().skip(1).peekable();
     while let Some((at, sign)) = signs.next() {

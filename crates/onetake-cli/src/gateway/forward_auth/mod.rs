@@ -166,7 +166,7 @@ impl ForwardAuth {
             why,
             "forward_auth gives no clear answer, so keyed requests are refused"
         );
-        let detail = "The authentication service (forward_auth) gives no clear answer. Nothing was run or replayed; retry with the same key.";
+        let detail = "The authentication service (forward_auth) gives no clear answer. Nothing was run; retry with the same key.";
         Problem::new(Code::AuthUnavailable, detail).retry_after(2)
     }
 }

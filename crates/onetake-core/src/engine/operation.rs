@@ -67,7 +67,7 @@ impl Default for Limits {
 
 /// What to do for a key whose attempt still runs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum InFlight {
+pub enum WhileRunning {
     /// Say so at once.
     #[default]
     Reject,
@@ -89,7 +89,7 @@ pub struct Operation {
     /// Who asks for it, and where: kept for operators, and compared with nothing.
     pub origin: Origin,
     /// What to do if it runs already.
-    pub in_flight: InFlight,
+    pub in_flight: WhileRunning,
     /// For how long it may run: its lease is renewed no longer than that.
     pub run_max: Duration,
     /// What is called before it runs again.
@@ -119,7 +119,7 @@ impl Operation {
             earlier: Vec::new(),
             terms: Terms::default(),
             origin: Origin::default(),
-            in_flight: InFlight::default(),
+            in_flight: WhileRunning::default(),
             run_max: Duration::from_secs(30),
             on_retry: None,
         }
@@ -154,7 +154,7 @@ impl Operation {
 
     /// Sets what to do if it runs already.
     #[must_use]
-    pub fn in_flight(mut self, in_flight: InFlight) -> Self {
+    pub fn in_flight(mut self, in_flight: WhileRunning) -> Self {
         self.in_flight = in_flight;
         self
     }

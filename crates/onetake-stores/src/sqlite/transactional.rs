@@ -67,9 +67,9 @@ impl Transactional {
 
     /// The inbox of the consumer of this name: two consumers of one message each deal with it.
     #[must_use]
-    pub fn inbox(&self, consumer: &str, options: InboxOptions) -> Inbox {
+    pub fn inbox(&self, consumer: &str, options: InboxOptions) -> TransactionalInbox {
         let messages = inbox::Inbox::new(self.engine.clone(), consumer, options);
-        Inbox { messages, transactional: self.clone() }
+        TransactionalInbox { messages, transactional: self.clone() }
     }
 
     /// Runs the operation, or tells what became of it before. `work` writes its effects in the transaction, on a
@@ -126,12 +126,12 @@ impl Transactional {
 
 /// Deals with each message of a consumer once, in transactions: see [`Transactional::inbox`].
 #[derive(Clone, Debug)]
-pub struct Inbox {
+pub struct TransactionalInbox {
     messages: inbox::Inbox,
     transactional: Transactional,
 }
 
-impl Inbox {
+impl TransactionalInbox {
     /// Deals with a message, unless somebody did: `work` writes its effects in the transaction, and
     /// answers what is remembered of it, and what it says to others.
     ///

@@ -12,7 +12,7 @@ use super::bench::{Bench, ENDLESS, REAL_TIME_MAX, body, breathe, id, is};
 use super::gate::Gate;
 use onetake_core::clock::{Clock, SystemClock, SystemRng};
 use onetake_core::engine::{
-    Answer, Begin, Engine, EngineError, InFlight, Limits, Operation, Outcome, Settling, Verdict,
+    Answer, Begin, Engine, EngineError, Limits, Operation, Outcome, Settling, Verdict, WhileRunning,
 };
 use onetake_core::fingerprint::Fingerprint;
 use onetake_core::record::{OnUnknown, Recording, State};
@@ -51,7 +51,7 @@ impl Bench {
             earlier: Vec::new(),
             terms: self.terms(OnUnknown::Fail),
             origin: onetake_core::Origin::default(),
-            in_flight: InFlight::Reject,
+            in_flight: WhileRunning::Reject,
             run_max: ENDLESS,
             on_retry: None,
         }
@@ -59,12 +59,12 @@ impl Bench {
 
     /// Returns an operation that waits without a limit.
     pub(super) fn waiting(&self, key: &str, payload: &str) -> Operation {
-        self.operation(key, payload).in_flight(InFlight::Wait(ENDLESS))
+        self.operation(key, payload).in_flight(WhileRunning::Wait(ENDLESS))
     }
 
     /// Returns an operation that waits for a few ticks.
     fn waiting_for(&self, key: &str, payload: &str, ticks: u32) -> Operation {
-        self.operation(key, payload).in_flight(InFlight::Wait(self.can.tick * ticks))
+        self.operation(key, payload).in_flight(WhileRunning::Wait(self.can.tick * ticks))
     }
 
     /// Advances time in small steps until the future is ready.

@@ -10,7 +10,7 @@ use futures_util::future::join_all;
 
 use super::bench::REAL_TIME_MAX;
 use onetake_core::clock::{Clock, SystemClock};
-use onetake_core::engine::{Answer, Engine, InFlight, Operation, Outcome, Settling, Verdict};
+use onetake_core::engine::{Answer, Engine, Operation, Outcome, Settling, Verdict, WhileRunning};
 use onetake_core::fingerprint::Fingerprint;
 use onetake_core::key::Key;
 use onetake_core::record::{AttemptId, Cause, Fence, OnUnknown, Recording, Terms};
@@ -236,7 +236,7 @@ fn operation(name: &str, terms: Terms) -> Operation {
         earlier: Vec::new(),
         terms,
         origin: onetake_core::Origin::default(),
-        in_flight: InFlight::Wait(Duration::from_millis(300)),
+        in_flight: WhileRunning::Wait(Duration::from_millis(300)),
         run_max: Duration::from_secs(30),
         on_retry: None,
     }

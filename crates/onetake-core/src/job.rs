@@ -43,7 +43,7 @@ use serde_json::Value;
 
 use crate::derived::{DerivedKey, DerivingSecret};
 use crate::engine::{
-    Answer, Attempt, Engine, EngineError, InFlight, Operation, Outcome, Settling, Verdict,
+    Answer, Attempt, Engine, EngineError, Operation, Outcome, Settling, Verdict, WhileRunning,
 };
 use crate::fingerprint::Fingerprint;
 use crate::inbox::{ATTEMPTS_MAX, tries_before};
@@ -227,7 +227,7 @@ impl Job {
         let on_unknown = if self.retry.is_some() { OnUnknown::Retry } else { OnUnknown::Fail };
         let operation = Operation::new(&self.scope, &self.key, fingerprint)
             .terms(Terms { ttl: self.ttl, on_unknown, ..Terms::default() })
-            .in_flight(InFlight::Wait(self.wait.unwrap_or(self.run_max)))
+            .in_flight(WhileRunning::Wait(self.wait.unwrap_or(self.run_max)))
             .run_max(self.run_max);
         let work = Arc::new(work);
         loop {

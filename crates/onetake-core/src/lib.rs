@@ -47,9 +47,9 @@ pub mod velocity;
 pub use clock::{Clock, ManualClock, Rng, Shift, SystemClock, SystemRng, Timestamp};
 pub use derived::{DerivedKey, DerivingSecret};
 pub use engine::{
-    Again, Answer, Asking, Attempt, Begin, Engine, EngineError, Executed, Found, InFlight, Inquiry,
-    Journal, Lease, Limits, NotDone, OnRetry, Operation, Outcome, Reconcile, RecordWith, Settling,
-    Traffic, Verdict, Work,
+    Again, Answer, Asking, Attempt, Begin, Engine, EngineError, Executed, Found, Inquiry, Journal,
+    Lease, Limits, NotDone, OnRetry, Operation, Outcome, Reconcile, RecordWith, Settling, Traffic,
+    Verdict, WhileRunning, Work,
 };
 pub use fingerprint::{Fingerprint, FingerprintKey, Fingerprinter};
 pub use inbox::{Inbox, InboxOptions, Received};

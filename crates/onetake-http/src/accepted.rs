@@ -17,7 +17,7 @@ use tokio::sync::oneshot;
 
 use onetake_core::clock::Timestamp;
 use onetake_core::engine::{Answer, EngineError, Executed, Operation, Promise, Work};
-use onetake_core::{Engine, InFlight as EngineInFlight, RecordId, State};
+use onetake_core::{Engine, RecordId, State, WhileRunning};
 
 use crate::body::ResponseBody;
 use crate::endpoints::OPERATIONS;
@@ -84,7 +84,7 @@ impl Waiting {
         let mut until = self.until;
         loop {
             let wait = until.saturating_sub(engine.clock().monotonic());
-            operation.in_flight = EngineInFlight::Wait(wait);
+            operation.in_flight = WhileRunning::Wait(wait);
             let executed = tokio::select! {
                 biased;
                 executed = engine.execute(operation, work) => executed,

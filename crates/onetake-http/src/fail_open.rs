@@ -64,7 +64,7 @@ where
     let Job { mut inner, call, place, shared, .. } = job;
     let clock = Arc::clone(shared.engine.clock());
     // Nobody can come back for what is not recorded.
-    let run_max = call.head.within(call.head.policy.run_max, &*clock);
+    let run_max = call.head.within(call.head.policy.upstream_timeout, &*clock);
     let Call { head, mut parts, data, key } = *call;
     let derived_key = shared.deriving_now().map(|secret| secret.derive(&head.scope, &key));
     let time_left = head.deadline.map(|deadline| deadline.pass_on(&mut parts.headers, &*clock));

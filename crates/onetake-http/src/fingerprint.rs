@@ -14,6 +14,7 @@ use crate::problem::Problem;
 
 /// How two requests are told apart. Method, path, query and content type always count.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct FingerprintPolicy {
     /// How the body counts.
     pub mode: FingerprintMode,
@@ -24,6 +25,7 @@ pub struct FingerprintPolicy {
 
 /// How the body counts.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum FingerprintMode {
     /// As it is, byte by byte; but for the boundary of multipart, which SDKs make up anew for each
     /// attempt.

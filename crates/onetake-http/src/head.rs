@@ -129,7 +129,7 @@ impl Head {
     /// For how long the operation may run if it begins now. Where the client need not wait for it, its
     /// deadline is how long it waits for an answer.
     pub(crate) fn run_max(&self, clock: &dyn Clock) -> Duration {
-        let max = self.policy.run_max;
+        let max = self.policy.upstream_timeout;
         if self.is_async() { max } else { self.within(max, clock) }
     }
 
@@ -146,7 +146,13 @@ impl Head {
         let is_in_header = matches!(self.policy.key.source, KeySource::Header | KeySource::Issued);
         let written = if is_in_header { as_written(headers) } else { None };
         let written = written.unwrap_or(key.as_str().as_bytes());
-        memo(&self.policy.remember, &self.scope, (key, written), deriving, self.policy.run_max)
+        memo(
+            &self.policy.remember,
+            &self.scope,
+            (key, written),
+            deriving,
+            self.policy.upstream_timeout,
+        )
     }
 }
 

@@ -11,7 +11,7 @@ use http::request::Parts;
 use http_body::Body;
 use tokio::sync::OwnedSemaphorePermit;
 
-use onetake_core::InFlight as EngineInFlight;
+use onetake_core::WhileRunning;
 use onetake_core::engine::Operation;
 use onetake_core::{Fingerprint, Key, Origin};
 
@@ -77,7 +77,7 @@ impl Head {
         let place = place.map_err(|_| self.refused(overloaded()))?;
         let data = self.read_body(shared, body).await.map_err(|problem| self.refused(problem))?;
         check_length(&parts, &data).map_err(|problem| self.refused(problem))?;
-        let payload = Payload::new(&parts.headers, data, self.policy.request_body_max);
+        let payload = Payload::new(&parts.headers, data, self.policy.max_request_body);
         Ok(Received { head: self, parts, payload, place })
     }
 
@@ -86,7 +86,7 @@ impl Head {
         Req: Body<Data = Bytes>,
     {
         let clock = &**shared.engine.clock();
-        let max = self.policy.request_body_max;
+        let max = self.policy.max_request_body;
         let read = tokio::select! {
             biased;
             read = body::read(body, max) => read,
@@ -157,9 +157,9 @@ fn operation(shared: &Shared, head: &Head, name: &Name, print: Fingerprint) -> O
     }
     let in_flight = match policy.in_flight {
         InFlight::Wait(wait) | InFlight::Async(wait) => {
-            EngineInFlight::Wait(head.within(wait, clock))
+            WhileRunning::Wait(head.within(wait, clock))
         }
-        InFlight::Reject => EngineInFlight::Reject,
+        InFlight::Reject => WhileRunning::Reject,
     };
     let tenant = shared.secrets.tenant(head.scope.tenant());
     let operation = Operation::of_record(name.id, current)

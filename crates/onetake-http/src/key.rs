@@ -60,11 +60,11 @@ fn single(
         ));
     }
     // What a client's own keys have to look like is nothing to those that are issued.
-    let (format, length_min) = match policy.source {
+    let (format, min_length) = match policy.source {
         KeySource::Issued => (KeyFormat::Any, 1),
-        _ => (policy.format, policy.length_min),
+        _ => (policy.format, policy.min_length),
     };
-    let key = Key::from_header(value.as_bytes(), length_min).map_err(|error| {
+    let key = Key::from_header(value.as_bytes(), min_length).map_err(|error| {
         Problem::new(
             Code::IdempotencyKeyInvalid,
             format!("The header {name} is no valid key: {error}."),

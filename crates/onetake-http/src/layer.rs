@@ -64,12 +64,29 @@ where
 
 /// Every bound of the layer beside the engine's own.
 #[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
 pub struct HttpLimits {
     /// Keyed requests whose bodies may be in memory at once; one more is refused as overloaded.
     pub bodies_max: usize,
     /// Values that velocity limits remember at once in this process, at about 200 bytes each. Beyond
     /// that, what owes the least is forgotten first: see [`velocity`](crate::velocity).
     pub velocity_values_max: usize,
+}
+
+impl HttpLimits {
+    /// Sets how many keyed requests may have their bodies in memory at once.
+    #[must_use]
+    pub const fn bodies_max(mut self, requests: usize) -> Self {
+        self.bodies_max = requests;
+        self
+    }
+
+    /// Sets how many values velocity limits remember at once.
+    #[must_use]
+    pub const fn velocity_values_max(mut self, values: usize) -> Self {
+        self.velocity_values_max = values;
+        self
+    }
 }
 
 impl Default for HttpLimits {

@@ -53,7 +53,7 @@ pub use layer::{HttpLimits, OnetakeLayer, Resolve};
 pub use policy::{
     InFlight, KeyFormat, KeyPolicy, KeySource, OnStoreDown, Policy, Preset, PresetValues,
 };
-pub use problem::{Answers, Code, Dialect, Problem, ProblemStatuses};
+pub use problem::{Code, Dialect, Problem, ProblemFormat, ProblemStatuses};
 pub use remember::{Known, Remembered};
 pub use secrets::Secrets;
 pub use service::{IDEMPOTENCY_DERIVED_KEY, IDEMPOTENCY_FENCE, Onetake};

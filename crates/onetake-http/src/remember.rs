@@ -17,6 +17,7 @@ use onetake_core::{DerivedKey, DerivingSecret, Key, Memo, Scope};
 
 /// Something by which an operation can be asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[non_exhaustive]
 pub enum Remembered {
     /// The key that the operation has for its own calls: `Idempotency-Derived-Key`.
     DerivedKey,

@@ -14,7 +14,7 @@ use crate::head::Name;
 use crate::layer::Shared;
 use crate::policy::Policy;
 use crate::problem::from_engine::{in_progress, problem_of};
-use crate::problem::{Answers, Code, Problem};
+use crate::problem::{Code, Problem, ProblemFormat};
 use crate::recording::replay;
 use crate::run::Ran;
 use crate::trace::Trace;
@@ -25,13 +25,13 @@ pub(crate) struct Refusal(Box<Refused>);
 struct Refused {
     problem: Problem,
     reference: Option<Reference>,
-    answers: Answers,
+    answers: ProblemFormat,
 }
 
 impl Refusal {
     /// A refusal in the words of a route.
     pub(crate) fn new(policy: &Policy, problem: Problem) -> Self {
-        Self(Box::new(Refused { problem, reference: None, answers: policy.answers }))
+        Self(Box::new(Refused { problem, reference: None, answers: policy.problem_format() }))
     }
 
     /// The same, with the operation's reference.
@@ -57,7 +57,7 @@ fn whole<Res>(body: Bytes) -> ResponseBody<Res> {
     ResponseBody::whole(body, None)
 }
 
-/// Answers a request that names an operation.
+/// ProblemFormat a request that names an operation.
 #[derive(Clone, Copy)]
 pub(crate) struct Responder<'a> {
     pub(crate) shared: &'a Shared,
@@ -70,7 +70,7 @@ impl Responder<'_> {
     pub(crate) fn problem<Res>(&self, problem: Problem) -> Response<ResponseBody<Res>> {
         let reference = self.id.reference();
         self.trace.told(problem.code(), Some(reference));
-        self.policy.answers.tell(problem, Some(reference)).map(whole)
+        self.policy.problem_format().tell(problem, Some(reference)).map(whole)
     }
 
     /// The operation runs, takes long, and its outcome is fetched later.

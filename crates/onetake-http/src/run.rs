@@ -197,7 +197,7 @@ impl Call {
             deadline => deadline.map(|deadline| deadline.pass_on(headers, clock)),
         };
         let derived_key = shared.deriving_now().map(|secret| secret.derive(&head.scope, &key));
-        let body_bytes_max = head.policy.response_body_max;
+        let body_bytes_max = head.policy.max_response_body;
         let recorder = Recorder { shared: Arc::clone(shared), body_bytes_max };
         OperationContext::new(key, derived_key)
             .with_attempt(lease.as_attempt(), recorder)
@@ -245,7 +245,7 @@ impl Answered<'_> {
                 (Verdict::Unknown(cause), Ran::Responded(response.map(ResponseBody::untouched)))
             }
             Disposition::Record | Disposition::Release => {
-                let max = self.policy.response_body_max;
+                let max = self.policy.max_response_body;
                 let value = self.shared.types.value_of(report.value, &response, max);
                 self.capture(response, value).await
             }
@@ -264,7 +264,7 @@ impl Answered<'_> {
     {
         let clock = self.shared.engine.clock();
         let (parts, body) = response.into_parts();
-        let max = (!is_stream(&parts.headers)).then_some(self.policy.response_body_max);
+        let max = (!is_stream(&parts.headers)).then_some(self.policy.max_response_body);
         let read = tokio::select! {
             biased;
             read = read_response(body, max) => read,

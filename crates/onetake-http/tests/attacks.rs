@@ -399,7 +399,7 @@ async fn a_body_that_names_nothing_takes_a_place_too() {
     let api = Api::new();
     let mut policy = Policy::new().tenant(Tenant::Public);
     policy.key.source = KeySource::Json(Pointer::parse("/order").unwrap());
-    let limits = HttpLimits { bodies_max: 1, ..HttpLimits::default() };
+    let limits = HttpLimits::default().bodies_max(1);
     let layer = OnetakeLayer::routed(api.engine.clone(), Arc::new(policy), limits);
     let router = Router::new().route("/stuck", post(std::future::pending::<()>)).layer(layer);
     let stuck = tokio::spawn(router.clone().oneshot(request("/stuck", "")));

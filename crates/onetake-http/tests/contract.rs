@@ -13,11 +13,11 @@ use http::{HeaderMap, Request};
 use http_body_util::BodyExt;
 use onetake_core::clock::{ManualClock, Timestamp};
 use onetake_core::{
-    Clock, Engine, FingerprintKey, InFlight, Limits, MemoryStore, Store, SystemClock, SystemRng,
+    Clock, Engine, FingerprintKey, Limits, MemoryStore, Store, SystemClock, SystemRng,
 };
 use onetake_http::json::{Pointer, Selection};
 use onetake_http::{
-    Dialect, FingerprintMode, HttpLimits, IssuingKey, KeyFormat, KeySource, OnetakeLayer,
+    Dialect, FingerprintMode, HttpLimits, InFlight, IssuingKey, KeyFormat, KeySource, OnetakeLayer,
     OperationContext, Policy, Secrets, Tenant,
 };
 use serde_json::Value;

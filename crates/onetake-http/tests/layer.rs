@@ -15,11 +15,9 @@ use futures_util::future::join_all;
 use http::{Request, Response, StatusCode};
 use http_body_util::{BodyExt, Full};
 use onetake_conformance::{Fault, Faulty};
-use onetake_core::{
-    Engine, InFlight, Limits, MemoryStore, OnUnknown, Store, SystemClock, SystemRng, Terms,
-};
+use onetake_core::{Engine, Limits, MemoryStore, OnUnknown, Store, SystemClock, SystemRng, Terms};
 use onetake_http::json::{Pointer, Selection};
-use onetake_http::{FingerprintMode, HttpLimits, OnetakeLayer, Policy, Tenant};
+use onetake_http::{FingerprintMode, HttpLimits, InFlight, OnetakeLayer, Policy, Tenant};
 use tokio::sync::Notify;
 use tower::{Layer, Service, ServiceExt};
 
@@ -381,7 +379,7 @@ async fn a_panic_is_unknown_and_not_run_again() {
 #[tokio::test]
 async fn an_operation_that_takes_too_long_is_unknown() {
     let api = Api::default();
-    let router = api.router(Policy { run_max: Duration::from_millis(30), ..Policy::new() });
+    let router = api.router(Policy::new().upstream_timeout(Duration::from_millis(30)));
     let first = send(&router, request("/slow", KEY, "10")).await;
     assert_eq!((first.status, first.code().as_str()), (504, "upstream_timeout"));
     let retry = send(&router, request("/slow", KEY, "10")).await;
@@ -516,7 +514,7 @@ async fn too_many_bodies_at_once_are_refused() {
     let api = Api::default();
     let engine = Engine::new(Arc::new(MemoryStore::new()));
     let policy = Arc::new(Policy::new());
-    let limits = HttpLimits { bodies_max: 1, ..HttpLimits::default() };
+    let limits = HttpLimits::default().bodies_max(1);
     let resolve = move |_: &http::request::Parts| Some(Arc::clone(&policy));
     let router = Router::new()
         .route("/slow", post(slow))

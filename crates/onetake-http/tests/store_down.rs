@@ -19,10 +19,10 @@ use metrics::{Counter, CounterFn, Gauge, Histogram, Key, KeyName, Metadata, Reco
 use onetake_conformance::{Fault, Faulty};
 use onetake_core::store::Answers;
 use onetake_core::{
-    Claim, Claimed, Clock, Engine, InFlight, Limits, MemoryStore, RecordId, Settled, Settlement,
-    Store, StoreError, StoreErrorKind, SystemClock, SystemRng, Verb, delegate_store,
+    Claim, Claimed, Clock, Engine, Limits, MemoryStore, RecordId, Settled, Settlement, Store,
+    StoreError, StoreErrorKind, SystemClock, SystemRng, Verb, delegate_store,
 };
-use onetake_http::{OnStoreDown, OnetakeLayer, Policy};
+use onetake_http::{InFlight, OnStoreDown, OnetakeLayer, Policy};
 use tokio::sync::Notify;
 use tower::ServiceExt;
 

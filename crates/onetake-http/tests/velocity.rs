@@ -19,12 +19,14 @@ use onetake_conformance::{Fault, Faulty};
 use onetake_core::delegate_store;
 use onetake_core::store::Answers;
 use onetake_core::{
-    Engine, InFlight, Limits, ManualClock, MemoryStore, Record, RecordId, Store, StoreError,
-    StoreErrorKind, SystemRng,
+    Engine, Limits, ManualClock, MemoryStore, Record, RecordId, Store, StoreError, StoreErrorKind,
+    SystemRng,
 };
 use onetake_http::json::{Pointer, Selection};
 use onetake_http::velocity::{Decision, Rate, SharedVelocity};
-use onetake_http::{By, Dialect, FingerprintMode, OnStoreDown, OnetakeLayer, Policy, Tenant};
+use onetake_http::{
+    By, Dialect, FingerprintMode, InFlight, OnStoreDown, OnetakeLayer, Policy, Tenant,
+};
 use tokio::sync::Notify;
 
 /// A small API on a clock that stands still.

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use axum::Router;
 use axum::routing::post;
-use onetake::{EmbeddedStore, Engine, OnetakeLayer, Policy};
+use onetake::prelude::*;
 
 static CHARGES: AtomicU64 = AtomicU64::new(0);
 

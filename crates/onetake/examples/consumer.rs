@@ -17,9 +17,11 @@ use std::time::Duration;
 use async_nats::jetstream::consumer::pull::Config;
 use async_nats::jetstream::{AckKind, Message as Delivered};
 use futures_util::{FutureExt, StreamExt};
+use onetake::clock::{Clock, SystemClock};
 use onetake::inbox::{InboxOptions, Received};
-use onetake::postgres::{Inbox, Transactional};
-use onetake::{Clock, Completion, Engine, PostgresOptions, PostgresStore, Recording, SystemClock};
+use onetake::postgres::{Transactional, TransactionalInbox};
+use onetake::prelude::*;
+use onetake::transaction::Completion;
 
 type Failed = Box<dyn Error + Send + Sync>;
 
@@ -34,7 +36,7 @@ const LEASE: Duration = Duration::from_secs(10);
 
 /// Keeps the ledger: the consumer's work, and its place.
 pub(crate) struct Bookkeeper {
-    inbox: Inbox,
+    inbox: TransactionalInbox,
 }
 
 impl Bookkeeper {
@@ -100,7 +102,7 @@ impl Bookkeeper {
             Ok(Received::InProgress) => AckKind::Nak(Some(Duration::from_secs(1))),
             Ok(Received::Failed { again, .. }) => AckKind::Nak(Some(again)),
             Ok(Received::Poisoned { reference, failure }) => {
-                // The broker keeps it: once somebody has mended the cause, `Inbox::forget` lets it be tried anew.
+                // The broker keeps it: once somebody has mended the cause, `TransactionalInbox::forget` lets it be tried anew.
                 eprintln!("{key} ({reference}) is poison: {}", failure.detail);
                 AckKind::Nak(Some(PARKED))
             }

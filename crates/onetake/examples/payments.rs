@@ -14,11 +14,8 @@ use axum::http::{Response, StatusCode};
 use axum::routing::post;
 use axum::{Json, Router};
 use bytes::Bytes;
-use onetake::layer::typed::json;
-use onetake::{
-    DownstreamKey, EmbeddedStore, Engine, FingerprintMode, IdempotencyKey, InFlight, OnetakeLayer,
-    Policy, Preset, RunningAttempt, Selection, Stored, Tenant, Typed,
-};
+use onetake::http::typed::json;
+use onetake::prelude::*;
 use serde::{Deserialize, Serialize};
 
 #[derive(Deserialize)]

@@ -12,7 +12,8 @@ use axum::body::Body;
 use axum::extract::State;
 use axum::http::{Request, StatusCode};
 use axum::routing::post;
-use onetake::{DerivedKey, DownstreamKey, EmbeddedStore, Engine, OnUnknown, OnetakeLayer, Policy};
+use onetake::engine::DerivedKey;
+use onetake::prelude::*;
 use tower::ServiceExt;
 
 /// What the services did, and whose next answer gets lost.

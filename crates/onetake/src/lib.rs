@@ -1,18 +1,20 @@
 //! Makes operations safe to retry: one key, one run, one recorded outcome.
 //!
-//! - For HTTP services, wrap them in the [`OnetakeLayer`] (feature `http`).
-//! - For jobs and consumers, call [`Engine::run`], or [`Engine::begin`] and settle the [`Lease`].
-//! - With the feature `axum`, handlers can ask for the key, the attempt and a key for their own calls, and return
-//!   values that are kept ([`Typed`]); with `jwt`, tenants are told by verified tokens.
-//! - Where the effects are in the PostgreSQL or SQLite database that keeps the records, they commit with the outcome:
-//!   [`transaction`], the example `transfers`, and the [`Inbox`] for consumers.
-//! - Records are kept in an [`EmbeddedStore`] (feature `embedded`), in a store that several nodes share
-//!   (features `postgres`, `redis`, `filtered`, `dynamodb`), in SQLite (`sqlite`), or in any other [`Store`];
-//!   a `SealedStore` (`sealed`) around it compresses and encrypts them.
+//! | module | for | features |
+//! | --- | --- | --- |
+//! | [`prelude`] | the names that most services use | |
+//! | `http` | HTTP services: the [`OnetakeLayer`], its [`Policy`], tenants, extractors, problems | `http`, `axum`, `jwt` |
+//! | [`engine`] | operations without HTTP: [`Engine::run`], [`Engine::begin`], what they take and answer | |
+//! | [`job`] | work with a typed result | |
+//! | [`inbox`], [`outbox`] | consumers of messages, and messages that commit with an outcome | |
+//! | [`transaction`] | effects that commit with their outcome, in PostgreSQL or SQLite | `postgres`, `sqlite`, `sqlx` |
+//! | [`stores`] | the stores, and their options | one for each store |
+//! | [`store`] | the contract of a store of your own | `conformance` has its tests |
+//! | [`clock`] | time and randomness, for tests | |
 //!
 //! ```
 //! use std::sync::Arc;
-//! use onetake::{Engine, Fingerprint, Key, MemoryStore, Operation, Recording, Scope, Verdict};
+//! use onetake::prelude::*;
 //!
 //! # #[tokio::main]
 //! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -35,7 +37,9 @@
 //!
 //! ```
 //! # use std::sync::Arc;
-//! # use onetake::{Begin, Engine, Fingerprint, Key, MemoryStore, Operation, Recording, Scope};
+//! # use onetake::prelude::*;
+//! use onetake::engine::Begin;
+//!
 //! # #[tokio::main]
 //! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! # let engine = Engine::new(Arc::new(MemoryStore::new()));
@@ -53,31 +57,20 @@
 //! # }
 //! ```
 
-pub use onetake_core::engine::{Housekeeping, LeaseLost};
-pub use onetake_core::*;
+pub use onetake_core::store::{BoxFuture, Store};
+pub use onetake_core::{Engine, Key, Scope, delegate_store};
+pub use onetake_core::{clock, inbox, job, outbox, store, transaction};
 
+#[cfg(feature = "http")]
+pub use onetake_http::{OnetakeLayer, Policy, Preset, Tenant};
+
+/// The layer for HTTP services, and everything around it.
+#[cfg(feature = "http")]
+pub use onetake_http as http;
+
+/// Tests for a store of your own.
 #[cfg(feature = "conformance")]
 pub use onetake_conformance as conformance;
-
-#[cfg(feature = "http")]
-pub use onetake_http::json::{Pointer, Selection};
-#[cfg(feature = "http")]
-pub use onetake_http::status::StatusPattern;
-#[cfg(feature = "http")]
-pub use onetake_http::{
-    Answers, Ask, By, ClientIp, Dialect, Disposition, FingerprintMode, FingerprintPolicy,
-    HttpLimits, IssuingKey, KeyFormat, KeyPolicy, KeySource, Known, OnStoreDown, OnetakeLayer,
-    Policy, Preset, ProblemStatuses, Remembered, Resolve, Secrets, StatusRules, Stored, Tenant,
-    Typed, Velocity,
-};
-
-#[cfg(feature = "jwt")]
-pub use onetake_http::{Jwt, JwtKey};
-
-#[cfg(feature = "axum")]
-pub use onetake_http::extract::{DownstreamKey, IdempotencyKey, NotThere, RunningAttempt};
-#[cfg(feature = "axum")]
-pub use onetake_http::transaction::InTransaction;
 
 /// PostgreSQL: `Transactional`, and `finish` for transactions of tokio-postgres and of sqlx.
 #[cfg(feature = "postgres")]
@@ -86,25 +79,57 @@ pub use onetake_stores::postgres;
 #[cfg(feature = "sqlite")]
 pub use onetake_stores::sqlite;
 
-/// Everything of the HTTP layer.
-#[cfg(feature = "http")]
-pub use onetake_http as layer;
+/// The engine, the operations that it runs, and the records of them.
+pub mod engine {
+    pub use onetake_core::derived::{DerivedKey, DerivingSecret};
+    pub use onetake_core::engine::*;
+    pub use onetake_core::fingerprint::{Fingerprint, FingerprintKey, Fingerprinter};
+    pub use onetake_core::key::{Key, KeyError};
+    pub use onetake_core::origin::{Memo, Origin, TenantDigest};
+    pub use onetake_core::record::{
+        AttemptId, Cause, Failure, Fence, OnUnknown, Record, Recording, State, Terms,
+    };
+    pub use onetake_core::scope::{RecordId, Reference, Scope};
+    pub use onetake_core::velocity::{Decision, Rate, RateError, SharedVelocity};
+}
 
-pub use onetake_stores::FileJournal;
-#[cfg(feature = "sqlite")]
-pub use onetake_stores::SqliteStore;
-#[cfg(feature = "dynamodb")]
-pub use onetake_stores::{DynamoOptions, DynamoStore};
-#[cfg(feature = "embedded")]
-pub use onetake_stores::{EmbeddedStore, OpenError};
-#[cfg(feature = "sealed")]
-pub use onetake_stores::{EncryptionKey, SealedJournal, SealedStore, Sealer};
-#[cfg(feature = "filtered")]
-pub use onetake_stores::{FilterOptions, FilteredStore};
-#[cfg(feature = "postgres")]
-pub use onetake_stores::{Migrated, PostgresOptions, PostgresStore};
-#[cfg(feature = "redis")]
-pub use onetake_stores::{RedisOptions, RedisStore, RedisVelocity};
+/// The stores, each with its feature, and the journal for outcomes that a store did not take.
+pub mod stores {
+    pub use onetake_core::memory::MemoryStore;
+    pub use onetake_stores::*;
+}
+
+/// The names that most services use: `use onetake::prelude::*;`.
+pub mod prelude {
+    pub use onetake_core::engine::{Attempt, Engine, Operation, Outcome, Verdict};
+    pub use onetake_core::memory::MemoryStore;
+    pub use onetake_core::store::Store;
+    pub use onetake_core::{Fingerprint, Key, OnUnknown, Recording, Scope, Terms};
+
+    #[cfg(feature = "http")]
+    pub use onetake_http::json::Selection;
+    #[cfg(feature = "http")]
+    pub use onetake_http::{
+        By, FingerprintMode, HttpLimits, InFlight, KeyFormat, KeySource, OnStoreDown, OnetakeLayer,
+        Policy, Preset, Secrets, Stored, Tenant, Typed,
+    };
+
+    #[cfg(feature = "axum")]
+    pub use onetake_http::extract::{DownstreamKey, IdempotencyKey, RunningAttempt};
+    #[cfg(feature = "axum")]
+    pub use onetake_http::transaction::InTransaction;
+
+    #[cfg(feature = "embedded")]
+    pub use onetake_stores::EmbeddedStore;
+    #[cfg(feature = "sqlite")]
+    pub use onetake_stores::SqliteStore;
+    #[cfg(feature = "dynamodb")]
+    pub use onetake_stores::{DynamoOptions, DynamoStore};
+    #[cfg(feature = "postgres")]
+    pub use onetake_stores::{PostgresOptions, PostgresStore};
+    #[cfg(feature = "redis")]
+    pub use onetake_stores::{RedisOptions, RedisStore};
+}
 
 /// The examples in the README are compiled.
 #[cfg(doctest)]

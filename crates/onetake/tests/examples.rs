@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use onetake::{EmbeddedStore, Engine};
+use onetake::prelude::{EmbeddedStore, Engine};
 use onetake_sim::client::{Answer, Client};
 use tempfile::TempDir;
 

@@ -3,7 +3,7 @@
 
 use std::net::SocketAddr;
 
-use onetake::{PostgresOptions, PostgresStore};
+use onetake::stores::{PostgresOptions, PostgresStore};
 use onetake_sim::client::{Answer, Client};
 use onetake_sim::servers::Postgres;
 

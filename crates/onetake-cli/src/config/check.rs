@@ -284,7 +284,9 @@ impl Checks<'_, '_> {
                 self.refuse(&at, &of(path), fault.showing(None));
             }
         }
-        let times = |it: &Settings| (it.policy.terms.ttl, it.policy.run_max, it.policy.terms.grace);
+        let times = |it: &Settings| {
+            (it.policy.terms.ttl, it.policy.upstream_timeout, it.policy.terms.grace)
+        };
         let is_told = known.is_some_and(|known| {
             times(known) == times(settings) && known.reconcile == settings.reconcile
         });

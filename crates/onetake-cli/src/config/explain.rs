@@ -92,7 +92,7 @@ fn built_in(
     let value = match path {
         "grace" => format!("\"{}\"", show_duration(policy.terms.grace)),
         "key.required" => policy.key.required.to_string(),
-        "statuses.mismatch" if policy.answers.dialect == Dialect::Stripe => "400".to_owned(),
+        "statuses.mismatch" if policy.errors == Dialect::Stripe => "400".to_owned(),
         "fingerprint.mode" => "\"bytes\"".to_owned(),
         "upstream" => format!("\"{}\"", upstream?),
         _ if LISTS.contains(&path) => return None,

@@ -74,7 +74,7 @@ table! {
         /// The URL for the requests of this route.
         upstream: Option<Uri> = upstream().optional().else_says("the gateway's"),
         /// The time for the whole response of the upstream.
-        upstream_timeout: Option<Duration> = duration("1ms", "1h", "30s").at(|policy| &mut policy.run_max),
+        upstream_timeout: Option<Duration> = duration("1ms", "1h", "30s").at(|policy| &mut policy.upstream_timeout),
         /// Statuses whose response is recorded and replayed, such as `"404"` or `"4xx"`. The most specific entry
         /// counts, built-in ones included: see [What becomes of an attempt](#what-becomes-of-an-attempt).
         record: Option<Vec<StatusPattern>> = statuses().optional().else_says("see the link"),
@@ -84,13 +84,13 @@ table! {
         mark_unknown: Option<Vec<StatusPattern>> = statuses().optional().formerly("unknown")
             .else_says("see the link"),
         /// The format of errors: RFC 9457, or that of [Stripe's SDKs](#stripes-sdks).
-        errors: Option<Dialect> = words(&ERRORS).at(|policy| &mut policy.answers.dialect),
+        errors: Option<Dialect> = words(&ERRORS).at(|policy| &mut policy.errors),
         /// Other statuses for some errors.
         statuses: Statuses = table().or_default().applied(|policy, statuses: Statuses| statuses.apply(policy)),
         /// The largest request with a key. A larger request is refused with 413.
-        max_request_body: Option<usize> = size().at(|policy| &mut policy.request_body_max),
+        max_request_body: Option<usize> = size().at(|policy| &mut policy.max_request_body),
         /// The largest response that is recorded. A larger response is passed on, and cannot be replayed.
-        max_response_body: Option<usize> = size().at(|policy| &mut policy.response_body_max),
+        max_response_body: Option<usize> = size().at(|policy| &mut policy.max_response_body),
     }
 }
 
@@ -174,7 +174,8 @@ impl Settings {
             Some(preset) => outcomes.with_every_5xx(preset.values().every_5xx),
             None => outcomes,
         };
-        let mut policy = Policy { outcomes: route.classify(outcomes), ..Policy::default() };
+        let mut policy = Policy::default();
+        policy.outcomes = route.classify(outcomes);
         let (tenant, reconcile, required) =
             (all.tenant.clone(), all.reconcile.clone(), all.key.required);
         let wait = all.wait_timeout.unwrap_or(WAIT_TIMEOUT);
@@ -267,11 +268,11 @@ table! {
     /// `statuses`: the statuses of some errors.
     pub(super) struct Statuses [Clone, Debug, Default] ("statuses", "{ mismatch = 422, in_flight = 409 }") {
         /// Another payload under a known key. With `errors = "stripe"` the default is 400.
-        mismatch: Option<Option<StatusCode>> = problem_status().at(|policy| &mut policy.answers.statuses.mismatch).else_says("422"),
+        mismatch: Option<Option<StatusCode>> = problem_status().at(|policy| &mut policy.statuses.mismatch).else_says("422"),
         /// An attempt is in progress.
-        in_flight: Option<Option<StatusCode>> = problem_status().at(|policy| &mut policy.answers.statuses.in_flight).else_says("409"),
+        in_flight: Option<Option<StatusCode>> = problem_status().at(|policy| &mut policy.statuses.in_flight).else_says("409"),
         /// The attempt was still in progress when the wait was over.
-        wait_timeout: Option<Option<StatusCode>> = problem_status().at(|policy| &mut policy.answers.statuses.wait_timeout).else_says("504"),
+        wait_timeout: Option<Option<StatusCode>> = problem_status().at(|policy| &mut policy.statuses.wait_timeout).else_says("504"),
     }
 }
 
@@ -307,7 +308,7 @@ table! {
         /// The format of a key from a header.
         format: Option<KeyFormat> = words(&FORMATS).at(|policy| &mut policy.key.format),
         /// The shortest key from a header, in characters.
-        min_length: Option<usize> = integer(1, 255).at(|policy| &mut policy.key.length_min),
+        min_length: Option<usize> = integer(1, 255).at(|policy| &mut policy.key.min_length),
         /// The key in the JSON body, as a JSON Pointer, for `from = "json"`.
         pointer: Option<Pointer> = pointer().optional(),
         /// The values that name the operation, such as `"json:/order_id"`, for `from = "derive"`.
@@ -470,7 +471,7 @@ table! {
 
 fn velocity() -> Form<Vec<Velocity>> {
     let one =
-        table::<VelocityOptions>().map(|VelocityOptions { by, limit }| Velocity { by, limit });
+        table::<VelocityOptions>().map(|VelocityOptions { by, limit }| Velocity::new(by, limit));
     list(one, (0, 8), "[{ by = [\"tenant\", \"json:/card\"], limit = \"5/min\" }]")
 }
 

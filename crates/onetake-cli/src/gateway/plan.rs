@@ -30,8 +30,8 @@ pub(super) struct Plan {
     pub(super) upstream: Option<Uri>,
     /// Timeout of the upstream.
     pub(super) timeout: Duration,
-    /// Format of the gateway's own responses.
-    pub(super) answers: layer::Answers,
+    /// In which words the gateway itself speaks.
+    pub(super) answers: layer::ProblemFormat,
 }
 
 /// All plans, and the addresses of trusted proxies.
@@ -40,8 +40,8 @@ pub(super) struct Plans {
     routes: Vec<(Route, Arc<Plan>)>,
     keyed: Arc<Plan>,
     untouched: Arc<Plan>,
-    /// Format of the gateway's responses to requests that are refused before a plan is found.
-    pub(super) answers: layer::Answers,
+    /// In which words the gateway speaks where it does not come to a plan.
+    pub(super) answers: layer::ProblemFormat,
     trusted: Vec<IpNet>,
     /// Scheme that clients use: `http` or `https`.
     pub(super) proto: &'static str,
@@ -69,15 +69,15 @@ impl Plans {
             label: NO_ROUTE.to_owned(),
             policy,
             upstream: config.gateway.upstream.clone(),
-            timeout: config.defaults.policy.run_max,
-            answers: config.defaults.policy.answers,
+            timeout: config.defaults.policy.upstream_timeout,
+            answers: config.defaults.policy.problem_format(),
         };
         let defaults = policy_of(&config.defaults, NO_ROUTE, &mut tenants);
         Self {
             routes,
             keyed: Arc::new(fallback(Some(Arc::new(defaults)))),
             untouched: Arc::new(fallback(None)),
-            answers: config.defaults.policy.answers,
+            answers: config.defaults.policy.problem_format(),
             trusted: config.gateway.trusted_proxies.clone(),
             proto: if config.gateway.tls.is_some() { "https" } else { "http" },
             tenant_headers,
@@ -122,24 +122,22 @@ fn plan_of(route: &Route, tenants: &mut Tenants) -> Plan {
         policy: Some(Arc::new(policy_of(&route.settings, &label, tenants))),
         label,
         upstream: Some(route.upstream.clone()),
-        timeout: route.settings.policy.run_max,
-        answers: route.settings.policy.answers,
+        timeout: route.settings.policy.upstream_timeout,
+        answers: route.settings.policy.problem_format(),
     }
 }
 
 /// The policy as the layer uses it.
 fn policy_of(settings: &Settings, label: &str, tenants: &mut Tenants) -> layer::Policy {
-    let policy = settings.policy.clone();
-    layer::Policy {
-        label: label.to_owned(),
-        // The route has already checked the method.
-        methods: vec![Method::POST, Method::PUT, Method::PATCH, Method::DELETE],
-        tenant: tenants.of(settings),
-        remember: settings.reconcile.iter().flat_map(remembered_for).collect(),
-        // The proxy must time out first, because it knows whether the request was sent.
-        run_max: policy.run_max.saturating_add(PROXY_FIRST),
-        ..policy
-    }
+    let mut policy = settings.policy.clone();
+    policy.label = label.to_owned();
+    // The plan was found by its method already.
+    policy.methods = vec![Method::POST, Method::PUT, Method::PATCH, Method::DELETE];
+    policy.tenant = tenants.of(settings);
+    policy.remember = settings.reconcile.iter().flat_map(remembered_for).collect();
+    // The proxy speaks first: it knows whether anything was sent.
+    policy.upstream_timeout = policy.upstream_timeout.saturating_add(PROXY_FIRST);
+    policy
 }
 
 #[cfg(test)]
@@ -186,7 +184,7 @@ pub(super) mod tests {
         // Fields that the gateway sets itself are reset before the comparison.
         policy.label = layer::Policy::new().label;
         policy.methods = layer::Policy::new().methods;
-        policy.run_max -= PROXY_FIRST;
+        policy.upstream_timeout -= PROXY_FIRST;
         policy
     }
 
@@ -199,10 +197,8 @@ pub(super) mod tests {
         let new = layer::Policy::new;
         let preset = |preset| layer::Policy::preset(preset);
         let rate = core::Rate::new(5.try_into().unwrap(), secs(60)).unwrap();
-        let statuses = layer::ProblemStatuses {
-            mismatch: Some(http::StatusCode::CONFLICT),
-            ..layer::ProblemStatuses::default()
-        };
+        let mut statuses = layer::ProblemStatuses::default();
+        statuses.mismatch = Some(http::StatusCode::CONFLICT);
         let all: Vec<(&str, layer::Policy)> = vec![
             ("", new()),
             ("preset = \"payment\"\ntenant = \"credential\"", preset(Preset::Payment)),

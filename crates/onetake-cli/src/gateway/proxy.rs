@@ -25,7 +25,8 @@ use onetake_core::engine::SPANS;
 use onetake_core::{Cause, Clock, Reference, SystemClock};
 use onetake_http::recording::strip_hop_by_hop;
 use onetake_http::{
-    Answers, AttemptReport, BoxError, Code, Disposition, OperationContext, Problem, RequestBody,
+    AttemptReport, BoxError, Code, Disposition, OperationContext, Problem, ProblemFormat,
+    RequestBody,
 };
 
 use super::edge::Place;
@@ -261,7 +262,7 @@ fn any(body: Incoming) -> Body {
 #[derive(Clone, Copy)]
 struct Asked {
     reference: Option<Reference>,
-    answers: Answers,
+    answers: ProblemFormat,
 }
 
 impl Asked {

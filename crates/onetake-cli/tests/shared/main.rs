@@ -24,8 +24,8 @@ use common::InProcess;
 use futures_util::future::join_all;
 use node::Node;
 use onetake_core::{
-    Clock, Fingerprint, InFlight, Key, Limits, Operation, Outcome, Recording, Scope, SystemClock,
-    Verdict,
+    Clock, Fingerprint, Key, Limits, Operation, Outcome, Recording, Scope, SystemClock, Verdict,
+    WhileRunning,
 };
 use onetake_sim::blackbox::Target;
 use onetake_sim::client::{Answer, Client};
@@ -282,7 +282,7 @@ async fn ready(node: &InProcess) -> Answer {
 fn operation() -> Operation {
     let key = Key::new("waited-for-by-many").unwrap();
     Operation::new(&Scope::new("acme"), &key, Fingerprint::of(b"it"))
-        .in_flight(InFlight::Wait(Duration::from_secs(30)))
+        .in_flight(WhileRunning::Wait(Duration::from_secs(30)))
 }
 
 macro_rules! on_every_store {

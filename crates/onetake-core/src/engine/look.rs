@@ -122,7 +122,7 @@ mod tests {
                 assert!(matches!(lease.release().await, Settling::Recorded(_)));
             }
             let mut operation = operation;
-            operation.in_flight = crate::InFlight::Wait(std::time::Duration::from_secs(10));
+            operation.in_flight = crate::WhileRunning::Wait(std::time::Duration::from_secs(10));
             let again = engine.begin(&operation).await.unwrap();
             assert!(matches!(again, Begin::Answer(Answer::Failed(_))), "{again:?}");
         }

@@ -59,7 +59,8 @@ pub use journal::{Journal, Kept};
 pub use lease::{Lease, LeaseLost, Settling};
 pub use look::Promise;
 pub use operation::{
-    Answer, Attempt, Begin, EngineError, InFlight, Limits, Operation, Outcome, RecordWith, Verdict,
+    Answer, Attempt, Begin, EngineError, Limits, Operation, Outcome, RecordWith, Verdict,
+    WhileRunning,
 };
 pub use operators::{Deed, Intervened, Intervention, Standing};
 pub use reconcile::{Asking, Found, Inquiry, Reconcile};

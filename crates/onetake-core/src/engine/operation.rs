@@ -72,8 +72,8 @@ impl Default for Limits {
 
 /// The rule for a key whose attempt is still running.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum InFlight {
-    /// Answer at once.
+pub enum WhileRunning {
+    /// Say so at once.
     #[default]
     Reject,
     /// Wait for the outcome, for at most this long.
@@ -94,9 +94,9 @@ pub struct Operation {
     /// The tenant, the route and the memo. They are kept for operators and reconcilers, and are not
     /// compared.
     pub origin: Origin,
-    /// The rule if an attempt is running already.
-    pub in_flight: InFlight,
-    /// The maximum duration of the run. The lease is renewed no longer than that.
+    /// What to do if it runs already.
+    pub in_flight: WhileRunning,
+    /// For how long it may run: its lease is renewed no longer than that.
     pub run_max: Duration,
     /// The hook that is called before the operation runs again.
     pub on_retry: Option<OnRetry>,
@@ -126,7 +126,7 @@ impl Operation {
             earlier: Vec::new(),
             terms: Terms::default(),
             origin: Origin::default(),
-            in_flight: InFlight::default(),
+            in_flight: WhileRunning::default(),
             run_max: Duration::from_secs(30),
             on_retry: None,
         }
@@ -162,7 +162,7 @@ impl Operation {
 
     /// Sets the rule for an attempt that is running already.
     #[must_use]
-    pub fn in_flight(mut self, in_flight: InFlight) -> Self {
+    pub fn in_flight(mut self, in_flight: WhileRunning) -> Self {
         self.in_flight = in_flight;
         self
     }

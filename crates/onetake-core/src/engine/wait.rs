@@ -14,7 +14,7 @@ use crate::scope::RecordId;
 use super::Inner;
 use super::flight::{Landing, Phase};
 use super::latest::Reader;
-use super::operation::{Answer, EngineError, InFlight};
+use super::operation::{Answer, EngineError, WhileRunning};
 use super::remote::Seen;
 
 /// The next step after reading a record.
@@ -51,10 +51,10 @@ pub(super) struct Patience<'a> {
 }
 
 impl<'a> Patience<'a> {
-    pub(super) fn new(engine: &'a Inner, in_flight: InFlight) -> Self {
+    pub(super) fn new(engine: &'a Inner, in_flight: WhileRunning) -> Self {
         let until = match in_flight {
-            InFlight::Reject => None,
-            InFlight::Wait(budget) => Some(engine.clock.monotonic().saturating_add(budget)),
+            WhileRunning::Reject => None,
+            WhileRunning::Wait(budget) => Some(engine.clock.monotonic().saturating_add(budget)),
         };
         Self { engine, until, place: None }
     }

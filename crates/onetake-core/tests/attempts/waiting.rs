@@ -2,12 +2,12 @@
 
 use std::sync::atomic::Ordering;
 
-use onetake_core::{Answer, InFlight};
+use onetake_core::{Answer, WhileRunning};
 
 use super::*;
 
 fn waiting(key: &str, seconds: u32) -> Operation {
-    operation(key).in_flight(InFlight::Wait(SECOND * seconds))
+    operation(key).in_flight(WhileRunning::Wait(SECOND * seconds))
 }
 
 #[tokio::test]

@@ -8,8 +8,8 @@ use futures_util::FutureExt;
 use futures_util::future::{BoxFuture, join_all};
 use onetake_core::store::{Answers, Claim, Claimed, Settled};
 use onetake_core::{
-    Answer, Begin, Engine, Failure, InFlight, Limits, Memo, MemoryStore, Operation, Origin, Record,
-    RecordId, Recording, Settlement, Store, TenantDigest, Verdict, delegate_store,
+    Answer, Begin, Engine, Failure, Limits, Memo, MemoryStore, Operation, Origin, Record, RecordId,
+    Recording, Settlement, Store, TenantDigest, Verdict, WhileRunning, delegate_store,
 };
 use tokio::sync::Semaphore;
 
@@ -161,7 +161,7 @@ async fn no_write_or_read_has_more_items_than_it_may() {
     let other = engine_on(Arc::clone(&store) as Arc<dyn Store>, &clock, limits);
     let waiting = keys.into_iter().map(|asked| {
         let other = other.clone();
-        let asked = asked.in_flight(InFlight::Wait(Duration::from_secs(10)));
+        let asked = asked.in_flight(WhileRunning::Wait(Duration::from_secs(10)));
         tokio::spawn(async move { other.begin(&asked).await })
     });
     let waiting: Vec<_> = waiting.collect();
@@ -207,7 +207,7 @@ async fn no_more_writes_are_under_way_than_may_be() {
 
 /// Starts callers that wait for a key, and returns how many get the answer at once that it runs.
 async fn told_at_once(engine: &Engine, key: &str, callers: usize) -> usize {
-    let wait = InFlight::Wait(Duration::from_secs(10));
+    let wait = WhileRunning::Wait(Duration::from_secs(10));
     let callers: Vec<_> = (0..callers)
         .map(|_| {
             let (engine, asked) = (engine.clone(), operation(key).in_flight(wait));

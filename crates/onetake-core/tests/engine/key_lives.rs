@@ -8,14 +8,13 @@ use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use onetake_core::store::{Answers, Claim, Claimed, Settled};
 use onetake_core::{
-    Answer, Begin, Fingerprint, FingerprintKey, InFlight, Limits, MemoryStore, OnUnknown,
-    Operation, Outcome, Recording, Settlement, Settling, Store, Terms, Verb, Verdict,
-    delegate_store,
+    Answer, Begin, Fingerprint, FingerprintKey, Limits, MemoryStore, OnUnknown, Operation, Outcome,
+    Recording, Settlement, Settling, Store, Terms, Verb, Verdict, WhileRunning, delegate_store,
 };
 
 use super::{engine_on, memory, operation, pass, settle_down};
 
-const WAIT: InFlight = InFlight::Wait(Duration::from_secs(20));
+const WAIT: WhileRunning = WhileRunning::Wait(Duration::from_secs(20));
 
 /// Completes the running attempt of a key and forgets the key, as if its ttl were over.
 async fn end_life(store: &MemoryStore, key: &str) {

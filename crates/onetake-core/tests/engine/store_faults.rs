@@ -10,10 +10,10 @@ use onetake_core::note::Note;
 use onetake_core::store::{Answers, AuditLog, Claim, Claimed, Sealing, Settled};
 use onetake_core::transaction::Completion;
 use onetake_core::{
-    Answer, Asking, AttemptId, Begin, Clock, Engine, Fingerprint, Found, InFlight, Inbox,
-    InboxOptions, Inquiry, Journal, Limits, ManualClock, MemoryStore, OnUnknown, Origin, Outcome,
-    Reconcile, Record, RecordId, Recording, Rng, Settlement, Settling, State, Store, StoreError,
-    StoreErrorKind, SystemRng, Terms, Verb, Verdict, delegate_store,
+    Answer, Asking, AttemptId, Begin, Clock, Engine, Fingerprint, Found, Inbox, InboxOptions,
+    Inquiry, Journal, Limits, ManualClock, MemoryStore, OnUnknown, Origin, Outcome, Reconcile,
+    Record, RecordId, Recording, Rng, Settlement, Settling, State, Store, StoreError,
+    StoreErrorKind, SystemRng, Terms, Verb, Verdict, WhileRunning, delegate_store,
 };
 
 use super::{Pages, engine_on, memory, operation, pass, settle_down};
@@ -357,7 +357,7 @@ async fn a_reconciliation_whose_store_is_unavailable_is_not_put_off() {
 async fn a_caller_that_joined_a_claim_runs_what_was_released_meanwhile() {
     let (clock, store) = Failing::new();
     let engine = store.engine(&clock, Limits::default());
-    let asked = operation("a").in_flight(InFlight::Reject);
+    let asked = operation("a").in_flight(WhileRunning::Reject);
     let mut leader = Box::pin(engine.begin(&asked));
     assert!(poll_immediate(&mut leader).await.is_none());
     let mut joiner = Box::pin(engine.begin(&asked));

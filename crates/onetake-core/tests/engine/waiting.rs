@@ -8,8 +8,8 @@ use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use onetake_core::store::{Answers, Claim, Claimed};
 use onetake_core::{
-    Answer, Begin, EngineError, InFlight, Limits, MemoryStore, Record, RecordId, Recording, Store,
-    delegate_store,
+    Answer, Begin, EngineError, Limits, MemoryStore, Record, RecordId, Recording, Store,
+    WhileRunning, delegate_store,
 };
 
 use super::{engine_on, memory, operation, pass, settle_down};
@@ -67,7 +67,7 @@ async fn another_node_is_polled_only_while_somebody_waits() {
     let store = Watched::around(&memory);
     let engine = engine_on(Arc::clone(&store) as Arc<dyn Store>, &clock, Limits::default());
     for round in 1..=2 {
-        let wait = InFlight::Wait(40 * POLL);
+        let wait = WhileRunning::Wait(40 * POLL);
         let waiting = tokio::spawn({
             let engine = engine.clone();
             async move { engine.begin(&operation("a").in_flight(wait)).await }
@@ -98,7 +98,7 @@ async fn a_store_that_panics_at_a_poll_keeps_nobody_waiting_afterwards() {
     store.panics.store(true, Ordering::SeqCst);
     let wait = |polls| {
         let engine = engine.clone();
-        let asked = operation("a").in_flight(InFlight::Wait(polls * POLL));
+        let asked = operation("a").in_flight(WhileRunning::Wait(polls * POLL));
         tokio::spawn(async move { engine.begin(&asked).await })
     };
     let first = wait(4);
@@ -125,7 +125,7 @@ async fn a_waiter_runs_what_never_started_and_not_what_was_released() {
             lease.start().unwrap();
         }
         let waiting = tokio::spawn({
-            let (engine, wait) = (engine.clone(), InFlight::Wait(Duration::from_secs(10)));
+            let (engine, wait) = (engine.clone(), WhileRunning::Wait(Duration::from_secs(10)));
             async move { engine.begin(&operation("a").in_flight(wait)).await }
         });
         settle_down().await;

@@ -14,7 +14,7 @@ use crate::endpoints::OPERATIONS;
 use crate::handle::Handle;
 use crate::layer::Shared;
 use crate::problem::from_engine::{overloaded, problem_of};
-use crate::problem::{Answers, Code, Problem};
+use crate::problem::{Code, Problem, ProblemFormat};
 use crate::recording::replay;
 use crate::tenant::Tenant;
 
@@ -92,7 +92,7 @@ fn found<Res>(shared: &Shared, record: &Arc<Record>) -> Response<ResponseBody<Re
 /// A handle does not say of which route it is, so the words are those of RFC 9457.
 fn told<Res>(problem: Problem, id: Option<RecordId>) -> Response<ResponseBody<Res>> {
     let reference = id.map(|id| id.reference());
-    Answers::default().tell(problem, reference).map(|body| ResponseBody::whole(body, None))
+    ProblemFormat::default().tell(problem, reference).map(|body| ResponseBody::whole(body, None))
 }
 
 fn not_found() -> Problem {

@@ -47,7 +47,7 @@ where
         return Problem::new(Code::RequestBodyInvalid, detail).into_response(None);
     };
     match policy.tenant.resolve(parts, &**clock).await {
-        Err(problem) => policy.answers.tell(problem, None),
+        Err(problem) => policy.problem_format().tell(problem, None),
         Ok(caller) => {
             let used = Use::of(&policy, &caller.tenant, &wanted.method, &wanted.path);
             match shared.secrets.issued_keys.first() {
@@ -57,7 +57,7 @@ where
                         issued::issue(key, &used, ttl, clock.now(), &**shared.engine.rng());
                     issued::issued(&key, expires_at)
                 }
-                None => policy.answers.tell(issued::invalid(), None),
+                None => policy.problem_format().tell(issued::invalid(), None),
             }
         }
     }

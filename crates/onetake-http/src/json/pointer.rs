@@ -11,6 +11,7 @@ const VERSION: &[u8] = b"onetake json v1";
 
 /// Which parts of a body count.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
+#[non_exhaustive]
 pub enum Selection {
     /// All of it.
     #[default]

@@ -77,7 +77,7 @@ impl Policy {
     /// Sets how many characters a key from a header has at least.
     #[must_use]
     pub fn key_min_length(mut self, characters: usize) -> Self {
-        self.key.length_min = characters;
+        self.key.min_length = characters;
         self
     }
 
@@ -140,8 +140,8 @@ impl Policy {
 
     /// Sets what to do while the operation runs, and how long to wait for it.
     #[must_use]
-    pub fn in_flight(mut self, in_flight: impl Into<InFlight>) -> Self {
-        self.in_flight = in_flight.into();
+    pub fn in_flight(mut self, in_flight: InFlight) -> Self {
+        self.in_flight = in_flight;
         self
     }
 
@@ -205,14 +205,14 @@ impl Policy {
     /// told apart `by`.
     #[must_use]
     pub fn velocity(mut self, by: impl IntoIterator<Item = By>, limit: Rate) -> Self {
-        self.velocity.push(Velocity { by: by.into_iter().collect(), limit });
+        self.velocity.push(Velocity::new(by, limit));
         self
     }
 
     /// Sets for how long the operation may run: the service behind the layer is its upstream.
     #[must_use]
     pub fn upstream_timeout(mut self, timeout: Duration) -> Self {
-        self.run_max = timeout;
+        self.upstream_timeout = timeout;
         self
     }
 
@@ -248,28 +248,28 @@ impl Policy {
     /// Sets with which statuses some problems are answered.
     #[must_use]
     pub fn statuses(mut self, statuses: ProblemStatuses) -> Self {
-        self.answers.statuses = statuses;
+        self.statuses = statuses;
         self
     }
 
     /// Sets in which dialect problems are told.
     #[must_use]
     pub fn errors(mut self, dialect: Dialect) -> Self {
-        self.answers.dialect = dialect;
+        self.errors = dialect;
         self
     }
 
     /// Sets the largest request that is accepted with a key, in bytes.
     #[must_use]
     pub fn max_request_body(mut self, bytes: usize) -> Self {
-        self.request_body_max = bytes;
+        self.max_request_body = bytes;
         self
     }
 
     /// Sets the largest response that can be replayed, in bytes.
     #[must_use]
     pub fn max_response_body(mut self, bytes: usize) -> Self {
-        self.response_body_max = bytes;
+        self.max_response_body = bytes;
         self
     }
 }

@@ -12,7 +12,7 @@ use onetake_core::{OnRetry, Terms};
 
 use crate::fingerprint::FingerprintPolicy;
 use crate::json::Pointer;
-use crate::problem::Answers;
+use crate::problem::{Dialect, ProblemFormat, ProblemStatuses};
 use crate::remember::Remembered;
 use crate::status::StatusRules;
 use crate::tenant::Tenant;
@@ -25,6 +25,7 @@ const MIB: usize = 1 << 20;
 
 /// What a route wants. The defaults are those of the gateway for a request that no route matches.
 #[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
 pub struct Policy {
     /// How logs call the route; `-` by default.
     pub label: String,
@@ -54,21 +55,24 @@ pub struct Policy {
     /// What to do while the store is away.
     pub on_store_down: OnStoreDown,
     /// For how long the operation may run.
-    pub run_max: Duration,
+    pub upstream_timeout: Duration,
     /// What becomes of an attempt, by its status.
     pub outcomes: StatusRules,
-    /// In which words and statuses clients are told that there is no outcome.
-    pub answers: Answers,
+    /// The format of problems.
+    pub errors: Dialect,
+    /// Other statuses for some problems.
+    pub statuses: ProblemStatuses,
     /// The largest request body, in bytes.
-    pub request_body_max: usize,
+    pub max_request_body: usize,
     /// The largest response body that is recorded, in bytes.
-    pub response_body_max: usize,
+    pub max_response_body: usize,
     /// How long the request's body may take to arrive.
     pub request_timeout: Duration,
 }
 
 /// What to do with a request whose operation runs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum InFlight {
     /// Say so at once.
     #[default]
@@ -81,21 +85,13 @@ pub enum InFlight {
     /// After a 202, and in any case when the wait is over, the attempt is not released any more, whatever
     /// the operation answers: that is recorded. A client may prefer a shorter wait
     /// (`Prefer: respond-async, wait=N`). Its deadline, too, is how long it waits for an answer: the
-    /// operation itself may take all of [`run_max`](Policy::run_max), and does not hear of the deadline.
+    /// operation itself may take all of [`upstream_timeout`](Policy::upstream_timeout), and does not hear of the deadline.
     Async(Duration),
-}
-
-impl From<onetake_core::InFlight> for InFlight {
-    fn from(in_flight: onetake_core::InFlight) -> Self {
-        match in_flight {
-            onetake_core::InFlight::Reject => Self::Reject,
-            onetake_core::InFlight::Wait(wait) => Self::Wait(wait),
-        }
-    }
 }
 
 /// What to do with a keyed request while the store is away.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum OnStoreDown {
     /// Refuse it: nothing runs.
     #[default]
@@ -107,6 +103,7 @@ pub enum OnStoreDown {
 
 /// Where the key comes from, and what it has to look like.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct KeyPolicy {
     /// Where it comes from.
     pub source: KeySource,
@@ -115,7 +112,7 @@ pub struct KeyPolicy {
     /// What a key from a header has to look like.
     pub format: KeyFormat,
     /// The shortest key that is accepted from a header.
-    pub length_min: usize,
+    pub min_length: usize,
 }
 
 /// Where a key comes from.
@@ -124,6 +121,7 @@ pub struct KeyPolicy {
 /// for a session, not for each thing that the user does in it; and a number that people reuse, such as
 /// that of a purchase order of which two deliveries are paid.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum KeySource {
     /// The header `Idempotency-Key`, or its alias.
     #[default]
@@ -138,6 +136,7 @@ pub enum KeySource {
 
 /// What a key from a header has to look like.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum KeyFormat {
     /// Visible ASCII.
     #[default]
@@ -146,13 +145,21 @@ pub enum KeyFormat {
     Uuid,
 }
 
+impl Policy {
+    /// The format of the problems of this route.
+    #[must_use]
+    pub fn problem_format(&self) -> ProblemFormat {
+        ProblemFormat { dialect: self.errors, statuses: self.statuses }
+    }
+}
+
 impl Default for KeyPolicy {
     fn default() -> Self {
         Self {
             source: KeySource::default(),
             required: false,
             format: KeyFormat::default(),
-            length_min: KEY_LENGTH_MIN_DEFAULT,
+            min_length: KEY_LENGTH_MIN_DEFAULT,
         }
     }
 }
@@ -173,11 +180,12 @@ impl Default for Policy {
             velocity: Vec::new(),
             in_flight: InFlight::default(),
             on_store_down: OnStoreDown::default(),
-            run_max: Duration::from_secs(30),
+            upstream_timeout: Duration::from_secs(30),
             outcomes: StatusRules::new(),
-            answers: Answers::default(),
-            request_body_max: MIB,
-            response_body_max: MIB,
+            errors: Dialect::default(),
+            statuses: ProblemStatuses::default(),
+            max_request_body: MIB,
+            max_response_body: MIB,
             request_timeout: Duration::from_secs(30),
         }
     }

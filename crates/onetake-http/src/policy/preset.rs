@@ -7,6 +7,7 @@ use crate::status::Disposition;
 
 /// Values for a use case: any of them may be overridden.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Preset {
     /// 24 hours; a key is required, a tenant must be named, every 5xx is unknown, fail-closed.
     Payment,
@@ -59,6 +60,7 @@ impl Preset {
 
 /// The values of a preset; `None` leaves a value as it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct PresetValues {
     /// How long an outcome is kept.
     pub ttl: Duration,

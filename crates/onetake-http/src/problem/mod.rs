@@ -153,13 +153,14 @@ impl Problem {
     /// The response that tells it, as an RFC 9457 problem with the documented status.
     #[must_use]
     pub fn into_response(self, reference: Option<Reference>) -> Response<Bytes> {
-        Answers::default().tell(self, reference)
+        ProblemFormat::default().tell(self, reference)
     }
 }
 
-/// In which words and statuses problems are told.
+/// The format and the statuses of problems.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Answers {
+#[non_exhaustive]
+pub struct ProblemFormat {
     /// The form of the body.
     pub dialect: Dialect,
     /// Statuses other than the dialect's own.
@@ -168,6 +169,7 @@ pub struct Answers {
 
 /// The form of a problem's body.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Dialect {
     /// RFC 9457.
     #[default]
@@ -178,6 +180,7 @@ pub enum Dialect {
 
 /// Statuses of problems that a route may choose; `None` is the dialect's own.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct ProblemStatuses {
     /// The same key came with another payload: 422.
     pub mismatch: Option<StatusCode>,
@@ -187,7 +190,7 @@ pub struct ProblemStatuses {
     pub wait_timeout: Option<StatusCode>,
 }
 
-impl Answers {
+impl ProblemFormat {
     /// The response that tells a problem.
     #[must_use]
     pub fn tell(&self, mut problem: Problem, reference: Option<Reference>) -> Response<Bytes> {
@@ -333,7 +336,7 @@ mod tests {
             wait_timeout: Some(StatusCode::ACCEPTED),
         };
         for dialect in [Dialect::Problem, Dialect::Stripe] {
-            let answers = Answers { dialect, statuses };
+            let answers = ProblemFormat { dialect, statuses };
             for (code, status) in [
                 (Code::IdempotencyPayloadMismatch, 409),
                 (Code::RequestInProgress, 425),
@@ -352,7 +355,7 @@ mod tests {
 
     #[test]
     fn stripe_is_told_in_its_own_words() {
-        let stripe = Answers { dialect: Dialect::Stripe, ..Answers::default() };
+        let stripe = ProblemFormat { dialect: Dialect::Stripe, ..ProblemFormat::default() };
         for (code, retry, status, kind) in [
             (Code::IdempotencyPayloadMismatch, "false", 400, "idempotency_error"),
             (Code::RequestInProgress, "true", 409, "idempotency_error"),

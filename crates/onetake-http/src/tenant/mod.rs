@@ -45,6 +45,7 @@ pub struct ClientIp(pub IpAddr);
 
 /// How the tenant of a request is told.
 #[derive(Clone, Default)]
+#[non_exhaustive]
 pub enum Tenant {
     /// By its credential where it has one; everybody without is one tenant. A request with cookies
     /// and no other credential is refused: its sender is somebody, and this cannot tell who.

@@ -49,6 +49,7 @@ const RATELIMIT_POLICY: HeaderName = HeaderName::from_static("ratelimit-policy")
 
 /// A limit on new operations.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Velocity {
     /// What has a limit of its own: each combination of these. If there are none, the whole route.
     pub by: Vec<By>,
@@ -56,8 +57,17 @@ pub struct Velocity {
     pub limit: Rate,
 }
 
+impl Velocity {
+    /// A limit for each combination of these values.
+    #[must_use]
+    pub fn new(by: impl IntoIterator<Item = By>, limit: Rate) -> Self {
+        Self { by: by.into_iter().collect(), limit }
+    }
+}
+
 /// What new operations are told apart by.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum By {
     /// Whose key it is.
     Tenant,

@@ -68,6 +68,7 @@ pub(crate) fn expected(case: &Case) -> Expected {
         _ if case.ask == Ask::OtherPayload => match choice.dialect {
             Dialect::Problem => refused(422, "idempotency_payload_mismatch"),
             Dialect::Stripe => refused(400, "idempotency_payload_mismatch"),
+            other => panic!("{other:?}"),
         },
         State::RunningHere | State::RunningElsewhere => match choice.busy {
             Busy::Reject => refused(409, "request_in_progress").later(),

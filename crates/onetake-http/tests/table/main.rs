@@ -35,6 +35,7 @@ fn differences(case: &Case, expected: &Expected, answered: &Answered) -> Vec<Str
     let problem = match case.choice.dialect {
         Dialect::Problem => &answered.body,
         Dialect::Stripe => &answered.body["error"],
+        other => panic!("{other:?}"),
     };
     let location = match text("location") {
         "" => Location::Nowhere,
@@ -49,6 +50,7 @@ fn differences(case: &Case, expected: &Expected, answered: &Answered) -> Vec<Str
     let content_type = match case.choice.dialect {
         Dialect::Problem => "application/problem+json",
         Dialect::Stripe => "application/json",
+        other => panic!("{other:?}"),
     };
     let should_retry = match case.choice.dialect {
         Dialect::Stripe if is_refused && expected.retry_after => "true",

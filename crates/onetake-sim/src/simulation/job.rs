@@ -5,7 +5,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use futures_util::FutureExt;
 use onetake_core::engine::{
-    Answer, Attempt, Begin, Engine, InFlight, Operation, Outcome, Settling, Verdict,
+    Answer, Attempt, Begin, Engine, Operation, Outcome, Settling, Verdict, WhileRunning,
 };
 use onetake_core::{Cause, Fingerprint, Key, Lease, Record, Recording, Scope, State};
 
@@ -40,8 +40,8 @@ pub async fn job(
     let scope = Scope::new(format!("tenant {}", asked.tenant));
     let fingerprint = Fingerprint::of(&[asked.payload]);
     let in_flight = match plan.waiting {
-        Waiting::Reject => InFlight::Reject,
-        Waiting::Wait(wait) => InFlight::Wait(wait),
+        Waiting::Reject => WhileRunning::Reject,
+        Waiting::Wait(wait) => WhileRunning::Wait(wait),
     };
     let operation = Operation::new(&scope, &key, fingerprint)
         .terms(terms(&plan, Mode::Job))

@@ -118,7 +118,7 @@ impl Node {
             engine
         };
         let secrets = secrets(self.plan.seals_with_newer);
-        let http = HttpLimits { bodies_max: 64, ..HttpLimits::default() };
+        let http = HttpLimits::default().bodies_max(64);
         let layer =
             OnetakeLayer::with(engine.clone(), Routes(policies(world, &self.plan)), http, secrets);
         let front = layer.layer(Proxy::new(world, index, incarnation));

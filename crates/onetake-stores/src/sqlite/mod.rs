@@ -85,7 +85,7 @@ use error::{During, refused};
 use schema::Owner;
 
 pub use finish::finish;
-pub use transactional::{Inbox, Transactional, WorkError};
+pub use transactional::{Transactional, TransactionalInbox, WorkError};
 
 /// The SQLite store.
 #[derive(Debug)]

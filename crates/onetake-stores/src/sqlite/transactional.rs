@@ -68,9 +68,9 @@ impl Transactional {
     /// Returns the inbox of the consumer of this name. Two consumers of one message each process
     /// it.
     #[must_use]
-    pub fn inbox(&self, consumer: &str, options: InboxOptions) -> Inbox {
+    pub fn inbox(&self, consumer: &str, options: InboxOptions) -> TransactionalInbox {
         let messages = inbox::Inbox::new(self.engine.clone(), consumer, options);
-        Inbox { messages, transactional: self.clone() }
+        TransactionalInbox { messages, transactional: self.clone() }
     }
 
     /// Runs the operation, or returns its earlier outcome.
@@ -131,14 +131,14 @@ impl Transactional {
 
 /// Processes each message of a consumer once, in transactions: see [`Transactional::inbox`].
 #[derive(Clone, Debug)]
-pub struct Inbox {
+pub struct TransactionalInbox {
     messages: inbox::Inbox,
     transactional: Transactional,
 }
 
-impl Inbox {
-    /// Processes a message, unless it was processed before. `work` writes its effects in the
-    /// transaction, and returns the recording and the outgoing messages.
+impl TransactionalInbox {
+    /// Deals with a message, unless somebody did: `work` writes its effects in the transaction, and
+    /// answers what is remembered of it, and what it says to others.
     ///
     /// # Errors
     /// If the message could not be tried.

@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use onetake_core::store::Due;
 use onetake_core::{
-    AttemptId, Claim, Claimed, Clock, Engine, Fingerprint, InFlight, Key, OnUnknown, Operation,
-    Outcome, RecordId, Recording, Scope, Settled, Settlement, Shift, Store, StoreErrorKind,
-    SystemClock, Terms, Verb, Verdict,
+    AttemptId, Claim, Claimed, Clock, Engine, Fingerprint, Key, OnUnknown, Operation, Outcome,
+    RecordId, Recording, Scope, Settled, Settlement, Shift, Store, StoreErrorKind, SystemClock,
+    Terms, Verb, Verdict, WhileRunning,
 };
 use onetake_sim::fault_proxy::{FaultProxy, Weather};
 use onetake_sim::servers::{PgBouncer, Postgres, until};
@@ -245,7 +245,7 @@ async fn a_claim_that_was_stuck_in_the_network_does_not_take_over_early() {
     let operation =
         Operation::new(&Scope::new("stuck"), &Key::new("charge").unwrap(), Fingerprint::of(b"pay"))
             .terms(terms)
-            .in_flight(InFlight::Reject);
+            .in_flight(WhileRunning::Reject);
     let runs = Arc::new(AtomicUsize::new(0));
     let (started, finish) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
     let work = {

@@ -7,7 +7,7 @@ use futures_util::FutureExt;
 use onetake_core::inbox::{InboxOptions, POISONED, ReceiveError, Received};
 use onetake_core::{Attempt, Completion, Engine, Message, Recording};
 use onetake_sim::servers::{Postgres, until};
-use onetake_stores::postgres::{Inbox, Transactional, WorkError};
+use onetake_stores::postgres::{Transactional, TransactionalInbox, WorkError};
 use tokio_postgres::Transaction;
 
 use super::transactions::Bank;
@@ -23,11 +23,11 @@ async fn deal(tx: &Transaction<'_>, attempt: Attempt) -> Result<Completion, Stri
     Ok(Completion::new(Recording::new("dealt with")).with_message(said))
 }
 
-fn mailer(transactional: &Transactional, attempts_max: u32) -> Inbox {
+fn mailer(transactional: &Transactional, attempts_max: u32) -> TransactionalInbox {
     transactional.inbox("mailer", InboxOptions { attempts_max, ..InboxOptions::default() })
 }
 
-async fn process(inbox: &Inbox, message: &str) -> Answer {
+async fn process(inbox: &TransactionalInbox, message: &str) -> Answer {
     let mut answer = None;
     until("its key is free", async || {
         let processed = inbox.process(message, |tx, attempt| deal(tx, attempt).boxed()).await;
@@ -39,7 +39,7 @@ async fn process(inbox: &Inbox, message: &str) -> Answer {
     answer.unwrap().unwrap()
 }
 
-async fn fail(inbox: &Inbox, message: &str) -> Answer {
+async fn fail(inbox: &TransactionalInbox, message: &str) -> Answer {
     let processed = inbox.process(message, |tx, attempt| {
         async move {
             deal(tx, attempt).await?;

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use onetake_conformance::many;
 use onetake_core::{
-    Answer, Clock, Engine, Fingerprint, InFlight, Key, OnUnknown, Operation, Outcome, Recording,
-    Scope, Store, StoreErrorKind, SystemClock, Terms, Verdict,
+    Answer, Clock, Engine, Fingerprint, Key, OnUnknown, Operation, Outcome, Recording, Scope,
+    Store, StoreErrorKind, SystemClock, Terms, Verdict, WhileRunning,
 };
 use onetake_sim::fault_proxy::{FaultProxy, Weather};
 use onetake_sim::servers::{Postgres, until};
@@ -96,7 +96,7 @@ async fn away_for_longer_than_lease_and_grace_an_outcome_is_believed() {
     let operation =
         Operation::new(&Scope::new("away"), &Key::new("charge").unwrap(), Fingerprint::of(b"pay"))
             .terms(terms)
-            .in_flight(InFlight::Reject);
+            .in_flight(WhileRunning::Reject);
     let (started, finish) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
     let work = {
         let (started, finish) = (Arc::clone(&started), Arc::clone(&finish));

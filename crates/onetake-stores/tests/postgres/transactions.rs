@@ -7,9 +7,9 @@ use std::time::Duration;
 
 use futures_util::FutureExt;
 use onetake_core::{
-    Answer, Attempt, Begin, Clock, Completion, Engine, Fingerprint, FinishError, InFlight, Key,
-    Message, MessageId, NotDone, Operation, Outcome, Recording, Scope, Settling, State,
-    SystemClock, Terms,
+    Answer, Attempt, Begin, Clock, Completion, Engine, Fingerprint, FinishError, Key, Message,
+    MessageId, NotDone, Operation, Outcome, Recording, Scope, Settling, State, SystemClock, Terms,
+    WhileRunning,
 };
 use onetake_sim::fault_proxy::FaultProxy;
 use onetake_sim::servers::{PgBouncer, Postgres, until};
@@ -461,7 +461,7 @@ async fn many_at_once_have_one_effect(server: &Postgres) {
             .into();
     let calls = (0..40).map(|number| {
         let node = nodes[number % 2].clone();
-        let key = operation("hot").in_flight(InFlight::Wait(Duration::from_secs(60)));
+        let key = operation("hot").in_flight(WhileRunning::Wait(Duration::from_secs(60)));
         async move { run(&node, key, "alice").await.unwrap() }
     });
     for outcome in futures_util::future::join_all(calls).await {

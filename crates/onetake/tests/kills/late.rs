@@ -2,7 +2,7 @@
 
 use std::fs::File;
 
-use onetake::OnUnknown;
+use onetake::engine::OnUnknown;
 use onetake_sim::client::Answer;
 use onetake_sim::servers::Postgres;
 use rustix::process::Signal;

@@ -14,7 +14,8 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use onetake::{OnUnknown, PostgresStore};
+use onetake::engine::OnUnknown;
+use onetake::stores::PostgresStore;
 use onetake_sim::client::{Answer, Client};
 use onetake_sim::servers::Postgres;
 use rustix::process::{Pid, Signal, kill_process};

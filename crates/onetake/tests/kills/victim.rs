@@ -10,11 +10,9 @@ use std::time::Duration;
 use axum::Router;
 use axum::extract::State;
 use axum::routing::post;
-use onetake::engine::Housekeeping;
-use onetake::{
-    EmbeddedStore, Engine, Limits, OnUnknown, OnetakeLayer, Policy, PostgresOptions, PostgresStore,
-    SqliteStore, Store, SystemClock, SystemRng, Tenant, Terms,
-};
+use onetake::clock::{SystemClock, SystemRng};
+use onetake::engine::{Housekeeping, Limits};
+use onetake::prelude::*;
 
 use super::breathe;
 use super::steps::{Stepping, Steps};

@@ -16,8 +16,8 @@ use http::HeaderName;
 use onetake_core::{OnUnknown, Terms};
 use onetake_http::json::{Pointer, Selection};
 use onetake_http::{
-    Answers, Disposition, FingerprintMode, FingerprintPolicy, InFlight, KeyFormat, KeyPolicy,
-    KeySource, Policy, StatusRules,
+    Disposition, FingerprintMode, FingerprintPolicy, InFlight, KeyFormat, KeyPolicy, KeySource,
+    Policy, ProblemFormat, StatusRules,
 };
 
 /// The file in the documentation is valid.
@@ -112,7 +112,16 @@ fn refused(text: &str) -> String {
 }
 
 fn header_key() -> KeyPolicy {
-    KeyPolicy { source: KeySource::Header, required: false, format: KeyFormat::Any, length_min: 16 }
+    let key = KeyPolicy::default();
+    assert_eq!((&key.source, key.required), (&KeySource::Header, false));
+    assert_eq!((key.format, key.min_length), (KeyFormat::Any, 16));
+    key
+}
+
+fn required_key() -> KeyPolicy {
+    let mut key = header_key();
+    key.required = true;
+    key
 }
 
 #[test]
@@ -128,14 +137,14 @@ fn the_whole_example_is_accepted() {
 
     assert_eq!(charges.preset, Some(Preset::Payment));
     assert_eq!(charges.upstream, "http://127.0.0.1:3001");
-    assert_eq!(charges.settings.policy.key, KeyPolicy { required: true, ..header_key() });
+    assert_eq!(charges.settings.policy.key, required_key());
     assert_eq!(charges.settings.policy.tenant, Tenant::Credential);
     assert_eq!(charges.settings.policy.terms.ttl, Duration::from_secs(86_400));
     assert_eq!(charges.settings.policy.outcomes.classify(status(404)), Disposition::Release);
     assert_eq!(charges.settings.policy.outcomes.classify(status(409)), Disposition::Release);
     assert_eq!(charges.settings.policy.outcomes.classify(status(422)), Disposition::Record);
     assert_eq!(charges.settings.policy.outcomes.classify(status(503)), Disposition::Unknown);
-    assert_eq!(charges.settings.policy.response_body_max, 1 << 20);
+    assert_eq!(charges.settings.policy.max_response_body, 1 << 20);
 
     assert_eq!(orders.upstream, "http://127.0.0.1:3000");
     assert_eq!(orders.settings.policy.in_flight, InFlight::Wait(Duration::from_secs(5)));
@@ -170,27 +179,25 @@ fn a_flag_alone_is_a_working_gateway() {
             .any(|cidr| cidr.contains(&address.parse::<std::net::IpAddr>().unwrap()))
     };
     assert!(trusts("127.9.9.9") && trusts("::1") && !trusts("10.0.0.1") && !trusts("::2"));
-    let expected = Policy {
-        namespace: String::new(),
-        key: header_key(),
-        tenant: Tenant::CredentialOrPublic,
-        fingerprint: FingerprintPolicy::default(),
-        terms: Terms {
-            ttl: Duration::from_secs(86_400),
-            lease: Duration::from_secs(30),
-            grace: Duration::from_secs(30),
-            on_unknown: OnUnknown::Fail,
-        },
-        in_flight: InFlight::Reject,
-        on_store_down: OnStoreDown::FailClosed,
-        velocity: Vec::new(),
-        run_max: Duration::from_secs(30),
-        outcomes: StatusRules::new(),
-        answers: Answers::default(),
-        request_body_max: 1 << 20,
-        response_body_max: 1 << 20,
-        ..Policy::default()
+    let expected = Policy::default();
+    assert_eq!(expected.namespace, "");
+    assert_eq!(expected.key, header_key());
+    assert_eq!(expected.tenant, Tenant::CredentialOrPublic);
+    assert_eq!(expected.fingerprint, FingerprintPolicy::default());
+    let terms = Terms {
+        ttl: Duration::from_secs(86_400),
+        lease: Duration::from_secs(30),
+        grace: Duration::from_secs(30),
+        on_unknown: OnUnknown::Fail,
     };
+    assert_eq!(expected.terms, terms);
+    assert_eq!(expected.in_flight, InFlight::Reject);
+    assert_eq!(expected.on_store_down, OnStoreDown::FailClosed);
+    assert_eq!(expected.velocity, []);
+    assert_eq!(expected.upstream_timeout, Duration::from_secs(30));
+    assert_eq!(expected.outcomes, StatusRules::new());
+    assert_eq!(expected.problem_format(), ProblemFormat::default());
+    assert_eq!((expected.max_request_body, expected.max_response_body), (1 << 20, 1 << 20));
     let expected = Settings { policy: expected, forward_auth: None, reconcile: None };
     assert_eq!(config.defaults, expected);
     assert_eq!(config.routes, []);

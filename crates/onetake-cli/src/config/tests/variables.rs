@@ -24,7 +24,7 @@ fn variables_are_put_into_any_string() {
     assert_eq!(config.gateway.trusted_proxies, ["10.0.0.0/8".parse().unwrap()]);
     assert_eq!(config.defaults.policy.terms.ttl, Duration::from_secs(7200));
     assert_eq!(config.defaults.policy.namespace, "ab");
-    assert_eq!(config.defaults.policy.answers.dialect, onetake_http::Dialect::Stripe);
+    assert_eq!(config.defaults.policy.errors, onetake_http::Dialect::Stripe);
 }
 
 #[test]

@@ -193,9 +193,9 @@ fn routes<'a>(named: impl Iterator<Item = (String, &'a Settings)>) -> Vec<Route>
             routes.push(Route {
                 name,
                 asked,
-                upstream_timeout: policy.run_max,
+                upstream_timeout: policy.upstream_timeout,
                 answers_later: matches!(policy.in_flight, InFlight::Async(_)),
-                body_bytes_max: policy.response_body_max,
+                body_bytes_max: policy.max_response_body,
                 health: Health::default(),
             });
         }

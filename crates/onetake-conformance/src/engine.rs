@@ -30,7 +30,7 @@ impl Bench {
     }
 
     pub(super) fn engine_within(&self, store: Arc<dyn Store>, limits: Limits) -> Engine {
-        Engine::with(store, self.clock(), Arc::new(SystemRng), limits)
+        Engine::with(self.for_engine(store), self.clock(), Arc::new(SystemRng), limits)
     }
 
     /// Without the memory of settled records, so that the store is what is tested. A patience ends only

@@ -24,6 +24,7 @@
 )]
 
 mod bench;
+mod buggy;
 mod claims;
 pub mod differential;
 mod engine;
@@ -58,6 +59,7 @@ use onetake_core::clock::Clock;
 use onetake_core::store::Store;
 
 pub use bench::Bench;
+pub use buggy::{BuggyStore, StoreBug};
 pub use faulty::{Fault, Faulty};
 pub use outbox::{OutboxSubject, run_outbox};
 pub use report::Report;
@@ -73,6 +75,12 @@ pub trait Subject: Send + Sync + 'static {
 
     /// Lets time pass, for the store and for that clock alike.
     fn advance(&self, by: Duration) -> BoxFuture<'_, ()>;
+
+    /// The store that an engine gets in place of `store`, which may be the store of the subject behind gates and
+    /// faults of the suite. A decorator that has to be outside of them goes here.
+    fn for_engine(&self, store: Arc<dyn Store>) -> Arc<dyn Store> {
+        store
+    }
 
     /// Opens the store anew, once it was closed, on what it kept; `None` if that is gone with it.
     fn reopen(&self) -> BoxFuture<'_, Option<Arc<dyn Store>>> {

@@ -61,7 +61,12 @@ impl Bench {
         self.subject.clock()
     }
 
-    /// Advances time by a tenth of a tick, once no call of the store is under way.
+    /// The store that an engine gets in place of `store`.
+    pub(super) fn for_engine(&self, store: Arc<dyn Store>) -> Arc<dyn Store> {
+        self.subject.for_engine(store)
+    }
+
+    /// Lets a tenth of a tick pass, once nobody is inside the store.
     pub(super) async fn step(&self) {
         for _ in 0..QUIET_TRIES {
             breathe().await;

@@ -30,7 +30,7 @@ impl Bench {
     }
 
     pub(super) fn engine_within(&self, store: Arc<dyn Store>, limits: Limits) -> Engine {
-        Engine::with(store, self.clock(), Arc::new(SystemRng), limits)
+        Engine::with(self.for_engine(store), self.clock(), Arc::new(SystemRng), limits)
     }
 
     /// Returns limits without a cache, so that the store is tested. Time limits are endless; the

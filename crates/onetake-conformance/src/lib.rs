@@ -25,6 +25,7 @@
 )]
 
 mod bench;
+mod buggy;
 mod claims;
 pub mod differential;
 mod engine;
@@ -59,6 +60,7 @@ use onetake_core::clock::Clock;
 use onetake_core::store::Store;
 
 pub use bench::Bench;
+pub use buggy::{BuggyStore, StoreBug};
 pub use faulty::{Fault, Faulty};
 pub use outbox::{OutboxSubject, run_outbox};
 pub use report::Report;
@@ -75,7 +77,13 @@ pub trait Subject: Send + Sync + 'static {
     /// Advances the store's time and that clock.
     fn advance(&self, by: Duration) -> BoxFuture<'_, ()>;
 
-    /// Opens the store again on its data after it was closed; `None` if the store keeps no data.
+    /// The store that an engine gets in place of `store`, which may be the store of the subject behind gates and
+    /// faults of the suite. A decorator that has to be outside of them goes here.
+    fn for_engine(&self, store: Arc<dyn Store>) -> Arc<dyn Store> {
+        store
+    }
+
+    /// Opens the store anew, once it was closed, on what it kept; `None` if that is gone with it.
     fn reopen(&self) -> BoxFuture<'_, Option<Arc<dyn Store>>> {
         std::future::ready(None).boxed()
     }

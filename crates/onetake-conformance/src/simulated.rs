@@ -12,6 +12,7 @@ use onetake_core::clock::{Clock, ManualClock, Shift, SystemClock, Timestamp};
 use onetake_core::store::Store;
 
 use super::Subject;
+use super::buggy::{BuggyStore, StoreBug};
 
 /// Opens a store again on its data.
 type Open = Box<dyn Fn() -> BoxFuture<'static, Arc<dyn Store>> + Send + Sync>;
@@ -21,6 +22,7 @@ pub struct Simulated {
     clock: ManualClock,
     store: Arc<dyn Store>,
     open: Option<Open>,
+    engine_bug: Option<StoreBug>,
     _kept: Box<dyn Any + Send + Sync>,
 }
 
@@ -32,7 +34,14 @@ impl Simulated {
     ) -> Self {
         let clock = ManualClock::default();
         let (store, kept) = make(Arc::new(clock.clone()));
-        Self { clock, store: Arc::new(store), open: None, _kept: kept }
+        Self { clock, store: Arc::new(store), open: None, engine_bug: None, _kept: kept }
+    }
+
+    /// The bug of the store that engines get.
+    #[must_use]
+    pub fn with_engine_bug(mut self, bug: StoreBug) -> Self {
+        self.engine_bug = Some(bug);
+        self
     }
 
     /// Sets the function that opens the store again on its data.
@@ -57,6 +66,13 @@ impl Subject for Simulated {
 
     fn clock(&self) -> Arc<dyn Clock> {
         Arc::new(self.clock.clone())
+    }
+
+    fn for_engine(&self, store: Arc<dyn Store>) -> Arc<dyn Store> {
+        match self.engine_bug {
+            Some(bug) => Arc::new(BuggyStore::new(store, bug, self.clock())),
+            None => store,
+        }
     }
 
     fn advance(&self, by: Duration) -> BoxFuture<'_, ()> {

@@ -9,7 +9,6 @@ use std::time::Duration;
 use crate::clock::Timestamp;
 use crate::fingerprint::Fingerprint;
 use crate::origin::{History, PastAttempt};
-use crate::planted::{Bug, planted};
 use crate::record::{Cause, Fence, OnUnknown, Record, State, Terms};
 use crate::store::{Claim, Settlement, Verb};
 
@@ -151,19 +150,14 @@ fn renewed(record: &Record, now: Timestamp) -> Record {
 
 fn granted(found: Option<&Record>, claim: &Claim, now: Timestamp, floor: Fence) -> Record {
     let previous = found.map_or(floor, |record| record.fence.max(floor));
-    let fence = if planted(Bug::FenceNotRaised) {
-        found.map_or_else(|| floor.next(now), |record| record.fence)
-    } else {
-        previous.next(now)
-    };
-    // A key that runs again before it expires keeps the time of its first claim, and its attempts.
+    // A key that runs again within its life keeps the time it was first claimed, and its attempts.
     let earlier = found.filter(|record| !record.is_expired(now));
     let created_at = earlier.map_or(now, |record| record.created_at);
     let history = earlier.map_or_else(History::default, |record| past(record, now));
     Record {
         id: claim.id,
         attempt: claim.attempt,
-        fence,
+        fence: previous.next(now),
         fingerprint: claim.fingerprint,
         terms: claim.terms,
         origin: claim.origin.clone(),
@@ -209,7 +203,7 @@ pub fn settle(found: Option<&Record>, settlement: &Settlement, at: Moment) -> Se
     let Some(record) = found.filter(|record| !record.is_expired(now)) else {
         return SettleEffect::Stale;
     };
-    if record.attempt != settlement.attempt && !planted(Bug::SettleWithoutAttemptCheck) {
+    if record.attempt != settlement.attempt {
         return SettleEffect::Stale;
     }
     if settlement.verb == Verb::Forget {
@@ -260,10 +254,6 @@ pub fn settle(found: Option<&Record>, settlement: &Settlement, at: Moment) -> Se
             return SettleEffect::Already;
         }
         (State::Released { .. }, Verb::Release) => return SettleEffect::Already,
-        _ if planted(Bug::SettleWithoutAttemptCheck) => match &settlement.verb {
-            Verb::Complete(recording) => State::Completed { at: now, recording: recording.clone() },
-            _ => return SettleEffect::Stale,
-        },
         _ => return SettleEffect::Stale,
     };
     SettleEffect::Write(record.with_state(state))
@@ -281,7 +271,7 @@ fn forgotten(record: &Record, now: Timestamp) -> Record {
 /// True if a sweep may delete the record that it finds now, whatever its index said before (S13).
 #[must_use]
 pub fn may_sweep(found: &Record, now: Timestamp) -> bool {
-    found.is_expired(now) || planted(Bug::SweepWithoutRecheck)
+    found.is_expired(now)
 }
 
 #[cfg(test)]

@@ -37,7 +37,6 @@ pub mod note;
 pub mod origin;
 pub mod outbox;
 #[doc(hidden)]
-pub mod planted;
 pub mod record;
 pub mod scope;
 pub mod store;

@@ -32,7 +32,7 @@ use tokio_util::sync::CancellationToken;
 use tower::Layer;
 
 use onetake_core::engine::Housekeeping;
-use onetake_core::{Asking, Clock, Engine, StoreError, SystemClock, SystemRng};
+use onetake_core::{Asking, Clock, Engine, Store, StoreError, SystemClock, SystemRng};
 use onetake_http::{HttpLimits, OnetakeLayer, Policy, Resolve, Tenant};
 
 use crate::config::{Config, Token};
@@ -98,6 +98,17 @@ impl Gateway {
     /// # Errors
     /// If the store or a listener cannot be opened.
     pub async fn start(config: Config) -> Result<Self, StartError> {
+        Self::start_with(config, |store| store).await
+    }
+
+    /// Starts it on a decorator of the store that the configuration names.
+    ///
+    /// # Errors
+    /// As [`start`](Self::start).
+    pub async fn start_with(
+        config: Config,
+        decorate: impl FnOnce(Arc<dyn Store>) -> Arc<dyn Store> + Send,
+    ) -> Result<Self, StartError> {
         let metrics = metrics_handle();
         for warning in config.warnings() {
             tracing::warn!("{warning}");
@@ -112,6 +123,7 @@ impl Gateway {
         let address = local(&listener, config.gateway.listen);
         let OpenStore { store, interrupted, limits, reap_interval, journal } =
             stores::open(&config.store).await?;
+        let store = decorate(store);
 
         let secrets = secrets::secrets(&config, &*store).await;
         let (secrets, tenants) =

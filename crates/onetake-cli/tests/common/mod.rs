@@ -2,10 +2,12 @@
 #![allow(dead_code, clippy::allow_attributes, reason = "not every suite uses everything")]
 
 use std::net::SocketAddr;
+use std::sync::Arc;
 
 use onetake_cli::config::{self, Overrides};
 use onetake_cli::gateway::Gateway;
 use onetake_cli::stores;
+use onetake_core::Store;
 use onetake_sim::blackbox::Target;
 
 /// A gateway that runs until it is dropped.
@@ -16,6 +18,14 @@ pub(crate) struct InProcess {
 impl InProcess {
     /// Starts a gateway with a configuration.
     pub(crate) async fn start(configuration: String) -> Self {
+        Self::start_with(configuration, |store| store).await
+    }
+
+    /// Starts one on a decorator of its store.
+    pub(crate) async fn start_with(
+        configuration: String,
+        decorate: impl FnOnce(Arc<dyn Store>) -> Arc<dyn Store> + Send,
+    ) -> Self {
         let config = config::load(
             Some(&configuration),
             "test.toml",
@@ -23,7 +33,7 @@ impl InProcess {
             Overrides::default(),
         );
         let config = config.unwrap_or_else(|error| panic!("{error}"));
-        Self { gateway: Gateway::start(config).await.unwrap() }
+        Self { gateway: Gateway::start_with(config, decorate).await.unwrap() }
     }
 
     /// The address of probes and metrics.

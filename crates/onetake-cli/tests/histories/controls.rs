@@ -1,10 +1,11 @@
 //! Deliberate bugs: a history with one of them must not pass.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use onetake_cli::config::{self, Overrides};
 use onetake_cli::gateway::Gateway;
-use onetake_core::planted::{Bug, plant};
+use onetake_conformance::{BuggyStore, StoreBug};
 use onetake_core::{Clock, SystemClock};
 use onetake_sim::fault_proxy::Weather;
 use onetake_sim::history::Recorder;
@@ -17,15 +18,16 @@ use super::setups::{OnPostgres, OnSqlite};
 use super::turn;
 use super::world::{Lasts, Plan, Setup, during, run};
 
-/// The process of a gateway with a planted bug. Run as a test, it does nothing.
+/// The process of a gateway with a deliberate bug. As a test of its own it does nothing.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn gateway_with_a_planted_bug() {
+async fn gateway_with_a_deliberate_bug() {
     let Ok(file) = std::env::var(CONFIGURATION) else { return };
-    let number: u8 = std::env::var(BUG).unwrap().parse().unwrap();
-    plant(Bug::ALL.into_iter().find(|bug| *bug as u8 == number));
+    let name = std::env::var(BUG).unwrap();
+    let bug = StoreBug::ALL.into_iter().find(|bug| format!("{bug:?}") == name).unwrap();
     let text = std::fs::read_to_string(&file).unwrap();
     let config = config::load(Some(&text), &file, std::iter::empty(), Overrides::default());
-    let _gateway = Gateway::start(config.unwrap()).await.unwrap();
+    let buggy = |store| Arc::new(BuggyStore::new(store, bug, Arc::new(SystemClock))) as _;
+    let _gateway = Gateway::start_with(config.unwrap(), buggy).await.unwrap();
     std::future::pending::<()>().await;
 }
 
@@ -50,7 +52,7 @@ impl Setup for Cutting {
 }
 
 /// Runs histories with a bug until the checker finds it, and checks that it names one of `rules`.
-async fn is_found<S: Setup>(setup: &mut S, bug: Option<Bug>, seconds: u64, rules: &[Rule]) {
+async fn is_found<S: Setup>(setup: &mut S, bug: Option<StoreBug>, seconds: u64, rules: &[Rule]) {
     let plan = Plan { bug, prints_logs: false, ..Plan::new(Duration::ZERO) };
     let mut found = Vec::new();
     // The rarest bug is found in one of three histories.
@@ -68,14 +70,14 @@ async fn is_found<S: Setup>(setup: &mut S, bug: Option<Bug>, seconds: u64, rules
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn another_payload_that_runs_is_found() {
     let _turn = turn().await;
-    let bug = Some(Bug::FingerprintInId);
+    let bug = Some(StoreBug::FingerprintInId);
     is_found(&mut OnSqlite::new(), bug, 2, &[Rule::OnePayload]).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_fence_that_does_not_rise_is_found() {
     let _turn = turn().await;
-    let bug = Some(Bug::FenceNotRaised);
+    let bug = Some(StoreBug::FenceNotRaised);
     is_found(&mut OnSqlite::new(), bug, 2, &[Rule::FencesRise]).await;
 }
 
@@ -83,7 +85,7 @@ async fn a_fence_that_does_not_rise_is_found() {
 async fn an_outcome_that_is_shown_before_it_is_durable_is_found() {
     let _turn = turn().await;
     let rules = [Rule::RecordingStays, Rule::NoRunAfterRecording, Rule::OneRecording];
-    let bug = Some(Bug::AnswerBeforeCommit);
+    let bug = Some(StoreBug::AnswerBeforeCommit);
     is_found(&mut Cutting(OnPostgres::start().await), bug, 4, &rules).await;
 }
 

@@ -5,13 +5,13 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use onetake_core::planted::Bug;
+use onetake_conformance::StoreBug;
 use onetake_core::{Clock, SystemClock};
 use onetake_sim::client::Client;
 use onetake_sim::history::{Event, Recorder};
 use onetake_sim::servers::{Child, free_port, until};
 
-/// The variable that names the configuration of a gateway with a planted bug.
+/// The variable that names the configuration of a gateway with a deliberate bug.
 pub(crate) const CONFIGURATION: &str = "HISTORIES_GATEWAY";
 /// The variable that names the bug.
 pub(crate) const BUG: &str = "HISTORIES_BUG";
@@ -23,7 +23,7 @@ pub(crate) struct Gateway {
     admin: SocketAddr,
     folder: PathBuf,
     recorder: Arc<Recorder>,
-    bug: Option<Bug>,
+    bug: Option<StoreBug>,
     child: Option<Child>,
 }
 
@@ -36,8 +36,8 @@ impl Gateway {
         Self { node, listen, admin, folder, recorder, bug: None, child: None }
     }
 
-    /// Plants a bug in the gateway.
-    pub(crate) fn plant(&mut self, bug: Option<Bug>) {
+    /// Gives its store a bug.
+    pub(crate) fn set_bug(&mut self, bug: Option<StoreBug>) {
         self.bug = bug;
     }
 
@@ -87,11 +87,11 @@ impl Gateway {
         let mut command = vec!["env".to_owned(), "ONETAKE_LOG=warn".to_owned()];
         if let Some(bug) = self.bug {
             let program = std::env::current_exe().unwrap().display().to_string();
-            command.extend([format!("{CONFIGURATION}={file}"), format!("{BUG}={}", bug as u8)]);
+            command.extend([format!("{CONFIGURATION}={file}"), format!("{BUG}={bug:?}")]);
             command.extend([
                 program,
                 "--exact".into(),
-                "controls::gateway_with_a_planted_bug".into(),
+                "controls::gateway_with_a_deliberate_bug".into(),
             ]);
             command.push("--nocapture".into());
         } else {

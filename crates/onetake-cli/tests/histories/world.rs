@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use onetake_core::planted::Bug;
+use onetake_conformance::StoreBug;
 use onetake_core::{Clock, SystemClock};
 use onetake_sim::history::{Event, Policy, RecordedUpstream, Recorder, Report, check};
 use tempfile::TempDir;
@@ -55,8 +55,8 @@ pub(crate) struct Plan {
     /// How long clients send requests.
     pub(crate) lasts: Lasts,
     pub(crate) clients: u64,
-    /// The bug that is planted in the gateways.
-    pub(crate) bug: Option<Bug>,
+    /// The bug of the gateways' store.
+    pub(crate) bug: Option<StoreBug>,
     /// True if violations print the gateways' logs.
     pub(crate) prints_logs: bool,
 }
@@ -130,7 +130,7 @@ pub(crate) async fn run<S: Setup>(setup: &mut S, plan: Plan) -> Report {
     let mut gateways: Vec<Gateway> = gateways.collect();
     let routes = routes(S::POLICIES, &upstream.url());
     for gateway in &mut gateways {
-        gateway.plant(plan.bug);
+        gateway.set_bug(plan.bug);
         gateway.configure(&upstream.url(), &(setup.section() + &routes));
         gateway.start().await;
     }

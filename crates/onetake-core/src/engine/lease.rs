@@ -11,7 +11,6 @@ use tracing::Instrument;
 
 use crate::clock::Clock;
 use crate::fingerprint::Fingerprint;
-use crate::planted::{Bug, planted};
 use crate::record::{AttemptId, Cause, Failure, Fence, OnUnknown, Record, Recording, State};
 use crate::scope::RecordId;
 use crate::store::{Settled, Settlement, StoreError, StoreErrorKind, Verb};
@@ -211,10 +210,6 @@ impl Lease {
         let Some(mut settling) = self.hand_over(verb) else {
             return (Settling::Pending, None);
         };
-        if planted(Bug::AnswerBeforeCommit) {
-            let rest = async move { drop(settling.await) };
-            return (Settling::Recorded(self.unrecorded()), Some(Box::pin(rest)));
-        }
         let patience = self.engine.inner.clock.sleep(self.engine.inner.limits.settle_patience);
         tokio::select! {
             biased;
@@ -255,22 +250,6 @@ impl Lease {
         let (engine, pulse) = (self.engine.clone(), Arc::clone(&self.pulse));
         let task = settle(engine, pulse, settlement, flying, started).instrument(span);
         Some(Box::pin(self.engine.inner.settling.track_future(task)))
-    }
-
-    /// For a planted bug alone: returns a record that was never written.
-    fn unrecorded(&self) -> Arc<Record> {
-        Arc::new(Record {
-            id: self.pulse.id,
-            attempt: self.pulse.attempt,
-            fence: self.fence,
-            fingerprint: crate::Fingerprint::of(b""),
-            terms: self.pulse.terms,
-            origin: crate::Origin::default(),
-            created_at: self.engine.inner.clock.now(),
-            claimed_at: self.engine.inner.clock.now(),
-            history: crate::origin::History::default(),
-            state: State::Released { at: self.engine.inner.clock.now() },
-        })
     }
 }
 

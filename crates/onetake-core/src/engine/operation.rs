@@ -7,7 +7,6 @@ use std::time::Duration;
 use crate::fingerprint::Fingerprint;
 use crate::key::Key;
 use crate::origin::Origin;
-use crate::planted::{Bug, planted};
 use crate::record::{AttemptId, Cause, Failure, Fence, Record, Recording, State, Terms};
 use crate::scope::{RecordId, Scope};
 use crate::store::{StoreError, StoreErrorKind, Verb};
@@ -112,14 +111,7 @@ impl Operation {
     /// Creates the operation whose record has this id, under default terms: for callers that have
     /// derived the id.
     #[must_use]
-    pub fn of_record(mut id: RecordId, fingerprint: Fingerprint) -> Self {
-        if planted(Bug::FingerprintInId) {
-            let mut bytes = *id.as_bytes();
-            for (byte, digest) in bytes.iter_mut().zip(fingerprint.digest()) {
-                *byte ^= digest;
-            }
-            id = RecordId::from_bytes(bytes);
-        }
+    pub fn of_record(id: RecordId, fingerprint: Fingerprint) -> Self {
         Self {
             id,
             fingerprint,

@@ -117,7 +117,10 @@ struct Serve {
 }
 
 #[derive(Debug, Args)]
+#[command(args_conflicts_with_subcommands = true)]
 struct Demo {
+    #[command(subcommand)]
+    part: Option<DemoPart>,
     /// How many seconds to tap "Pay", from 1 to 600.
     #[arg(long, value_name = "SECONDS", default_value_t = demo::SECONDS_DEFAULT)]
     seconds: u64,
@@ -127,6 +130,16 @@ struct Demo {
     /// The seed of taps and faults: the same seed repeats the same run.
     #[arg(long, value_name = "NUMBER", default_value_t = demo::SEED_DEFAULT)]
     seed: u64,
+}
+
+#[derive(Debug, Subcommand)]
+enum DemoPart {
+    /// Run a sample payment API, to try the gateway with. It ignores idempotency keys.
+    Api {
+        /// The address of the sample API.
+        #[arg(long, value_name = "ADDRESS", default_value = demo::LISTEN_DEFAULT, value_parser = address)]
+        listen: SocketAddr,
+    },
 }
 
 fn address(text: &str) -> Result<SocketAddr, String> {
@@ -317,6 +330,9 @@ impl Serve {
 impl Demo {
     /// Exits with a failure if onetake charged a payment twice or lost one.
     fn run(self) -> ExitCode {
+        if let Some(DemoPart::Api { listen }) = self.part {
+            return run_sample_api(listen);
+        }
         let options = match demo::Options::new(self.seconds, self.rate, self.seed) {
             Ok(options) => options,
             Err(error) => return Failed(error.to_string(), 2).into(),
@@ -348,6 +364,17 @@ impl Demo {
             Err(error) => Failed(error.to_string(), 1).into(),
         }
     }
+}
+
+fn run_sample_api(listen: SocketAddr) -> ExitCode {
+    let stop = async {
+        stop_signal().await;
+    };
+    let served = runtime().and_then(|runtime| {
+        let served = runtime.block_on(demo::serve_sample(listen, Arc::new(SystemClock), stop));
+        served.map_err(|error| Failed(error.to_string(), 3))
+    });
+    served.map_or_else(ExitCode::from, |()| ExitCode::SUCCESS)
 }
 
 async fn serve(config: Config, patience: Duration, export: &Export) -> Result<(), Failed> {

@@ -1,7 +1,9 @@
 //! `onetake demo`, as a library call and as a command.
 #![expect(clippy::unwrap_used, reason = "tests may panic")]
 
-use std::process::{Command, Output};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
+use std::process::{Child, Command, Output, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -93,5 +95,61 @@ fn wrong_numbers_are_usage_errors_that_name_the_range() {
         let text = String::from_utf8(output.stderr).unwrap();
         assert_eq!(output.status.code(), Some(2), "{text}");
         assert!(text.contains(message), "{text}");
+    }
+}
+
+/// README's first steps: the sample API behind a gateway, and a retry that does not run.
+#[test]
+fn the_sample_api_makes_one_charge_behind_the_gateway() {
+    let folder = tempfile::tempdir().unwrap();
+    let onetake = |arguments: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_onetake"));
+        command.args(arguments).current_dir(folder.path()).env("ONETAKE_LOG", "info");
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        Ended(command.spawn().unwrap())
+    };
+    let mut api = onetake(&["demo", "api", "--listen", "127.0.0.1:0"]);
+    let mut lines = BufReader::new(api.0.stdout.take().unwrap()).lines();
+    let first = lines.next().unwrap().unwrap();
+    let upstream = first.split_once(" on ").unwrap().1.split_once(": POST").unwrap().0;
+    let mut gateway = onetake(&[
+        "serve",
+        "--upstream",
+        upstream,
+        "--listen",
+        "127.0.0.1:0",
+        "--admin-listen",
+        "127.0.0.1:0",
+    ]);
+    let mut logs = BufReader::new(gateway.0.stderr.take().unwrap()).lines();
+    let ready = logs.find(|line| line.as_ref().unwrap().contains("onetake is ready"));
+    let ready = ready.unwrap().unwrap();
+    let listen = ready.split_once("listen=").unwrap().1.split(' ').next().unwrap();
+    let send = |body: &str| {
+        let mut stream = TcpStream::connect(listen).unwrap();
+        let head = "POST /charges HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\
+            content-type: text/plain\r\nidempotency-key: 6f1c8d6a-3a09-4b6e-9c8f-2d1f5e7b8a90\r\n";
+        write!(stream, "{head}content-length: {}\r\n\r\n{body}", body.len()).unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        answer
+    };
+    let (first, retry, other) = (send("amount=10"), send("amount=10"), send("amount=99"));
+    assert!(first.starts_with("HTTP/1.1 201") && !first.contains("idempotent-replayed"), "{first}");
+    assert!(retry.starts_with("HTTP/1.1 201") && retry.contains("idempotent-replayed"), "{retry}");
+    assert!(retry.ends_with(r#"{"charge":1,"of":"amount=10"}"#), "{retry}");
+    assert!(other.starts_with("HTTP/1.1 422"), "{other}");
+    assert_eq!(lines.next().unwrap().unwrap(), "charge 1: amount=10");
+    drop(api);
+    assert_eq!(lines.count(), 0, "one charge was made");
+}
+
+/// A process that ends with the test.
+struct Ended(Child);
+
+impl Drop for Ended {
+    fn drop(&mut self) {
+        let _gone = self.0.kill();
+        let _status = self.0.wait();
     }
 }

@@ -15,6 +15,7 @@ mod phone;
 mod random;
 mod relay;
 mod report;
+mod sample;
 mod screen;
 mod stage;
 mod table;
@@ -34,6 +35,7 @@ use crate::config::ConfigError;
 use crate::gateway::StartError;
 
 pub use report::{Report, Summary, Traffic};
+pub use sample::{LISTEN_DEFAULT, serve_sample};
 pub use screen::Screen;
 pub use verdict::Verdict;
 

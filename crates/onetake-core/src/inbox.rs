@@ -19,6 +19,7 @@ use crate::origin::{Origin, PastAttempt, TenantDigest};
 use crate::record::{Failure, OnUnknown, Record, Recording, State, Terms};
 use crate::scope::{RecordId, Reference, Scope};
 use crate::store::StoreError;
+use crate::transaction::unfinished;
 
 /// The most attempts that may be asked for: as many as every record remembers.
 pub const ATTEMPTS_MAX: u32 = 15;
@@ -88,14 +89,15 @@ pub enum Received<E> {
         again: Duration,
         /// How often it has been tried by now.
         attempts: u32,
-        /// What the work said; `None` if it panicked, took too long, or did not commit.
+        /// What the work said; `None` if it panicked or took too long.
         error: Option<E>,
     },
-    /// It failed too often, and is not tried any more: take it out of the way, and let somebody look.
+    /// It failed too often, or its work returned success without a completion. It is not tried any more: take it
+    /// out of the way, and let somebody look.
     Poisoned {
         /// By what people find it: `onetake keys get REFERENCE`.
         reference: Reference,
-        /// How often it was tried.
+        /// How often it was tried, or that its outcome is not known.
         failure: Failure,
     },
 }
@@ -178,8 +180,8 @@ impl Inbox {
                 return Verdict::Fail(poisoned(before));
             }
             match work(attempt).await {
-                // Whether it is so is looked at.
-                Ok(()) => Verdict::Release,
+                // If its completion is in the store, that counts. If not, its effects may be there all the same.
+                Ok(()) => Verdict::Fail(unfinished()),
                 Err(error) if !is_try(&error) => {
                     told(Said { attempt, attempts: before, error: Some(error) });
                     not_tried(&engine, attempt, "its work could not begin").await;

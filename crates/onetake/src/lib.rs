@@ -53,7 +53,7 @@
 //! # }
 //! ```
 
-pub use onetake_core::engine::{Housekeeping, LeaseLost};
+pub use onetake_core::engine::{EngineBuilder, Housekeeping, LeaseLost};
 pub use onetake_core::*;
 
 #[cfg(feature = "conformance")]
@@ -75,9 +75,14 @@ pub use onetake_http::{
 pub use onetake_http::{Jwt, JwtKey};
 
 #[cfg(feature = "axum")]
+mod serve;
+#[cfg(feature = "axum")]
+pub use serve::{ServeError, Served, serve};
+
+#[cfg(feature = "axum")]
 pub use onetake_http::extract::{DownstreamKey, IdempotencyKey, NotThere, RunningAttempt};
 #[cfg(feature = "axum")]
-pub use onetake_http::transaction::InTransaction;
+pub use onetake_http::transaction::{AttemptTransaction, CommitError, InTransaction};
 
 /// PostgreSQL: `Transactional`, and `finish` for transactions of tokio-postgres and of sqlx.
 #[cfg(feature = "postgres")]

@@ -22,7 +22,7 @@ impl Engine {
     }
 
     /// Takes no new operations, waits for the running ones for at most `patience`, then stops, hands what could
-    /// not be settled to the journal, if there is [one](Self::use_journal), and closes the store. Says whether everything ended by itself.
+    /// not be settled to the journal, if there is [one](super::EngineBuilder::journal), and closes the store. Says whether everything ended by itself.
     ///
     /// # Errors
     /// If the store could not be closed.

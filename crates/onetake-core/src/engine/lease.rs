@@ -15,6 +15,7 @@ use crate::planted::{Bug, planted};
 use crate::record::{AttemptId, Cause, Failure, Fence, OnUnknown, Record, Recording, State};
 use crate::scope::RecordId;
 use crate::store::{Settled, Settlement, StoreError, StoreErrorKind, Verb};
+use crate::transaction::UNFINISHED;
 
 use super::flight::{Flight, Landing};
 use super::heart::Pulse;
@@ -383,6 +384,13 @@ async fn settle(
             tracing::warn!(
                 reference = %pulse.id.reference(), %cause,
                 "an operation's outcome is unknown: somebody should look at it"
+            );
+        }
+        (Verb::Fail(failure), Settling::Recorded(record)) if failure.code == UNFINISHED => {
+            engine.metrics.unknown.increment(1);
+            tracing::error!(
+                reference = %pulse.id.reference(), route = %record.origin.route,
+                "an operation that completes in its own transaction ended without finishing it: its effects may be there, and its key never runs again. Call finish as the last statement of the transaction, or begin and commit it through InTransaction"
             );
         }
         (Verb::Release | Verb::Unknown(_), Settling::Recorded(_)) => {

@@ -101,6 +101,8 @@ codes! {
     UpstreamInterrupted = 502 "upstream_interrupted" "Upstream interrupted",
     /// The upstream did not answer in time.
     UpstreamTimeout = 504 "upstream_timeout" "Upstream timeout",
+    /// The service's code does not fit its route; nothing was changed.
+    RouteMisconfigured = 500 "route_misconfigured" "Route misconfigured",
     /// The request cannot be forwarded safely.
     RequestRefused = 400 "request_refused" "Request refused",
 }
@@ -155,6 +157,14 @@ impl Problem {
     pub fn into_response(self, reference: Option<Reference>) -> Response<Bytes> {
         Answers::default().tell(self, reference)
     }
+}
+
+/// The handler and its route do not fit: see docs/TRANSACTIONS.md.
+pub(crate) fn misconfigured() -> Problem {
+    Problem::new(
+        Code::RouteMisconfigured,
+        "The service is not set up correctly for this operation, so it had no effect. The operator finds the reason in the log.",
+    )
 }
 
 /// In which words and statuses problems are told.

@@ -37,8 +37,8 @@ impl<'a> Columns<'a> {
 /// Writes the messages and the outcome of an attempt, as the last statement of the transaction that holds its
 /// effects. Commit it afterwards, at once: until then the key, and the ordering keys of the messages, are held.
 ///
-/// Whatever error it comes to, the transaction cannot commit any more. It is refused behind a savepoint, which would
-/// let it.
+/// After an error from the server, the transaction cannot commit any more. It is refused behind a savepoint, which would
+/// let it. A completion that is refused before it is sent (a message is too large) leaves the transaction as it was: drop it.
 ///
 /// # Errors
 /// If the attempt is stale, a message is too large, or the server refuses or does not answer.
@@ -47,7 +47,7 @@ pub async fn finish(
     attempt: &Attempt,
     completion: &Completion,
 ) -> Result<(), FinishError<tokio_postgres::Error>> {
-    let Completion { recording, messages } = completion;
+    let Completion { recording, messages, .. } = completion;
     Message::check(messages)?;
     let columns = Columns::of(attempt, messages);
     let (id, of): (&[u8], &[u8]) = (attempt.id.as_bytes(), attempt.attempt.as_bytes());
@@ -65,7 +65,12 @@ pub async fn finish(
         (&columns.payloads, Type::BYTEA_ARRAY),
     ];
     // Unnamed and with its types: nothing of it stays behind on a connection that a pooler lends.
-    match transaction.query_typed(FINISH, &parameters).await {
+    let answer = transaction.query_typed(FINISH, &parameters).await;
+    if answer.as_ref().err().is_none_or(|error| error.as_db_error().is_some() || error.is_closed())
+    {
+        completion.mark_executed();
+    }
+    match answer {
         Ok(_) => Ok(()),
         Err(error) if error.code().is_some_and(|code| code.code() == STALE_SQLSTATE) => {
             Err(FinishError::Stale)

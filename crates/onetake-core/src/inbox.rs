@@ -20,6 +20,7 @@ use crate::origin::{Origin, PastAttempt, TenantDigest};
 use crate::record::{Failure, OnUnknown, Record, Recording, State, Terms};
 use crate::scope::{RecordId, Reference, Scope};
 use crate::store::StoreError;
+use crate::transaction::unfinished;
 
 /// The maximum number of attempts that can be set: every record keeps at least this many.
 pub const ATTEMPTS_MAX: u32 = 15;
@@ -94,15 +95,15 @@ pub enum Received<E> {
         again: Duration,
         /// The number of tries so far.
         attempts: u32,
-        /// The error of the work; `None` if it panicked, took too long, or did not commit.
+        /// What the work said; `None` if it panicked or took too long.
         error: Option<E>,
     },
-    /// The message failed too often, and is not tried any more. Remove it from the queue, and have
-    /// an operator look at it.
+    /// It failed too often, or its work returned success without a completion. It is not tried any more: take it
+    /// out of the way, and let somebody look.
     Poisoned {
         /// The reference for operators: `onetake keys get REFERENCE`.
         reference: Reference,
-        /// The recorded failure, with the number of tries.
+        /// How often it was tried, or that its outcome is not known.
         failure: Failure,
     },
 }
@@ -186,8 +187,8 @@ impl Inbox {
                 return Verdict::Fail(poisoned(before));
             }
             match work(attempt).await {
-                // The release finds out whether the transaction was committed.
-                Ok(()) => Verdict::Release,
+                // If its completion is in the store, that counts. If not, its effects may be there all the same.
+                Ok(()) => Verdict::Fail(unfinished()),
                 Err(error) if !is_try(&error) => {
                     told(Said { attempt, attempts: before, error: Some(error) });
                     not_tried(&engine, attempt, "its work could not begin").await;

@@ -60,5 +60,5 @@ pub use outbox::{Message, MessageId, Outbox};
 pub use record::{AttemptId, Cause, Failure, Fence, OnUnknown, Record, Recording, State, Terms};
 pub use scope::{RecordId, Reference, Scope};
 pub use store::{Claim, Claimed, Settled, Settlement, Store, StoreError, StoreErrorKind, Verb};
-pub use transaction::{Completion, FinishError};
+pub use transaction::{Completion, FinishError, OpenTransaction, TransactionSource};
 pub use velocity::{Decision, Rate, RateError, SharedVelocity};

@@ -17,8 +17,9 @@ mod for_axum {
 
     use onetake_core::{Attempt, DerivedKey, Key};
 
-    use crate::context::OperationContext;
-    use crate::problem::{Code, Problem};
+    use crate::context::{AttemptReport, OperationContext};
+    use crate::problem::{Code, Problem, misconfigured};
+    use crate::status::Disposition;
 
     /// The operation's key, wherever it came from.
     #[derive(Clone, Debug, PartialEq, Eq)]
@@ -42,6 +43,9 @@ mod for_axum {
         Unrecorded,
         /// No [`OnetakeLayer`](crate::OnetakeLayer) is around this handler.
         NoLayer,
+        /// The handler takes [`InTransaction`](crate::transaction::InTransaction), and its route is not
+        /// [`transactional`](crate::Policy::transactional).
+        NotTransactional,
     }
 
     impl NotThere {
@@ -69,6 +73,11 @@ mod for_axum {
                 Self::NoLayer => {
                     tracing::error!("a handler asks for its key, but no OnetakeLayer is around it");
                     return StatusCode::INTERNAL_SERVER_ERROR.into_response();
+                }
+                Self::NotTransactional => {
+                    let mut response = misconfigured().into_response(None).map(Body::from);
+                    AttemptReport::new(Disposition::Release).attach(&mut response);
+                    return response;
                 }
             };
             problem.into_response(None).map(Body::from)

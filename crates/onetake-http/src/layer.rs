@@ -16,6 +16,7 @@ use crate::policy::Policy;
 use crate::secrets::Secrets;
 use crate::service::Onetake;
 use crate::tenant::Tenant;
+use crate::transaction::Misfits;
 use crate::typed::{Typed, Types};
 use crate::velocity::Counter;
 
@@ -122,6 +123,7 @@ pub(crate) struct Shared {
     pub(crate) velocity: Arc<Counter>,
     deriving: OnceLock<DerivingSecret>,
     pub(crate) types: Types,
+    pub(crate) misfits: Misfits,
 }
 
 impl Shared {
@@ -171,9 +173,17 @@ impl OnetakeLayer {
         let (policies, bodies) = (Box::new(policies), Arc::new(Semaphore::new(limits.bodies_max)));
         let velocity = Counter::new(engine.clone(), limits.velocity_values_max);
         let handles = secrets.make_handles(&**engine.rng());
-        let (deriving, types) = (OnceLock::new(), Types::default());
-        let shared =
-            Shared { engine, policies, bodies, secrets, handles, velocity, deriving, types };
+        let shared = Shared {
+            engine,
+            policies,
+            bodies,
+            secrets,
+            handles,
+            velocity,
+            deriving: OnceLock::new(),
+            types: Types::default(),
+            misfits: Misfits::default(),
+        };
         Self { shared: Arc::new(shared) }
     }
 

@@ -110,19 +110,15 @@ impl Responder<'_> {
     ) -> Result<Response<ResponseBody<Res>>, E> {
         Ok(match (settling, ran) {
             (_, Ran::NotStarted(problem)) => self.problem(problem),
-            (Settling::Stale(Some(record)), Ran::Committed(response, attempt))
+            (Settling::Stale(Some(record)), Ran::Committed(response, attempt, _))
                 if record.attempt == attempt && matches!(record.state, State::Completed { .. }) =>
             {
                 response
             }
-            (Settling::Recorded(_), Ran::Committed(..)) => {
-                tracing::error!(
-                    "a handler answered as if it had finished and committed its transaction, but did not"
-                );
-                self.problem(not_committed())
-            }
             (Settling::Recorded(_), Ran::Responded(response)) => response,
-            (Settling::Recorded(_), Ran::Broken(problem)) => self.problem(problem),
+            (Settling::Recorded(_), Ran::Broken(problem) | Ran::Committed(.., problem)) => {
+                self.problem(problem)
+            }
             (Settling::Recorded(_), Ran::Failed(error)) => return Err(error),
             // Another attempt took over, or somebody settled it: ours is not the truth any more.
             (Settling::Stale(Some(record)), _) => self.stands(record),
@@ -147,14 +143,6 @@ impl Responder<'_> {
             format!("The operation failed in the middle. Its outcome is not known. {then}"),
         ))
     }
-}
-
-fn not_committed() -> Problem {
-    Problem::new(
-        Code::StoreUnavailable,
-        "The operation's transaction was not committed, so it had no effect. Retry with the same key.",
-    )
-    .retry_after(1)
 }
 
 fn pending() -> Problem {

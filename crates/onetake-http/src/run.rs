@@ -4,10 +4,12 @@
 //! (see [`respond`](crate::respond)).
 
 use std::marker::PhantomData;
+use std::panic::AssertUnwindSafe;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use bytes::Bytes;
+use futures_util::FutureExt;
 use http::header::{
     ACCEPT_ENCODING, CONTENT_TYPE, EXPECT, HeaderMap, HeaderValue, TRANSFER_ENCODING, UPGRADE,
 };
@@ -19,6 +21,7 @@ use tokio::sync::{OwnedSemaphorePermit, oneshot};
 use tower_service::Service;
 
 use onetake_core::engine::{Verdict, Work};
+use onetake_core::transaction::unfinished;
 use onetake_core::{AttemptId, Cause, Clock, Key, Lease, Recording};
 
 use crate::BoxError;
@@ -30,12 +33,12 @@ use crate::issued;
 use crate::layer::Shared;
 use crate::policy::Policy;
 use crate::problem::from_engine::in_progress;
-use crate::problem::{Code, IDEMPOTENCY_REFERENCE, Problem, insert};
+use crate::problem::{Code, IDEMPOTENCY_REFERENCE, Problem, insert, misconfigured};
 use crate::recording::{ONETAKE_OUTCOME, record};
 use crate::service::{IDEMPOTENCY_DERIVED_KEY, IDEMPOTENCY_FENCE};
 use crate::status::Disposition;
 use crate::trace::Trace;
-use crate::transaction::Recorder;
+use crate::transaction::{Evidence, Progress, Recorder, Ruling, rule};
 use crate::typed::Kept;
 use crate::velocity::Pass;
 
@@ -73,8 +76,9 @@ pub(crate) enum Ran<Res, E> {
     NotStarted(Problem),
     /// The service answered.
     Responded(Response<ResponseBody<Res>>),
-    /// The service answered, and completed the operation in a transaction of its own.
-    Committed(Response<ResponseBody<Res>>, AttemptId),
+    /// The service answered, and completed the operation in a transaction of its own. If the outcome is not in the
+    /// store, the problem is the answer.
+    Committed(Response<ResponseBody<Res>>, AttemptId, Problem),
     /// The service ended without a whole answer.
     Broken(Problem),
     /// The service failed.
@@ -115,6 +119,15 @@ impl<S, Req> Job<S, Req> {
         if self.call.head.is_over(clock) {
             return Some((Verdict::Release, deadline::over()));
         }
+        if let Some(route) = self.call.transactional_route()
+            && self.shared.misfits.has(&route)
+        {
+            tracing::error!(
+                route,
+                "an operation was refused: the handler of its transactional route does not take InTransaction"
+            );
+            return Some((Verdict::Release, misconfigured()));
+        }
         // The outcome that was there a moment ago has expired.
         (!self.may_run).then(|| (Verdict::Fail(issued::spent()), issued::invalid()))
     }
@@ -153,33 +166,63 @@ impl<S, Req> Job<S, Req> {
         }
         let Self { mut inner, call, kept_from, ref shared, started, .. } = self;
         let (policy, run_max) = (Arc::clone(&call.head.policy), call.head.run_max(clock));
-        let request = call.into_request(shared, lease);
+        let route = call.transactional_route();
+        let progress = route.is_some().then(Arc::<Progress>::default);
+        let request = call.into_request(shared, lease, progress.clone());
         if lease.start().is_err() {
             return (Verdict::Release, Ran::NotStarted(in_progress()));
         }
         let _gone = started.map(|started| started.send(()));
         let until = clock.monotonic().saturating_add(run_max);
+        let calling = AssertUnwindSafe(async { inner.call(request).await }).catch_unwind();
         let called = tokio::select! {
             biased;
-            called = inner.call(request) => called,
-            () = clock.sleep(run_max) => return timed_out(),
+            called = calling => Some(called),
+            () = clock.sleep(run_max) => None,
         };
+        let transaction = progress.map(|progress| progress.evidence());
         match called {
-            Err(error) => {
-                let cause = Cause::Reported("the service failed without an answer".to_owned());
-                (Verdict::Unknown(cause), Ran::Failed(error))
-            }
-            Ok(response) => {
-                let answered = Answered { lease, shared, policy: &policy, until, kept_from };
+            Some(Ok(Ok(response))) => {
+                let policy = &*policy;
+                let answered =
+                    Answered { lease, shared, policy, until, kept_from, transaction, route };
                 answered.conclude(response).await
             }
+            Some(Ok(Err(error))) => {
+                let cause = Cause::Reported("the service failed without an answer".to_owned());
+                (without_answer(transaction, cause), Ran::Failed(error))
+            }
+            Some(Err(_)) if transaction.is_some_and(Evidence::may_have_effect) => {
+                (Verdict::Fail(unfinished()), Ran::Broken(outcome_unknown()))
+            }
+            // The engine settles it.
+            Some(Err(panic)) => std::panic::resume_unwind(panic),
+            None => timed_out(transaction),
         }
     }
 }
 
 impl Call {
+    /// The name of the route, if that is transactional: its label, and its path as the router matched it.
+    fn transactional_route(&self) -> Option<String> {
+        let policy = &self.head.policy;
+        if !policy.is_transactional {
+            return None;
+        }
+        #[cfg(feature = "axum")]
+        if let Some(path) = self.parts.extensions.get::<axum::extract::MatchedPath>() {
+            return Some(format!("{} {}", policy.label, path.as_str()));
+        }
+        Some(policy.label.clone())
+    }
+
     /// The request as the inner service gets it.
-    fn into_request<Req>(self, shared: &Arc<Shared>, lease: &Lease) -> Request<RequestBody<Req>> {
+    fn into_request<Req>(
+        self,
+        shared: &Arc<Shared>,
+        lease: &Lease,
+        progress: Option<Arc<Progress>>,
+    ) -> Request<RequestBody<Req>> {
         let Self { head, mut parts, data, key } = self;
         let clock = &**shared.engine.clock();
         let headers = &mut parts.headers;
@@ -197,8 +240,8 @@ impl Call {
             deadline => deadline.map(|deadline| deadline.pass_on(headers, clock)),
         };
         let derived_key = shared.deriving_now().map(|secret| secret.derive(&head.scope, &key));
-        let body_bytes_max = head.policy.max_response_body;
-        let recorder = Recorder { shared: Arc::clone(shared), body_bytes_max };
+        let policy = Arc::clone(&head.policy);
+        let recorder = Recorder { shared: Arc::clone(shared), policy, progress };
         OperationContext::new(key, derived_key)
             .with_attempt(lease.as_attempt(), recorder)
             .with_time_left(time_left)
@@ -216,6 +259,10 @@ struct Answered<'a> {
     until: Duration,
     /// See [`Job::kept_from`].
     kept_from: Option<Duration>,
+    /// What is known of its transaction; `None` if the route is not transactional.
+    transaction: Option<Evidence>,
+    /// The name of a transactional route.
+    route: Option<String>,
 }
 
 impl Answered<'_> {
@@ -227,13 +274,32 @@ impl Answered<'_> {
     {
         let clock = self.shared.engine.clock();
         let mut report = AttemptReport::take(&mut response);
-        let (disposition, cause) = fate(&mut response, &mut report, self.policy);
+        let Fate { mut disposition, cause, word } = fate(&mut response, &mut report, self.policy);
         let (reference, attempt) = (self.lease.id().reference(), self.lease.attempt());
         insert(response.headers_mut(), IDEMPOTENCY_REFERENCE, &reference.to_string());
         if report.finished == Some(attempt) {
-            // Nothing is recorded here: its own transaction did, or it had no effect.
-            let response = response.map(ResponseBody::untouched);
-            return (Verdict::Release, Ran::Committed(response, attempt));
+            return self.look(response);
+        }
+        if let Some(evidence) = self.transaction {
+            match rule(evidence, response.status(), word, disposition) {
+                Ruling::AsUsual(as_usual) => disposition = as_usual,
+                Ruling::RecordUnproven => {
+                    self.report_unproven(evidence);
+                    disposition = Disposition::Record;
+                }
+                Ruling::Look => return (Verdict::Release, Ran::Broken(not_committed())),
+                Ruling::NotCommitted => {
+                    let (route, status) = (self.route, response.status().as_u16());
+                    tracing::error!(
+                        route, %reference, status,
+                        "a handler answered with success and did not commit its transaction, which is rolled back: the response is not shown. Return what tx.commit(response, messages) returns"
+                    );
+                    return (Verdict::Release, Ran::Broken(misconfigured()));
+                }
+                Ruling::Unfinished => {
+                    return (Verdict::Fail(unfinished()), Ran::Broken(outcome_unknown()));
+                }
+            }
         }
         let is_kept = self.kept_from.is_some_and(|from| clock.monotonic() >= from);
         match disposition {
@@ -252,6 +318,35 @@ impl Answered<'_> {
         }
     }
 
+    /// Shows a response whose transaction recorded it, if the outcome is in the store. Nothing is recorded here: the
+    /// settlement finds the outcome, or takes the key.
+    fn look<Res, E>(&self, response: Response<Res>) -> Concluded<Res, E> {
+        let response = response.map(ResponseBody::untouched);
+        let (verdict, otherwise) = match self.transaction {
+            Some(evidence) if !evidence.may_have_effect() => (Verdict::Release, not_committed()),
+            _ => (Verdict::Fail(unfinished()), outcome_unknown()),
+        };
+        (verdict, Ran::Committed(response, self.lease.attempt(), otherwise))
+    }
+
+    /// Reports a success that did not come from a transaction with its outcome. It is recorded, because it says what
+    /// happened; but an attempt whose process dies would run again.
+    fn report_unproven(&self, evidence: Evidence) {
+        let (route, reference) = (self.route.clone(), self.lease.id().reference());
+        if evidence != Evidence::NeverTaken {
+            tracing::error!(
+                route, %reference,
+                "a handler of a transactional route answered with success outside of InTransaction: if its process dies, its effect may be repeated. Begin and commit its transaction through InTransaction"
+            );
+            return;
+        }
+        tracing::error!(
+            route, %reference,
+            "the handler of a transactional route does not take InTransaction: if its process dies, its effect may be repeated. The route refuses new operations until this process ends"
+        );
+        route.into_iter().for_each(|route| self.shared.misfits.add(route));
+    }
+
     /// Reads the response as it is recorded.
     async fn capture<Res, E>(
         self,
@@ -264,32 +359,45 @@ impl Answered<'_> {
     {
         let clock = self.shared.engine.clock();
         let (parts, body) = response.into_parts();
-        let max = (!is_stream(&parts.headers)).then_some(self.policy.max_response_body);
+        // A success whose body breaks off may have had its effect, unless the store knows.
+        let transaction = match self.transaction {
+            Some(Evidence::Unused) if parts.status.is_success() => Some(Evidence::NeverTaken),
+            other => other,
+        };
+        let max = (!is_stream(&parts.headers)).then_some(self.policy.response_body_max);
         let read = tokio::select! {
             biased;
             read = read_response(body, max) => read,
-            () = clock.sleep(self.until.saturating_sub(clock.monotonic())) => return timed_out(),
+            () = clock.sleep(self.until.saturating_sub(clock.monotonic())) => {
+                return timed_out(transaction);
+            }
         };
         let Ok(read) = read else {
             let cause = "the upstream broke off in the middle of its answer".to_owned();
-            return (Verdict::Unknown(Cause::Reported(cause)), Ran::Broken(interrupted()));
+            let verdict = without_answer(transaction, Cause::Reported(cause));
+            return (verdict, Ran::Broken(interrupted()));
         };
         let (recording, body) = recording_of(&parts, read, value);
         (Verdict::Complete(recording), Ran::Responded(Response::from_parts(parts, body)))
     }
 }
 
+/// What becomes of an attempt by its response.
+struct Fate {
+    disposition: Disposition,
+    /// Why it is unknown, if it is.
+    cause: Cause,
+    /// What the service said beside the status.
+    word: Option<Disposition>,
+}
+
 /// What becomes of the attempt, and why if that is unknown. The operation's own word counts first
 /// (the header), then that of a service which knows more than its status says (the report),
 /// then the route's rules.
-fn fate<Res>(
-    response: &mut Response<Res>,
-    report: &mut AttemptReport,
-    policy: &Policy,
-) -> (Disposition, Cause) {
+fn fate<Res>(response: &mut Response<Res>, report: &mut AttemptReport, policy: &Policy) -> Fate {
     let said = response.headers_mut().remove(ONETAKE_OUTCOME);
-    let word = said.and_then(|value| value.to_str().ok().and_then(|text| text.parse().ok()));
-    match (word, report.disposition) {
+    let header = said.and_then(|value| value.to_str().ok().and_then(|text| text.parse().ok()));
+    let (disposition, cause) = match (header, report.disposition) {
         (Some(word), _) => {
             let cause = "the operation itself said that it does not know (Onetake-Outcome)";
             (word, Cause::Reported(cause.to_owned()))
@@ -299,6 +407,15 @@ fn fate<Res>(
             let status = response.status();
             (policy.outcomes.classify(status), Cause::Status(status.as_u16()))
         }
+    };
+    Fate { disposition, cause, word: header.or(report.disposition) }
+}
+
+/// The verdict on an attempt that ended without a whole answer.
+fn without_answer(transaction: Option<Evidence>, cause: Cause) -> Verdict {
+    match transaction {
+        Some(evidence) if evidence.may_have_effect() => Verdict::Fail(unfinished()),
+        _ => Verdict::Unknown(cause),
     }
 }
 
@@ -351,8 +468,24 @@ pub(crate) fn is_stream(headers: &HeaderMap) -> bool {
         .is_some_and(|text| text.trim().to_ascii_lowercase().starts_with("text/event-stream"))
 }
 
-fn timed_out<Res, E>() -> Concluded<Res, E> {
-    (Verdict::Unknown(Cause::TimedOut), Ran::Broken(too_slow()))
+fn timed_out<Res, E>(transaction: Option<Evidence>) -> Concluded<Res, E> {
+    (without_answer(transaction, Cause::TimedOut), Ran::Broken(too_slow()))
+}
+
+fn not_committed() -> Problem {
+    Problem::new(
+        Code::StoreUnavailable,
+        "The operation's transaction was not committed, so it had no effect. Retry with the same key.",
+    )
+    .retry_after(1)
+}
+
+/// The problem of an attempt on a transactional route that nothing proves to be rolled back.
+fn outcome_unknown() -> Problem {
+    Problem::new(
+        Code::PreviousAttemptFailed,
+        "The operation ended without an outcome, and may have had its effect. It is not run again.",
+    )
 }
 
 pub(crate) fn too_slow() -> Problem {

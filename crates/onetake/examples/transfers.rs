@@ -16,9 +16,9 @@ use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use axum::routing::post;
 use axum::{Json, Router};
-use onetake::outbox::Message;
-use onetake::postgres::finish;
-use onetake::prelude::*;
+use onetake::{
+    Engine, InTransaction, Message, OnetakeLayer, Policy, PostgresOptions, PostgresStore,
+};
 use serde::{Deserialize, Serialize};
 use tokio_postgres::{Client, NoTls};
 
@@ -43,13 +43,13 @@ struct Receipt {
 }
 
 async fn transfer(
-    State(url): State<Arc<str>>,
     running: InTransaction,
+    State(url): State<Arc<str>>,
     Json(Asked { from, to, cents }): Json<Asked>,
 ) -> Result<Response, Failed> {
     // A pool's, in earnest.
     let mut client = connect(&url).await?;
-    let tx = client.transaction().await?;
+    let tx = running.begin(&mut client).await?;
     let take = "UPDATE accounts SET cents = cents - $2 WHERE name = $1 AND cents >= $2 AND $2 > 0";
     if tx.execute(take, &[&from, &cents]).await? == 0 {
         // An outcome as well, recorded as usual. The transaction is dropped, which rolls it back.
@@ -65,10 +65,7 @@ async fn transfer(
     // The relay delivers it once this is committed, and the transfers of one payer in their order.
     let message = Message::new("transfers.made", from, format!("{number} {cents}"));
     let receipt = (StatusCode::CREATED, Json(Receipt { transfer: number, cents }));
-    let (completion, response) = running.complete(receipt, vec![message]).await?;
-    finish(&tx, running.attempt(), &completion).await?;
-    tx.commit().await?;
-    Ok(response)
+    Ok(tx.commit(receipt, [message]).await?)
 }
 
 /// It was rolled back, so it may run again: a 500 is released on this route.
@@ -96,7 +93,7 @@ async fn connect(url: &str) -> Result<Client, tokio_postgres::Error> {
 pub(crate) async fn app(url: &str) -> Result<Router, Box<dyn Error>> {
     connect(url).await?.batch_execute(TABLES).await?;
     let store = PostgresStore::open(url, PostgresOptions::default()).await?;
-    let policy = Policy::new().key_required().transactional();
+    let policy = Policy::new().key_required().transactional(transfer);
     Ok(Router::new()
         .route("/transfers", post(transfer))
         .layer(OnetakeLayer::new(Engine::new(Arc::new(store)), policy))

@@ -57,9 +57,8 @@
 //! # }
 //! ```
 
-pub use onetake_core::store::{BoxFuture, Store};
-pub use onetake_core::{Engine, Key, Scope, delegate_store};
-pub use onetake_core::{clock, inbox, job, outbox, store, transaction};
+pub use onetake_core::engine::{EngineBuilder, Housekeeping, LeaseLost};
+pub use onetake_core::*;
 
 #[cfg(feature = "http")]
 pub use onetake_http::{OnetakeLayer, Policy, Preset, Tenant};
@@ -71,6 +70,31 @@ pub use onetake_http as http;
 /// Tests for a store of your own.
 #[cfg(feature = "conformance")]
 pub use onetake_conformance as conformance;
+
+#[cfg(feature = "http")]
+pub use onetake_http::json::{Pointer, Selection};
+#[cfg(feature = "http")]
+pub use onetake_http::status::StatusPattern;
+#[cfg(feature = "http")]
+pub use onetake_http::{
+    Answers, Ask, By, ClientIp, Dialect, Disposition, FingerprintMode, FingerprintPolicy,
+    HttpLimits, IssuingKey, KeyFormat, KeyPolicy, KeySource, Known, OnStoreDown, OnetakeLayer,
+    Policy, Preset, ProblemStatuses, Remembered, Resolve, Secrets, StatusRules, Stored, Tenant,
+    Typed, Velocity,
+};
+
+#[cfg(feature = "jwt")]
+pub use onetake_http::{Jwt, JwtKey};
+
+#[cfg(feature = "axum")]
+mod serve;
+#[cfg(feature = "axum")]
+pub use serve::{ServeError, Served, serve};
+
+#[cfg(feature = "axum")]
+pub use onetake_http::extract::{DownstreamKey, IdempotencyKey, NotThere, RunningAttempt};
+#[cfg(feature = "axum")]
+pub use onetake_http::transaction::{AttemptTransaction, CommitError, InTransaction};
 
 /// PostgreSQL: `Transactional`, and `finish` for transactions of tokio-postgres and of sqlx.
 #[cfg(feature = "postgres")]

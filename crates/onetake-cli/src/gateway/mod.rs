@@ -32,7 +32,7 @@ use tokio_util::sync::CancellationToken;
 use tower::Layer;
 
 use onetake_core::engine::Housekeeping;
-use onetake_core::{Asking, Clock, Engine, Store, StoreError, SystemClock, SystemRng};
+use onetake_core::{Asking, Clock, Engine, StoreError, SystemClock};
 use onetake_http::{HttpLimits, OnetakeLayer, Policy, Resolve, Tenant};
 
 use crate::config::{Config, Token};
@@ -129,17 +129,18 @@ impl Gateway {
         let (secrets, tenants) =
             secrets.map_err(stores::failed("read secrets of", &config.store.url))?;
         let shared_velocity = stores::open_velocity(&config).await?;
-        let engine = Engine::with(store, clock, Arc::new(SystemRng), limits);
-        engine.count_unknown(interrupted);
+        let mut engine =
+            Engine::builder(store).clock(clock).limits(limits).housekeeping(Housekeeping {
+                reap_interval,
+                sweep_interval: config.sweep.interval,
+                sweep_batch: config.sweep.batch,
+                ..Housekeeping::default()
+            });
         if let Some(journal) = journal {
-            engine.use_journal(journal);
+            engine = engine.journal(journal);
         }
-        engine.keep_house(Housekeeping {
-            reap_interval,
-            sweep_interval: config.sweep.interval,
-            sweep_batch: config.sweep.batch,
-            ..Housekeeping::default()
-        });
+        let engine = engine.build();
+        engine.count_unknown(interrupted);
         let draining = CancellationToken::new();
         let stop_admin = CancellationToken::new();
         let readiness = Readiness::new(engine.clone());

@@ -21,9 +21,8 @@ impl Engine {
         }
     }
 
-    /// Accepts no new operations, and waits for the running ones for at most `patience`. Then it
-    /// stops, hands unsaved settlements to the journal, if there is [one](Self::use_journal), and
-    /// closes the store. Returns true if all operations ended within `patience`.
+    /// Takes no new operations, waits for the running ones for at most `patience`, then stops, hands what could
+    /// not be settled to the journal, if there is [one](super::EngineBuilder::journal), and closes the store. Says whether everything ended by itself.
     ///
     /// # Errors
     /// If the store could not be closed.

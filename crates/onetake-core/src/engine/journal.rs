@@ -52,9 +52,11 @@ pub trait Journal: fmt::Debug + Send + Sync + 'static {
 }
 
 impl Engine {
-    /// Uses a journal. Settles its entries in the background, and adds to it, at
-    /// [`shutdown`](Engine::shutdown), the settlements that the store did not accept. Only the
-    /// first call has an effect.
+    /// Uses a journal: settles what it kept, in the background, and hands over at
+    /// [`shutdown`](Engine::shutdown) what could not be settled. Only the first call counts.
+    ///
+    /// [`EngineBuilder::journal`](super::EngineBuilder::journal) is the usual way. This one is for simulations, whose
+    /// tasks have to begin in a fixed order.
     pub fn use_journal(&self, journal: Arc<dyn Journal>) {
         if self.inner.journal.set(Arc::clone(&journal)).is_ok() {
             self.inner.tasks.spawn(finish_all(Arc::clone(&self.inner), journal));

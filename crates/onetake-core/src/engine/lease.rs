@@ -14,6 +14,7 @@ use crate::fingerprint::Fingerprint;
 use crate::record::{AttemptId, Cause, Failure, Fence, OnUnknown, Record, Recording, State};
 use crate::scope::RecordId;
 use crate::store::{Settled, Settlement, StoreError, StoreErrorKind, Verb};
+use crate::transaction::UNFINISHED;
 
 use super::flight::{Flight, Landing};
 use super::heart::Pulse;
@@ -369,6 +370,13 @@ async fn settle(
             tracing::warn!(
                 reference = %pulse.id.reference(), %cause,
                 "an operation's outcome is unknown: somebody should look at it"
+            );
+        }
+        (Verb::Fail(failure), Settling::Recorded(record)) if failure.code == UNFINISHED => {
+            engine.metrics.unknown.increment(1);
+            tracing::error!(
+                reference = %pulse.id.reference(), route = %record.origin.route,
+                "an operation that completes in its own transaction ended without finishing it: its effects may be there, and its key never runs again. Call finish as the last statement of the transaction, or begin and commit it through InTransaction"
             );
         }
         (Verb::Release | Verb::Unknown(_), Settling::Recorded(_)) => {

@@ -5,6 +5,7 @@
 //! outlive their callers.
 
 mod batch;
+mod builder;
 mod cache;
 mod claim;
 mod end;
@@ -54,6 +55,7 @@ use metrics::Metrics;
 use remote::Remote;
 use tasks::Tasks;
 
+pub use builder::EngineBuilder;
 pub use housekeeping::Housekeeping;
 pub use journal::{Journal, Kept};
 pub use lease::{Lease, LeaseLost, Settling};

@@ -5,13 +5,12 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::record::{OnUnknown, State};
 use crate::store::StoreError;
-use crate::transaction::Completion;
+use crate::transaction::{Completion, UNFINISHED, unfinished};
 
 use super::operation::{Attempt, EngineError, Operation, Outcome, Verdict};
 use super::{Engine, Settling};
 
-/// The reason why an operation has no outcome. It had no effect and its key is released, except for
-/// an error of the engine.
+/// Why an operation has no outcome. It had no effect and its key is released, unless the variant says otherwise.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum NotDone<E> {
@@ -24,9 +23,11 @@ pub enum NotDone<E> {
     /// The work panicked or took too long, and its transaction was rolled back.
     #[error("the operation was interrupted, and rolled back")]
     Interrupted,
-    /// The work reported success, but the completion is not in the store: it was never written, or
-    /// its transaction was not committed.
-    #[error("the operation's transaction was not committed: its completion is not there")]
+    /// The work returned success, but its completion is not in the store: the transaction was never finished, or it
+    /// was not committed. Its effects may be there, so its key is not released: it never runs again.
+    #[error(
+        "the operation returned success, but its transaction was not finished or not committed: its outcome is not known"
+    )]
     NotCommitted,
 }
 
@@ -39,21 +40,24 @@ impl Engine {
     pub fn seal(
         &self,
         attempt: &Attempt,
-        completion: Completion,
+        mut completion: Completion,
     ) -> Result<Completion, StoreError> {
-        let Completion { recording, messages } = completion;
-        let recording = self.inner.store.seal(attempt.id, attempt.attempt, recording)?;
-        Ok(Completion { recording, messages })
+        let recording = std::mem::take(&mut completion.recording);
+        completion.recording = self.inner.store.seal(attempt.id, attempt.attempt, recording)?;
+        Ok(completion)
     }
 
     /// Runs an operation that writes its own completion in the transaction of its effects; see
     /// [`transaction`](crate::transaction). `work` returns once it has committed, or with the
     /// reason why it did not.
     ///
-    /// The engine does not rely on the result of `work`, but checks the store. If the completion is
-    /// there, the outcome is returned, even if the answer to the commit was lost. If it is not
-    /// there, the key is released, and a transaction that commits later is stale. The check waits
-    /// for a transaction that is being committed.
+    /// The engine reads the store, whatever `work` returned. If the completion is there, also where the answer to
+    /// the commit got lost, the outcome is told. If it is not, a transaction that should still arrive is stale; and
+    /// the key is released if `work` returned an error, panicked or took too long. The engine waits for a
+    /// transaction that is being committed.
+    ///
+    /// Work that returns success without a completion has broken its promise, and may have had its effect:
+    /// the key never runs again ([`NotDone::NotCommitted`]).
     ///
     /// # Errors
     /// If the engine could not start, or the operation has no outcome.
@@ -71,9 +75,10 @@ impl Engine {
         let said = Arc::new(Mutex::new(None));
         let slot = Arc::clone(&said);
         let outcome = self.run(operation, move |attempt| async move {
-            let answer = (attempt, work(attempt).await);
-            *slot.lock().unwrap_or_else(PoisonError::into_inner) = Some(answer);
-            Verdict::Release
+            let worked = work(attempt).await;
+            let verdict = verdict_if_absent(&worked);
+            *slot.lock().unwrap_or_else(PoisonError::into_inner) = Some((attempt, worked));
+            verdict
         });
         let outcome = outcome.await?;
         let said = said.lock().unwrap_or_else(PoisonError::into_inner).take();
@@ -86,10 +91,24 @@ impl Engine {
             (State::Completed { .. }, Some((attempt, _))) if record.attempt == attempt.attempt => {
                 Ok(Outcome::Ran(Settling::Recorded(Arc::clone(record))))
             }
+            (State::Failed { failure, .. }, Some((attempt, Ok(()))))
+                if record.attempt == attempt.attempt && failure.code == UNFINISHED =>
+            {
+                Err(NotDone::NotCommitted)
+            }
             (State::Completed { .. } | State::Failed { .. }, _) => Ok(outcome),
             (_, Some((_, Ok(())))) => Err(NotDone::NotCommitted),
             (_, Some((_, Err(error)))) => Err(NotDone::Work(error)),
             (_, None) => Err(NotDone::Interrupted),
         }
+    }
+}
+
+/// The verdict on work whose completion is not in the store. An error says that the work was rolled back; a
+/// success without a completion says nothing that can be relied on (S16).
+pub(crate) fn verdict_if_absent<E>(worked: &Result<(), E>) -> Verdict {
+    match worked {
+        Ok(()) => Verdict::Fail(unfinished()),
+        Err(_) => Verdict::Release,
     }
 }

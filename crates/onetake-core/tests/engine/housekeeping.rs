@@ -6,7 +6,9 @@ use std::time::Duration;
 use onetake_conformance::{Fault, Faulty};
 use onetake_core::engine::{Housekeeping, Settling};
 use onetake_core::note::Action;
-use onetake_core::{Answer, Begin, Limits, MemoryStore, NotDone, Recording, Store, Terms, Verdict};
+use onetake_core::{
+    Answer, Begin, Limits, MemoryStore, NotDone, Outcome, Recording, Store, Terms, Verdict,
+};
 
 use super::{engine_on, memory, operation, pass, settle_down};
 
@@ -90,8 +92,20 @@ async fn an_outcome_is_tried_about_twice_a_second() {
     assert_eq!(count(&store, &["a"], "completed").await, 1);
 }
 
-/// A transaction that was not committed had no effect: the key is free, whatever the operation's
-/// terms are.
+/// Work that returns success without a completion may have had its effect: it runs once.
+#[tokio::test]
+async fn a_transaction_without_a_completion_never_runs_again() {
+    let (clock, store) = memory();
+    let engine = engine_on(Arc::clone(&store) as Arc<dyn Store>, &clock, Limits::default());
+    let lies = engine.transact(operation("a"), async |_| Ok::<(), String>(())).await;
+    assert!(matches!(lies, Err(NotDone::NotCommitted)), "{lies:?}");
+    assert_eq!(count(&store, &["a"], "failed").await, 1);
+    let again = async |_| -> Result<(), String> { unreachable!("it ran already") };
+    let again = engine.transact(operation("a"), again).await.unwrap();
+    assert!(matches!(again, Outcome::Answered(Answer::Failed(_))), "{again:?}");
+}
+
+/// What a transaction did not commit had no effect: the key is free, whatever the operation's terms say.
 #[tokio::test]
 async fn a_transaction_that_is_interrupted_lets_the_next_one_run() {
     let (clock, store) = memory();
@@ -102,8 +116,6 @@ async fn a_transaction_that_is_interrupted_lets_the_next_one_run() {
     assert_eq!(count(&store, &["a"], "released").await, 1);
     let failed = engine.transact(operation("a"), async |_| Err("no funds")).await;
     assert!(matches!(failed, Err(NotDone::Work("no funds"))), "{failed:?}");
-    let lies = engine.transact(operation("a"), async |_| Ok::<(), String>(())).await;
-    assert!(matches!(lies, Err(NotDone::NotCommitted)), "{lies:?}");
     let ran = engine.run(operation("a"), async |_| Verdict::Complete(Recording::new("paid"))).await;
     assert!(ran.unwrap().recording().is_some());
 }

@@ -296,7 +296,7 @@ async fn a_completion_is_sealed_by_the_store() {
     let Begin::Run(lease) = engine.begin(&operation("a")).await.unwrap() else { panic!() };
     let attempt =
         onetake_core::Attempt { id: lease.id(), attempt: lease.attempt(), fence: lease.fence() };
-    let completion = Completion { recording: Recording::new("plain"), messages: Vec::new() };
+    let completion = Completion::new(Recording::new("plain"));
     let sealed = engine.seal(&attempt, completion).unwrap();
     assert_eq!(sealed.recording, Recording::new("sealed"));
 }

@@ -146,7 +146,7 @@ impl Policy {
     }
 
     /// Sets what to do with an outcome that nobody knows. It changes nothing where the route is
-    /// [`transactional`](Self::transactional), and [`OnUnknown::Rollback`] is for those alone: elsewhere it is
+    /// transactional, and [`OnUnknown::Rollback`] is for those alone: elsewhere it is
     /// [`OnUnknown::Fail`].
     #[must_use]
     pub fn on_unknown(mut self, on_unknown: OnUnknown) -> Self {
@@ -154,7 +154,7 @@ impl Policy {
         self.promising_what_it_keeps()
     }
 
-    fn promising_what_it_keeps(mut self) -> Self {
+    pub(crate) fn promising_what_it_keeps(mut self) -> Self {
         self.terms = self.kept_terms();
         self
     }
@@ -182,16 +182,6 @@ impl Policy {
     pub fn on_retry(mut self, hook: OnRetry) -> Self {
         self.on_retry = Some(hook);
         self
-    }
-
-    /// Says that every effect of the operation commits in one transaction with its outcome, or not at all
-    /// ([`transaction`](crate::transaction)): an attempt that is lost is never unknown, but may run again, and so
-    /// may one that answered 5xx, because it rolled back.
-    #[must_use]
-    pub fn transactional(mut self) -> Self {
-        self.is_transactional = true;
-        self.outcomes = self.outcomes.with_every_5xx(Disposition::Release);
-        self.promising_what_it_keeps()
     }
 
     /// Sets what to do while the store is away.

@@ -41,7 +41,8 @@ pub struct Policy {
     pub fingerprint: FingerprintPolicy,
     /// Lease, grace, ttl, and what to do with an unknown outcome.
     pub terms: Terms,
-    /// Whether every effect of the operation commits with its outcome: see [`transactional`](Self::transactional).
+    /// Whether every effect of the operation commits with its outcome. `transactional` sets it
+    /// (feature `axum`).
     pub is_transactional: bool,
     /// What is kept with the record, for whoever is asked what became of an attempt; nothing by default.
     pub remember: Vec<Remembered>,

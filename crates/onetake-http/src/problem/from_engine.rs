@@ -1,6 +1,7 @@
 //! The problems that tell what the engine answers where there is no outcome.
 
 use onetake_core::engine::{Answer, EngineError, RecordWith};
+use onetake_core::transaction::UNFINISHED;
 use onetake_core::{Cause, Reference, StoreErrorKind};
 
 use crate::problem::{Code, Problem};
@@ -31,6 +32,10 @@ pub(crate) fn problem_of(answer: &Answer) -> Problem {
         )
         .retry_after(1),
         Answer::Unknown(record) => unknown(record),
+        Answer::Failed(record) if record.part().code == UNFINISHED => Problem::new(
+            Code::PreviousAttemptFailed,
+            "An earlier attempt with this key ended without an outcome, and may have had its effect. It is not run again.",
+        ),
         Answer::Failed(record) => Problem::new(
             Code::PreviousAttemptFailed,
             format!("An earlier attempt with this key failed for good: {}", record.part().detail),

@@ -101,6 +101,8 @@ codes! {
     UpstreamInterrupted = 502 "upstream_interrupted" "Upstream interrupted",
     /// The upstream did not answer in time.
     UpstreamTimeout = 504 "upstream_timeout" "Upstream timeout",
+    /// The service's code does not fit its route; nothing was changed.
+    RouteMisconfigured = 500 "route_misconfigured" "Route misconfigured",
     /// The request cannot be forwarded safely.
     RequestRefused = 400 "request_refused" "Request refused",
 }
@@ -157,7 +159,15 @@ impl Problem {
     }
 }
 
-/// The format and the statuses of problems.
+/// The handler and its route do not fit: see docs/TRANSACTIONS.md.
+pub(crate) fn misconfigured() -> Problem {
+    Problem::new(
+        Code::RouteMisconfigured,
+        "The service is not set up correctly for this operation, so it had no effect. The operator finds the reason in the log.",
+    )
+}
+
+/// In which words and statuses problems are told.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ProblemFormat {

@@ -70,7 +70,7 @@ impl tracing::Subscriber for Lines {
     fn record_follows_from(&self, _: &span::Id, _: &span::Id) {}
 
     fn event(&self, event: &tracing::Event<'_>) {
-        let mut line = Line(String::new());
+        let mut line = Line(format!("{} ", event.metadata().level()));
         event.record(&mut line);
         self.0.lock().unwrap().push(line.0);
     }

@@ -229,7 +229,7 @@ fn policy(world: &Arc<World>, plan: &NodePlan, mode: Mode) -> Policy {
         .remember([Remembered::Key])
         .upstream_timeout(plan.run_max);
     match mode {
-        Mode::Rollback => policy.transactional(),
+        Mode::Rollback => policy.transactional_unchecked(),
         Mode::FailOpen => policy.on_store_down(OnStoreDown::FailOpen),
         Mode::Retry => policy.on_retry(roll_back(world)),
         _ => policy,

@@ -232,6 +232,8 @@ impl Proxy {
     /// Commits the effect with the completion. Returns `None` if the answer was lost; then it is
     /// open whether it committed.
     async fn commit(&self, run: RunNumber, attempt: Attempt, done: Completion) -> Option<bool> {
+        // It is the last statement of the transaction that is committed here.
+        done.mark_executed();
         let world = Arc::clone(&self.world);
         let (noise, cut) = (world.noise_per_mille(), world.is_cut(self.node).is_some());
         let (is_lost, is_deaf, is_slow) = world.decide("commit", |random| {

@@ -38,8 +38,8 @@ impl<'a> Columns<'a> {
 /// contains its effects. Commit the transaction immediately afterwards: until then the key, and the
 /// ordering keys of the messages, are locked.
 ///
-/// If this returns an error, the transaction cannot commit any more. A call inside a savepoint is
-/// refused, because rolling back to the savepoint would make a commit possible again.
+/// After an error from the server, the transaction cannot commit any more. It is refused behind a savepoint, which would
+/// let it. A completion that is refused before it is sent (a message is too large) leaves the transaction as it was: drop it.
 ///
 /// # Errors
 /// If the attempt is stale, a message is too large, or the server refuses or does not answer.
@@ -48,7 +48,7 @@ pub async fn finish(
     attempt: &Attempt,
     completion: &Completion,
 ) -> Result<(), FinishError<tokio_postgres::Error>> {
-    let Completion { recording, messages } = completion;
+    let Completion { recording, messages, .. } = completion;
     Message::check(messages)?;
     let columns = Columns::of(attempt, messages);
     let (id, of): (&[u8], &[u8]) = (attempt.id.as_bytes(), attempt.attempt.as_bytes());
@@ -65,9 +65,13 @@ pub async fn finish(
         (&columns.headers, Type::BYTEA_ARRAY),
         (&columns.payloads, Type::BYTEA_ARRAY),
     ];
-    // The statement is unnamed and typed, so that nothing of it remains on a connection that a
-    // pooler shares.
-    match transaction.query_typed(FINISH, &parameters).await {
+    // Unnamed and with its types: nothing of it stays behind on a connection that a pooler lends.
+    let answer = transaction.query_typed(FINISH, &parameters).await;
+    if answer.as_ref().err().is_none_or(|error| error.as_db_error().is_some() || error.is_closed())
+    {
+        completion.mark_executed();
+    }
+    match answer {
         Ok(_) => Ok(()),
         Err(error) if error.code().is_some_and(|code| code.code() == STALE_SQLSTATE) => {
             Err(FinishError::Stale)

@@ -12,6 +12,7 @@ mod address;
 mod batch;
 mod claims;
 mod doctor;
+mod driver;
 mod fault;
 mod finish;
 mod notes;
@@ -54,6 +55,7 @@ use fault::{Effect, Fault};
 use pool::{Demands, Parameters, Pool};
 use rows::Answer;
 
+pub use driver::{ClientTransaction, TokioPostgres};
 pub use finish::{STALE_SQLSTATE, finish};
 pub use schema::Migrated;
 pub use transactional::{Transactional, TransactionalInbox, WorkError};

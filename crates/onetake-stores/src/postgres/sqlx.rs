@@ -1,7 +1,7 @@
-//! Support for transactions of sqlx.
+//! Operations in transactions of sqlx, on connections of your own.
 
-use ::sqlx::{Postgres, Transaction};
-use onetake_core::{Attempt, Completion, FinishError, Message};
+use ::sqlx::{PgConnection, PgPool, Postgres, Transaction};
+use onetake_core::{Attempt, Completion, FinishError, Message, OpenTransaction, TransactionSource};
 
 use super::finish::{Columns, FINISH, STALE_SQLSTATE};
 
@@ -14,7 +14,7 @@ pub async fn finish(
     attempt: &Attempt,
     completion: &Completion,
 ) -> Result<(), FinishError<::sqlx::Error>> {
-    let Completion { recording, messages } = completion;
+    let Completion { recording, messages, .. } = completion;
     Message::check(messages)?;
     let columns = Columns::of(attempt, messages);
     let finishing = ::sqlx::query(FINISH)
@@ -31,11 +31,62 @@ pub async fn finish(
         .bind(&columns.topics)
         .bind(&columns.headers)
         .bind(&columns.payloads);
-    match finishing.execute(&mut **transaction).await {
+    let answer = finishing.execute(&mut **transaction).await;
+    if matches!(answer, Ok(_) | Err(::sqlx::Error::Database(_) | ::sqlx::Error::Io(_))) {
+        completion.mark_executed();
+    }
+    match answer {
         Ok(_) => Ok(()),
         Err(::sqlx::Error::Database(error)) if error.code().as_deref() == Some(STALE_SQLSTATE) => {
             Err(FinishError::Stale)
         }
         Err(error) => Err(FinishError::Database(error)),
+    }
+}
+
+/// sqlx, as a source of transactions.
+#[derive(Debug)]
+pub enum Sqlx {}
+
+/// A transaction of a [`PgPool`]. It is rolled back if it is dropped.
+#[derive(Debug)]
+pub struct PoolTransaction(Transaction<'static, Postgres>);
+
+impl TransactionSource<Sqlx> for &PgPool {
+    type Transaction = PoolTransaction;
+    type Error = ::sqlx::Error;
+
+    async fn begin(self) -> Result<PoolTransaction, ::sqlx::Error> {
+        PgPool::begin(self).await.map(PoolTransaction)
+    }
+}
+
+impl OpenTransaction for PoolTransaction {
+    type Native = Transaction<'static, Postgres>;
+    type Executor = PgConnection;
+    type Error = ::sqlx::Error;
+
+    fn native(&mut self) -> &mut Self::Native {
+        &mut self.0
+    }
+
+    fn executor(&self) -> &PgConnection {
+        &self.0
+    }
+
+    fn executor_mut(&mut self) -> &mut PgConnection {
+        &mut self.0
+    }
+
+    async fn finish(
+        &mut self,
+        attempt: &Attempt,
+        completion: &Completion,
+    ) -> Result<(), FinishError<::sqlx::Error>> {
+        finish(&mut self.0, attempt, completion).await
+    }
+
+    async fn commit(self) -> Result<(), ::sqlx::Error> {
+        self.0.commit().await
     }
 }

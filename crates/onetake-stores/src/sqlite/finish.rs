@@ -27,11 +27,18 @@ pub fn finish(
     attempt: &Attempt,
     completion: &Completion,
 ) -> Result<(), FinishError<rusqlite::Error>> {
+    if transaction.is_autocommit() {
+        // What was written before is committed already.
+        return Err(FinishError::NoTransaction);
+    }
     let finished = write(transaction, attempt, completion, SystemClock.now());
     if finished.is_err() && !transaction.is_autocommit() {
         // A caller that ignores the error cannot commit now. If the rollback fails, SQLite has
         // rolled back itself.
         let _rolled_back = transaction.execute_batch("ROLLBACK");
+    }
+    if finished.is_ok() || transaction.is_autocommit() {
+        completion.mark_executed();
     }
     finished
 }
@@ -43,15 +50,12 @@ fn write(
     now: Timestamp,
 ) -> Result<(), FinishError<rusqlite::Error>> {
     Message::check(&completion.messages)?;
-    if connection.is_autocommit() {
-        return Err(FinishError::NoTransaction);
-    }
     let synchronous =
         connection.pragma_query_value(None, "synchronous", |row| row.get::<_, i64>(0));
     if synchronous.map_err(FinishError::Database)? < 2 {
         return Err(FinishError::NotDurable("set PRAGMA synchronous = FULL on it"));
     }
-    let Completion { recording, messages } = completion;
+    let Completion { recording, messages, .. } = completion;
     let verb = Verb::Complete(recording.clone());
     let settlement = Settlement { id: attempt.id, attempt: attempt.attempt, verb };
     let found = ledger::load(connection, attempt.id).map_err(FinishError::Database)?;

@@ -65,8 +65,8 @@ pub(crate) fn count(store: &str, server: Option<&Postgres>) -> (usize, usize) {
 
 /// Pays in one transaction with the outcome.
 pub(crate) async fn pay_in_transaction(
-    State(place): State<Arc<(Orders, Arc<Steps>)>>,
     running: InTransaction,
+    State(place): State<Arc<(Orders, Arc<Steps>)>>,
 ) -> Result<Response, RolledBack> {
     let (orders, steps) = &*place;
     match orders.store.strip_prefix("sqlite:") {

@@ -109,7 +109,7 @@ async fn victim() {
         Terms { lease: LEASE, grace: GRACE, on_unknown: orders.on_unknown, ..Terms::default() };
     let mut policy = Policy::new().tenant(Tenant::Public).terms(terms).upstream_timeout(RUN_MAX);
     if orders.on_unknown == OnUnknown::Rollback {
-        policy = policy.transactional();
+        policy = policy.transactional(pay_in_transaction);
     }
     let place = Arc::new((orders.clone(), Arc::clone(&steps)));
     let app = Router::new()

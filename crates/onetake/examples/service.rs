@@ -1,0 +1,130 @@
+//! A service as it goes to production: axum and sqlx, onetake's records in the service's own PostgreSQL, a transactional
+//! route, a payment route, logs, and an orderly end.
+//!
+//! ```text
+//! onetake migrate --store postgres://localhost/shop
+//! DATABASE_URL=postgres://localhost/shop cargo run -p onetake --example service --features axum,sqlx
+//! curl -d '{"item": "book", "quantity": 1}' -H 'content-type: application/json' -H 'authorization: Bearer alice' \
+//!      -H 'idempotency-key: 6f1c8d6a-3a09-4b6e-9c8f-2d1f5e7b8a90' http://127.0.0.1:3000/orders
+//! ```
+
+use std::error::Error;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::extract::State;
+use axum::http::StatusCode;
+use axum::response::{IntoResponse, Response};
+use axum::routing::post;
+use axum::{Json, Router};
+use onetake::{
+    DownstreamKey, Engine, FileJournal, InTransaction, Message, OnetakeLayer, Policy,
+    PostgresOptions, PostgresStore, Preset, Tenant,
+};
+use serde::{Deserialize, Serialize};
+use sqlx::PgPool;
+
+/// How long requests and operations may take to end after SIGTERM.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+const TABLES: &str = "
+    CREATE TABLE IF NOT EXISTS orders (
+        number bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+        item text NOT NULL, quantity integer NOT NULL CHECK (quantity > 0))";
+
+#[derive(Deserialize)]
+struct NewOrder {
+    item: String,
+    quantity: i32,
+}
+
+#[derive(Serialize)]
+struct Order {
+    order: i64,
+}
+
+/// Its only effect is in the service's own database: it commits with the response and the message.
+async fn order(
+    running: InTransaction,
+    State(pool): State<PgPool>,
+    Json(NewOrder { item, quantity }): Json<NewOrder>,
+) -> Result<Response, RolledBack> {
+    if quantity > 100 {
+        // A refusal is an outcome too. It is recorded, and a retry is told the same.
+        return Ok((StatusCode::UNPROCESSABLE_ENTITY, "not so many\n").into_response());
+    }
+    let mut tx = running.begin(&pool).await?;
+    let insert = "INSERT INTO orders (item, quantity) VALUES ($1, $2) RETURNING number";
+    let number: i64 =
+        sqlx::query_scalar(insert).bind(&item).bind(quantity).fetch_one(&mut *tx).await?;
+    let message = Message::new("orders.placed", item, number.to_string());
+    Ok(tx.commit((StatusCode::CREATED, Json(Order { order: number })), [message]).await?)
+}
+
+/// Its effect is at a payment provider. The provider gets the same key in every attempt.
+async fn charge(DownstreamKey(key): DownstreamKey, cents: String) -> String {
+    tracing::info!(%cents, "the provider is called");
+    let _sent_as_idempotency_key = key.to_string();
+    format!("charged {cents}\n")
+}
+
+/// The transaction was rolled back: a 5xx is released on a transactional route, and a retry runs.
+struct RolledBack(Box<dyn Error + Send + Sync>);
+
+impl<E: Into<Box<dyn Error + Send + Sync>>> From<E> for RolledBack {
+    fn from(error: E) -> Self {
+        Self(error.into())
+    }
+}
+
+impl IntoResponse for RolledBack {
+    fn into_response(self) -> Response {
+        tracing::error!(error = &*self.0, "an operation was rolled back");
+        StatusCode::INTERNAL_SERVER_ERROR.into_response()
+    }
+}
+
+/// The app and its engine, with the records in the database that the orders are in.
+pub(crate) async fn service(url: &str, journal: &Path) -> Result<(Router, Engine), Box<dyn Error>> {
+    let pool = PgPool::connect(url).await?;
+    sqlx::query(TABLES).execute(&pool).await?;
+    let store = Arc::new(PostgresStore::open(url, PostgresOptions::default()).await?);
+    let journal = FileJournal::of(&*store, journal).await?;
+    let engine = Engine::builder(store).journal(Arc::new(journal)).build();
+
+    let orders = Policy::new()
+        .label("POST /orders")
+        .key_required()
+        .tenant(Tenant::Credential)
+        .transactional(order);
+    let charges = Policy::preset(Preset::Payment).label("POST /charges");
+    let app = Router::new()
+        .route("/orders", post(order).layer(OnetakeLayer::new(engine.clone(), orders)))
+        .route("/charges", post(charge).layer(OnetakeLayer::new(engine.clone(), charges)))
+        .with_state(pool);
+    Ok((app, engine))
+}
+
+/// Resolves at SIGTERM or Ctrl-C.
+async fn stop_signal() {
+    use tokio::signal::unix::{SignalKind, signal};
+    let Ok(mut terminate) = signal(SignalKind::terminate()) else {
+        return;
+    };
+    tokio::select! {
+        _ = terminate.recv() => {}
+        _ = tokio::signal::ctrl_c() => {}
+    }
+}
+
+#[tokio::main]
+async fn main() -> Result<(), Box<dyn Error>> {
+    tracing_subscriber::fmt().init();
+    let (app, engine) = service(&std::env::var("DATABASE_URL")?, Path::new("./journal")).await?;
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:3000").await?;
+    tracing::info!(address = %listener.local_addr()?, "ready");
+    let served = onetake::serve(listener, app, engine, stop_signal(), PATIENCE).await?;
+    tracing::info!(?served, "ended");
+    Ok(())
+}

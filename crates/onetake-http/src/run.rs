@@ -364,7 +364,7 @@ impl Answered<'_> {
             Some(Evidence::Unused) if parts.status.is_success() => Some(Evidence::NeverTaken),
             other => other,
         };
-        let max = (!is_stream(&parts.headers)).then_some(self.policy.response_body_max);
+        let max = (!is_stream(&parts.headers)).then_some(self.policy.max_response_body);
         let read = tokio::select! {
             biased;
             read = read_response(body, max) => read,

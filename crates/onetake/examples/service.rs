@@ -18,10 +18,9 @@ use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use axum::routing::post;
 use axum::{Json, Router};
-use onetake::{
-    DownstreamKey, Engine, FileJournal, InTransaction, Message, OnetakeLayer, Policy,
-    PostgresOptions, PostgresStore, Preset, Tenant,
-};
+use onetake::outbox::Message;
+use onetake::prelude::*;
+use onetake::stores::FileJournal;
 use serde::{Deserialize, Serialize};
 use sqlx::PgPool;
 

@@ -16,9 +16,8 @@ use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use axum::routing::post;
 use axum::{Json, Router};
-use onetake::{
-    Engine, InTransaction, Message, OnetakeLayer, Policy, PostgresOptions, PostgresStore,
-};
+use onetake::outbox::Message;
+use onetake::prelude::*;
 use serde::{Deserialize, Serialize};
 use tokio_postgres::{Client, NoTls};
 

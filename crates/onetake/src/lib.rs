@@ -51,17 +51,23 @@
 //!         let settled = lease.complete(Recording::new("paid")).await;
 //!         println!("{settled:?}");
 //!     }
-//!     Begin::Answer(answer) => println!("somebody else ran it: {answer:?}"),
+//!     Begin::Answer(answer) => println!("another attempt ran it: {answer:?}"),
 //! }
 //! # Ok(())
 //! # }
 //! ```
 
-pub use onetake_core::engine::{EngineBuilder, Housekeeping, LeaseLost};
-pub use onetake_core::*;
+pub use onetake_core::store::{BoxFuture, Store};
+pub use onetake_core::{Engine, Key, Scope, delegate_store};
+pub use onetake_core::{clock, inbox, job, outbox, store, transaction};
 
 #[cfg(feature = "http")]
 pub use onetake_http::{OnetakeLayer, Policy, Preset, Tenant};
+
+#[cfg(feature = "axum")]
+mod serve;
+#[cfg(feature = "axum")]
+pub use serve::{ServeError, Served, serve};
 
 /// The layer for HTTP services, and everything around it.
 #[cfg(feature = "http")]
@@ -70,31 +76,6 @@ pub use onetake_http as http;
 /// Tests for a store of your own.
 #[cfg(feature = "conformance")]
 pub use onetake_conformance as conformance;
-
-#[cfg(feature = "http")]
-pub use onetake_http::json::{Pointer, Selection};
-#[cfg(feature = "http")]
-pub use onetake_http::status::StatusPattern;
-#[cfg(feature = "http")]
-pub use onetake_http::{
-    Answers, Ask, By, ClientIp, Dialect, Disposition, FingerprintMode, FingerprintPolicy,
-    HttpLimits, IssuingKey, KeyFormat, KeyPolicy, KeySource, Known, OnStoreDown, OnetakeLayer,
-    Policy, Preset, ProblemStatuses, Remembered, Resolve, Secrets, StatusRules, Stored, Tenant,
-    Typed, Velocity,
-};
-
-#[cfg(feature = "jwt")]
-pub use onetake_http::{Jwt, JwtKey};
-
-#[cfg(feature = "axum")]
-mod serve;
-#[cfg(feature = "axum")]
-pub use serve::{ServeError, Served, serve};
-
-#[cfg(feature = "axum")]
-pub use onetake_http::extract::{DownstreamKey, IdempotencyKey, NotThere, RunningAttempt};
-#[cfg(feature = "axum")]
-pub use onetake_http::transaction::{AttemptTransaction, CommitError, InTransaction};
 
 /// PostgreSQL: `Transactional`, and `finish` for transactions of tokio-postgres and of sqlx.
 #[cfg(feature = "postgres")]

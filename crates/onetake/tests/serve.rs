@@ -8,10 +8,9 @@ use std::time::Duration;
 use axum::Router;
 use axum::routing::post;
 use onetake::store::Answers;
-use onetake::{
-    Engine, MemoryStore, OnetakeLayer, Policy, ServeError, Served, Settled, Settlement, Store,
-    StoreError, StoreErrorKind, Verb, delegate_store,
-};
+use onetake::store::{Settled, Settlement, StoreError, StoreErrorKind, Verb};
+use onetake::stores::MemoryStore;
+use onetake::{Engine, OnetakeLayer, Policy, ServeError, Served, Store, delegate_store};
 use onetake_sim::client::{Answer, Client};
 use tokio::sync::{Notify, oneshot};
 use tokio::task::JoinHandle;

@@ -3,7 +3,8 @@
 
 use std::time::Duration;
 
-use onetake::{PostgresOptions, PostgresStore, Served};
+use onetake::Served;
+use onetake::stores::{PostgresOptions, PostgresStore};
 use onetake_sim::client::{Answer, Client};
 use onetake_sim::servers::Postgres;
 use tokio::sync::oneshot;

@@ -98,7 +98,7 @@ impl Recorder {
         B::Error: Into<BoxError>,
     {
         Message::check(&messages)?;
-        let body_bytes_max = self.policy.response_body_max;
+        let body_bytes_max = self.policy.max_response_body;
         let value = AttemptReport::take(&mut response).value;
         let value = self.shared.types.value_of(value, &response, body_bytes_max);
         let (parts, body) = response.into_parts();

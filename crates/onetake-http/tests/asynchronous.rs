@@ -97,7 +97,12 @@ impl World {
         let shared = Arc::clone(&store) as Arc<dyn Store>;
         let engine = Engine::with(shared, clock, Arc::new(SystemRng), self.limits);
         let limits = HttpLimits::default();
-        let layer = OnetakeLayer::with(engine.clone(), policies, limits, secrets);
+        let layer = OnetakeLayer::builder(engine.clone())
+            .resolve(policies)
+            .limits(limits)
+            .secrets(secrets)
+            .build()
+            .unwrap();
         let api = Api::default();
         let router = Router::new().route("/work", post(work)).with_state(api.clone()).layer(layer);
         Node { api, engine, store, router }

@@ -33,7 +33,7 @@ use tower::Layer;
 
 use onetake_core::engine::Housekeeping;
 use onetake_core::{Asking, Clock, Engine, StoreError, SystemClock, SystemRng};
-use onetake_http::{HttpLimits, OnetakeLayer, Policy, Resolve, Tenant};
+use onetake_http::{OnetakeLayer, Policy, PolicyError, Resolve, Tenant};
 
 use crate::config::{Config, Token};
 use crate::stores::{self, OpenStore, StoreFailed};
@@ -57,6 +57,9 @@ pub enum StartError {
     /// A certificate, a key or a root is not there, or of no use.
     #[error(transparent)]
     Tls(#[from] TlsFailed),
+    /// The layer cannot be built.
+    #[error(transparent)]
+    Layer(#[from] PolicyError),
     /// A port could not be listened on.
     #[error(
         "cannot listen on {address} ({field}): {source}. Stop what listens there, or choose another with {flag}"
@@ -140,11 +143,11 @@ impl Gateway {
         }
         let plans = Arc::new(Plans::new(&config, &connector));
         let policies = Policies(Arc::clone(&plans));
-        let mut layer =
-            OnetakeLayer::with(engine.clone(), policies, HttpLimits::default(), secrets);
+        let mut layer = OnetakeLayer::builder(engine.clone()).resolve(policies).secrets(secrets);
         if let Some(place) = shared_velocity {
-            layer = layer.velocity_shared(place);
+            layer = layer.shared_velocity(place);
         }
+        let layer = layer.build()?;
         let service =
             Edge::new(layer.layer(Proxy::new(connector)), plans, Arc::clone(engine.clock()));
         let server = Server::start(listener, tls, service, Arc::clone(engine.clock()));

@@ -68,6 +68,12 @@ where
     }
 }
 
+/// Whether one of these rules tells every tenant that the rule of a policy tells.
+fn is_covered(tenants: &[Tenant], tenant: &Tenant) -> bool {
+    tenants.contains(tenant)
+        || (*tenant == Tenant::Credential && tenants.contains(&Tenant::CredentialOrPublic))
+}
+
 fn misconfigured() -> Problem {
     let detail = "This service is not set up correctly for this request, and its operators find the reason in the log. Nothing was run.";
     Problem::new(Code::Misconfigured, detail)
@@ -150,7 +156,7 @@ impl Shared {
         if !matches!(policy.in_flight, InFlight::Async(_)) {
             return Ok(());
         }
-        if !self.knows_tenants && !self.policies.handle_tenants().contains(&policy.tenant) {
+        if !self.knows_tenants && !is_covered(&self.policies.handle_tenants(), &policy.tenant) {
             tracing::error!(
                 route = policy.label,
                 "a policy answers 202 to tenants that `Resolve::handle_tenants` does not name, so nobody could fetch the outcome: use Routes in place of the closure, or write `handle_tenants`"

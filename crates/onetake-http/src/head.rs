@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use http::request::Parts;
-use http::{HeaderMap, Method, Uri};
+use http::{HeaderMap, Uri};
 
 use onetake_core::clock::Timestamp;
 use onetake_core::{Clock, DerivingSecret, Key, Memo, RecordId, Reference, Scope};
@@ -62,10 +62,11 @@ impl Head {
             return Ok(None);
         };
         trace.route(&policy.label);
-        if !policy.methods.contains(&parts.method) || parts.method == Method::GET {
+        if !policy.is_keyed(&parts.method) {
             return Ok(None);
         }
         let refused = |problem| Refusal::new(&policy, problem);
+        shared.check_outcomes(&policy, parts).map_err(refused)?;
         let key = match policy.key.source {
             KeySource::Header | KeySource::Issued => {
                 let Some(key) = key(&parts.headers, &policy.key).map_err(refused)? else {

@@ -1,5 +1,7 @@
 //! The layer: what to wrap services with.
 
+use std::any::type_name;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use http::Method;
@@ -12,7 +14,10 @@ use onetake_core::{DerivingSecret, Engine, SharedVelocity};
 
 use crate::endpoints::Endpoints;
 use crate::handle::Handles;
-use crate::policy::Policy;
+use crate::head;
+use crate::policy::{InFlight, KeySource, Mistake, Policy, PolicyError};
+use crate::problem::{Code, Problem};
+use crate::routes::Routes;
 use crate::secrets::Secrets;
 use crate::service::Onetake;
 use crate::tenant::Tenant;
@@ -36,8 +41,9 @@ pub trait Resolve: Send + Sync + 'static {
 
     /// By which rules the tenant of somebody who asks for an outcome by its handle may be told: those of
     /// the policies that answer 202. A handle names no route, so each is tried; it is good only for the
-    /// tenant that it was given to. By default these are the rules by credential and [`Tenant::Public`]; a
-    /// closure that resolves to others cannot say so, and has to become a type of its own.
+    /// tenant that it was given to. By default these are the rules by credential and [`Tenant::Public`]. A
+    /// request whose policy answers 202 and has another tenant is refused with 500: use
+    /// [`Routes`], or write this method.
     fn handle_tenants(&self) -> Vec<Tenant> {
         vec![Tenant::CredentialOrPublic, Tenant::Public]
     }
@@ -61,6 +67,17 @@ where
     fn resolve(&self, parts: &Parts) -> Option<Arc<Policy>> {
         self(parts)
     }
+}
+
+/// Whether one of these rules tells every tenant that the rule of a policy tells.
+fn is_covered(tenants: &[Tenant], tenant: &Tenant) -> bool {
+    tenants.contains(tenant)
+        || (*tenant == Tenant::Credential && tenants.contains(&Tenant::CredentialOrPublic))
+}
+
+fn misconfigured() -> Problem {
+    let detail = "This service is not set up correctly for this request, and its operators find the reason in the log. Nothing was run.";
+    Problem::new(Code::Misconfigured, detail)
 }
 
 /// Every bound of the layer beside the engine's own.
@@ -123,13 +140,39 @@ pub(crate) struct Shared {
     pub(crate) velocity: Arc<Counter>,
     deriving: OnceLock<DerivingSecret>,
     pub(crate) types: Types,
-    pub(crate) misfits: Misfits,
+    /// Whether the tenants of all policies are known to fit their handles.
+    knows_tenants: bool,
+    /// Whether somebody took the endpoints, to mount them elsewhere.
+    endpoints_taken: AtomicBool,
 }
 
 impl Shared {
     /// Whether keys can be issued at all.
     pub(crate) fn issues_keys(&self) -> bool {
         !self.secrets.issued_keys.is_empty()
+    }
+
+    /// Refuses a request whose policy answers 202 where nobody could fetch the outcome by its handle.
+    pub(crate) fn check_outcomes(&self, policy: &Policy, parts: &Parts) -> Result<(), Problem> {
+        if !matches!(policy.in_flight, InFlight::Async(_)) {
+            return Ok(());
+        }
+        if !self.knows_tenants && !is_covered(&self.policies.handle_tenants(), &policy.tenant) {
+            tracing::error!(
+                route = policy.label,
+                "a policy answers 202 to tenants that `Resolve::handle_tenants` does not name, so nobody could fetch the outcome: use Routes in place of the closure, or write `handle_tenants`"
+            );
+            return Err(misconfigured());
+        }
+        let is_nested = head::uri(parts).path() != parts.uri.path();
+        if is_nested && !self.endpoints_taken.load(Ordering::Relaxed) {
+            tracing::error!(
+                route = policy.label,
+                "a policy answers 202 inside of a nested router, where nobody could fetch the outcome: put the layer around the outermost router, or mount its endpoints() there"
+            );
+            return Err(misconfigured());
+        }
+        Ok(())
     }
 
     /// What keys for further calls are made with: as configured, else as kept in the store.
@@ -150,64 +193,234 @@ impl Shared {
 }
 
 impl OnetakeLayer {
-    /// One policy for all requests.
-    #[must_use]
-    pub fn new(engine: Engine, policy: Policy) -> Self {
-        Self::routed(engine, Arc::new(policy), HttpLimits::default())
+    /// A layer with one policy for all requests, and defaults for everything else.
+    ///
+    /// # Errors
+    /// The mistakes in the policy.
+    pub fn new(engine: impl Into<Engine>, policy: Policy) -> Result<Self, PolicyError> {
+        Self::builder(engine).policy(policy).build()
     }
 
-    /// A policy for each request.
-    #[must_use]
-    pub fn routed(engine: Engine, policies: impl Resolve, limits: HttpLimits) -> Self {
-        Self::with(engine, policies, limits, Secrets::default())
-    }
-
-    /// A policy for each request, and secrets.
-    #[must_use]
-    pub fn with(
-        engine: Engine,
-        policies: impl Resolve,
-        limits: HttpLimits,
-        secrets: Secrets,
-    ) -> Self {
-        let (policies, bodies) = (Box::new(policies), Arc::new(Semaphore::new(limits.bodies_max)));
-        let velocity = Counter::new(engine.clone(), limits.velocity_values_max);
-        let handles = secrets.make_handles(&**engine.rng());
-        let shared = Shared {
-            engine,
-            policies,
-            bodies,
-            secrets,
-            handles,
-            velocity,
-            deriving: OnceLock::new(),
+    /// A layer on this engine, or on an engine of its own on this store.
+    ///
+    /// ```
+    /// # use onetake_core::MemoryStore;
+    /// # use onetake_http::{OnetakeLayer, Policy, PolicyError, Preset, Routes, Tenant};
+    /// # #[tokio::main]
+    /// # async fn main() -> Result<(), PolicyError> {
+    /// let routes = Routes::new()
+    ///     .route("POST /charges", Policy::preset(Preset::Payment).tenant(Tenant::header("x-account")));
+    /// let layer = OnetakeLayer::builder(MemoryStore::new()).routes(routes).build()?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn builder(engine: impl Into<Engine>) -> LayerBuilder {
+        LayerBuilder {
+            engine: engine.into(),
+            policies: None,
+            limits: HttpLimits::default(),
+            secrets: Secrets::default(),
+            velocity: None,
             types: Types::default(),
-            misfits: Misfits::default(),
-        };
-        Self { shared: Arc::new(shared) }
+            mistakes: Vec::new(),
+        }
     }
 
-    /// Counts velocity limits where many nodes do, as long as that place answers. For all clones of
-    /// this layer; the first one that is set stays.
-    #[must_use]
-    pub fn velocity_shared(self, place: Arc<dyn SharedVelocity>) -> Self {
-        self.shared.velocity.share(place);
-        self
-    }
-
-    /// What this layer answers itself, as a service of its own: for the outermost router, where the layer is not
-    /// around that.
-    #[must_use]
-    pub fn endpoints(&self) -> Endpoints {
-        Endpoints { shared: Arc::clone(&self.shared) }
-    }
-
-    /// Keeps results of this type as values: on replay, their responses are built anew. For all clones of
-    /// this layer. See [`Typed`].
+    /// Keeps results of this type as values, as [`LayerBuilder::typed`] does, for all clones of this layer. Of two types
+    /// with one name the first counts, with an error in the log.
     #[must_use]
     pub fn typed<T: Typed>(self) -> Self {
-        self.shared.types.add::<T>();
+        if !self.shared.types.add::<T>() {
+            tracing::error!(
+                name = T::NAME,
+                "two types of results have one name; those of the second are kept as responses"
+            );
+        }
         self
+    }
+
+    /// The endpoints of this layer as a service of its own, for the outermost router: where the layer is not around
+    /// that.
+    #[must_use]
+    pub fn endpoints(&self) -> Endpoints {
+        self.shared.endpoints_taken.store(true, Ordering::Relaxed);
+        Endpoints { shared: Arc::clone(&self.shared) }
+    }
+}
+
+/// Builds an [`OnetakeLayer`].
+#[must_use = "there is no layer before `build`"]
+pub struct LayerBuilder {
+    engine: Engine,
+    policies: Option<Policies>,
+    limits: HttpLimits,
+    secrets: Secrets,
+    velocity: Option<Arc<dyn SharedVelocity>>,
+    types: Types,
+    mistakes: Vec<Mistake>,
+}
+
+enum Policies {
+    One(Policy),
+    Routes(Routes),
+    Other(Box<dyn Resolve>),
+}
+
+impl LayerBuilder {
+    /// Sets one policy for all requests.
+    pub fn policy(mut self, policy: Policy) -> Self {
+        self.policies = Some(Policies::One(policy));
+        self
+    }
+
+    /// Sets the policy of each route. The layer belongs around the outermost router.
+    pub fn routes(mut self, routes: Routes) -> Self {
+        self.policies = Some(Policies::Routes(routes));
+        self
+    }
+
+    /// Sets where policies come from: a closure, or a type that knows more. Their policies are not checked; use
+    /// [`routes`](Self::routes) where the method and the path of a request tell its policy.
+    pub fn resolve(mut self, policies: impl Resolve) -> Self {
+        self.policies = Some(Policies::Other(Box::new(policies)));
+        self
+    }
+
+    /// Sets the limits.
+    pub fn limits(mut self, limits: HttpLimits) -> Self {
+        self.limits = limits;
+        self
+    }
+
+    /// Sets the secrets.
+    pub fn secrets(mut self, secrets: Secrets) -> Self {
+        self.secrets = secrets;
+        self
+    }
+
+    /// Counts velocity limits where many nodes do, as long as that place answers.
+    pub fn shared_velocity(mut self, place: Arc<dyn SharedVelocity>) -> Self {
+        self.velocity = Some(place);
+        self
+    }
+
+    /// Keeps results of this type as values: on replay, their responses are built anew. See [`Typed`].
+    pub fn typed<T: Typed>(mut self) -> Self {
+        if !self.types.add::<T>() {
+            let what = format!(
+                "two types have the name {:?}, the second is {}",
+                T::NAME,
+                type_name::<T>()
+            );
+            self.mistakes.push(Mistake::new(
+                "typed",
+                what,
+                "give each type a `Typed::NAME` of its own",
+            ));
+        }
+        self
+    }
+
+    /// Checks everything, and builds the layer.
+    ///
+    /// # Errors
+    /// All mistakes in its policies. [`InFlight::Async`] is one for a layer with one policy, because that layer may
+    /// be around a single route, where nobody could fetch the outcome: use [`routes`](Self::routes) around the
+    /// outermost router, or [`build_with_endpoints`](Self::build_with_endpoints).
+    pub fn build(self) -> Result<OnetakeLayer, PolicyError> {
+        self.build_checked(false)
+    }
+
+    /// Builds the layer, and the service that answers `/.onetake/…` and `/idempotency-tokens`. Mount that at the root
+    /// of the outermost router; the layer may then be around single routes.
+    ///
+    /// # Errors
+    /// All mistakes in its policies.
+    pub fn build_with_endpoints(self) -> Result<(OnetakeLayer, Endpoints), PolicyError> {
+        let layer = self.build_checked(true)?;
+        let endpoints = layer.endpoints();
+        Ok((layer, endpoints))
+    }
+
+    fn build_checked(mut self, has_endpoints: bool) -> Result<OnetakeLayer, PolicyError> {
+        let mut mistakes = std::mem::take(&mut self.mistakes);
+        if self.limits.bodies_max == 0 {
+            let what = "no request with a key could be read";
+            mistakes.push(Mistake::new("bodies_max", what, "write a number above 0"));
+        }
+        let issues_keys = !self.secrets.issued_keys.is_empty();
+        let check_issued = |policy: &Policy, mistakes: &mut Vec<Mistake>| {
+            if policy.key.source == KeySource::Issued && !issues_keys {
+                let what =
+                    "no key can be issued without a secret, so every request would be refused";
+                let fix = "call .secrets(Secrets::default().issued_keys(…)) on the builder";
+                let route = if policy.label == "-" { "" } else { &policy.label };
+                mistakes.push(Mistake::new("key", what, fix).of_route(route));
+            }
+        };
+        let mut knows_tenants = true;
+        let policies: Option<Box<dyn Resolve>> = match self.policies {
+            None => {
+                let what = "the layer has no policy";
+                let fix = "call .routes(Routes::new()…) or .policy(Policy::new()…) on the builder";
+                mistakes.push(Mistake::new("policy", what, fix));
+                None
+            }
+            Some(Policies::One(policy)) => {
+                mistakes.extend(policy.check());
+                check_issued(&policy, &mut mistakes);
+                if matches!(policy.in_flight, InFlight::Async(_)) && !has_endpoints {
+                    mistakes.push(async_without_endpoints());
+                }
+                Some(Box::new(Arc::new(policy)))
+            }
+            Some(Policies::Routes(routes)) => match routes.build() {
+                Ok(table) => {
+                    table.policies().for_each(|policy| check_issued(policy, &mut mistakes));
+                    Some(Box::new(table))
+                }
+                Err(error) => {
+                    mistakes.extend(error.into_mistakes());
+                    None
+                }
+            },
+            Some(Policies::Other(other)) => {
+                knows_tenants = false;
+                Some(other)
+            }
+        };
+        PolicyError::unless_empty(mistakes)?;
+        let policies = policies.unwrap_or_else(|| Box::new(|_: &Parts| None));
+        let Self { engine, limits, secrets, velocity: place, types, .. } = self;
+        let velocity = Counter::new(engine.clone(), limits.velocity_values_max);
+        if let Some(place) = place {
+            velocity.share(place);
+        }
+        let shared = Shared {
+            policies,
+            bodies: Arc::new(Semaphore::new(limits.bodies_max)),
+            handles: secrets.make_handles(&**engine.rng()),
+            engine,
+            secrets,
+            velocity,
+            deriving: OnceLock::new(),
+            types,
+            knows_tenants,
+            endpoints_taken: AtomicBool::new(false),
+        };
+        Ok(OnetakeLayer { shared: Arc::new(shared) })
+    }
+}
+
+fn async_without_endpoints() -> Mistake {
+    let what = "a layer with one policy may be around a single route, and then nobody could fetch the outcome after a 202";
+    let fix = "give the layer around the outermost router .routes(Routes::new()…), or call .build_with_endpoints() and mount the endpoints at the root";
+    Mistake::new("in_flight", what, fix)
+}
+
+impl std::fmt::Debug for LayerBuilder {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("LayerBuilder").finish_non_exhaustive()
     }
 }
 

@@ -34,11 +34,13 @@ pub mod problem;
 pub mod recording;
 pub mod remember;
 mod respond;
+pub mod routes;
 mod run;
 mod secrets;
 mod service;
 pub mod status;
 pub mod tenant;
+pub mod text;
 mod trace;
 pub mod transaction;
 pub mod typed;
@@ -49,12 +51,14 @@ pub use context::{AttemptReport, OperationContext};
 pub use endpoints::{Endpoints, OPERATIONS};
 pub use fingerprint::{FingerprintMode, FingerprintPolicy};
 pub use issued::{IssuingKey, TOKENS};
-pub use layer::{HttpLimits, OnetakeLayer, Resolve};
+pub use layer::{HttpLimits, LayerBuilder, OnetakeLayer, Resolve};
 pub use policy::{
-    InFlight, KeyFormat, KeyPolicy, KeySource, OnStoreDown, Policy, Preset, PresetValues,
+    InFlight, KeyFormat, KeyPolicy, KeySource, Mistake, OnStoreDown, Policy, PolicyError, Preset,
+    PresetValues,
 };
 pub use problem::{Code, Dialect, Problem, ProblemFormat, ProblemStatuses};
 pub use remember::{Known, Remembered};
+pub use routes::{RouteTable, Routes};
 pub use secrets::Secrets;
 pub use service::{IDEMPOTENCY_DERIVED_KEY, IDEMPOTENCY_FENCE, Onetake};
 pub use status::{Disposition, StatusRules};

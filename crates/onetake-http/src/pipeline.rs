@@ -134,7 +134,7 @@ mod tests {
     #[tokio::test]
     async fn the_futures_of_a_request_are_small() {
         let engine = Engine::new(Arc::new(MemoryStore::new()));
-        let shared = OnetakeLayer::new(engine, Policy::new()).endpoints().shared;
+        let shared = OnetakeLayer::new(engine, Policy::new()).unwrap().endpoints().shared;
         let request = || {
             let request = Request::post("/").body(Full::<Bytes>::default()).unwrap();
             let (parts, body) = request.into_parts();

@@ -4,8 +4,8 @@
 //! its response is built from that: the first time, and again on every replay. So a recording outlives a
 //! change of how responses look, and can be read by those who look after it.
 //!
-//! A handler returns [`Stored`], and the layer is told of the type ([`OnetakeLayer::typed`]). A type that it
-//! was not told of is recorded as any other response; and so is one whose response was changed on its way, by a
+//! A handler returns [`Stored`], and the layer is told of the type ([`LayerBuilder::typed`]). A result of a type that
+//! it was not told of is recorded as any other response, with an error in the log; and so is, without one, a result whose response was changed on its way, by a
 //! status or headers beside it or by a middleware inside of the layer: the value does not tell of that.
 //!
 //! ```
@@ -29,9 +29,9 @@
 //! assert_eq!(response.status(), StatusCode::CREATED);
 //! ```
 //!
-//! [`OnetakeLayer::typed`]: crate::OnetakeLayer::typed
+//! [`LayerBuilder::typed`]: crate::LayerBuilder::typed
 
-use std::any::TypeId;
+use std::any::{TypeId, type_name};
 use std::collections::BTreeMap;
 use std::sync::{PoisonError, RwLock};
 
@@ -90,7 +90,8 @@ impl<T: Typed> Stored<T> {
             Ok((value, json)) => {
                 let mut response = value.respond();
                 let name = T::NAME;
-                let value = Value { name, of: TypeId::of::<T>(), json: json.into() };
+                let (of, type_name) = (TypeId::of::<T>(), type_name::<T>());
+                let value = Value { name, type_name, of, json: json.into() };
                 AttemptReport { value: Some(value), ..AttemptReport::default() }
                     .attach(&mut response);
                 response
@@ -118,6 +119,7 @@ impl<T: Typed> axum::response::IntoResponse for Stored<T> {
 #[derive(Clone)]
 pub(crate) struct Value {
     name: &'static str,
+    type_name: &'static str,
     of: TypeId,
     json: Bytes,
 }
@@ -148,17 +150,13 @@ struct Type {
 
 impl Types {
     /// The first type of a name stays: a value is never read as another type's.
-    pub(crate) fn add<T: Typed>(&self) {
+    /// `false`: another type has it.
+    pub(crate) fn add<T: Typed>(&self) -> bool {
         let of = TypeId::of::<T>();
         let rebuild = |json: &[u8]| Ok(serde_json::from_slice::<T>(json)?.respond());
         let mut types = self.0.write().unwrap_or_else(PoisonError::into_inner);
         let known = types.entry(T::NAME).or_insert(Type { of, rebuild });
-        if known.of != of {
-            tracing::error!(
-                name = T::NAME,
-                "two types of results have one name; those of the second are kept as responses"
-            );
-        }
+        known.of == of
     }
 
     fn get(&self, name: &str) -> Option<Type> {
@@ -173,8 +171,18 @@ impl Types {
         response: &Response<B>,
         bytes_max: usize,
     ) -> Option<Kept> {
-        let Value { name, of, json } = value?;
-        let known = self.get(name).filter(|known| known.of == of && json.len() <= bytes_max)?;
+        let Value { name, type_name, of, json } = value?;
+        let Some(known) = self.get(name).filter(|known| known.of == of) else {
+            // The operation ran: its response is the outcome, and is recorded as any other.
+            tracing::error!(
+                name,
+                "a handler returned Stored<{type_name}>, and the layer was not told of the type, so that its response is kept in place of the value: write .typed::<{type_name}>() where the layer is built"
+            );
+            return None;
+        };
+        if json.len() > bytes_max {
+            return None;
+        }
         let rebuilt = (known.rebuild)(&json).ok()?;
         if rebuilt.status() != response.status()
             || lasting(rebuilt.headers().clone()) != lasting(response.headers().clone())

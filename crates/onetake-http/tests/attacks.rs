@@ -131,7 +131,14 @@ impl Api {
     fn router(&self, policy: Policy) -> Router {
         let secrets = Secrets::default().issued_keys([IssuingKey::new(&[7; 32])]);
         let (policies, limits) = (Arc::new(policy), HttpLimits::default());
-        self.router_with(OnetakeLayer::with(self.engine.clone(), policies, limits, secrets))
+        self.router_with(
+            OnetakeLayer::builder(self.engine.clone())
+                .resolve(policies)
+                .limits(limits)
+                .secrets(secrets)
+                .build()
+                .unwrap(),
+        )
     }
 
     fn router_with(&self, layer: OnetakeLayer) -> Router {
@@ -203,7 +210,7 @@ fn issued(ttl: Duration) -> Policy {
 }
 
 fn one_an_hour() -> Policy {
-    Policy::new().tenant(Tenant::Credential).velocity([By::Tenant], "1/h".parse().unwrap())
+    Policy::new().tenant(Tenant::Credential).velocity([By::Tenant], "1/h")
 }
 
 async fn settled() {
@@ -324,7 +331,7 @@ async fn issued_keys_need_not_look_like_what_clients_make() {
 #[tokio::test]
 async fn a_typed_response_that_was_changed_is_replayed_as_it_was() {
     let api = Api::new();
-    let layer = OnetakeLayer::new(api.engine.clone(), Policy::new()).typed::<Receipt>();
+    let layer = OnetakeLayer::new(api.engine.clone(), Policy::new()).unwrap().typed::<Receipt>();
     let router = api.router_with(layer);
     let first = send(&router, request("/receipts", &key(1))).await;
     let replay = send(&router, request("/receipts", &key(1))).await;
@@ -371,8 +378,8 @@ async fn a_request_without_a_key_cannot_name_an_attempt_either() {
 async fn a_layer_inside_of_another_leaves_its_attempts_alone() {
     let api = Api::new();
     let inner = Policy::new().methods([http::Method::PUT]);
-    let inner = api.router_with(OnetakeLayer::new(api.engine.clone(), inner));
-    let router = inner.layer(OnetakeLayer::new(api.engine.clone(), Policy::new()));
+    let inner = api.router_with(OnetakeLayer::new(api.engine.clone(), inner).unwrap());
+    let router = inner.layer(OnetakeLayer::new(api.engine.clone(), Policy::new()).unwrap());
     let answered = send(&router, request("/charges", &key(1))).await;
     assert_eq!(answered.status, 201);
     assert!(!answered.headers.contains_key("onetake-outcome"));
@@ -384,7 +391,7 @@ async fn a_layer_inside_of_another_leaves_its_attempts_alone() {
 #[tokio::test]
 async fn two_layers_around_each_other_run_it_once() {
     let api = Api::new();
-    let layer = || OnetakeLayer::new(api.engine.clone(), Policy::new());
+    let layer = || OnetakeLayer::new(api.engine.clone(), Policy::new()).unwrap();
     let router = api.router_with(layer()).layer(layer());
     let first = send(&router, request("/charges", &key(1))).await;
     assert_eq!((first.status, first.is_replay()), (201, false));
@@ -400,7 +407,11 @@ async fn a_body_that_names_nothing_takes_a_place_too() {
     let mut policy = Policy::new().tenant(Tenant::Public);
     policy.key.source = KeySource::Json(Pointer::parse("/order").unwrap());
     let limits = HttpLimits::default().bodies_max(1);
-    let layer = OnetakeLayer::routed(api.engine.clone(), Arc::new(policy), limits);
+    let layer = OnetakeLayer::builder(api.engine.clone())
+        .resolve(Arc::new(policy))
+        .limits(limits)
+        .build()
+        .unwrap();
     let router = Router::new().route("/stuck", post(std::future::pending::<()>)).layer(layer);
     let stuck = tokio::spawn(router.clone().oneshot(request("/stuck", "")));
     settled().await;

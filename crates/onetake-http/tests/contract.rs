@@ -17,7 +17,7 @@ use onetake_core::{
 };
 use onetake_http::json::{Pointer, Selection};
 use onetake_http::{
-    Dialect, FingerprintMode, HttpLimits, InFlight, IssuingKey, KeyFormat, KeySource, OnetakeLayer,
+    Dialect, FingerprintMode, InFlight, IssuingKey, KeyFormat, KeySource, OnetakeLayer,
     OperationContext, Policy, Secrets, Tenant,
 };
 use serde_json::Value;
@@ -43,7 +43,8 @@ impl Api {
         let engine = Engine::new(Arc::new(store.clone()) as Arc<dyn Store>);
         let policy = Arc::new(policy);
         let policies = move |_: &http::request::Parts| Some(Arc::clone(&policy));
-        let layer = OnetakeLayer::with(engine, policies, HttpLimits::default(), secrets);
+        let layer =
+            OnetakeLayer::builder(engine).resolve(policies).secrets(secrets).build().unwrap();
         Router::new()
             .route("/charges", post(echo))
             .route("/slow", post(slow))
@@ -370,7 +371,7 @@ async fn an_issued_key_that_expires_still_replays_and_never_runs() {
     let policy = Arc::new(Policy::new().key_from(KeySource::Issued));
     let policies = move |_: &http::request::Parts| Some(Arc::clone(&policy));
     let secrets = Secrets::default().issued_keys([IssuingKey::new(&[5; 32])]);
-    let layer = OnetakeLayer::with(engine, policies, HttpLimits::default(), secrets);
+    let layer = OnetakeLayer::builder(engine).resolve(policies).secrets(secrets).build().unwrap();
     let router = Router::new().route("/charges", post(echo)).with_state(api.clone()).layer(layer);
     let mut keys = Vec::new();
     for _ in 0..2 {

@@ -64,7 +64,12 @@ impl World {
         let (clock, rng) = (Arc::new(SystemClock), Arc::new(SystemRng));
         let engine = Engine::with(store, clock, rng, Limits::default());
         let inner = Inner::default();
-        let service = OnetakeLayer::new(engine.clone(), policy).layer(inner.clone());
+        let service = OnetakeLayer::builder(engine.clone())
+            .policy(policy)
+            .build_with_endpoints()
+            .unwrap()
+            .0
+            .layer(inner.clone());
         let mut world = Self { engine, inner, service };
         // The first request of a layer asks the store for its secret, and the first lease of an idle engine wakes
         // the task that renews leases.

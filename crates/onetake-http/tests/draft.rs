@@ -67,7 +67,7 @@ impl Server {
         let router = Router::new()
             .route("/payments/{how}", post(pay))
             .with_state(api.clone())
-            .layer(OnetakeLayer::new(engine, Policy::new().key_required()));
+            .layer(OnetakeLayer::new(engine, Policy::new().key_required()).unwrap());
         Self { api, clock, store, router }
     }
 

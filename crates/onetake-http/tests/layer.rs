@@ -60,7 +60,7 @@ impl Api {
             .route("/500", post(answer(500)))
             .route("/503", post(answer(503)))
             .with_state(self.clone())
-            .layer(OnetakeLayer::new(engine, policy))
+            .layer(OnetakeLayer::new(engine, policy).unwrap())
     }
 }
 
@@ -345,7 +345,7 @@ async fn statuses_decide_what_becomes_of_the_attempt() {
 #[tokio::test]
 async fn a_released_5xx_runs_again_but_not_with_another_body() {
     let api = Api::default();
-    let router = api.router(Policy::new().release(["5xx".parse().unwrap()]));
+    let router = api.router(Policy::new().release(["5xx"]));
     for _ in 0..3 {
         assert_eq!(send(&router, request("/500", KEY, "10")).await.status, 500);
     }
@@ -520,7 +520,7 @@ async fn too_many_bodies_at_once_are_refused() {
         .route("/slow", post(slow))
         .route("/charges", post(charge))
         .with_state(api.clone())
-        .layer(OnetakeLayer::routed(engine, resolve, limits));
+        .layer(OnetakeLayer::builder(engine).resolve(resolve).limits(limits).build().unwrap());
     let first = tokio::spawn({
         let router = router.clone();
         async move { send(&router, request("/slow", KEY, "10")).await }
@@ -606,7 +606,7 @@ impl<B: Send + 'static> Service<Request<B>> for Plain {
 async fn a_plain_tower_service_keeps_its_error_type() {
     let runs = Arc::new(AtomicUsize::new(0));
     let engine = Engine::new(Arc::new(MemoryStore::new()));
-    let service = OnetakeLayer::new(engine, Policy::new()).layer(Plain(Arc::clone(&runs)));
+    let service = OnetakeLayer::new(engine, Policy::new()).unwrap().layer(Plain(Arc::clone(&runs)));
     let call = |path: &str, key: &str| {
         let request = Request::post(path).header("idempotency-key", key);
         service.clone().oneshot(request.body(Full::<Bytes>::from("10")).unwrap())
@@ -652,7 +652,7 @@ async fn a_body_of_another_length_than_announced_runs_nothing() {
 async fn endpoints_are_mounted_beside_a_layer_of_one_route() {
     let (api, engine) = (Api::default(), Engine::new(Arc::new(MemoryStore::new())));
     let policy = Policy::new().in_flight(onetake_http::InFlight::Async(Duration::ZERO));
-    let layer = OnetakeLayer::new(engine, policy);
+    let (layer, _) = OnetakeLayer::builder(engine).policy(policy).build_with_endpoints().unwrap();
     let router = Router::new()
         .route("/slow", post(slow).layer(layer.clone()))
         .with_state(api.clone())

@@ -14,7 +14,7 @@ use http::Request;
 use onetake_core::engine::{Deed, Intervention, Standing};
 use onetake_core::store::{RecordIndex, Settlement, Verb};
 use onetake_core::{Cause, Engine, Failure, MemoryStore, Store};
-use onetake_http::{HttpLimits, OnetakeLayer, Policy, Tenant};
+use onetake_http::{OnetakeLayer, Policy, Tenant};
 use tokio::sync::Semaphore;
 
 struct Slow {
@@ -33,7 +33,7 @@ async fn pay(State(slow): State<Arc<Slow>>, body: String) -> String {
 fn node(store: &Arc<MemoryStore>, slow: &Arc<Slow>) -> (Engine, Router) {
     let engine = Engine::new(Arc::<MemoryStore>::clone(store));
     let policy = Arc::new(Policy::new().tenant(Tenant::Credential));
-    let layer = OnetakeLayer::routed(engine.clone(), policy, HttpLimits::default());
+    let layer = OnetakeLayer::builder(engine.clone()).resolve(policy).build().unwrap();
     (engine, Router::new().route("/pay", post(pay)).with_state(Arc::clone(slow)).layer(layer))
 }
 

@@ -47,7 +47,7 @@ impl Api {
             .route("/charges", post(charge))
             .route("/slow", post(slow))
             .with_state(self.clone())
-            .layer(OnetakeLayer::new(engine, policy))
+            .layer(OnetakeLayer::new(engine, policy).unwrap())
     }
 }
 

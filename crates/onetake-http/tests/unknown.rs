@@ -59,7 +59,8 @@ async fn an_operation_is_asked_for_by_what_was_remembered_of_it() {
     for (number, in_flight) in [InFlight::Reject, asynchronous].into_iter().enumerate() {
         let engine = Engine::new(Arc::new(MemoryStore::new()));
         let policy = policy().on_unknown(OnUnknown::Reconcile).remember(all).in_flight(in_flight);
-        let layer = OnetakeLayer::new(engine.clone(), policy);
+        let (layer, _) =
+            OnetakeLayer::builder(engine.clone()).policy(policy).build_with_endpoints().unwrap();
         let sent = Arc::new(Mutex::new(None));
         let seen = Arc::clone(&sent);
         let pay = move |headers: HeaderMap| {
@@ -96,7 +97,8 @@ async fn what_was_left_half_done_is_rolled_back_before_it_runs_again() {
         }
     });
     let engine = Engine::new(Arc::new(MemoryStore::new()));
-    let layer = OnetakeLayer::new(engine, policy().on_unknown(OnUnknown::Retry).on_retry(on_retry));
+    let layer = OnetakeLayer::new(engine, policy().on_unknown(OnUnknown::Retry).on_retry(on_retry))
+        .unwrap();
     let pay = move || {
         let is_first = ran.fetch_add(1, Ordering::SeqCst) == 0;
         let failed = StatusCode::INTERNAL_SERVER_ERROR;

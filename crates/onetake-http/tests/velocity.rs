@@ -62,7 +62,7 @@ impl Api {
     }
 
     fn router(&self, policy: Policy) -> Router {
-        self.router_with(OnetakeLayer::new(self.engine.clone(), policy))
+        self.router_with(OnetakeLayer::new(self.engine.clone(), policy).unwrap())
     }
 
     fn router_with(&self, layer: OnetakeLayer) -> Router {
@@ -421,8 +421,9 @@ async fn many_nodes_count_together_and_each_by_itself_while_they_cannot() {
     let apis = [Api::new(), Api::new()];
     let policy = || per_card().velocity([By::Tenant], rate("3/h"));
     let routers = apis.each_ref().map(|api| {
-        let layer = OnetakeLayer::new(api.engine.clone(), policy());
-        api.router_with(layer.velocity_shared(Arc::clone(&place) as Arc<dyn SharedVelocity>))
+        let layer = OnetakeLayer::builder(api.engine.clone()).policy(policy());
+        let place = Arc::clone(&place) as Arc<dyn SharedVelocity>;
+        api.router_with(layer.shared_velocity(place).build().unwrap())
     });
     for (number, router) in routers.iter().enumerate() {
         assert_eq!(pay(router, "a", number, "1").await.status, 201);

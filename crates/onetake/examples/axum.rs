@@ -18,16 +18,15 @@ async fn charge(amount: String) -> String {
     format!("charge {number} of {amount}\n")
 }
 
-pub(crate) fn app(engine: Engine) -> Router {
-    Router::new()
-        .route("/charges", post(charge))
-        .layer(OnetakeLayer::new(engine, Policy::new().key_required()))
+pub(crate) fn app(engine: Engine) -> Result<Router, PolicyError> {
+    let layer = OnetakeLayer::new(engine, Policy::new().key_required())?;
+    Ok(Router::new().route("/charges", post(charge)).layer(layer))
 }
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let engine = Engine::new(Arc::new(EmbeddedStore::open("./onetake-data/axum")?));
     let listener = tokio::net::TcpListener::bind("127.0.0.1:3000").await?;
-    axum::serve(listener, app(engine)).await?;
+    axum::serve(listener, app(engine)?).await?;
     Ok(())
 }

@@ -67,24 +67,26 @@ async fn sign_up(key: Option<IdempotencyKey>) -> &'static str {
     if key.is_some() { "welcome, once\n" } else { "welcome\n" }
 }
 
-pub(crate) fn app(engine: Engine) -> Router {
+pub(crate) fn app(engine: Engine) -> Result<Router, PolicyError> {
     // In the words of the gateway's file.
     let payments = Policy::preset(Preset::Payment)
-        .tenant(Tenant::Credential)
-        .fingerprint(FingerprintMode::Json(Selection::Whole))
+        .tenant("credential")
+        .fingerprint("json")
         .in_flight(InFlight::Wait(Duration::from_secs(5)));
     let signups = Policy::preset(Preset::Signup).namespace("signups");
-    let charges = OnetakeLayer::new(engine.clone(), payments).typed::<Receipt>();
-    Router::new()
-        .route("/charges", post(charge).layer(charges))
-        .route("/signups", post(sign_up).layer(OnetakeLayer::new(engine, signups)))
+    let routes = Routes::new().route("POST /charges", payments).route("POST /signups", signups);
+    let layer = OnetakeLayer::builder(engine).routes(routes).typed::<Receipt>().build()?;
+    Ok(Router::new()
+        .route("/charges", post(charge))
+        .route("/signups", post(sign_up))
         .with_state(CardNetwork::default())
+        .layer(layer))
 }
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let engine = Engine::new(Arc::new(EmbeddedStore::open("./onetake-data/payments")?));
     let listener = tokio::net::TcpListener::bind("127.0.0.1:3000").await?;
-    axum::serve(listener, app(engine)).await?;
+    axum::serve(listener, app(engine)?).await?;
     Ok(())
 }

@@ -28,7 +28,7 @@ pub(crate) struct World {
 
 impl World {
     /// The services, each behind a layer of its own: they deduplicate by the keys that they are given.
-    pub(crate) fn new(engine: &Engine) -> Self {
+    pub(crate) fn new(engine: &Engine) -> Result<Self, PolicyError> {
         let layer = |name: &str| {
             OnetakeLayer::new(engine.clone(), Policy::new().key_required().namespace(name))
         };
@@ -44,12 +44,12 @@ impl World {
         world.services = Router::new()
             .route("/flights", post(count).with_state(Arc::clone(&world.flights_booked)))
             .route("/cancelled", post(count).with_state(Arc::clone(&world.flights_cancelled)))
-            .layer(layer("flights"))
+            .layer(layer("flights")?)
             .route(
                 "/hotels",
-                post(is_full).with_state(Arc::clone(&world.hotels_asked)).layer(layer("hotels")),
+                post(is_full).with_state(Arc::clone(&world.hotels_asked)).layer(layer("hotels")?),
             );
-        world
+        Ok(world)
     }
 
     /// Asks a service, which answers a key that it knows as it did before.
@@ -99,20 +99,18 @@ fn done(answer: StatusCode) -> Result<(), Crashed> {
     if answer.is_success() { Ok(()) } else { Err(Crashed) }
 }
 
-pub(crate) fn app(engine: Engine, world: World) -> Router {
+pub(crate) fn app(engine: Engine, world: World) -> Result<Router, PolicyError> {
     // Running it again is safe, because its calls are deduplicated: then no outcome needs to stay unknown.
     let policy = Policy::new().key_required().namespace("trips").on_unknown(OnUnknown::Retry);
-    Router::new()
-        .route("/trips", post(book))
-        .with_state(world)
-        .layer(OnetakeLayer::new(engine, policy))
+    let layer = OnetakeLayer::new(engine, policy)?;
+    Ok(Router::new().route("/trips", post(book)).with_state(world).layer(layer))
 }
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let engine = Engine::new(Arc::new(EmbeddedStore::open("./onetake-data/saga")?));
-    let world = World::new(&engine);
+    let world = World::new(&engine)?;
     let listener = tokio::net::TcpListener::bind("127.0.0.1:3000").await?;
-    axum::serve(listener, app(engine, world)).await?;
+    axum::serve(listener, app(engine, world)?).await?;
     Ok(())
 }

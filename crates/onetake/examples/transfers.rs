@@ -95,7 +95,7 @@ pub(crate) async fn app(url: &str) -> Result<Router, Box<dyn Error>> {
     let policy = Policy::new().key_required().transactional(transfer);
     Ok(Router::new()
         .route("/transfers", post(transfer))
-        .layer(OnetakeLayer::new(Engine::new(Arc::new(store)), policy))
+        .layer(OnetakeLayer::new(Engine::new(Arc::new(store)), policy)?)
         .with_state(url.into()))
 }
 

@@ -62,7 +62,7 @@ pub use onetake_core::{Engine, Key, Scope, delegate_store};
 pub use onetake_core::{clock, inbox, job, outbox, store, transaction};
 
 #[cfg(feature = "http")]
-pub use onetake_http::{OnetakeLayer, Policy, Preset, Tenant};
+pub use onetake_http::{OnetakeLayer, Policy, Preset, Routes, Tenant};
 
 #[cfg(feature = "axum")]
 mod serve;
@@ -116,7 +116,7 @@ pub mod prelude {
     #[cfg(feature = "http")]
     pub use onetake_http::{
         By, FingerprintMode, HttpLimits, InFlight, KeyFormat, KeySource, OnStoreDown, OnetakeLayer,
-        Policy, Preset, Secrets, Stored, Tenant, Typed,
+        Policy, PolicyError, Preset, Routes, Secrets, Stored, Tenant, Typed,
     };
 
     #[cfg(feature = "axum")]

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use onetake::prelude::{EmbeddedStore, Engine};
+use onetake::prelude::{EmbeddedStore, Engine, PolicyError};
 use onetake_sim::client::{Answer, Client};
 use tempfile::TempDir;
 
@@ -26,10 +26,10 @@ struct Example {
 }
 
 impl Example {
-    async fn start(app: impl FnOnce(Engine) -> axum::Router) -> Self {
+    async fn start(app: impl FnOnce(Engine) -> Result<axum::Router, PolicyError>) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let store = EmbeddedStore::open(folder.path().join("data")).unwrap();
-        let app = app(Engine::new(Arc::new(store)));
+        let app = app(Engine::new(Arc::new(store))).unwrap();
         let listener = tokio::net::TcpListener::bind(SocketAddr::from(([127, 0, 0, 1], 0))).await;
         let listener = listener.unwrap();
         let client = Client::new(listener.local_addr().unwrap());
@@ -89,7 +89,7 @@ async fn the_trip_that_is_compensated_once() {
         let seen = Arc::new(std::sync::OnceLock::new());
         let keep = Arc::clone(&seen);
         let example = Example::start(move |engine| {
-            let world = saga_example::World::new(&engine);
+            let world = saga_example::World::new(&engine)?;
             world.lost.lock().unwrap().clone_from(&lost);
             let _first = keep.set(world.clone());
             saga_example::app(engine, world)

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use http::Uri;
 use http::uri::Scheme;
 use onetake_core::OnUnknown;
+use onetake_http::routes::{RoutePattern, never_reached};
 use onetake_http::{KeySource, Preset, Tenant};
 use onetake_relay::RelayOptions as Bounds;
 use onetake_stores::StoreUrl;
@@ -50,7 +51,7 @@ impl Checks<'_, '_> {
         let defaults = Settings::new(&PolicyOptions::default(), None, &file.defaults);
         let nothing = PolicyOptions::default();
         self.policy("defaults", &file.defaults, &nothing, &defaults, None, &store.url);
-        let mut routes = Vec::new();
+        let (mut routes, mut patterns) = (Vec::new(), Vec::<RoutePattern>::new());
         for (index, route) in file.route.into_iter().enumerate() {
             let path = format!("route[{index}]");
             let settings = Settings::new(&route.policy, route.preset, &file.defaults);
@@ -65,8 +66,15 @@ impl Checks<'_, '_> {
             );
             // If there is no upstream at all, that was reported once for all routes.
             let own = route.policy.upstream.or_else(|| upstream.clone());
-            let RouteOptions { methods, path, preset, .. } = route;
-            routes.extend(own.map(|upstream| Route { methods, path, preset, upstream, settings }));
+            let RouteOptions { pattern, preset, .. } = route;
+            let is_covered = |earlier: &&RoutePattern| earlier.covers(&pattern);
+            if let Some(earlier) = patterns.iter().find(is_covered) {
+                let mistake = never_reached(earlier);
+                let field = format!("{path}.match");
+                self.refuse(&field, &field, Fault::new(mistake.what, mistake.fix));
+            }
+            patterns.push(pattern.clone());
+            routes.extend(own.map(|upstream| Route { pattern, preset, upstream, settings }));
         }
         let is_https = |sink: &Sink| matches!(sink, Sink::Webhook(url) if url.scheme() == Some(&Scheme::HTTPS));
         Some(Config {
@@ -215,16 +223,18 @@ impl Checks<'_, '_> {
         self.statuses(path, own);
         let layers = [(path, own), ("defaults", weaker)];
         let source = layers.iter().find(|(_, layer)| layer.key.from.is_some());
-        let is_named = own.tenant.is_some() || weaker.tenant.is_some();
-        if let Some((at, layer)) = source
-            && matches!(layer.key.source(), Some(KeySource::Json(_) | KeySource::Derive(_)))
-            && !is_named
-        {
-            let fault = Fault::new(
-                "keys from the body can be guessed, so their tenant must be named",
-                "write tenant = \"credential\", \"public\" or { header = \"X-Account\" } beside them",
-            );
-            self.refuse(&format!("{at}.key.from"), &format!("{path}.tenant"), fault);
+        for mistake in settings.policy.check() {
+            let field = format!("{path}.{}", mistake.option);
+            let (at, fix) = match (mistake.option, source) {
+                // The fault of a ttl for reconciliation is told below, with the times of the service that is asked.
+                ("ttl", _) => continue,
+                ("tenant", Some((at, _))) => (
+                    format!("{at}.key.from"),
+                    "write tenant = \"credential\", \"public\" or { header = \"X-Account\" } beside them".to_owned(),
+                ),
+                _ => (field.clone(), mistake.fix),
+            };
+            self.refuse(&at, &field, Fault::new(mistake.what, fix));
         }
         self.reconcile(path, own, weaker, settings, known, store);
     }
@@ -291,11 +301,11 @@ impl Checks<'_, '_> {
             times(known) == times(settings) && known.reconcile == settings.reconcile
         });
         let Some(reconcile) = settings.reconcile.as_ref().filter(|_| !is_told) else { return };
-        let (ttl, run_max, grace) = times(settings);
+        let (ttl, ..) = times(settings);
         let skew = store.clock_skew_max();
-        let from = run_max.saturating_add(grace).saturating_add(skew);
-        // Half of `ttl` is for asking; see `give_up_after`.
-        let needed = from.saturating_add(reconcile.timeout).saturating_mul(2);
+        let from = settings.policy.reconciles_after(skew);
+        // Half of it is for asking; see `give_up_after`.
+        let needed = settings.policy.reconcile_ttl_min(reconcile.timeout, skew);
         if ttl < needed {
             let what = format!(
                 "outcomes are asked for no sooner than {from:?} after the attempt began (upstream_timeout and grace{}), and keys are kept for {ttl:?}: nobody would be asked in time",

@@ -23,7 +23,7 @@ pub(super) fn explain(config: &Config, tree: &Node, problems: &Problems<'_>) -> 
         out.push('\n');
     };
     for (index, route) in config.routes.iter().enumerate() {
-        let title = format!("route[{index}]: {} {}", route.methods, route.path);
+        let title = format!("route[{index}]: {}", route.pattern);
         explain(&title, Some((index, route)));
     }
     explain("POST and PATCH without a route", None);
@@ -131,8 +131,7 @@ pub(super) fn hidden_defaults(
     let mut warnings = Vec::new();
     for (index, route) in config.routes.iter().enumerate() {
         let Some(preset) = route.preset else { continue };
-        let name_of =
-            format!("route[{index}] ({} {}): preset \"{preset}\"", route.methods, route.path);
+        let name_of = format!("route[{index}] ({}): preset \"{preset}\"", route.pattern);
         let mut warn = |set: String, name: &str, node: &Node, shown: &str| {
             let place = problems.place(&node.at);
             warnings.push(format!(

@@ -23,7 +23,6 @@ mod check;
 mod error;
 mod explain;
 mod form;
-mod pattern;
 mod policy;
 mod reader;
 mod reconcile;
@@ -40,7 +39,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use http::{Method, Uri};
+use http::Uri;
 use onetake_http::{OnStoreDown, Tenant};
 use onetake_relay::{RelayOptions, WebhookSecret};
 use serde_json::{Value as Json, json};
@@ -48,8 +47,8 @@ use serde_json::{Value as Json, json};
 pub use error::{ConfigError, Problem};
 pub use ipnet::IpNet;
 pub use onetake_http::Preset;
+pub use onetake_http::routes::{RoutePattern, plain};
 pub use onetake_stores::{ServerUrl, StoreUrl};
-pub use pattern::{Methods, PathPattern, plain};
 pub use policy::Settings;
 pub use reconcile::{Headers, Piece, Placeholder, Reconcile, Template};
 pub use sections::{Admin, Gateway, Identity, Secret, SecretsConfig, Sweep, Token, UpstreamTls};
@@ -279,8 +278,7 @@ impl Config {
         }
         for (index, route) in self.routes.iter().enumerate() {
             let Some(preset) = route.preset.filter(|preset| preset.is_dear()) else { continue };
-            let name =
-                format!("route[{index}] ({} {}, preset \"{preset}\")", route.methods, route.path);
+            let name = format!("route[{index}] ({}, preset \"{preset}\")", route.pattern);
             if route.settings.policy.on_store_down == OnStoreDown::FailOpen {
                 warnings.push(format!(
                     "{name} has on_store_down = \"fail-open\": while the store is unreachable, every retry runs again"
@@ -380,22 +378,12 @@ pub enum SinkConfig {
 /// One `[[route]]`, completed from its preset, `[defaults]` and the built-in values.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Route {
-    /// The methods of `match`.
-    pub methods: Methods,
-    /// The path of `match`.
-    pub path: PathPattern,
+    /// The pattern, `match`.
+    pub pattern: RoutePattern,
     /// The preset; its values are in `settings` already.
     pub preset: Option<Preset>,
     /// The upstream of its requests.
     pub upstream: Uri,
     /// The policy of its keys.
     pub settings: Settings,
-}
-
-impl Route {
-    /// True if a request belongs to this route.
-    #[must_use]
-    pub fn matches(&self, method: &Method, path: &str) -> bool {
-        self.methods.contains(method) && self.path.matches(path)
-    }
 }

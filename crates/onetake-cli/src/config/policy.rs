@@ -8,6 +8,8 @@ use std::time::Duration;
 
 use http::{HeaderName, StatusCode, Uri};
 use onetake_http::json::{Pointer, Selection};
+use onetake_http::policy::{CHANGING_HEADERS, is_namespace};
+use onetake_http::routes::RoutePattern;
 use onetake_http::status::StatusPattern;
 use onetake_http::velocity::Rate;
 use onetake_http::{
@@ -21,7 +23,6 @@ use super::form::{
     Form, Shape, boolean, duration, header_name, integer, list, parse_part, pointer, size, table,
     text, upstream, words,
 };
-use super::pattern::{Methods, PathPattern, parse_match};
 use super::reader::{Section, Value};
 use super::reconcile::{Reconcile, reconcile};
 use super::table::{Layered, Table, TableInfo, table};
@@ -99,7 +100,7 @@ table! {
     struct RouteHead [Debug] ("[[route]]", "{ match = \"POST /v1/charges\" }") {
         /// Methods, separated by commas, or `*` for POST, PUT, PATCH and DELETE; and a path, in which `{id}` is one
         /// segment and `{*rest}` the rest.
-        r#match: (Methods, PathPattern) = text(MATCH, "\"POST /v1/charges\"", parse_match).required(),
+        r#match: RoutePattern = text(MATCH, "\"POST /v1/charges\"", parse_match).required(),
         /// Values for a use case: see [Presets](#presets).
         preset: Option<Preset> = words(&Preset::ALL).optional(),
     }
@@ -107,11 +108,14 @@ table! {
 
 const MATCH: &str = r"\s*(\*|(POST|PUT|PATCH|DELETE)(\s*,\s*(POST|PUT|PATCH|DELETE))*)\s+(/(\{\*?[!$%&'()+,\-.0-9;=@A-Z\[\]_a-z~]+\}|[!$%&'()+,\-.0-9;=@A-Z\[\]_a-z~][!$%&'()+,\-.0-9;=@A-Z\[\]_a-z~:*]*)?)+\s*";
 
-/// One `[[route]]` as written.
+fn parse_match(text: &str) -> Result<RoutePattern, Fault> {
+    RoutePattern::parse(text).map_err(|error| Fault::new(error.what, error.fix))
+}
+
+/// One `[[route]]`, as it is written.
 #[derive(Debug)]
 pub(super) struct RouteOptions {
-    pub(super) methods: Methods,
-    pub(super) path: PathPattern,
+    pub(super) pattern: RoutePattern,
     pub(super) preset: Option<Preset>,
     pub(super) policy: PolicyOptions,
 }
@@ -124,8 +128,8 @@ impl Table for RouteOptions {
     fn read_fields(section: &mut Section<'_>, problems: &mut Problems<'_>) -> Option<Self> {
         let head = RouteHead::read_fields(section, problems);
         let policy = PolicyOptions::read_fields(section, problems);
-        let RouteHead { r#match: (methods, path), preset } = head?;
-        Some(Self { methods, path, preset, policy: policy? })
+        let RouteHead { r#match: pattern, preset } = head?;
+        Some(Self { pattern, preset, policy: policy? })
     }
 }
 
@@ -187,8 +191,12 @@ impl Settings {
         let grace = all.grace;
         all.apply(&mut policy);
         policy.terms.grace = grace.unwrap_or(policy.terms.lease);
-        // A key outside a header is required by default: a request without it is a mistake of the
-        // client.
+        if policy.key.source != KeySource::Header {
+            // Those of a weaker layer, for keys from a header.
+            let header = Policy::default().key;
+            (policy.key.format, policy.key.min_length) = (header.format, header.min_length);
+        }
+        // Keys that are not in a header are not forgotten by accident only.
         policy.key.required = required.unwrap_or(policy.key.source != KeySource::Header);
         let forward_auth = match tenant {
             Some(TenantOption::ForwardAuth(auth)) => {
@@ -247,9 +255,8 @@ const ON_STORE_DOWN: [(&str, OnStoreDown); 2] =
 const ERRORS: [(&str, Dialect); 2] = [("problem", Dialect::Problem), ("stripe", Dialect::Stripe)];
 
 fn parse_namespace(text: &str) -> Result<String, Fault> {
-    let word = |c: char| c.is_ascii_alphanumeric() || "-_.:/".contains(c);
     let fix = "write up to 64 letters, digits and - _ . : /, such as \"payments\"";
-    match text.len() <= 64 && text.chars().all(word) {
+    match is_namespace(text) {
         true => Ok(text.to_owned()),
         false => Err(Fault::new("not a namespace", fix)),
     }
@@ -411,20 +418,9 @@ impl Fingerprint {
     }
 }
 
-/// Headers that differ between the attempts of one operation.
-const CHANGING: [&str; 7] = [
-    "date",
-    "traceparent",
-    "x-request-id",
-    "x-request-deadline",
-    "x-request-timeout-ms",
-    "grpc-timeout",
-    "content-length",
-];
-
 fn lasting(name: HeaderName, value: &Value<'_>, problems: &mut Problems<'_>) -> Option<HeaderName> {
     let what = "it changes from one attempt to the next, so that every retry would be refused";
-    match CHANGING.contains(&name.as_str()) {
+    match CHANGING_HEADERS.contains(&name.as_str()) {
         true => value.refuse(Fault::new(what, "leave it out"), problems),
         false => Some(name),
     }

@@ -2,6 +2,7 @@
 //! default; the declaration gives the field, the reader, the JSON Schema and the reference in
 //! docs/CONFIGURATION.md.
 
+pub(super) use onetake_http::text::nearest;
 use serde_json::{Value as Json, json};
 
 use super::error::{Fault, Problems};
@@ -405,28 +406,6 @@ fn find_owners(info: &TableInfo, name: &str, owners: &mut Vec<&'static str>) {
         }
     }
     info.all().for_each(|option| inner(&option.shape, name, owners));
-}
-
-/// The candidate that `word` was most likely meant to be, if one is similar enough.
-pub(super) fn nearest<'a>(
-    word: &str,
-    candidates: impl IntoIterator<Item = &'a str>,
-) -> Option<&'a str> {
-    /// Longer words are not typing errors, and the comparison is quadratic.
-    const LENGTH_MAX: usize = 64;
-    let plain = |word: &str| word.to_lowercase().replace('-', "_");
-    let length = word.chars().count();
-    if length > LENGTH_MAX {
-        return None;
-    }
-    let word = plain(word);
-    let scored = candidates.into_iter().filter_map(|candidate| {
-        let distance = strsim::damerau_levenshtein(&word, &plain(candidate));
-        // A third of the letters may be wrong, or one in short words.
-        let allowed = (length.max(candidate.chars().count()) / 3).max(1);
-        (distance <= allowed && distance < length.max(1)).then_some((distance, candidate))
-    });
-    scored.min_by_key(|(distance, _)| *distance).map(|(_, candidate)| candidate)
 }
 
 #[cfg(test)]

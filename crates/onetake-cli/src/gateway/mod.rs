@@ -32,8 +32,8 @@ use tokio_util::sync::CancellationToken;
 use tower::Layer;
 
 use onetake_core::engine::Housekeeping;
-use onetake_core::{Asking, Clock, Engine, Store, StoreError, SystemClock};
-use onetake_http::{HttpLimits, OnetakeLayer, Policy, Resolve, Tenant};
+use onetake_core::{Asking, Clock, Engine, StoreError, SystemClock, SystemRng};
+use onetake_http::{OnetakeLayer, Policy, PolicyError, Resolve, Tenant};
 
 use crate::config::{Config, Token};
 use crate::stores::{self, OpenStore, StoreFailed};
@@ -57,7 +57,10 @@ pub enum StartError {
     /// A certificate, key or root is missing or invalid.
     #[error(transparent)]
     Tls(#[from] TlsFailed),
-    /// A port cannot be listened on.
+    /// The layer cannot be built.
+    #[error(transparent)]
+    Layer(#[from] PolicyError),
+    /// A port could not be listened on.
     #[error(
         "cannot listen on {address} ({field}): {source}. Stop what listens there, or choose another with {flag}"
     )]
@@ -154,11 +157,11 @@ impl Gateway {
         }
         let plans = Arc::new(Plans::new(&config, &connector));
         let policies = Policies(Arc::clone(&plans));
-        let mut layer =
-            OnetakeLayer::with(engine.clone(), policies, HttpLimits::default(), secrets);
+        let mut layer = OnetakeLayer::builder(engine.clone()).resolve(policies).secrets(secrets);
         if let Some(place) = shared_velocity {
-            layer = layer.velocity_shared(place);
+            layer = layer.shared_velocity(place);
         }
+        let layer = layer.build()?;
         let service =
             Edge::new(layer.layer(Proxy::new(connector)), plans, Arc::clone(engine.clock()));
         let server = Server::start(listener, tls, service, Arc::clone(engine.clock()));

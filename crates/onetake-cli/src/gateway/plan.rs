@@ -7,10 +7,11 @@ use http::{HeaderName, Method, Uri};
 use ipnet::IpNet;
 
 use onetake_http as layer;
+use onetake_http::routes::{RoutePattern, first_match, handle_tenants};
 
 use super::Connector;
 use super::reconcile::remembered_for;
-use super::tenants::{self, Tenants};
+use super::tenants::Tenants;
 use crate::config::{Config, Route, Settings};
 
 /// How much longer the layer waits than the proxy, so that the proxy times out first.
@@ -37,7 +38,7 @@ pub(super) struct Plan {
 /// All plans, and the addresses of trusted proxies.
 #[derive(Debug)]
 pub(super) struct Plans {
-    routes: Vec<(Route, Arc<Plan>)>,
+    routes: Vec<(RoutePattern, Arc<Plan>)>,
     keyed: Arc<Plan>,
     untouched: Arc<Plan>,
     /// In which words the gateway speaks where it does not come to a plan.
@@ -55,8 +56,9 @@ impl Plans {
     /// Builds the plans. The connector is for `forward_auth` services.
     pub(super) fn new(config: &Config, connector: &Connector) -> Self {
         let mut tenants = Tenants::new(connector.clone());
+        let mut plan = |route| Arc::new(plan_of(route, &mut tenants));
         let routes: Vec<_> =
-            config.routes.iter().map(|r| (r.clone(), Arc::new(plan_of(r, &mut tenants)))).collect();
+            config.routes.iter().map(|route| (route.pattern.clone(), plan(route))).collect();
         let policies = || config.settings().map(|settings| &settings.policy);
         let tells_addresses = policies().any(|policy| policy.tenant == layer::Tenant::ClientIp);
         let tenant_headers = policies()
@@ -87,10 +89,10 @@ impl Plans {
 
     /// Returns the first route that matches, else the defaults.
     pub(super) fn find(&self, method: &Method, path: &str) -> &Arc<Plan> {
-        let found = self.routes.iter().find(|(route, _)| route.matches(method, path));
-        match found {
-            Some((_, plan)) => plan,
-            None if *method == Method::POST || *method == Method::PATCH => &self.keyed,
+        let is_keyed = |plan: &Plan| plan.policy.as_ref().is_some_and(|it| it.is_keyed(method));
+        match first_match(&self.routes, method, path) {
+            Some(plan) => plan,
+            None if is_keyed(&self.keyed) => &self.keyed,
             None => &self.untouched,
         }
     }
@@ -99,9 +101,7 @@ impl Plans {
     pub(super) fn handle_tenants(&self) -> Vec<layer::Tenant> {
         let plans = self.routes.iter().map(|(_, plan)| plan).chain([&self.keyed]);
         let policies = plans.filter_map(|plan| plan.policy.as_deref());
-        let answers_later =
-            policies.filter(|policy| matches!(policy.in_flight, layer::InFlight::Async(_)));
-        tenants::distinct(answers_later.map(|policy| &policy.tenant))
+        handle_tenants(policies)
     }
 
     pub(super) fn trusts(&self, peer: std::net::IpAddr) -> bool {
@@ -113,13 +113,15 @@ impl Plans {
 
 /// The label of a route in logs and records.
 pub(super) fn label_of(route: &Route) -> String {
-    format!("{} {}", route.methods, route.path)
+    route.pattern.to_string()
 }
 
 fn plan_of(route: &Route, tenants: &mut Tenants) -> Plan {
     let label = label_of(route);
+    let mut policy = policy_of(&route.settings, &label, tenants);
+    policy.methods = Some(route.pattern.methods.to_vec());
     Plan {
-        policy: Some(Arc::new(policy_of(&route.settings, &label, tenants))),
+        policy: Some(Arc::new(policy)),
         label,
         upstream: Some(route.upstream.clone()),
         timeout: route.settings.policy.upstream_timeout,
@@ -131,8 +133,6 @@ fn plan_of(route: &Route, tenants: &mut Tenants) -> Plan {
 fn policy_of(settings: &Settings, label: &str, tenants: &mut Tenants) -> layer::Policy {
     let mut policy = settings.policy.clone();
     policy.label = label.to_owned();
-    // The plan was found by its method already.
-    policy.methods = vec![Method::POST, Method::PUT, Method::PATCH, Method::DELETE];
     policy.tenant = tenants.of(settings);
     policy.remember = settings.reconcile.iter().flat_map(remembered_for).collect();
     // The proxy speaks first: it knows whether anything was sent.
@@ -183,7 +183,7 @@ pub(super) mod tests {
         let mut policy = (*policy).clone();
         // Fields that the gateway sets itself are reset before the comparison.
         policy.label = layer::Policy::new().label;
-        policy.methods = layer::Policy::new().methods;
+        policy.methods = None;
         policy.upstream_timeout -= PROXY_FIRST;
         policy
     }
@@ -193,7 +193,6 @@ pub(super) mod tests {
         use layer::{By, Dialect, InFlight, KeyFormat, KeySource, OnStoreDown, Preset, Tenant};
         let secs = Duration::from_secs;
         let pointer = |text| Pointer::parse(text).unwrap();
-        let pattern = |text: &str| text.parse().unwrap();
         let new = layer::Policy::new;
         let preset = |preset| layer::Policy::preset(preset);
         let rate = core::Rate::new(5.try_into().unwrap(), secs(60)).unwrap();
@@ -249,10 +248,7 @@ pub(super) mod tests {
             ("upstream_timeout = \"9s\"", new().upstream_timeout(secs(9))),
             (
                 "record = [\"503\"]\nrelease = [\"5xx\"]\nmark_unknown = [\"404\"]",
-                new()
-                    .record([pattern("503")])
-                    .release([pattern("5xx")])
-                    .mark_unknown([pattern("404")]),
+                new().record(["503"]).release(["5xx"]).mark_unknown(["404"]),
             ),
             ("statuses = { mismatch = 409 }", new().statuses(statuses)),
             ("errors = \"stripe\"", new().errors(Dialect::Stripe)),

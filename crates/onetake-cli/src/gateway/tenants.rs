@@ -39,14 +39,3 @@ impl Tenants {
         asked
     }
 }
-
-/// The distinct tenants.
-pub(super) fn distinct<'a>(tenants: impl Iterator<Item = &'a Tenant>) -> Vec<Tenant> {
-    let mut found: Vec<Tenant> = Vec::new();
-    for tenant in tenants {
-        if !found.contains(tenant) {
-            found.push(tenant.clone());
-        }
-    }
-    found
-}

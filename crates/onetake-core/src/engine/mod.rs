@@ -85,6 +85,13 @@ pub struct Engine {
     _alive: Arc<DropGuard>,
 }
 
+/// An engine of its own for a store, as [`Engine::new`] makes it.
+impl<S: Store> From<S> for Engine {
+    fn from(store: S) -> Self {
+        Self::new(Arc::new(store))
+    }
+}
+
 #[derive(Debug)]
 pub(crate) struct Inner {
     store: Arc<dyn Store>,

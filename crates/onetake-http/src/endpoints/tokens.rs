@@ -38,9 +38,8 @@ where
         Err(problem) => return problem.into_response(None),
     };
     let policy = shared.policies.resolve_for(&wanted.method, &wanted.path, parts);
-    let policy = policy.filter(|policy| {
-        policy.key.source == KeySource::Issued && policy.methods.contains(&wanted.method)
-    });
+    let policy = policy
+        .filter(|policy| policy.key.source == KeySource::Issued && policy.is_keyed(&wanted.method));
     let Some(policy) = policy else {
         let detail =
             "No route takes issued keys for this method and path (key = { from = \"issued\" }).";

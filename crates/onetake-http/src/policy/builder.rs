@@ -7,11 +7,12 @@ use http::{HeaderName, Method};
 use onetake_core::{OnRetry, OnUnknown, Rate, Terms};
 
 use crate::fingerprint::FingerprintMode;
-use crate::policy::{InFlight, KeyFormat, KeySource, OnStoreDown, Policy, Preset};
+use crate::policy::{InFlight, KeyFormat, KeySource, Mistake, OnStoreDown, Policy, Preset};
 use crate::problem::{Dialect, ProblemStatuses};
 use crate::remember::Remembered;
 use crate::status::{Disposition, StatusPattern};
 use crate::tenant::Tenant;
+use crate::text::{TextError, TextOr};
 use crate::velocity::{By, Velocity};
 
 /// The words are those of a `[[route]]` in the gateway's file. Of two calls of the same word, the later
@@ -45,25 +46,29 @@ impl Policy {
         self
     }
 
-    /// Sets which methods are keyed. GET never is.
+    /// Sets which methods are keyed; requests with others pass through untouched. Unless it is called, these are POST
+    /// and PATCH or, if a key is required, all but GET, HEAD, OPTIONS, TRACE and CONNECT, which never are.
     #[must_use]
-    pub fn methods(mut self, methods: impl IntoIterator<Item = Method>) -> Self {
-        self.methods = methods.into_iter().collect();
+    pub fn methods<M: TextOr<Method>>(mut self, methods: impl IntoIterator<Item = M>) -> Self {
+        self.methods = Some(self.read_all("methods", methods));
         self
     }
 
-    /// Refuses requests without a key.
+    /// Refuses requests without a key, whatever their method: all but GET, HEAD, OPTIONS, TRACE and CONNECT, unless
+    /// [`methods`](Self::methods) says less.
     #[must_use]
     pub fn key_required(mut self) -> Self {
         self.key.required = true;
         self
     }
 
-    /// Sets where the key comes from. Where it is not a header, a key is required.
+    /// Sets where the key comes from, such as `KeySource::json("/id")`. Where it is not a header, a key is required.
     #[must_use]
-    pub fn key_from(mut self, source: KeySource) -> Self {
-        self.key.required |= source != KeySource::Header;
-        self.key.source = source;
+    pub fn key_from(mut self, source: impl TextOr<KeySource>) -> Self {
+        if let Some(source) = self.read_one("key", source) {
+            self.key.required |= source != KeySource::Header;
+            self.key.source = source;
+        }
         self
     }
 
@@ -81,10 +86,13 @@ impl Policy {
         self
     }
 
-    /// Sets whose key it is.
+    /// Sets whose key it is: `"credential"`, `"public"`, `"client-ip"`, `Tenant::header("x-account")`, or another
+    /// [`Tenant`].
     #[must_use]
-    pub fn tenant(mut self, tenant: Tenant) -> Self {
-        self.tenant = tenant;
+    pub fn tenant(mut self, tenant: impl TextOr<Tenant>) -> Self {
+        if let Some(tenant) = self.read_one("tenant", tenant) {
+            self.tenant = tenant;
+        }
         self
     }
 
@@ -95,17 +103,23 @@ impl Policy {
         self
     }
 
-    /// Sets how two requests are told apart.
+    /// Sets how two requests are told apart: `"bytes"`, `"json"`, or another [`FingerprintMode`], such as
+    /// `FingerprintMode::json_without(["/timestamp"])`.
     #[must_use]
-    pub fn fingerprint(mut self, mode: FingerprintMode) -> Self {
-        self.fingerprint.mode = mode;
+    pub fn fingerprint(mut self, mode: impl TextOr<FingerprintMode>) -> Self {
+        if let Some(mode) = self.read_one("fingerprint", mode) {
+            self.fingerprint.mode = mode;
+        }
         self
     }
 
     /// Sets which headers count when two requests are told apart.
     #[must_use]
-    pub fn fingerprint_headers(mut self, headers: impl IntoIterator<Item = HeaderName>) -> Self {
-        self.fingerprint.headers = headers.into_iter().collect();
+    pub fn fingerprint_headers<H: TextOr<HeaderName>>(
+        mut self,
+        headers: impl IntoIterator<Item = H>,
+    ) -> Self {
+        self.fingerprint.headers = self.read_all("fingerprint_headers", headers);
         self
     }
 
@@ -191,11 +205,18 @@ impl Policy {
         self
     }
 
-    /// Adds a limit to how many new operations there may be in a while, for each of what they are
-    /// told apart `by`.
+    /// Adds a limit to new operations, for each combination of the values of `by`:
+    /// `.velocity(["tenant", "json:/card"], "5/min")`.
     #[must_use]
-    pub fn velocity(mut self, by: impl IntoIterator<Item = By>, limit: Rate) -> Self {
-        self.velocity.push(Velocity::new(by, limit));
+    pub fn velocity<B: TextOr<By>>(
+        mut self,
+        by: impl IntoIterator<Item = B>,
+        limit: impl TextOr<Rate>,
+    ) -> Self {
+        let by: Vec<By> = self.read_all("velocity", by);
+        if let Some(limit) = self.read_one("velocity", limit) {
+            self.velocity.push(Velocity::new(by, limit));
+        }
         self
     }
 
@@ -206,33 +227,61 @@ impl Policy {
         self
     }
 
-    /// Records what answers so. The most specific entry wins.
+    /// Records responses with these statuses, such as `"404"` or `"4xx"`. The most specific entry wins.
     #[must_use]
-    pub fn record(self, patterns: impl IntoIterator<Item = StatusPattern>) -> Self {
-        self.classified(patterns, Disposition::Record)
+    pub fn record<P: TextOr<StatusPattern>>(self, patterns: impl IntoIterator<Item = P>) -> Self {
+        self.classified("record", patterns, Disposition::Record)
     }
 
-    /// Lets another attempt run after what answers so. The most specific entry wins.
+    /// Lets another attempt run after responses with these statuses. The most specific entry wins.
     #[must_use]
-    pub fn release(self, patterns: impl IntoIterator<Item = StatusPattern>) -> Self {
-        self.classified(patterns, Disposition::Release)
+    pub fn release<P: TextOr<StatusPattern>>(self, patterns: impl IntoIterator<Item = P>) -> Self {
+        self.classified("release", patterns, Disposition::Release)
     }
 
     /// Treats responses with these statuses as unknown outcomes. The most specific entry wins.
     #[must_use]
-    pub fn mark_unknown(self, patterns: impl IntoIterator<Item = StatusPattern>) -> Self {
-        self.classified(patterns, Disposition::Unknown)
+    pub fn mark_unknown<P: TextOr<StatusPattern>>(
+        self,
+        patterns: impl IntoIterator<Item = P>,
+    ) -> Self {
+        self.classified("mark_unknown", patterns, Disposition::Unknown)
     }
 
-    fn classified(
+    fn classified<P: TextOr<StatusPattern>>(
         mut self,
-        patterns: impl IntoIterator<Item = StatusPattern>,
+        list: &'static str,
+        patterns: impl IntoIterator<Item = P>,
         disposition: Disposition,
     ) -> Self {
-        for pattern in patterns {
+        for pattern in self.read_all::<StatusPattern, P>(list, patterns) {
+            let other = |(known, other): &&(_, _)| *known == pattern && *other != disposition;
+            if self.listed.0.iter().any(|entry| other(&entry)) {
+                let error = TextError::new(
+                    &pattern.to_string(),
+                    "another list has it too",
+                    "keep it in one of `record`, `release` and `mark_unknown`",
+                );
+                self.mistakes.push(Mistake::of_text(list, error));
+            }
+            self.listed.0.push((pattern, disposition));
             self.outcomes = self.outcomes.with(pattern, disposition);
         }
         self
+    }
+
+    /// Reads the value of an option; a text that is wrong is kept as a mistake.
+    fn read_one<T>(&mut self, option: &'static str, value: impl TextOr<T>) -> Option<T> {
+        let mistake = |error| self.mistakes.push(Mistake::of_text(option, error));
+        value.read().map_err(mistake).ok()
+    }
+
+    fn read_all<T, V: TextOr<T>>(
+        &mut self,
+        option: &'static str,
+        values: impl IntoIterator<Item = V>,
+    ) -> Vec<T> {
+        values.into_iter().filter_map(|value| self.read_one(option, value)).collect()
     }
 
     /// Sets with which statuses some problems are answered.

@@ -1,6 +1,7 @@
 //! What a route wants.
 
 mod builder;
+mod check;
 mod preset;
 
 use std::time::Duration;
@@ -14,23 +15,46 @@ use crate::fingerprint::FingerprintPolicy;
 use crate::json::Pointer;
 use crate::problem::{Dialect, ProblemFormat, ProblemStatuses};
 use crate::remember::Remembered;
-use crate::status::StatusRules;
+use crate::status::{Disposition, StatusPattern, StatusRules};
 use crate::tenant::Tenant;
 use crate::velocity::Velocity;
 
+pub use check::{CHANGING_HEADERS, Mistake, NEVER_KEYED, PolicyError, is_namespace};
 pub use preset::{Preset, PresetValues};
 
 /// One mebibyte.
 const MIB: usize = 1 << 20;
 
-/// What a route wants. The defaults are those of the gateway for a request that no route matches.
+/// The policy of a route: its keys, its tenants, and what becomes of its attempts.
+///
+/// The defaults are those of the gateway for a request that no route matches:
+///
+/// | option | default |
+/// | --- | --- |
+/// | key | the header `Idempotency-Key`, 16 to 255 characters, optional |
+/// | methods | POST and PATCH; if a key is required, all but GET, HEAD, OPTIONS, TRACE and CONNECT |
+/// | tenant | the credential if there is one, else everybody is one tenant; cookies alone are refused |
+/// | fingerprint | method, path, query, content type and the body, byte by byte |
+/// | ttl, lease, grace | 24 hours, 30 seconds, 30 seconds |
+/// | in_flight | `Reject`: 409 |
+/// | on_unknown | `Fail`: never run again |
+/// | on_store_down | `FailClosed`: 503 |
+/// | upstream_timeout | 30 seconds |
+/// | max_request_body, max_response_body | 1 MiB each |
+/// | statuses | 2xx, 3xx and 4xx are recorded; 401, 403, 408, 409, 421, 423, 425, 429 and 503 are released; other 5xx are unknown |
+///
+/// **Warning:** requests of other methods than these pass through untouched, with or without a key.
+///
+/// Methods take plain text where the gateway's file does (`.release(["5xx"])`). A text that is wrong is refused where
+/// the layer is built: see [`check`](Self::check).
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct Policy {
     /// How logs call the route; `-` by default.
     pub label: String,
-    /// Which methods are keyed. GET never is.
-    pub methods: Vec<Method>,
+    /// The methods that are keyed; `None`: POST and PATCH or, if a key is required, all but
+    /// [`NEVER_KEYED`].
+    pub methods: Option<Vec<Method>>,
     /// Where the key comes from.
     pub key: KeyPolicy,
     /// Whose key it is.
@@ -69,6 +93,20 @@ pub struct Policy {
     pub max_response_body: usize,
     /// How long the request's body may take to arrive.
     pub request_timeout: Duration,
+    /// Mistakes that were found while it was put together.
+    mistakes: Vec<Mistake>,
+    /// The statuses that `record`, `release` and `mark_unknown` named.
+    listed: Listed,
+}
+
+/// Statuses by the lists that named them. Policies with the same rules are equal, however they were put together.
+#[derive(Clone, Debug, Default)]
+struct Listed(Vec<(StatusPattern, Disposition)>);
+
+impl PartialEq for Listed {
+    fn eq(&self, _: &Self) -> bool {
+        true
+    }
 }
 
 /// What to do with a request whose operation runs.
@@ -169,7 +207,7 @@ impl Default for Policy {
     fn default() -> Self {
         Self {
             label: "-".to_owned(),
-            methods: vec![Method::POST, Method::PATCH],
+            methods: None,
             key: KeyPolicy::default(),
             tenant: Tenant::default(),
             namespace: String::new(),
@@ -188,6 +226,8 @@ impl Default for Policy {
             max_request_body: MIB,
             max_response_body: MIB,
             request_timeout: Duration::from_secs(30),
+            mistakes: Vec::new(),
+            listed: Listed::default(),
         }
     }
 }

@@ -101,8 +101,8 @@ codes! {
     UpstreamInterrupted = 502 "upstream_interrupted" "Upstream interrupted",
     /// The upstream did not answer in time.
     UpstreamTimeout = 504 "upstream_timeout" "Upstream timeout",
-    /// The service's code does not fit its route; nothing was changed.
-    RouteMisconfigured = 500 "route_misconfigured" "Route misconfigured",
+    /// The service's policies cannot work; nothing was run.
+    Misconfigured = 500 "misconfigured" "Service misconfigured",
     /// The request cannot be forwarded safely.
     RequestRefused = 400 "request_refused" "Request refused",
 }

@@ -8,7 +8,7 @@
 //! used up by whoever is able to name the tenant.
 //!
 //! Counted is in this process, or where many nodes count together
-//! ([`OnetakeLayer::velocity_shared`](crate::OnetakeLayer::velocity_shared)); while that place does
+//! ([`LayerBuilder::shared_velocity`](crate::LayerBuilder::shared_velocity)); while that place does
 //! not answer, each node counts by itself.
 //!
 //! What is remembered in this process is bounded

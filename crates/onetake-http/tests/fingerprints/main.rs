@@ -65,7 +65,7 @@ impl Node {
         };
         let store = MemoryStore::new();
         let engine = Engine::new(Arc::new(store.clone()));
-        let layer = OnetakeLayer::new(engine, policy.tenant(Tenant::Public));
+        let layer = OnetakeLayer::new(engine, policy.tenant(Tenant::Public)).unwrap();
         Self { router: Router::new().fallback(run).layer(layer), store, runs }
     }
 

@@ -13,7 +13,7 @@ use onetake_conformance::{Fault, Faulty};
 use onetake_core::{DerivedKey, DerivingSecret, Engine, Key, MemoryStore, Scope, Store};
 use onetake_http::extract::{DownstreamKey, IdempotencyKey, RunningAttempt};
 use onetake_http::json::Pointer;
-use onetake_http::{HttpLimits, KeySource, OnStoreDown, OnetakeLayer, Policy, Secrets, Tenant};
+use onetake_http::{KeySource, OnStoreDown, OnetakeLayer, Policy, Secrets, Tenant};
 
 /// Tells all that it knows, and answers 503, so that each attempt is released.
 async fn tell(
@@ -49,7 +49,8 @@ fn routes() -> Router {
 fn on(store: Arc<dyn Store>, policy: Policy, secrets: Secrets) -> Router {
     let engine = Engine::new(store);
     let policies = Arc::new(policy);
-    routes().layer(OnetakeLayer::with(engine, policies, HttpLimits::default(), secrets))
+    routes()
+        .layer(OnetakeLayer::builder(engine).resolve(policies).secrets(secrets).build().unwrap())
 }
 
 fn told(answered: &Answered) -> (String, DerivedKey, u64) {

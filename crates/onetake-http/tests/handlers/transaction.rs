@@ -169,7 +169,7 @@ fn world() -> (World, Router) {
     assert_eq!(policy.terms.on_unknown, OnUnknown::Rollback);
     let plain = Policy::new().on_unknown(OnUnknown::Rollback);
     assert_eq!(plain.terms.on_unknown, OnUnknown::Fail);
-    let layer = OnetakeLayer::new(engine, policy).typed::<Receipt>();
+    let layer = OnetakeLayer::new(engine, policy).unwrap().typed::<Receipt>();
     let router = Router::new()
         .route("/plain", post(as_usual))
         .route("/unused", post(|_: InTransaction| async { "as usual" }))
@@ -401,7 +401,7 @@ async fn what_is_to_be_written_is_sealed() {
         let (completion, _) = running.complete("paid", Vec::new()).await.unwrap();
         completion.recording.body.unwrap_or(completion.recording.head)
     };
-    let layer = OnetakeLayer::new(engine, Policy::new().transactional(act));
+    let layer = OnetakeLayer::new(engine, Policy::new().transactional()).unwrap();
     let router = Router::new().route("/pay", post(act)).layer(layer);
     let told = send(&router, post_of("alice", "/pay", KEY)).await;
     assert_eq!(told.body, "sealed: paid");

@@ -84,7 +84,7 @@ fn engine(store: &MemoryStore) -> Engine {
 }
 
 fn layer(store: &MemoryStore) -> OnetakeLayer {
-    OnetakeLayer::new(engine(store), Policy::new())
+    OnetakeLayer::new(engine(store), Policy::new()).unwrap()
 }
 
 /// Makes a charge as `T`, with a layer that knows of it, then asks again as another version would.
@@ -232,7 +232,7 @@ async fn the_bound_is_for_what_is_kept() {
         let store = MemoryStore::new();
         let policy = Policy::new().max_response_body(100);
         let handler = move || async move { Stored(Sized { kept: "k".repeat(kept), shown }) };
-        let onetake = OnetakeLayer::new(engine(&store), policy).typed::<Sized>();
+        let onetake = OnetakeLayer::new(engine(&store), policy).unwrap().typed::<Sized>();
         let router = Router::new().route("/", post(handler)).layer(onetake);
         let first = send(&router, post_of("alice", "/", KEY)).await;
         let again = send(&router, post_of("alice", "/", KEY)).await;
@@ -271,7 +271,12 @@ async fn what_cannot_be_kept_as_a_value_is_kept_as_a_response() {
 async fn a_value_is_fetched_by_its_handle() {
     let (store, charges) = (MemoryStore::new(), Charges::default());
     let policy = Policy::new().in_flight(InFlight::Async(Duration::ZERO));
-    let onetake = OnetakeLayer::new(engine(&store), policy).typed::<Receipt>();
+    let onetake = OnetakeLayer::builder(engine(&store))
+        .policy(policy)
+        .build_with_endpoints()
+        .unwrap()
+        .0
+        .typed::<Receipt>();
     let router = charges.router::<Receipt>(onetake);
     let accepted = send(&router, post_of("alice", "/slow", KEY)).await;
     assert_eq!(accepted.status, 202);

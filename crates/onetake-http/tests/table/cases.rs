@@ -182,7 +182,7 @@ impl Choice {
             .max_response_body(RESPONSE_MAX);
         if self.velocity {
             let by = [By::Tenant, By::Json(pointer("/card"))];
-            policy = policy.velocity(by, "1/h".parse().unwrap());
+            policy = policy.velocity(by, "1/h");
         }
         policy
     }

@@ -17,7 +17,7 @@ use onetake_core::{
     AttemptId, Claim, Claimed, Clock, Engine, Failure, Limits, ManualClock, RecordId, Recording,
     Settled, Settlement, Store, SystemClock, SystemRng, Timestamp, Verb,
 };
-use onetake_http::{HttpLimits, IssuingKey, OnetakeLayer, OperationContext, Policy, Secrets};
+use onetake_http::{IssuingKey, OnetakeLayer, OperationContext, Policy, Secrets};
 use serde_json::{Value, json};
 use tokio::sync::Notify;
 use tower::ServiceExt;
@@ -280,7 +280,7 @@ fn node(store: Arc<dyn Store>, clock: &ManualClock, api: &Api) -> Router {
         policies.get(route).cloned()
     };
     let secrets = Secrets::default().issued_keys([IssuingKey::new(&[5; 32])]);
-    let layer = OnetakeLayer::with(engine, policies, HttpLimits::default(), secrets);
+    let layer = OnetakeLayer::builder(engine).resolve(policies).secrets(secrets).build().unwrap();
     Router::new().route("/charges", post(charge)).with_state(api.clone()).layer(layer)
 }
 

@@ -16,7 +16,7 @@ use http::{HeaderMap, Request, StatusCode};
 use http_body_util::BodyExt;
 use onetake_core::{Engine, Limits, ManualClock, MemoryStore, SystemRng};
 use onetake_http::{
-    HttpLimits, InFlight, IssuingKey, KeySource, OnetakeLayer, Policy, Resolve, Secrets, Tenant,
+    InFlight, IssuingKey, KeySource, OnetakeLayer, Policy, Resolve, Secrets, Tenant,
 };
 use proptest::prelude::*;
 use proptest::strategy::ValueTree;
@@ -99,7 +99,7 @@ impl World {
         let secrets = Secrets::default().handles([7; 32]).issued_keys([IssuingKey::new(&[9; 32])]);
         let routes = Routes::of(&mode.tenant());
         let engine = self.engine.clone();
-        let layer = OnetakeLayer::with(engine, routes, HttpLimits::default(), secrets);
+        let layer = OnetakeLayer::builder(engine).resolve(routes).secrets(secrets).build().unwrap();
         let paths = Router::new().route("/work", post(work)).route("/issued", post(work));
         paths.with_state(self.api.clone()).layer(layer)
     }

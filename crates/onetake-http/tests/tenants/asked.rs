@@ -53,7 +53,7 @@ fn world() -> World {
     let time = Arc::new(clock.clone());
     let engine = Engine::with(store, time, Arc::new(SystemRng), Limits::default());
     let asked: Arc<dyn Ask> = Arc::<Oracle>::clone(&oracle);
-    let layer = OnetakeLayer::new(engine, Policy::new().tenant(Tenant::Asked(asked)));
+    let layer = OnetakeLayer::new(engine, Policy::new().tenant(Tenant::Asked(asked))).unwrap();
     let runs = Arc::new(AtomicUsize::new(0));
     let counted = Arc::clone(&runs);
     let work = move || async move { counted.fetch_add(1, Ordering::SeqCst).to_string() };

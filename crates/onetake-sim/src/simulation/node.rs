@@ -119,8 +119,12 @@ impl Node {
         };
         let secrets = secrets(self.plan.seals_with_newer);
         let http = HttpLimits::default().bodies_max(64);
-        let layer =
-            OnetakeLayer::with(engine.clone(), Routes(policies(world, &self.plan)), http, secrets);
+        let layer = OnetakeLayer::builder(engine.clone())
+            .resolve(Routes(policies(world, &self.plan)))
+            .limits(http)
+            .secrets(secrets)
+            .build()
+            .unwrap_or_else(|error| panic!("{error}"));
         let front = layer.layer(Proxy::new(world, index, incarnation));
         watch_for_damage(world, &executor, &engine, index);
         self.process = Some(Process { executor, engine, front, incarnation, is_alive });

@@ -122,7 +122,7 @@ async fn victim() {
             },
         )
         .with_state(place)
-        .layer(OnetakeLayer::new(engine, policy))
+        .layer(OnetakeLayer::new(engine, policy).unwrap())
         .layer(axum::middleware::from_fn(move |request, next: axum::middleware::Next| {
             let steps = Arc::clone(&steps);
             async move {

@@ -154,8 +154,8 @@ fn the_whole_example_is_accepted() {
     assert_eq!(orders.settings.policy.tenant, Tenant::Header(HeaderName::from_static("x-account")));
     assert!(!orders.settings.policy.key.required);
 
-    assert_eq!(jobs.methods.to_string(), "POST,PUT,PATCH,DELETE");
-    assert_eq!(jobs.path.to_string(), "/v1/jobs/{*rest}");
+    assert_eq!(jobs.pattern.methods.to_string(), "POST,PUT,PATCH,DELETE");
+    assert_eq!(jobs.pattern.path.to_string(), "/v1/jobs/{*rest}");
     let include = FingerprintMode::Json(Selection::Include(vec![Pointer::parse("/job").unwrap()]));
     assert_eq!(jobs.settings.policy.fingerprint.mode, include);
     assert_eq!(jobs.settings.policy.terms.on_unknown, OnUnknown::Retry);

@@ -1,12 +1,11 @@
-//! `match`: methods and a path pattern.
+//! The pattern of a route: methods and a path, such as `POST,PUT /v1/charges/{id}`.
 
 use std::borrow::Cow;
 use std::fmt;
 
 use http::Method;
 
-use super::error::Fault;
-use super::table::nearest;
+use crate::text::{TextError, nearest};
 
 /// The methods that can be keyed; `*` means all of them.
 const KEYABLE: [Method; 4] = [Method::POST, Method::PUT, Method::PATCH, Method::DELETE];
@@ -14,7 +13,20 @@ const KEYABLE: [Method; 4] = [Method::POST, Method::PUT, Method::PATCH, Method::
 /// The methods that are never keyed: they have no effect that could happen twice.
 const NEVER_KEYED: [&str; 5] = ["GET", "HEAD", "OPTIONS", "TRACE", "CONNECT"];
 
-const EXAMPLE: &str = "write for example match = \"POST,PUT /v1/charges/{id}\"";
+const EXAMPLE: &str = "write for example \"POST,PUT /v1/charges/{id}\"";
+
+/// A fault of a part of a pattern.
+#[derive(Debug)]
+struct Fault {
+    what: String,
+    fix: String,
+}
+
+impl Fault {
+    fn new(what: impl Into<String>, fix: impl Into<String>) -> Self {
+        Self { what: what.into(), fix: fix.into() }
+    }
+}
 
 /// The methods of a route: some of POST, PUT, PATCH and DELETE.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -25,6 +37,16 @@ impl Methods {
     #[must_use]
     pub fn contains(&self, method: &Method) -> bool {
         self.0.contains(method)
+    }
+
+    /// All of them.
+    #[must_use]
+    pub fn to_vec(&self) -> Vec<Method> {
+        self.0.clone()
+    }
+
+    fn covers(&self, other: &Self) -> bool {
+        other.0.iter().all(|method| self.0.contains(method))
     }
 
     fn parse(text: &str) -> Result<Self, Fault> {
@@ -118,6 +140,32 @@ impl PathPattern {
         }
     }
 
+    /// Whether every path that the other pattern matches is matched by this one.
+    fn covers(&self, other: &Self) -> bool {
+        let mut theirs = other.segments.iter();
+        for segment in &self.segments {
+            let is_covered = match (segment, theirs.next()) {
+                (Segment::Literal(ours), Some(Segment::Literal(theirs))) => ours == theirs,
+                (Segment::Any, Some(Segment::Literal(theirs))) => !theirs.is_empty(),
+                (Segment::Any, Some(Segment::Any)) => true,
+                (Segment::Literal(_), Some(Segment::Any)) | (_, None) => false,
+            };
+            if !is_covered {
+                return false;
+            }
+        }
+        match (self.rest, theirs.next()) {
+            // A last segment that is empty is no rest.
+            (true, Some(Segment::Literal(first))) => {
+                !first.is_empty() || theirs.next().is_some() || other.rest
+            }
+            (true, Some(Segment::Any)) => true,
+            (true, None) => other.rest,
+            (false, None) => !other.rest,
+            (false, Some(_)) => false,
+        }
+    }
+
     fn parse(text: &str) -> Result<Self, Fault> {
         let strange = text.chars().find(|c| !c.is_ascii_graphic() || "?#\\\"<>^`|".contains(*c));
         if let Some(c) = strange {
@@ -176,8 +224,44 @@ pub fn plain(path: &str) -> Cow<'_, str> {
     Cow::Owned(text)
 }
 
-/// Reads `POST,PUT /v1/charges/{id}`.
-pub(super) fn parse_match(text: &str) -> Result<(Methods, PathPattern), Fault> {
+/// The pattern of a route.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RoutePattern {
+    /// Its methods.
+    pub methods: Methods,
+    /// Its path.
+    pub path: PathPattern,
+}
+
+impl RoutePattern {
+    /// Reads `POST,PUT /v1/charges/{id}`.
+    ///
+    /// # Errors
+    /// If it is no pattern.
+    pub fn parse(text: &str) -> Result<Self, TextError> {
+        parse_match(text).map_err(|fault| TextError::new(text, fault.what, fault.fix))
+    }
+
+    /// Whether a request with this method and path matches.
+    #[must_use]
+    pub fn matches(&self, method: &Method, path: &str) -> bool {
+        self.methods.contains(method) && self.path.matches(path)
+    }
+
+    /// Whether every request that the other pattern matches is matched by this one.
+    #[must_use]
+    pub fn covers(&self, other: &Self) -> bool {
+        self.methods.covers(&other.methods) && self.path.covers(&other.path)
+    }
+}
+
+impl fmt::Display for RoutePattern {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}", self.methods, self.path)
+    }
+}
+
+fn parse_match(text: &str) -> Result<RoutePattern, Fault> {
     let Some(slash) = text.find('/') else {
         return Err(Fault::new("no path: it starts with `/`", EXAMPLE));
     };
@@ -190,7 +274,8 @@ pub(super) fn parse_match(text: &str) -> Result<(Methods, PathPattern), Fault> {
         let what = "methods and path are not apart, or the path does not start with `/`";
         return Err(Fault::new(what, EXAMPLE));
     }
-    Ok((Methods::parse(trimmed)?, PathPattern::parse(path.trim_end())?))
+    let (methods, path) = (Methods::parse(trimmed)?, PathPattern::parse(path.trim_end())?);
+    Ok(RoutePattern { methods, path })
 }
 
 /// A segment, or `None` for `{*rest}`.
@@ -226,7 +311,7 @@ mod tests {
     use super::*;
 
     fn matches(pattern: &str, path: &str) -> bool {
-        parse_match(&format!("* {pattern}")).unwrap().1.matches(path)
+        parse_match(&format!("* {pattern}")).unwrap().path.matches(path)
     }
 
     #[test]
@@ -257,13 +342,36 @@ mod tests {
 
     #[test]
     fn methods() {
-        let of = |text: &str| parse_match(text).unwrap().0.to_string();
+        let of = |text: &str| parse_match(text).unwrap().methods.to_string();
         assert_eq!(of("POST /"), "POST");
         assert_eq!(of("POST, PUT,POST   /x "), "POST,PUT");
         assert_eq!(of("* /"), "POST,PUT,PATCH,DELETE");
-        let any = parse_match("* /").unwrap().0;
+        let any = parse_match("* /").unwrap().methods;
         assert!(any.contains(&Method::DELETE));
         assert!(!any.contains(&Method::GET), "GET is never keyed");
+    }
+
+    #[test]
+    fn a_pattern_that_covers_another() {
+        for (first, second, covers) in [
+            ("POST /a", "POST /a", true),
+            ("POST /a", "POST /%61", true),
+            ("* /a", "POST,PUT /a", true),
+            ("POST /a", "POST,PUT /a", false),
+            ("POST /{x}", "POST /a", true),
+            ("POST /{x}", "POST /", false),
+            ("POST /a", "POST /{x}", false),
+            ("POST /{*x}", "POST /a/b", true),
+            ("POST /{*x}", "POST /", false),
+            ("POST /{*x}", "POST //a", true),
+            ("POST /a/{*x}", "POST /a/", false),
+            ("POST /a/{*x}", "POST /a/b/", true),
+            ("POST /a/{*x}", "POST /a/{y}/{*z}", true),
+            ("POST /a/{y}", "POST /a/{*z}", false),
+        ] {
+            let (one, other) = (parse_match(first).unwrap(), parse_match(second).unwrap());
+            assert_eq!(one.covers(&other), covers, "{first} covers {second}");
+        }
     }
 
     #[test]

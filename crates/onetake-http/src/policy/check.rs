@@ -1,0 +1,256 @@
+//! The rules between the values of a policy: the gateway's file and [`Routes`](crate::Routes) both keep them.
+
+use std::fmt;
+use std::time::Duration;
+
+use http::{Method, StatusCode};
+use onetake_core::OnUnknown;
+
+use crate::fingerprint::FingerprintMode;
+use crate::json::Selection;
+use crate::policy::{KeyFormat, KeyPolicy, KeySource, Policy};
+use crate::tenant::Tenant;
+use crate::text::TextError;
+
+/// Headers that no two attempts have in common.
+pub const CHANGING_HEADERS: [&str; 7] = [
+    "date",
+    "traceparent",
+    "x-request-id",
+    "x-request-deadline",
+    "x-request-timeout-ms",
+    "grpc-timeout",
+    "content-length",
+];
+
+/// Methods that are never keyed: requests with them have no effect that could happen twice.
+pub const NEVER_KEYED: [Method; 5] =
+    [Method::GET, Method::HEAD, Method::OPTIONS, Method::TRACE, Method::CONNECT];
+
+/// Members of the body that a derived key may have, limits of a route, and values of a limit.
+const PARTS_MAX: usize = 16;
+const LIMITS_MAX: usize = 8;
+
+/// One mistake in a policy or in a table of routes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Mistake {
+    /// The pattern of the route; empty if there is one policy for all requests.
+    pub route: String,
+    /// The option, by its name in the gateway's file, which is that of the method of [`Policy`].
+    pub option: &'static str,
+    /// The value, where it helps.
+    pub value: Option<String>,
+    /// What is wrong.
+    pub what: String,
+    /// What to do about it.
+    pub fix: String,
+}
+
+impl Mistake {
+    pub(crate) fn new(
+        option: &'static str,
+        what: impl Into<String>,
+        fix: impl Into<String>,
+    ) -> Self {
+        let (what, fix) = (what.into(), fix.into());
+        Self { route: String::new(), option, value: None, what, fix }
+    }
+
+    pub(crate) fn of_text(option: &'static str, error: TextError) -> Self {
+        let TextError { value, what, fix } = error;
+        Self { value: Some(value), ..Self::new(option, what, fix) }
+    }
+
+    fn value(self, value: impl Into<String>) -> Self {
+        Self { value: Some(value.into()), ..self }
+    }
+
+    pub(crate) fn of_route(self, route: &str) -> Self {
+        Self { route: route.to_owned(), ..self }
+    }
+}
+
+impl fmt::Display for Mistake {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if !self.route.is_empty() {
+            write!(f, "{}: ", self.route)?;
+        }
+        match &self.value {
+            Some(value) => write!(f, "{} {value:?}: ", self.option)?,
+            None => write!(f, "{}: ", self.option)?,
+        }
+        write!(f, "{}\n    {}", self.what, self.fix)
+    }
+}
+
+/// All mistakes in the policies of a layer.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub struct PolicyError {
+    mistakes: Vec<Mistake>,
+}
+
+impl PolicyError {
+    pub(crate) fn unless_empty(mistakes: Vec<Mistake>) -> Result<(), Self> {
+        if mistakes.is_empty() { Ok(()) } else { Err(Self { mistakes }) }
+    }
+
+    /// Each mistake by itself; there is at least one.
+    #[must_use]
+    pub fn mistakes(&self) -> &[Mistake] {
+        &self.mistakes
+    }
+
+    pub(crate) fn into_mistakes(self) -> Vec<Mistake> {
+        self.mistakes
+    }
+}
+
+impl fmt::Display for PolicyError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.mistakes.len() {
+            1 => f.write_str("the policy of the layer has 1 mistake:")?,
+            count => write!(f, "the policies of the layer have {count} mistakes:")?,
+        }
+        self.mistakes.iter().try_for_each(|mistake| write!(f, "\n\n{mistake}"))
+    }
+}
+
+impl Policy {
+    /// The mistakes in this policy: texts that cannot be read, values out of range, and values that do not go
+    /// together. `onetake check`, [`Routes::build`](crate::Routes::build) and
+    /// [`OnetakeLayer::builder`](crate::OnetakeLayer::builder) call it.
+    #[must_use]
+    pub fn check(&self) -> Vec<Mistake> {
+        let mut found = self.mistakes.clone();
+        self.check_key(&mut found);
+        self.check_values(&mut found);
+        self.check_times(&mut found);
+        found
+    }
+
+    /// Whether keys can be guessed, and the tenant that owns them is not named.
+    fn needs_tenant(&self) -> bool {
+        let is_in_body = matches!(self.key.source, KeySource::Json(_) | KeySource::Derive(_));
+        is_in_body && self.tenant == Tenant::CredentialOrPublic
+    }
+
+    fn check_key(&self, found: &mut Vec<Mistake>) {
+        let KeyPolicy { source, format, min_length, .. } = &self.key;
+        if self.needs_tenant() {
+            let what = "keys from the body can be guessed, so their tenant must be named";
+            let fix = "name the tenant: \"credential\", \"public\", or a header such as X-Account";
+            found.push(Mistake::new("tenant", what, fix));
+        }
+        if let KeySource::Derive(parts) = source
+            && !(1..=PARTS_MAX).contains(&parts.len())
+        {
+            let what = "a key is derived from 1 to 16 members of the body";
+            let fix = "name the members that make the operation unique, such as \"/order_id\"";
+            found.push(Mistake::new("key", what, fix).value(format!("{} members", parts.len())));
+        }
+        let default = KeyPolicy::default();
+        if *source != KeySource::Header
+            && (*format != KeyFormat::Any || *min_length != default.min_length)
+        {
+            let what = "`format` and `min_length` are for keys from the header";
+            let fix = "leave them out, or take the key from the header";
+            found.push(Mistake::new("key", what, fix));
+        }
+        if !(1..=255).contains(min_length) {
+            let what = "a key has 1 to 255 characters";
+            let fix = "write a number from 1 to 255, such as 16";
+            found.push(Mistake::new("key", what, fix).value(min_length.to_string()));
+        }
+        let never = self.methods.iter().flatten().find(|method| NEVER_KEYED.contains(method));
+        if let Some(method) = never {
+            let what = format!("{method} is never keyed: such requests pass through untouched");
+            let fix = "leave it out; POST, PUT, PATCH and DELETE can be keyed";
+            found.push(Mistake::new("methods", what, fix));
+        }
+    }
+
+    fn check_values(&self, found: &mut Vec<Mistake>) {
+        if !is_namespace(&self.namespace) {
+            let fix = "write up to 64 letters, digits and - _ . : /, such as \"payments\"";
+            found.push(Mistake::new("namespace", "not a namespace", fix).value(&*self.namespace));
+        }
+        for name in &self.fingerprint.headers {
+            if CHANGING_HEADERS.contains(&name.as_str()) {
+                let what =
+                    "it changes from one attempt to the next, so that every retry would be refused";
+                let mistake = Mistake::new("fingerprint_headers", what, "leave it out");
+                found.push(mistake.value(name.as_str()));
+            }
+        }
+        if matches!(&self.fingerprint.mode, FingerprintMode::Json(Selection::Include(all)) if all.is_empty())
+        {
+            let what =
+                "no member of the body counts, so that any two bodies would be the same request";
+            found.push(Mistake::new("fingerprint", what, "name at least one, such as \"/amount\""));
+        }
+        let is_long = |len| len > LIMITS_MAX;
+        if is_long(self.velocity.len()) || self.velocity.iter().any(|it| is_long(it.by.len())) {
+            let what = "a route has up to 8 limits, each by up to 8 values";
+            found.push(Mistake::new("velocity", what, "remove some of them"));
+        }
+        let statuses = &self.statuses;
+        let is_error = |status: &StatusCode| (400..=599).contains(&status.as_u16());
+        for status in [statuses.mismatch, statuses.in_flight, statuses.wait_timeout] {
+            if let Some(status) = status.filter(|status| !is_error(status)) {
+                let what = "not the status of an error";
+                let fix = "write a status from 400 to 599";
+                found.push(Mistake::new("statuses", what, fix).value(status.as_str()));
+            }
+        }
+    }
+
+    fn check_times(&self, found: &mut Vec<Mistake>) {
+        let times = [
+            ("ttl", self.terms.ttl),
+            ("lease", self.terms.lease),
+            ("upstream_timeout", self.upstream_timeout),
+        ];
+        for (option, _) in times.into_iter().filter(|(_, time)| time.is_zero()) {
+            let what = "it is zero, so that no operation could run once";
+            found.push(Mistake::new(option, what, "write a longer time"));
+        }
+        let needed = self.reconcile_ttl_min(Duration::ZERO, Duration::ZERO);
+        if self.terms.on_unknown == OnUnknown::Reconcile && self.terms.ttl < needed {
+            let what = "keys are kept for less than twice upstream_timeout and grace: nobody would be asked in time";
+            let fix = format!(
+                "write a ttl of {needed:?} or more, or a shorter upstream_timeout or grace"
+            );
+            found.push(Mistake::new("ttl", what, fix).value(format!("{:?}", self.terms.ttl)));
+        }
+    }
+
+    /// The earliest time after an attempt began at which its outcome is asked for.
+    #[must_use]
+    pub fn reconciles_after(&self, clock_skew_max: Duration) -> Duration {
+        self.upstream_timeout.saturating_add(self.terms.grace).saturating_add(clock_skew_max)
+    }
+
+    /// The shortest ttl for `on_unknown = "reconcile"`: half of it is for asking.
+    #[must_use]
+    pub fn reconcile_ttl_min(&self, asking: Duration, clock_skew_max: Duration) -> Duration {
+        self.reconciles_after(clock_skew_max).saturating_add(asking).saturating_mul(2)
+    }
+
+    /// Whether requests with this method are keyed: see [`methods`](Self::methods).
+    #[must_use]
+    pub fn is_keyed(&self, method: &Method) -> bool {
+        !NEVER_KEYED.contains(method)
+            && match &self.methods {
+                Some(methods) => methods.contains(method),
+                None => self.key.required || [Method::POST, Method::PATCH].contains(method),
+            }
+    }
+}
+
+/// Whether a text is a namespace: up to 64 letters, digits and `- _ . : /`.
+#[must_use]
+pub fn is_namespace(text: &str) -> bool {
+    let is_word = |c: char| c.is_ascii_alphanumeric() || "-_.:/".contains(c);
+    text.len() <= 64 && text.chars().all(is_word)
+}

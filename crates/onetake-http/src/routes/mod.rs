@@ -1,0 +1,185 @@
+//! A table of routes: the policy of each pattern, checked when it is built.
+
+mod pattern;
+
+use std::sync::Arc;
+
+use http::Method;
+use http::request::Parts;
+
+pub use pattern::{Methods, PathPattern, RoutePattern, plain};
+
+use crate::head;
+use crate::layer::Resolve;
+use crate::policy::{InFlight, Mistake, Policy, PolicyError};
+use crate::tenant::Tenant;
+
+/// The routes of a service, each with its policy, as in the gateway's file.
+///
+/// The first pattern that matches counts. A request that none matches has the [`fallback`](Self::fallback).
+///
+/// ```
+/// use onetake_http::{Policy, Preset, Routes, Tenant};
+///
+/// let routes = Routes::new()
+///     .route("POST /charges", Policy::preset(Preset::Payment).tenant(Tenant::header("x-account")))
+///     .route("POST,PATCH /users/{id}", Policy::preset(Preset::Signup).release(["5xx"]))
+///     .build()?;
+/// # Ok::<(), onetake_http::PolicyError>(())
+/// ```
+///
+/// [`build`](Self::build) reports every mistake at once:
+///
+/// ```
+/// use onetake_http::{KeySource, Policy, Routes};
+///
+/// let error = Routes::new()
+///     .route("PSOT /charges", Policy::new())
+///     .route("POST /orders", Policy::new().key_from(KeySource::json("/id")))
+///     .build()
+///     .unwrap_err();
+/// assert!(error.to_string().contains("did you mean `POST`?"));
+/// assert!(error.to_string().contains("keys from the body can be guessed"));
+/// ```
+#[derive(Clone, Debug)]
+#[must_use = "nothing is checked before `build`"]
+pub struct Routes {
+    routes: Vec<(String, Policy)>,
+    fallback: Option<Policy>,
+}
+
+impl Default for Routes {
+    fn default() -> Self {
+        Self { routes: Vec::new(), fallback: Some(Policy::new()) }
+    }
+}
+
+impl Routes {
+    /// No routes; the fallback is [`Policy::new`].
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Adds a route: methods, separated by commas, or `*` for POST, PUT, PATCH and DELETE; and a path, in which
+    /// `{id}` is one segment and `{*rest}` the rest.
+    pub fn route(mut self, pattern: impl Into<String>, policy: Policy) -> Self {
+        self.routes.push((pattern.into(), policy));
+        self
+    }
+
+    /// Sets the policy of requests that no route matches; [`Policy::new`] unless it is set.
+    pub fn fallback(mut self, policy: Policy) -> Self {
+        self.fallback = Some(policy);
+        self
+    }
+
+    /// Lets requests that no route matches pass through untouched, with or without a key.
+    pub fn pass_others(mut self) -> Self {
+        self.fallback = None;
+        self
+    }
+
+    /// Checks all routes.
+    ///
+    /// # Errors
+    /// Every mistake, with its route, its value and the fix.
+    pub fn build(self) -> Result<RouteTable, PolicyError> {
+        let mut mistakes = Vec::new();
+        let mut routes: Vec<(RoutePattern, Arc<Policy>)> = Vec::new();
+        for (text, mut policy) in self.routes {
+            let of_route = |mistake: Mistake| mistake.of_route(&text);
+            mistakes.extend(policy.check().into_iter().map(of_route));
+            let pattern = match RoutePattern::parse(&text) {
+                Ok(pattern) => pattern,
+                Err(error) => {
+                    mistakes.push(Mistake::of_text("match", error).of_route(&text));
+                    continue;
+                }
+            };
+            if policy.methods.is_some() {
+                let fix = "leave `methods` out, and write the methods into the pattern";
+                let what = "the pattern of the route names its methods";
+                mistakes.push(Mistake::new("methods", what, fix).of_route(&text));
+            }
+            if let Some((earlier, _)) = routes.iter().find(|(other, _)| other.covers(&pattern)) {
+                mistakes.push(never_reached(earlier).of_route(&text));
+            }
+            policy.methods = Some(pattern.methods.to_vec());
+            if policy.label == Policy::new().label {
+                policy.label = pattern.to_string();
+            }
+            routes.push((pattern, Arc::new(policy)));
+        }
+        if let Some(fallback) = &self.fallback {
+            mistakes.extend(fallback.check().into_iter().map(|it| it.of_route("fallback")));
+        }
+        PolicyError::unless_empty(mistakes)?;
+        Ok(RouteTable { routes, fallback: self.fallback.map(Arc::new) })
+    }
+}
+
+/// The mistake of a route behind another one that matches all of its requests.
+#[must_use]
+pub fn never_reached(earlier: &RoutePattern) -> Mistake {
+    let what =
+        format!("it is never reached: the earlier route `{earlier}` matches all of its requests");
+    Mistake::new("match", what, "move it before that route, or remove it")
+}
+
+/// A checked table of routes. See [`Routes`].
+///
+/// It knows the tenants of all routes, and so the outcomes of every [`InFlight::Async`] can be fetched.
+#[derive(Clone, Debug)]
+pub struct RouteTable {
+    routes: Vec<(RoutePattern, Arc<Policy>)>,
+    fallback: Option<Arc<Policy>>,
+}
+
+impl RouteTable {
+    /// The policy of a request with this method and path.
+    #[must_use]
+    pub fn find(&self, method: &Method, path: &str) -> Option<&Arc<Policy>> {
+        let found = first_match(&self.routes, method, path);
+        found.or(self.fallback.as_ref())
+    }
+
+    /// All policies.
+    pub fn policies(&self) -> impl Iterator<Item = &Arc<Policy>> {
+        self.routes.iter().map(|(_, policy)| policy).chain(&self.fallback)
+    }
+}
+
+/// The value of the first pattern that matches.
+#[must_use]
+pub fn first_match<'a, T>(
+    routes: &'a [(RoutePattern, T)],
+    method: &Method,
+    path: &str,
+) -> Option<&'a T> {
+    routes.iter().find(|(pattern, _)| pattern.matches(method, path)).map(|(_, value)| value)
+}
+
+/// The tenants of the policies that answer 202, each once.
+pub fn handle_tenants<'a>(policies: impl IntoIterator<Item = &'a Policy>) -> Vec<Tenant> {
+    let mut found: Vec<Tenant> = Vec::new();
+    for policy in policies {
+        if matches!(policy.in_flight, InFlight::Async(_)) && !found.contains(&policy.tenant) {
+            found.push(policy.tenant.clone());
+        }
+    }
+    found
+}
+
+impl Resolve for RouteTable {
+    fn resolve(&self, parts: &Parts) -> Option<Arc<Policy>> {
+        self.find(&parts.method, head::uri(parts).path()).cloned()
+    }
+
+    fn resolve_for(&self, method: &Method, path: &str, _: &Parts) -> Option<Arc<Policy>> {
+        self.find(method, path).cloned()
+    }
+
+    fn handle_tenants(&self) -> Vec<Tenant> {
+        handle_tenants(self.policies().map(|policy| &**policy))
+    }
+}

@@ -24,7 +24,7 @@ use crate::gateway::{self, Gateway, StartError};
 use crate::keys::Keys;
 use crate::logs::{self, LogFormat};
 use crate::relay;
-use crate::stores;
+use crate::stores::{self, MigrationNaming};
 use crate::traces::{self, Export};
 
 /// How long shutdown waits for what is running, unless told otherwise.
@@ -62,7 +62,16 @@ enum Command {
     /// Print the JSON Schema of the configuration file, for editors and other tools.
     Schema,
     /// Create or update what the store needs: tables, indexes.
-    Migrate(Stored),
+    Migrate {
+        #[command(flatten)]
+        store: Stored,
+        /// Write the PostgreSQL schema into this folder instead, as one file for each version, for a migration tool.
+        #[arg(long, value_name = "FOLDER", conflicts_with_all = ["config", "store"])]
+        write: Option<PathBuf>,
+        /// The migration tool that the files of --write are named for.
+        #[arg(long, value_enum, default_value_t, requires = "write")]
+        naming: MigrationNaming,
+    },
     /// Look at keys and change them, over the admin API of a running gateway.
     Keys(Keys),
     /// Deliver what operations wrote into the outbox, to NATS JetStream or to a webhook.
@@ -147,7 +156,16 @@ pub fn main() -> ExitCode {
         }
         Command::Serve(serve) => serve.run(),
         Command::Demo(demo) => demo.run(),
-        Command::Migrate(store) => store.migrate(),
+        Command::Migrate { write: Some(folder), naming, .. } => {
+            match stores::write_migrations(&folder, naming) {
+                Ok(said) => {
+                    say(&said);
+                    ExitCode::SUCCESS
+                }
+                Err(error) => Failed(error, 3).into(),
+            }
+        }
+        Command::Migrate { store, .. } => store.migrate(),
         Command::Keys(keys) => run_keys(keys),
         Command::Relay(arguments) => arguments.run(),
         Command::Doctor { store, format } => store.doctor(format),

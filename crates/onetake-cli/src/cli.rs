@@ -28,7 +28,7 @@ use crate::gateway::{self, Gateway, StartError};
 use crate::keys::Keys;
 use crate::logs::{self, LogFormat};
 use crate::relay;
-use crate::stores;
+use crate::stores::{self, MigrationNaming};
 use crate::traces::{self, Export};
 
 /// Default of `--drain-seconds`.
@@ -64,9 +64,18 @@ enum Command {
     },
     /// Print the JSON Schema of the configuration file, for editors and other tools.
     Schema,
-    /// Create or update the tables and indexes that the store needs.
-    Migrate(Stored),
-    /// Inspect and change keys through the admin API of a running gateway.
+    /// Create or update what the store needs: tables, indexes.
+    Migrate {
+        #[command(flatten)]
+        store: Stored,
+        /// Write the PostgreSQL schema into this folder instead, as one file for each version, for a migration tool.
+        #[arg(long, value_name = "FOLDER", conflicts_with_all = ["config", "store"])]
+        write: Option<PathBuf>,
+        /// The migration tool that the files of --write are named for.
+        #[arg(long, value_enum, default_value_t, requires = "write")]
+        naming: MigrationNaming,
+    },
+    /// Look at keys and change them, over the admin API of a running gateway.
     Keys(Keys),
     /// Deliver the messages of the outbox to NATS JetStream or to a webhook.
     Relay(relay::Arguments),
@@ -163,7 +172,16 @@ pub fn main() -> ExitCode {
         }
         Command::Serve(serve) => serve.run(),
         Command::Demo(demo) => demo.run(),
-        Command::Migrate(store) => store.migrate(),
+        Command::Migrate { write: Some(folder), naming, .. } => {
+            match stores::write_migrations(&folder, naming) {
+                Ok(said) => {
+                    say(&said);
+                    ExitCode::SUCCESS
+                }
+                Err(error) => Failed(error, 3).into(),
+            }
+        }
+        Command::Migrate { store, .. } => store.migrate(),
         Command::Keys(keys) => run_keys(keys),
         Command::Relay(arguments) => arguments.run(),
         Command::Doctor { store, format } => store.doctor(format),

@@ -65,6 +65,28 @@ fn a_store_that_cannot_be_reached_is_exit_code_three_and_shows_no_password() {
 }
 
 #[test]
+fn migrations_are_written_as_files() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().display().to_string();
+    for (naming, first) in [("sqlx", "0001_onetake.sql"), ("flyway", "V1__onetake.sql")] {
+        for said in ["was written", "is there already"] {
+            let (code, out, errors) =
+                onetake(&["migrate", "--write", &path, "--naming", naming], &[]);
+            assert_eq!(code, 0, "{errors}");
+            assert_eq!(out.matches(said).count(), 3, "{out}");
+        }
+        let file = folder.path().join(first);
+        let text = std::fs::read_to_string(&file).unwrap();
+        assert!(text.contains("CREATE TABLE onetake_records") && !text.contains("{{"), "{text}");
+        std::fs::write(&file, "something else").unwrap();
+        let (code, _, errors) = onetake(&["migrate", "--write", &path, "--naming", naming], &[]);
+        assert_eq!(code, 3);
+        assert!(errors.contains("with another content"), "{errors}");
+        assert_eq!(std::fs::read_to_string(&file).unwrap(), "something else");
+    }
+}
+
+#[test]
 fn migrate_says_what_it_did() {
     let folder = tempfile::tempdir().unwrap();
     let embedded = format!("embedded:{}", folder.path().join("data").display());

@@ -63,7 +63,7 @@ pub use secrets::Secrets;
 pub use service::{IDEMPOTENCY_DERIVED_KEY, IDEMPOTENCY_FENCE, Onetake};
 pub use status::{Disposition, StatusRules};
 #[cfg(feature = "jwt")]
-pub use tenant::jwt::{Jwt, JwtKey};
+pub use tenant::jwt::{Jwt, JwtKey, JwtKeySet};
 pub use tenant::{Ask, ClientIp, Tenant};
 pub use trace::method_word;
 pub use typed::{Stored, Typed};

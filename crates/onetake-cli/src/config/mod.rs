@@ -312,7 +312,14 @@ impl Config {
         let reconcilers = self.settings().filter_map(|settings| settings.reconcile.as_ref());
         let asked = asked.chain(reconcilers.map(|reconcile| &reconcile.request.server));
         let mut all = upstreams.chain(self.gateway.upstream.as_ref()).chain(asked);
-        all.any(|url| url.scheme() == Some(&http::uri::Scheme::HTTPS))
+        let mut tenants = self.settings().map(|settings| &settings.policy.tenant);
+        let fetches_keys = tenants.any(|tenant| match tenant {
+            onetake_http::Tenant::Jwt(jwt) => {
+                jwt.key_set().is_some_and(|set| set.source().starts_with("https:"))
+            }
+            _ => false,
+        });
+        fetches_keys || all.any(|url| url.scheme() == Some(&http::uri::Scheme::HTTPS))
     }
 
     /// The settings of all routes, and those of requests without a route.

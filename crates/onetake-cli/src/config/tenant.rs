@@ -1,12 +1,13 @@
 //! `tenant`: the owner of a key.
 
+use std::net::IpAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use http::{HeaderName, Uri};
 use onetake_http::tenant::jwt::Algorithm;
-use onetake_http::{Jwt, JwtKey, Tenant};
+use onetake_http::{Jwt, JwtKey, JwtKeySet, Tenant};
 use serde_json::json;
 
 use super::address::parse_service;
@@ -83,10 +84,16 @@ pub(super) fn tenant() -> Form<TenantOption> {
 
 table! {
     /// `jwt`, as it is written.
-    struct JwtOptions [Debug] ("jwt", "{ claim = \"sub\", verification_key = { file = \"issuer.pem\" } }") {
+    struct JwtOptions [Debug] ("jwt", "{ claim = \"sub\", verification_key = { file = \"issuer.pem\" } }", json!({
+        "anyOf": [{ "required": ["verification_key"] }, { "required": ["jwks_url"] }]
+    })) {
         /// A public key in PEM (RSA of 2048 bits or more, EC P-256, Ed25519), or a secret of 32 bytes or more in
         /// base64. `kid` says which tokens the key is for. A list of up to 8 keys is for rotation.
-        verification_key: Vec<JwtKey> = verification_keys().required().formerly("key"),
+        verification_key: Option<Vec<JwtKey>> =
+            verification_keys().optional().formerly("key").else_says("the keys of `jwks_url`"),
+        /// The `https://` URL of a JSON Web Key Set with the public keys of the issuer; `http://` for this machine only.
+        /// The gateway fetches it at start, every five minutes, and when a token names a key that is not known.
+        jwks_url: Option<String> = jwks_url().optional(),
         /// The claim that names the tenant, a string or an integer.
         claim: String = name("\"sub\"").or("\"sub\""),
         /// The issuer (`iss`) whose tokens count.
@@ -102,8 +109,13 @@ table! {
 }
 
 fn jwt(options: JwtOptions, value: &Value<'_>, problems: &mut Problems<'_>) -> Option<Jwt> {
-    let keys = value.field("verification_key")?;
-    for key in &options.verification_key {
+    if options.verification_key.is_none() && options.jwks_url.is_none() {
+        let fix = "write verification_key = { file = \"issuer.pem\" }, or jwks_url = \"https://…\"";
+        return value.refuse(Fault::new("it names no key", fix), problems);
+    }
+    let verification_keys = options.verification_key.unwrap_or_default();
+    for key in &verification_keys {
+        let keys = value.field("verification_key")?;
         let name = key.algorithm().name();
         if options.algorithms.as_ref().is_some_and(|listed| !listed.contains(&key.algorithm())) {
             let what = format!("it is a key for {name}, which `algorithms` does not list");
@@ -113,7 +125,10 @@ fn jwt(options: JwtOptions, value: &Value<'_>, problems: &mut Problems<'_>) -> O
             return keys.refuse(Fault::new(what, fix).hiding_value(true), problems);
         }
     }
-    let mut jwt = Jwt::new(options.verification_key).leeway(options.leeway).claim(options.claim);
+    let mut jwt = Jwt::new(verification_keys).leeway(options.leeway).claim(options.claim);
+    if let Some(url) = options.jwks_url {
+        jwt = jwt.with_key_set(JwtKeySet::new(url));
+    }
     if let Some(issuer) = options.issuer {
         jwt = jwt.issuer(issuer);
     }
@@ -121,6 +136,22 @@ fn jwt(options: JwtOptions, value: &Value<'_>, problems: &mut Problems<'_>) -> O
         jwt = jwt.audience(audience);
     }
     Some(jwt)
+}
+
+/// A URL of a key set. Whoever could change its answer could sign tokens, so only TLS or this machine will do.
+fn jwks_url() -> Form<String> {
+    const FIX: &str = "write for example \"https://id.example.com/.well-known/jwks.json\"";
+    let pattern = r"https?://(\[[^/?#@\[\]\s]+\]|[^/?#@:\[\]\s]+)(:[0-9]+)?([/?][^#\s]*)?";
+    text(pattern, "\"https://id.example.com/.well-known/jwks.json\"", |text| {
+        let uri = parse_service(text, FIX)?;
+        let host = uri.host().unwrap_or_default().trim_matches(['[', ']']);
+        let is_local = host == "localhost"
+            || host.parse::<IpAddr>().is_ok_and(|address| address.is_loopback());
+        match uri.scheme_str() == Some("https") || is_local {
+            true => Ok(uri.to_string()),
+            false => Err(Fault::new("keys are fetched over https:// only", FIX)),
+        }
+    })
 }
 
 table! {

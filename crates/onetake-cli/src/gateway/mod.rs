@@ -10,6 +10,7 @@ mod admin;
 mod client_ip;
 mod edge;
 mod forward_auth;
+mod jwks;
 mod plan;
 mod proxy;
 mod readiness;
@@ -146,7 +147,12 @@ impl Gateway {
         engine.count_unknown(interrupted);
         let draining = CancellationToken::new();
         let stop_admin = CancellationToken::new();
-        let readiness = Readiness::new(engine.clone());
+        let key_sets = jwks::distinct(config.settings().map(|settings| &settings.policy.tenant));
+        for set in key_sets.clone() {
+            let (connector, clock) = (connector.clone(), Arc::clone(engine.clock()));
+            tokio::spawn(jwks::keep(set, connector, clock, stop_admin.clone()));
+        }
+        let readiness = Readiness::new(engine.clone(), key_sets);
         let status = admin::Status { readiness, metrics, draining: draining.clone() };
         let api = admin::Api::new(engine.clone(), tenants);
         let token = config.admin.token.clone();

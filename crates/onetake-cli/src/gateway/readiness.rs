@@ -7,6 +7,9 @@ use futures_util::FutureExt;
 use futures_util::future::{BoxFuture, Shared};
 
 use onetake_core::Engine;
+use onetake_http::JwtKeySet;
+
+use super::jwks;
 
 /// Timeout of a check: probes do not wait long.
 const LOOK_MAX: Duration = Duration::from_secs(1);
@@ -20,6 +23,7 @@ type Found = Result<(), String>;
 #[derive(Clone, Debug)]
 pub(super) struct Readiness {
     engine: Engine,
+    key_sets: Vec<JwtKeySet>,
     latest: Arc<Mutex<Option<Look>>>,
 }
 
@@ -31,16 +35,18 @@ struct Look {
 }
 
 impl Readiness {
-    pub(super) fn new(engine: Engine) -> Self {
-        Self { engine, latest: Arc::default() }
+    pub(super) fn new(engine: Engine, key_sets: Vec<JwtKeySet>) -> Self {
+        Self { engine, key_sets, latest: Arc::default() }
     }
 
-    /// Checks whether the store responds. Reuses a check that is still running or not older than
-    /// [`FRESH`].
+    /// Whether every key set was fetched once and the store answers, by a look that is no older than [`FRESH`] or still under way.
     ///
     /// # Errors
     /// With the reason if the store does not respond.
     pub(super) async fn check(&self) -> Found {
+        if let Some(set) = self.key_sets.iter().find(|set| !set.is_loaded()) {
+            return Err(format!("the key set {} was not fetched yet", jwks::shown(set)));
+        }
         let now = self.engine.clock().monotonic();
         let found = {
             let mut latest = self.latest.lock().unwrap_or_else(PoisonError::into_inner);
@@ -134,7 +140,7 @@ mod tests {
         let shared: Arc<dyn Store> = Arc::<Probed>::clone(&store);
         let time = Arc::new(clock.clone());
         let engine = Engine::with(shared, time, Arc::new(SystemRng), Limits::default());
-        (store, clock, Readiness::new(engine))
+        (store, clock, Readiness::new(engine, Vec::new()))
     }
 
     #[tokio::test]

@@ -7,7 +7,7 @@ mod folder;
 mod recordings;
 
 use std::error::Error;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -306,7 +306,68 @@ pub async fn migrate(config: &StoreConfig) -> Result<String, StoreFailed> {
     }
 }
 
-/// One server or folder that was checked, with the findings.
+/// How migration tools name files.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
+pub enum MigrationNaming {
+    /// `0001_onetake.sql`, for sqlx.
+    #[default]
+    Sqlx,
+    /// `V1__onetake.sql`, for Flyway.
+    Flyway,
+    /// `V1__onetake.sql`, for refinery.
+    Refinery,
+}
+
+/// Writes the PostgreSQL schema as one file for each version, and returns the list of files for people.
+///
+/// # Errors
+/// If a file cannot be written, or is there already with another content.
+#[cfg(feature = "postgres")]
+pub fn write_migrations(folder: &Path, naming: MigrationNaming) -> Result<String, String> {
+    let shown = |path: &Path| path.display().to_string();
+    std::fs::create_dir_all(folder)
+        .map_err(|error| format!("cannot make the folder {}: {error}", shown(folder)))?;
+    let mut said = String::new();
+    for migration in onetake_stores::postgres::migrations() {
+        let version = migration.version;
+        let path = folder.join(match naming {
+            MigrationNaming::Sqlx => format!("{version:04}_onetake.sql"),
+            MigrationNaming::Flyway | MigrationNaming::Refinery => {
+                format!("V{version}__onetake.sql")
+            }
+        });
+        match std::fs::read_to_string(&path) {
+            Ok(found) if found == migration.sql => {
+                said += &format!("{} is there already\n", shown(&path));
+                continue;
+            }
+            Ok(_) => {
+                return Err(format!(
+                    "{} is there already with another content: a migration that was applied must not change. \
+                     Choose another folder, or move the file away",
+                    shown(&path)
+                ));
+            }
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
+            Err(error) => return Err(format!("cannot read {}: {error}", shown(&path))),
+        }
+        std::fs::write(&path, &migration.sql)
+            .map_err(|error| format!("cannot write {}: {error}", shown(&path)))?;
+        said += &format!("{} was written\n", shown(&path));
+    }
+    Ok(said)
+}
+
+/// Refuses: PostgreSQL was left out of this build.
+///
+/// # Errors
+/// Always.
+#[cfg(not(feature = "postgres"))]
+pub fn write_migrations(_: &Path, _: MigrationNaming) -> Result<String, String> {
+    Err("this onetake was built without the feature `postgres`".to_owned())
+}
+
+/// What was looked at, and what was found.
 #[derive(Debug)]
 pub struct Examined {
     /// `store` or `filter`.

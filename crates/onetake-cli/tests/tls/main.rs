@@ -15,6 +15,7 @@ mod desk;
 mod dying;
 mod forward_auth;
 mod front;
+mod jwks;
 mod peer;
 mod reconcile;
 mod replaced;

@@ -88,13 +88,18 @@ impl Caller {
 }
 
 impl Tenant {
-    /// Tells who asks. Nothing is waited for unless the tenant is [`Tenant::Asked`].
+    /// Tells who asks. Nothing is waited for unless the tenant is [`Tenant::Asked`], or a token's key has to be fetched.
     ///
     /// # Errors
     /// A problem for the client.
     pub async fn resolve(&self, parts: &Parts, clock: &dyn Clock) -> Result<Caller, Problem> {
         if let Self::Asked(ask) = self {
             return ask.ask(parts).await.map(|name| Caller::new(tagged(b"asked", &name)));
+        }
+        #[cfg(feature = "jwt")]
+        if let Self::Jwt(jwt) = self {
+            jwt.fetch_key(parts, clock).await;
+            return by_token(jwt, parts, clock);
         }
         self.resolve_now(parts, clock).unwrap_or_else(|| Err(unresolved("nobody was asked")))
     }
@@ -124,9 +129,9 @@ impl Tenant {
             Self::ClientIp => client_ip(parts),
             Self::Header(name) => header(parts, name).map(Caller::new),
             #[cfg(feature = "jwt")]
-            Self::Jwt(jwt) => {
-                jwt.principal(parts, clock.now()).map(|name| Caller::new(tagged(b"jwt", &name)))
-            }
+            Self::Jwt(jwt) if jwt.waits_for_key(parts, clock.monotonic()) => return None,
+            #[cfg(feature = "jwt")]
+            Self::Jwt(jwt) => by_token(jwt, parts, clock),
             Self::Custom(resolve) => resolve(parts)
                 .map(|tenant| Caller::new(tagged(b"custom", &tenant)))
                 .ok_or_else(|| unresolved("the service could not tell who is asking")),
@@ -180,6 +185,11 @@ fn unresolved(fix: &str) -> Problem {
         Code::TenantUnresolved,
         format!("It cannot be told whose key this is: {fix}. Nothing was run."),
     )
+}
+
+#[cfg(feature = "jwt")]
+fn by_token(jwt: &jwt::Jwt, parts: &Parts, clock: &dyn Clock) -> Result<Caller, Problem> {
+    jwt.principal(parts, clock.now()).map(|name| Caller::new(tagged(b"jwt", &name)))
 }
 
 fn public() -> Caller {

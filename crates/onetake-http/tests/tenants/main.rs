@@ -3,6 +3,7 @@
 
 mod apart;
 mod asked;
+mod jwks;
 mod jwt;
 mod modes;
 mod sign;

@@ -6,6 +6,7 @@ use aws_lc_rs::rand::SystemRandom;
 use aws_lc_rs::rsa;
 use aws_lc_rs::signature::{
     ECDSA_P256_SHA256_FIXED_SIGNING, EcdsaKeyPair, Ed25519KeyPair, KeyPair, RSA_PKCS1_SHA256,
+    RsaPublicKeyComponents,
 };
 use base64::Engine as _;
 use base64::engine::general_purpose::{STANDARD, URL_SAFE_NO_PAD};
@@ -71,6 +72,26 @@ impl Issuer {
 
     pub(crate) fn key(&self) -> JwtKey {
         JwtKey::parse(&self.text()).unwrap()
+    }
+
+    /// The public key as a JSON Web Key; the secret of HS256.
+    pub(crate) fn jwk(&self, kid: &str) -> Value {
+        let text = |bytes: &[u8]| URL_SAFE_NO_PAD.encode(bytes);
+        match self {
+            Self::Hs256(secret) => json!({ "kty": "oct", "kid": kid, "k": text(secret) }),
+            Self::Rs256(pair) => {
+                let public = RsaPublicKeyComponents::<Vec<u8>>::from(pair.public_key());
+                json!({ "kty": "RSA", "kid": kid, "n": text(&public.n), "e": text(&public.e) })
+            }
+            Self::Es256(pair) => {
+                let (x, y) = pair.public_key().as_ref()[1..].split_at(32);
+                json!({ "kty": "EC", "crv": "P-256", "kid": kid, "x": text(x), "y": text(y) })
+            }
+            Self::EdDsa(pair) => {
+                let x = text(pair.public_key().as_ref());
+                json!({ "kty": "OKP", "crv": "Ed25519", "kid": kid, "x": x })
+            }
+        }
     }
 
     fn signature(&self, message: &[u8]) -> Vec<u8> {

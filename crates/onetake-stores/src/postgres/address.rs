@@ -35,8 +35,29 @@ pub(super) struct Address {
 /// The largest number of connections of one node.
 pub(super) const CONNECTIONS_MAX: usize = 64;
 
+/// The options in a URL that tokio-postgres reads, beside those that are read here.
+const CLIENT_OPTIONS: [&str; 17] = [
+    "user",
+    "password",
+    "dbname",
+    "options",
+    "application_name",
+    "sslnegotiation",
+    "host",
+    "hostaddr",
+    "port",
+    "connect_timeout",
+    "tcp_user_timeout",
+    "keepalives",
+    "keepalives_idle",
+    "keepalives_interval",
+    "keepalives_retries",
+    "target_session_attrs",
+    "channel_binding",
+];
+
 impl Address {
-    /// Parses a URL. No error message shows a part of it that could be a password.
+    /// Reads a URL. Options of other programs are ignored, so that several programs can share one URL. No message shows any part of it that could be a password.
     pub(super) fn parse(url: &str) -> Result<Self, StoreError> {
         let url = ServerUrl::postgres(url)?;
         let (mut mode, mut roots, mut connections) = (None, None, None);
@@ -46,7 +67,8 @@ impl Address {
                 "sslmode" => mode = Some(value),
                 "sslrootcert" => roots = Some(PathBuf::from(value)),
                 "connections" => connections = Some(parse_connections(value)?),
-                _ => rest.push(format!("{name}={value}")),
+                _ if CLIENT_OPTIONS.contains(&name) => rest.push(format!("{name}={value}")),
+                _ => tracing::debug!(option = name, "an option in the PostgreSQL URL is ignored"),
             }
         }
         let base = url.expose().split('?').next().unwrap_or_default();
@@ -73,6 +95,11 @@ impl Address {
                 ));
             }
         };
+        Ok(Self::new(&mut config, tls, connections))
+    }
+
+    /// The address with its mode of TLS, and with a name that the server's operators see.
+    pub(super) fn new(config: &mut Config, tls: Tls, connections: Option<usize>) -> Self {
         config.ssl_mode(match tls {
             Tls::Off => SslMode::Disable,
             Tls::Prefer => SslMode::Prefer,
@@ -81,7 +108,7 @@ impl Address {
         if config.get_application_name().is_none() {
             config.application_name("onetake");
         }
-        Ok(Self { config, tls, connections })
+        Self { config: config.clone(), tls, connections }
     }
 }
 
@@ -114,6 +141,15 @@ mod tests {
     }
 
     #[test]
+    fn options_of_other_programs_are_ignored() {
+        let shared = "postgres://me@db/pay?application_name=shop&statement_cache_capacity=100\
+                      &statement-cache-capacity=9&pool_max=3&flag&connections=2";
+        let address = Address::parse(shared).unwrap();
+        assert_eq!(address.config.get_application_name(), Some("shop"));
+        assert_eq!(address.connections, Some(2));
+    }
+
+    #[test]
     fn bad_urls_are_explained_without_their_password() {
         for (url, hint) in [
             ("postgres://me:secret@db:port/x", "not a valid port"),
@@ -121,7 +157,8 @@ mod tests {
             ("postgres://me:top@secret@db/x", "`@` as %40"),
             ("postgres://me:secret@db/x?sslmode=maybe", "disable, prefer, require or verify-full"),
             ("postgres://me:secret@db/x?connections=0", "from 1 to 64"),
-            ("postgres://me:secret@db/x?nonsense=1", "not a valid PostgreSQL URL"),
+            ("postgres://me:secret@db/x?keepalives_idle=long", "not a valid PostgreSQL URL"),
+            ("postgres://me:secret@db/x?target_session_attrs=both", "not a valid PostgreSQL URL"),
         ] {
             let error = Address::parse(url).unwrap_err();
             assert_eq!(error.kind(), StoreErrorKind::Invalid);

@@ -50,6 +50,7 @@ use onetake_core::{
 use tokio_postgres::types::Type;
 
 use crate::diagnosis::Diagnosis;
+use address::Address;
 use batch::Held;
 use fault::{Effect, Fault};
 use pool::{Demands, Parameters, Pool};
@@ -57,8 +58,8 @@ use rows::Answer;
 
 pub use driver::{ClientTransaction, TokioPostgres};
 pub use finish::{STALE_SQLSTATE, finish};
-pub use schema::Migrated;
-pub use transactional::{Transactional, TransactionalInbox, WorkError};
+pub use schema::{Migrated, Migration, migrations};
+pub use transactional::{Inbox, Transactional, WorkError};
 
 /// The options of a connection to the server.
 #[derive(Clone, Debug)]
@@ -139,20 +140,42 @@ impl PostgresStore {
     /// `Invalid` if it can never work this way (URL, password, schema, settings), `Unavailable` if
     /// the server is unreachable.
     pub async fn open(url: &str, options: PostgresOptions) -> Result<Self, StoreError> {
+        Self::open_at(Address::parse(url)?, options).await
+    }
+
+    async fn open_at(address: Address, options: PostgresOptions) -> Result<Self, StoreError> {
         let allow_lossy = options.allow_lossy;
-        let store = Self::new(url, options, Demands::Store { allow_lossy })?;
+        let store = Self::new(address, options, Demands::Store { allow_lossy })?;
         drop(store.pool.link().await?);
         Ok(store)
     }
 
-    /// Creates the tables, or migrates them to the current version.
+    /// Opens the store on the server and the database of a pool of sqlx, with its user, its password and its TLS.
+    ///
+    /// The store opens connections of its own, as many as `options.connections`: its statements are pipelined, which
+    /// sqlx does not do. It never takes a connection from the pool, and so the two cannot wait for each other. Hooks
+    /// of the pool, such as `after_connect`, do not run on the store's connections. Set `search_path` in the
+    /// connect options or for the role if the tables are not in the default schema.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open). `Invalid` also if the pool's TLS cannot be carried over: a client certificate, roots
+    /// that are no file, or `sslmode=verify-ca`.
+    #[cfg(feature = "sqlx")]
+    pub async fn with_pool(
+        pool: &::sqlx::PgPool,
+        options: PostgresOptions,
+    ) -> Result<Self, StoreError> {
+        Self::open_at(sqlx::address(&pool.connect_options())?, options).await
+    }
+
+    /// Makes the tables, or brings them up to date.
     ///
     /// # Errors
     /// As [`open`](Self::open), and if the tables have a version that this program is too old for.
     pub async fn migrate(url: &str, mut options: PostgresOptions) -> Result<Migrated, StoreError> {
         // No request waits for a migration.
         options.connect_timeout = options.connect_timeout.max(MIGRATE_CONNECT_TIMEOUT);
-        let store = Self::new(url, options, Demands::None)?;
+        let store = Self::new(Address::parse(url)?, options, Demands::None)?;
         let mut link = store.pool.link().await?;
         match link.client() {
             Some(client) => schema::migrate(client).await,
@@ -165,7 +188,7 @@ impl PostgresStore {
     /// # Errors
     /// If the server is unreachable.
     pub async fn diagnose(url: &str, options: PostgresOptions) -> Result<Diagnosis, StoreError> {
-        doctor::diagnose(&Self::new(url, options, Demands::None)?).await
+        doctor::diagnose(&Self::new(Address::parse(url)?, options, Demands::None)?).await
     }
 
     async fn keep_secret(&self, name: &str, fresh: &[u8]) -> Result<[u8; 32], StoreError> {
@@ -187,8 +210,12 @@ impl PostgresStore {
         Err(StoreError::new(StoreErrorKind::Unavailable, "the secret could not be read"))
     }
 
-    fn new(url: &str, options: PostgresOptions, demands: Demands) -> Result<Self, StoreError> {
-        let pool = Pool::new(url, &options, demands)?;
+    fn new(
+        address: Address,
+        options: PostgresOptions,
+        demands: Demands,
+    ) -> Result<Self, StoreError> {
+        let pool = Pool::new(address, &options, demands)?;
         let PostgresOptions { clock, rng, shift, .. } = options;
         let server_ahead = AtomicI64::new(UNHEARD);
         Ok(Self { pool, clock, rng, shift, held: Held::default(), server_ahead })

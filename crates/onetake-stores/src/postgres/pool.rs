@@ -56,11 +56,10 @@ impl fmt::Debug for Pool {
 
 impl Pool {
     pub(super) fn new(
-        url: &str,
+        address: Address,
         options: &PostgresOptions,
         demands: Demands,
     ) -> Result<Self, StoreError> {
-        let address = Address::parse(url)?;
         let connector = tls::connector(&address.tls)?;
         let connections = address.connections.unwrap_or(options.connections).max(1);
         Ok(Self {

@@ -37,7 +37,32 @@ fn render(part: &str) -> String {
         .replace("{{HISTORY_BYTES_MAX}}", &HISTORY_BYTES_MAX.to_string())
 }
 
-/// The number of tries of a migration that collides with another one.
+/// One step of the schema, for tools that apply migrations from files.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Migration {
+    /// The version of the schema after this step.
+    pub version: u32,
+    /// The statements.
+    pub sql: String,
+}
+
+/// The steps from an empty database to the schema of this program, in their order.
+///
+/// A database to which all of them were applied is one that `onetake migrate` made. Each step also writes its version
+/// into `onetake_schema`. A step never changes once it was released.
+#[must_use]
+pub fn migrations() -> Vec<Migration> {
+    let step = |(version, parts): (u32, &&[&str])| {
+        let head =
+            format!("-- onetake, version {version} of the schema. Do not change this file.\n\n");
+        let sql = parts.iter().fold(head, |sql, part| sql + &render(part) + "\n");
+        Migration { version, sql }
+    };
+    (1..).zip(&MIGRATIONS).map(step).collect()
+}
+
+/// How often a migration that met another one is tried again.
 const TRIES_MAX: usize = 5;
 
 /// The result of `migrate`.

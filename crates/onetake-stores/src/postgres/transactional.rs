@@ -11,6 +11,7 @@ use onetake_core::{
 use tokio_postgres::Transaction;
 
 use super::PostgresOptions;
+use super::address::Address;
 use super::finish::finish;
 use super::pool::{Demands, Pool};
 
@@ -63,7 +64,7 @@ impl Transactional {
     /// # Errors
     /// `Invalid` if the URL is wrong.
     pub fn new(engine: Engine, url: &str, options: &PostgresOptions) -> Result<Self, StoreError> {
-        let pool = Pool::new(url, options, Demands::None)?;
+        let pool = Pool::new(Address::parse(url)?, options, Demands::None)?;
         Ok(Self { engine, pool: Arc::new(pool) })
     }
 

@@ -7,6 +7,7 @@ use onetake_core::{
     Settlement, Store, StoreErrorKind, TenantDigest, Terms, Verb,
 };
 use onetake_sim::servers::Postgres;
+use onetake_stores::postgres::migrations;
 use onetake_stores::{Migrated, PostgresOptions, PostgresStore, Weight};
 
 use super::attacks::{claim, stranger};
@@ -61,9 +62,53 @@ async fn older_and_newer_versions_are_told_apart() {
     open().await.unwrap();
 }
 
-/// Tables of version 1, as a program of that version created them, with a running key and a
-/// finished one. They are refused until they are migrated. Then nodes of both versions work on
-/// them.
+/// Everything in the catalogs that has onetake's prefix: tables, columns, indexes, constraints, views, sequences and
+/// functions; and the rows that migrations write.
+const CATALOG: &str = "
+    SELECT string_agg(line, E'\\n' ORDER BY line) FROM (
+      SELECT concat_ws(' ', 'relation', relname, relkind, reloptions) AS line FROM pg_class
+       WHERE relname LIKE 'onetake%'
+      UNION ALL SELECT concat_ws(' ', 'column', table_name, ordinal_position, column_name, data_type, is_nullable,
+                       column_default, is_identity) FROM information_schema.columns WHERE table_name LIKE 'onetake%'
+      UNION ALL SELECT concat_ws(' ', 'index', indexdef) FROM pg_indexes WHERE tablename LIKE 'onetake%'
+      UNION ALL SELECT concat_ws(' ', 'constraint', conrelid::regclass, pg_get_constraintdef(oid)) FROM pg_constraint
+       WHERE conrelid::regclass::text LIKE 'onetake%'
+      UNION ALL SELECT concat_ws(' ', 'view', viewname, definition) FROM pg_views WHERE viewname LIKE 'onetake%'
+      UNION ALL SELECT pg_get_functiondef(oid) FROM pg_proc WHERE proname LIKE 'onetake%'
+      UNION ALL SELECT concat_ws(' ', 'version', version, works_from) FROM onetake_schema
+      UNION ALL SELECT concat_ws(' ', 'lanes', count(*), sum(turn), sum(taken_until)) FROM onetake_lanes
+      UNION ALL SELECT concat_ws(' ', 'watch', onetake_watch) FROM onetake_watch
+      UNION ALL SELECT concat_ws(' ', 'floor', onetake_floor) FROM onetake_floor
+    ) AS lines";
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn migrations_from_files_make_the_same_schema() {
+    let server = Postgres::start().await;
+    let (migrated, by_files) = (server.database(), server.database());
+    PostgresStore::migrate(&migrated, PostgresOptions::default()).await.unwrap();
+    let client = stranger(&by_files).await;
+    let steps = migrations();
+    let versions: Vec<u32> = steps.iter().map(|step| step.version).collect();
+    assert_eq!(versions, [1, 2, 3]);
+    for step in steps {
+        client.batch_execute(&step.sql).await.unwrap();
+    }
+    let catalog = |url: &str| server.sql(url.rsplit_once('/').unwrap().1, CATALOG);
+    let expected = catalog(&migrated);
+    assert!(expected.contains("onetake_claim_3") && expected.contains("version 3 1"), "{expected}");
+    assert_eq!(catalog(&by_files), expected);
+    PostgresStore::open(&by_files, PostgresOptions::default())
+        .await
+        .unwrap()
+        .ready()
+        .await
+        .unwrap();
+    let again = PostgresStore::migrate(&by_files, PostgresOptions::default()).await.unwrap();
+    assert_eq!(again, Migrated { from: Some(3), to: 3 });
+}
+
+/// Tables of version 1, as a program of that version made them, with a key that runs and one that is
+/// finished. They are refused until they are migrated; then nodes of both versions work on them.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn tables_of_version_1_are_migrated_and_keep_what_they_have() {
     let server = Postgres::start().await;

@@ -1,9 +1,11 @@
 //! Tests of transactions of sqlx.
 
+use onetake_core::Store;
 use onetake_core::{Attempt, Completion, FinishError, Message, NotDone, Outcome, Recording};
 use onetake_sim::servers::Postgres;
 use onetake_stores::postgres::sqlx::finish;
-use sqlx::{Connection, PgConnection};
+use onetake_stores::{PostgresOptions, PostgresStore};
+use sqlx::{Connection, PgConnection, PgPool};
 
 use super::transactions::{Bank, operation};
 
@@ -57,4 +59,19 @@ async fn transactions_of_sqlx() {
     assert!(matches!(finished, Err(FinishError::Stale)), "{finished:?}");
     let _rolled_back = transaction.commit().await;
     assert_eq!(bank.count("transfers").await, 1);
+}
+
+/// The migration files by the migrator of sqlx, and a store on the pool that ran it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_store_on_a_pool_of_sqlx() {
+    let server = Postgres::start().await;
+    let pool = PgPool::connect(&server.database()).await.unwrap();
+    let refused = PostgresStore::with_pool(&pool, PostgresOptions::default()).await.unwrap_err();
+    assert!(refused.to_string().contains("onetake migrate"), "{refused}");
+    for migration in onetake_stores::postgres::migrations() {
+        sqlx::raw_sql(sqlx::AssertSqlSafe(migration.sql)).execute(&pool).await.unwrap();
+    }
+    let store = PostgresStore::with_pool(&pool, PostgresOptions::default()).await.unwrap();
+    store.ready().await.unwrap();
+    assert!(!format!("{store:?}").contains("password"));
 }

@@ -298,6 +298,9 @@ const POLICY: &[(Lines, Refused)] = &[
                 env!("CARGO_MANIFEST_DIR"),
                 "/src/config/tests/ed25519.pem\", kid = \"k1\" }, { env = \"TEST_SECRET\" }, \"AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA=\"], algorithms = [\"EdDSA\", \"HS256\"] } }"
             ),
+            "tenant = { jwt = { jwks_url = \"https://id.example/keys?p=1\" } }",
+            "tenant = { jwt = { jwks_url = \"http://127.0.0.1:9/keys\", verification_key = { env = \"TEST_SECRET\" } } }",
+            "tenant = { jwt = { jwks_url = \"http://[::1]/keys\", algorithms = [\"RS256\"] } }",
             "tenant = { forward_auth = \"http://auth:4180/oauth2/auth?x=1\" }",
             "tenant = { forward_auth = \"https://auth\" }",
             "tenant = { forward_auth = { url = \"http://auth\" } }",
@@ -307,6 +310,9 @@ const POLICY: &[(Lines, Refused)] = &[
         &[
             ("tenant = { jwt = \"sub\" }", "tenant.jwt"),
             ("tenant = { jwt = {} }", "tenant.jwt"),
+            ("tenant = { jwt = { claim = \"sub\" } }", "tenant.jwt"),
+            ("tenant = { jwt = { jwks_url = \"id.example/keys\" } }", "tenant.jwt.jwks_url"),
+            ("tenant = { jwt = { jwks_url = \"https://me:pw@id/keys\" } }", "tenant.jwt.jwks_url"),
             ("tenant = { jwt = { keys = [] } }", "tenant.jwt.keys"),
             ("tenant = { jwt = { verification_key = \"AAAA\" } }", "tenant.jwt.verification_key"),
             ("tenant = { jwt = { verification_key = [] } }", "tenant.jwt.verification_key"),

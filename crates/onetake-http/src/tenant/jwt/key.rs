@@ -1,18 +1,21 @@
 //! Keys that verify tokens, and what each is for.
 
 use std::fmt;
-use std::sync::Arc;
 
-use aws_lc_rs::hmac;
 use aws_lc_rs::signature::{
     ECDSA_P256_SHA256_FIXED, ED25519, ParsedPublicKey, RSA_PKCS1_2048_8192_SHA256,
     VerificationAlgorithm,
 };
 use base64::Engine as _;
 use base64::engine::general_purpose::{STANDARD, STANDARD_NO_PAD, URL_SAFE, URL_SAFE_NO_PAD};
+use jsonwebtoken::DecodingKey;
+use jsonwebtoken::crypto::aws_lc;
+use jsonwebtoken::jwk::{AlgorithmParameters, EllipticCurve, Jwk, KeyAlgorithm, PublicKeyUse};
 
 /// The shortest secret: as long as what it makes (RFC 7518, section 3.2).
 const SECRET_BYTES_MIN: usize = 32;
+/// The shortest modulus of an RSA key, in bytes: 2048 bits.
+const RSA_MODULUS_BYTES_MIN: usize = 256;
 /// A public RSA key of 2048 bits has more bytes than this, and one of 1024 bits fewer.
 const RSA_BYTES_MIN: usize = 256;
 
@@ -54,6 +57,15 @@ impl Algorithm {
             Self::EdDsa => "EdDSA",
         }
     }
+
+    fn of_library(self) -> jsonwebtoken::Algorithm {
+        match self {
+            Self::Hs256 => jsonwebtoken::Algorithm::HS256,
+            Self::Rs256 => jsonwebtoken::Algorithm::RS256,
+            Self::Es256 => jsonwebtoken::Algorithm::ES256,
+            Self::EdDsa => jsonwebtoken::Algorithm::EdDSA,
+        }
+    }
 }
 
 /// A key that verifies tokens. What it is decides which algorithm it is for.
@@ -61,14 +73,9 @@ impl Algorithm {
 pub struct JwtKey {
     kid: Option<String>,
     algorithm: Algorithm,
+    /// The key as it was written, for comparisons.
     bytes: Vec<u8>,
-    verifier: Verifier,
-}
-
-#[derive(Clone)]
-enum Verifier {
-    Secret(Arc<hmac::Key>),
-    Public(Arc<ParsedPublicKey>),
+    key: DecodingKey,
 }
 
 /// Why a text is no key. It never repeats a part of it.
@@ -118,8 +125,49 @@ impl JwtKey {
         if secret.len() < SECRET_BYTES_MIN {
             return Err(JwtKeyError::ShortSecret);
         }
-        let verifier = Verifier::Secret(Arc::new(hmac::Key::new(hmac::HMAC_SHA256, &secret)));
-        Ok(Self { kid: None, algorithm: Algorithm::Hs256, bytes: secret, verifier })
+        let key = DecodingKey::from_secret(&secret);
+        Ok(Self { kid: None, algorithm: Algorithm::Hs256, bytes: secret, key })
+    }
+
+    /// The key of a JSON Web Key; `None` if tokens are not verified with it here. A secret is never taken from a
+    /// key set: whoever can read the set could sign.
+    pub(super) fn of_jwk(jwk: &Jwk) -> Option<Self> {
+        let decode = |text: &str| URL_SAFE_NO_PAD.decode(text).ok();
+        let (algorithm, bytes) = match &jwk.algorithm {
+            AlgorithmParameters::RSA(rsa) => {
+                let modulus = decode(&rsa.n)?;
+                let significant = modulus.iter().skip_while(|byte| **byte == 0).count();
+                if significant < RSA_MODULUS_BYTES_MIN {
+                    return None;
+                }
+                (Algorithm::Rs256, [modulus, decode(&rsa.e)?].concat())
+            }
+            AlgorithmParameters::EllipticCurve(ec) if ec.curve == EllipticCurve::P256 => {
+                let point = [vec![4], decode(&ec.x)?, decode(&ec.y)?].concat();
+                ParsedPublicKey::new(&ECDSA_P256_SHA256_FIXED, &point).ok()?;
+                (Algorithm::Es256, point)
+            }
+            AlgorithmParameters::OctetKeyPair(pair) if pair.curve == EllipticCurve::Ed25519 => {
+                let point = decode(&pair.x)?;
+                ParsedPublicKey::new(&ED25519, &point).ok()?;
+                (Algorithm::EdDsa, point)
+            }
+            _ => return None,
+        };
+        let named = match jwk.common.key_algorithm {
+            None => Some(algorithm),
+            Some(KeyAlgorithm::RS256) => Some(Algorithm::Rs256),
+            Some(KeyAlgorithm::ES256) => Some(Algorithm::Es256),
+            Some(KeyAlgorithm::EdDSA) => Some(Algorithm::EdDsa),
+            Some(_) => None,
+        };
+        let is_for_signatures =
+            matches!(jwk.common.public_key_use, None | Some(PublicKeyUse::Signature));
+        if named != Some(algorithm) || !is_for_signatures {
+            return None;
+        }
+        let key = DecodingKey::from_jwk(jwk).ok()?;
+        Some(Self { kid: jwk.common.key_id.clone(), algorithm, bytes, key })
     }
 
     /// Gives it a name: tokens that name another one are not verified with it.
@@ -141,10 +189,10 @@ impl JwtKey {
     }
 
     pub(super) fn verifies(&self, signed: &[u8], signature: &[u8]) -> bool {
-        match &self.verifier {
-            Verifier::Secret(key) => hmac::verify(key, signed, signature).is_ok(),
-            Verifier::Public(key) => key.verify_sig(signed, signature).is_ok(),
-        }
+        // The provider is named, because the crate's default panics where another crate chose a second provider.
+        let verifier =
+            (aws_lc::DEFAULT_PROVIDER.verifier_factory)(&self.algorithm.of_library(), &self.key);
+        verifier.is_ok_and(|verifier| verifier.verify(signed, &signature.to_vec()).is_ok())
     }
 }
 
@@ -205,9 +253,13 @@ fn public(text: &str) -> Result<JwtKey, JwtKeyError> {
         Algorithm::EdDsa => &ED25519,
         Algorithm::Hs256 => return Err(JwtKeyError::Unsupported),
     };
-    let parsed = ParsedPublicKey::new(verification, &bytes);
-    let parsed = Arc::new(parsed.map_err(|_| JwtKeyError::Unsupported)?);
-    Ok(JwtKey { kid: None, algorithm, bytes, verifier: Verifier::Public(parsed) })
+    ParsedPublicKey::new(verification, &bytes).map_err(|_| JwtKeyError::Unsupported)?;
+    let key = match algorithm {
+        Algorithm::Rs256 => DecodingKey::from_rsa_der(&bytes),
+        Algorithm::Es256 => DecodingKey::from_ec_der(&bytes),
+        _ => DecodingKey::from_ed_der(&bytes),
+    };
+    Ok(JwtKey { kid: None, algorithm, bytes, key })
 }
 
 /// What a public key (a SubjectPublicKeyInfo, RFC 5280) is for, by the identifier at its start.

@@ -3,8 +3,13 @@
 //! A key is good for one algorithm, and the token's own word about it has to agree: `none` is no key's
 //! algorithm, and the bytes of a public key are never a secret. The tenant is the issuer and one claim,
 //! not the token, so that a token that was refreshed between two attempts is the same tenant.
+//!
+//! The crate `jsonwebtoken` verifies signatures and reads JSON Web Keys. Claims are checked here: the crate takes the
+//! time from the system instead of the `Clock`, and it accepts a claim that stands twice, which two readers can read
+//! differently.
 
 mod key;
+mod key_set;
 
 use std::time::Duration;
 
@@ -13,16 +18,21 @@ use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use http::header::{AUTHORIZATION, HeaderValue, WWW_AUTHENTICATE};
 use http::request::Parts;
 
-use onetake_core::Timestamp;
+use onetake_core::{Clock, Timestamp};
 
 use super::unresolved;
 use crate::json::{self, Limits, Members, Value};
-use crate::problem::Problem;
+use crate::problem::{Code, Problem};
 
 pub use key::{Algorithm, JwtKey, JwtKeyError};
+pub use key_set::{JWKS_KEYS_MAX, JWKS_REFRESH_PAUSE, JWKS_WAIT_MAX, JwksError, JwtKeySet};
 
 /// The longest token that is looked at, in bytes.
 pub const TOKEN_BYTES_MAX: usize = 16 << 10;
+/// `Retry-After` of a request whose key cannot be fetched.
+const RETRY_SECONDS: u64 = 2;
+const NO_KEY: &str = "the token is signed in a way that this route has no key for";
+const UNKNOWN_KEY: &str = "the token names a key that this route does not know";
 /// How deeply a token's JSON may nest.
 const DEPTH_MAX: usize = 32;
 /// The longest number that may name a tenant, in digits.
@@ -32,6 +42,7 @@ const DIGITS_MAX: usize = 40;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Jwt {
     keys: Vec<JwtKey>,
+    key_set: Option<JwtKeySet>,
     claim: String,
     issuer: Option<String>,
     audience: Option<String>,
@@ -45,11 +56,26 @@ impl Jwt {
     pub fn new(keys: impl IntoIterator<Item = JwtKey>) -> Self {
         Self {
             keys: keys.into_iter().collect(),
+            key_set: None,
             claim: "sub".to_owned(),
             issuer: None,
             audience: None,
             leeway: Duration::from_secs(60),
         }
+    }
+
+    /// Tokens that one of the keys in `set` signed count, too. While the set is empty or its latest refresh failed,
+    /// a token whose key is not known is answered with 503 and `Retry-After`, and not with 401.
+    #[must_use]
+    pub fn with_key_set(mut self, set: JwtKeySet) -> Self {
+        self.key_set = Some(set);
+        self
+    }
+
+    /// The set of keys from elsewhere.
+    #[must_use]
+    pub fn key_set(&self) -> Option<&JwtKeySet> {
+        self.key_set.as_ref()
     }
 
     /// The claim that names the tenant: a string or an integer. It has to be one that stays the same
@@ -87,10 +113,63 @@ impl Jwt {
             let problem = unresolved("send one Authorization header, Bearer with a JSON Web Token");
             return Err(problem.header(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer")));
         };
-        self.verify(token, now).map_err(|why| {
-            let challenge = HeaderValue::from_static("Bearer error=\"invalid_token\"");
-            unresolved(why).header(WWW_AUTHENTICATE, challenge)
+        let may_be_fetched =
+            || self.key_set.as_ref().is_some_and(JwtKeySet::is_stale) && self.lacks_key(parts);
+        self.verify(token, now).map_err(|why| match why {
+            NO_KEY | UNKNOWN_KEY if may_be_fetched() => {
+                let detail = "The keys that verify bearer tokens cannot be fetched at the moment. Nothing was run.";
+                Problem::new(Code::AuthUnavailable, detail.to_owned()).retry_after(RETRY_SECONDS)
+            }
+            why => {
+                let challenge = HeaderValue::from_static("Bearer error=\"invalid_token\"");
+                unresolved(why).header(WWW_AUTHENTICATE, challenge)
+            }
         })
+    }
+
+    /// True if the token's key is not known and [`fetch_key`](Self::fetch_key) would wait for it.
+    pub(super) fn waits_for_key(&self, parts: &Parts, now: Duration) -> bool {
+        let Some(set) = &self.key_set else { return false };
+        set.may_be_refreshed(now) && self.lacks_key(parts)
+    }
+
+    /// Waits for a refresh of the key set if the token's key is not known, for at most [`JWKS_WAIT_MAX`].
+    pub(super) async fn fetch_key(&self, parts: &Parts, clock: &dyn Clock) {
+        if let Some(set) = &self.key_set
+            && self.lacks_key(parts)
+        {
+            set.refreshed(clock).await;
+        }
+    }
+
+    /// True if the request has a token whose key is not known.
+    fn lacks_key(&self, parts: &Parts) -> bool {
+        let header = bearer(parts)
+            .filter(|token| token.len() <= TOKEN_BYTES_MAX)
+            .and_then(|token| token.split(|byte| *byte == b'.').next())
+            .and_then(object);
+        let Some(header) = header else { return false };
+        // Of an algorithm that no key can be for, there is nothing to fetch.
+        let algorithm = header.get("alg").and_then(text).and_then(Algorithm::from_name);
+        let is_public = algorithm.is_some_and(|algorithm| algorithm != Algorithm::Hs256);
+        is_public && matches!(self.candidates(&header), Err(NO_KEY | UNKNOWN_KEY))
+    }
+
+    /// The keys that a token may be verified with.
+    fn candidates(&self, header: &Members) -> Result<Vec<JwtKey>, &'static str> {
+        let algorithm = header.get("alg").and_then(text).and_then(Algorithm::from_name);
+        let fetched = self.key_set.as_ref().map(JwtKeySet::keys).unwrap_or_default();
+        let all = self.keys.iter().chain(fetched.iter());
+        let mut keys = all.filter(|key| Some(key.algorithm()) == algorithm).peekable();
+        if keys.peek().is_none() {
+            return Err(NO_KEY);
+        }
+        let kid = match header.get("kid") {
+            Some(kid) => Some(text(kid).ok_or("the token's kid is no string")?),
+            None => None,
+        };
+        let keys: Vec<JwtKey> = keys.filter(|key| key.is_called(kid)).cloned().collect();
+        if keys.is_empty() { Err(UNKNOWN_KEY) } else { Ok(keys) }
     }
 
     /// Nothing that the token says is believed before its signature is.
@@ -119,20 +198,8 @@ impl Jwt {
         if header.get("crit").is_some() {
             return Err("the token has extensions (crit) that nobody here knows");
         }
-        let algorithm = header.get("alg").and_then(text).and_then(Algorithm::from_name);
-        let mut keys = self.keys.iter().filter(|key| Some(key.algorithm()) == algorithm).peekable();
-        if keys.peek().is_none() {
-            return Err("the token is signed in a way that this route has no key for");
-        }
-        let kid = match header.get("kid") {
-            Some(kid) => Some(text(kid).ok_or("the token's kid is no string")?),
-            None => None,
-        };
-        let mut keys = keys.filter(|key| key.is_called(kid)).peekable();
-        if keys.peek().is_none() {
-            return Err("the token names a key that this route does not know");
-        }
-        match keys.any(|key| key.verifies(signed, signature)) {
+        let keys = self.candidates(header)?;
+        match keys.iter().any(|key| key.verifies(signed, signature)) {
             true => Ok(()),
             false => Err("the token's signature is wrong"),
         }

@@ -1,0 +1,205 @@
+//! A set of keys that is replaced while requests are verified with it.
+//!
+//! The set fetches nothing. A fetcher (the gateway has one) waits for [`JwtKeySet::wanted`] or for its own period,
+//! gets a JSON Web Key Set (RFC 7517), and hands it to [`JwtKeySet::replace`]. So this crate needs no HTTP client, and
+//! a library user can take keys from any place.
+
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use jsonwebtoken::jwk::Jwk;
+use onetake_core::Clock;
+use tokio::sync::Notify;
+
+use super::key::JwtKey;
+
+/// The largest number of keys in a set.
+pub const JWKS_KEYS_MAX: usize = 64;
+/// The longest time that a request waits for a key that the set does not have.
+pub const JWKS_WAIT_MAX: Duration = Duration::from_secs(2);
+/// The shortest time between two fetches that tokens with unknown keys cause, whatever clients send.
+pub const JWKS_REFRESH_PAUSE: Duration = Duration::from_secs(5);
+
+/// A set of keys from elsewhere. Clones share the set.
+#[derive(Clone)]
+pub struct JwtKeySet(Arc<Inner>);
+
+struct Inner {
+    source: String,
+    state: Mutex<State>,
+    /// Tells the fetcher that a refresh is wanted.
+    wanted: Notify,
+    /// Tells requests that a refresh ended.
+    ended: Notify,
+}
+
+#[derive(Default)]
+struct State {
+    keys: Arc<[JwtKey]>,
+    is_loaded: bool,
+    is_failing: bool,
+    /// True while a refresh is wanted or under way.
+    is_pending: bool,
+    /// The end of the latest refresh, by the monotonic clock.
+    ended_at: Option<Duration>,
+}
+
+/// The reason why a key set is refused. Nothing of the set is repeated.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum JwksError {
+    /// The text is not a key set.
+    #[error("it is not a JSON Web Key Set: a JSON object with a list `keys`")]
+    Malformed,
+    /// The set has too many keys.
+    #[error("it has more than {JWKS_KEYS_MAX} keys")]
+    TooMany,
+    /// Tokens could not be verified with any of the keys.
+    #[error("it has no public key for RS256 (of 2048 bits or more), ES256 or EdDSA")]
+    NoKey,
+}
+
+impl JwtKeySet {
+    /// An empty set. `source` names its origin in logs and metrics: a URL without credentials.
+    #[must_use]
+    pub fn new(source: impl Into<String>) -> Self {
+        Self(Arc::new(Inner {
+            source: source.into(),
+            state: Mutex::default(),
+            wanted: Notify::new(),
+            ended: Notify::new(),
+        }))
+    }
+
+    /// The origin of the keys.
+    #[must_use]
+    pub fn source(&self) -> &str {
+        &self.0.source
+    }
+
+    /// Waits until a token named a key that is not in the set. It is for one fetcher.
+    pub async fn wanted(&self) {
+        self.0.wanted.notified().await;
+    }
+
+    /// Replaces the keys by those of a JSON Web Key Set, and returns their number. Keys that are not for signatures
+    /// in RS256, ES256 or EdDSA are left out, and so is every symmetric key.
+    ///
+    /// # Errors
+    /// If the set is refused: the keys stay, and the refresh counts as failed.
+    pub fn replace(&self, jwks: &[u8], clock: &dyn Clock) -> Result<usize, JwksError> {
+        let read = parse(jwks);
+        let mut state = self.end(clock);
+        let outcome = read.map(|keys| {
+            state.keys = keys.into();
+            state.is_loaded = true;
+            state.keys.len()
+        });
+        state.is_failing = outcome.is_err();
+        drop(state);
+        self.0.ended.notify_waiters();
+        outcome
+    }
+
+    /// Notes that the keys could not be fetched. Those that are there stay in use.
+    pub fn failed(&self, clock: &dyn Clock) {
+        self.end(clock).is_failing = true;
+        self.0.ended.notify_waiters();
+    }
+
+    /// True once there were keys.
+    #[must_use]
+    pub fn is_loaded(&self) -> bool {
+        self.state().is_loaded
+    }
+
+    /// True if the latest refresh failed, or if there was none yet: a key that is missing may exist.
+    pub(super) fn is_stale(&self) -> bool {
+        let state = self.state();
+        state.is_failing || !state.is_loaded
+    }
+
+    pub(super) fn keys(&self) -> Arc<[JwtKey]> {
+        Arc::clone(&self.state().keys)
+    }
+
+    /// Wants a refresh; false if the latest one is too recent and none is under way.
+    fn want(&self, now: Duration) -> bool {
+        let mut state = self.state();
+        if state.is_pending {
+            return true;
+        }
+        if state.ended_at.is_some_and(|ended| now < ended.saturating_add(JWKS_REFRESH_PAUSE)) {
+            return false;
+        }
+        state.is_pending = true;
+        drop(state);
+        self.0.wanted.notify_one();
+        true
+    }
+
+    /// True if a request should wait for a refresh.
+    pub(super) fn may_be_refreshed(&self, now: Duration) -> bool {
+        let state = self.state();
+        let is_recent = |ended: Duration| now < ended.saturating_add(JWKS_REFRESH_PAUSE);
+        state.is_pending || !state.ended_at.is_some_and(is_recent)
+    }
+
+    /// Waits for a refresh, for at most [`JWKS_WAIT_MAX`].
+    pub(super) async fn refreshed(&self, clock: &dyn Clock) {
+        let ended = self.0.ended.notified();
+        let mut ended = std::pin::pin!(ended);
+        ended.as_mut().enable();
+        if !self.want(clock.monotonic()) {
+            return;
+        }
+        tokio::select! {
+            biased;
+            () = ended => {}
+            () = clock.sleep(JWKS_WAIT_MAX) => {}
+        }
+    }
+
+    fn end(&self, clock: &dyn Clock) -> MutexGuard<'_, State> {
+        let mut state = self.state();
+        state.is_pending = false;
+        state.ended_at = Some(clock.monotonic());
+        state
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Clones of one set are equal.
+impl PartialEq for JwtKeySet {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+}
+
+impl Eq for JwtKeySet {}
+
+impl fmt::Debug for JwtKeySet {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("JwtKeySet").field("source", &self.source()).finish_non_exhaustive()
+    }
+}
+
+/// The keys of a set that tokens can be verified with.
+fn parse(jwks: &[u8]) -> Result<Vec<JwtKey>, JwksError> {
+    #[derive(serde::Deserialize)]
+    struct Set {
+        keys: Vec<serde_json::Value>,
+    }
+    let set: Set = serde_json::from_slice(jwks).map_err(|_| JwksError::Malformed)?;
+    if set.keys.len() > JWKS_KEYS_MAX {
+        return Err(JwksError::TooMany);
+    }
+    // A key of a kind that the library does not know is no reason to refuse the others.
+    let known = set.keys.into_iter().filter_map(|key| serde_json::from_value::<Jwk>(key).ok());
+    let keys: Vec<JwtKey> = known.filter_map(|jwk| JwtKey::of_jwk(&jwk)).collect();
+    if keys.is_empty() { Err(JwksError::NoKey) } else { Ok(keys) }
+}

@@ -16,7 +16,7 @@ use crate::endpoints::Endpoints;
 use crate::handle::Handles;
 use crate::head;
 use crate::policy::{InFlight, KeySource, Mistake, Policy, PolicyError};
-use crate::problem::{Code, Problem};
+use crate::problem::{Problem, misconfigured};
 use crate::routes::Routes;
 use crate::secrets::Secrets;
 use crate::service::Onetake;
@@ -73,11 +73,6 @@ where
 fn is_covered(tenants: &[Tenant], tenant: &Tenant) -> bool {
     tenants.contains(tenant)
         || (*tenant == Tenant::Credential && tenants.contains(&Tenant::CredentialOrPublic))
-}
-
-fn misconfigured() -> Problem {
-    let detail = "This service is not set up correctly for this request, and its operators find the reason in the log. Nothing was run.";
-    Problem::new(Code::Misconfigured, detail)
 }
 
 /// Every bound of the layer beside the engine's own.
@@ -140,6 +135,7 @@ pub(crate) struct Shared {
     pub(crate) velocity: Arc<Counter>,
     deriving: OnceLock<DerivingSecret>,
     pub(crate) types: Types,
+    pub(crate) misfits: Misfits,
     /// Whether the tenants of all policies are known to fit their handles.
     knows_tenants: bool,
     /// Whether somebody took the endpoints, to mount them elsewhere.
@@ -405,6 +401,7 @@ impl LayerBuilder {
             velocity,
             deriving: OnceLock::new(),
             types,
+            misfits: Misfits::default(),
             knows_tenants,
             endpoints_taken: AtomicBool::new(false),
         };

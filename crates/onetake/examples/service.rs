@@ -92,15 +92,13 @@ pub(crate) async fn service(url: &str, journal: &Path) -> Result<(Router, Engine
     let journal = FileJournal::of(&*store, journal).await?;
     let engine = Engine::builder(store).journal(Arc::new(journal)).build();
 
-    let orders = Policy::new()
-        .label("POST /orders")
-        .key_required()
-        .tenant(Tenant::Credential)
-        .transactional(order);
-    let charges = Policy::preset(Preset::Payment).label("POST /charges");
+    let orders = Policy::new().key_required().tenant(Tenant::Credential).transactional(order);
+    let charges = Policy::preset(Preset::Payment);
+    let routes = Routes::new().route("POST /orders", orders).route("POST /charges", charges);
     let app = Router::new()
-        .route("/orders", post(order).layer(OnetakeLayer::new(engine.clone(), orders)))
-        .route("/charges", post(charge).layer(OnetakeLayer::new(engine.clone(), charges)))
+        .route("/orders", post(order))
+        .route("/charges", post(charge))
+        .layer(OnetakeLayer::builder(engine.clone()).routes(routes).build()?)
         .with_state(pool);
     Ok((app, engine))
 }

@@ -58,12 +58,12 @@ pub enum ServeError {
 /// # async fn serve() -> Result<(), Box<dyn std::error::Error>> {
 /// use std::{sync::Arc, time::Duration};
 /// use axum::{Router, routing::post};
-/// use onetake::{Engine, MemoryStore, OnetakeLayer, Policy};
+/// use onetake::prelude::*;
 ///
 /// let engine = Engine::new(Arc::new(MemoryStore::new()));
 /// let app = Router::new()
 ///     .route("/charges", post(|| async { "charged" }))
-///     .layer(OnetakeLayer::new(engine.clone(), Policy::new().key_required()));
+///     .layer(OnetakeLayer::new(engine.clone(), Policy::new().key_required())?);
 /// let listener = tokio::net::TcpListener::bind("127.0.0.1:3000").await?;
 /// let stop = async { drop(tokio::signal::ctrl_c().await) };
 /// let served = onetake::serve(listener, app, engine, stop, Duration::from_secs(30)).await?;

@@ -44,7 +44,7 @@ impl Service {
                 "done"
             }
         };
-        let layer = OnetakeLayer::new(engine.clone(), Policy::new().key_required());
+        let layer = OnetakeLayer::new(engine.clone(), Policy::new().key_required()).unwrap();
         let app = Router::new().route("/act", post(act)).layer(layer);
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let client = Client::new(listener.local_addr().unwrap());

@@ -33,7 +33,7 @@ use tokio_util::sync::CancellationToken;
 use tower::Layer;
 
 use onetake_core::engine::Housekeeping;
-use onetake_core::{Asking, Clock, Engine, StoreError, SystemClock, SystemRng};
+use onetake_core::{Asking, Clock, Engine, Store, StoreError, SystemClock};
 use onetake_http::{OnetakeLayer, Policy, PolicyError, Resolve, Tenant};
 
 use crate::config::{Config, Token};

@@ -159,11 +159,11 @@ impl Problem {
     }
 }
 
-/// The handler and its route do not fit: see docs/TRANSACTIONS.md.
+/// A policy that cannot work, or a handler that does not fit its route: see docs/TRANSACTIONS.md.
 pub(crate) fn misconfigured() -> Problem {
     Problem::new(
-        Code::RouteMisconfigured,
-        "The service is not set up correctly for this operation, so it had no effect. The operator finds the reason in the log.",
+        Code::Misconfigured,
+        "The service is not set up correctly for this operation, so it had no effect. The log of the service has the reason.",
     )
 }
 

@@ -68,7 +68,7 @@ impl Policy {
     /// ```
     ///
     /// If another handler is mounted on the route, its first success is recorded and logged as an error, and the
-    /// route refuses new operations until the process ends (`route_misconfigured`).
+    /// route refuses new operations until the process ends (`misconfigured`).
     #[must_use]
     pub fn transactional<H, Arguments>(self, handler: H) -> Self
     where

@@ -302,7 +302,7 @@ async fn a_success_that_was_not_committed_is_not_shown() {
     let (lines, _guard) = logs();
     let path = "/guarded%20forget";
     let first = send(&router, post_of("alice", path, KEY)).await;
-    assert_eq!(first.problem(), (500, "route_misconfigured".to_owned()));
+    assert_eq!(first.problem(), (500, "misconfigured".to_owned()));
     assert!(lines.lock().unwrap().join("\n").contains("did not commit"));
     let again = send(&router, post_of("alice", path, KEY)).await;
     assert_eq!((again.status, again.body.as_str()), (201, "run 2"));
@@ -337,7 +337,7 @@ async fn a_handler_that_does_not_take_part_is_refused_from_then_on() {
         "{said}"
     );
     let next = send(&router, post_of("alice", "/plain", &other)).await;
-    assert_eq!(next.problem(), (500, "route_misconfigured".to_owned()));
+    assert_eq!(next.problem(), (500, "misconfigured".to_owned()));
     assert!(send(&router, post_of("alice", "/plain", KEY)).await.is_replay(), "outcomes stay");
     assert_eq!(send(&router, post_of("alice", "/commit", &third)).await.status, 201, "others run");
 }
@@ -366,11 +366,11 @@ async fn a_handler_that_takes_part_elsewhere_is_refused() {
         async {}
     };
     let engine = Engine::new(Arc::new(MemoryStore::new()));
-    let layer = OnetakeLayer::new(engine, Policy::new().label("pays"));
+    let layer = OnetakeLayer::new(engine, Policy::new().label("pays")).unwrap();
     let router = Router::new().route("/pay", post(act)).layer(layer);
     for _ in 0..2 {
         let told = send(&router, post_of("alice", "/pay", KEY)).await;
-        assert_eq!(told.problem(), (500, "route_misconfigured".to_owned()));
+        assert_eq!(told.problem(), (500, "misconfigured".to_owned()));
     }
     assert_eq!(runs.load(Ordering::SeqCst), 0);
     let said = lines.lock().unwrap().join("\n");
@@ -401,7 +401,7 @@ async fn what_is_to_be_written_is_sealed() {
         let (completion, _) = running.complete("paid", Vec::new()).await.unwrap();
         completion.recording.body.unwrap_or(completion.recording.head)
     };
-    let layer = OnetakeLayer::new(engine, Policy::new().transactional()).unwrap();
+    let layer = OnetakeLayer::new(engine, Policy::new().transactional(act)).unwrap();
     let router = Router::new().route("/pay", post(act)).layer(layer);
     let told = send(&router, post_of("alice", "/pay", KEY)).await;
     assert_eq!(told.body, "sealed: paid");

@@ -59,7 +59,7 @@ use rows::Answer;
 pub use driver::{ClientTransaction, TokioPostgres};
 pub use finish::{STALE_SQLSTATE, finish};
 pub use schema::{Migrated, Migration, migrations};
-pub use transactional::{Inbox, Transactional, WorkError};
+pub use transactional::{Transactional, TransactionalInbox, WorkError};
 
 /// The options of a connection to the server.
 #[derive(Clone, Debug)]

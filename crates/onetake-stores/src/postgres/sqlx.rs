@@ -1,8 +1,11 @@
 //! Pools and transactions of sqlx, version 0.9.
 
 use ::sqlx::postgres::{PgConnectOptions, PgSslMode};
-use ::sqlx::{ConnectOptions as _, Postgres, Transaction};
-use onetake_core::{Attempt, Completion, FinishError, Message, StoreError, StoreErrorKind};
+use ::sqlx::{ConnectOptions as _, PgConnection, PgPool, Postgres, Transaction};
+use onetake_core::{
+    Attempt, Completion, FinishError, Message, OpenTransaction, StoreError, StoreErrorKind,
+    TransactionSource,
+};
 use percent_encoding::percent_decode_str;
 use tokio_postgres::Config;
 
@@ -45,6 +48,53 @@ pub async fn finish(
             Err(FinishError::Stale)
         }
         Err(error) => Err(FinishError::Database(error)),
+    }
+}
+
+/// sqlx, as a source of transactions.
+#[derive(Debug)]
+pub enum Sqlx {}
+
+/// A transaction of a [`PgPool`]. It is rolled back if it is dropped.
+#[derive(Debug)]
+pub struct PoolTransaction(Transaction<'static, Postgres>);
+
+impl TransactionSource<Sqlx> for &PgPool {
+    type Transaction = PoolTransaction;
+    type Error = ::sqlx::Error;
+
+    async fn begin(self) -> Result<PoolTransaction, ::sqlx::Error> {
+        PgPool::begin(self).await.map(PoolTransaction)
+    }
+}
+
+impl OpenTransaction for PoolTransaction {
+    type Native = Transaction<'static, Postgres>;
+    type Executor = PgConnection;
+    type Error = ::sqlx::Error;
+
+    fn native(&mut self) -> &mut Self::Native {
+        &mut self.0
+    }
+
+    fn executor(&self) -> &PgConnection {
+        &self.0
+    }
+
+    fn executor_mut(&mut self) -> &mut PgConnection {
+        &mut self.0
+    }
+
+    async fn finish(
+        &mut self,
+        attempt: &Attempt,
+        completion: &Completion,
+    ) -> Result<(), FinishError<::sqlx::Error>> {
+        finish(&mut self.0, attempt, completion).await
+    }
+
+    async fn commit(self) -> Result<(), ::sqlx::Error> {
+        self.0.commit().await
     }
 }
 

@@ -1,4 +1,5 @@
 //! Tables of routes: which policy a request has, and the mistakes that are refused before anything runs.
+#![expect(clippy::unwrap_used, reason = "tests may panic")]
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -7,9 +8,10 @@ use axum::Router;
 use axum::body::Body;
 use axum::routing::{any, post};
 use http::{Method, Request};
+use tokio::sync::Notify;
 use tower::ServiceExt;
 
-use onetake_core::{MemoryStore, OnUnknown};
+use onetake_core::{Clock, MemoryStore, OnUnknown, SystemClock};
 use onetake_http::{
     FingerprintMode, InFlight, KeyFormat, KeySource, OnetakeLayer, Policy, PolicyError, Preset,
     Routes, Secrets, Tenant,
@@ -157,20 +159,31 @@ fn by_account() -> Policy {
         .in_flight(InFlight::Async(Duration::ZERO))
 }
 
+/// The status of a first answer, and that of the outcome behind its handle.
 async fn accepted(layer: OnetakeLayer) -> (u16, u16) {
-    let slow = || async {
-        tokio::time::sleep(Duration::from_millis(50)).await;
-        "done"
+    let finish = Arc::new(Notify::new());
+    let finished = Arc::clone(&finish);
+    let slow = move || {
+        let finished = Arc::clone(&finished);
+        async move {
+            finished.notified().await;
+            "done"
+        }
     };
     let app = Router::new().route("/work", post(slow)).layer(layer);
     let request = Request::post("/work").header("idempotency-key", KEY).header("x-account", "7");
     let response = app.clone().oneshot(request.body(Body::empty()).unwrap()).await.unwrap();
+    finish.notify_one();
     let (first, location) = (response.status().as_u16(), response.headers().get("location"));
     let Some(location) = location.and_then(|location| location.to_str().ok()) else {
         return (first, 0);
     };
-    tokio::time::sleep(Duration::from_millis(500)).await;
-    (first, status(&app, Method::GET, location, &[("x-account", "7")]).await)
+    loop {
+        match status(&app, Method::GET, location, &[("x-account", "7")]).await {
+            202 => SystemClock.sleep(Duration::from_millis(10)).await,
+            ended => return (first, ended),
+        }
+    }
 }
 
 #[tokio::test]

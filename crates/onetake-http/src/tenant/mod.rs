@@ -98,7 +98,9 @@ impl Tenant {
         }
         #[cfg(feature = "jwt")]
         if let Self::Jwt(jwt) = self {
-            jwt.fetch_key(parts, clock).await;
+            if let Some(fetched) = jwt.fetch_key(parts, clock) {
+                fetched.await;
+            }
             return by_token(jwt, parts, clock);
         }
         self.resolve_now(parts, clock).unwrap_or_else(|| Err(unresolved("nobody was asked")))

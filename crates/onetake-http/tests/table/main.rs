@@ -1,5 +1,5 @@
 //! Policy × state × request: what the contract promises for every combination, over three stores.
-#![expect(clippy::unwrap_used, clippy::indexing_slicing, reason = "tests may panic")]
+#![expect(clippy::unwrap_used, clippy::indexing_slicing, clippy::panic, reason = "tests may panic")]
 
 mod cases;
 mod expected;

@@ -123,8 +123,14 @@ impl Node {
             .resolve(Routes(policies(world, &self.plan)))
             .limits(http)
             .secrets(secrets)
-            .build()
-            .unwrap_or_else(|error| panic!("{error}"));
+            .build();
+        let layer = match layer {
+            Ok(layer) => layer,
+            Err(error) => {
+                world.history.violate(world.now(), "simulation", error.to_string());
+                return;
+            }
+        };
         let front = layer.layer(Proxy::new(world, index, incarnation));
         watch_for_damage(world, &executor, &engine, index);
         self.process = Some(Process { executor, engine, front, incarnation, is_alive });

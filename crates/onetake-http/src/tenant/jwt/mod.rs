@@ -15,6 +15,8 @@ use std::time::Duration;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use futures_util::FutureExt;
+use futures_util::future::BoxFuture;
 use http::header::{AUTHORIZATION, HeaderValue, WWW_AUTHENTICATE};
 use http::request::Parts;
 
@@ -133,13 +135,15 @@ impl Jwt {
         set.may_be_refreshed(now) && self.lacks_key(parts)
     }
 
-    /// Waits for a refresh of the key set if the token's key is not known, for at most [`JWKS_WAIT_MAX`].
-    pub(super) async fn fetch_key(&self, parts: &Parts, clock: &dyn Clock) {
-        if let Some(set) = &self.key_set
-            && self.lacks_key(parts)
-        {
-            set.refreshed(clock).await;
-        }
+    /// A refresh of the key set if the token's key is not known, of at most [`JWKS_WAIT_MAX`]. It is boxed,
+    /// because every request would hold its space.
+    pub(super) fn fetch_key<'a>(
+        &'a self,
+        parts: &Parts,
+        clock: &'a dyn Clock,
+    ) -> Option<BoxFuture<'a, ()>> {
+        let set = self.key_set.as_ref()?;
+        self.lacks_key(parts).then(|| set.refreshed(clock).boxed())
     }
 
     /// True if the request has a token whose key is not known.

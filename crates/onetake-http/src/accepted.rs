@@ -57,7 +57,7 @@ pub(crate) enum Awaited<'a, W: Work> {
 }
 
 impl Waiting {
-    /// Returns `None` if the route does not answer 202.
+    /// Computes the wait of a request. Returns `None` if the route does not answer 202.
     pub(crate) fn of(identity: &Identity, shared: &Shared) -> Option<Self> {
         let Identity { head, parts, operation, .. } = identity;
         let InFlight::Async(wait) = head.policy.in_flight else {
@@ -123,7 +123,7 @@ impl Waiting {
                     if now >= self.deadline {
                         return answered(answer, work);
                     }
-                    // Without an age the attempt has just ended: the next round gets its answer.
+                    // `None` means that the attempt has just ended: the next round gets its answer.
                     let more = now.saturating_add(young.unwrap_or_default());
                     until = more.min(self.latest).min(self.deadline);
                 }
@@ -154,7 +154,7 @@ impl Waiting {
     /// Resolves when the client whose request runs the operation must get its 202.
     ///
     /// Never resolves if the attempt is being released or has just ended, because its answer is
-    /// about to arrive.
+    /// about to arrive, or if this request did not start the operation.
     async fn is_due(
         &self,
         engine: &Engine,
@@ -171,7 +171,7 @@ impl Waiting {
         std::future::pending().await
     }
 
-    /// The 202 answer, with the URL of the handle.
+    /// The 202 response, with the URL of the handle.
     pub(crate) fn accepted<Res>(&self, id: RecordId) -> Response<ResponseBody<Res>> {
         let location = format!("{OPERATIONS}{}", self.handle);
         let mut response = running(id, Some(&location));
@@ -185,7 +185,7 @@ impl Waiting {
     }
 }
 
-/// The answer that the operation still runs. Its status is 200.
+/// The response for an operation that still runs, with status 200.
 pub(crate) fn running<Res>(id: RecordId, location: Option<&str>) -> Response<ResponseBody<Res>> {
     let reference = id.reference().to_string();
     let mut body = json!({ "status": "running", "reference": reference });

@@ -41,8 +41,8 @@ impl Boundary {
 
     /// Splits a body at its boundaries.
     ///
-    /// Two bodies with the same pieces differ only in the boundary itself, at every place where it
-    /// occurs. A reader finds the same parts in both.
+    /// Two bodies with the same pieces differ only in the boundary, so a reader finds the same
+    /// parts in both.
     pub(crate) fn split<'a>(&'a self, body: &'a [u8]) -> impl Iterator<Item = &'a [u8]> {
         let found = memchr::memmem::find_iter(body, &self.0);
         let starts = std::iter::once(0).chain(found.clone().map(|at| at + self.0.len()));

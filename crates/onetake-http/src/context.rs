@@ -49,13 +49,16 @@ impl OperationContext {
     }
 
     /// Returns the key for calls to other services. It is the same in every attempt.
+    ///
+    /// `None` if the request has no key, or if it runs unrecorded and the secret for derived keys
+    /// is not known.
     #[must_use]
     pub fn derived_key(&self) -> Option<DerivedKey> {
         self.derived_key
     }
 
-    /// Returns the time left until the client's deadline, as of the start of the attempt. `None` if
-    /// there is no deadline.
+    /// Returns the time left until the client's deadline, as of the start of the run. `None` if
+    /// there is no deadline, or if the route is async.
     #[must_use]
     pub fn time_left(&self) -> Option<Duration> {
         self.time_left
@@ -107,8 +110,8 @@ impl fmt::Debug for OperationContext {
     }
 }
 
-/// A service's report about its attempt, in the extensions of the response. It says more than the
-/// status.
+/// A service's report about its attempt, in the extensions of the response. It says what the status
+/// alone cannot say.
 ///
 /// The header `Onetake-Outcome` takes precedence over the report. The report takes precedence over
 /// the route's rules.

@@ -33,7 +33,7 @@ pub(crate) struct Handles(Hmac<Sha256>);
 /// A handle whose MAC was verified.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Handle {
-    /// The record.
+    /// The id of the operation's record.
     pub(crate) id: RecordId,
     prints: Vec<[u8; PRINT_BYTES]>,
 }

@@ -151,8 +151,8 @@ fn operation(shared: &Shared, head: &Head, name: &Name, print: Fingerprint) -> O
     if let Some(until) = head.issued_until {
         terms.ttl = terms.ttl.max(until.since(clock.now()).saturating_add(OUTLIVES));
     }
-    // No client waits longer than its deadline, so the lease need not be longer either. On async
-    // routes clients return for the outcome, so the lease stays as it is.
+    // The run ends at the deadline, so a retry should not have to wait for a longer lease. On async
+    // routes the run continues after the deadline, so the lease stays as it is.
     if !head.is_async() {
         terms.lease = head.within(terms.lease, clock).max(LEASE_MIN.min(terms.lease));
     }

@@ -157,7 +157,7 @@ pub(crate) struct Wanted {
     pub(crate) path: String,
 }
 
-/// Reads `{"method": "POST", "path": "/v1/charges"}`.
+/// Reads the body of a request for a key: `{"method": "POST", "path": "/v1/charges"}`.
 pub(crate) fn wanted(body: &[u8]) -> Result<Wanted, Problem> {
     let bad = |what: &str| {
         let detail = format!(

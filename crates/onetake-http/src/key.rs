@@ -21,8 +21,8 @@ pub const X_IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("x-idempotency
 /// Reads the key from a header. Returns `None` if there is no key and none is required.
 ///
 /// # Errors
-/// A problem for the client, if the key is malformed, is sent twice, or is missing although it is
-/// required.
+/// A problem for the client, if the key is malformed, is sent twice, differs between the two
+/// headers, or is missing although it is required.
 pub fn key(headers: &HeaderMap, policy: &KeyPolicy) -> Result<Option<Key>, Problem> {
     let one = |name| single(headers, name, policy);
     match (one(&IDEMPOTENCY_KEY)?, one(&X_IDEMPOTENCY_KEY)?) {

@@ -43,8 +43,8 @@ pub(super) async fn look<Res>(shared: &Shared, parts: &Parts) -> Response<Respon
 
 /// Reads a handle, if it belongs to the caller.
 ///
-/// A problem says something about the caller only. It is the same for every handle that belongs to
-/// another caller.
+/// # Errors
+/// A problem that depends on the caller only. It is the same for every handle that is not theirs.
 async fn whose(shared: &Shared, parts: &Parts, handle: &str) -> Result<Handle, Problem> {
     let clock = &**shared.engine.clock();
     let (mut is_somebody, mut refusal) = (false, None);

@@ -1,11 +1,14 @@
-//! `in_flight = "async"`: an operation that takes longer than the wait is answered 202, and its
-//! outcome is fetched by a handle.
+//! 202 answers of async routes (`in_flight = "async"`).
 //!
-//! After a 202 the attempt has an outcome: nothing is released any more, but recorded. An attempt of
-//! this process is promised to whoever gets a 202 ([`Engine::promise`]), which excludes that it is
-//! released. An attempt of another node cannot be promised from here; but it counts as promised by
-//! itself once it has lasted as long as the route's whole wait, and nobody gets a 202 for it who has
-//! waited for less, or (as long as clocks agree) before it has lasted for as long.
+//! An operation that takes longer than the route's wait is answered with 202. The client fetches
+//! the outcome by a handle.
+//!
+//! A 202 promises an outcome: the attempt is no longer released, its response is recorded instead.
+//! For an attempt of this process, the 202 comes with a promise ([`Engine::promise`]), which
+//! excludes a release. A node cannot promise an attempt of another node. Such an attempt counts as
+//! promised once it has lasted as long as the route's whole wait. A client gets a 202 for it only
+//! after it has waited that long itself, and (as long as clocks agree) only after the attempt has
+//! lasted that long.
 
 use std::time::Duration;
 
@@ -31,29 +34,30 @@ use crate::tenant::Caller;
 /// `Retry-After` of a 202, and of a handle whose operation still runs, in seconds.
 const RETRY_SECONDS: u64 = 1;
 
-/// How long a client of an async route waits, and what it is told then.
+/// The wait of one client of an async route, and its 202 answer.
 pub(crate) struct Waiting {
     handle: String,
     applied: Option<String>,
-    /// On our own clock: until when this client waits.
+    /// End of this client's wait, by the monotonic clock.
     until: Duration,
-    /// On our own clock: from when on the operation has lasted as long as the route waits at all.
+    /// End of the route's whole wait, by the monotonic clock.
     pub(crate) due: Duration,
-    /// On our own clock: until when anybody waits, whatever the store's clock makes of it.
+    /// End of the longest possible wait, by the monotonic clock: twice the route's wait. It holds
+    /// even if the attempt seems younger by the store's clock.
     latest: Duration,
-    /// On our own clock: the client's deadline.
+    /// The client's deadline, by the monotonic clock.
     deadline: Duration,
 }
 
-/// What a client of an async route waited for.
+/// Result of the wait of a client of an async route.
 pub(crate) enum Awaited<'a, W: Work> {
     Executed(Executed<W>),
-    /// It runs, and takes long.
+    /// The operation runs longer than the client waits.
     Accepted(&'a Waiting),
 }
 
 impl Waiting {
-    /// `None`: the route does not answer 202.
+    /// Computes the wait of a request. Returns `None` if the route does not answer 202.
     pub(crate) fn of(identity: &Identity, shared: &Shared) -> Option<Self> {
         let Identity { head, parts, operation, .. } = identity;
         let InFlight::Async(wait) = head.policy.in_flight else {
@@ -72,8 +76,8 @@ impl Waiting {
         Some(Self { handle, applied, until, due, latest, deadline })
     }
 
-    /// Runs the operation or waits for it, but for no longer than the client does. `started` says that it runs
-    /// here.
+    /// Runs the operation or waits for it, but no longer than the client waits. `started` resolves
+    /// when the operation runs in this process.
     pub(crate) async fn execute<W: Work>(
         &self,
         engine: &Engine,
@@ -102,12 +106,14 @@ impl Waiting {
             match (engine.promise(operation), answer) {
                 (Promise::Given, _) => return Awaited::Accepted(self),
                 (Promise::Refused, _) => return answered(Answer::InFlight, work),
-                // Too early to be sure of the other node's attempt: wait on, whatever is preferred.
+                // Too early for a 202 about another node's attempt. Wait longer, even if the client
+                // prefers a shorter wait.
                 (Promise::Elsewhere, Answer::WaitTimeout) if now < self.due.min(self.deadline) => {
                     until = self.due.min(self.deadline);
                 }
                 (Promise::Elsewhere, answer @ Answer::WaitTimeout) if now >= self.due => {
-                    // That it runs is known: a store that is away now is no reason to run it here (S10).
+                    // The operation is known to run on another node. So an unreachable store is no
+                    // reason to run it here as well (S10).
                     let Ok(young) = self.young_for(engine, operation.id).await else {
                         return answered(answer, work);
                     };
@@ -117,7 +123,7 @@ impl Waiting {
                     if now >= self.deadline {
                         return answered(answer, work);
                     }
-                    // It has just ended if it is of no age: then there is an answer.
+                    // `None` means that the attempt has just ended: the next round gets its answer.
                     let more = now.saturating_add(young.unwrap_or_default());
                     until = more.min(self.latest).min(self.deadline);
                 }
@@ -126,9 +132,11 @@ impl Waiting {
         }
     }
 
-    /// For how long the other node's attempt has not lasted as long as the route waits: it may be another one
-    /// than that which was met first. A fence is the store's time when the attempt was claimed.
-    /// `None`: none runs any more.
+    /// Time until the other node's attempt has lasted as long as the route's wait. `None` if no
+    /// attempt runs any more.
+    ///
+    /// The attempt can be a later one than the attempt that this client first waited for. A fence
+    /// is the store's time at the claim of the attempt.
     async fn young_for(
         &self,
         engine: &Engine,
@@ -143,8 +151,10 @@ impl Waiting {
         }))
     }
 
-    /// Resolves when the client that runs the operation is to be told to come back. Never, if the
-    /// attempt is being released, or has just ended: then its answer is about to be there.
+    /// Resolves when the client whose request runs the operation must get its 202.
+    ///
+    /// Never resolves if the attempt is being released or has just ended, because its answer is
+    /// about to arrive, or if this request did not start the operation.
     async fn is_due(
         &self,
         engine: &Engine,
@@ -161,7 +171,7 @@ impl Waiting {
         std::future::pending().await
     }
 
-    /// The answer that the operation takes long.
+    /// The 202 response, with the URL of the handle.
     pub(crate) fn accepted<Res>(&self, id: RecordId) -> Response<ResponseBody<Res>> {
         let location = format!("{OPERATIONS}{}", self.handle);
         let mut response = running(id, Some(&location));
@@ -175,7 +185,7 @@ impl Waiting {
     }
 }
 
-/// The answer that the operation still runs.
+/// The response for an operation that still runs, with status 200.
 pub(crate) fn running<Res>(id: RecordId, location: Option<&str>) -> Response<ResponseBody<Res>> {
     let reference = id.reference().to_string();
     let mut body = json!({ "status": "running", "reference": reference });

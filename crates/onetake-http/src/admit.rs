@@ -1,4 +1,4 @@
-//! The fourth step of a keyed request: whether its operation may run now, and who runs it.
+//! The fourth step of a keyed request: admission, and execution by the engine.
 
 use std::sync::Arc;
 
@@ -26,19 +26,20 @@ use crate::run::{Call, Job};
 use crate::trace::Trace;
 use crate::velocity::{self, Pass};
 
-/// An operation that may run, unless somebody else runs it or has run it.
+/// An operation that may run, unless another request runs it or it has an outcome already.
 pub(crate) struct Admitted {
     identity: Box<Identity>,
-    /// Where the route answers 202: how long this client waits.
+    /// The wait of this client, if the route answers 202.
     waiting: Option<Box<Waiting>>,
     pass: Pass,
-    /// `false`: its issued key has expired, and only an outcome that is recorded already may be shown.
+    /// False if the issued key has expired and the operation has an outcome. The outcome may be
+    /// shown, but nothing runs.
     may_run: bool,
 }
 
 impl Identity {
-    /// Checks what could keep the operation from running: its deadline, the expiry of its key, and limits on new
-    /// operations.
+    /// Checks the conditions of a run: the deadline, the expiry of an issued key, and the limits on
+    /// new operations.
     pub(crate) async fn admit(self: Box<Self>, shared: &Shared) -> Result<Admitted, Refusal> {
         if self.head.is_over(&**shared.engine.clock()) {
             return Err(self.refused(deadline::over()));
@@ -51,8 +52,10 @@ impl Identity {
         Ok(Admitted { identity: self, waiting, pass, may_run })
     }
 
-    /// Whether it may run although its key has expired. The expiry of an issued key counts only while there is no
-    /// record (S15), and none is being made: an attempt of this process is known before its record is.
+    /// Returns true if the operation may run, and false if only its recorded outcome may be shown.
+    ///
+    /// The expiry of an issued key counts only if the key has no record (S15) and none is about to
+    /// be written. An attempt of this process is known before its record is written.
     async fn may_run(&self, shared: &Shared) -> Result<bool, Refusal> {
         let (engine, id) = (&shared.engine, self.operation.id);
         if !self.head.is_expired(&**engine.clock()) {
@@ -77,7 +80,7 @@ fn is_final(record: &Record) -> bool {
 }
 
 impl Admitted {
-    /// Runs the operation, or finds out what became of it before; and answers.
+    /// Runs the operation or finds its earlier outcome, and answers.
     pub(crate) async fn execute<S, Req, Res>(
         self,
         shared: &Arc<Shared>,
@@ -98,7 +101,8 @@ impl Admitted {
         let reference = operation.id.reference();
         let respond = Responder { shared, trace, policy: &policy, id: operation.id };
         let call = Box::new(Call { head, parts, data: payload.into_data(), key });
-        // Whoever goes away before the operation starts does not want it any more.
+        // If the client disconnects before the operation starts, the operation does not run: it
+        // watches this value.
         let client = Arc::new(());
         let mut job = Job::new(inner, call, shared, trace, &client);
         (job.place, job.pass, job.may_run) = (Some(place), pass.clone(), may_run);
@@ -132,7 +136,7 @@ impl Admitted {
     }
 }
 
-/// Has the engine run the operation, or tell what became of it before.
+/// Asks the engine to run the operation, or for its earlier outcome.
 async fn ask<'a, S, Req>(
     engine: &Engine,
     operation: &mut Operation,
@@ -147,11 +151,12 @@ where
     };
     let (tell, started) = oneshot::channel();
     job.started = Some(tell);
-    // Boxed, so that other routes do not have to hold it.
+    // Boxed, so that the futures of other routes do not hold it.
     Box::pin(waiting.execute(engine, operation, job, started)).await
 }
 
-/// The secret for derived keys: what is run must be able to pass a key on, so that is known first.
+/// Returns the secret for derived keys. It is read before the claim, because every run must be able
+/// to pass a derived key on.
 async fn deriving<'a>(shared: &'a Shared, pass: &Pass) -> Result<&'a DerivingSecret, EngineError> {
     match pass.store_error() {
         Some(error) => Err(error),

@@ -1,4 +1,4 @@
-//! The bodies that pass through the layer.
+//! Request and response bodies that pass through the layer, and bounded reading of bodies.
 
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
@@ -11,8 +11,10 @@ use pin_project_lite::pin_project;
 use crate::BoxError;
 
 pin_project! {
-    /// The body of a request on its way to the inner service: as it came if the request had no key,
-    /// and what was read of it if it had one.
+    /// The body of a request to the inner service.
+    ///
+    /// For a request without a key it is the original body. For a keyed request it is the data that
+    /// the layer has read.
     pub struct RequestBody<B> {
         #[pin]
         kind: RequestKind<B>,
@@ -79,8 +81,10 @@ impl<B> std::fmt::Debug for RequestBody<B> {
 }
 
 pin_project! {
-    /// The body of a response on its way to the client: as the inner service made it, as it is
-    /// recorded, or a beginning that was read and the rest as it comes.
+    /// The body of a response to the client.
+    ///
+    /// It is the inner service's body, a recorded or generated body, or the part that was read
+    /// followed by the rest of the stream.
     pub struct ResponseBody<B> {
         #[pin]
         kind: ResponseKind<B>,
@@ -151,7 +155,7 @@ where
         match &self.kind {
             ResponseKind::Untouched { body } => body.size_hint(),
             ResponseKind::Whole { data, .. } => exact(data.as_ref()),
-            // What is left cannot be told without the sizes of what was read.
+            // Not computed: it would be the size of `read` plus what is left of the inner body.
             ResponseKind::Rest { .. } => SizeHint::default(),
         }
     }
@@ -163,17 +167,18 @@ impl<B> std::fmt::Debug for ResponseBody<B> {
     }
 }
 
-/// What reading a bounded body came to.
+/// Result of reading a body up to a limit.
 pub(crate) enum Read<B> {
-    /// All of it.
+    /// The whole body.
     Whole { data: Bytes, trailers: Option<HeaderMap> },
-    /// It is larger than `max`: what was read so far, and the rest.
+    /// The body is larger than `max`. `read` is the part read so far, `rest` is the remaining
+    /// stream.
     TooLarge { read: Bytes, rest: Pin<Box<B>> },
 }
 
 /// Reads a body up to `max` bytes.
 ///
-/// It keeps bytes and not frames: a body of a million one-byte frames is a megabyte.
+/// It keeps the bytes, not the frames: a body of a million one-byte frames takes a megabyte.
 ///
 /// # Errors
 /// If the body breaks off.
@@ -201,7 +206,7 @@ where
     Ok(Read::Whole { data: gathered.finish(), trailers })
 }
 
-/// Bytes in one piece; the usual body is one frame, which is not copied.
+/// Collects frames into one piece of bytes. A body of one frame, the usual case, is not copied.
 #[derive(Default)]
 struct Gathered {
     first: Bytes,
@@ -273,7 +278,7 @@ mod tests {
         assert!(!rest.is_end_stream(), "the rest is to come");
         assert_eq!(rest.frame().await.unwrap().unwrap().into_data().unwrap(), "two");
         assert!(rest.is_end_stream());
-        // What was read is empty: the first frame is the rest's.
+        // Nothing was read, so the first frame comes from the rest.
         let mut rest = ResponseBody::rest(Bytes::new(), Box::pin(full("two")));
         assert_eq!(rest.frame().await.unwrap().unwrap().into_data().unwrap(), "two");
         let rest = ResponseBody::rest(Bytes::from_static(b"one "), Box::pin(full("")));

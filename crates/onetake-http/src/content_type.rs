@@ -1,4 +1,7 @@
-//! The content type of a request, without what SDKs spell differently from one attempt to the next.
+//! The content type of a request in a canonical form, and the boundary of a multipart body.
+//!
+//! SDKs spell both differently from one attempt to the next. The fingerprint must not depend on
+//! that.
 
 use http::header::CONTENT_TYPE;
 use http::request::Parts;
@@ -8,11 +11,12 @@ const BOUNDARY: &str = "boundary";
 /// The longest boundary of multipart, by RFC 2046.
 const BOUNDARY_LENGTH_MAX: usize = 70;
 
-/// What says that a body has parts, and where each begins.
+/// The delimiter between the parts of a multipart body: `--` and the boundary parameter.
 pub(crate) struct Boundary(Vec<u8>);
 
 impl Boundary {
-    /// The boundary of a request, if it is said once and every reader understands it in the same way.
+    /// Returns the boundary of a request, if it is given once and in a form that every reader
+    /// understands in the same way.
     pub(crate) fn of(parts: &Parts) -> Option<Self> {
         let mut lines = lines(parts);
         let (Some(line), None) = (lines.next(), lines.next()) else {
@@ -35,8 +39,10 @@ impl Boundary {
         is_sound.then(|| Self(format!("--{text}").into_bytes()))
     }
 
-    /// A body without its boundaries, in pieces. Two bodies with the same pieces differ in nothing but
-    /// the boundary, wherever it stands: a reader finds the same parts in them.
+    /// Splits a body at its boundaries.
+    ///
+    /// Two bodies with the same pieces differ only in the boundary, so a reader finds the same
+    /// parts in both.
     pub(crate) fn split<'a>(&'a self, body: &'a [u8]) -> impl Iterator<Item = &'a [u8]> {
         let found = memchr::memmem::find_iter(body, &self.0);
         let starts = std::iter::once(0).chain(found.clone().map(|at| at + self.0.len()));
@@ -45,8 +51,10 @@ impl Boundary {
     }
 }
 
-/// The content type, in which letter case, needless quotes, white space and the order of parameters do
-/// not count; nor does the boundary, if it is known otherwise.
+/// Returns the canonical content type.
+///
+/// Letter case, unnecessary quotes, white space and the order of parameters do not count. The
+/// boundary parameter does not count if `boundary` is given.
 pub(crate) fn canonical(parts: &Parts, boundary: Option<&Boundary>) -> String {
     let mut text = String::new();
     for line in lines(parts) {
@@ -54,9 +62,10 @@ pub(crate) fn canonical(parts: &Parts, boundary: Option<&Boundary>) -> String {
         if boundary.is_some() {
             parameters.retain(|(name, _)| name != BOUNDARY);
         }
-        // Of two with the same name, the first may be the one that counts.
+        // The sort is stable: parameters with the same name keep their order, because a reader may
+        // use only the first.
         parameters.sort_by(|(one, _), (other, _)| one.cmp(other));
-        // No header holds control characters: they keep apart what must not run into each other.
+        // Control characters are safe separators, because no header contains them.
         text.push('\u{1}');
         text.push_str(&essence);
         for (name, value) in parameters {
@@ -71,7 +80,8 @@ pub(crate) fn canonical(parts: &Parts, boundary: Option<&Boundary>) -> String {
     text
 }
 
-/// The lines of the header, each byte as a character: what is no text is not lost either.
+/// The lines of the header, with each byte as a character, so that bytes that are not text count
+/// too.
 fn lines(parts: &Parts) -> impl Iterator<Item = String> {
     let values = parts.headers.get_all(CONTENT_TYPE).iter();
     values.map(|value| value.as_bytes().iter().copied().map(char::from).collect())
@@ -87,7 +97,7 @@ fn read(line: &str) -> (String, Vec<Parameter>) {
     (essence, pieces.filter(|piece| !piece.is_empty()).map(parameter).collect())
 }
 
-/// What semicolons separate, but for those inside quotes.
+/// Splits at semicolons that are not inside quotes.
 fn pieces(line: &str) -> Vec<&str> {
     let (mut is_quoted, mut is_escaped) = (false, false);
     let pieces = line.split(|char| {
@@ -109,7 +119,8 @@ fn parameter(piece: &str) -> Parameter {
         return (piece.to_ascii_lowercase(), None);
     };
     let (name, value) = (name.trim_ascii().to_ascii_lowercase(), value.trim_ascii());
-    // Quotes that could be left out mean nothing; others show where the value ends.
+    // Quotes around a token have no meaning. Other quotes stay, because they show where the value
+    // ends.
     let is_needless = |inner: &&str| !inner.is_empty() && inner.bytes().all(is_token);
     let value = unquoted(value).filter(is_needless).unwrap_or(value);
     let value = if name == "charset" { value.to_ascii_lowercase() } else { value.to_owned() };
@@ -120,7 +131,7 @@ fn unquoted(value: &str) -> Option<&str> {
     value.strip_prefix('"')?.strip_suffix('"')
 }
 
-/// Whether a byte may stand in a value without quotes, by RFC 9110.
+/// Returns true if a byte may be part of a value without quotes (RFC 9110).
 fn is_token(byte: u8) -> bool {
     byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&byte)
 }
@@ -141,7 +152,7 @@ mod tests {
     fn a_boundary_is_found_if_there_is_no_doubt_about_it() {
         assert_eq!(boundary(&["multipart/form-data; boundary=x"]).unwrap(), "--x");
         assert_eq!(boundary(&["Multipart/Mixed;a=1; BOUNDARY = \"a;b c\""]).unwrap(), "--a;b c");
-        // A quote that is escaped does not end the value before.
+        // An escaped quote does not end the value of the parameter before.
         let escaped = r#"multipart/form-data; a="x\"; boundary=y"; boundary=z"#;
         assert_eq!(boundary(&[escaped]).unwrap(), "--z");
         let long = |length| format!("multipart/form-data; boundary={}", "x".repeat(length));

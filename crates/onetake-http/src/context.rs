@@ -1,5 +1,5 @@
-//! What the layer and the service behind it tell each other beside the messages themselves: one value in the
-//! extensions of a request, and one in those of a response.
+//! The values that the layer and the inner service exchange beside HTTP messages: one in the
+//! extensions of a request, one in the extensions of a response.
 
 use std::fmt;
 use std::time::Duration;
@@ -15,7 +15,7 @@ use crate::status::Disposition;
 use crate::transaction::Recorder;
 use crate::typed::Value;
 
-/// The operation that a request belongs to: in the extensions of every request that went through a layer.
+/// The operation of a request, in the extensions of every request that passed through a layer.
 ///
 /// With the feature `axum`, [`extract`](crate::extract) has an extractor for each part of it.
 #[derive(Clone, Default)]
@@ -28,31 +28,37 @@ pub struct OperationContext {
 }
 
 impl OperationContext {
-    /// The context of a request; `None` if no layer is around the service.
+    /// Returns the context of a request, or `None` if no layer is around the service.
     #[must_use]
     pub fn of(extensions: &Extensions) -> Option<&Self> {
         extensions.get()
     }
 
-    /// The operation's key, wherever it came from; `None` if the request has none.
+    /// Returns the operation's key from any source, or `None` if the request has no key.
     #[must_use]
     pub fn key(&self) -> Option<&Key> {
         self.key.as_ref()
     }
 
-    /// The attempt that runs; `None` if the request has no key, or runs unrecorded because the store is unreachable.
+    /// Returns the running attempt.
+    ///
+    /// `None` if the request has no key, or if it runs unrecorded because the store is unreachable.
     #[must_use]
     pub fn attempt(&self) -> Option<Attempt> {
         self.attempt
     }
 
-    /// The key for calls to other services, the same in every attempt.
+    /// Returns the key for calls to other services. It is the same in every attempt.
+    ///
+    /// `None` if the request has no key, or if it runs unrecorded and the secret for derived keys
+    /// is not known.
     #[must_use]
     pub fn derived_key(&self) -> Option<DerivedKey> {
         self.derived_key
     }
 
-    /// How much time the client's deadline left when the attempt began; `None` if it has no deadline.
+    /// Returns the time left until the client's deadline, as of the start of the run. `None` if
+    /// there is no deadline, or if the route is async.
     #[must_use]
     pub fn time_left(&self) -> Option<Duration> {
         self.time_left
@@ -66,7 +72,7 @@ impl OperationContext {
         self.recorder.as_ref()
     }
 
-    /// The context of an operation that runs under this name.
+    /// Creates the context of an operation with this key.
     pub(crate) fn new(key: Key, derived_key: Option<DerivedKey>) -> Self {
         Self { key: Some(key), derived_key, ..Self::default() }
     }
@@ -81,7 +87,7 @@ impl OperationContext {
         self
     }
 
-    /// Tells the service that runs it.
+    /// Adds the context to the request's extensions, and the derived key to its headers.
     pub(crate) fn attach(mut self, parts: &mut Parts) {
         if let Some(derived) = &self.derived_key
             && let Ok(mut value) = HeaderValue::from_str(&derived.to_string())
@@ -89,7 +95,7 @@ impl OperationContext {
             value.set_sensitive(true);
             parts.headers.insert(IDEMPOTENCY_DERIVED_KEY, value);
         }
-        // A deadline that a layer around this one found holds here, too.
+        // The deadline that an outer layer found applies here too.
         self.time_left = self.time_left.or_else(|| Self::of(&parts.extensions)?.time_left);
         parts.extensions.insert(self);
     }
@@ -104,9 +110,11 @@ impl fmt::Debug for OperationContext {
     }
 }
 
-/// What a service knows of its attempt beyond the status of its response: in the extensions of the response.
+/// A service's report about its attempt, in the extensions of the response. It says what the status
+/// alone cannot say.
 ///
-/// The header `Onetake-Outcome` counts more than this, and this counts more than the route's rules.
+/// The header `Onetake-Outcome` takes precedence over the report. The report takes precedence over
+/// the route's rules.
 ///
 /// ```
 /// use http::Response;
@@ -119,27 +127,28 @@ impl fmt::Debug for OperationContext {
 pub struct AttemptReport {
     pub(crate) disposition: Option<Disposition>,
     pub(crate) cause: Option<Cause>,
-    /// Whose completion was written in a transaction of its own.
+    /// The attempt whose completion was written in the operation's own transaction.
     pub(crate) finished: Option<AttemptId>,
-    /// The value that the response tells of.
+    /// The typed value that the response was made from.
     pub(crate) value: Option<Value>,
 }
 
 impl AttemptReport {
-    /// What is to become of the attempt.
+    /// Creates a report that says how to settle the attempt.
     #[must_use]
     pub fn new(disposition: Disposition) -> Self {
         Self { disposition: Some(disposition), ..Self::default() }
     }
 
-    /// Sets why the outcome is unknown, where it is.
+    /// Sets why the outcome is unknown. It counts only if the outcome is unknown.
     #[must_use]
     pub fn cause(mut self, cause: Cause) -> Self {
         self.cause = Some(cause);
         self
     }
 
-    /// Puts the report beside a response. What an earlier one says stays, where this one says nothing.
+    /// Adds the report to a response. Fields that this report does not set keep the value of an
+    /// earlier report.
     pub fn attach<B>(self, response: &mut Response<B>) {
         let earlier = Self::take(response);
         response.extensions_mut().insert(Self {
@@ -150,7 +159,7 @@ impl AttemptReport {
         });
     }
 
-    /// Takes the report of a response; an empty one if there is none.
+    /// Takes the report from a response. It is empty if there was none.
     pub(crate) fn take<B>(response: &mut Response<B>) -> Self {
         response.extensions_mut().remove().unwrap_or_default()
     }

@@ -1,7 +1,8 @@
-//! Until when a request is worth anything to whoever sent it.
+//! Deadlines of clients, read from request headers.
 //!
-//! `X-Request-Deadline` is a moment (RFC 3339, or milliseconds since the epoch); `X-Request-Timeout-Ms`
-//! and `grpc-timeout` are how long there is left. If there are several, the earliest counts.
+//! `X-Request-Deadline` is a point in time (RFC 3339, or milliseconds since the epoch).
+//! `X-Request-Timeout-Ms` and `grpc-timeout` are the time left. If there are several, the earliest
+//! counts.
 
 use std::time::Duration;
 
@@ -17,18 +18,18 @@ const X_REQUEST_DEADLINE: HeaderName = HeaderName::from_static("x-request-deadli
 const X_REQUEST_TIMEOUT_MS: HeaderName = HeaderName::from_static("x-request-timeout-ms");
 const GRPC_TIMEOUT: HeaderName = HeaderName::from_static("grpc-timeout");
 
-/// Longer is not a deadline but a mistake in a unit; it is taken for this.
+/// The longest time left. A longer one is probably a mistake in the unit, and is cut to this.
 const LEFT_MAX: Duration = Duration::from_secs(366 * 24 * 3600);
 
-/// The end of a request's time, by the monotonic clock.
+/// The deadline of a request, by the monotonic clock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Deadline(Duration);
 
 impl Deadline {
-    /// The deadline of a request, if it has one.
+    /// Reads the deadline of a request, if it has one.
     ///
     /// # Errors
-    /// A problem for the client: it is over, or cannot be read.
+    /// A problem for the client, if the deadline is over or a header cannot be read.
     pub(crate) fn of(headers: &HeaderMap, clock: &dyn Clock) -> Result<Option<Self>, Problem> {
         let mut left: Option<Duration> = None;
         for (name, read) in READERS {
@@ -46,17 +47,17 @@ impl Deadline {
         Ok(Some(Self(clock.monotonic().saturating_add(left.min(LEFT_MAX)))))
     }
 
-    /// How much time is left.
+    /// Returns the time left, or zero if the deadline is over.
     pub(crate) fn left(self, clock: &dyn Clock) -> Duration {
         self.0.saturating_sub(clock.monotonic())
     }
 
-    /// Tells the inner service how much time it has, and returns that.
+    /// Writes the time left into the headers for the inner service, and returns it.
     pub(crate) fn pass_on(self, headers: &mut HeaderMap, clock: &dyn Clock) -> Duration {
         let left = self.left(clock);
         let millis = u64::try_from(left.as_millis()).unwrap_or(u64::MAX).max(1);
         if headers.contains_key(GRPC_TIMEOUT) {
-            // At most eight digits may stand there.
+            // The value may have at most eight digits.
             let text = if millis < 100_000_000 {
                 format!("{millis}m")
             } else {
@@ -73,14 +74,15 @@ impl Deadline {
     }
 }
 
-/// Removes deadlines: what is behind the layer must not go by that of a client that does not wait for it.
+/// Removes all deadline headers. The inner service must not obey the deadline of a client that does
+/// not wait for it.
 pub(crate) fn remove(headers: &mut HeaderMap) {
     for (name, _) in &READERS {
         headers.remove(name);
     }
 }
 
-/// Reads how much is left; nothing is left of what is over.
+/// Reads the time left: zero if the deadline is over, `None` if the text is invalid.
 type ReadLeft = fn(&str, &dyn Clock) -> Option<Duration>;
 
 const READERS: [(HeaderName, ReadLeft); 3] = [
@@ -98,7 +100,8 @@ fn until(text: &str, clock: &dyn Clock) -> Option<Duration> {
     Some(Duration::from_micros(u64::try_from(left).unwrap_or(u64::MAX)))
 }
 
-/// Digits alone: no sign, no space. More than fit are as many as fit.
+/// Reads a number of digits only, without sign or space. A number that is too large counts as the
+/// maximum.
 fn number(text: &str) -> Option<u64> {
     let digits = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
     digits.then(|| text.parse().unwrap_or(u64::MAX))

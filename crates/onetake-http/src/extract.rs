@@ -1,8 +1,8 @@
-//! What a handler may know of the operation that it runs.
+//! Access to the running operation for handlers.
 //!
-//! The layer puts an [`OperationContext`](crate::OperationContext) into the extensions of the request that it hands
-//! on, where any service finds it. With the feature `axum` there are extractors for its parts:
-//! [`IdempotencyKey`], [`RunningAttempt`] and [`DownstreamKey`]; the example `payments` shows them at work.
+//! The layer puts an [`OperationContext`](crate::OperationContext) into the extensions of the
+//! request, where any service can read it. The feature `axum` adds extractors for its parts:
+//! [`IdempotencyKey`], [`RunningAttempt`] and [`DownstreamKey`]. The example `payments` uses them.
 
 #[cfg(feature = "axum")]
 pub use for_axum::{DownstreamKey, IdempotencyKey, NotThere, RunningAttempt};
@@ -21,30 +21,34 @@ mod for_axum {
     use crate::problem::{Code, Problem, misconfigured};
     use crate::status::Disposition;
 
-    /// The operation's key, wherever it came from.
+    /// The operation's key, from a header or from the body.
     #[derive(Clone, Debug, PartialEq, Eq)]
     pub struct IdempotencyKey(pub Key);
 
-    /// The attempt that runs: hand its fence to whoever can refuse lower ones.
+    /// The running attempt. Pass its fence to services that can refuse lower fences.
     #[derive(Clone, Copy, Debug)]
     pub struct RunningAttempt(pub Attempt);
 
-    /// The key for calls to other services: the same in every attempt. Several calls take one
-    /// [`step`](DerivedKey::step) each.
+    /// The key for calls to other services. It is the same in every attempt. An operation with
+    /// several calls uses one [`step`](DerivedKey::step) for each.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub struct DownstreamKey(pub DerivedKey);
 
-    /// Why a handler cannot have what it asked for. With `Option<…>` it gets `None` instead.
+    /// The reason why an extractor found nothing.
+    ///
+    /// An `Option<…>` of an extractor of this module is `None` instead, unless no layer is around
+    /// the handler.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub enum NotThere {
-        /// The request has no key, and its policy does not ask for one.
+        /// The request has no key, and its policy does not require one.
         NoKey,
-        /// The store is away, and the route is fail-open: this run is not recorded, and is no attempt.
+        /// The store is unreachable and the route is fail-open. This run is not recorded, and has
+        /// no attempt.
         Unrecorded,
         /// No [`OnetakeLayer`](crate::OnetakeLayer) is around this handler.
         NoLayer,
-        /// The handler takes [`InTransaction`](crate::transaction::InTransaction), and its route is not
-        /// [`transactional`](crate::Policy::transactional).
+        /// The handler takes [`InTransaction`](crate::transaction::InTransaction), but its route is
+        /// not [`transactional`](crate::Policy::transactional).
         NotTransactional,
     }
 
@@ -104,7 +108,7 @@ mod for_axum {
                 ) -> Result<Option<Self>, NotThere> {
                     match OperationContext::of(&parts.extensions).and_then($part) {
                         Some(found) => Ok(Some(Self(found))),
-                        // Not a request without a key, but a mistake in the program.
+                        // A missing layer is a mistake in the program, not a request without a key.
                         None if NotThere::why(parts) == NotThere::NoLayer => Err(NotThere::NoLayer),
                         None => Ok(None),
                     }

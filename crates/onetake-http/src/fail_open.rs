@@ -1,5 +1,7 @@
-//! A keyed request that runs without a record: the store is unreachable, and its route would rather run it
-//! twice than not at all (S10).
+//! Keyed requests that run without a record, because the store is unreachable and the route is
+//! fail-open.
+//!
+//! Such a route accepts that an operation can run twice, rather than not at all (S10).
 
 use std::sync::Arc;
 
@@ -23,12 +25,12 @@ use crate::recording::ONETAKE_OUTCOME;
 use crate::respond::Responder;
 use crate::run::{Call, Job, too_slow};
 
-/// Whether the route runs what the engine could not even try.
+/// Returns true if the route is fail-open and the error means that the store is unavailable.
 pub(crate) fn is_open(policy: &Policy, error: &EngineError) -> bool {
     policy.on_store_down == OnStoreDown::FailOpen && error.is_store_down()
 }
 
-/// The same; and if so, it is counted and logged here, before it runs.
+/// Like `is_open`, but also counts and logs the run before it starts.
 pub(crate) fn is_chosen(
     engine: &Engine,
     policy: &Policy,
@@ -46,7 +48,7 @@ pub(crate) fn is_chosen(
     true
 }
 
-/// Runs the operation in a task of its own, which outlives its client. Nobody will remember it.
+/// Runs the operation in a task of its own, which outlives its client. No record is kept of it.
 pub(crate) async fn run<S, Req, Res>(
     job: Job<S, Req>,
     respond: &Responder<'_>,
@@ -63,7 +65,8 @@ where
     respond.trace.keyed("bypassed", reference, None);
     let Job { mut inner, call, place, shared, .. } = job;
     let clock = Arc::clone(shared.engine.clock());
-    // Nobody can come back for what is not recorded.
+    // The client's deadline counts on async routes too: an unrecorded outcome cannot be fetched
+    // later.
     let run_max = call.head.within(call.head.policy.upstream_timeout, &*clock);
     let Call { head, mut parts, data, key } = *call;
     let derived_key = shared.deriving_now().map(|secret| secret.derive(&head.scope, &key));

@@ -1,4 +1,4 @@
-//! What was asked, as a digest: method, path, query, content type, chosen headers and body.
+//! Fingerprints of requests: digests of method, path, query, content type, chosen headers and body.
 
 use http::HeaderName;
 use http::header::{COOKIE, HOST};
@@ -12,31 +12,34 @@ use crate::json::Selection;
 use crate::payload::Payload;
 use crate::problem::Problem;
 
-/// How two requests are told apart. Method, path, query and content type always count.
+/// The parts of a request that its fingerprint covers. Method, path, query and content type always
+/// count.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct FingerprintPolicy {
-    /// How the body counts.
+    /// Mode of comparing the body.
     pub mode: FingerprintMode,
-    /// Headers that count too. One that changes from one attempt to the next (a trace id, a date)
-    /// would make every retry a mismatch.
+    /// Additional headers that count.
+    ///
+    /// **Warning:** a header that changes from one attempt to the next (a trace id, a date) makes
+    /// every retry a mismatch.
     pub headers: Vec<HeaderName>,
 }
 
-/// How the body counts.
+/// Modes of comparing the body of two requests.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum FingerprintMode {
-    /// As it is, byte by byte; but for the boundary of multipart, which SDKs make up anew for each
+    /// Byte by byte, except for the boundary of multipart, which SDKs generate again for each
     /// attempt.
     #[default]
     Bytes,
-    /// As JSON: member order, white space and spellings of numbers do not count; values do, with
-    /// every digit.
+    /// As JSON. Member order, white space and the spelling of numbers do not count. Values count
+    /// with every digit.
     Json(Selection),
 }
 
-/// The fingerprint of a request. It is the same over HTTP/1.1 and HTTP/2.
+/// Returns the fingerprint of a request. It is the same over HTTP/1.1 and HTTP/2.
 ///
 /// # Errors
 /// A problem for the client, if the body cannot be compared.
@@ -46,8 +49,9 @@ pub(crate) fn fingerprint(
     policy: &FingerprintPolicy,
     proof: &[u8],
 ) -> Result<Fingerprint, Problem> {
-    // The boundary stands in the body as well, and counts in neither place. Where it cannot be found
-    // in the body, which is compressed or read as JSON, it counts like any other parameter.
+    // The boundary occurs in the header and in the body, and counts in neither. It cannot be found
+    // in a body that is compressed, and a body that is read as JSON is not searched for it. In both
+    // cases it counts like any other parameter of the header.
     let is_plain = matches!(payload.encoding(), b"" | b"identity");
     let boundary = match policy.mode {
         FingerprintMode::Bytes if is_plain => Boundary::of(parts),
@@ -75,7 +79,7 @@ pub(crate) fn fingerprint(
         (FingerprintMode::Bytes, None) => {
             asked.part(b"bytes").part(payload.encoding()).part(payload.data()).finish()
         }
-        // No body at all is not invalid JSON: it is nothing to compare.
+        // An empty body is not invalid JSON: there is nothing to compare.
         (FingerprintMode::Json(_), _) if payload.data().is_empty() => {
             asked.part(b"no json").finish()
         }
@@ -85,30 +89,32 @@ pub(crate) fn fingerprint(
     })
 }
 
-/// The pairs of a query in the order of their names. Pairs with the same name keep their order,
-/// which may mean something.
+/// Sorts the pairs of a query by name. Pairs with the same name keep their order, because it can
+/// have a meaning.
 fn sorted_query(query: &str) -> String {
     let mut pairs: Vec<&str> = query.split('&').filter(|pair| !pair.is_empty()).collect();
     pairs.sort_by_cached_key(|pair| name_of(pair));
     pairs.join("&")
 }
 
-/// The name of a pair as servers read it, some of which take `to`, `To`, `to[]` and `t%6f` for one.
+/// Returns the name of a pair in the form in which pairs are sorted. Some servers read `to`, `To`,
+/// `to[]` and `t%6f` as the same name.
 fn name_of(pair: &str) -> Vec<u8> {
     let name = pair.split('=').next().unwrap_or_default().replace('+', " ");
     let name = percent_encoding::percent_decode_str(&name).map(|byte| byte.to_ascii_lowercase());
     name.take_while(|byte| *byte != b'[').collect()
 }
 
-/// What a header says, in however many lines; `None` if there is none.
+/// Returns the value of a header with all its lines joined, or `None` if there is no such header.
 fn chosen(parts: &Parts, name: &HeaderName) -> Option<Vec<u8>> {
-    // HTTP/2 says it in the target, which is the one that counts in HTTP/1.1 too.
+    // In HTTP/2 the host is part of the request target. A host in the target of an HTTP/1.1 request
+    // counts before its header too.
     if let (true, Some(host)) = (*name == HOST, parts.uri.authority()) {
         return Some(host.as_str().to_ascii_lowercase().into_bytes());
     }
     let lines: Vec<&[u8]> =
         parts.headers.get_all(name).iter().map(|value| value.as_bytes().trim_ascii()).collect();
-    // What a proxy, or the other protocol, may put between two lines as well.
+    // Lines are joined as a proxy or HTTP/2 would join them.
     let between = if *name == COOKIE { "; " } else { ", " };
     let value = lines.join(between.as_bytes());
     let value = if *name == HOST { value.to_ascii_lowercase() } else { value };
@@ -145,7 +151,8 @@ mod tests {
 
     #[test]
     fn the_digests_stay_what_they_are() {
-        // Records hold them: whoever changes one refuses the retries of what was recorded before.
+        // Records hold these digests. A change would refuse retries of operations that are already
+        // recorded.
         let json = FingerprintMode::Json(Selection::Whole);
         let form = "multipart/form-data; boundary=x";
         for (mode, content_type, body, expected) in [
@@ -177,7 +184,7 @@ mod tests {
         assert_ne!(one, print("POST", "/a?to=b&to=a&x=1", "text/plain", ""));
     }
 
-    /// The boundary cannot be found in a body that is compressed, so it counts in the header.
+    /// The boundary cannot be found in a compressed body, so it counts in the header.
     #[test]
     fn the_boundary_of_a_compressed_body_counts() {
         let print = |encoding: &str, boundary: &str| {
@@ -223,7 +230,7 @@ mod tests {
     fn spelling_does_not_count() {
         let one = print("POST", "/a?x=1&y=2", "application/json; charset=utf-8", "{}");
         assert_eq!(one, print("POST", "/a?y=2&x=1", "Application/JSON;charset=\"UTF-8\"", "{}"));
-        // HTTP/2 requests carry the authority in their URI.
+        // An HTTP/2 request has the authority in its URI.
         assert_eq!(
             one,
             print("POST", "http://h/a?x=1&y=2", "application/json;charset=utf-8", "{}")
@@ -244,7 +251,7 @@ mod tests {
             assert_ne!(query(one), query(other), "{one}");
             assert_eq!(query(&format!("z=0&{one}")), query(&format!("{one}&z=0")), "{one}");
         }
-        // What is sent counts as it is spelled.
+        // The spelling counts: names and values are not decoded.
         assert_ne!(query("a=1"), query("%61=1"));
         assert_ne!(query("a=+"), query("a=%20"));
         assert_eq!(query("a=1&&b=2&"), query("b=2&a=1"));
@@ -306,7 +313,7 @@ mod tests {
         assert_eq!(one, print("two--", &form("two--", 1)));
         assert_eq!(one, print("\"a b=c\"", &form("a b=c", 1)));
         assert_ne!(one, print("two", &form("two", 2)));
-        // The same bytes, read in two ways: 1 or 2.
+        // The same bytes can be read in two ways: as 1 or as 2.
         let both = form("one", 1) + &form("two", 2);
         assert_ne!(print("one", &both), print("two", &both));
         assert_ne!(print("one", &form("one", 1)), print("on", &form("one", 1)));

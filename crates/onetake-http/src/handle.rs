@@ -1,10 +1,12 @@
-//! Handles of operations that take long: a client fetches the outcome by them.
+//! Handles of operations that were answered with 202. A client fetches the outcome by its handle.
 //!
-//! A handle holds the record's id, a short digest of the request, and a MAC over both, the tenant and its proof.
-//! Nobody can make one up, and another tenant's handle is worth nothing. The store keeps nothing for it.
+//! A handle holds the record's id, a short digest of the request, and a MAC over both, the tenant
+//! and its proof. Clients cannot forge a handle, and a handle is useless to another tenant. The
+//! store keeps nothing for it.
 //!
-//! The digest of the request tells two lives of a key apart: a handle that outlives its record does not lead to
-//! the outcome of another request that was sent under the same key later (S9).
+//! The digest of the request distinguishes two uses of a key. A record can expire before its handle
+//! is used. If another request is then sent under the same key, the handle does not lead to its
+//! outcome (S9).
 
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
@@ -15,37 +17,39 @@ use onetake_core::{Fingerprint, RecordId};
 
 use crate::tenant::Caller;
 
-/// How much of the MAC stands in a handle: 128 bits.
+/// Bytes of the MAC in a handle: 128 bits.
 const TAG_BYTES: usize = 16;
-/// How much of a fingerprint's digest stands in a handle: 32 bits.
+/// Bytes of each fingerprint's digest in a handle: 32 bits.
 const PRINT_BYTES: usize = 4;
-/// How many fingerprints a handle holds at most: one for each secret that seals fingerprints.
+/// The most fingerprints in a handle: one for each secret that seals fingerprints.
 const PRINTS_MAX: usize = 8;
 /// The longest handle, in base64 without padding.
 const TEXT_BYTES_MAX: usize =
     (RecordId::BYTES + TAG_BYTES + PRINT_BYTES * PRINTS_MAX).div_ceil(3) * 4;
 
-/// Makes handles, and recognises them.
+/// Creates and verifies handles.
 pub(crate) struct Handles(Hmac<Sha256>);
 
-/// A genuine handle.
+/// A handle whose MAC was verified.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Handle {
-    /// The record.
+    /// The id of the operation's record.
     pub(crate) id: RecordId,
     prints: Vec<[u8; PRINT_BYTES]>,
 }
 
 impl Handles {
     pub(crate) fn new(secret: &[u8; 32]) -> Self {
-        // A key of the length of a block: the secret, and zeros.
+        // A key of one block: the secret, padded with zeros.
         let mut block = [0; 64];
         block.iter_mut().zip(secret).for_each(|(to, from)| *to = *from);
         Self(<Hmac<Sha256> as KeyInit>::new(&block.into()))
     }
 
-    /// The handle of a record, for this caller and this request. `fingerprints` are those of the request under all
-    /// secrets that are in use: the record has one of them. The same request always gets the same handle.
+    /// Returns the handle of a record for this caller and this request.
+    ///
+    /// `fingerprints` are the request's fingerprints under all secrets that are in use. The record
+    /// has one of them. The same request always gets the same handle.
     pub(crate) fn of<'a>(
         &self,
         id: RecordId,
@@ -54,7 +58,7 @@ impl Handles {
     ) -> String {
         let mut prints: Vec<_> =
             fingerprints.into_iter().take(PRINTS_MAX).map(|print| self.print(print)).collect();
-        // In an order that does not depend on which secret is the newest.
+        // Sorted, so that the order does not depend on which secret is the newest.
         prints.sort_unstable();
         let tag = self.mac(id, caller, &prints).finalize().into_bytes();
         let mut bytes: Vec<u8> =
@@ -63,7 +67,7 @@ impl Handles {
         URL_SAFE_NO_PAD.encode(bytes)
     }
 
-    /// Reads a handle that was made for one of these callers.
+    /// Reads a handle, if it was created for one of these callers.
     pub(crate) fn read(&self, text: &str, callers: &[Caller]) -> Option<Handle> {
         if text.len() > TEXT_BYTES_MAX {
             return None;
@@ -76,12 +80,13 @@ impl Handles {
             return None;
         }
         let id = RecordId::from_bytes(*id);
-        // `verify_truncated_left` takes the same time wherever the difference is.
+        // `verify_truncated_left` compares in constant time.
         let fits = |caller| self.mac(id, caller, prints).verify_truncated_left(tag).is_ok();
         callers.iter().any(fits).then(|| Handle { id, prints: prints.to_vec() })
     }
 
-    /// Whether a record's fingerprint is that of the request which the handle was made for.
+    /// Returns true if a record's fingerprint is that of the request that the handle was created
+    /// for.
     pub(crate) fn is_for(&self, handle: &Handle, fingerprint: &Fingerprint) -> bool {
         handle.prints.contains(&self.print(fingerprint))
     }

@@ -1,4 +1,4 @@
-//! The first step of a keyed request: everything that its head tells.
+//! The first step of a keyed request: reading its head.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,21 +20,22 @@ use crate::respond::Refusal;
 use crate::tenant::{Caller, Tenant};
 use crate::trace::Trace;
 
-/// The policy of a keyed request, its sender, its deadline, and its key if that is in a header.
+/// The head of a keyed request: its policy, scope and deadline, and its key if that is in a header.
 pub(crate) struct Head {
     pub(crate) policy: Arc<Policy>,
-    /// Whose key it is.
+    /// Tenant and namespace of the key.
     pub(crate) scope: Scope,
-    /// [`Caller::proof`].
+    /// The proof of the caller: [`Caller::proof`].
     pub(crate) proof: Vec<u8>,
-    /// `None`: it is in the body.
+    /// `None` if the key is in the body.
     pub(crate) name: Option<Name>,
-    /// Until when the key may be used for the first time, if it was issued.
+    /// End of the time in which an issued key may be used for the first time. `None` if the key was
+    /// not issued.
     pub(crate) issued_until: Option<Timestamp>,
     pub(crate) deadline: Option<Deadline>,
 }
 
-/// The key of an operation, and the id of its record, which is derived from it once.
+/// The key of an operation and the id of its record. The id is derived from the key once.
 pub(crate) struct Name {
     pub(crate) key: Key,
     pub(crate) id: RecordId,
@@ -45,14 +46,14 @@ impl Name {
         Self { id: RecordId::derive(scope, &key), key }
     }
 
-    /// What people call the operation.
+    /// The reference by which clients and operators name the operation.
     pub(crate) fn reference(&self) -> Reference {
         self.id.reference()
     }
 }
 
 impl Head {
-    /// Reads the head; `None` if the request is not keyed, and passes through untouched.
+    /// Reads the head. Returns `None` if the request is not keyed and passes through untouched.
     pub(crate) async fn read(
         shared: &Shared,
         parts: &Parts,
@@ -80,7 +81,7 @@ impl Head {
         let deadline = match Deadline::of(&parts.headers, clock) {
             Ok(deadline) => deadline,
             Err(problem) => {
-                // Nobody is asked about what is refused in any case.
+                // The request is refused in any case, so no other service is asked for the tenant.
                 let caller = policy.tenant.resolve_now(parts, clock).and_then(Result::ok);
                 let name = caller
                     .zip(key)
@@ -97,7 +98,7 @@ impl Head {
         Ok(Some(Box::new(head)))
     }
 
-    /// Checks that the key was issued here, where it has to be.
+    /// Checks that the key was issued by this layer's secrets, if the route takes only issued keys.
     fn verify_issued(&mut self, shared: &Shared, parts: &Parts) -> Result<(), Refusal> {
         if let (KeySource::Issued, Some(name)) = (&self.policy.key.source, &self.name) {
             let (method, path) = (&parts.method, uri(parts).path());
@@ -108,17 +109,17 @@ impl Head {
         Ok(())
     }
 
-    /// A refusal that names the operation, as far as that is known.
+    /// Creates a refusal, with the operation's reference if it is known.
     pub(crate) fn refused(&self, problem: Problem) -> Refusal {
         Refusal::new(&self.policy, problem).referring(self.name.as_ref())
     }
 
-    /// Whether its key was issued, and may not be used for the first time any more.
+    /// Returns true if the key was issued and may no longer be used for the first time.
     pub(crate) fn is_expired(&self, clock: &dyn Clock) -> bool {
         self.issued_until.is_some_and(|until| until <= clock.now())
     }
 
-    /// How long something may take that may take `max` by itself.
+    /// Returns `max`, or the time left until the deadline if that is shorter.
     pub(crate) fn within(&self, max: Duration, clock: &dyn Clock) -> Duration {
         self.deadline.map_or(max, |deadline| deadline.left(clock).min(max))
     }
@@ -127,19 +128,21 @@ impl Head {
         matches!(self.policy.in_flight, InFlight::Async(_))
     }
 
-    /// For how long the operation may run if it begins now. Where the client need not wait for it, its
-    /// deadline is how long it waits for an answer.
+    /// Returns how long the operation may run if it starts now.
+    ///
+    /// On an async route the deadline does not limit the run: it limits only how long the client
+    /// waits for an answer.
     pub(crate) fn run_max(&self, clock: &dyn Clock) -> Duration {
         let max = self.policy.upstream_timeout;
         if self.is_async() { max } else { self.within(max, clock) }
     }
 
-    /// Whether it is too late to begin.
+    /// Returns true if it is too late to start.
     pub(crate) fn is_over(&self, clock: &dyn Clock) -> bool {
         self.run_max(clock).is_zero() || self.within(Duration::MAX, clock).is_zero()
     }
 
-    /// What the record keeps for reconciliation.
+    /// Returns the memo that the record keeps for reconciliation.
     pub(crate) fn memo(&self, key: &Key, deriving: &DerivingSecret, headers: &HeaderMap) -> Memo {
         if self.policy.remember.is_empty() {
             return Memo::default();
@@ -157,7 +160,8 @@ impl Head {
     }
 }
 
-/// The sender. A service that is asked for it may take longer than the client has.
+/// Resolves the caller. A service that is asked for the tenant can take longer than the client's
+/// deadline, so the call ends at the deadline.
 async fn caller(
     tenant: &Tenant,
     parts: &Parts,
@@ -178,7 +182,8 @@ fn scope(policy: &Policy, tenant: Vec<u8>) -> Scope {
     Scope::new(tenant).namespace(&policy.namespace)
 }
 
-/// What the client asked for. Inside of axum's `nest`, the request itself has lost the beginning of it.
+/// Returns the URI that the client sent. Inside axum's `nest`, the URI of the request itself lacks
+/// its beginning.
 pub(crate) fn uri(parts: &Parts) -> &Uri {
     #[cfg(feature = "axum")]
     if let Some(original) = parts.extensions.get::<axum::extract::OriginalUri>() {

@@ -1,6 +1,6 @@
-//! The second and third step of a keyed request: its body is read, and the operation is identified.
+//! The second and third step of a keyed request: reading its body, and identifying the operation.
 //!
-//! Scope, key, id and fingerprint are computed once; what follows is handed the result.
+//! Scope, key, id and fingerprint are computed once. Later steps use the results.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -29,11 +29,12 @@ use crate::problem::{Code, Problem};
 use crate::respond::Refusal;
 use crate::service::{IDEMPOTENCY_DERIVED_KEY, IDEMPOTENCY_FENCE};
 
-/// The shortest lease that a deadline leads to: a shorter one would be nothing but heartbeats.
+/// The shortest lease that a deadline leads to. A shorter lease would be renewed all the time.
 const LEASE_MIN: Duration = Duration::from_millis(100);
 
-/// How much longer a record lives than the key that was issued for it, at least (S15): the route may have had
-/// another ttl when it was issued, and nodes' clocks differ.
+/// The least time by which a record outlives the issued key that it was made for (S15).
+///
+/// The route may have had another ttl when the key was issued, and the clocks of nodes differ.
 const OUTLIVES: Duration = Duration::from_secs(60);
 
 /// A keyed request whose body is in memory.
@@ -44,15 +45,15 @@ pub(crate) struct Received {
     place: OwnedSemaphorePermit,
 }
 
-/// What a request turned out to be.
+/// Result of identifying a request.
 pub(crate) enum Identified<Req> {
     Operation(Box<Identity>),
-    /// Its body names no operation, and need not, or one that a layer around this one runs. It is in memory all
-    /// the same (S19).
+    /// A request that passes through: its body names no operation and need not, or an outer layer
+    /// already runs the operation. Its body is in memory, so it holds a permit too (S19).
     PassOn(Box<Parts>, RequestBody<Req>, OwnedSemaphorePermit),
 }
 
-/// A request that names an operation, and the operation.
+/// A request together with the operation that it names.
 pub(crate) struct Identity {
     pub(crate) head: Box<Head>,
     pub(crate) parts: Box<Parts>,
@@ -63,7 +64,7 @@ pub(crate) struct Identity {
 }
 
 impl Head {
-    /// Reads the body, up to the route's limits.
+    /// Reads the body, up to the route's limits of size and time.
     pub(crate) async fn receive<Req>(
         self: Box<Self>,
         shared: &Shared,
@@ -109,7 +110,7 @@ impl Head {
 }
 
 impl Received {
-    /// Finds out which operation it is.
+    /// Finds the operation that the request names.
     pub(crate) fn identify<Req>(mut self, shared: &Shared) -> Result<Identified<Req>, Refusal> {
         let name = match self.head.name.take() {
             Some(name) => Some(name),
@@ -129,7 +130,7 @@ impl Received {
         let print =
             print.map_err(|problem| Refusal::new(&head.policy, problem).referring(Some(&name)))?;
         let operation = Box::new(operation(shared, &head, &name, print));
-        // A layer around this one runs it already: whoever waited for that here would wait for itself.
+        // An outer layer already runs this operation. Waiting for it here would be a deadlock.
         let outer = OperationContext::of(&parts.extensions).and_then(OperationContext::attempt);
         if outer.is_some_and(|attempt| attempt.id == operation.id) {
             let body = RequestBody::read(payload.into_data());
@@ -141,7 +142,7 @@ impl Received {
     }
 }
 
-/// What the engine is asked for.
+/// Builds the operation for the engine.
 fn operation(shared: &Shared, head: &Head, name: &Name, print: Fingerprint) -> Operation {
     let clock = &**shared.engine.clock();
     let policy = &head.policy;
@@ -150,8 +151,8 @@ fn operation(shared: &Shared, head: &Head, name: &Name, print: Fingerprint) -> O
     if let Some(until) = head.issued_until {
         terms.ttl = terms.ttl.max(until.since(clock.now()).saturating_add(OUTLIVES));
     }
-    // Nobody waits for what runs longer, so nobody should wait for its lease either; unless they come
-    // back for it.
+    // The run ends at the deadline, so a retry should not have to wait for a longer lease. On async
+    // routes the run continues after the deadline, so the lease stays as it is.
     if !head.is_async() {
         terms.lease = head.within(terms.lease, clock).max(LEASE_MIN.min(terms.lease));
     }
@@ -174,7 +175,8 @@ fn operation(shared: &Shared, head: &Head, name: &Name, print: Fingerprint) -> O
     }
 }
 
-/// An HTTP/2 stream that is reset in the middle can look like the end of a body.
+/// Compares the body with `Content-Length`, because an HTTP/2 stream that is reset can look like
+/// the end of a body.
 fn check_length(parts: &Parts, data: &Bytes) -> Result<(), Problem> {
     let Some(length) = parts.headers.get(CONTENT_LENGTH) else {
         return Ok(());
@@ -190,8 +192,10 @@ pub(crate) fn incomplete(what: &str) -> Problem {
     )
 }
 
-/// Removes what belongs to an attempt, and to the way in which the body was sent, from a request whose body was
-/// read: where no attempt runs, nobody may name one.
+/// Removes headers that belong to an attempt, and headers about the transfer of a body that has
+/// been read.
+///
+/// A request that runs without an attempt must not carry the headers of one.
 pub(crate) fn remove_attempt(parts: &mut Parts) {
     for name in [EXPECT, TRANSFER_ENCODING, UPGRADE, IDEMPOTENCY_FENCE, IDEMPOTENCY_DERIVED_KEY] {
         parts.headers.remove(name);

@@ -1,7 +1,7 @@
-//! Keys that this side issues: `POST /idempotency-tokens`.
+//! Issued keys: keys that the server makes for clients (`POST /idempotency-tokens`).
 //!
-//! An issued key is a nonce and an expiry, signed together with the tenant, method and path that it is
-//! for. Nothing is stored until it is used, and it works nowhere else (S15).
+//! An issued key is a nonce and an expiry, signed together with the tenant, namespace, method and
+//! path that it is for. It works for nothing else (S15). Nothing is stored until the key is used.
 
 use std::time::Duration;
 
@@ -23,14 +23,15 @@ use crate::json::{self, Limits, Value};
 use crate::policy::Policy;
 use crate::problem::{Code, Problem};
 
-/// Where keys are issued.
+/// Path of the endpoint that issues keys.
 pub const TOKENS: &str = "/idempotency-tokens";
-/// The largest body that asks for a key.
+/// The largest body of a request for a key, in bytes.
 pub(crate) const BODY_MAX: usize = 16 << 10;
 
-/// How an issued key begins, and which form it has.
+/// Prefix of issued keys. It also names the version of their format.
 const PREFIX: &str = "ot1";
-/// For how long a key may be used for the first time, if its route keeps outcomes for as long.
+/// The longest time in which a key may be used for the first time. It is shorter if the route's
+/// `ttl` is shorter.
 const VALID_MAX: Duration = Duration::from_secs(3600);
 
 const NONCE: usize = 16;
@@ -42,10 +43,10 @@ const SIGNATURE: usize = 16;
 pub struct IssuingKey(Hmac<Sha256>);
 
 impl IssuingKey {
-    /// From a secret.
+    /// Creates the signing key from a secret.
     #[must_use]
     pub fn new(secret: &[u8; 32]) -> Self {
-        // A key of the length of a block: the secret, and zeros.
+        // A key of one block: the secret, padded with zeros.
         let mut block = [0; 64];
         block.iter_mut().zip(secret).for_each(|(to, from)| *to = *from);
         Self(<Hmac<Sha256> as KeyInit>::new(&block.into()))
@@ -76,7 +77,7 @@ impl std::fmt::Debug for IssuingKey {
     }
 }
 
-/// What a key is for.
+/// The use that a key is issued for: tenant, namespace, method and path.
 #[derive(Clone, Copy)]
 pub(crate) struct Use<'a> {
     pub(crate) tenant: &'a [u8],
@@ -96,7 +97,7 @@ impl<'a> Use<'a> {
     }
 }
 
-/// A new key, and until when it may be used for the first time.
+/// Returns a new key, and the end of the time in which it may be used for the first time.
 pub(crate) fn issue(
     key: &IssuingKey,
     used: &Use<'_>,
@@ -104,7 +105,7 @@ pub(crate) fn issue(
     now: Timestamp,
     rng: &dyn Rng,
 ) -> (String, Timestamp) {
-    // A record that lives shorter than its key could be followed by a second run.
+    // If a record expired before its key, the key could run a second time.
     let expires_at = now.plus(ttl.min(VALID_MAX));
     let mut token = [0; NONCE];
     rng.fill(&mut token);
@@ -115,7 +116,8 @@ pub(crate) fn issue(
     (format!("{PREFIX}{}", URL_SAFE_NO_PAD.encode(token)), expires_at)
 }
 
-/// Until when a key may be used for the first time, if it was issued here and for this.
+/// Verifies that a key was issued by one of these secrets for this use. Returns the end of the time
+/// in which it may be used for the first time, or `None` if the key is not valid.
 pub(crate) fn verify(keys: &[IssuingKey], used: &Use<'_>, key: &Key) -> Option<Timestamp> {
     let token = URL_SAFE_NO_PAD.decode(key.as_str().strip_prefix(PREFIX)?).ok()?;
     let (signed, signature) = token.split_at_checked(NONCE + EXPIRY)?;
@@ -130,7 +132,7 @@ pub(crate) fn verify(keys: &[IssuingKey], used: &Use<'_>, key: &Key) -> Option<T
     Some(Timestamp::from_micros(u64::from_be_bytes(expiry)))
 }
 
-/// The answer that no key of this kind runs anything here.
+/// The problem for a key that is not valid on this route.
 pub(crate) fn invalid() -> Problem {
     Problem::new(
         Code::IdempotencyKeyInvalid,
@@ -140,8 +142,8 @@ pub(crate) fn invalid() -> Problem {
     )
 }
 
-/// What is recorded where the record of an expired key would have begun anew: one that is released would
-/// let it run.
+/// The failure that is recorded if the outcome of an expired key expired just before a claim with
+/// the same key was granted. A release instead would let the key run later.
 pub(crate) fn spent() -> Failure {
     Failure {
         code: "issued_key_expired".to_owned(),
@@ -149,13 +151,13 @@ pub(crate) fn spent() -> Failure {
     }
 }
 
-/// What a key is asked for.
+/// A request for a key: the method and path that the key is for.
 pub(crate) struct Wanted {
     pub(crate) method: Method,
     pub(crate) path: String,
 }
 
-/// Reads `{"method": "POST", "path": "/v1/charges"}`.
+/// Reads the body of a request for a key: `{"method": "POST", "path": "/v1/charges"}`.
 pub(crate) fn wanted(body: &[u8]) -> Result<Wanted, Problem> {
     let bad = |what: &str| {
         let detail = format!(
@@ -179,7 +181,7 @@ pub(crate) fn wanted(body: &[u8]) -> Result<Wanted, Problem> {
     Ok(Wanted { method, path })
 }
 
-/// 201 with the key.
+/// The 201 response with the key.
 pub(crate) fn issued(key: &str, expires_at: Timestamp) -> Response<Bytes> {
     let nanos = i128::from(expires_at.as_micros()) * 1000;
     let at = OffsetDateTime::from_unix_timestamp_nanos(nanos).ok();
@@ -226,7 +228,7 @@ mod tests {
         assert_eq!(verify(&[IssuingKey::new(&[8; 32])], &right, &key), None);
         assert_eq!(verify(&[], &right, &key), None);
         assert_eq!(format!("{:?}", secrets[0]), "IssuingKey", "the secret is not shown");
-        // Every character counts.
+        // A change of any character makes the key invalid.
         for at in 0..text.len() {
             let mut bytes = text.clone().into_bytes();
             bytes[at] = if bytes[at] == b'A' { b'B' } else { b'A' };

@@ -1,4 +1,4 @@
-//! Where the key comes from.
+//! Reading of keys, from headers and from bodies.
 
 use http::HeaderMap;
 use http::header::HeaderName;
@@ -10,18 +10,19 @@ use crate::payload::Payload;
 use crate::policy::{KeyFormat, KeyPolicy, KeySource};
 use crate::problem::{Code, Problem};
 
-/// The most digits of an integer that names an operation.
+/// The most digits of an integer in the body that is used as a key.
 const DIGITS_MAX: usize = 255;
 
-/// The header that names an operation.
+/// The header with the key of an operation.
 pub const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
-/// Its alias, also used as gRPC metadata.
+/// An alias of the header `Idempotency-Key`, also used as gRPC metadata.
 pub const X_IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("x-idempotency-key");
 
-/// Reads the key from a header. `None`: there is none, and none is required.
+/// Reads the key from a header. Returns `None` if there is no key and none is required.
 ///
 /// # Errors
-/// A problem for the client: the key is missing where it is required, malformed, or sent twice.
+/// A problem for the client, if the key is malformed, is sent twice, differs between the two
+/// headers, or is missing although it is required.
 pub fn key(headers: &HeaderMap, policy: &KeyPolicy) -> Result<Option<Key>, Problem> {
     let one = |name| single(headers, name, policy);
     match (one(&IDEMPOTENCY_KEY)?, one(&X_IDEMPOTENCY_KEY)?) {
@@ -38,7 +39,7 @@ pub fn key(headers: &HeaderMap, policy: &KeyPolicy) -> Result<Option<Key>, Probl
     }
 }
 
-/// The header that names the key, as it came.
+/// Returns the value of the key's header, as the client sent it.
 pub(crate) fn as_written(headers: &HeaderMap) -> Option<&[u8]> {
     let named = headers.get(IDEMPOTENCY_KEY).or_else(|| headers.get(X_IDEMPOTENCY_KEY));
     named.map(http::HeaderValue::as_bytes)
@@ -59,7 +60,7 @@ fn single(
             format!("The header {name} was sent twice; send exactly one."),
         ));
     }
-    // What a client's own keys have to look like is nothing to those that are issued.
+    // The route's rules for the form of keys apply to clients' own keys, not to issued keys.
     let (format, min_length) = match policy.source {
         KeySource::Issued => (KeyFormat::Any, 1),
         _ => (policy.format, policy.min_length),
@@ -81,7 +82,8 @@ fn single(
     }
 }
 
-/// The key in lower case, if it is a UUID: letter case means nothing in one.
+/// Returns the key in lower case if it is a UUID, and `None` otherwise. Letter case has no meaning
+/// in a UUID.
 fn uuid(key: &Key) -> Option<Key> {
     let text = key.as_str();
     let groups: Vec<&str> = text.split('-').collect();
@@ -90,19 +92,20 @@ fn uuid(key: &Key) -> Option<Key> {
     (hex && lengths == [8, 4, 4, 4, 12]).then(|| Key::new(text.to_ascii_lowercase()).ok())?
 }
 
-/// Reads the key from the body, where it comes from there. `None`: there is none, and none is
-/// required.
+/// Reads the key from the body, if the policy says so. Returns `None` if there is no key and none
+/// is required, or if the key comes from a header.
 ///
 /// # Errors
-/// A problem for the client.
+/// A problem for the client, if the body is invalid JSON, or if the key is invalid or is missing
+/// although it is required.
 pub(crate) fn key_of_body(payload: &Payload, policy: &KeyPolicy) -> Result<Option<Key>, Problem> {
     let pointers = match &policy.source {
         KeySource::Header | KeySource::Issued => return Ok(None),
         KeySource::Json(pointer) => std::slice::from_ref(pointer),
         KeySource::Derive(pointers) => pointers,
     };
-    // An empty body names nothing; any other must be read, or a body that the service behind reads
-    // differently would run without a key.
+    // An empty body has no key. Any other body must be valid JSON. Otherwise the inner service
+    // could read a key where this code finds none, and the operation would run without a key.
     let body = if payload.data().is_empty() { None } else { Some(payload.json()?) };
     let mut named = Vec::with_capacity(pointers.len());
     for pointer in pointers {
@@ -136,7 +139,8 @@ fn one(value: &Value, pointer: &Pointer) -> Result<Key, Problem> {
     })
 }
 
-/// A digest of what names the operation, in which no two parts run into each other.
+/// Returns a key made of a digest of the values. The parts of the digest cannot run into each
+/// other.
 fn derived(pointers: &[Pointer], values: &[&Value]) -> Result<Key, Problem> {
     let mut digest = Fingerprinter::new().part(b"derived key");
     for (pointer, value) in pointers.iter().zip(values) {
@@ -220,7 +224,8 @@ mod tests {
         {
             assert_eq!(json(bad), Err(Code::IdempotencyKeyInvalid), "{bad}");
         }
-        // Whatever is required or not: nobody knows what the service would read.
+        // An ambiguous body is refused even if no key is required, because the service could read
+        // it differently.
         assert_eq!(
             body(KeySource::Json(pointer("/a")), false, "{\"a\":1,\"a\":2}"),
             Err(Code::RequestBodyInvalid)

@@ -1,4 +1,4 @@
-//! The layer: what to wrap services with.
+//! The tower layer, its builder and its limits.
 
 use std::any::type_name;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -25,13 +25,13 @@ use crate::transaction::Misfits;
 use crate::typed::{Typed, Types};
 use crate::velocity::Counter;
 
-/// Finds the policy of a request. `None`: it is passed through untouched.
+/// Finds the policy of a request. A request without a policy passes through untouched.
 pub trait Resolve: Send + Sync + 'static {
-    /// The policy for this request.
+    /// Returns the policy for this request, or `None` to let it pass through.
     fn resolve(&self, parts: &Parts) -> Option<Arc<Policy>>;
 
-    /// The policy for a request with another method and path, and the rest as it is here: somebody
-    /// asks for a key for it.
+    /// Returns the policy for a request with this method and path, and otherwise like `parts`. It
+    /// is called when a client asks for an issued key.
     fn resolve_for(&self, method: &Method, path: &str, parts: &Parts) -> Option<Arc<Policy>> {
         let mut parts = parts.clone();
         parts.method = method.clone();
@@ -39,17 +39,19 @@ pub trait Resolve: Send + Sync + 'static {
         self.resolve(&parts)
     }
 
-    /// By which rules the tenant of somebody who asks for an outcome by its handle may be told: those of
-    /// the policies that answer 202. A handle names no route, so each is tried; it is good only for the
-    /// tenant that it was given to. By default these are the rules by credential and [`Tenant::Public`]. A
-    /// request whose policy answers 202 and has another tenant is refused with 500: use
-    /// [`Routes`], or write this method.
+    /// Returns the tenant rules for clients that fetch an outcome by its handle: the rules of all
+    /// policies that answer 202.
+    ///
+    /// A handle names no route, so each rule is tried. A handle is valid only for the tenant that
+    /// got it. The default is the rules by credential and [`Tenant::Public`]. A request whose
+    /// policy answers 202 and has another tenant rule is refused with 500. In that case use
+    /// [`Routes`], or implement this method.
     fn handle_tenants(&self) -> Vec<Tenant> {
         vec![Tenant::CredentialOrPublic, Tenant::Public]
     }
 }
 
-/// The same policy for every request.
+/// One policy for every request.
 impl Resolve for Arc<Policy> {
     fn resolve(&self, _: &Parts) -> Option<Self> {
         Some(Self::clone(self))
@@ -69,32 +71,34 @@ where
     }
 }
 
-/// Whether one of these rules tells every tenant that the rule of a policy tells.
+/// Returns true if one of these rules resolves every caller that a policy's rule resolves.
 fn is_covered(tenants: &[Tenant], tenant: &Tenant) -> bool {
     tenants.contains(tenant)
         || (*tenant == Tenant::Credential && tenants.contains(&Tenant::CredentialOrPublic))
 }
 
-/// Every bound of the layer beside the engine's own.
+/// The limits of the layer. The engine has limits of its own.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct HttpLimits {
-    /// Keyed requests whose bodies may be in memory at once; one more is refused as overloaded.
+    /// The most keyed requests whose bodies are in memory at once. Further requests are refused as
+    /// overloaded.
     pub bodies_max: usize,
-    /// Values that velocity limits remember at once in this process, at about 200 bytes each. Beyond
-    /// that, what owes the least is forgotten first: see [`velocity`](crate::velocity).
+    /// The most values that velocity limits remember in this process, at about 200 bytes each.
+    /// Above this, the value with the smallest debt is forgotten first: see
+    /// [`velocity`](crate::velocity).
     pub velocity_values_max: usize,
 }
 
 impl HttpLimits {
-    /// Sets how many keyed requests may have their bodies in memory at once.
+    /// Sets the most keyed requests whose bodies are in memory at once.
     #[must_use]
     pub const fn bodies_max(mut self, requests: usize) -> Self {
         self.bodies_max = requests;
         self
     }
 
-    /// Sets how many values velocity limits remember at once.
+    /// Sets the most values that velocity limits remember.
     #[must_use]
     pub const fn velocity_values_max(mut self, values: usize) -> Self {
         self.velocity_values_max = values;
@@ -108,24 +112,32 @@ impl Default for HttpLimits {
     }
 }
 
-/// Makes the services that it wraps safe to retry.
+/// A tower layer that makes the services it wraps safe to retry.
 ///
-/// It tells requests apart by their path. Inside of axum's `nest` that is not the whole path: there, turn on
-/// the feature `axum`, or put the layer around the outermost router. Without either, `/accounts/1/charges` and
-/// `/accounts/2/charges` are both `/charges`.
+/// # Nested routers
 ///
-/// What it answers itself is at the root: `/.onetake/…`, to which problems and every 202 point, and
-/// `/idempotency-tokens`. A layer inside of `nest`, or around single routes, is never asked for that: put it around
-/// the outermost router where [`InFlight::Async`](crate::InFlight::Async) or issued keys are used, or mount its
-/// [`endpoints`](Self::endpoints) there.
+/// The layer distinguishes requests by their path. Inside axum's `nest` a request does not have its
+/// whole path. There, turn on the feature `axum`, or put the layer around the outermost router.
 ///
-/// What two layers around each other take for the same operation, the outer one runs and records.
+/// **Warning:** without either, `/accounts/1/charges` and `/accounts/2/charges` are both
+/// `/charges`.
+///
+/// # Endpoints
+///
+/// The layer's own endpoints are at the root: `/.onetake/…`, which problems and every 202 link to,
+/// and `/idempotency-tokens`. Requests for them do not reach a layer inside `nest` or around single
+/// routes. If you use [`InFlight::Async`](crate::InFlight::Async) or issued keys, put the layer
+/// around the outermost router, or mount its [`endpoints`](Self::endpoints) there.
+///
+/// # Layers around each other
+///
+/// If two layers around each other identify the same operation, the outer one runs and records it.
 #[derive(Clone)]
 pub struct OnetakeLayer {
     shared: Arc<Shared>,
 }
 
-/// What all services of one layer share.
+/// State that all services of one layer share.
 pub(crate) struct Shared {
     pub(crate) engine: Engine,
     pub(crate) policies: Box<dyn Resolve>,
@@ -136,19 +148,20 @@ pub(crate) struct Shared {
     deriving: OnceLock<DerivingSecret>,
     pub(crate) types: Types,
     pub(crate) misfits: Misfits,
-    /// Whether the tenants of all policies are known to fit their handles.
+    /// True if the tenants of all policies are known to fit their handles.
     knows_tenants: bool,
-    /// Whether somebody took the endpoints, to mount them elsewhere.
+    /// True if the endpoints were taken as a service, to be mounted elsewhere.
     endpoints_taken: AtomicBool,
 }
 
 impl Shared {
-    /// Whether keys can be issued at all.
+    /// Returns true if the layer has a secret for issued keys.
     pub(crate) fn issues_keys(&self) -> bool {
         !self.secrets.issued_keys.is_empty()
     }
 
-    /// Refuses a request whose policy answers 202 where nobody could fetch the outcome by its handle.
+    /// Refuses a request whose policy answers 202, if the client could not fetch the outcome by its
+    /// handle.
     pub(crate) fn check_outcomes(&self, policy: &Policy, parts: &Parts) -> Result<(), Problem> {
         if !matches!(policy.in_flight, InFlight::Async(_)) {
             return Ok(());
@@ -171,25 +184,26 @@ impl Shared {
         Ok(())
     }
 
-    /// What keys for further calls are made with: as configured, else as kept in the store.
+    /// Returns the secret for derived keys: the configured one, else the one kept in the store.
     pub(crate) async fn deriving(&self) -> Result<&DerivingSecret, EngineError> {
         if let Some(known) = self.deriving_now() {
             return Ok(known);
         }
-        // All who come before it is known ask for themselves, and are told the same. If one asked for all, those
-        // behind it would wait in turns, each as long as a store that does not answer lets them.
+        // Requests that arrive before the secret is known each ask the store, and get the same
+        // secret. If one request asked for all, the others would wait one after the other, each for
+        // the whole timeout of a store that does not answer.
         let secret = self.engine.secret("derived_keys").await?;
         Ok(self.deriving.get_or_init(|| DerivingSecret::new(&secret)))
     }
 
-    /// The same, if it is known already: nobody waits for it.
+    /// Returns the secret for derived keys if it is already known, without waiting.
     pub(crate) fn deriving_now(&self) -> Option<&DerivingSecret> {
         self.secrets.derived_keys.as_ref().or_else(|| self.deriving.get())
     }
 }
 
 impl OnetakeLayer {
-    /// A layer with one policy for all requests, and defaults for everything else.
+    /// Creates a layer with one policy for all requests, and defaults for everything else.
     ///
     /// # Errors
     /// The mistakes in the policy.
@@ -197,15 +211,17 @@ impl OnetakeLayer {
         Self::builder(engine).policy(policy).build()
     }
 
-    /// A layer on this engine, or on an engine of its own on this store.
+    /// Starts to build a layer on an engine, or on a store, which then gets an engine of its own.
     ///
     /// ```
     /// # use onetake_core::MemoryStore;
     /// # use onetake_http::{OnetakeLayer, Policy, PolicyError, Preset, Routes, Tenant};
     /// # #[tokio::main]
     /// # async fn main() -> Result<(), PolicyError> {
-    /// let routes = Routes::new()
-    ///     .route("POST /charges", Policy::preset(Preset::Payment).tenant(Tenant::header("x-account")));
+    /// let routes = Routes::new().route(
+    ///     "POST /charges",
+    ///     Policy::preset(Preset::Payment).tenant(Tenant::header("x-account")),
+    /// );
     /// let layer = OnetakeLayer::builder(MemoryStore::new()).routes(routes).build()?;
     /// # Ok(())
     /// # }
@@ -222,8 +238,8 @@ impl OnetakeLayer {
         }
     }
 
-    /// Keeps results of this type as values, as [`LayerBuilder::typed`] does, for all clones of this layer. Of two types
-    /// with one name the first counts, with an error in the log.
+    /// Records results of this type as values, like [`LayerBuilder::typed`], for all clones of this
+    /// layer. If two types have the same name, the first one counts, and an error is logged.
     #[must_use]
     pub fn typed<T: Typed>(self) -> Self {
         if !self.shared.types.add::<T>() {
@@ -235,8 +251,8 @@ impl OnetakeLayer {
         self
     }
 
-    /// The endpoints of this layer as a service of its own, for the outermost router: where the layer is not around
-    /// that.
+    /// Returns the endpoints of this layer as a service, to mount at the outermost router if the
+    /// layer is not around that router.
     #[must_use]
     pub fn endpoints(&self) -> Endpoints {
         self.shared.endpoints_taken.store(true, Ordering::Relaxed);
@@ -269,14 +285,14 @@ impl LayerBuilder {
         self
     }
 
-    /// Sets the policy of each route. The layer belongs around the outermost router.
+    /// Sets the policy of each route. Put the layer around the outermost router.
     pub fn routes(mut self, routes: Routes) -> Self {
         self.policies = Some(Policies::Routes(routes));
         self
     }
 
-    /// Sets where policies come from: a closure, or a type that knows more. Their policies are not checked; use
-    /// [`routes`](Self::routes) where the method and the path of a request tell its policy.
+    /// Sets the source of policies: a closure, or a type that implements `Resolve`. These policies
+    /// are not checked. Use [`routes`](Self::routes) if the policy depends only on method and path.
     pub fn resolve(mut self, policies: impl Resolve) -> Self {
         self.policies = Some(Policies::Other(Box::new(policies)));
         self
@@ -294,13 +310,15 @@ impl LayerBuilder {
         self
     }
 
-    /// Counts velocity limits where many nodes do, as long as that place answers.
+    /// Counts velocity limits in a place that several nodes share. While that place does not
+    /// answer, this node counts by itself.
     pub fn shared_velocity(mut self, place: Arc<dyn SharedVelocity>) -> Self {
         self.velocity = Some(place);
         self
     }
 
-    /// Keeps results of this type as values: on replay, their responses are built anew. See [`Typed`].
+    /// Records results of this type as values. A replay builds the response from the value. See
+    /// [`Typed`].
     pub fn typed<T: Typed>(mut self) -> Self {
         if !self.types.add::<T>() {
             let what = format!(
@@ -317,21 +335,24 @@ impl LayerBuilder {
         self
     }
 
-    /// Checks everything, and builds the layer.
+    /// Checks the settings, and builds the layer.
     ///
     /// # Errors
-    /// All mistakes in its policies. [`InFlight::Async`] is one for a layer with one policy, because that layer may
-    /// be around a single route, where nobody could fetch the outcome: use [`routes`](Self::routes) around the
-    /// outermost router, or [`build_with_endpoints`](Self::build_with_endpoints).
+    /// All mistakes in the policies and settings. [`InFlight::Async`] is a mistake for a layer with
+    /// one policy: such a layer may be around a single route, where clients could not fetch the
+    /// outcome. Use [`routes`](Self::routes) around the outermost router, or
+    /// [`build_with_endpoints`](Self::build_with_endpoints).
     pub fn build(self) -> Result<OnetakeLayer, PolicyError> {
         self.build_checked(false)
     }
 
-    /// Builds the layer, and the service that answers `/.onetake/…` and `/idempotency-tokens`. Mount that at the root
-    /// of the outermost router; the layer may then be around single routes.
+    /// Builds the layer, and the service that answers `/.onetake/…` and `/idempotency-tokens`.
+    ///
+    /// Mount the service at the root of the outermost router. The layer may then be around single
+    /// routes.
     ///
     /// # Errors
-    /// All mistakes in its policies.
+    /// All mistakes in the policies and settings.
     pub fn build_with_endpoints(self) -> Result<(OnetakeLayer, Endpoints), PolicyError> {
         let layer = self.build_checked(true)?;
         let endpoints = layer.endpoints();

@@ -1,13 +1,14 @@
 //! A tower layer that makes HTTP services safe to retry.
 //!
 //! ```text
-//! request → policy → key → deadline → tenant → body (bounded) → fingerprint → velocity → engine → inner service
-//!                                                        ↘ replay, 202, or a problem
+//! request → policy → key → deadline → tenant → body (bounded) → fingerprint
+//!         → velocity → engine → inner service
+//!                         ↘ replay, 202, or a problem
 //! ```
 //!
-//! [`OnetakeLayer`] is generic over bodies and inner services: it wraps axum routers, tonic servers,
-//! hyper services and the gateway's proxy alike. What a route wants is its [`Policy`]; the statuses
-//! and codes that clients see are in [`problem`].
+//! [`OnetakeLayer`] is generic over bodies and inner services. It wraps axum routers, tonic
+//! servers, hyper services and the gateway's proxy. The options of a route are its [`Policy`]. The
+//! statuses and codes that clients see are in [`problem`].
 
 mod accepted;
 mod admit;
@@ -69,5 +70,5 @@ pub use trace::method_word;
 pub use typed::{Stored, Typed};
 pub use velocity::{By, Velocity};
 
-/// Any error that a body may end with.
+/// A boxed error, such as the error of a body.
 pub type BoxError = Box<dyn std::error::Error + Send + Sync>;

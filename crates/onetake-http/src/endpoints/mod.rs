@@ -1,4 +1,6 @@
-//! The three things that a layer answers itself. They are routed beside the middleware: no policy applies to them.
+//! The three endpoints that the layer answers itself.
+//!
+//! They are routed before the middleware, so no policy applies to them.
 
 mod operations;
 mod tokens;
@@ -22,22 +24,21 @@ use crate::layer::Shared;
 use crate::problem::DOCUMENTATION;
 use crate::trace::Trace;
 
-/// Where outcomes are fetched by their handles.
+/// Path prefix of the endpoint that returns outcomes by their handles.
 pub const OPERATIONS: &str = "/.onetake/operations/";
 
-/// One of the endpoints.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Endpoint {
     /// `GET /.onetake/problems`: the page that explains problems.
     Problems,
-    /// `POST /idempotency-tokens`, where keys are issued at all.
+    /// `POST /idempotency-tokens`: issues a key. Only if the layer has a secret for issued keys.
     Tokens,
-    /// `GET /.onetake/operations/{handle}`.
+    /// `GET /.onetake/operations/{handle}`: the outcome of an operation that was answered with 202.
     Operations,
 }
 
 impl Endpoint {
-    /// The endpoint that a request is for, if it is for one.
+    /// Returns the endpoint that a request is for, if any.
     pub(crate) fn of<B>(shared: &Shared, request: &Request<B>) -> Option<Self> {
         let path = request.uri().path();
         match *request.method() {
@@ -86,11 +87,12 @@ fn documentation<Res>() -> Response<ResponseBody<Res>> {
     response
 }
 
-/// The endpoints of a layer as a service of their own: the page that explains problems, outcomes by their handles,
-/// and keys that are issued. Anything else is 404.
+/// The endpoints of a layer as a separate service: the page that explains problems, outcomes by
+/// their handles, and issued keys. Any other request gets 404.
 ///
-/// A layer around the outermost router answers them by itself. One that is not never sees their paths: mount this
-/// at the root then. See [`OnetakeLayer::endpoints`](crate::OnetakeLayer::endpoints).
+/// A layer around the outermost router answers these paths itself. Any other layer never sees them:
+/// in that case mount this service at the root. See
+/// [`OnetakeLayer::endpoints`](crate::OnetakeLayer::endpoints).
 #[derive(Clone)]
 pub struct Endpoints {
     pub(crate) shared: Arc<Shared>,

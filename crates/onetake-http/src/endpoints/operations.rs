@@ -1,4 +1,4 @@
-//! `GET /.onetake/operations/{handle}`: what became of an operation that was answered 202.
+//! `GET /.onetake/operations/{handle}`: the outcome of an operation that was answered with 202.
 
 use std::sync::Arc;
 
@@ -18,8 +18,10 @@ use crate::problem::{Code, Problem, ProblemFormat};
 use crate::recording::replay;
 use crate::tenant::Tenant;
 
-/// Tells what became of the operation that a handle names. Whatever is wrong with a handle, the answer
-/// is the same, so that nothing can be found out by trying (S8).
+/// Answers with the outcome of the operation that a handle names.
+///
+/// Every handle that is invalid or belongs to another caller gets the same answer, so that guessing
+/// reveals nothing (S8).
 pub(super) async fn look<Res>(shared: &Shared, parts: &Parts) -> Response<ResponseBody<Res>> {
     let handle = parts.uri.path().strip_prefix(OPERATIONS).unwrap_or_default();
     let handle = match whose(shared, parts, handle).await {
@@ -28,7 +30,8 @@ pub(super) async fn look<Res>(shared: &Shared, parts: &Parts) -> Response<Respon
     };
     let id = handle.id;
     match shared.engine.look(id).await {
-        // The record may be of another request, which came with the same key after the first one had expired.
+        // The record can belong to another request that used the same key after the first record
+        // had expired.
         Ok(Some(record)) if shared.handles.is_for(&handle, &record.fingerprint) => {
             found(shared, &record)
         }
@@ -38,14 +41,15 @@ pub(super) async fn look<Res>(shared: &Shared, parts: &Parts) -> Response<Respon
     }
 }
 
-/// Reads a handle, if it belongs to the sender.
+/// Reads a handle, if it belongs to the caller.
 ///
-/// A problem tells of the sender alone: it is the same for every handle that is not theirs.
+/// # Errors
+/// A problem that depends on the caller only. It is the same for every handle that is not theirs.
 async fn whose(shared: &Shared, parts: &Parts, handle: &str) -> Result<Handle, Problem> {
     let clock = &**shared.engine.clock();
     let (mut is_somebody, mut refusal) = (false, None);
     let mut tenants = shared.policies.handle_tenants();
-    // Those that cost a question come last.
+    // Tenants that another service must resolve come last, because they cost a call.
     tenants.sort_by_key(|tenant| matches!(tenant, Tenant::Asked(_)));
     for tenant in tenants {
         match tenant.resolve(parts, clock).await {
@@ -89,7 +93,8 @@ fn found<Res>(shared: &Shared, record: &Arc<Record>) -> Response<ResponseBody<Re
     told(problem, Some(id))
 }
 
-/// A handle does not say of which route it is, so the words are those of RFC 9457.
+/// Builds the response to a problem. A handle does not name a route, so the format is the default
+/// one (RFC 9457).
 fn told<Res>(problem: Problem, id: Option<RecordId>) -> Response<ResponseBody<Res>> {
     let reference = id.map(|id| id.reference());
     ProblemFormat::default().tell(problem, reference).map(|body| ResponseBody::whole(body, None))

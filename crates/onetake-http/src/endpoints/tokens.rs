@@ -1,4 +1,4 @@
-//! `POST /idempotency-tokens`.
+//! `POST /idempotency-tokens`: issues a key for one method and path.
 
 use bytes::Bytes;
 use http::Response;
@@ -12,7 +12,7 @@ use crate::layer::Shared;
 use crate::policy::{KeySource, Policy};
 use crate::problem::{Code, Problem};
 
-/// Issues a key, to whoever the route that it is for would take for its tenant.
+/// Issues a key. The tenant is resolved by the policy of the route that the key is for.
 pub(super) async fn issue<Req>(shared: &Shared, parts: &Parts, body: Req) -> Response<Bytes>
 where
     Req: Body<Data = Bytes>,

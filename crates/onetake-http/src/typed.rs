@@ -5,9 +5,11 @@
 //! recording stays valid if the form of responses changes, and operators can read it.
 //!
 //! A handler returns [`Stored`], and the type is registered with the layer
-//! ([`LayerBuilder::typed`]). In two cases the response is recorded in place of the value:
+//! ([`LayerBuilder::typed`]). In these cases the response is recorded in place of the value:
 //!
 //! - The type is not registered. An error is logged.
+//! - The value cannot be written to JSON and read again. An error is logged.
+//! - The value is larger than the route's maximum for response bodies.
 //! - The response was changed after it was built: by a status or headers that the handler added,
 //!   or by a middleware inside the layer. The value does not hold such changes.
 //!

@@ -34,8 +34,8 @@ pub(super) struct Entry {
 pub(super) enum Ruling {
     /// This process or the store knows the key. Nothing is counted.
     Known,
-    /// The key is fresh and was counted. It was also counted if the store is unavailable (`away`)
-    /// and the route runs operations without it.
+    /// The operation was counted. Its key is fresh, or the store is unavailable (`away`) and the
+    /// route runs operations without it.
     Counted { taken: Taken, away: Option<EngineError> },
     /// The key is fresh, and a limit is reached.
     Refused { rate: Rate, retry_after: Duration },

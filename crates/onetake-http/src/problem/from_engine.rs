@@ -68,7 +68,8 @@ fn unknown(record: &RecordWith<Cause>) -> Problem {
 
 pub(crate) fn problem_of_error(error: &EngineError, reference: Reference) -> Problem {
     match error {
-        // The store works for other keys, so health checks do not show this error. The log must.
+        // The store answers, but cannot serve this key. Without the log entry, the operator would
+        // not notice that.
         EngineError::Store(store) if store.kind() == StoreErrorKind::Invalid => {
             tracing::error!(%reference, %error, "the store cannot serve this key");
             let detail = "The store that remembers keys cannot serve this one, so nothing was run. The operator finds the reason in the log.";

@@ -98,7 +98,7 @@ codes! {
     ResponseNotReplayable = 410 "response_not_replayable" "Response not replayable",
     /// The upstream could not be reached. Nothing was sent.
     UpstreamUnreachable = 502 "upstream_unreachable" "Upstream unreachable",
-    /// The upstream ended the connection before its response was complete.
+    /// The upstream ended without a complete response.
     UpstreamInterrupted = 502 "upstream_interrupted" "Upstream interrupted",
     /// The upstream did not answer in time.
     UpstreamTimeout = 504 "upstream_timeout" "Upstream timeout",

@@ -1,5 +1,4 @@
-//! Velocity limits: rate limits on the new operations of a route, by tenant and by values in the
-//! payload.
+//! Velocity limits on the new operations of a route, by tenant and by values in the payload.
 //!
 //! Only *fresh* keys count: keys that neither this process nor the store knows. A known key is
 //! replayed, joined or refused as usual, whatever the limits are. If a counted operation is not
@@ -20,9 +19,9 @@
 //!
 //! If there are too many values, the process forgets the value with the least debt, of the rate
 //! with the most values, and logs a warning. No value becomes unlimited by that. The least debt is
-//! hardly ever more than one operation. And the table only fills if that many operations with other
-//! values are allowed in the time for one operation. The alternative would be to refuse new values.
-//! Then a client that invents values could lock out all others.
+//! hardly ever more than one operation. And the bound is reached only if as many operations with
+//! other values were allowed in the time for one operation. If new values were refused instead, a
+//! client that invents values could lock out all others.
 
 mod counter;
 mod local;

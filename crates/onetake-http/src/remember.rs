@@ -90,7 +90,8 @@ fn name_of(tenant: &[u8]) -> &[u8] {
     name.or(kind).unwrap_or_default()
 }
 
-/// The values in a record's [`Memo`]. The `Debug` form shows only the lengths of key and tenant.
+/// The values in a record's [`Memo`]. The `Debug` form hides them. Of key and tenant it shows the
+/// lengths.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct Known {
     /// See [`Remembered::DerivedKey`].

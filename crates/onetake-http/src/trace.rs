@@ -15,8 +15,8 @@ use onetake_core::{Fence, Reference};
 
 use crate::problem::Code;
 
-/// The span of one request. Its fields are recorded once, on drop, because exporters keep every
-/// value of a field that is recorded more than once.
+/// The span of one request. The fields of its result are recorded once, on drop, because exporters
+/// keep every value of a field that is recorded more than once.
 pub(crate) struct Trace {
     span: Span,
     noted: Mutex<Noted>,

@@ -1,4 +1,4 @@
-//! A request's body, read whole: as bytes, and for those who look into it as JSON, read once.
+//! The body of a keyed request, as bytes and as JSON. The JSON is parsed at most once.
 
 use std::io::Read as _;
 use std::sync::OnceLock;
@@ -14,7 +14,7 @@ use crate::problem::{Code, Problem};
 pub(crate) struct Payload {
     data: Bytes,
     encoding: Vec<u8>,
-    /// The most bytes that a compressed body may become.
+    /// The maximum size of a decompressed body, in bytes.
     max: usize,
     json: OnceLock<Result<Value, Problem>>,
 }
@@ -24,12 +24,12 @@ impl Payload {
         Self { data, encoding: encoding(headers), max, json: OnceLock::new() }
     }
 
-    /// As it came.
+    /// The body as it was received, still compressed.
     pub(crate) fn data(&self) -> &Bytes {
         &self.data
     }
 
-    /// How it is compressed, in lower case; empty if it is not.
+    /// The value of `Content-Encoding` in lower case, or empty if the header is absent.
     pub(crate) fn encoding(&self) -> &[u8] {
         &self.encoding
     }
@@ -38,10 +38,11 @@ impl Payload {
         self.data
     }
 
-    /// What it says, if it is JSON.
+    /// Returns the body parsed as JSON.
     ///
     /// # Errors
-    /// A problem for the client.
+    /// A problem for the client: the body is not JSON, is too large after decompression, or has an
+    /// unsupported encoding.
     pub(crate) fn json(&self) -> Result<&Value, Problem> {
         let read = self.json.get_or_init(|| {
             let text = decoded(&self.data, &self.encoding, self.max)?;
@@ -62,13 +63,14 @@ fn encoding(headers: &HeaderMap) -> Vec<u8> {
     lines.collect::<Vec<_>>().join(&b","[..])
 }
 
-/// The body as it was before it was compressed.
+/// Returns the decompressed body.
 fn decoded(data: &Bytes, encoding: &[u8], max: usize) -> Result<Bytes, Problem> {
     match encoding {
         b"" | b"identity" => Ok(data.clone()),
         b"gzip" | b"x-gzip" => {
             let mut text = Vec::new();
-            // One more than may be tells that it is too much, however large it would become.
+            // One byte over the maximum is enough to see that the body is too large. The rest is
+            // never decompressed.
             let limit = u64::try_from(max).unwrap_or(u64::MAX).saturating_add(1);
             flate2::bufread::MultiGzDecoder::new(&**data)
                 .take(limit)
@@ -126,7 +128,8 @@ mod tests {
         }
         let code = |payload: Payload| payload.json().unwrap_err().code();
         assert_eq!(code(payload(Some("gzip"), gzip(&[b' '; 1001]))), Code::RequestBodyTooLarge);
-        // A bomb is not unpacked: a hundred megabytes that take a hundred kilobytes.
+        // A decompression bomb, which is not unpacked: a hundred megabytes compressed to a hundred
+        // kilobytes.
         let bomb = gzip(&vec![b' '; 100 << 20]);
         assert_eq!(code(payload(Some("gzip"), bomb)), Code::RequestBodyTooLarge);
         let cut = gzip(text).slice(..12);

@@ -1,16 +1,19 @@
-//! The way of a request through the middleware, step by step.
+//! The path of a request through the middleware, step by step.
 //!
-//! | step | what it proves | where |
+//! | step | result | file |
 //! | --- | --- | --- |
-//! | read the head | [`Head`]: policy, sender, deadline, and the key if it is in a header | `head.rs` |
-//! | read the body | [`Received`](crate::identify::Received): a body that is whole and within the route's limits | `identify.rs` |
-//! | identify | [`Identity`](crate::identify::Identity): scope, key, id and fingerprint, each computed once | `identify.rs` |
-//! | decide | [`Admitted`](crate::admit::Admitted): nothing keeps the operation from running now | `admit.rs` |
+//! | read the head | [`Head`]: policy, tenant, deadline, and the key from a header | `head.rs` |
+//! | read the body | [`Received`]: a whole body, within the route's limits | `identify.rs` |
+//! | identify | [`Identity`]: scope, key, id and fingerprint, each computed once | `identify.rs` |
+//! | decide | [`Admitted`]: no check prevents the operation from running now | `admit.rs` |
 //! | run | a verdict, and a response that must not be shown yet | `run.rs` |
-//! | record | the engine settles the verdict, in the task that ran | `onetake-core`, `engine/run.rs` |
-//! | respond | the response, by what was settled or known before | `respond.rs` |
+//! | record | the verdict is settled, in the task that ran | `onetake-core`, `engine/run.rs` |
+//! | respond | the response, from the settlement or the existing record | `respond.rs` |
 //!
-//! A step that ends a request returns a [`Refusal`](crate::respond::Refusal).
+//! A step that ends a request returns a [`Refusal`].
+//!
+//! [`Received`]: crate::identify::Received
+//! [`Identity`]: crate::identify::Identity
 
 use std::sync::Arc;
 
@@ -33,14 +36,15 @@ use crate::respond::Refusal;
 use crate::service::{IDEMPOTENCY_DERIVED_KEY, IDEMPOTENCY_FENCE};
 use crate::trace::Trace;
 
-/// What becomes of a request that is not refused.
+/// The next step of a request that is not refused.
 enum Decision<Req> {
-    /// It names no operation of this layer.
+    /// The request has no operation of this layer and goes to the inner service.
     PassOn(Box<Parts>, RequestBody<Req>, Option<OwnedSemaphorePermit>),
     Execute(Admitted),
 }
 
-/// Answers a request: with the outcome of its operation if it names one, else as the inner service does.
+/// Answers a request with the outcome of its operation. A request without an operation gets the
+/// response of the inner service.
 pub(crate) async fn answer<S, Req, Res>(
     mut inner: S,
     shared: &Arc<Shared>,
@@ -62,7 +66,8 @@ where
             trace.became("passed_on");
             let is_inside = is_inside(&parts);
             let mut response = inner.call(Request::from_parts(*parts, body)).await?;
-            // What a service says of its attempt is for layers alone: for the one around this one, if there is one.
+            // Clients never get `Onetake-Outcome`. If another layer runs this operation around this
+            // one, the header is kept for that layer.
             if !is_inside {
                 response.headers_mut().remove(ONETAKE_OUTCOME);
             }
@@ -71,7 +76,7 @@ where
     }
 }
 
-/// Reads the request, identifies its operation, and finds out whether that may run.
+/// Reads the request, identifies its operation, and checks that the operation may run.
 async fn decide<Req>(
     shared: &Shared,
     mut parts: Box<Parts>,
@@ -84,7 +89,7 @@ where
     parts.extensions.get_or_insert_default::<OperationContext>();
     let Some(head) = Head::read(shared, &parts, trace).await? else {
         if !is_inside(&parts) {
-            // There is no attempt, so nobody may name one.
+            // There is no attempt. The inner service must not take a client's headers for one.
             parts.headers.remove(IDEMPOTENCY_FENCE);
             parts.headers.remove(IDEMPOTENCY_DERIVED_KEY);
         }
@@ -97,7 +102,7 @@ where
     }
 }
 
-/// Whether a layer around this one runs the request's operation.
+/// Returns true if a layer around this one runs the request's operation.
 fn is_inside(parts: &Parts) -> bool {
     OperationContext::of(&parts.extensions).is_some_and(|context| context.key().is_some())
 }
@@ -130,7 +135,8 @@ mod tests {
         }
     }
 
-    /// Every request has one of these in memory for as long as it takes: a waiting client, for its whole wait.
+    /// Each request holds these futures in memory until it is answered. A client that waits for an
+    /// outcome holds them for its whole wait.
     #[tokio::test]
     async fn the_futures_of_a_request_are_small() {
         let engine = Engine::new(Arc::new(MemoryStore::new()));

@@ -1,19 +1,19 @@
-//! `Prefer: respond-async, wait=N` (RFC 7240): how long a client would rather wait.
+//! `Prefer: respond-async, wait=N` (RFC 7240): the wait that a client prefers.
 
 use std::time::Duration;
 
 use http::header::{HeaderMap, HeaderName};
 
 const PREFER: HeaderName = HeaderName::from_static("prefer");
-/// Says which preferences were followed.
+/// The response header that names the preferences that were followed.
 pub(crate) const PREFERENCE_APPLIED: HeaderName = HeaderName::from_static("preference-applied");
 
-/// What a client prefers. Preferences that cannot be read are none.
+/// The preferences of a client. Preferences that cannot be read are ignored.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Prefer {
-    /// To be told to come back, and not to wait for the outcome.
+    /// The client prefers a 202 over waiting for the outcome.
     pub(crate) respond_async: bool,
-    /// To wait no longer than this many seconds.
+    /// The longest wait that the client prefers, in seconds.
     pub(crate) wait: Option<u32>,
 }
 
@@ -22,26 +22,27 @@ impl Prefer {
         let mut prefer = Self::default();
         let lines = headers.get_all(PREFER).iter().filter_map(|line| line.to_str().ok());
         for preference in lines.flat_map(|line| line.split(',')) {
-            // Parameters come after a semicolon; neither preference has any.
+            // Parameters follow a semicolon. Neither of the two preferences has any.
             let preference = preference.split(';').next().unwrap_or_default();
             let (name, value) = preference.split_once('=').unwrap_or((preference, ""));
             let name = name.trim();
             if name.eq_ignore_ascii_case("respond-async") {
                 prefer.respond_async = true;
             } else if name.eq_ignore_ascii_case("wait") && prefer.wait.is_none() {
-                // The first of several counts.
+                // The first of several `wait` preferences counts.
                 prefer.wait = seconds(value.trim());
             }
         }
         prefer
     }
 
-    /// The route's wait, or the shorter one that is preferred.
+    /// Returns the route's wait, or the preferred wait if that is shorter.
     pub(crate) fn shorten(self, wait: Duration) -> Duration {
         self.wait.map_or(wait, |seconds| wait.min(Duration::from_secs(seconds.into())))
     }
 
-    /// What was followed where the answer is to come back later than after the route's `wait`.
+    /// Returns the value of `Preference-Applied` for a 202, given the route's `wait`. A preferred
+    /// wait was followed only if it is shorter than the route's.
     pub(crate) fn applied(self, wait: Duration) -> Option<String> {
         if self.respond_async {
             return Some("respond-async".to_owned());

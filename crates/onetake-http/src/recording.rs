@@ -1,4 +1,4 @@
-//! A response as it is recorded, and as it is replayed.
+//! Recordings of responses, and their replay.
 
 use bytes::{BufMut, Bytes, BytesMut};
 use http::header::{
@@ -15,22 +15,23 @@ use crate::body::{Read, ResponseBody, read};
 use crate::problem::{Code, IDEMPOTENCY_REFERENCE, Problem, insert};
 use crate::typed::Types;
 
-/// Says what the operation wants to become of its attempt; taken from the inner service, and
-/// never passed on.
+/// The response header by which the inner service says whether its attempt is recorded, released or
+/// unknown. Clients never get it.
 pub const ONETAKE_OUTCOME: HeaderName = HeaderName::from_static("onetake-outcome");
 
 const VERSION: u8 = 1;
-/// A recording of a value, of which [`typed`](crate::typed) knows the rest.
+/// The version byte of a recorded value. The module [`typed`](crate::typed) has the rest of its
+/// format.
 pub(crate) const TYPED: u8 = 2;
 
-/// What a replay carries beside the recorded headers.
+/// Headers that a replay has in addition to the recorded ones.
 const REPLAY_MARKS: [(HeaderName, HeaderValue); 3] = [
     (HeaderName::from_static("x-idempotency-replayed"), HeaderValue::from_static("true")),
     (HeaderName::from_static("idempotent-replayed"), HeaderValue::from_static("true")),
     (HeaderName::from_static("x-cache-lookup"), HeaderValue::from_static("HIT")),
 ];
 
-/// Headers that belong to one connection.
+/// Headers that are valid for one connection only.
 pub(crate) const HOP_BY_HOP: [HeaderName; 7] = [
     CONNECTION,
     HeaderName::from_static("keep-alive"),
@@ -41,7 +42,8 @@ pub(crate) const HOP_BY_HOP: [HeaderName; 7] = [
     UPGRADE,
 ];
 
-/// Removes what belongs to one connection, the headers that `Connection` names included.
+/// Removes the headers that are valid for one connection only, including those that `Connection`
+/// names.
 pub fn strip_hop_by_hop(headers: &mut HeaderMap) {
     let named: Vec<HeaderName> = headers
         .get_all(CONNECTION)
@@ -55,7 +57,8 @@ pub fn strip_hop_by_hop(headers: &mut HeaderMap) {
     }
 }
 
-/// Whether a header belongs to the moment or to the first client, and not to the outcome.
+/// Returns true if a header belongs to the outcome. Headers about the time of the response, its
+/// trace or its first client do not.
 pub(crate) fn is_kept(name: &HeaderName) -> bool {
     let fixed = [DATE, SET_COOKIE, WWW_AUTHENTICATE, PROXY_AUTHENTICATE, ONETAKE_OUTCOME];
     let text = name.as_str();
@@ -76,7 +79,7 @@ pub(crate) fn is_kept(name: &HeaderName) -> bool {
         && *name != IDEMPOTENCY_REFERENCE
 }
 
-/// Records a response: `body` is `None` if it is not kept.
+/// Returns the recording of a response. `body` is `None` if the body is not kept.
 #[must_use]
 pub fn record(
     status: StatusCode,
@@ -91,18 +94,20 @@ pub fn record(
     head.put_u8(VERSION);
     head.put_u16(status.as_u16());
     put_headers(&mut head, &kept, |name, value| {
-        // A length that is not the body's (or of a body that is not kept) would break the replay.
+        // A `Content-Length` that differs from the recorded body, or has no recorded body, would
+        // break the replay.
         is_kept(name) && (*name != CONTENT_LENGTH || Some(value) == length.as_ref())
     });
     put_headers(&mut head, trailers.unwrap_or(&HeaderMap::new()), |name, _| is_kept(name));
     Recording { head: head.freeze(), body }
 }
 
-/// Reads a response and records it, as an attempt's is: for whoever finds out what became of one. If it has more than
-/// `body_max` bytes, it is recorded without them, and no more are read.
+/// Reads a response and returns its recording, in the form in which the layer records responses. A
+/// reconciler uses it to record an outcome that it found. If the body has more than `body_max`
+/// bytes, it is not recorded, and the rest of it is not read.
 ///
 /// # Errors
-/// If the body breaks off.
+/// If the body ends early.
 pub async fn record_response<B>(
     response: Response<B>,
     body_max: usize,
@@ -115,7 +120,7 @@ where
     Ok(match read(body, body_max).await? {
         Read::Whole { data, trailers } => {
             let data = match status {
-                // Nobody can be sent a body with these.
+                // Responses with these statuses have no body.
                 StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED => Bytes::new(),
                 _ => Bytes::copy_from_slice(&data),
             };
@@ -130,7 +135,7 @@ fn put_headers(
     headers: &HeaderMap,
     keep: impl Fn(&HeaderName, &HeaderValue) -> bool,
 ) {
-    // Repeated lines are separate entries, in their order.
+    // Repeated headers are separate entries, in their order.
     let lines: Vec<_> = headers.iter().filter(|(name, value)| keep(name, value)).collect();
     out.put_u16(u16::try_from(lines.len()).unwrap_or(u16::MAX));
     for (name, value) in lines.into_iter().take(usize::from(u16::MAX)) {
@@ -139,12 +144,12 @@ fn put_headers(
     }
 }
 
-/// A recorded response, read again.
+/// A response that was read from a recording.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Recorded {
     /// The status.
     pub status: StatusCode,
-    /// The headers, repeated lines repeated.
+    /// The headers, including repeated ones.
     pub headers: HeaderMap,
     /// The body, if it was kept.
     pub body: Option<Bytes>,
@@ -155,7 +160,7 @@ pub struct Recorded {
 /// Reads a recording that [`record`] made.
 ///
 /// # Errors
-/// If it is something else.
+/// If the recording has another format.
 pub fn recorded(recording: &Recording) -> Result<Recorded, DecodeError> {
     let mut from = Reader(recording.head.clone());
     if from.u8("version of the recording")? != VERSION {
@@ -183,7 +188,7 @@ fn take_headers(from: &mut Reader) -> Result<HeaderMap, DecodeError> {
     Ok(headers)
 }
 
-/// The response that replays a recording, or the problem that it cannot be.
+/// Returns the response that replays a recording, or a problem if the recording cannot be replayed.
 pub(crate) fn replay<B>(
     recording: &Recording,
     reference: Reference,

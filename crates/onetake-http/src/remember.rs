@@ -1,8 +1,9 @@
-//! What of an operation is kept with its record, for whoever is asked later what became of it.
+//! Memos: values of an operation that are kept in its record for reconciliation.
 //!
-//! A record knows neither its key nor its tenant. Who implements [`Reconcile`](onetake_core::Reconcile) needs one
-//! of them, or the derived key, which the operation has sent on. A route names what ([`Policy::remember`]), it is
-//! kept in the record's [`Memo`], and [`Known`] reads it.
+//! A record holds neither its key nor its tenant. An implementation of
+//! [`Reconcile`](onetake_core::Reconcile) needs one of them to ask for the operation, or the
+//! derived key that the operation sent to other services. A route chooses the values with
+//! [`Policy::remember`]. They are kept in the record's [`Memo`], and [`Known`] reads them.
 //!
 //! [`Policy::remember`]: crate::Policy::remember
 
@@ -15,16 +16,20 @@ use onetake_core::clock::micros;
 use onetake_core::origin::MEMO_BYTES_MAX;
 use onetake_core::{DerivedKey, DerivingSecret, Key, Memo, Scope};
 
-/// Something by which an operation can be asked for.
+/// A value by which a reconciler can ask for an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[non_exhaustive]
 pub enum Remembered {
-    /// The key that the operation has for its own calls: `Idempotency-Derived-Key`.
+    /// The derived key, for the operation's own calls: `Idempotency-Derived-Key`.
     DerivedKey,
-    /// The key as the client wrote it, which is how the service behind gets it: with its quotes, and in its letter case.
+    /// The key as the client wrote it, with its quotes and in its letter case. The inner service
+    /// gets it in this form.
     Key,
-    /// The tenant's name: the value of its header, its address, or whom a service named. Where the tenant is a
-    /// credential, this is a secret, and kept as one is only in a `SealedStore`.
+    /// The tenant's name: the value of its header, its IP address, or the name that an
+    /// authorization service returned.
+    ///
+    /// **Warning:** if the tenant is a credential, this is a secret. Only a `SealedStore` encrypts
+    /// it.
     Tenant,
 }
 
@@ -38,10 +43,12 @@ impl Remembered {
     }
 }
 
-/// How long the attempt may run.
+/// The tag of the attempt's maximum run time.
 const RUN_MAX: u8 = 4;
 
-/// Keeps what was asked for, the shortest first, and how long the attempt may run; what does not fit is left out.
+/// Returns a memo with the wanted values and the attempt's maximum run time. It is empty if no
+/// value is wanted. The value that is likely the longest, the tenant, comes last. A value that does
+/// not fit is left out.
 pub(crate) fn memo(
     wanted: &[Remembered],
     scope: &Scope,
@@ -76,14 +83,15 @@ fn put(out: &mut BytesMut, tag: u8, value: &[u8]) {
     }
 }
 
-/// A tenant without its kind.
+/// Returns the name of a tenant without its kind.
 fn name_of(tenant: &[u8]) -> &[u8] {
     let mut parts = tenant.splitn(2, |byte| *byte == 0);
     let (kind, name) = (parts.next(), parts.next());
     name.or(kind).unwrap_or_default()
 }
 
-/// What is known of an operation by its record's [`Memo`]. Its `Debug` form hides the values.
+/// The values in a record's [`Memo`]. The `Debug` form hides them. Of key and tenant it shows the
+/// lengths.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct Known {
     /// See [`Remembered::DerivedKey`].
@@ -92,13 +100,13 @@ pub struct Known {
     pub key: Option<String>,
     /// See [`Remembered::Tenant`].
     pub tenant: Option<Bytes>,
-    /// For how long the attempt may run, by the policy that it was claimed under.
+    /// The attempt's maximum run time, by the policy under which it was claimed.
     pub run_max: Option<Duration>,
 }
 
 impl Known {
-    /// Reads a memo: nothing is known by one that this layer did not make, and the rest of what is of an unknown
-    /// kind.
+    /// Reads a memo. Entries of an unknown kind are skipped. Reading ends at the first malformed
+    /// entry.
     #[must_use]
     pub fn of(memo: &Memo) -> Self {
         let mut known = Self::default();
@@ -131,7 +139,7 @@ impl fmt::Debug for Known {
     }
 }
 
-/// The first entry, and what is behind it.
+/// Returns the tag and the value of the first entry, and the bytes that follow it.
 fn entry(bytes: &[u8]) -> Option<(u8, &[u8], &[u8])> {
     let (tag, rest) = bytes.split_first()?;
     let (length, rest) = rest.split_first_chunk()?;

@@ -1,4 +1,4 @@
-//! The last step of a request: the response, from what was settled.
+//! The last step of a request: the response, by the settlement.
 
 use bytes::Bytes;
 use http::Response;
@@ -29,18 +29,18 @@ struct Refused {
 }
 
 impl Refusal {
-    /// A refusal in the words of a route.
+    /// Creates a refusal in the problem format of a route.
     pub(crate) fn new(policy: &Policy, problem: Problem) -> Self {
         Self(Box::new(Refused { problem, reference: None, answers: policy.problem_format() }))
     }
 
-    /// The same, with the operation's reference.
+    /// Adds the reference of an operation.
     pub(crate) fn reference(mut self, reference: Reference) -> Self {
         self.0.reference = Some(reference);
         self
     }
 
-    /// The same, with the reference of an operation if it is known.
+    /// Adds the reference of an operation, if its name is known.
     pub(crate) fn referring(mut self, name: Option<&Name>) -> Self {
         self.0.reference = name.map(Name::reference);
         self
@@ -57,7 +57,7 @@ fn whole<Res>(body: Bytes) -> ResponseBody<Res> {
     ResponseBody::whole(body, None)
 }
 
-/// ProblemFormat a request that names an operation.
+/// Builder of the responses to a request with an operation.
 #[derive(Clone, Copy)]
 pub(crate) struct Responder<'a> {
     pub(crate) shared: &'a Shared,
@@ -73,13 +73,13 @@ impl Responder<'_> {
         self.policy.problem_format().tell(problem, Some(reference)).map(whole)
     }
 
-    /// The operation runs, takes long, and its outcome is fetched later.
+    /// Answers 202: the operation runs, and the client fetches its outcome later.
     pub(crate) fn accepted<Res>(&self, waiting: &Waiting) -> Response<ResponseBody<Res>> {
         self.trace.keyed("accepted", self.id.reference(), None);
         waiting.accepted(self.id)
     }
 
-    /// What the engine knows of the operation.
+    /// Answers by the engine's knowledge of the operation: a replay or a problem.
     pub(crate) fn answer<Res>(&self, answer: &Answer) -> Response<ResponseBody<Res>> {
         match answer {
             Answer::Replay(completed) => self.replay(completed),
@@ -94,7 +94,7 @@ impl Responder<'_> {
             .unwrap_or_else(|problem| self.problem(problem))
     }
 
-    /// The outcome that stands: another attempt's, or what an operator says.
+    /// Answers by a record that another attempt, a reconciler or an operator has changed.
     fn stands<Res>(&self, record: &Arc<Record>) -> Response<ResponseBody<Res>> {
         match Answer::of(record) {
             Some(answer @ (Answer::Replay(_) | Answer::Failed(_))) => self.answer(&answer),
@@ -102,7 +102,7 @@ impl Responder<'_> {
         }
     }
 
-    /// What the attempt left, if its settlement lets it be shown (S6).
+    /// Answers with the attempt's own result, if its settlement allows that (S6).
     pub(crate) fn ran<Res, E>(
         &self,
         settling: &Settling,
@@ -120,14 +120,16 @@ impl Responder<'_> {
                 self.problem(problem)
             }
             (Settling::Recorded(_), Ran::Failed(error)) => return Err(error),
-            // Another attempt took over, or somebody settled it: ours is not the truth any more.
+            // Another attempt took over, or this one was settled elsewhere. This result is not the
+            // outcome.
             (Settling::Stale(Some(record)), _) => self.stands(record),
             (Settling::Stale(None), _) => self.problem(in_progress()),
             (Settling::Pending, _) => self.problem(pending()),
         })
     }
 
-    /// The attempt panicked.
+    /// Answers that the attempt panicked. The terms' `on_unknown` decides whether the answer asks
+    /// for a retry.
     pub(crate) fn panicked_in_the_middle<Res>(&self) -> Response<ResponseBody<Res>> {
         self.panicked(if self.policy.terms.on_unknown.runs_again() {
             "Retry with the same key."
@@ -136,7 +138,7 @@ impl Responder<'_> {
         })
     }
 
-    /// The inner service panicked; `then` says what that means for a retry.
+    /// Answers that the inner service panicked. `then` is the sentence about a retry.
     pub(crate) fn panicked<Res>(&self, then: &str) -> Response<ResponseBody<Res>> {
         self.problem(Problem::new(
             Code::PreviousAttemptFailed,

@@ -1,7 +1,7 @@
 //! The fifth step of a keyed request: one attempt, from its lease to its verdict.
 //!
-//! It runs in the operation's own task. The engine settles the verdict there; only then may the response be shown
-//! (see [`respond`](crate::respond)).
+//! The attempt runs in the operation's own task. The engine settles the verdict in the same task.
+//! The response may be shown only after that (see [`respond`](crate::respond)).
 
 use std::marker::PhantomData;
 use std::panic::AssertUnwindSafe;
@@ -42,7 +42,7 @@ use crate::transaction::{Evidence, Progress, Recorder, Ruling, rule};
 use crate::typed::Kept;
 use crate::velocity::Pass;
 
-/// A call of the inner service that is ready to be made.
+/// The request of an operation, ready for the inner service.
 pub(crate) struct Call {
     pub(crate) head: Box<Head>,
     pub(crate) parts: Box<request::Parts>,
@@ -54,34 +54,37 @@ pub(crate) struct Call {
 pub(crate) struct Job<S, Req> {
     pub(crate) inner: S,
     pub(crate) call: Box<Call>,
-    /// Held until the outcome is settled: request and response are in memory (S19).
+    /// The permit for the memory of request and response. It is held until the outcome is settled
+    /// (S19).
     pub(crate) place: Option<OwnedSemaphorePermit>,
     pub(crate) pass: Pass,
-    /// `false`: its key has expired, and nothing new runs under it, now or later.
+    /// `false` if the issued key has expired and its record has an outcome. The operation must not
+    /// run again, also if that record expires before the claim.
     pub(crate) may_run: bool,
-    /// On our own clock: from when on it is recorded, whatever it comes to.
+    /// The time on the engine's monotonic clock from which the response is recorded even if its
+    /// status says release. A client may have got a 202 by then.
     pub(crate) kept_from: Option<Duration>,
     pub(crate) shared: Arc<Shared>,
     pub(crate) trace: Arc<Trace>,
-    /// Alive for as long as the client waits.
+    /// Alive while the client waits.
     client: Weak<()>,
-    /// Tells a client that does not wait for the end that it has started.
+    /// Signals the start of the attempt to a client that does not wait for its end.
     pub(crate) started: Option<oneshot::Sender<()>>,
     body: PhantomData<fn(Req)>,
 }
 
-/// What an attempt leaves for its client.
+/// The result of an attempt, for its client.
 pub(crate) enum Ran<Res, E> {
-    /// It never started.
+    /// The attempt did not start.
     NotStarted(Problem),
     /// The service answered.
     Responded(Response<ResponseBody<Res>>),
-    /// The service answered, and completed the operation in a transaction of its own. If the outcome is not in the
-    /// store, the problem is the answer.
+    /// The service answered, and completed the operation in its own transaction. If the outcome is
+    /// not in the store, the client gets the problem.
     Committed(Response<ResponseBody<Res>>, AttemptId, Problem),
-    /// The service ended without a whole answer.
+    /// The attempt ended without a complete response that may be shown.
     Broken(Problem),
-    /// The service failed.
+    /// The service returned an error.
     Failed(E),
 }
 
@@ -110,12 +113,13 @@ impl<S, Req> Job<S, Req> {
         }
     }
 
-    /// Why it must not start although it was granted, and what becomes of its key.
+    /// Returns a verdict and a problem if the attempt must not start although its claim was
+    /// granted.
     fn objection(&self, clock: &dyn Clock) -> Option<(Verdict, Problem)> {
         if self.client.strong_count() == 0 {
             return Some((Verdict::Release, in_progress()));
         }
-        // It was granted too late to be of use.
+        // The claim was granted after the client's deadline.
         if self.call.head.is_over(clock) {
             return Some((Verdict::Release, deadline::over()));
         }
@@ -128,7 +132,7 @@ impl<S, Req> Job<S, Req> {
             );
             return Some((Verdict::Release, misconfigured()));
         }
-        // The outcome that was there a moment ago has expired.
+        // The issued key has expired. Its record had an outcome, and expired before the claim.
         (!self.may_run).then(|| (Verdict::Fail(issued::spent()), issued::invalid()))
     }
 }
@@ -195,7 +199,7 @@ impl<S, Req> Job<S, Req> {
             Some(Err(_)) if transaction.is_some_and(Evidence::may_have_effect) => {
                 (Verdict::Fail(unfinished()), Ran::Broken(outcome_unknown()))
             }
-            // The engine settles it.
+            // The engine catches the panic and settles the attempt.
             Some(Err(panic)) => std::panic::resume_unwind(panic),
             None => timed_out(transaction),
         }
@@ -203,7 +207,8 @@ impl<S, Req> Job<S, Req> {
 }
 
 impl Call {
-    /// The name of the route, if that is transactional: its label, and its path as the router matched it.
+    /// Returns the name of a transactional route, or `None` for other routes. The name is the
+    /// policy's label, followed by the path pattern that the axum router matched, if there is one.
     fn transactional_route(&self) -> Option<String> {
         let policy = &self.head.policy;
         if !policy.is_transactional {
@@ -216,7 +221,7 @@ impl Call {
         Some(policy.label.clone())
     }
 
-    /// The request as the inner service gets it.
+    /// Returns the request for the inner service.
     fn into_request<Req>(
         self,
         shared: &Arc<Shared>,
@@ -226,7 +231,8 @@ impl Call {
         let Self { head, mut parts, data, key } = self;
         let clock = &**shared.engine.clock();
         let headers = &mut parts.headers;
-        // The body was read whole, the outcome is recorded as it is, and nothing is upgraded.
+        // The body was read whole already, and a connection is never upgraded. A client cannot set
+        // the derived key. The response must not be compressed, because it is recorded as it is.
         for name in [EXPECT, TRANSFER_ENCODING, UPGRADE, IDEMPOTENCY_DERIVED_KEY] {
             headers.remove(name);
         }
@@ -250,23 +256,23 @@ impl Call {
     }
 }
 
-/// An attempt whose service has answered.
+/// An attempt that got a response from the service.
 struct Answered<'a> {
     lease: &'a Lease,
     shared: &'a Shared,
     policy: &'a Policy,
-    /// On our own clock: until when it may run.
+    /// The time on the engine's monotonic clock until which the attempt may run.
     until: Duration,
     /// See [`Job::kept_from`].
     kept_from: Option<Duration>,
-    /// What is known of its transaction; `None` if the route is not transactional.
+    /// The evidence of the attempt's transaction, or `None` if the route is not transactional.
     transaction: Option<Evidence>,
     /// The name of a transactional route.
     route: Option<String>,
 }
 
 impl Answered<'_> {
-    /// What becomes of the attempt by its response.
+    /// Returns the verdict on the attempt by its response, and the answer to the client.
     async fn conclude<Res, E>(self, mut response: Response<Res>) -> Concluded<Res, E>
     where
         Res: Body<Data = Bytes>,
@@ -303,7 +309,8 @@ impl Answered<'_> {
         }
         let is_kept = self.kept_from.is_some_and(|from| clock.monotonic() >= from);
         match disposition {
-            // Somebody was told to come back for an outcome, or may have been: then this is it.
+            // If a client got a 202, or may have got one, the response is recorded instead: the
+            // outcome was promised.
             Disposition::Release if !is_kept && self.lease.may_release() => {
                 (Verdict::Release, Ran::Responded(response.map(ResponseBody::untouched)))
             }
@@ -318,8 +325,9 @@ impl Answered<'_> {
         }
     }
 
-    /// Shows a response whose transaction recorded it, if the outcome is in the store. Nothing is recorded here: the
-    /// settlement finds the outcome, or takes the key.
+    /// Concludes an attempt whose response was recorded by its own transaction. The response is
+    /// shown only if the outcome is in the store. The verdict applies only if it is not: a
+    /// settlement cannot change a completed record.
     fn look<Res, E>(&self, response: Response<Res>) -> Concluded<Res, E> {
         let response = response.map(ResponseBody::untouched);
         let (verdict, otherwise) = match self.transaction {
@@ -329,8 +337,9 @@ impl Answered<'_> {
         (verdict, Ran::Committed(response, self.lease.attempt(), otherwise))
     }
 
-    /// Reports a success that did not come from a transaction with its outcome. It is recorded, because it says what
-    /// happened; but an attempt whose process dies would run again.
+    /// Logs a success that was not committed together with its outcome. The response is recorded,
+    /// because the operation ran. But if the process had died before that, the operation would have
+    /// run again.
     fn report_unproven(&self, evidence: Evidence) {
         let (route, reference) = (self.route.clone(), self.lease.id().reference());
         if evidence != Evidence::NeverTaken {
@@ -347,7 +356,7 @@ impl Answered<'_> {
         route.into_iter().for_each(|route| self.shared.misfits.add(route));
     }
 
-    /// Reads the response as it is recorded.
+    /// Reads the response and makes its recording.
     async fn capture<Res, E>(
         self,
         response: Response<Res>,
@@ -359,7 +368,8 @@ impl Answered<'_> {
     {
         let clock = self.shared.engine.clock();
         let (parts, body) = response.into_parts();
-        // A success whose body breaks off may have had its effect, unless the store knows.
+        // The handler answered with success and did not use its transaction. If the body ends
+        // early, the attempt may have had its effect.
         let transaction = match self.transaction {
             Some(Evidence::Unused) if parts.status.is_success() => Some(Evidence::NeverTaken),
             other => other,
@@ -382,18 +392,18 @@ impl Answered<'_> {
     }
 }
 
-/// What becomes of an attempt by its response.
+/// The disposition of an attempt by its response, with its reasons.
 struct Fate {
     disposition: Disposition,
-    /// Why it is unknown, if it is.
+    /// The cause, if the disposition is unknown.
     cause: Cause,
-    /// What the service said beside the status.
+    /// The disposition that the service named itself, by header or report.
     word: Option<Disposition>,
 }
 
-/// What becomes of the attempt, and why if that is unknown. The operation's own word counts first
-/// (the header), then that of a service which knows more than its status says (the report),
-/// then the route's rules.
+/// Returns the disposition of the attempt, and its cause if that is unknown. The header
+/// `Onetake-Outcome` counts first. Second is the report of a service that knows more than its
+/// status says. Last are the route's status rules.
 fn fate<Res>(response: &mut Response<Res>, report: &mut AttemptReport, policy: &Policy) -> Fate {
     let said = response.headers_mut().remove(ONETAKE_OUTCOME);
     let header = said.and_then(|value| value.to_str().ok().and_then(|text| text.parse().ok()));
@@ -411,7 +421,7 @@ fn fate<Res>(response: &mut Response<Res>, report: &mut AttemptReport, policy: &
     Fate { disposition, cause, word: header.or(report.disposition) }
 }
 
-/// The verdict on an attempt that ended without a whole answer.
+/// Returns the verdict on an attempt that ended without a complete response.
 fn without_answer(transaction: Option<Evidence>, cause: Cause) -> Verdict {
     match transaction {
         Some(evidence) if evidence.may_have_effect() => Verdict::Fail(unfinished()),
@@ -419,7 +429,8 @@ fn without_answer(transaction: Option<Evidence>, cause: Cause) -> Verdict {
     }
 }
 
-/// Reads a response's body, up to `max`; none of it if there is no end to wait for.
+/// Reads a response's body, up to `max` bytes. With `None` it reads nothing, because the body is a
+/// stream without an end.
 pub(crate) async fn read_response<Res>(body: Res, max: Option<usize>) -> Result<Read<Res>, BoxError>
 where
     Res: Body<Data = Bytes>,
@@ -431,7 +442,7 @@ where
     }
 }
 
-/// What is recorded of a response, and its body.
+/// Returns the recording of a response, and the body to send.
 pub(crate) fn recording_of<Res>(
     parts: &Parts,
     read: Read<Res>,
@@ -446,7 +457,8 @@ pub(crate) fn recording_of<Res>(
                 .unwrap_or_else(|| record(status, headers, Some(own(&data)), trailers.as_ref()));
             (recording, ResponseBody::whole(data, trailers))
         }
-        // The outcome is known, though it cannot be replayed: that is durable before a byte flows.
+        // The outcome is recorded without its body, so it cannot be replayed. The recording is
+        // durable before a byte of the response is sent.
         Read::TooLarge { read, rest } => {
             let value = value.and_then(|value| value.told_by(&read, false));
             let recording = value.unwrap_or_else(|| record(status, headers, None, None));
@@ -455,13 +467,13 @@ pub(crate) fn recording_of<Res>(
     }
 }
 
-/// Bytes in memory of their own: those that came from the network are part of a larger buffer, which
-/// a remembered recording would keep alive.
+/// Copies bytes. Bytes from the network are part of a larger buffer, which a cached recording would
+/// keep in memory.
 fn own(data: &Bytes) -> Bytes {
     Bytes::copy_from_slice(data)
 }
 
-/// Event streams have no end to wait for.
+/// Returns true for event streams, which have no end to wait for.
 pub(crate) fn is_stream(headers: &HeaderMap) -> bool {
     let content_type = headers.get(CONTENT_TYPE).and_then(|value| value.to_str().ok());
     content_type
@@ -480,7 +492,8 @@ fn not_committed() -> Problem {
     .retry_after(1)
 }
 
-/// The problem of an attempt on a transactional route that nothing proves to be rolled back.
+/// The problem of an attempt on a transactional route that has no outcome and no proof of a
+/// rollback.
 fn outcome_unknown() -> Problem {
     Problem::new(
         Code::PreviousAttemptFailed,

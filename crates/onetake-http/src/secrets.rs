@@ -1,4 +1,4 @@
-//! What this side knows and nobody else does.
+//! The secrets of a layer.
 
 use std::fmt;
 
@@ -7,7 +7,7 @@ use onetake_core::{DerivingSecret, Fingerprint, FingerprintKey, Rng, TenantDiges
 use crate::handle::Handles;
 use crate::issued::IssuingKey;
 
-/// Secrets of a layer. All nodes that share a store must have the same.
+/// The secrets of a layer. All nodes that share a store must have the same secrets.
 #[derive(Clone, Default)]
 pub struct Secrets {
     fingerprint: Vec<FingerprintKey>,
@@ -18,48 +18,50 @@ pub struct Secrets {
 }
 
 impl Secrets {
-    /// Seals fingerprints: the first secret seals, and those behind it, which were first earlier, still
-    /// recognise what they sealed. Without any, fingerprints are plain digests, and whoever reads the
-    /// store can try out what they were made from.
+    /// Sets the secrets that seal fingerprints. The first secret seals new fingerprints. The others
+    /// were first before, and only recognise the fingerprints that they sealed.
+    ///
+    /// Without a secret, fingerprints are plain digests. A reader of the store could then guess a
+    /// request and compare its digest.
     #[must_use]
     pub fn fingerprint(mut self, keys: impl IntoIterator<Item = FingerprintKey>) -> Self {
         self.fingerprint = keys.into_iter().collect();
         self
     }
 
-    /// Signs issued keys: the first secret signs, all verify. Without any, none are issued and none
-    /// accepted.
+    /// Sets the secrets that sign issued keys. The first secret signs, and all of them verify.
+    /// Without a secret, no keys are issued and no issued keys are accepted.
     #[must_use]
     pub fn issued_keys(mut self, keys: impl IntoIterator<Item = IssuingKey>) -> Self {
         self.issued_keys = keys.into_iter().collect();
         self
     }
 
-    /// Signs the handles by which outcomes are fetched later. Without it, each layer makes up a secret of
-    /// its own: its handles die with the process, and other nodes do not know them.
+    /// Sets the secret that signs the handles of 202 answers. Without it, each layer makes a random
+    /// secret. Its handles are then invalid after a restart and on other nodes.
     #[must_use]
     pub fn handles(mut self, secret: [u8; 32]) -> Self {
         self.handles = Some(secret);
         self
     }
 
-    /// Makes the keys that operations have for their own calls. It must not change while calls may be
-    /// repeated. Without it, one is made at first use and kept in the store.
+    /// Sets the secret for derived keys. It must not change while an operation may still repeat its
+    /// calls. Without it, a secret is made at first use and kept in the store.
     #[must_use]
     pub fn derived_keys(mut self, secret: DerivingSecret) -> Self {
         self.derived_keys = Some(secret);
         self
     }
 
-    /// Makes the digests by which operators find the keys of one tenant. Without it, records do not tell
-    /// whose they are.
+    /// Sets the secret for the tenant digests by which operators find the keys of one tenant.
+    /// Without it, records hold no tenant digest.
     #[must_use]
     pub fn tenants(mut self, secret: [u8; 32]) -> Self {
         self.tenants = Some(secret);
         self
     }
 
-    /// Whose a record is, as it is kept.
+    /// Returns the tenant digest for a record.
     pub(crate) fn tenant(&self, tenant: &[u8]) -> TenantDigest {
         self.tenants.map_or_else(TenantDigest::default, |secret| TenantDigest::of(&secret, tenant))
     }
@@ -73,8 +75,8 @@ impl Secrets {
         Handles::new(&secret)
     }
 
-    /// A fingerprint as it is recorded now, and as it was recorded under earlier secrets. One without
-    /// a secret is among those: secrets may come later than records.
+    /// Returns a fingerprint sealed with the current secret, and its forms under the earlier
+    /// secrets. The plain form is one of these, because records may be older than the first secret.
     pub(crate) fn seal(&self, plain: Fingerprint) -> (Fingerprint, Vec<Fingerprint>) {
         let mut sealed = self.fingerprint.iter().map(|key| key.seal(plain));
         match sealed.next() {

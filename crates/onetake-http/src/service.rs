@@ -1,4 +1,4 @@
-//! The service: from a request to its one outcome.
+//! The tower service of the layer.
 
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -18,12 +18,13 @@ use crate::layer::Shared;
 use crate::pipeline;
 use crate::trace::Trace;
 
-/// Tells the inner service which attempt this is: a number that is higher for every later one.
+/// The request header with the attempt's fence, a number that rises with every attempt of a record.
 pub const IDEMPOTENCY_FENCE: HeaderName = HeaderName::from_static("idempotency-fence");
-/// The key for the inner service's own calls, the same in every attempt; never taken from a client.
+/// The request header with the derived key, for the inner service's own calls. It is the same in
+/// every attempt, and never taken from a client.
 pub const IDEMPOTENCY_DERIVED_KEY: HeaderName = HeaderName::from_static("idempotency-derived-key");
 
-/// A service that is safe to retry.
+/// A service that runs each operation once, and answers its retries with the recorded outcome.
 #[derive(Clone)]
 pub struct Onetake<S> {
     inner: S,
@@ -61,15 +62,16 @@ where
     }
 
     fn call(&mut self, request: Request<Req>) -> Self::Future {
-        // The one that was polled ready is the one that is called.
+        // The instance that was polled ready must be the one that is called.
         let clone = self.inner.clone();
         let inner = std::mem::replace(&mut self.inner, clone);
         let shared = Arc::clone(&self.shared);
-        // Begun here and not when it is first polled: whoever calls may have said under what.
+        // The span begins here and not at the first poll, because the caller's span may be current
+        // during this call only.
         let trace = Arc::new(Trace::begin(request.method()));
         let span = trace.span();
         let endpoint = Endpoint::of(&shared, &request);
-        // In one piece of memory from here on: futures hold what they are handed more than once.
+        // Boxed, because a future can hold a moved argument in more than one place.
         let (parts, body) = request.into_parts();
         let parts = Box::new(parts);
         let answering = async move {

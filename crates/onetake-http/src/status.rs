@@ -1,4 +1,4 @@
-//! What becomes of an attempt, by the status that it answered.
+//! Status rules: whether a response is recorded, released or unknown.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -6,17 +6,18 @@ use std::str::FromStr;
 
 use http::StatusCode;
 
-/// What becomes of an attempt.
+/// The way in which an attempt with a response is settled.
 ///
-/// An inner service may say it itself: by the header `Onetake-Outcome` (`record`, `release` or
-/// `unknown`), or by an [`AttemptReport`](crate::AttemptReport) in the extensions of its response.
+/// The route's status rules decide. An inner service can decide instead: by the header
+/// `Onetake-Outcome` (`record`, `release` or `unknown`), or by an
+/// [`AttemptReport`](crate::AttemptReport) in the extensions of its response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Disposition {
-    /// The response is the outcome: it is recorded and replayed.
+    /// The response is the outcome. It is recorded and replayed.
     Record,
-    /// The attempt had no effect: the next one runs.
+    /// The attempt had no effect. The next request with the key runs the operation.
     Release,
-    /// Nobody can tell: the key is answered as its route says.
+    /// The outcome is unknown. The route's `on_unknown` decides how the key is answered.
     Unknown,
 }
 
@@ -36,13 +37,13 @@ impl FromStr for Disposition {
 /// One status (`503`) or a whole class of them (`5xx`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum StatusPattern {
-    /// This one.
+    /// One status.
     Exact(StatusCode),
-    /// All that begin with this digit.
+    /// All statuses that begin with this digit.
     Class(u16),
 }
 
-/// The text is neither a status nor a class.
+/// The error of a text that is neither a status nor a class.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("`{0}` is neither a status such as \"503\" nor a class from \"2xx\" to \"5xx\"")]
 pub struct PatternError(String);
@@ -69,17 +70,18 @@ impl fmt::Display for StatusPattern {
     }
 }
 
-/// The rules of a route: the most specific entry wins, the built-in ones included.
+/// The status rules of a route. The most specific rule wins, also if it is a built-in one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StatusRules {
     exact: BTreeMap<u16, Disposition>,
-    /// By the first digit.
+    /// The rules for classes, by the first digit of the status.
     classes: BTreeMap<u16, Disposition>,
 }
 
 impl StatusRules {
-    /// The built-in rules: 2xx, 3xx and 4xx are recorded; what says that the request was not
-    /// handled (401, 403, 408, 409, 421, 423, 425, 429, 503) is released; other 5xx are unknown.
+    /// Returns the built-in rules. 2xx, 3xx and 4xx are recorded. Statuses that say that the
+    /// request was not handled (401, 403, 408, 409, 421, 423, 425, 429, 503) are released. Other
+    /// 5xx are unknown.
     #[must_use]
     pub fn new() -> Self {
         use Disposition::{Record, Release, Unknown};
@@ -90,7 +92,7 @@ impl StatusRules {
         }
     }
 
-    /// Lays an entry over what is there.
+    /// Adds a rule. It replaces the rule with the same pattern.
     #[must_use]
     pub fn with(mut self, pattern: StatusPattern, disposition: Disposition) -> Self {
         match pattern {
@@ -100,7 +102,7 @@ impl StatusRules {
         self
     }
 
-    /// Makes every 5xx mean the same, 503 included.
+    /// Sets one disposition for every 5xx, including 503.
     #[must_use]
     pub fn with_every_5xx(mut self, disposition: Disposition) -> Self {
         self.exact.retain(|status, _| status / 100 != 5);
@@ -108,7 +110,8 @@ impl StatusRules {
         self
     }
 
-    /// What becomes of an attempt that answered this. What is no final status tells nothing.
+    /// Returns the disposition of an attempt with this status. A status without a rule, such as
+    /// 1xx, is unknown.
     #[must_use]
     pub fn classify(&self, status: StatusCode) -> Disposition {
         let status = status.as_u16();

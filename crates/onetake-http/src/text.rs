@@ -1,4 +1,4 @@
-//! Plain text for the values of a policy, as the gateway's file has it.
+//! Values of a policy as text, in the notation of the gateway's configuration file.
 
 use http::{HeaderName, Method, StatusCode};
 
@@ -11,16 +11,16 @@ use crate::status::StatusPattern;
 use crate::tenant::Tenant;
 use crate::velocity::By;
 
-/// A text that cannot be read as the value of an option.
+/// The error of a text that cannot be read as the value of an option.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{value:?}: {what}; {fix}")]
 #[non_exhaustive]
 pub struct TextError {
     /// The text as it was written.
     pub value: String,
-    /// What is wrong with it.
+    /// The mistake.
     pub what: String,
-    /// What to do about it.
+    /// The correction.
     pub fix: String,
 }
 
@@ -30,12 +30,12 @@ impl TextError {
     }
 }
 
-/// A value of the type `T`, a text that is read as one, or the result of reading one.
+/// A value of the type `T`, a text that is read as a `T`, or the result of reading one.
 ///
-/// The methods of a [`Policy`](crate::Policy) take it. A text that is wrong is kept by the policy, and refused with
-/// all other mistakes where the layer is built.
+/// The methods of a [`Policy`](crate::Policy) take it. The policy keeps an invalid text, and the
+/// layer's builder reports it together with all other mistakes.
 pub trait TextOr<T> {
-    /// The value.
+    /// Returns the value.
     ///
     /// # Errors
     /// If the text cannot be read.
@@ -121,7 +121,7 @@ impl TextOr<StatusPattern> for StatusCode {
     }
 }
 
-/// Reads `json:/order_id`.
+/// Reads a text such as `json:/order_id`.
 fn json_part(text: &str) -> Result<Pointer, TextError> {
     let fix = "write for example \"json:/order_id\", or \"tenant\"";
     let pointer = text.strip_prefix("json:");
@@ -130,18 +130,20 @@ fn json_part(text: &str) -> Result<Pointer, TextError> {
 }
 
 impl KeySource {
-    /// A string or an integer in the JSON body, by its JSON Pointer, such as `"/id"`.
+    /// The key is a string or an integer in the JSON body, by its JSON Pointer, such as `"/id"`.
     ///
     /// # Errors
-    /// If it is no JSON Pointer. [`Policy::key_from`](crate::Policy::key_from) takes the result as it is.
+    /// If the text is not a JSON Pointer. [`Policy::key_from`](crate::Policy::key_from) takes the
+    /// result as it is.
     pub fn json(pointer: impl TextOr<Pointer>) -> Result<Self, TextError> {
         pointer.read().map(Self::Json)
     }
 
-    /// A digest of these members of the JSON body.
+    /// The key is a digest of these members of the JSON body.
     ///
     /// # Errors
-    /// If one is no JSON Pointer. [`Policy::key_from`](crate::Policy::key_from) takes the result as it is.
+    /// If a text is not a JSON Pointer. [`Policy::key_from`](crate::Policy::key_from) takes the
+    /// result as it is.
     pub fn derive<P: TextOr<Pointer>>(
         pointers: impl IntoIterator<Item = P>,
     ) -> Result<Self, TextError> {
@@ -150,20 +152,22 @@ impl KeySource {
 }
 
 impl FingerprintMode {
-    /// As JSON, without these members.
+    /// Compares bodies as JSON, without these members.
     ///
     /// # Errors
-    /// If one is no JSON Pointer. [`Policy::fingerprint`](crate::Policy::fingerprint) takes the result as it is.
+    /// If a text is not a JSON Pointer. [`Policy::fingerprint`](crate::Policy::fingerprint) takes
+    /// the result as it is.
     pub fn json_without<P: TextOr<Pointer>>(
         pointers: impl IntoIterator<Item = P>,
     ) -> Result<Self, TextError> {
         all(pointers).map(|pointers| Self::Json(Selection::Exclude(pointers)))
     }
 
-    /// As JSON, these members alone.
+    /// Compares only these members of bodies, as JSON.
     ///
     /// # Errors
-    /// If one is no JSON Pointer. [`Policy::fingerprint`](crate::Policy::fingerprint) takes the result as it is.
+    /// If a text is not a JSON Pointer. [`Policy::fingerprint`](crate::Policy::fingerprint) takes
+    /// the result as it is.
     pub fn json_only<P: TextOr<Pointer>>(
         pointers: impl IntoIterator<Item = P>,
     ) -> Result<Self, TextError> {
@@ -172,10 +176,11 @@ impl FingerprintMode {
 }
 
 impl Tenant {
-    /// By a header that a trusted proxy sets, such as `"x-account"`.
+    /// The tenant is the value of a header that a trusted proxy sets, such as `"x-account"`.
     ///
     /// # Errors
-    /// If it is no name of a header. [`Policy::tenant`](crate::Policy::tenant) takes the result as it is.
+    /// If the text is not a header name. [`Policy::tenant`](crate::Policy::tenant) takes the result
+    /// as it is.
     pub fn header(name: impl TextOr<HeaderName>) -> Result<Self, TextError> {
         name.read().map(Self::Header)
     }
@@ -187,10 +192,12 @@ fn all<P: TextOr<Pointer>>(
     pointers.into_iter().map(TextOr::read).collect()
 }
 
-/// The candidate that `word` was most likely meant to be, if one is near enough.
+/// Returns the candidate that is most similar to `word`, for suggestions after a typing error.
+/// Returns `None` if no candidate is similar enough.
 #[must_use]
 pub fn nearest<'a>(word: &str, candidates: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
-    /// Longer words are no typing errors, and comparing is quadratic.
+    /// The maximum length of a word. Longer words are not typing errors, and the time to compare
+    /// them is quadratic.
     const LENGTH_MAX: usize = 64;
     let plain = |word: &str| word.to_lowercase().replace('-', "_");
     let length = word.chars().count();
@@ -200,7 +207,7 @@ pub fn nearest<'a>(word: &str, candidates: impl IntoIterator<Item = &'a str>) ->
     let word = plain(word);
     let scored = candidates.into_iter().filter_map(|candidate| {
         let distance = strsim::damerau_levenshtein(&word, &plain(candidate));
-        // A third of the letters may be wrong, and one in short words.
+        // A third of the letters may be wrong, or one letter of a short word.
         let allowed = (length.max(candidate.chars().count()) / 3).max(1);
         (distance <= allowed && distance < length.max(1)).then_some((distance, candidate))
     });

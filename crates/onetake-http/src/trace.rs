@@ -1,7 +1,8 @@
-//! The span of a request: which route, which reference, and what became of it.
+//! The span of a request, with its route, its reference and its result.
 //!
-//! What a client sent is not in it, but for its method: a path, a query or a header may hold anything. Without
-//! a subscriber that wants it there is no span, and nothing here costs more than looking at that.
+//! Of the values that a client sent, the span holds only the method. Path, query and headers may
+//! hold secrets. If no subscriber is interested, there is no span, and the cost is one check of
+//! that.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -14,8 +15,8 @@ use onetake_core::{Fence, Reference};
 
 use crate::problem::Code;
 
-/// The span of one request. What became of it is written when this is dropped, once: exporters keep every
-/// value of a field that is recorded again.
+/// The span of one request. The fields of its result are recorded once, on drop, because exporters
+/// keep every value of a field that is recorded more than once.
 pub(crate) struct Trace {
     span: Span,
     noted: Mutex<Noted>,
@@ -32,7 +33,8 @@ struct Noted {
 }
 
 impl Trace {
-    /// Begins it under the current span, if there is one: then that is the server's.
+    /// Begins the span under the current span, if there is one. In that case the outer span is the
+    /// server span, and this one is internal.
     pub(crate) fn begin(method: &Method) -> Self {
         let span = debug_span!(
             target: SPANS,
@@ -55,8 +57,9 @@ impl Trace {
         self.span.clone()
     }
 
-    /// The route as it is configured. It stands for the path, which may hold anything. Said once, and before
-    /// anything else begins under this span: exporters fix its name then.
+    /// Records the label of the route, in place of the path, which may hold secrets. Call it once,
+    /// and before another span begins under this one, because exporters fix the name of this span
+    /// then.
     pub(crate) fn route(&self, label: &str) {
         self.span.record("onetake.route", label);
         if label.contains('/') {
@@ -64,12 +67,12 @@ impl Trace {
         }
     }
 
-    /// What became of the request, in one word.
+    /// Notes the result of the request, in one word.
     pub(crate) fn became(&self, outcome: &'static str) {
         self.note(|noted| noted.outcome = Some(outcome));
     }
 
-    /// As [`Self::became`], of a request with a key.
+    /// Notes the result of a request with a key, like [`Self::became`].
     pub(crate) fn keyed(&self, outcome: &'static str, reference: Reference, fence: Option<Fence>) {
         self.note(|noted| {
             noted.outcome = Some(outcome);
@@ -106,7 +109,7 @@ impl Drop for Trace {
         let noted = self.noted.get_mut().unwrap_or_else(PoisonError::into_inner);
         let span = &self.span;
         noted.reference.map(|reference| span.record("onetake.reference", display(reference)));
-        // Signed, because exporters know no other numbers.
+        // Signed, because exporters support no unsigned integers.
         let fence = noted.fence.and_then(|fence| i64::try_from(fence.get()).ok());
         fence.map(|fence| span.record("onetake.fence", fence));
         noted.outcome.map(|outcome| span.record("onetake.outcome", outcome));
@@ -118,7 +121,8 @@ impl Drop for Trace {
     }
 }
 
-/// A method as logs and traces name it: one that nobody knows is the client's own text, and could be anything.
+/// Returns the name of a method for logs and traces. A method that is not standard is `_OTHER`,
+/// because it is text of the client's choice.
 #[must_use]
 pub fn method_word(method: &Method) -> &'static str {
     match *method {
@@ -135,7 +139,7 @@ pub fn method_word(method: &Method) -> &'static str {
     }
 }
 
-/// What became of a request that a problem was the answer to.
+/// Returns the result, in one word, of a request that was answered with a problem.
 fn outcome(code: Code) -> &'static str {
     match code {
         Code::IdempotencyPayloadMismatch => "mismatch",

@@ -1,12 +1,17 @@
-//! Results that are kept as values.
+//! Typed results: outcomes that are recorded as values.
 //!
-//! What is usually recorded is a response, byte by byte. A [`Typed`] result is recorded as what it means, and
-//! its response is built from that: the first time, and again on every replay. So a recording outlives a
-//! change of how responses look, and can be read by those who look after it.
+//! Usually the layer records a response byte by byte. A [`Typed`] result is recorded as a value in
+//! JSON. Its response is built from the value: the first time, and again on every replay. So a
+//! recording stays valid if the form of responses changes, and operators can read it.
 //!
-//! A handler returns [`Stored`], and the layer is told of the type ([`LayerBuilder::typed`]). A result of a type that
-//! it was not told of is recorded as any other response, with an error in the log; and so is, without one, a result whose response was changed on its way, by a
-//! status or headers beside it or by a middleware inside of the layer: the value does not tell of that.
+//! A handler returns [`Stored`], and the type is registered with the layer
+//! ([`LayerBuilder::typed`]). In these cases the response is recorded in place of the value:
+//!
+//! - The type is not registered. An error is logged.
+//! - The value cannot be written to JSON and read again. An error is logged.
+//! - The value is larger than the route's maximum for response bodies.
+//! - The response was changed after it was built: by a status or headers that the handler added,
+//!   or by a middleware inside the layer. The value does not hold such changes.
 //!
 //! ```
 //! use bytes::Bytes;
@@ -48,17 +53,20 @@ use crate::context::AttemptReport;
 use crate::problem::{Code, Problem};
 use crate::recording::{Recorded, TYPED, is_kept, strip_hop_by_hop};
 
-/// A result that is kept as a value, as JSON.
+/// A result that is recorded as a value in JSON.
 pub trait Typed: Serialize + DeserializeOwned + Send + Sync + 'static {
-    /// What recordings call it. It stays the same for as long as they live; a value that newer code cannot
-    /// read any more is answered 410, and is not run again.
+    /// The name of the type in recordings. It must not change while recordings with it exist. If
+    /// newer code cannot read a value, its requests are answered 410, and the operation is not run
+    /// again.
     const NAME: &'static str;
 
-    /// The response that tells of it. What belongs to the moment (cookies, dates) is not replayed.
+    /// Builds the response from the value. Headers that do not belong to the outcome, such as
+    /// cookies and dates, are not replayed.
     fn respond(&self) -> Response<Bytes>;
 }
 
-/// A response whose body is a value as JSON.
+/// Returns a response whose body is a value in JSON. It is an empty 500 if the value cannot be
+/// written.
 #[must_use]
 pub fn json(status: StatusCode, value: &impl Serialize) -> Response<Bytes> {
     let Ok(body) = serde_json::to_vec(value) else {
@@ -73,15 +81,15 @@ pub fn json(status: StatusCode, value: &impl Serialize) -> Response<Bytes> {
     response
 }
 
-/// What a handler returns for its result to be kept as a value.
+/// The return value of a handler whose result is recorded as a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stored<T>(pub T);
 
 impl<T: Typed> Stored<T> {
-    /// The response, with the value beside it.
+    /// Builds the response, and attaches the value to it for the layer.
     ///
-    /// It is built from the value as it can be read again: what the first client sees is what every other
-    /// one will.
+    /// The response is built from the value after it was written to JSON and read again. So the
+    /// first client gets the same response as every replay.
     #[must_use]
     pub fn response(self) -> Response<Bytes> {
         let written = serde_json::to_vec(&self.0);
@@ -115,7 +123,7 @@ impl<T: Typed> axum::response::IntoResponse for Stored<T> {
     }
 }
 
-/// The value that a response tells of.
+/// The value from which a response was built.
 #[derive(Clone)]
 pub(crate) struct Value {
     name: &'static str,
@@ -124,21 +132,22 @@ pub(crate) struct Value {
     json: Bytes,
 }
 
-/// A value as it is recorded, and the body that it leads to.
+/// The recording of a value, and the response body that is built from it.
 pub(crate) struct Kept {
     recording: Recording,
     body: Bytes,
 }
 
 impl Kept {
-    /// The recording, unless a body that begins so (or is so, if that is all of it) is another one.
+    /// Returns the recording if the body of the response is the one that the value leads to. `read`
+    /// is the whole body if `is_whole`, otherwise only its beginning.
     pub(crate) fn told_by(self, read: &Bytes, is_whole: bool) -> Option<Recording> {
         let is_same = if is_whole { self.body == read } else { self.body.starts_with(read) };
         is_same.then_some(self.recording)
     }
 }
 
-/// The types that a layer was told of, by their names.
+/// The types that are registered with a layer, by their names.
 #[derive(Default)]
 pub(crate) struct Types(RwLock<BTreeMap<&'static str, Type>>);
 
@@ -149,8 +158,8 @@ struct Type {
 }
 
 impl Types {
-    /// The first type of a name stays: a value is never read as another type's.
-    /// `false`: another type has it.
+    /// Registers a type. Returns false if another type has its name already. The first type of a
+    /// name stays, so that a value is never read as another type.
     pub(crate) fn add<T: Typed>(&self) -> bool {
         let of = TypeId::of::<T>();
         let rebuild = |json: &[u8]| Ok(serde_json::from_slice::<T>(json)?.respond());
@@ -163,8 +172,9 @@ impl Types {
         self.0.read().unwrap_or_else(PoisonError::into_inner).get(name).copied()
     }
 
-    /// The recording of the value that a response tells of, if it can be replayed and leads to the same
-    /// response, as far as its head tells.
+    /// Returns the recording of a response's value. Returns `None` if the type is not registered,
+    /// the value is too large, or status and headers of the response differ from those that the
+    /// value leads to.
     pub(crate) fn value_of<B>(
         &self,
         value: Option<Value>,
@@ -173,7 +183,7 @@ impl Types {
     ) -> Option<Kept> {
         let Value { name, type_name, of, json } = value?;
         let Some(known) = self.get(name).filter(|known| known.of == of) else {
-            // The operation ran: its response is the outcome, and is recorded as any other.
+            // The operation ran. Its response is the outcome, and is recorded like any other.
             tracing::error!(
                 name,
                 "a handler returned Stored<{type_name}>, and the layer was not told of the type, so that its response is kept in place of the value: write .typed::<{type_name}>() where the layer is built"
@@ -198,7 +208,8 @@ impl Types {
         Some(Kept { recording, body: rebuilt.into_body() })
     }
 
-    /// The response of a recorded value, or why there is none. `None`: it is not the recording of a value.
+    /// Rebuilds the response of a recorded value, or returns the problem why that is not possible.
+    /// Returns `None` if the recording is not that of a value.
     pub(crate) fn recorded(&self, recording: &Recording) -> Option<Result<Recorded, Problem>> {
         if recording.head.first() != Some(&TYPED) {
             return None;
@@ -237,7 +248,8 @@ impl Types {
     }
 }
 
-/// The headers that belong to the outcome. Its length follows from the body.
+/// Returns the headers that belong to the outcome, without `Content-Length`, which follows from the
+/// body.
 fn lasting(mut headers: HeaderMap) -> HeaderMap {
     strip_hop_by_hop(&mut headers);
     let is_dropped = |name: &&HeaderName| !is_kept(name) || *name == CONTENT_LENGTH;
@@ -259,7 +271,7 @@ fn head(recording: &Recording) -> Result<(StatusCode, String), DecodeError> {
     Ok((status, name))
 }
 
-/// The kind and the place of an error, without its text, which may quote the value.
+/// Returns the kind and the position of an error. The error's own text may quote the value.
 fn unquoted(error: &serde_json::Error) -> String {
     let (kind, line, column) = (error.classify(), error.line(), error.column());
     format!("{kind:?} error at line {line} column {column}")

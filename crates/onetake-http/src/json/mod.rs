@@ -1,19 +1,21 @@
-//! JSON bodies as fingerprints need them: two bodies that mean the same become the same bytes, and
-//! two that do not never do.
+//! Canonical JSON for fingerprints: bodies with equal values become equal bytes, and bodies with
+//! different values become different bytes.
 //!
-//! A wrong "equal" replays somebody's other payment, a wrong "unequal" refuses a legitimate retry.
-//! So nothing is rounded (see [`Number`]) and nothing is guessed: what one reader would take for
-//! this and another for that is refused. Differences to what most JSON libraries accept:
+//! A wrong "equal" would replay another payment of the client. A wrong "unequal" would refuse a
+//! legitimate retry. So no number is rounded (see [`Number`]), and a body that two parsers could
+//! read differently is refused. Differences from most JSON libraries:
 //!
-//! - Two members of one name in an object are refused, after unescaping (`"a"` is `"\u0061"`).
+//! - Two members with the same name in an object are refused. Names are compared after unescaping
+//!   (`"a"` is `"\u0061"`).
 //! - Half a surrogate pair (`"\ud800"`) and a byte order mark are refused.
 //! - Arrays and objects nest at most [`Limits::DEPTH_MAX_DEFAULT`] levels deep.
-//! - Numbers may have any length and be beyond what a float holds (`1e400`); only an exponent
+//! - Numbers may have any length, and be larger than a float can hold (`1e400`). Only an exponent
 //!   beyond 64 bits is refused.
 //!
-//! Strings are equal if their characters are, however escaped; `é` as one character and as two
-//! differ. Time is linear in the body (times the logarithm of the members of an object). Memory is
-//! at most about 32 times the body while it is read, and that for one-digit numbers only.
+//! Strings are equal if their characters are equal after unescaping. There is no Unicode
+//! normalization: `é` as one character differs from `é` as two. Time is linear in the size of the
+//! body (times the logarithm of the number of members of an object). While a body is read, it takes
+//! at most about 32 times its size in memory. Only bodies of one-digit numbers take that much.
 
 mod number;
 mod parse;
@@ -28,7 +30,7 @@ pub use pointer::{Pointer, PointerError, Selection, canonical, exclude, include}
 
 /// A JSON value, without loss.
 ///
-/// Its `Debug` form hides the content, because bodies never belong into logs.
+/// Its `Debug` form hides the content, because bodies must not be logged.
 #[derive(Clone, PartialEq, Eq)]
 pub enum Value {
     /// `null`
@@ -47,13 +49,13 @@ pub enum Value {
 
 /// The members of an object, each name once, sorted by the bytes of their names.
 ///
-/// A sorted list and not a `BTreeMap`, which takes over 600 bytes even for one member: a body of
-/// nothing but tiny objects would take eighty times its size.
+/// It is a sorted list and not a `BTreeMap`, which takes over 600 bytes even for one member. A body
+/// of tiny objects alone would take eighty times its size in memory.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct Members(Vec<(String, Value)>);
 
 impl Members {
-    /// The value of the member of this name.
+    /// Returns the value of the member with this name.
     #[must_use]
     pub fn get(&self, name: &str) -> Option<&Value> {
         let members = &self.0;
@@ -61,7 +63,7 @@ impl Members {
         members.get(at.ok()?).map(|(_, value)| value)
     }
 
-    /// All members, sorted.
+    /// Iterates over the members, sorted by name.
     pub fn iter(&self) -> impl ExactSizeIterator<Item = (&str, &Value)> {
         self.0.iter().map(|(name, value)| (name.as_str(), value))
     }
@@ -74,15 +76,15 @@ impl From<BTreeMap<String, Value>> for Members {
 }
 
 impl Value {
-    /// Appends the value in a form in which different values are different bytes.
+    /// Appends the canonical form of the value. Different values have different bytes.
     ///
-    /// Each value starts with a byte for its type, and everything of variable length with its
-    /// length, so no two values can run into each other; members are sorted by name.
+    /// Each value starts with a byte for its type, and each part of variable length starts with its
+    /// length. So the bytes cannot be read as two different values. Members are sorted by name.
     pub fn canonical(&self, out: &mut Vec<u8>) {
         pointer::encode(self, &pointer::Excluded::new(), out);
     }
 
-    /// The value at this place, if there is one.
+    /// Returns the value at this place, if there is one.
     #[must_use]
     pub fn get(&self, pointer: &Pointer) -> Option<&Value> {
         pointer.find(self)
@@ -101,21 +103,21 @@ impl fmt::Debug for Members {
     }
 }
 
-/// How much is accepted.
+/// The limits on a JSON body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
     depth_max: usize,
 }
 
 impl Limits {
-    /// How deeply arrays and objects may nest unless somebody says otherwise.
+    /// The default maximum depth of nested arrays and objects.
     pub const DEPTH_MAX_DEFAULT: usize = 128;
 
-    /// The highest depth that can be asked for: a value is dropped recursively, and the stack of a
+    /// The highest depth that can be configured. A value is dropped recursively, and the stack of a
     /// thread is small.
     pub const DEPTH_MAX_CEILING: usize = 1024;
 
-    /// Limits with this nesting depth, which is cut to [`Limits::DEPTH_MAX_CEILING`].
+    /// Creates limits with this maximum depth, but at most [`Limits::DEPTH_MAX_CEILING`].
     ///
     /// A number alone has depth 0, `[]` has depth 1.
     #[must_use]
@@ -130,55 +132,55 @@ impl Default for Limits {
     }
 }
 
-/// Why a body was refused, and where.
+/// The reason why a body was refused, with its position.
 ///
-/// It never holds a piece of a value, because bodies are secret and errors end up in logs.
+/// It never holds a part of a value, because bodies are secret and errors are logged.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("not acceptable JSON at byte {offset} (line {line}, column {column}): {kind}")]
 #[non_exhaustive]
 pub struct JsonError {
-    /// What is wrong.
+    /// The kind of mistake.
     pub kind: JsonErrorKind,
-    /// Where, in bytes, counted from zero.
+    /// The byte of the body, counted from zero.
     pub offset: usize,
-    /// In which line, counted from one.
+    /// The line, counted from one.
     pub line: usize,
-    /// At which character of the line, counted from one.
+    /// The character of the line, counted from one.
     pub column: usize,
 }
 
-/// What is wrong with a body.
+/// The kind of mistake in a body.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum JsonErrorKind {
-    /// Something else stands where this was expected.
+    /// The body has something else where this was expected.
     #[error("expected {0}")]
     Expected(&'static str),
     /// The body ends where this was expected.
     #[error("expected {0}, but the body ends")]
     EndsEarly(&'static str),
-    /// The body is not UTF-8, which JSON between systems must be.
+    /// The body is not UTF-8. RFC 8259 requires it for JSON that systems exchange.
     #[error("the bytes are not UTF-8")]
     NotUtf8,
     /// The body starts with a byte order mark.
     #[error("the body starts with a byte order mark; leave it out")]
     ByteOrderMark,
-    /// A string holds a control character as it is.
+    /// A string holds a control character that is not escaped.
     #[error("a control character in a string must be escaped")]
     ControlCharacter,
     /// A `\u` escape names one half of a surrogate pair, which is not a character.
     #[error("an escape names half a surrogate pair; both halves are needed, high before low")]
     LoneSurrogate,
-    /// Arrays and objects nest more levels deep than this.
+    /// Arrays and objects are nested deeper than this number of levels.
     #[error("arrays and objects nest more than {0} levels deep")]
     TooDeep(usize),
-    /// An object has two members of one name, and nobody can tell which one the upstream takes.
+    /// An object has two members with the same name. The upstream could use either of them.
     #[error("two members of the object at {object:?} have the same name; send each name once")]
     DuplicateMember {
-        /// The JSON pointer of the object (`""` is the whole body), cut where it is very long.
+        /// The JSON pointer of the object (`""` is the whole body), cut after 256 bytes.
         object: String,
     },
-    /// A number is too large or too small for an exponent of 64 bits.
+    /// A number needs an exponent of more than 64 bits.
     #[error("the exponent of a number does not fit into 64 bits")]
     ExponentOverflow,
 }
@@ -190,7 +192,7 @@ mod tests {
     use proptest::collection::{btree_map, vec};
     use proptest::prelude::*;
 
-    /// What a body means, written down without any of the code under test.
+    /// The meaning of a body, in a model that uses none of the code under test.
     #[derive(Clone, Debug, PartialEq)]
     enum Model {
         /// `null`, `true`, `false`
@@ -204,7 +206,7 @@ mod tests {
 
     fn model() -> impl Strategy<Value = Model> {
         let words = prop_oneof![Just("null"), Just("true"), Just("false")];
-        // Few different names and texts, so that mistakes meet.
+        // Only a few different names and texts, so that equal ones are frequent.
         let few = "[ab01\"\\\\/~é😀\u{0}\u{8}\u{c}\n\r\t]{0,3}";
         let text = move || prop_oneof![3 => few, 1 => any::<String>(), 1 => "a{120,300}"];
         let coefficient = prop_oneof![3 => -3..3_i128, 1 => any::<i128>()];
@@ -227,7 +229,7 @@ mod tests {
         dice.pick(&["", "", " ", "\n", "\r\n\t", "  "])
     }
 
-    /// One of the many ways to write a value: order of members, white space, escapes, numbers.
+    /// Writes a value in one of many ways: order of members, white space, escapes, numbers.
     fn print(model: &Model, dice: &mut Dice) -> String {
         let mut parts: Vec<String> = Vec::new();
         match model {
@@ -250,7 +252,7 @@ mod tests {
         }
     }
 
-    /// The same value, but for one small change somewhere.
+    /// Returns the value with one small change somewhere.
     fn twist(model: &Model, dice: &mut Dice) -> Model {
         match (model.clone(), dice.roll(6)) {
             (Model::List(mut items), 2..) if !items.is_empty() => {
@@ -277,7 +279,7 @@ mod tests {
         }
     }
 
-    /// Reads canonical bytes back: bytes that say what they mean cannot mean two values.
+    /// Reads canonical bytes back. Bytes that can be decoded cannot mean two values.
     fn decode(from: &mut &[u8]) -> Model {
         match from.split_off_first().unwrap() {
             b'n' => Model::Word("null"),
@@ -302,7 +304,7 @@ mod tests {
 
     #[test]
     fn the_bytes_stay_what_they_are() {
-        // Recorded fingerprints are made of these: whoever changes them changes the version too.
+        // Recorded fingerprints are made of these bytes. A change of them needs a new version.
         let body = r#"{"b":[null,true,false,-120,0.5,{}],"a":"é"}"#;
         let bytes = b"o\x02\x01as\x02\xc3\xa9\x01ba\x06ntf-\x02\x0212+\x01\x015o\x00";
         assert_eq!(whole(body), [b"onetake json v1w", &bytes[..]].concat());
@@ -371,7 +373,7 @@ mod tests {
             noise in vec(any::<u8>(), 0..40),
             seed: u64,
         ) {
-            // A good body, with up to two bytes of it changed, doubled or lost.
+            // A valid body, with up to two changes: a byte replaced, inserted or removed.
             let dice = &mut Dice(seed);
             let mut broken = print(&one, dice).into_bytes();
             for _ in 0..dice.roll(3) {

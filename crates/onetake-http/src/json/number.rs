@@ -1,4 +1,4 @@
-//! Numbers as decimals of any length, because a float would make two big integers one.
+//! Decimal numbers of any length. As floats, two different big integers could be equal.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -8,33 +8,35 @@ use super::{JsonError, JsonErrorKind};
 
 /// A JSON number: a sign, a coefficient and a power of ten, without any rounding.
 ///
-/// Every number has one form only, so `1`, `1.0`, `1e0` and `10e-1` are equal, `-0` equals `0`, and
-/// `9007199254740993` differs from `9007199254740992`. Its `Debug` form hides the digits, because
-/// bodies never belong into logs.
+/// Every number has exactly one form. So `1`, `1.0`, `1e0` and `10e-1` are equal, `-0` equals `0`,
+/// and `9007199254740993` differs from `9007199254740992`. The `Debug` form hides the digits,
+/// because bodies must not be logged.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Number {
-    /// Never set for zero.
+    /// Always false for zero.
     negative: bool,
     coefficient: Coefficient,
-    /// Zero for zero.
+    /// The power of ten. It is 0 if the number is zero.
     exponent: i64,
 }
 
-/// An integer that does not end in the digit 0 (or is zero).
+/// An integer that is zero or does not end in the digit 0.
 ///
-/// Which variant holds it depends on its size alone; otherwise equal numbers could differ.
+/// The size alone decides the variant. Otherwise equal numbers could differ.
 #[derive(Clone, PartialEq, Eq)]
 enum Coefficient {
-    /// Without an allocation: a body may be little else than half a million short numbers.
+    /// A coefficient of up to 64 bits. It needs no allocation, because a body may consist of half a
+    /// million short numbers.
     Small(u64),
     /// The ASCII digits of a coefficient beyond 64 bits.
     Large(Box<[u8]>),
 }
 
 impl Number {
-    /// The number in plain digits (`-120`), if it is an integer of at most `digits_max` digits.
+    /// Returns the number in plain digits (`-120`), if it is an integer of at most `digits_max`
+    /// digits.
     ///
-    /// The bound is there because `1e1000000000` is an integer too.
+    /// The limit is needed because `1e1000000000` is an integer too.
     #[must_use]
     pub fn integer(&self, digits_max: usize) -> Option<String> {
         let zeros = usize::try_from(self.exponent).ok()?;
@@ -48,7 +50,7 @@ impl Number {
         Some(text)
     }
 
-    /// The whole part of a number that is not negative, if 64 bits hold it.
+    /// Returns the integer part, if the number is not negative and the part fits into 64 bits.
     #[cfg(feature = "jwt")]
     pub(crate) fn whole(&self) -> Option<u64> {
         if self.negative {
@@ -64,10 +66,11 @@ impl Number {
         }
     }
 
-    /// Appends the sign, the exponent and the digits, each of which tells where it ends.
+    /// Appends the sign, the exponent and the digits. A reader can tell the end of each part.
     pub(super) fn encode(&self, out: &mut Vec<u8>) {
         out.push(if self.negative { b'-' } else { b'+' });
-        // Small exponents of either sign in one byte: 0, -1, 1, -2 become 0, 1, 2, 3.
+        // Zigzag encoding, so that small exponents of either sign take one byte: 0, -1, 1, -2
+        // become 0, 1, 2, 3.
         let zigzag = (self.exponent << 1) ^ (self.exponent >> 63);
         put_count(out, zigzag.cast_unsigned());
         put_bytes(out, &self.digits());
@@ -80,9 +83,11 @@ impl Number {
         }
     }
 
-    /// The number `digits` × 10^`exponent`, or nothing if its exponent does not fit.
+    /// Returns the number `digits` × 10^`exponent`, or `None` if its exponent does not fit into 64
+    /// bits.
     ///
-    /// Whether it fits is a question of the value, not of the spelling.
+    /// The exponent is checked in the number's one form, so all spellings of a number are treated
+    /// the same.
     fn new(negative: bool, mut digits: &[u8], mut exponent: i128) -> Option<Self> {
         while let [head @ .., b'0'] = digits {
             digits = head;
@@ -109,14 +114,14 @@ impl fmt::Debug for Number {
     }
 }
 
-/// Reads a number, of which the cursor stands on the first byte.
+/// Reads the number that starts at the cursor.
 ///
-/// `scratch` is a buffer to be reused, so that a body of many numbers costs few allocations.
+/// `scratch` is a buffer that is reused, so that a body of many numbers needs few allocations.
 pub(super) fn read(cursor: &mut Cursor<'_>, scratch: &mut Vec<u8>) -> Result<Number, JsonError> {
     let start = cursor.offset();
     scratch.clear();
     let negative = cursor.take(b'-');
-    // A leading zero stands alone: what follows the zero in `01` is no part of the number.
+    // A leading zero is the whole integer part. In `01`, the `1` is not part of the number.
     if !cursor.take(b'0') {
         read_digits(cursor, |digit| scratch.push(digit))?;
     }
@@ -133,8 +138,8 @@ pub(super) fn read(cursor: &mut Cursor<'_>, scratch: &mut Vec<u8>) -> Result<Num
         if !minus {
             cursor.take(b'+');
         }
-        // Saturating is exact enough: no body is long enough for its fraction digits or trailing
-        // zeros to bring such an exponent back into 64 bits.
+        // Saturation at 128 bits is safe. No body is long enough for its fraction digits or
+        // trailing zeros to bring such an exponent back into 64 bits.
         read_digits(cursor, |digit| {
             let digit = i128::from(digit.wrapping_sub(b'0'));
             exponent = exponent.saturating_mul(10).saturating_add(digit);
@@ -147,7 +152,7 @@ pub(super) fn read(cursor: &mut Cursor<'_>, scratch: &mut Vec<u8>) -> Result<Num
         .ok_or_else(|| cursor.error(JsonErrorKind::ExponentOverflow, start))
 }
 
-/// Hands one or more digits to `each`.
+/// Reads one or more digits, and calls `each` for every digit.
 fn read_digits(cursor: &mut Cursor<'_>, mut each: impl FnMut(u8)) -> Result<(), JsonError> {
     if !cursor.peek().is_some_and(|byte| byte.is_ascii_digit()) {
         return Err(cursor.expected("a digit"));
@@ -159,13 +164,13 @@ fn read_digits(cursor: &mut Cursor<'_>, mut each: impl FnMut(u8)) -> Result<(), 
     Ok(())
 }
 
-/// Appends bytes behind their length.
+/// Appends the length of the bytes, and then the bytes.
 pub(super) fn put_bytes(out: &mut Vec<u8>, bytes: &[u8]) {
     put_count(out, bytes.len() as u64);
     out.extend_from_slice(bytes);
 }
 
-/// Appends a count, seven bits to a byte, low ones first; the top bit says that more follow.
+/// Appends a count, seven bits to a byte, low bits first. The top bit is set if more bytes follow.
 pub(super) fn put_count(out: &mut Vec<u8>, mut count: u64) {
     while count > 0x7f {
         out.push(0x80 | (count & 0x7f) as u8);
@@ -239,7 +244,7 @@ pub(super) mod tests {
         assert!(overflows("-0.1e-9223372036854775808"));
         for sign in ["", "+", "-"] {
             assert!(overflows(&format!("1e{sign}{}", "9".repeat(1000))));
-            // 2^64 and 2^128 must not come round to zero.
+            // 2^64 and 2^128 must not wrap around to zero.
             assert!(overflows(&format!("1e{sign}18446744073709551616")));
             assert!(overflows(&format!("1e{sign}340282366920938463463374607431768211456")));
         }
@@ -265,7 +270,7 @@ pub(super) mod tests {
         assert_eq!(encoded(&nines).len(), nines.len() + 5);
         assert_eq!(number(&format!("0.{nines}e{}", nines.len())), number(&nines));
         assert!(overflows(&format!("1e{nines}")));
-        // What bounds the memory for a body of nothing but one-digit numbers.
+        // This size bounds the memory for a body of one-digit numbers alone.
         assert!(size_of::<Value>() <= 32);
     }
 
@@ -278,7 +283,7 @@ pub(super) mod tests {
         }
     }
 
-    /// A source of choices that repeats itself for the same seed (splitmix64).
+    /// A source of choices that are the same for the same seed (splitmix64).
     pub(crate) struct Dice(pub(crate) u64);
 
     impl Dice {
@@ -293,7 +298,7 @@ pub(super) mod tests {
         }
     }
 
-    /// One of the many spellings of a number.
+    /// Returns one of the many spellings of a number.
     pub(crate) fn spell(coefficient: i128, mut exponent: i64, dice: &mut Dice) -> String {
         if coefficient == 0 {
             return dice.pick(&["0", "-0", "0.0", "0e7", "-0.00E-9"]).into();
@@ -317,7 +322,7 @@ pub(super) mod tests {
         format!("{sign}{digits}")
     }
 
-    /// One of the many spellings of a string.
+    /// Returns one of the many spellings of a string.
     pub(crate) fn quote(text: &str, dice: &mut Dice) -> String {
         let mut out = String::from("\"");
         for char in text.chars() {
@@ -346,7 +351,7 @@ pub(super) mod tests {
             let dice = &mut Dice(seed);
             let one = spell(coefficient, exponent, dice);
             prop_assert_eq!(number(&one), number(&spell(coefficient, exponent, dice)), "{}", one);
-            // The neighbours, and shifts of the point by trailing zeros.
+            // Numbers nearby: another coefficient, another exponent, or both.
             let near = (coefficient.saturating_add(step), exponent + shift);
             let same = exact(coefficient, exponent) == exact(near.0, near.1);
             let other = spell(near.0, near.1, dice);
@@ -373,7 +378,8 @@ pub(super) mod tests {
         String::from_utf8(from.split_off(..length).unwrap().to_vec()).unwrap()
     }
 
-    /// The value in lowest terms, by arithmetic instead of by digits.
+    /// Returns the number without trailing zeros, computed by arithmetic instead of from its
+    /// digits.
     fn exact(mut coefficient: i128, mut exponent: i64) -> (i128, i64) {
         while coefficient != 0 && coefficient % 10 == 0 {
             (coefficient, exponent) = (coefficient / 10, exponent + 1);

@@ -1,4 +1,4 @@
-//! A strict reader of RFC 8259, with an explicit stack instead of recursion.
+//! A strict parser of JSON (RFC 8259), with an explicit stack instead of recursion.
 
 use std::collections::BTreeMap;
 
@@ -6,11 +6,11 @@ use super::number;
 use super::pointer::push_token;
 use super::{JsonError, JsonErrorKind, Limits, Members, Value};
 
-/// Reads one JSON value, which must be all that the body holds apart from white space.
+/// Parses a body that holds one JSON value and otherwise only white space.
 ///
 /// # Errors
-/// If the body is not JSON by RFC 8259, or if it holds something that different readers
-/// understand differently: see [the module](super).
+/// If the body is not JSON by RFC 8259, or if two parsers could read it differently: see [the
+/// module](super).
 pub fn parse(body: &[u8], limits: Limits) -> Result<Value, JsonError> {
     let cursor = Cursor { body, rest: body };
     if body.starts_with("\u{feff}".as_bytes()) {
@@ -29,13 +29,13 @@ struct Parser<'a> {
     /// The arrays and objects around the cursor, outermost first.
     open: Vec<Open>,
     limits: Limits,
-    /// For the digits of a number.
+    /// A reused buffer for the digits of a number.
     scratch: Vec<u8>,
 }
 
 enum Open {
     Array(Vec<Value>),
-    /// The members read so far, and the name of the one being read.
+    /// The members so far, and the name of the member that is being read.
     Object(BTreeMap<String, Value>, String),
 }
 
@@ -50,7 +50,8 @@ impl Parser<'_> {
         }
     }
 
-    /// Reads a whole value, or nothing but the start of an array or object that is not empty.
+    /// Reads a whole value and returns it. Of an array or object that is not empty, it reads only
+    /// the start, and returns `None`.
     fn begin_value(&mut self) -> Result<Option<Value>, JsonError> {
         self.cursor.skip_space();
         let value = match self.cursor.peek() {
@@ -82,7 +83,7 @@ impl Parser<'_> {
         Ok(Some(value))
     }
 
-    /// Steps into an array or object, up to the first byte that is not white space.
+    /// Moves the cursor into an array or object, to the first byte that is not white space.
     fn enter(&mut self) -> Result<(), JsonError> {
         let depth_max = self.limits.depth_max;
         if self.open.len() >= depth_max {
@@ -94,8 +95,8 @@ impl Parser<'_> {
         Ok(())
     }
 
-    /// Puts a value where it belongs, with everything that ends behind it; returns it once that is
-    /// the whole body, or nothing if another value must follow.
+    /// Adds a value to the array or object around it, and closes all that end after it. Returns the
+    /// root value at the end of the body, or `None` if another value must follow.
     fn finish_value(&mut self, mut value: Value) -> Result<Option<Value>, JsonError> {
         loop {
             self.cursor.skip_space();
@@ -103,8 +104,8 @@ impl Parser<'_> {
                 None if self.cursor.peek().is_none() => return Ok(Some(value)),
                 None => return Err(self.cursor.expected("the end of the body")),
                 Some(Open::Array(mut items)) => {
-                    // A body may be little else than arrays of short values: keep no room for more
-                    // of them than the rest of it can hold.
+                    // A body may consist of arrays of short values. Reserve no room for more items
+                    // than the rest of the body can hold.
                     if items.len() == items.capacity() {
                         let room = self.cursor.rest.len() / 2 + 1;
                         items.reserve_exact(items.len().clamp(1, room));
@@ -135,12 +136,12 @@ impl Parser<'_> {
         }
     }
 
-    /// Reads a member's name and the colon behind it; `members` are those before it.
+    /// Reads a member's name and the colon after it. `members` are the members before it.
     fn next_member(&mut self, members: BTreeMap<String, Value>) -> Result<(), JsonError> {
         self.cursor.skip_space();
         let start = self.cursor.offset();
         let name = self.cursor.string("a member name in quotes")?;
-        // Names are compared as they are meant, so `"a"` and `"\u0061"` are duplicates.
+        // Names are compared after unescaping, so `"a"` and `"\u0061"` are duplicates.
         if members.contains_key(&name) {
             let object = self.pointer();
             let kind = JsonErrorKind::DuplicateMember { object };
@@ -154,7 +155,7 @@ impl Parser<'_> {
         Ok(())
     }
 
-    /// The names and indexes on the way to what is being read, cut where they get very long.
+    /// Returns the JSON pointer of the array or object that is being read, cut after 256 bytes.
     fn pointer(&self) -> String {
         const BYTES_MAX: usize = 256;
         let mut pointer = String::new();
@@ -172,7 +173,7 @@ impl Parser<'_> {
     }
 }
 
-/// What is left of a body that is known to be UTF-8.
+/// A position in a body that is known to be UTF-8.
 pub(super) struct Cursor<'a> {
     body: &'a [u8],
     rest: &'a [u8],
@@ -191,7 +192,7 @@ impl Cursor<'_> {
         self.rest = self.rest.get(bytes..).unwrap_or_default();
     }
 
-    /// Steps over this byte, if it comes next.
+    /// Skips this byte if it is next. Returns true if it was.
     pub(super) fn take(&mut self, byte: u8) -> bool {
         self.take_word(&[byte])
     }
@@ -208,7 +209,7 @@ impl Cursor<'_> {
         }
     }
 
-    /// Reads a string from quote to quote; `what` says what it is needed for.
+    /// Reads a string from quote to quote. `what` names it in the error if there is none.
     fn string(&mut self, what: &'static str) -> Result<String, JsonError> {
         if !self.take(b'"') {
             return Err(self.expected(what));
@@ -235,7 +236,7 @@ impl Cursor<'_> {
         String::from_utf8(text).map_err(|_| self.error(JsonErrorKind::NotUtf8, self.offset()))
     }
 
-    /// Reads an escape, of which the backslash comes next.
+    /// Reads an escape. The backslash is the next byte.
     fn escape(&mut self) -> Result<char, JsonError> {
         let start = self.offset();
         self.skip(1);
@@ -255,7 +256,8 @@ impl Cursor<'_> {
         Ok(char)
     }
 
-    /// Reads `uXXXX`, and the `\uXXXX` of the other half where it is the first of a pair.
+    /// Reads `uXXXX`. If that is the first half of a surrogate pair, it also reads the `\uXXXX` of
+    /// the second half.
     fn unicode_escape(&mut self, start: usize) -> Result<char, JsonError> {
         self.skip(1);
         let first = self.hex4()?;
@@ -266,7 +268,7 @@ impl Cursor<'_> {
             },
             _ => first,
         };
-        // Halves of a pair are the only codes that are no `char`.
+        // Only the halves of surrogate pairs are not a `char`.
         char::from_u32(code).ok_or_else(|| self.error(JsonErrorKind::LoneSurrogate, start))
     }
 
@@ -280,21 +282,22 @@ impl Cursor<'_> {
         Ok(code)
     }
 
-    /// The error that `what` was expected at the cursor.
+    /// Returns the error that `what` was expected at the cursor.
     pub(super) fn expected(&self, what: &'static str) -> JsonError {
         let at_end = self.rest.is_empty();
         let kind = if at_end { JsonErrorKind::EndsEarly } else { JsonErrorKind::Expected };
         self.error(kind(what), self.offset())
     }
 
-    /// An error at this offset. Lines are counted only now, where it costs nobody anything.
+    /// Returns an error at this offset. Lines are counted only here, so that valid bodies do not
+    /// pay for it.
     pub(super) fn error(&self, kind: JsonErrorKind, offset: usize) -> JsonError {
         let mut line = 1;
         let mut column = 1;
         for byte in self.body.iter().take(offset) {
             match byte {
                 b'\n' => (line, column) = (line + 1, 1),
-                // The bytes of a character behind its first one.
+                // A continuation byte of a UTF-8 character.
                 0x80..=0xbf => {}
                 _ => column += 1,
             }

@@ -1,4 +1,4 @@
-//! JSON pointers (RFC 6901), and the canonical bytes of what they select.
+//! JSON pointers (RFC 6901), and the canonical bytes of the values that they select.
 
 use std::collections::HashSet;
 use std::{fmt, slice};
@@ -6,28 +6,30 @@ use std::{fmt, slice};
 use super::number::{put_bytes, put_count};
 use super::{JsonError, Limits, Members, Value, parse};
 
-/// In front of every selection: a change of the encoding must never make old and new bytes equal.
+/// The prefix of all canonical bytes. It changes with the encoding, so that old and new bytes are
+/// never equal.
 const VERSION: &[u8] = b"onetake json v1";
 
-/// Which parts of a body count.
+/// The parts of a body that count.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum Selection {
-    /// All of it.
+    /// The whole body.
     #[default]
     Whole,
-    /// The values at these places, and nothing else.
+    /// Only the values at these places.
     Include(Vec<Pointer>),
-    /// Everything but the values at these places.
+    /// Everything except the values at these places.
     Exclude(Vec<Pointer>),
 }
 
 impl Selection {
-    /// The bytes of the selected parts of a value.
+    /// Returns the canonical bytes of the selected parts of a value.
     ///
     /// Under one selection, two values have the same bytes exactly if their selected parts are
-    /// equal. `Whole` and an `Exclude` that meets nothing are the same; the bytes of an `Include`
-    /// are never those of another list of pointers, nor of the others.
+    /// equal. `Whole` and an `Exclude` that finds nothing give the same bytes. The bytes of an
+    /// `Include` differ from those of `Whole`, of `Exclude`, and of an `Include` with other
+    /// pointers.
     #[must_use]
     pub fn canonical(&self, value: &Value) -> Vec<u8> {
         match self {
@@ -38,10 +40,10 @@ impl Selection {
     }
 }
 
-/// The canonical bytes of the selected parts of a body.
+/// Returns the canonical bytes of the selected parts of a body.
 ///
 /// # Errors
-/// If the body is not acceptable JSON, be it in a part that is not selected.
+/// If the body is not acceptable JSON. The parts that are not selected are checked too.
 pub fn canonical(
     bytes: &[u8],
     selection: &Selection,
@@ -50,11 +52,11 @@ pub fn canonical(
     parse(bytes, limits).map(|value| selection.canonical(&value))
 }
 
-/// The canonical bytes of a value without what is at these places.
+/// Returns the canonical bytes of a value without the values at these places.
 ///
-/// An excluded member counts as absent. An excluded array element leaves a mark, so that the others
-/// keep their places, and so does a whole body (`""`): all bodies are equal then. A pointer that
-/// meets nothing is fine.
+/// An excluded member counts as absent. An excluded array element leaves a mark, so that the other
+/// elements keep their positions. An excluded whole body (`""`) also leaves a mark, and then all
+/// bodies are equal. A pointer that finds nothing is ignored.
 #[must_use]
 pub fn exclude(value: &Value, pointers: &[Pointer]) -> Vec<u8> {
     let excluded = Excluded::from_iter(pointers.iter().filter_map(|it| value.get(it)).map(ptr));
@@ -64,9 +66,10 @@ pub fn exclude(value: &Value, pointers: &[Pointer]) -> Vec<u8> {
     out
 }
 
-/// The canonical bytes of what is at these places, in whichever order they are given.
+/// Returns the canonical bytes of the values at these places. The order of the pointers does not
+/// matter.
 ///
-/// A place where nothing is differs from one that holds `null`.
+/// A place without a value differs from one that holds `null`.
 #[must_use]
 pub fn include(value: &Value, pointers: &[Pointer]) -> Vec<u8> {
     let mut pointers = Vec::from_iter(pointers);
@@ -86,10 +89,10 @@ pub fn include(value: &Value, pointers: &[Pointer]) -> Vec<u8> {
     out
 }
 
-/// Values to be left out, known by where they are in memory.
+/// Excluded values, identified by their addresses in memory.
 pub(super) type Excluded = HashSet<*const Value>;
 
-/// What is still to be written of an array or object.
+/// The items or members of an array or object that are not written yet.
 enum Rest<'a> {
     Items(slice::Iter<'a, Value>),
     Members(slice::Iter<'a, (String, Value)>),
@@ -116,11 +119,12 @@ pub(super) fn encode(root: &Value, excluded: &Excluded, out: &mut Vec<u8>) {
     }
 }
 
-/// Appends a value, but of an array or object only its type and length, and returns the rest of it.
+/// Appends a value. Of an array or object it appends only the type and the length, and returns the
+/// rest.
 fn encode_head<'a>(value: &'a Value, excluded: &Excluded, out: &mut Vec<u8>) -> Option<Rest<'a>> {
     if excluded.contains(&ptr(value)) {
-        // Only array elements (and a whole body) come here: their place stays, so that the elements
-        // behind them do not move up.
+        // Only array elements and a whole body get here. The mark keeps the position of the
+        // element, so that the elements after it do not move up.
         out.push(b'x');
         return None;
     }
@@ -152,9 +156,9 @@ fn ptr(value: &Value) -> *const Value {
     value
 }
 
-/// A place in a JSON value: `/order/lines/0`, or the empty text for all of it.
+/// A place in a JSON value, such as `/order/lines/0`. The empty text is the whole value.
 ///
-/// Ordered and compared by its text, which is unambiguous.
+/// Pointers are compared by their texts, which are unambiguous.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Pointer {
     text: String,
@@ -162,19 +166,19 @@ pub struct Pointer {
     tokens: Vec<String>,
 }
 
-/// Why a text is not a JSON pointer.
+/// The reason why a text is not a JSON pointer.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum PointerError {
-    /// It does not start with a slash.
+    /// The text does not start with a slash.
     #[error("the JSON pointer {pointer:?} does not start with \"/\"; write {fix:?}")]
     NoSlash {
         /// The text as given.
         pointer: String,
-        /// What was probably meant.
+        /// The pointer that was probably meant.
         fix: String,
     },
-    /// It has a tilde that escapes nothing.
+    /// The text has a tilde that escapes nothing.
     #[error(
         "the JSON pointer {pointer:?} has a \"~\" without 0 or 1 behind it; inside a name write \
          \"~0\" for \"~\" and \"~1\" for \"/\""
@@ -186,10 +190,11 @@ pub enum PointerError {
 }
 
 impl Pointer {
-    /// Reads a pointer as RFC 6901 writes it.
+    /// Reads a pointer in the notation of RFC 6901.
     ///
     /// # Errors
-    /// If the text neither is empty nor starts with a slash, or has a tilde that escapes nothing.
+    /// If the text is not empty and does not start with a slash, or has a tilde that escapes
+    /// nothing.
     pub fn parse(text: &str) -> Result<Self, PointerError> {
         let Some(tail) = text.strip_prefix('/') else {
             if text.is_empty() {
@@ -200,18 +205,18 @@ impl Pointer {
         if text.split('~').skip(1).any(|behind| !behind.starts_with(['0', '1'])) {
             return Err(PointerError::BadTilde { pointer: text.into() });
         }
-        // In this order: `~01` is the text `~1`, and not a slash.
+        // The order matters: `~01` is the text `~1`, and not a slash.
         let unescape = |token: &str| token.replace("~1", "/").replace("~0", "~");
         Ok(Self { text: text.into(), tokens: tail.split('/').map(unescape).collect() })
     }
 
-    /// The text it was read from.
+    /// The text of the pointer.
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.text
     }
 
-    /// Whether it means all of a value.
+    /// Returns true if the pointer is the whole value.
     #[must_use]
     pub fn is_root(&self) -> bool {
         self.tokens.is_empty()
@@ -244,14 +249,14 @@ pub(super) fn push_token(pointer: &mut String, token: &str) {
     pointer.push_str(&token.replace('~', "~0").replace('/', "~1"));
 }
 
-/// The index that a token means in an array: digits without leading zeros, by RFC 6901.
+/// Returns the array index of a token: digits without leading zeros, by RFC 6901.
 fn index(token: &str) -> Option<usize> {
     let digits = token.bytes().all(|byte| byte.is_ascii_digit());
     let leading_zero = token.len() > 1 && token.starts_with('0');
     if digits && !leading_zero { token.parse().ok() } else { None }
 }
 
-/// What somebody meant who wrote a pointer as a name, a URI fragment or a JSONPath.
+/// Returns the pointer that was probably meant by a name, a URI fragment or a JSONPath.
 fn with_slash(text: &str) -> String {
     match text.strip_prefix("$.") {
         Some(path) => format!("/{}", path.replace('.', "/")),
@@ -329,7 +334,7 @@ mod tests {
         assert!(!same("[1,2,3]", "[1,3]", &["/1"]));
         assert!(!same("[1,2,3]", "[1,3,2]", &["/1"]));
         assert!(!same("[1,2]", "[1]", &["/1"]));
-        // The mark is nothing that a body could hold.
+        // No body can have the same bytes as the mark.
         for body in ["[1,null]", "[1,\"x\"]", "[1]", "[1,[]]", "[1,{}]"] {
             assert_ne!(without("[1,2]", &["/1"]), without(body, &[]));
         }

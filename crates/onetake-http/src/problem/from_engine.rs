@@ -1,4 +1,4 @@
-//! The problems that tell what the engine answers where there is no outcome.
+//! Problems for the engine's answers and errors that have no outcome to replay.
 
 use onetake_core::engine::{Answer, EngineError, RecordWith};
 use onetake_core::transaction::UNFINISHED;
@@ -44,7 +44,8 @@ pub(crate) fn problem_of(answer: &Answer) -> Problem {
     }
 }
 
-/// Says what led there, and which line of configuration would change it.
+/// Returns the problem of an attempt whose outcome is unknown. Its detail has the cause, and the
+/// configuration that would change the answer.
 fn unknown(record: &RecordWith<Cause>) -> Problem {
     if record.terms.on_unknown == onetake_core::OnUnknown::Reconcile {
         let detail = "An earlier attempt's outcome is being looked up. Retry with the same key.";
@@ -67,7 +68,8 @@ fn unknown(record: &RecordWith<Cause>) -> Problem {
 
 pub(crate) fn problem_of_error(error: &EngineError, reference: Reference) -> Problem {
     match error {
-        // It answers, but not for this key: nobody notices, unless it is said.
+        // The store answers, but cannot serve this key. Without the log entry, the operator would
+        // not notice that.
         EngineError::Store(store) if store.kind() == StoreErrorKind::Invalid => {
             tracing::error!(%reference, %error, "the store cannot serve this key");
             let detail = "The store that remembers keys cannot serve this one, so nothing was run. The operator finds the reason in the log.";

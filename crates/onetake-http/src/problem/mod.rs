@@ -1,6 +1,6 @@
-//! What clients are told when there is no outcome to tell: RFC 9457 problems.
+//! Problems (RFC 9457): the answers to requests that get no outcome.
 //!
-//! docs/PROBLEMS.md explains each code; the layer serves that page at [`DOCUMENTATION`].
+//! docs/PROBLEMS.md explains each code. The layer serves that page at [`DOCUMENTATION`].
 
 pub(crate) mod from_engine;
 
@@ -11,15 +11,16 @@ use serde_json::{Map, Value, json};
 
 use onetake_core::Reference;
 
-/// Where the page that explains the problems is served.
+/// The path of the page that explains the problems.
 pub const DOCUMENTATION: &str = "/.onetake/problems";
 
-/// Every keyed answer carries this: a short reference that a person can read out.
+/// The header with the operation's reference, which is short enough to read out. Every answer to a
+/// request with a key has it.
 pub const IDEMPOTENCY_REFERENCE: HeaderName = HeaderName::from_static("idempotency-reference");
 
 macro_rules! codes {
     ($($(#[$doc:meta])* $name:ident = $status:literal $text:literal $title:literal,)+) => {
-        /// The `code` of a problem: what a program goes by.
+        /// The `code` of a problem, for programs to decide by.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
         #[non_exhaustive]
         pub enum Code { $($(#[$doc])* $name,)+ }
@@ -28,13 +29,13 @@ macro_rules! codes {
             /// Every code.
             pub const ALL: &'static [Self] = &[$(Self::$name,)+];
 
-            /// The word that stands in the problem.
+            /// The code as it is written in the problem.
             #[must_use]
             pub const fn as_str(self) -> &'static str {
                 match self { $(Self::$name => $text,)+ }
             }
 
-            /// The status that goes with it.
+            /// The documented status of the code.
             #[must_use]
             pub fn status(self) -> StatusCode {
                 let code = match self { $(Self::$name => $status,)+ };
@@ -49,59 +50,59 @@ macro_rules! codes {
 }
 
 codes! {
-    /// A key is required, and there is none.
+    /// The route requires a key, and the request has none.
     IdempotencyKeyMissing = 400 "idempotency_key_missing" "Idempotency key missing",
     /// The key is malformed, too short, too long, or was sent twice.
     IdempotencyKeyInvalid = 400 "idempotency_key_invalid" "Idempotency key invalid",
-    /// It cannot be told whose key it is.
+    /// The tenant of the request cannot be determined.
     TenantUnresolved = 401 "tenant_unresolved" "Tenant cannot be told",
-    /// Whoever is asked about the sender does not allow the request.
+    /// The authorization service does not allow the request.
     AuthRefused = 403 "auth_refused" "Not allowed",
-    /// Whoever is asked about the sender does not answer; nothing was run or replayed.
+    /// The authorization service does not answer. Nothing was run or replayed.
     AuthUnavailable = 503 "auth_unavailable" "Authorization service unavailable",
     /// The credential changes with every request.
     TenantUnstable = 400 "tenant_unstable" "Credential changes with every request",
-    /// The same key came with another payload before.
+    /// The key was used before with another payload.
     IdempotencyPayloadMismatch = 422 "idempotency_payload_mismatch" "Same key, other payload",
     /// An attempt with this key is running.
     RequestInProgress = 409 "request_in_progress" "Request in progress",
-    /// It was still running after the whole wait.
+    /// The attempt was still running at the end of the wait.
     InProgressTimeout = 504 "in_progress_timeout" "Request still in progress",
-    /// An earlier attempt's outcome is unknown, and it is not run again.
+    /// An earlier attempt failed or has an unknown outcome. The operation is not run again.
     PreviousAttemptFailed = 500 "previous_attempt_failed" "Previous attempt failed",
     /// An earlier attempt's outcome is being reconciled.
     OutcomeUnknown = 409 "outcome_unknown" "Outcome being reconciled",
-    /// It ran, and its outcome cannot be made durable yet.
+    /// The operation ran, but the store has not accepted its outcome yet.
     OutcomePending = 503 "outcome_pending" "Outcome not durable yet",
-    /// The store does not answer; nothing was run.
+    /// The store is unavailable. Nothing was run.
     StoreUnavailable = 503 "idempotency_store_unavailable" "Idempotency store unavailable",
-    /// The request's own deadline is over; nothing was run.
+    /// The request's own deadline has passed. Nothing was run.
     DeadlineExceeded = 504 "deadline_exceeded" "Deadline exceeded",
-    /// The request's deadline cannot be read; nothing was run.
+    /// The request's deadline cannot be read. Nothing was run.
     DeadlineInvalid = 400 "deadline_invalid" "Deadline invalid",
-    /// Too many new operations of a kind; nothing was claimed or run.
+    /// A velocity limit on new operations is reached. Nothing was claimed or run.
     VelocityLimitExceeded = 429 "velocity_limit_exceeded" "Too many new operations",
-    /// Too much at once; nothing was run.
+    /// Too many operations are under way, or the node is shutting down. Nothing was run.
     Overloaded = 503 "overloaded" "Overloaded",
     /// The request's body is larger than the route accepts.
     RequestBodyTooLarge = 413 "request_body_too_large" "Request body too large",
-    /// The request's body took too long to arrive, or broke off.
+    /// The request's body took too long to arrive, or ended early.
     RequestBodyIncomplete = 408 "request_body_incomplete" "Request body incomplete",
-    /// The request's body is not what the route compares: not JSON.
+    /// The request's body cannot be read as the JSON that is expected.
     RequestBodyInvalid = 400 "request_body_invalid" "Request body invalid",
-    /// The request's body is compressed, which the route cannot compare.
+    /// The request's body has an encoding that the route cannot read.
     RequestEncodingUnsupported = 415 "request_encoding_unsupported" "Request encoding unsupported",
-    /// No operation of this caller has this handle, or not any more.
+    /// The caller has no operation with this handle, or the operation has expired.
     OperationNotFound = 404 "operation_not_found" "Operation not found",
-    /// The outcome is recorded, but its body was not kept.
+    /// The outcome is recorded, but its response cannot be replayed.
     ResponseNotReplayable = 410 "response_not_replayable" "Response not replayable",
-    /// The upstream could not be reached; nothing was sent.
+    /// The upstream could not be reached. Nothing was sent.
     UpstreamUnreachable = 502 "upstream_unreachable" "Upstream unreachable",
-    /// The upstream broke off without a whole answer.
+    /// The upstream ended without a complete response.
     UpstreamInterrupted = 502 "upstream_interrupted" "Upstream interrupted",
     /// The upstream did not answer in time.
     UpstreamTimeout = 504 "upstream_timeout" "Upstream timeout",
-    /// The service's policies cannot work; nothing was run.
+    /// The route's policy cannot work, or its handler does not fit it. The operation had no effect.
     Misconfigured = 500 "misconfigured" "Service misconfigured",
     /// The request cannot be forwarded safely.
     RequestRefused = 400 "request_refused" "Request refused",
@@ -118,7 +119,7 @@ pub struct Problem {
 }
 
 impl Problem {
-    /// A problem with a sentence for people. It must hold no key, credential or body.
+    /// Creates a problem. `detail` is text for people, and must hold no key, credential or body.
     #[must_use]
     pub fn new(code: Code, detail: impl Into<String>) -> Self {
         let (detail, headers) = (detail.into().into_boxed_str(), Vec::new());
@@ -132,34 +133,35 @@ impl Problem {
         self
     }
 
-    /// Says after how many seconds a retry makes sense.
+    /// Sets `Retry-After`, in seconds.
     #[must_use]
     pub fn retry_after(mut self, seconds: u64) -> Self {
         self.retry_after = Some(seconds);
         self
     }
 
-    /// Says what was recorded, though it cannot be replayed.
+    /// Adds the status and the location of a recorded response that cannot be replayed.
     #[must_use]
     pub fn recorded(mut self, status: StatusCode, location: Option<HeaderValue>) -> Self {
         self.recorded = Some((status, location));
         self
     }
 
-    /// Its code.
+    /// The code of the problem.
     #[must_use]
     pub fn code(&self) -> Code {
         self.code
     }
 
-    /// The response that tells it, as an RFC 9457 problem with the documented status.
+    /// Converts the problem to an RFC 9457 response with the documented status.
     #[must_use]
     pub fn into_response(self, reference: Option<Reference>) -> Response<Bytes> {
         ProblemFormat::default().tell(self, reference)
     }
 }
 
-/// A policy that cannot work, or a handler that does not fit its route: see docs/TRANSACTIONS.md.
+/// The problem of a policy that cannot work, or of a handler that does not fit its route: see
+/// docs/TRANSACTIONS.md.
 pub(crate) fn misconfigured() -> Problem {
     Problem::new(
         Code::Misconfigured,
@@ -167,13 +169,13 @@ pub(crate) fn misconfigured() -> Problem {
     )
 }
 
-/// In which words and statuses problems are told.
+/// The form and the statuses of a route's problems.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ProblemFormat {
     /// The form of the body.
     pub dialect: Dialect,
-    /// Statuses other than the dialect's own.
+    /// Statuses that replace those of the dialect.
     pub statuses: ProblemStatuses,
 }
 
@@ -184,24 +186,24 @@ pub enum Dialect {
     /// RFC 9457.
     #[default]
     Problem,
-    /// Stripe's: their SDKs take it for their own server's, and raise their own errors.
+    /// Stripe's error format. Stripe's SDKs read it and raise their own error types.
     Stripe,
 }
 
-/// Statuses of problems that a route may choose; `None` is the dialect's own.
+/// Problem statuses that a route may choose. `None` is the dialect's own status.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ProblemStatuses {
-    /// The same key came with another payload: 422.
+    /// The key was used before with another payload. By default 422, in Stripe's dialect 400.
     pub mismatch: Option<StatusCode>,
-    /// An attempt with this key is running: 409.
+    /// An attempt with this key is running. By default 409.
     pub in_flight: Option<StatusCode>,
-    /// It was still running after the whole wait: 504.
+    /// The attempt was still running at the end of the wait. By default 504.
     pub wait_timeout: Option<StatusCode>,
 }
 
 impl ProblemFormat {
-    /// The response that tells a problem.
+    /// Converts a problem to a response in this format.
     #[must_use]
     pub fn tell(&self, mut problem: Problem, reference: Option<Reference>) -> Response<Bytes> {
         let status = self.status(problem.code);
@@ -251,12 +253,13 @@ impl ProblemFormat {
     }
 }
 
-/// Tells Stripe's SDKs whether to send the same again.
+/// The header that tells Stripe's SDKs whether to retry.
 const STRIPE_SHOULD_RETRY: HeaderName = HeaderName::from_static("stripe-should-retry");
 
 fn stripe_should_retry(problem: &Problem) -> Option<&'static str> {
     match problem.code {
-        // What a retry meets is up to `on_unknown`. Without a word the SDK tries, and is told then.
+        // `on_unknown` decides how a retry is answered. Without this header the SDK retries, and
+        // gets that answer.
         Code::UpstreamInterrupted | Code::UpstreamTimeout => None,
         _ if problem.retry_after.is_some() => Some("true"),
         _ => Some("false"),
@@ -284,8 +287,9 @@ fn rfc9457(
     Value::Object(members)
 }
 
-/// `idempotency_error` is what their SDKs raise an error of its own for; other client errors are
-/// `invalid_request_error`, and the rest is `api_error`.
+/// Returns the body in Stripe's format. Stripe's SDKs raise a separate error for
+/// `idempotency_error`. Other client errors are `invalid_request_error`, and all other problems are
+/// `api_error`.
 fn stripe(
     problem: &Problem,
     status: StatusCode,
@@ -311,7 +315,7 @@ fn stripe(
     json!({ "error": error })
 }
 
-/// Inserts a value that is made of visible ASCII by construction.
+/// Inserts a header. A value that is not valid in a header is left out; callers pass visible ASCII.
 pub(crate) fn insert(headers: &mut HeaderMap, name: HeaderName, value: &str) {
     if let Ok(value) = HeaderValue::from_str(value) {
         headers.insert(name, value);

@@ -1,4 +1,4 @@
-//! What is known of an attempt's transaction, and what may be concluded from it.
+//! Evidence about an attempt's transaction, and the ruling that follows from it.
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -10,7 +10,7 @@ use onetake_core::transaction::FinishWitness;
 
 use crate::status::{Disposition, StatusRules};
 
-/// How far the transaction of one attempt has come: shared by its handler and the layer.
+/// The progress of one attempt's transaction, shared by its handler and the layer.
 #[derive(Debug, Default)]
 pub(crate) struct Progress {
     is_taken: AtomicBool,
@@ -20,30 +20,30 @@ pub(crate) struct Progress {
 
 #[derive(Debug, Default)]
 struct Witnesses {
-    /// Of completions that the handler writes itself.
+    /// Witnesses of completions that the handler writes itself.
     by_handler: Vec<FinishWitness>,
-    /// Of completions that a guard writes, which owns its transaction.
+    /// Witnesses of completions that an `AttemptTransaction` writes. It owns its transaction.
     by_guard: Vec<FinishWitness>,
 }
 
 #[cfg_attr(not(feature = "axum"), expect(dead_code, reason = "only axum has an extractor for it"))]
 impl Progress {
-    /// The handler took `InTransaction`.
+    /// Notes that the handler took `InTransaction`.
     pub(crate) fn take(&self) {
         self.is_taken.store(true, Ordering::Release);
     }
 
-    /// The handler began a transaction through it.
+    /// Notes that the handler began a transaction through `InTransaction`.
     pub(crate) fn begin(&self) {
         self.is_begun.store(true, Ordering::Release);
     }
 
-    /// The handler was given a completion, which it has to write itself.
+    /// Notes that the handler got a completion, which it must write itself.
     pub(crate) fn complete(&self, witness: FinishWitness) {
         self.lock().by_handler.push(witness);
     }
 
-    /// A guard is about to write a completion.
+    /// Notes that an `AttemptTransaction` is about to write a completion.
     pub(crate) fn complete_by_guard(&self, witness: FinishWitness) {
         self.lock().by_guard.push(witness);
     }
@@ -70,7 +70,7 @@ impl Progress {
     }
 }
 
-/// Transactional routes whose handler does not take `InTransaction`, by name.
+/// Names of transactional routes whose handlers do not take `InTransaction`.
 #[derive(Debug, Default)]
 pub(crate) struct Misfits(Mutex<BTreeSet<String>>);
 
@@ -84,46 +84,47 @@ impl Misfits {
     }
 }
 
-/// What is known of the transaction of an attempt that has ended.
+/// The evidence about the transaction of an attempt that has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Evidence {
-    /// The handler never took `InTransaction`: nothing is known.
+    /// The handler never took `InTransaction`. Its effects are not known.
     NeverTaken,
-    /// The handler took `InTransaction`, and used it for nothing.
+    /// The handler took `InTransaction` and did not use it.
     Unused,
-    /// A transaction was begun through it, and never finished: it is rolled back, or cannot commit any more once the
-    /// attempt is settled.
+    /// The handler began a transaction through `InTransaction`, and no completion was written. The
+    /// transaction is rolled back, or cannot commit after the attempt is settled.
     RolledBack,
-    /// The handler made a completion and did not write it: its effects may be there without it.
+    /// The handler got a completion and did not write it. The effects may be committed without it.
     Unfinished,
-    /// The completion was written in a transaction: the store knows whether that was committed.
+    /// The completion was written in a transaction. The store shows whether that was committed.
     Finished,
 }
 
 impl Evidence {
-    /// Whether an attempt without an outcome may have had its effect all the same.
+    /// Returns true if an attempt without an outcome may still have had its effect.
     pub(crate) fn may_have_effect(self) -> bool {
         matches!(self, Self::NeverTaken | Self::Unfinished)
     }
 }
 
-/// What becomes of an attempt on a transactional route.
+/// The ruling on an attempt of a transactional route.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Ruling {
-    /// It is treated as on any other route.
+    /// The attempt is treated as on any other route.
     AsUsual(Disposition),
-    /// The response is recorded, and the log has an error: nothing but the response tells what happened.
+    /// The response is recorded and an error is logged, because the response is the only evidence
+    /// of the effect.
     RecordUnproven,
-    /// The outcome is in the store, or the attempt had no effect.
+    /// The store decides: the outcome is in the store, or the attempt had no effect.
     Look,
-    /// The response claims success, but the transaction was rolled back.
+    /// The response says success, but the transaction was rolled back.
     NotCommitted,
-    /// The effect may be there without an outcome: the key must not run again (S16).
+    /// The effect may have been committed without an outcome. The key must not run again (S16).
     Unfinished,
 }
 
-/// Decides what becomes of an attempt by its response. `word` is what the service said about its attempt beside the
-/// status, `by_status` what the route's rules make of the status.
+/// Rules on an attempt by its response. `word` is the disposition that the service named itself, by
+/// header or report. `by_status` is the disposition by the route's status rules.
 pub(crate) fn rule(
     evidence: Evidence,
     status: StatusCode,
@@ -137,12 +138,12 @@ pub(crate) fn rule(
         None => {}
     }
     let is_success = status.is_success() || status.is_redirection();
-    // Released on any route: these say that the request was not handled.
+    // By the built-in rules, these statuses say that the request was not handled.
     let is_unhandled = StatusRules::new().classify(status) == Release;
     match (evidence, by_status) {
         (Evidence::RolledBack, _) if is_success => Ruling::NotCommitted,
         (Evidence::Finished, Record) if is_success => Ruling::Look,
-        // A middleware answers with other statuses without calling the handler.
+        // Only 2xx: a middleware can answer with another status without calling the handler.
         (Evidence::NeverTaken | Evidence::Unused | Evidence::Unfinished, Record)
             if status.is_success() =>
         {

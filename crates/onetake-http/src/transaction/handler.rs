@@ -1,10 +1,11 @@
-//! The check that a transactional route has a handler that fits.
+//! The check that the handler of a transactional route takes `InTransaction`.
 
 use crate::policy::Policy;
 use crate::status::Disposition;
 use crate::transaction::InTransaction;
 
-/// An axum handler whose first argument is [`InTransaction`]. `Arguments` are the types of its arguments.
+/// An axum handler whose first argument is [`InTransaction`]. `Arguments` are the types of its
+/// arguments.
 #[diagnostic::on_unimplemented(
     message = "the first argument of a transactional route's handler must be `InTransaction`",
     label = "this handler cannot complete its operation in a transaction",
@@ -41,11 +42,13 @@ handlers!(A2, A3, A4, A5, A6, A7, A8, A9, A10, A11, A12, A13, A14, A15);
 handlers!(A2, A3, A4, A5, A6, A7, A8, A9, A10, A11, A12, A13, A14, A15, A16);
 
 impl Policy {
-    /// Says that every effect of the operation commits in one transaction with its outcome, or not at all
-    /// ([`transaction`](crate::transaction)). An attempt that is lost had no effect, or its outcome is recorded: it is
-    /// never unknown. A 5xx is released, because the transaction was rolled back.
+    /// Declares that every effect of the operation commits in one transaction with its outcome, or
+    /// not at all ([`transaction`](crate::transaction)). An attempt that is lost either had no
+    /// effect or has a recorded outcome. It is never unknown. A 5xx is released, because the
+    /// transaction was rolled back.
     ///
-    /// `handler` is the route's handler. It is not called: it shows that its first argument is [`InTransaction`].
+    /// `handler` is the route's handler. It is not called. Its type proves that its first argument
+    /// is [`InTransaction`].
     ///
     /// ```
     /// use axum::{Router, routing::post};
@@ -57,7 +60,7 @@ impl Policy {
     /// let router: Router = Router::new().route("/transfers", post(transfer));
     /// ```
     ///
-    /// A handler without it does not compile:
+    /// A handler without [`InTransaction`] does not compile:
     ///
     /// ```compile_fail,E0277
     /// use onetake_http::Policy;
@@ -67,8 +70,9 @@ impl Policy {
     /// let policy = Policy::new().transactional(transfer);
     /// ```
     ///
-    /// If another handler is mounted on the route, its first success is recorded and logged as an error, and the
-    /// route refuses new operations until the process ends (`misconfigured`).
+    /// If another handler is mounted on the route, its first success is recorded and logged as an
+    /// error. After that, the route refuses new operations until the process ends
+    /// (`misconfigured`).
     #[must_use]
     pub fn transactional<H, Arguments>(self, handler: H) -> Self
     where
@@ -78,12 +82,12 @@ impl Policy {
         self.transactional_unchecked()
     }
 
-    /// The same for services that are not axum handlers. They extract [`InTransaction`] from the parts of their
-    /// request.
+    /// Declares the same for services that are not axum handlers. They extract [`InTransaction`]
+    /// from the parts of their request.
     ///
-    /// **Warning:** nobody checks that the service does so. If it does not, an operation whose process dies may run
-    /// twice. Its first success without [`InTransaction`] is logged as an error, and the route refuses new operations
-    /// from then on.
+    /// **Warning:** this is not checked when the code is compiled. If the service does not use
+    /// [`InTransaction`], an operation whose process dies may run twice. The first success without
+    /// it is logged as an error, and the route refuses new operations from then on.
     #[must_use]
     pub fn transactional_unchecked(mut self) -> Self {
         self.is_transactional = true;

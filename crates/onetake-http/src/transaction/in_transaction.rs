@@ -14,11 +14,11 @@ use super::{CommitError, NotRecorded, Progress, Recorder};
 use crate::context::OperationContext;
 use crate::extract::{NotThere, RunningAttempt};
 
-/// The running operation of a transactional route, for its handler: begins the transaction that commits its effects
-/// with its outcome.
+/// The running operation of a transactional route, for its handler. It begins the transaction that
+/// commits the operation's effects with its outcome.
 ///
-/// It is the handler's first argument ([`Policy::transactional`](crate::Policy::transactional)). On a route that is
-/// not transactional it is refused, and the handler does not run.
+/// It is the handler's first argument ([`Policy::transactional`](crate::Policy::transactional)). On
+/// a route that is not transactional, the extraction fails and the handler does not run.
 #[derive(Clone)]
 pub struct InTransaction {
     attempt: Attempt,
@@ -32,11 +32,12 @@ impl InTransaction {
         &self.attempt
     }
 
-    /// Begins the transaction that holds the operation's effects, in the database that keeps the records. Sources are
-    /// `&sqlx::PgPool` (feature `sqlx`) and `&mut tokio_postgres::Client` (feature `postgres`).
+    /// Begins the transaction for the operation's effects, in the database that keeps the records.
+    /// Sources are `&sqlx::PgPool` (feature `sqlx`) and `&mut tokio_postgres::Client` (feature
+    /// `postgres`).
     ///
     /// # Errors
-    /// If the database does not begin one.
+    /// If the database does not begin a transaction.
     pub async fn begin<Driver, Source>(
         &self,
         source: Source,
@@ -49,17 +50,22 @@ impl InTransaction {
         Ok(AttemptTransaction { transaction, running: self.clone() })
     }
 
-    /// For transactions that [`begin`](Self::begin) does not know: what to write at the end of the transaction for this
-    /// response and these messages, and the response to return once that is committed.
+    /// Returns a completion and a response, for transactions that [`begin`](Self::begin) does not
+    /// support.
     ///
-    /// Write it by `finish` of the store, as the last statement, and commit. If that fails, return an error with a
-    /// 5xx status.
+    /// Write the completion with `finish` of the store, as the last statement of the transaction.
+    /// Commit, and then return the response. If `finish` or the commit fails, return an error with
+    /// a 5xx status.
     ///
-    /// **Warning:** after this call, an attempt that ends without `finish` has an unknown outcome, whatever its status:
-    /// its transaction may have been committed. Its key never runs again, and the log has an error.
+    /// **Warning:** if the attempt ends without `finish` after this call, its key never runs again,
+    /// because the transaction may have been committed without an outcome. The attempt is recorded
+    /// as failed, also if it ends with a 5xx or with the response of this call. Another response
+    /// that the route's status rules record is recorded. If it is a success, an error is logged.
+    /// Only the handler's own word (`Onetake-Outcome: release`) releases the key.
     ///
     /// # Errors
-    /// If the response has a body that breaks off, a message is too large, or it cannot be encrypted.
+    /// If the body of the response ends early, a message is refused, or the recording cannot be
+    /// encrypted.
     pub async fn complete(
         &self,
         response: impl IntoResponse,
@@ -114,11 +120,12 @@ impl<S: Sync> FromRequestParts<S> for InTransaction {
     }
 }
 
-/// The transaction of a running operation. Statements are executed on it as on the driver's own transaction:
-/// `&mut *tx` with sqlx, `tx.execute(…)` with tokio-postgres.
+/// The transaction of a running operation. It executes statements like the driver's own
+/// transaction: `&mut *tx` with sqlx, `tx.execute(…)` with tokio-postgres.
 ///
-/// A transaction that is dropped is rolled back. Then the handler returns an error (5xx is released) or a refusal
-/// (4xx is recorded). A success that was not committed is refused, because it is not true.
+/// A transaction that is dropped is rolled back. In that case the handler returns an error (5xx is
+/// released) or a refusal (4xx is recorded). A success without a commit is not shown to the client,
+/// because it is not true.
 #[must_use = "a transaction that is dropped is rolled back"]
 pub struct AttemptTransaction<T> {
     transaction: T,
@@ -131,12 +138,12 @@ impl<T: OpenTransaction> AttemptTransaction<T> {
         self.transaction.native()
     }
 
-    /// Records the response and the messages in the transaction, and commits. Returns the response for the handler
-    /// to return.
+    /// Records the response and the messages in the transaction, and commits. Returns the response
+    /// that the handler must return.
     ///
     /// # Errors
-    /// If the response cannot be recorded, another attempt owns the key by now, or the database does not commit.
-    /// Return an error with a 5xx status then.
+    /// If the response cannot be recorded, another attempt owns the key, or the database does not
+    /// commit. In these cases, return an error with a 5xx status.
     pub async fn commit(
         self,
         response: impl IntoResponse,

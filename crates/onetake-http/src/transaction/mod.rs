@@ -1,7 +1,8 @@
-//! Handlers that complete their operation in a transaction of their own (mode T).
+//! Mode T: handlers that complete their operation in their own transaction.
 //!
-//! A route whose policy is transactional commits its effects and its outcome together, or neither. With the feature
-//! `axum`, its handler takes `InTransaction`, begins a transaction through it, and commits that with its response:
+//! A transactional route commits its effects and its outcome together, or neither. With the feature
+//! `axum`, its handler takes `InTransaction`, begins a transaction through it, and commits that
+//! with its response:
 //!
 //! ```text
 //! let mut tx = running.begin(&pool).await?;
@@ -9,8 +10,9 @@
 //! tx.commit((StatusCode::CREATED, Json(receipt)), [message]).await
 //! ```
 //!
-//! The layer does not record such a response again. It looks whether the outcome is in the store, and shows the
-//! response only then (S6). It says that an attempt had no effect only with proof ([`Evidence`]).
+//! The layer does not record such a response again. It checks that the outcome is in the store, and
+//! shows the response only then (S6). It releases an attempt only with proof that the attempt had
+//! no effect ([`Evidence`]).
 
 mod evidence;
 #[cfg(feature = "axum")]
@@ -40,12 +42,12 @@ pub use handler::TransactionalHandler;
 #[cfg(feature = "axum")]
 pub use in_transaction::{AttemptTransaction, InTransaction};
 
-/// What a recording is made with.
+/// The parts of the layer that make a recording.
 #[derive(Clone)]
 pub(crate) struct Recorder {
     pub(crate) shared: Arc<Shared>,
     pub(crate) policy: Arc<Policy>,
-    /// `None`: the route is not transactional.
+    /// `None` if the route is not transactional.
     #[cfg_attr(
         not(feature = "axum"),
         expect(dead_code, reason = "only axum has an extractor for it")
@@ -53,23 +55,25 @@ pub(crate) struct Recorder {
     pub(crate) progress: Option<Arc<Progress>>,
 }
 
-/// Why a response cannot be recorded.
+/// The reason why a response cannot be recorded.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum NotRecorded {
-    /// Its body broke off.
+    /// The body of the response ended early.
     #[error("the body of the response broke off: {0}")]
     Broken(#[source] BoxError),
-    /// A message cannot be written as it is.
+    /// A message is too large or malformed, or there are too many of them.
     #[error(transparent)]
     Message(#[from] MessageRefused),
-    /// It could not be encrypted.
+    /// The recording could not be encrypted.
     #[error("the recording cannot be sealed: {0}")]
     Unsealed(#[source] StoreError),
 }
 
-/// Why a transaction was not committed with its response. Return an error with a 5xx status: the layer releases the
-/// key, or shows the outcome if the commit arrived although its answer was lost.
+/// The reason why a transaction was not committed with its response.
+///
+/// Return an error with a 5xx status. The layer then releases the key. If the commit succeeded
+/// although its answer was lost, the layer shows the outcome.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CommitError<E: std::error::Error + 'static> {
@@ -86,7 +90,8 @@ pub enum CommitError<E: std::error::Error + 'static> {
 
 #[cfg_attr(not(feature = "axum"), expect(dead_code, reason = "only axum has an extractor for it"))]
 impl Recorder {
-    /// What the layer would record of a response, and the response that it recognises.
+    /// Returns the completion with the recording that the layer would make of a response, and the
+    /// response marked for the layer as recorded.
     pub(crate) async fn complete<B>(
         &self,
         attempt: &Attempt,

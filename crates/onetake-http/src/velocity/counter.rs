@@ -1,4 +1,4 @@
-//! Who counts what, and gives it back.
+//! The counter of new operations: it counts each fresh key once, and undoes counts.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,17 +14,17 @@ use onetake_core::{Decision, Fingerprinter, Rate, SharedVelocity};
 use super::Limit;
 use super::local::Local;
 
-/// Counts for one layer.
+/// The counter of one layer.
 pub(crate) struct Counter {
     engine: Engine,
     local: Local,
     shared: OnceLock<Arc<dyn SharedVelocity>>,
-    /// The requests that are being decided on, one entry for all that ask for the same. There are
-    /// never more than requests whose bodies are in memory.
+    /// The operations that are being decided. Concurrent requests for the same operation share an
+    /// entry. There are never more entries than requests whose bodies are in memory.
     entries: Mutex<HashMap<[u8; 32], Weak<Entry>>>,
 }
 
-/// One operation, as all who ask for it now see it.
+/// One operation that is being decided, shared by all its concurrent requests.
 pub(super) struct Entry {
     counter: Arc<Counter>,
     id: [u8; 32],
@@ -32,13 +32,14 @@ pub(super) struct Entry {
 }
 
 pub(super) enum Ruling {
-    /// Somebody knows the key: nothing is counted.
+    /// This process or the store knows the key. Nothing is counted.
     Known,
-    /// It is fresh, or nobody can tell because the store is `away` and the route runs it all the same.
+    /// The operation was counted. Its key is fresh, or the store is unavailable (`away`) and the
+    /// route runs operations without it.
     Counted { taken: Taken, away: Option<EngineError> },
-    /// It is fresh, and one too many.
+    /// The key is fresh, and a limit is reached.
     Refused { rate: Rate, retry_after: Duration },
-    /// Nobody can tell.
+    /// The store is unavailable, so it is not known whether the key is fresh.
     Away(EngineError),
 }
 
@@ -56,10 +57,11 @@ impl Counter {
         let _first_stays = self.shared.set(place);
     }
 
-    /// The entry for an operation. It must be held until the engine has begun: whoever comes later
-    /// then finds the key known, and whoever comes earlier finds the entry.
+    /// Returns the entry for an operation. The caller must hold it until the engine has begun. A
+    /// request that arrives before that finds the entry, and a later one finds the key known.
     pub(super) fn enter(self: &Arc<Self>, operation: &Operation, limits: &[Limit]) -> Arc<Entry> {
-        // With the same key and another payload it may be another card that runs.
+        // The same key with another payload may count for another value, such as another card. So
+        // fingerprint and limits are part of the entry's id.
         let id =
             Fingerprinter::new().part(operation.id.as_bytes()).part(operation.fingerprint.digest());
         let id = *limits.iter().fold(id, |id, limit| id.part(&limit.key)).finish().digest();
@@ -83,7 +85,7 @@ impl Counter {
         for limit in limits {
             match shared.take(limit.key, limit.rate).await {
                 Ok(Decision::Allowed) => taken.elsewhere.push(*limit),
-                // What was counted so far is given back as it is dropped.
+                // Dropping `taken` undoes the counts so far.
                 Ok(Decision::Refused { retry_after }) => return Err((limit.rate, retry_after)),
                 Err(error) => {
                     tracing::debug!(%error, "velocity is counted in this process alone");
@@ -105,8 +107,8 @@ impl Entry {
         self.ruling.get()
     }
 
-    /// Decides once for all who hold the entry. If the one who began goes away, another one begins
-    /// again.
+    /// Decides once for all requests that hold the entry. If the request that decides is cancelled,
+    /// another one starts the decision again.
     pub(super) async fn decide(
         &self,
         operation: &Operation,
@@ -132,14 +134,15 @@ impl Entry {
 impl Drop for Entry {
     fn drop(&mut self) {
         let mut entries = self.counter.lock();
-        // Another one may have taken its place since nobody could enter this one.
+        // A new entry may have the same id by now, because this one could not be upgraded any more.
+        // The new one stays.
         if entries.get(&self.id).is_some_and(|entry| entry.strong_count() == 0) {
             entries.remove(&self.id);
         }
     }
 }
 
-/// What was counted. It is given back when it is dropped, unless it is kept.
+/// The counts of one operation. They are undone on drop, unless `keep` was called.
 pub(super) struct Taken {
     counter: Arc<Counter>,
     here: Vec<Limit>,

@@ -1,8 +1,9 @@
-//! What this process counts by itself: GCRA, in bounded memory.
+//! The limits that this process counts by itself, with GCRA and in bounded memory.
 //!
-//! Of each value one moment is kept: when it has no debt left. Each operation moves it on by the time
-//! for one, and may come if it is not further ahead than the others at once would be. A value whose
-//! moment has passed is as good as one that was never seen.
+//! The table holds one time for each value: when the value has no debt left. Each operation moves
+//! this time ahead by one interval (the period of the rate divided by its count). An operation is
+//! allowed if the time is at most `count - 1` intervals in the future. A value whose time has
+//! passed is the same as a value that was never seen.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -12,8 +13,8 @@ use onetake_core::{Clock, Rate};
 
 use super::Limit;
 
-/// How many values without debt are dropped for each one that comes: more than can come, and few
-/// enough that nobody waits for it.
+/// The number of values without debt, per rate, that are dropped at most when one value is counted.
+/// Values are dropped faster than they arrive, and a request does not wait long for it.
 const DROPS_MAX: usize = 16;
 
 #[derive(Debug)]
@@ -26,7 +27,7 @@ pub(super) struct Local {
 #[derive(Debug, Default)]
 struct Table {
     clear_at: HashMap<[u8; 32], Duration>,
-    /// The same, by rate and in order.
+    /// The same times, by rate and in order.
     order: HashMap<Rate, BTreeSet<(Duration, [u8; 32])>>,
     is_full: bool,
 }
@@ -36,7 +37,8 @@ impl Local {
         Self { clock, values_max: values_max.max(1), table: Mutex::default() }
     }
 
-    /// Counts one more of each; or of none, if one may not come. Then it says which may come last.
+    /// Counts one operation under each limit. If one of them refuses, nothing is counted, and the
+    /// error is the rate with the longest wait, and that wait.
     pub(super) fn take(&self, limits: &[Limit]) -> Result<(), (Rate, Duration)> {
         let now = self.clock.monotonic();
         let mut table = self.lock();
@@ -56,7 +58,7 @@ impl Local {
         Ok(())
     }
 
-    /// Takes back one of each.
+    /// Undoes the count of one operation under each limit.
     pub(super) fn give_back(&self, limits: &[Limit]) {
         let now = self.clock.monotonic();
         let mut table = self.lock();
@@ -71,7 +73,8 @@ impl Local {
     }
 }
 
-/// How long until one more may come of what has no debt at `clear_at`, which is not before `now`.
+/// Returns the time until the next operation is allowed for a value that has no debt left at
+/// `clear_at`. `clear_at` is not before `now`.
 fn wait(rate: Rate, clear_at: Duration, now: Duration) -> Duration {
     let others = rate.interval().saturating_mul(rate.count().get() - 1);
     clear_at.saturating_sub(now.saturating_add(others))
@@ -96,7 +99,7 @@ impl Table {
         }
     }
 
-    /// Drops some of those whose debt is gone.
+    /// Drops some of the values that have no debt left.
     fn drop_clear(&mut self, now: Duration) {
         for order in self.order.values_mut() {
             for _ in 0..DROPS_MAX {
@@ -112,8 +115,8 @@ impl Table {
         self.order.retain(|_, order| !order.is_empty());
     }
 
-    /// Forgets who owes the least, but not the one that has just come: then a limit would count
-    /// nothing at all.
+    /// Forgets the value with the least debt if the table is over its bound. The value that was
+    /// just counted stays, because otherwise a full table would count nothing.
     fn make_room(&mut self, values_max: usize, but: &Limit) {
         if self.clear_at.len() <= values_max {
             self.is_full = self.is_full && self.clear_at.len() > values_max / 2;
@@ -125,7 +128,8 @@ impl Table {
                 "velocity limits see more values than they remember; who owes the least is forgotten"
             );
         }
-        // A flood under one rate must not wash away what is counted under another.
+        // The rate with the most values loses one, so that a flood under one rate does not displace
+        // the values of another.
         let others =
             |rate: &Rate, order: &BTreeSet<_>| order.len() - usize::from(*rate == but.rate);
         let most = self.order.iter_mut().max_by_key(|(rate, order)| others(rate, order));
@@ -161,7 +165,7 @@ mod tests {
         ordered
     }
 
-    /// Takes until it may not, and says how many it were and how long to wait then.
+    /// Counts operations until one is refused. Returns how many were allowed, and the wait.
     fn exhaust(local: &Local, limit: Limit) -> (u32, Duration) {
         let mut taken = 0;
         loop {
@@ -199,7 +203,7 @@ mod tests {
             assert_eq!(local.take(&[wide, narrow]).unwrap_err().0, narrow.rate);
         }
         assert_eq!(exhaust(&local, wide).0, 98);
-        // Of two that refuse, the one that takes longer is told.
+        // If two limits refuse, the error has the one with the longer wait.
         let told = local.take(&[wide, narrow]).unwrap_err();
         assert_eq!(told, (narrow.rate, Duration::from_secs(30)));
     }
@@ -220,9 +224,9 @@ mod tests {
             }
         }
         assert_eq!(values(&local), max);
-        // Another rate is another matter, and who owes more is forgotten later.
+        // The flood does not displace values of another rate, nor values with more debt.
         assert_eq!((exhaust(&local, tenant).0, exhaust(&local, card).0), (0, 0));
-        // When the debts are gone, so are the values.
+        // Values without debt are dropped.
         clock.advance(Duration::from_secs(60));
         for value in 0..max as u64 {
             local.take(&[limit(value % 3, "10000/s")]).unwrap();
@@ -244,7 +248,7 @@ mod tests {
     }
 
     proptest! {
-        /// A bucket that is refilled: the plainest way to say the same.
+        /// Compares the limits with a token bucket, which is the simplest model of them.
         #[test]
         fn as_a_bucket_would(
             count in 1_u32..20,

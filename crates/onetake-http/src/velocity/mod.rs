@@ -1,23 +1,27 @@
-//! How many new operations a route allows in a while, by tenant and by what the payload says.
+//! Velocity limits on the new operations of a route, by tenant and by values in the payload.
 //!
-//! Only *fresh* keys count: those that neither this process nor the store knows. A known key is
-//! replayed, joined or refused as ever, whatever the limits say. What was counted and was not claimed
-//! is given back, so that one key counts once, however many requests come with it at once.
+//! Only *fresh* keys count: keys that neither this process nor the store knows. A known key is
+//! replayed, joined or refused as usual, whatever the limits are. If a counted operation is not
+//! claimed, its count is undone. So one key counts once, also if many requests with it arrive at
+//! the same time.
 //!
-//! It is counted before the service behind has checked any credential, so a limit by tenant can be
-//! used up by whoever is able to name the tenant.
+//! **Warning:** operations are counted before the inner service has checked a credential. A client
+//! that can name a tenant can use up the limit of that tenant.
 //!
-//! Counted is in this process, or where many nodes count together
-//! ([`LayerBuilder::shared_velocity`](crate::LayerBuilder::shared_velocity)); while that place does
-//! not answer, each node counts by itself.
+//! Operations are counted in this process, or in a place that many nodes share
+//! ([`LayerBuilder::shared_velocity`](crate::LayerBuilder::shared_velocity)). While the shared
+//! place is unavailable, each node counts by itself.
 //!
-//! What is remembered in this process is bounded
-//! ([`velocity_values_max`](crate::HttpLimits::velocity_values_max)). A value that has no debt left
-//! is forgotten, which changes nothing. If there are more values than that, the one that owes the
-//! least is, among those of the rate that has the most. So nobody becomes unlimited: a value is
-//! forgiven only what would be forgotten next anyway, hardly ever more than one operation, and for
-//! that so many others had to be allowed in the time for one. Refusing all new values instead would
-//! let whoever makes up values shut out everybody else. It is logged.
+//! The number of values that this process remembers is bounded
+//! ([`velocity_values_max`](crate::HttpLimits::velocity_values_max)). The debt of a value is the
+//! time until its limit is fully available again. A value without debt is forgotten, which changes
+//! nothing.
+//!
+//! If there are too many values, the process forgets the value with the least debt, of the rate
+//! with the most values, and logs a warning. No value becomes unlimited by that. The least debt is
+//! hardly ever more than one operation. And the bound is reached only if as many operations with
+//! other values were allowed in the time for one operation. If new values were refused instead, a
+//! client that invents values could lock out all others.
 
 mod counter;
 mod local;
@@ -51,56 +55,60 @@ const RATELIMIT_POLICY: HeaderName = HeaderName::from_static("ratelimit-policy")
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Velocity {
-    /// What has a limit of its own: each combination of these. If there are none, the whole route.
+    /// The values by which operations are counted separately. Each combination has its own limit.
+    /// If there are none, the whole route has one limit.
     pub by: Vec<By>,
-    /// How many there may be of each.
+    /// The rate that is allowed for each combination.
     pub limit: Rate,
 }
 
 impl Velocity {
-    /// A limit for each combination of these values.
+    /// Creates a limit for each combination of these values.
     #[must_use]
     pub fn new(by: impl IntoIterator<Item = By>, limit: Rate) -> Self {
         Self { by: by.into_iter().collect(), limit }
     }
 }
 
-/// What new operations are told apart by.
+/// A value by which new operations are counted separately.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum By {
-    /// Whose key it is.
+    /// The tenant.
     Tenant,
-    /// What the JSON body has here. If it has nothing, or no body, that counts as `null`.
+    /// The value at this place in the JSON body. A missing value or an empty body counts as `null`.
     Json(Pointer),
 }
 
-/// What is counted: a digest, so that neither this process nor anybody else keeps card numbers. The
-/// rate is part of it.
+/// One limit for one combination of values. The key is a digest of the values and the rate, so that
+/// neither this process nor the shared place keeps card numbers.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Limit {
     key: [u8; 32],
     rate: Rate,
 }
 
-/// The right to go on. What was counted for it is given back, unless it is kept.
+/// The permission of the velocity limits. The counts for it are undone on drop, unless `keep` was
+/// called.
 #[derive(Clone, Default)]
 pub(crate) struct Pass(Option<Arc<Entry>>);
 
 impl Pass {
-    /// The operation runs, or has a record without having run: it is known from now on.
+    /// Keeps the counts. Call it if the operation runs, or has a record without having run: its key
+    /// is known from then on.
     pub(crate) fn keep(&self) {
         if let Some(Ruling::Counted { taken, .. }) = self.ruling() {
             taken.keep();
         }
     }
 
-    /// For the time in which the engine is asked.
+    /// Returns a guard for the time in which the engine is asked.
     pub(crate) fn asking(&self) -> Asking<'_> {
         Asking(Some(self))
     }
 
-    /// Why it cannot be told whether the key is known: there is no use in asking the store again.
+    /// Returns the store's error, if the operation was counted while the store was unavailable. The
+    /// caller need not ask the store again.
     pub(crate) fn store_error(&self) -> Option<EngineError> {
         match self.ruling() {
             Some(Ruling::Counted { away, .. }) => away.clone(),
@@ -113,12 +121,12 @@ impl Pass {
     }
 }
 
-/// Whoever goes away while the engine is asked may have been granted the key all the same, and then it
-/// is known, and not counted again: so what was counted stays.
+/// A guard that keeps the counts of a request that is cancelled while the engine is asked. Its
+/// claim may have been granted. Then the key is known, and its retries are not counted.
 pub(crate) struct Asking<'a>(Option<&'a Pass>);
 
 impl Asking<'_> {
-    /// The engine has answered.
+    /// Ends the guard, because the engine has answered.
     pub(crate) fn answered(mut self) {
         self.0 = None;
     }
@@ -135,7 +143,8 @@ impl Drop for Asking<'_> {
 /// Counts the operation, if its key is fresh.
 ///
 /// # Errors
-/// A problem for the client: a limit is reached, the body cannot be read, or the store is away.
+/// A problem for the client: a limit is reached, the body cannot be read, or the store is
+/// unavailable.
 pub(crate) async fn pass(
     shared: &Shared,
     policy: &Policy,
@@ -149,7 +158,7 @@ pub(crate) async fn pass(
     let failed = |error: &EngineError| problem_of_error(error, operation.id.reference());
     let limits = match limits(policy, scope, payload, &shared.secrets) {
         Ok(limits) => limits,
-        // A known key is answered, whatever comes with it now.
+        // A known key is answered, even if the body of this request cannot be read.
         Err(problem) => {
             return match shared.engine.is_known(operation).await {
                 Ok(true) => Ok(Pass::default()),
@@ -196,10 +205,10 @@ fn limits(
                 }
             };
         }
-        // Card numbers can be tried out on a plain digest; not where there is a secret.
+        // Sealed with a secret, if there is one. Card numbers could be guessed from a plain digest.
         let (sealed, _) = secrets.seal(digest.finish());
         let limit = Limit { key: *sealed.digest(), rate };
-        // One that is configured twice is still one.
+        // A limit that is configured twice counts once.
         if !limits.contains(&limit) {
             limits.push(limit);
         }
@@ -224,7 +233,7 @@ fn exceeded(rate: Rate, retry_after: Duration) -> Problem {
     problem
 }
 
-/// Rounded up, and at least one.
+/// Returns the seconds, rounded up, and at least 1.
 fn whole_seconds(duration: Duration) -> u64 {
     duration.as_secs().saturating_add(u64::from(duration.subsec_nanos() > 0)).max(1)
 }

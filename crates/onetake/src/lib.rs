@@ -3,7 +3,7 @@
 //! | module | for | features |
 //! | --- | --- | --- |
 //! | [`prelude`] | the names that most services use | |
-//! | `http` | HTTP services: [`OnetakeLayer`], [`Policy`], tenants, extractors | `http`, `axum`, `jwt` |
+//! | `http` | [`OnetakeLayer`], [`Policy`], tenants, extractors, problems | `http`, `axum`, `jwt` |
 //! | [`engine`] | operations without HTTP: [`Engine::run`], [`Engine::begin`] and their types | |
 //! | [`job`] | work with a typed result | |
 //! | [`inbox`], [`outbox`] | message consumers, and messages that commit with an outcome | |

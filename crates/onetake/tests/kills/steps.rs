@@ -41,7 +41,7 @@ impl Steps {
         }
     }
 
-    /// Returns the names of the completed steps, in order.
+    /// Returns the names of the reached steps, in order.
     pub(crate) fn read(file: &PathBuf) -> Vec<String> {
         let text = std::fs::read_to_string(file).unwrap_or_default();
         text.lines().map(str::to_owned).collect()

@@ -260,8 +260,8 @@ async fn hanging_up_does_not_get_around_a_velocity_limit() {
     assert_eq!(api.runs(), 1);
 }
 
-/// A client that is told that its key expired unused asks for a new key. The layer must not say so
-/// while the key is being claimed.
+/// A client asks for a new key if its key is reported as expired and unused. The layer must not
+/// report that while the key is being claimed.
 #[tokio::test]
 async fn an_issued_key_that_is_being_claimed_is_not_called_unused() {
     let api = Api::new();

@@ -26,7 +26,7 @@ use tower::ServiceExt;
 
 const KEY: &str = "6f1c8d6a-3a09-4b6e-9c8f-2d1f5e7b8a90";
 
-/// An API that counts its runs and echoes what it was sent.
+/// An API with a counter of its runs.
 #[derive(Clone, Default)]
 struct Api {
     runs: Arc<AtomicUsize>,

@@ -29,7 +29,7 @@ struct Api {
     finish: Arc<Notify>,
 }
 
-/// Answers 402 at `/payments/declined`, else 201. At `/payments/slow` it first waits to be notified.
+/// Answers 402 at `/payments/declined`, else 201. At `/payments/slow` it waits for `finish` first.
 async fn pay(State(api): State<Api>, request: Request<Body>) -> Response {
     let run = api.runs.fetch_add(1, Ordering::SeqCst);
     let body = format!("run {run}");

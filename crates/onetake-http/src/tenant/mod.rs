@@ -48,28 +48,33 @@ pub struct ClientIp(pub IpAddr);
 #[derive(Clone, Default)]
 #[non_exhaustive]
 pub enum Tenant {
-    /// By credential. All requests without a credential are one public tenant. A request with
-    /// cookies and no other credential is refused: it belongs to a user, and the layer cannot tell
-    /// which.
+    /// The credential, as in [`Tenant::Credential`]. All requests without one are one public tenant.
+    /// A request with cookies and no other credential is refused: it belongs to a user, and the
+    /// layer cannot tell which.
     #[default]
     CredentialOrPublic,
-    /// By credential: the bearer token, the user of Basic, or `X-Api-Key`.
+    /// The credential: the bearer token, the user of Basic, or `X-Api-Key`.
     Credential,
-    /// One tenant for all requests. **Warning:** keys must then be impossible to guess.
+    /// One tenant for all requests.
+    ///
+    /// **Warning:** keys must then be impossible to guess.
     Public,
-    /// By the [`ClientIp`] that a component in front of this layer has set. **Warning:** a client
-    /// that changes its network is another tenant, and its retry runs again.
+    /// The [`ClientIp`] that a component in front of this layer has set.
+    ///
+    /// **Warning:** a client that changes its network is another tenant, and its retry runs again.
     ClientIp,
-    /// By a header that a trusted proxy sets. **Warning:** the deployment must ensure that no other
-    /// sender can set it. The gateway removes it from all requests except those of trusted proxies.
+    /// A header that a trusted proxy sets. The gateway removes it from all requests except those of
+    /// trusted proxies.
+    ///
+    /// **Warning:** without the gateway, the deployment must ensure that no other sender can set it.
     Header(HeaderName),
-    /// By the issuer and a claim of a JSON Web Token that the layer verifies. The token itself does
-    /// not count, so a refreshed token is the same tenant.
+    /// The issuer and a claim of a JSON Web Token that the layer verifies. The token itself does not
+    /// count, so a refreshed token is the same tenant.
     #[cfg(feature = "jwt")]
     Jwt(Arc<jwt::Jwt>),
-    /// By your own function. If it returns `None`, the request is refused with 401.
+    /// The result of your own function. If it is `None`, the request is refused with 401.
     Custom(Arc<TellTenant>),
-    /// By asking another service, for every keyed request, handle and issued key.
+    /// The answer of another service, which is asked for every keyed request, handle and issued key.
     Asked(Arc<dyn Ask>),
 }
 

@@ -48,9 +48,9 @@ pub struct ClientIp(pub IpAddr);
 #[derive(Clone, Default)]
 #[non_exhaustive]
 pub enum Tenant {
-    /// The credential, as in [`Tenant::Credential`]. All requests without one are one public tenant.
-    /// A request with cookies and no other credential is refused: it belongs to a user, and the
-    /// layer cannot tell which.
+    /// The credential, as in [`Tenant::Credential`]. All requests without one are one public
+    /// tenant. A request with cookies and no other credential is refused: it belongs to a user, and
+    /// the layer cannot tell which.
     #[default]
     CredentialOrPublic,
     /// The credential: the bearer token, the user of Basic, or `X-Api-Key`.
@@ -66,15 +66,17 @@ pub enum Tenant {
     /// A header that a trusted proxy sets. The gateway removes it from all requests except those of
     /// trusted proxies.
     ///
-    /// **Warning:** without the gateway, the deployment must ensure that no other sender can set it.
+    /// **Warning:** without the gateway, the deployment must ensure that no other sender can set
+    /// it.
     Header(HeaderName),
-    /// The issuer and a claim of a JSON Web Token that the layer verifies. The token itself does not
-    /// count, so a refreshed token is the same tenant.
+    /// The issuer and a claim of a JSON Web Token that the layer verifies. The token itself does
+    /// not count, so a refreshed token is the same tenant.
     #[cfg(feature = "jwt")]
     Jwt(Arc<jwt::Jwt>),
     /// The result of your own function. If it is `None`, the request is refused with 401.
     Custom(Arc<TellTenant>),
-    /// The answer of another service, which is asked for every keyed request, handle and issued key.
+    /// The answer of another service, which is asked for every keyed request, handle and issued
+    /// key.
     Asked(Arc<dyn Ask>),
 }
 

@@ -4,7 +4,8 @@
 //! ```text
 //! onetake migrate --store postgres://localhost/shop
 //! DATABASE_URL=postgres://localhost/shop cargo run -p onetake --example service --features axum,sqlx
-//! curl -d '{"item": "book", "quantity": 1}' -H 'content-type: application/json' -H 'authorization: Bearer alice' \
+//! curl -d '{"item": "book", "quantity": 1}' -H 'content-type: application/json' \
+//!      -H 'authorization: Bearer alice' \
 //!      -H 'idempotency-key: 6f1c8d6a-3a09-4b6e-9c8f-2d1f5e7b8a90' http://127.0.0.1:3000/orders
 //! ```
 

@@ -129,10 +129,10 @@ pub enum InFlight {
     /// operation.
     ///
     /// After a 202, and in any case after the wait, the attempt is not released any more: any
-    /// response of the operation is recorded. A client can ask for a shorter wait (`Prefer:
-    /// respond-async, wait=N`). The client's deadline also limits only the wait. The operation may
-    /// take all of [`upstream_timeout`](Policy::upstream_timeout) and does not learn of the
-    /// deadline.
+    /// response of the operation is recorded. A client can ask for a shorter wait
+    /// (`Prefer: respond-async, wait=N`). The client's deadline also limits only the wait. The
+    /// operation may take all of [`upstream_timeout`](Policy::upstream_timeout) and does not learn
+    /// of the deadline.
     Async(Duration),
 }
 

@@ -59,7 +59,7 @@ impl Preset {
     }
 }
 
-/// The values of a preset. `None` leaves the default of the policy.
+/// The values of a preset. `None` leaves a value unchanged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct PresetValues {

@@ -1,4 +1,4 @@
-//! Builder methods of [`Policy`], named like the options of the gateway's file.
+//! Builder methods of `Policy`, named like the options of the gateway's file.
 
 use std::time::Duration;
 
@@ -25,8 +25,8 @@ impl Policy {
         Self::default()
     }
 
-    /// Returns the values of a preset; later calls override them. [`Preset::Payment`] sets the
-    /// tenant to [`Tenant::Credential`], which [`tenant`](Self::tenant) can replace.
+    /// Returns the values of a preset; later calls override them. `Preset::Payment` sets the
+    /// tenant to [`Tenant::Credential`], which `tenant` can replace.
     #[must_use]
     pub fn preset(preset: Preset) -> Self {
         let values = preset.values();
@@ -66,7 +66,7 @@ impl Policy {
     }
 
     /// Sets the source of the key, such as `KeySource::json("/id")`. A key is required if the
-    /// source is not [`KeySource::Header`].
+    /// source is not `KeySource::Header`.
     #[must_use]
     pub fn key_from(mut self, source: impl TextOr<KeySource>) -> Self {
         if let Some(source) = self.read_one("key", source) {

@@ -129,7 +129,7 @@ pub fn never_reached(earlier: &RoutePattern) -> Mistake {
     Mistake::new("match", what, "move it before that route, or remove it")
 }
 
-/// A checked table of routes, made by [`Routes::build`].
+/// A checked table of routes, made from [`Routes`].
 ///
 /// The table knows the tenants of all routes, so that clients can fetch the outcomes of every
 /// [`InFlight::Async`] route.

@@ -48,7 +48,7 @@ pub struct ClientIp(pub IpAddr);
 #[derive(Clone, Default)]
 #[non_exhaustive]
 pub enum Tenant {
-    /// The credential, as in [`Tenant::Credential`]. All requests without one are one public
+    /// The credential, as in `Tenant::Credential`. All requests without one are one public
     /// tenant. A request with cookies and no other credential is refused: it belongs to a user, and
     /// the layer cannot tell which.
     #[default]

@@ -29,7 +29,8 @@ const KEY: &str = "6f1c8d6a-3a09-4b6e-9c8f-2d1f5e7b8a90";
 const WAIT: Duration = Duration::from_secs(2);
 const SECRET: [u8; 32] = [7; 32];
 
-/// An API whose one operation takes until it is told to end, and answers what its body asks for.
+/// An API with one operation. It runs until the test lets it end, and its body chooses the
+/// response.
 #[derive(Clone, Default)]
 struct Api {
     runs: Arc<AtomicUsize>,
@@ -58,7 +59,7 @@ async fn work(State(api): State<Api>, headers: HeaderMap, body: String) -> Respo
     }
 }
 
-/// One node: an engine, its own way to the store, and the API behind the layer.
+/// A node: an engine, its own connection to the store, and the API behind the layer.
 struct Node {
     api: Api,
     engine: Engine,
@@ -124,7 +125,7 @@ impl Node {
         })
     }
 
-    /// Starts an operation and lets it take longer than the wait.
+    /// Starts an operation that takes longer than the wait, and returns the 202.
     async fn accepted(&self, world: &World, request: Request<String>) -> Answered {
         let first = self.send(request);
         self.api.started.notified().await;
@@ -137,7 +138,7 @@ impl Node {
         self.send(get.body(String::new()).unwrap()).await.unwrap()
     }
 
-    /// Asks until it does not run any more.
+    /// Polls until the operation has ended.
     async fn outcome(&self, location: &str) -> Answered {
         loop {
             let answer = self.get(location, "Bearer alice").await;
@@ -194,7 +195,7 @@ impl Answered {
         self.headers.contains_key("idempotent-replayed")
     }
 
-    /// Where the outcome will be; checks everything that a 202 says.
+    /// Checks all that a 202 must contain, and returns the location of the handle.
     fn location(&self) -> String {
         assert_eq!(self.status, 202, "{self:?}");
         let location = self.headers["location"].to_str().unwrap().to_owned();
@@ -208,7 +209,7 @@ impl Answered {
     }
 }
 
-/// Lets everything that can go on do so, on the one thread of the test.
+/// Lets all tasks run as far as they can, on the single thread of the test.
 async fn settled_down() {
     for _ in 0..200 {
         yield_now().await;
@@ -359,7 +360,7 @@ async fn after_a_202_nothing_is_released() {
     {
         let world = World::new();
         let node = world.node();
-        // Sooner than the route waits: the 202 counts, not the time.
+        // The client's wait is shorter than the route's. The 202 decides, not the time.
         let first = node.send(with(request(body), "prefer", "wait=0"));
         node.api.started.notified().await;
         let location = first.await.unwrap().location();
@@ -399,7 +400,7 @@ async fn a_release_that_is_decided_excludes_a_202() {
     while node.store.failures() == 0 {
         yield_now().await;
     }
-    // The release is on its way, and the wait ends.
+    // The release is being written when the wait ends.
     world.clock.advance(WAIT);
     settled_down().await;
     assert!(!first.is_finished(), "no 202 any more");
@@ -489,7 +490,7 @@ async fn handles_that_are_not_ones_own_are_not_found() {
     for guess in guesses {
         refused.push(node.get(&guess, one).await);
     }
-    // A node that made up its own secret.
+    // A node with a random secret of its own.
     refused.push(world.node_with(Secrets::default()).get(&location, one).await);
     for answer in &refused {
         assert_eq!(answer.problem(), (404, "operation_not_found".to_owned()));
@@ -524,7 +525,7 @@ async fn the_tenants_of_handles_are_told_by_the_rules_of_their_routes() {
             world.node_by(policy, secrets)
         };
         if !is_found {
-            // Nobody could fetch the outcome, so nothing runs.
+            // No client could fetch the outcome, so nothing runs.
             let refused = node.send(with(request("x"), "x-account", "a")).await.unwrap();
             assert_eq!(refused.problem(), (500, "misconfigured".to_owned()));
             continue;
@@ -549,8 +550,8 @@ async fn an_expired_outcome_is_not_found() {
     assert_eq!(gone.problem(), (404, "operation_not_found".to_owned()));
 }
 
-/// Found by the simulation: another request under the same key, sent after the first one had expired, was answered to
-/// the handle of the first (S9).
+/// Regression test for a bug found by the simulation. After a record had expired, another request
+/// used its key. The handle of the first request then returned the outcome of the second (S9).
 #[tokio::test]
 async fn a_handle_does_not_lead_to_another_request_under_its_key() {
     let mut world = World::new();
@@ -589,7 +590,7 @@ async fn after_a_restart_the_handle_tells_the_truth() {
     let world = World::new();
     let (before, finished) = (world.node(), world.node());
     let location = before.accepted(&world, request("x")).await.location();
-    // It never reaches the store again: gone, as far as anybody can tell.
+    // The node never reaches the store again and looks dead to all others.
     before.store.fail_settlements(Fault::Unavailable);
     let mut other = request("x");
     other.headers_mut().insert("idempotency-key", "another-key-0123456789".parse().unwrap());
@@ -629,7 +630,8 @@ async fn another_node_answers_202_only_for_what_is_not_released_any_more() {
     assert_eq!((here.runs(), there.runs()), (1, 0));
 }
 
-/// A retry may not notice that the attempt which it waits for was followed by another.
+/// A retry waits for an attempt of another node. The attempt is released and another one follows,
+/// which the retry may not notice.
 #[tokio::test]
 async fn another_nodes_attempt_counts_by_its_own_age() {
     let world = World::new();

@@ -1,4 +1,4 @@
-//! What somebody tries who means no good, or has bad luck with time.
+//! Attacks by clients, and races with time.
 #![expect(clippy::unwrap_used, clippy::indexing_slicing, reason = "tests may panic")]
 
 mod common;
@@ -34,15 +34,15 @@ use tower::ServiceExt;
 
 const HOUR: Duration = Duration::from_secs(3600);
 
-/// A store that takes its time where a test says so.
+/// A store whose calls take as long as a test says.
 #[derive(Debug)]
 struct Slow {
     memory: MemoryStore,
     clock: ManualClock,
-    /// How long a claim and a read take, in milliseconds.
+    /// The duration of a claim and of a read, in milliseconds.
     claim_takes: AtomicU64,
     load_takes: AtomicU64,
-    /// Claims wait here.
+    /// A gate at which claims wait.
     gate: Semaphore,
     claiming: AtomicUsize,
     hides_secrets: AtomicBool,
@@ -92,7 +92,7 @@ impl Slow {
     }
 }
 
-/// A small API on a clock that stands still.
+/// A small API with a manual clock.
 #[derive(Clone)]
 struct Api {
     clock: ManualClock,
@@ -149,7 +149,7 @@ impl Api {
             .layer(layer)
     }
 
-    /// Until so many claims have reached the store.
+    /// Waits until this many claims have reached the store.
     async fn claimed(&self, count: usize) {
         while self.store.claiming.load(Ordering::SeqCst) < count {
             tokio::task::yield_now().await;
@@ -176,7 +176,7 @@ impl Typed for Receipt {
     }
 }
 
-/// As a handler does that returns `(StatusCode::CREATED, [("x-receipt", "7")], Stored(…))`.
+/// Responds like a handler that returns `(StatusCode::CREATED, [("x-receipt", "7")], Stored(…))`.
 async fn receipt(State(api): State<Api>) -> Response {
     api.runs.fetch_add(1, Ordering::SeqCst);
     let mut response = Stored(Receipt { cents: 1999 }).response().map(Body::from);
@@ -219,7 +219,8 @@ async fn settled() {
     }
 }
 
-/// A claim that is granted too late leaves a record behind, and what has a record is not counted.
+/// A claim that is granted after the deadline leaves a record, and a key with a record is not
+/// counted. That must not bypass the limit.
 #[tokio::test]
 async fn a_deadline_does_not_get_around_a_velocity_limit() {
     let api = Api::new();
@@ -237,7 +238,7 @@ async fn a_deadline_does_not_get_around_a_velocity_limit() {
     assert_eq!(api.runs(), 1);
 }
 
-/// The same for a client that hangs up while the store is asked.
+/// The same for a client that disconnects during the claim.
 #[tokio::test]
 async fn hanging_up_does_not_get_around_a_velocity_limit() {
     let api = Api::new();
@@ -259,7 +260,8 @@ async fn hanging_up_does_not_get_around_a_velocity_limit() {
     assert_eq!(api.runs(), 1);
 }
 
-/// "It has expired without having been used, nothing was run" makes a client ask for a new key.
+/// A client asks for a new key if its key is reported as expired and unused. The layer must not
+/// report that while the key is being claimed.
 #[tokio::test]
 async fn an_issued_key_that_is_being_claimed_is_not_called_unused() {
     let api = Api::new();
@@ -279,7 +281,7 @@ async fn an_issued_key_that_is_being_claimed_is_not_called_unused() {
     assert_eq!(api.runs(), 1);
 }
 
-/// The record is there when it is looked for, and gone when it is claimed.
+/// The record exists when it is loaded, and has expired when it is claimed.
 #[tokio::test]
 async fn an_issued_key_is_not_revived_by_the_end_of_its_record() {
     let api = Api::new();
@@ -299,7 +301,7 @@ async fn an_issued_key_is_not_revived_by_the_end_of_its_record() {
     assert_eq!(api.runs(), 1, "S15: at most one operation");
 }
 
-/// A key is signed under one ttl, and used under another: a deployment in the middle.
+/// A key is issued under one ttl and used under another, as after a deployment.
 #[tokio::test]
 async fn a_record_outlives_its_issued_key_whatever_the_ttl_became() {
     let api = Api::new();
@@ -327,7 +329,7 @@ async fn issued_keys_need_not_look_like_what_clients_make() {
     }
 }
 
-/// What was changed on its way out cannot be told from the value alone.
+/// A response that other code changed cannot be rebuilt from the value alone.
 #[tokio::test]
 async fn a_typed_response_that_was_changed_is_replayed_as_it_was() {
     let api = Api::new();
@@ -340,7 +342,7 @@ async fn a_typed_response_that_was_changed_is_replayed_as_it_was() {
     assert_eq!(replay.headers.get("x-receipt"), first.headers.get("x-receipt"));
 }
 
-/// Those who come at once wait as long as one does, not one after the other.
+/// Concurrent requests wait at the same time, not one after the other.
 #[tokio::test]
 async fn a_store_that_hides_its_secret_is_not_waited_for_in_turns() {
     let api = Api::new();
@@ -373,7 +375,8 @@ async fn a_request_without_a_key_cannot_name_an_attempt_either() {
     assert!(!answered.headers.contains_key("onetake-outcome"), "never passed on");
 }
 
-/// A layer around each route and one around all: the inner one leaves to the outer one what is its own.
+/// A layer around each route, and another around all routes. The inner layer passes on what belongs
+/// to the outer one.
 #[tokio::test]
 async fn a_layer_inside_of_another_leaves_its_attempts_alone() {
     let api = Api::new();
@@ -387,7 +390,7 @@ async fn a_layer_inside_of_another_leaves_its_attempts_alone() {
     assert!(seen.contains_key("idempotency-derived-key") && seen.contains_key("idempotency-fence"));
 }
 
-/// One layer around all routes and another around one of them: it must not be in its own way.
+/// A layer around all routes, and another around one of them. The two must not block each other.
 #[tokio::test]
 async fn two_layers_around_each_other_run_it_once() {
     let api = Api::new();
@@ -400,7 +403,8 @@ async fn two_layers_around_each_other_run_it_once() {
     assert_eq!((replay.status, replay.is_replay(), api.runs()), (201, true, 1));
 }
 
-/// What is read counts among the bodies in memory, whether it names an operation or not.
+/// Every body that was read counts against the limit of bodies in memory, even if it names no
+/// operation.
 #[tokio::test]
 async fn a_body_that_names_nothing_takes_a_place_too() {
     let api = Api::new();

@@ -1,4 +1,4 @@
-//! Ways of naming, comparing and answering, each as a route policy.
+//! Route policies: sources of keys, fingerprints and formats of answers.
 #![expect(clippy::unwrap_used, clippy::indexing_slicing, reason = "tests may panic")]
 
 use std::sync::Arc;
@@ -26,7 +26,7 @@ use tower::ServiceExt;
 
 const KEY: &str = "6f1c8d6a-3a09-4b6e-9c8f-2d1f5e7b8a90";
 
-/// An API that counts its runs and tells what it was sent.
+/// An API with a counter of its runs.
 #[derive(Clone, Default)]
 struct Api {
     runs: Arc<AtomicUsize>,
@@ -57,7 +57,7 @@ impl Api {
     }
 }
 
-/// Which run it is, and the time that it was given.
+/// Responds with the number of the run and the time that is left.
 async fn echo(State(api): State<Api>, headers: HeaderMap) -> String {
     let run = api.runs.fetch_add(1, Ordering::SeqCst);
     let left = headers.get("x-request-timeout-ms").map(|value| value.to_str().unwrap().to_owned());
@@ -90,7 +90,7 @@ impl Answered {
     }
 }
 
-/// Sends a POST of Alice's with these headers.
+/// Sends a POST of Alice with these headers.
 async fn send(
     router: &Router,
     path: &str,
@@ -125,7 +125,7 @@ async fn a_member_of_the_body_names_the_operation() {
     assert!(first.headers.contains_key("idempotency-reference"));
     let again = send(&router, "/charges", &[], transfer("\"A7\"", 1)).await;
     assert!(again.is_replay() && again.body == first.body);
-    // The header does not count here.
+    // The header does not count on this route.
     let with_header = [("idempotency-key", KEY)];
     assert!(send(&router, "/charges", &with_header, transfer("\"A7\"", 1)).await.is_replay());
     assert_eq!(send(&router, "/charges", &[], transfer("\"A7\"", 2)).await.status, 422);
@@ -223,11 +223,11 @@ async fn a_deadline_that_is_over_is_refused_before_the_store_is_asked() {
     let bad = send(&router, "/charges", &[key, ("grpc-timeout", "soon")], "").await;
     assert_eq!((bad.status, bad.code().as_str()), (400, "deadline_invalid"));
     assert!(store.is_empty() && api.runs() == 0);
-    // What is left is told to the service, and no more than there was.
+    // The service gets the remaining time, which is at most the client's time.
     let ran = send(&router, "/charges", &[key, ("x-request-timeout-ms", "20000")], "").await;
     let left: u64 = ran.body.rsplit(' ').next().unwrap().parse().unwrap();
     assert!((1..=20_000).contains(&left), "{left}");
-    // Recorded or not: the deadline is looked at first.
+    // The deadline is checked first, even if an outcome is recorded.
     let late = send(&router, "/charges", &[key, ("x-request-timeout-ms", "0")], "").await;
     assert_eq!(late.status, 504);
     assert!(send(&router, "/charges", &[key], "").await.is_replay());
@@ -250,7 +250,7 @@ async fn a_deadline_bounds_the_run_and_the_wait() {
         () = SystemClock.sleep(Duration::from_secs(20)) => panic!("the deadline bounds nothing"),
     };
     assert_eq!((first.status, first.code().as_str()), (504, "upstream_timeout"));
-    // The route would let it wait for an hour.
+    // The deadline ends the wait. The route alone would allow an hour.
     assert!([500, 504].contains(&second.status), "{}", second.body);
     let after = send(&router, "/slow", &[("idempotency-key", KEY)], "").await;
     assert_eq!(after.code(), "previous_attempt_failed");
@@ -291,8 +291,8 @@ async fn secrets_may_change_while_keys_live() {
         assert!(send(&router, "/charges", &line, "a").await.is_replay());
         assert_eq!(send(&router, "/charges", &line, "b").await.status, 422);
     }
-    // One that was sealed: under another secret alone nobody can tell that it is the same, so it is
-    // refused, and never run.
+    // A fingerprint that was sealed cannot be compared under another secret alone. The request is
+    // refused and does not run.
     let other = [("idempotency-key", "another-key-1234567890")];
     assert_eq!(send(&node(vec![key("f1", 1)]), "/charges", &other, "a").await.status, 200);
     let rotated = node(vec![key("f2", 2), key("f1", 1)]);
@@ -336,7 +336,7 @@ async fn issued_keys_and_no_others() {
     assert_eq!((first.status, first.is_replay()), (200, false));
     assert!(send(&router, "/charges", &line, "a").await.is_replay());
     assert_eq!(send(&router, "/charges", &line, "b").await.status, 422);
-    // Another route, another tenant, none of ours, none at all.
+    // A key for another route, a key of another tenant, a key that was not issued here, and no key.
     let elsewhere = send(&router, "/slow", &line, "a").await;
     assert_eq!((elsewhere.status, elsewhere.code().as_str()), (400, "idempotency_key_invalid"));
     let bob = Request::post("/charges").header("authorization", "Bearer bob");
@@ -348,11 +348,11 @@ async fn issued_keys_and_no_others() {
     let stranger = api.on(&store, policy, foreign);
     assert_eq!(send(&stranger, "/charges", &line, "a").await.status, 400);
     assert_eq!((api.runs(), store.len()), (1, 1));
-    // What cannot be issued is explained.
+    // A request for a key that cannot be issued gets an explanation.
     for (body, status) in [("{}", 400), ("{\"method\":\"GET\",\"path\":\"/charges\"}", 400)] {
         assert_eq!(send(&router, "/idempotency-tokens", &[], body).await.status, status);
     }
-    // Where none are issued, the path is the service's own.
+    // If the layer issues no keys, the path belongs to the service.
     let plain = api.with(Policy::new());
     assert_eq!(send(&plain, "/idempotency-tokens", &[], ask).await.status, 404);
 }
@@ -387,7 +387,7 @@ async fn an_issued_key_that_expires_still_replays_and_never_runs() {
     assert!(send(&router, "/charges", &used, "a").await.is_replay());
     let late = send(&router, "/charges", &unused, "a").await;
     assert_eq!((late.status, late.code().as_str()), (400, "idempotency_key_invalid"));
-    // Its record is gone as well: it names nothing any more.
+    // The record has expired too, so the key is not valid any more.
     clock.advance(Duration::from_secs(86_400));
     assert_eq!(send(&router, "/charges", &used, "a").await.status, 400);
     assert_eq!(api.runs(), 1);

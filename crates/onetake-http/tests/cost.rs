@@ -17,7 +17,7 @@ use onetake_http::{InFlight, Onetake, OnetakeLayer, Policy, RequestBody};
 use tokio::runtime::Handle;
 use tower::{Layer, Service};
 
-/// Counts how many tasks are alive whenever it is called.
+/// A service that counts the tasks that are alive whenever it is called.
 #[derive(Clone, Default)]
 struct Inner {
     alive: Arc<Mutex<Vec<usize>>>,
@@ -42,7 +42,7 @@ fn alive() -> usize {
     Handle::current().metrics().num_alive_tasks()
 }
 
-/// Counts how often a task is woken.
+/// Counts the wakes of a task.
 #[derive(Default)]
 struct Wakes(AtomicUsize);
 
@@ -71,13 +71,13 @@ impl World {
             .0
             .layer(inner.clone());
         let mut world = Self { engine, inner, service };
-        // The first request of a layer asks the store for its secret, and the first lease of an idle engine wakes
-        // the task that renews leases.
+        // The first request of a layer loads the secret from the store. The first lease of an idle
+        // engine wakes the task that renews leases.
         world.send("the-first-key-of-all").await;
         world
     }
 
-    /// Sends a request, and tells its cost: tasks, messages, and how often the client's own task was woken.
+    /// Sends a request and returns its cost: tasks, messages, and wakes of the client's own task.
     async fn send(&mut self, key: &str) -> (u64, u64, usize) {
         let before = self.engine.traffic();
         let request = Request::post("/charges").header("idempotency-key", key);

@@ -21,7 +21,7 @@ use tower::ServiceExt;
 
 const KEY: &str = "8e03978e-40d5-43e8-bc93-6894a57f9324";
 
-/// An API whose route requires a key, as the draft's own examples have it.
+/// An API that requires a key, as in the examples of the draft.
 #[derive(Clone, Default)]
 struct Api {
     runs: Arc<AtomicUsize>,
@@ -29,7 +29,7 @@ struct Api {
     finish: Arc<Notify>,
 }
 
-/// Answers with the status that the path of the request ends with, or when it is told to.
+/// Answers 402 at `/payments/declined`, else 201. At `/payments/slow` it waits for `finish` first.
 async fn pay(State(api): State<Api>, request: Request<Body>) -> Response {
     let run = api.runs.fetch_add(1, Ordering::SeqCst);
     let body = format!("run {run}");
@@ -86,7 +86,7 @@ impl Server {
         self.send(request(path, "alice", &[key], body)).await
     }
 
-    /// The documentation that a problem links to.
+    /// Fetches the documentation that a problem links to.
     async fn documentation(&self, answered: &Answered) -> String {
         let link = answered.headers["link"].to_str().unwrap();
         let (target, relation) = link.split_once(">; ").unwrap();
@@ -100,7 +100,7 @@ impl Server {
 }
 
 impl Answered {
-    /// The code of an RFC 9457 problem, of which nothing is missing.
+    /// Checks that an RFC 9457 problem is complete, and returns its code.
     fn problem(&self) -> String {
         assert_eq!(self.headers["content-type"], "application/problem+json");
         let problem: Value = serde_json::from_str(&self.body).unwrap();
@@ -130,7 +130,7 @@ async fn the_value_is_a_structured_field_string() {
     let first = server.post("/payments/new", &format!("\"{KEY}\""), "a").await;
     assert_eq!((first.status, first.is_replay()), (201, false));
     assert!(server.post("/payments/new", &format!("  \"{KEY}\" "), "a").await.is_replay());
-    // What every known client sends instead names the same operation.
+    // The usual form of the header, without quotes, names the same operation.
     assert!(server.post("/payments/new", KEY, "a").await.is_replay());
     for broken in [
         format!("\"{KEY}"),

@@ -23,7 +23,7 @@ use tower::{Layer, Service, ServiceExt};
 
 const KEY: &str = "6f1c8d6a-3a09-4b6e-9c8f-2d1f5e7b8a90";
 
-/// A small API, and how often it ran.
+/// A small API with a counter of its runs.
 #[derive(Clone, Default)]
 struct Api {
     runs: Arc<AtomicUsize>,
@@ -87,7 +87,7 @@ async fn slow(State(api): State<Api>) -> &'static str {
 
 async fn panics(State(api): State<Api>) -> &'static str {
     api.runs.fetch_add(1, Ordering::SeqCst);
-    // Not `panic!`, which would print.
+    // `panic!` would print a message.
     std::panic::resume_unwind(Box::new("panics"))
 }
 
@@ -472,7 +472,7 @@ async fn a_draining_engine_runs_nothing_new() {
     let drained = tokio::spawn(async move { engine.shutdown(Duration::from_secs(30)).await });
     let mut refused = false;
     for number in 0..1_000 {
-        // A key of its own each time: what ran before the draining began is replayed, not refused.
+        // Each request has a new key. With an old key, it would be replayed instead of refused.
         let key = format!("another-key-0123456789-{number}");
         refused = send(&router, request("/charges", &key, "x")).await.status == 503;
         if refused {
@@ -554,7 +554,7 @@ async fn over_the_bounds_nothing_runs_and_everybody_is_told() {
         "one more operation (S19)"
     );
     assert!(other.headers.contains_key("retry-after"));
-    // Two retries: one waits, the other is told that it runs, whichever comes first.
+    // Of two retries, one waits and the other gets a 409. Either can be first.
     let mut retries = [spawned(KEY), spawned(KEY)];
     while !retries.iter().any(|retry| retry.is_finished()) {
         tokio::task::yield_now().await;
@@ -573,7 +573,7 @@ async fn over_the_bounds_nothing_runs_and_everybody_is_told() {
     assert_eq!(api.runs(), 1);
 }
 
-/// A plain tower service, with an error type of its own.
+/// A plain tower service with its own error type.
 #[derive(Clone)]
 struct Plain(Arc<AtomicUsize>);
 
@@ -626,7 +626,7 @@ async fn a_plain_tower_service_keeps_its_error_type() {
     assert_eq!(runs.load(Ordering::SeqCst), 2);
 }
 
-/// An HTTP/2 stream that is reset in the middle can look like the end of its body.
+/// The reset of an HTTP/2 stream in the middle of a body can look like the end of the body.
 #[tokio::test]
 async fn a_body_of_another_length_than_announced_runs_nothing() {
     let api = Api::default();
@@ -639,7 +639,7 @@ async fn a_body_of_another_length_than_announced_runs_nothing() {
         assert_eq!(told, (408, "request_body_incomplete".to_owned()), "{announced}");
     }
     assert_eq!(api.runs(), 0);
-    // Nothing was claimed for the part of a payload: the whole one runs under the same key.
+    // The partial payload was not claimed, so the whole one runs under the same key.
     let mut whole = request("/charges", KEY, "100");
     whole.headers_mut().insert("content-length", "3".parse().unwrap());
     let answered = send(&router, whole).await;
@@ -647,7 +647,8 @@ async fn a_body_of_another_length_than_announced_runs_nothing() {
     assert_eq!(api.runs(), 1);
 }
 
-/// A layer around a single route never sees requests for what it answers itself: that is mounted beside it.
+/// A layer around a single route never sees requests to its own endpoints. They are mounted beside
+/// it.
 #[tokio::test]
 async fn endpoints_are_mounted_beside_a_layer_of_one_route() {
     let (api, engine) = (Api::default(), Engine::new(Arc::new(MemoryStore::new())));

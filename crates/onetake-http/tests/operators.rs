@@ -1,4 +1,4 @@
-//! What clients see when an operator was there in the meantime.
+//! Client answers after an operator has changed or forgotten a key.
 #![expect(clippy::unwrap_used, clippy::indexing_slicing, reason = "tests may panic")]
 
 mod common;
@@ -45,7 +45,8 @@ fn request(body: &'static str) -> Request<Body> {
         .unwrap()
 }
 
-/// What is final is told as such to whoever comes back after it was recorded, and brings another ending.
+/// A failure that is already recorded is final. A late attempt with another outcome gets that
+/// failure.
 #[tokio::test]
 async fn who_comes_late_is_told_that_it_failed() {
     let store = Arc::new(MemoryStore::new());
@@ -65,7 +66,8 @@ async fn who_comes_late_is_told_that_it_failed() {
     assert!(String::from_utf8_lossy(&answered.body).contains("nobody could tell"));
 }
 
-/// S9: another payload is never replayed, in any state; nor to somebody who ran, and came too late.
+/// S9: the outcome of another payload is never replayed, in any state. This includes a late attempt
+/// whose key was used for another payload meanwhile.
 #[tokio::test]
 async fn who_comes_late_is_not_shown_the_outcome_of_another_payload() {
     let store = Arc::new(MemoryStore::new());
@@ -73,7 +75,7 @@ async fn who_comes_late_is_not_shown_the_outcome_of_another_payload() {
     let ((_, one), (engine, other)) = (node(&store, &slow), node(&store, &slow));
     let late = tokio::spawn(async move { send(&one, request("pay 10")).await });
     slow.runs.acquire().await.unwrap().forget();
-    // Its lease ends: it is unknown. An operator forgets it.
+    // The lease ends, and the outcome is unknown. An operator forgets the key.
     let id = store.page(None, 10).await.unwrap().ids.remove(0);
     let running = store.load(vec![id]).await.remove(0).unwrap().unwrap();
     let attempt = running.attempt;
@@ -83,7 +85,7 @@ async fn who_comes_late_is_not_shown_the_outcome_of_another_payload() {
     let forget =
         Intervention { id, attempt, deed: Deed::Forget { seen: Standing::Unknown }, by, reason };
     engine.intervene(forget).await.unwrap();
-    // The key is as if it had never been used, and is used for something else.
+    // The key is free again and is used for another payload.
     let answered = send(&other, request("pay 99")).await;
     assert_eq!((answered.status, &*answered.body), (200, &b"done: pay 99"[..]));
     slow.gate.add_permits(1);

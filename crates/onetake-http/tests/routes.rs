@@ -1,4 +1,4 @@
-//! Tables of routes: which policy a request has, and the mistakes that are refused before anything runs.
+//! Tables of routes: the policy of a request, and mistakes that are refused before anything runs.
 #![expect(clippy::unwrap_used, reason = "tests may panic")]
 
 use std::sync::Arc;
@@ -150,7 +150,8 @@ async fn a_request_has_the_policy_of_its_route() {
     }
 }
 
-/// A tenant that [`Resolve::handle_tenants`](onetake_http::Resolve::handle_tenants) of a closure does not name.
+/// A policy whose tenant [`Resolve::handle_tenants`](onetake_http::Resolve::handle_tenants) of a
+/// closure does not name.
 fn by_account() -> Policy {
     let by_account =
         |parts: &http::request::Parts| Some(parts.headers.get("x-account")?.as_bytes().to_vec());
@@ -159,7 +160,7 @@ fn by_account() -> Policy {
         .in_flight(InFlight::Async(Duration::ZERO))
 }
 
-/// The status of a first answer, and that of the outcome behind its handle.
+/// Returns the status of the first answer, and that of the outcome behind its handle.
 async fn accepted(layer: OnetakeLayer) -> (u16, u16) {
     let finish = Arc::new(Notify::new());
     let finished = Arc::clone(&finish);

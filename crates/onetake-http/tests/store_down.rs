@@ -1,4 +1,4 @@
-//! What becomes of requests while the store is away, refuses a key, or keeps less than it was given.
+//! Requests while the store is unreachable, refuses a key, or keeps less than it was given.
 #![expect(clippy::unwrap_used, clippy::indexing_slicing, reason = "tests may panic")]
 
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -28,7 +28,7 @@ use tower::ServiceExt;
 
 const KEY: &str = "6f1c8d6a-3a09-4b6e-9c8f-2d1f5e7b8a90";
 
-/// A small API, and how often it ran.
+/// A small API with a counter of its runs.
 #[derive(Clone, Default)]
 struct Api {
     runs: Arc<AtomicUsize>,
@@ -109,7 +109,7 @@ fn spawned(router: &Router, path: &'static str) -> tokio::task::JoinHandle<Answe
     tokio::spawn(async move { send(&router, request(path, KEY, "10")).await })
 }
 
-/// Counts bypasses, and nothing else.
+/// A metrics recorder that counts only bypasses.
 #[derive(Clone, Default)]
 struct Bypasses(Arc<AtomicU64>);
 
@@ -118,7 +118,7 @@ impl Bypasses {
         self.0.load(Ordering::SeqCst)
     }
 
-    /// An engine whose bypasses are counted here.
+    /// Creates an engine whose bypasses are counted here.
     fn engine(&self, store: Arc<dyn Store>, limits: Limits) -> Engine {
         metrics::with_local_recorder(self, || {
             Engine::with(store, Arc::new(SystemClock), Arc::new(SystemRng), limits)
@@ -159,7 +159,7 @@ impl Recorder for Bypasses {
     }
 }
 
-/// An API behind a store that can be made to fail, on a route that is fail-open.
+/// An API on a fail-open route, with a store that can be made to fail.
 struct World {
     api: Api,
     store: Arc<Faulty>,
@@ -206,7 +206,7 @@ async fn fail_open_runs_counts_and_records_nothing() {
 async fn a_claim_whose_answer_is_lost_is_bypassed_and_given_back() {
     let World { api, store, bypasses, router, .. } = fail_open(Policy::new());
     store.fail_one_claim(Fault::LostAnswer);
-    // The claim is sent again and granted again, and the run recorded.
+    // The claim is sent again and granted again, and the run is recorded.
     assert_eq!(send(&router, request("/charges", KEY, "10")).await.status, 201);
     assert_eq!(bypasses.count(), 0);
     assert!(send(&router, request("/charges", KEY, "10")).await.is_replay());
@@ -219,7 +219,8 @@ async fn a_claim_whose_answer_is_lost_is_bypassed_and_given_back() {
     assert_eq!((api.runs(), bypasses.count()), (2, 1));
     store.fail_claims(Fault::None);
     store.fail_loads(Fault::None);
-    // The claim did land; until the engine has given it back, somebody seems to run.
+    // The claim reached the store. Until the engine has released it, an attempt seems to be
+    // running.
     let running = send(&router, request("/charges", other, "10")).await;
     assert_eq!(running.problem(), (409, "request_in_progress".to_owned()));
     store.fail_settlements(Fault::None);
@@ -285,7 +286,8 @@ async fn too_much_at_once_and_a_node_that_ends_are_never_bypassed() {
     api.finish.notify_one();
     assert_eq!(first.await.unwrap().problem(), (503, "outcome_pending".to_owned()));
     assert!(!engine.shutdown(Duration::ZERO).await.unwrap());
-    // It ran; the waiter must not take the store's absence for leave to run it again.
+    // The operation ran. The waiting request must not run it again because the store is
+    // unreachable.
     let waiter = waiter.await.unwrap();
     assert_eq!(waiter.problem(), (503, "overloaded".to_owned()));
     assert_eq!(send(&router, request("/charges", KEY, "10")).await.status, 503);
@@ -391,7 +393,7 @@ async fn what_the_store_keeps_without_its_body_is_shown_once_and_never_run_again
     let first = send(&router, request("/charges", KEY, "10")).await;
     assert_eq!(first.status, 201);
     assert!(first.body.starts_with(b"charged 10"), "the first client gets the real response");
-    // From the in-process memory, and from the store by another node.
+    // One node answers from its cache, the other from the store.
     let other_node = api.router(Engine::new(store), Policy::new());
     for router in [&router, &other_node] {
         let retry = send(router, request("/charges", KEY, "10")).await;

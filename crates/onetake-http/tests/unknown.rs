@@ -1,4 +1,4 @@
-//! What programs can do about attempts that nobody heard of again: reconcile, or roll back before a retry.
+//! Unknown outcomes in programs: reconciliation, and a rollback hook before a retry.
 #![expect(clippy::unwrap_used, clippy::indexing_slicing, reason = "tests may panic")]
 
 mod common;
@@ -19,7 +19,7 @@ use onetake_core::{
 use onetake_http::recording::record_response;
 use onetake_http::{InFlight, Known, OnetakeLayer, Policy, Remembered, Tenant};
 
-/// Keeps what it was asked by.
+/// A reconciler that keeps the memos of the records that it was asked about.
 #[derive(Debug, Default)]
 struct Desk(Mutex<Vec<Known>>);
 
@@ -43,7 +43,7 @@ fn request(number: usize) -> Request<Body> {
     request.header("idempotency-key", written(number)).body("pay 10".into()).unwrap()
 }
 
-/// A key as clients that follow the draft write it.
+/// A key in the syntax of the IETF draft: a quoted string.
 fn written(number: usize) -> String {
     format!("\"{}\"", key(number))
 }

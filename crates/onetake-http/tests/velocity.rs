@@ -1,4 +1,4 @@
-//! Limits on new operations, and on nothing else.
+//! Velocity limits, which apply to new operations only.
 #![expect(clippy::unwrap_used, clippy::indexing_slicing, reason = "tests may panic")]
 
 mod common;
@@ -29,7 +29,7 @@ use onetake_http::{
 };
 use tokio::sync::Notify;
 
-/// A small API on a clock that stands still.
+/// A small API with a manual clock.
 #[derive(Clone)]
 struct Api {
     clock: ManualClock,
@@ -50,7 +50,7 @@ impl Api {
             Arc::new(Reading(Arc::clone(&store) as Arc<dyn Store>)),
             Arc::new(clock.clone()),
             Arc::new(SystemRng),
-            // Nothing is remembered but by the store and by the limits.
+            // Only the store and the limits remember anything: there is no cache.
             Limits { cache_bytes_max: 0, ..Limits::default() },
         );
         let (started, finish) = (Arc::default(), Arc::default());
@@ -74,8 +74,8 @@ impl Api {
     }
 }
 
-/// A store whose reads take a few turns, so that all who come at once are told what was so before
-/// any of them claimed.
+/// A store with slow reads. Concurrent requests therefore all read the state from before any of
+/// their claims.
 #[derive(Debug)]
 struct Reading(Arc<dyn Store>);
 
@@ -120,7 +120,7 @@ fn card() -> By {
     By::Json(Pointer::parse("/card").unwrap())
 }
 
-/// Of each card, two in ten minutes.
+/// A limit of two operations in ten minutes for each card.
 fn per_card() -> Policy {
     Policy::new()
         .tenant(account())
@@ -157,7 +157,7 @@ async fn one_too_many_is_told_when_and_nothing_is_claimed() {
     assert!(!refused.header("idempotency-reference").is_empty());
     assert!(!String::from_utf8_lossy(&refused.body).contains("4242"));
     assert_eq!(api.memory.len(), 2, "nothing is claimed");
-    // Part of a second is a whole one to whoever waits.
+    // `Retry-After` is rounded up to whole seconds.
     api.clock.advance(Duration::from_millis(299_001));
     assert_eq!(pay(&router, "a", 2, "4242").await.header("retry-after"), "1");
     api.clock.advance(Duration::from_millis(999));
@@ -183,7 +183,7 @@ async fn known_keys_are_neither_counted_nor_refused() {
     assert_eq!(other.code(), "idempotency_payload_mismatch");
     let not_json = send(&router, request("/charges", "a", &key(0), "no JSON")).await;
     assert_eq!(not_json.code(), "idempotency_payload_mismatch");
-    // Neither of them counted.
+    // Neither of the two mismatches counted.
     for number in 10..12 {
         assert_eq!(pay(&router, "a", number, "5555").await.status, 201);
     }
@@ -197,13 +197,13 @@ async fn limits_are_independent_and_hold_together() {
     for (number, card) in [(0, "1"), (1, "1")] {
         assert_eq!(pay(&router, "a", number, card).await.status, 201);
     }
-    // The card refuses: the tenant's limit is not used up by that.
+    // A refusal by the card's limit does not count against the tenant's limit.
     for number in 10..20 {
         let refused = pay(&router, "a", number, "1").await;
         assert_eq!(refused.header("ratelimit-policy"), "\"default\";q=2;w=600");
     }
     assert_eq!(pay(&router, "a", 2, "2").await.status, 201, "two cards do not share");
-    // The tenant refuses: the card's limit is not used up by that.
+    // A refusal by the tenant's limit does not count against the card's limit.
     let refused = pay(&router, "a", 3, "3").await;
     assert_eq!(refused.header("ratelimit-policy"), "\"default\";q=3;w=3600");
     assert_eq!(refused.header("retry-after"), "1200");
@@ -226,7 +226,7 @@ async fn values_as_json_sees_them() {
     for (bodies, refused) in [
         (["{\"card\":1}", "{\"card\":1.0, \"x\":2}"], "{\"card\":10e-1}"),
         (["{\"card\":\"1\"}", "{\"x\":1,\"card\":\"\\u0031\"}"], "{\"card\":\"1\"}"),
-        // What is not there is a value of its own.
+        // A missing member is a value of its own.
         (["{}", "{\"card\":null}"], ""),
         (["{\"card\":[1,2]}", "{\"card\":[1, 2]}"], "{\"card\":[1,2]}"),
     ] {
@@ -252,7 +252,7 @@ async fn one_fresh_key_counts_once_however_many_come() {
         }
         assert_eq!(api.runs(), number + 1);
     }
-    // Now there is nothing left, and nothing was given back that had run.
+    // The limit is used up: no count of an operation that ran was undone.
     for answered in join_all((0..50).map(|_| pay(&router, "a", 2, "4242"))).await {
         assert_eq!(answered.status, 429);
     }
@@ -282,7 +282,7 @@ async fn one_fresh_key_counts_once_on_many_threads() {
 async fn what_did_not_run_is_given_back() {
     let api = Api::new();
     let router = api.router(per_card());
-    // One key and two cards at once: one runs, and the other does not count.
+    // Two concurrent requests with one key and two cards. One runs, and the other does not count.
     let (one, other) = tokio::join!(pay(&router, "a", 0, "1"), pay(&router, "a", 0, "2"));
     let mut statuses = [one.status, other.status];
     statuses.sort_unstable();
@@ -293,7 +293,7 @@ async fn what_did_not_run_is_given_back() {
     for number in 10..12 {
         assert_eq!(pay(&router, "a", number, did_not).await.status, 201);
     }
-    // Nor did what the store could not claim, or could not even tell of.
+    // Requests that the store could not claim or load do not count either.
     for number in 20..25 {
         api.store.fail_claims(Fault::Unavailable);
         assert_eq!(pay(&router, "a", number, "3").await.status, 503);
@@ -372,7 +372,7 @@ async fn stripe_is_told_to_retry() {
     assert_eq!(refused.header("ratelimit"), "\"default\";r=0;t=300");
 }
 
-/// A place that many nodes count at, without a clock.
+/// A shared counter for many nodes, without a clock.
 #[derive(Debug, Default)]
 struct Place {
     counts: Mutex<HashMap<[u8; 32], u32>>,
@@ -436,7 +436,8 @@ async fn many_nodes_count_together_and_each_by_itself_while_they_cannot() {
         pay(&routers[1], "a", 4, "3").await.header("ratelimit-policy"),
         "\"default\";q=3;w=3600"
     );
-    // What the card's limit allowed and the tenant's did not is given back, in a task of its own.
+    // The card's limit allowed the request and the tenant's limit refused it. A task of its own
+    // undoes the card's count.
     for _ in 0..100 {
         tokio::task::yield_now().await;
     }

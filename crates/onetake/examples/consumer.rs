@@ -1,5 +1,5 @@
-//! A consumer of NATS JetStream that deals with each message once, however often it is delivered: the effect and
-//! the note that the message was dealt with commit together.
+//! A consumer of NATS JetStream that processes each message with one effect, even if it is
+//! delivered more than once. The effect and the record of the message commit together.
 //!
 //! ```text
 //! onetake migrate --store postgres://localhost/bank
@@ -8,7 +8,7 @@
 //!     cargo run -p onetake --example consumer --features postgres
 //! ```
 //!
-//! Messages come from a relay: docs/OUTBOX.md runs all of it.
+//! A relay publishes the messages: docs/OUTBOX.md shows the whole setup.
 
 use std::error::Error;
 use std::sync::Arc;
@@ -27,20 +27,20 @@ type Failed = Box<dyn Error + Send + Sync>;
 
 const TABLE: &str =
     "CREATE TABLE IF NOT EXISTS ledger (message text NOT NULL, entry text NOT NULL)";
-/// How many messages are dealt with at once.
+/// The number of messages that are processed at once.
 const AT_ONCE: usize = 8;
-/// After how long poison comes again, to be set aside again.
+/// The time after which a poisoned message is delivered again. It is then set aside again.
 const PARKED: Duration = Duration::from_secs(3600);
-/// How long an operation of the inbox may be silent before another consumer deals with its message.
+/// The time that an attempt may be silent before another consumer processes its message.
 const LEASE: Duration = Duration::from_secs(10);
 
-/// Keeps the ledger: the consumer's work, and its place.
+/// The consumer: it writes each message to a ledger.
 pub(crate) struct Bookkeeper {
     inbox: TransactionalInbox,
 }
 
 impl Bookkeeper {
-    /// Keeps it in this database, where onetake's tables are too.
+    /// Opens the inbox in this database, which also holds the tables of onetake.
     pub(crate) async fn new(database: &str) -> Result<Self, Failed> {
         let store = PostgresStore::open(database, PostgresOptions::default()).await?;
         let engine = Engine::new(Arc::new(store));
@@ -49,7 +49,7 @@ impl Bookkeeper {
         Ok(Self { inbox: transactional.inbox("ledger", options) })
     }
 
-    /// Deals with what the stream delivers, until the broker cannot be reached.
+    /// Processes the messages of the stream until the broker is unreachable.
     pub(crate) async fn consume(&self, nats: &str, stream: &str) -> Result<(), Failed> {
         let client = async_nats::connect(nats).await?;
         let stream = async_nats::jetstream::new(client).get_stream(stream).await?;
@@ -60,7 +60,8 @@ impl Bookkeeper {
         };
         let consumer = stream.get_or_create_consumer("ledger", config).await?;
         let messages = consumer.messages().await?;
-        // Some at once, so not in order. Who needs the outbox's order per key takes one at a time.
+        // Messages are processed concurrently and so out of order. A consumer that needs the
+        // outbox's order per key processes one message at a time.
         let mut answers = messages
             .map(async |message| {
                 let message = message?;
@@ -74,13 +75,15 @@ impl Bookkeeper {
         Ok(())
     }
 
-    /// Enters a message into the ledger, unless that was done; what to tell the broker.
+    /// Writes a message to the ledger unless that was done before. Returns the answer for the
+    /// broker.
     async fn deal_with(&self, message: &Delivered) -> AckKind {
         let headers = message.headers.as_ref();
         let named = headers.and_then(|headers| headers.get("Nats-Msg-Id"));
         let id = match (named, message.info()) {
             (Some(id), _) => id.to_string(),
-            // Whoever sent it named it not: its place in the stream is as good, as long as it is sent once.
+            // The sender gave the message no id. Its place in the stream identifies it too, as long
+            // as the message is sent once.
             (None, Ok(info)) => format!("{} {}", info.stream, info.stream_sequence),
             (None, Err(error)) => {
                 eprintln!("a message that is of no stream is left alone: {error}");
@@ -102,11 +105,12 @@ impl Bookkeeper {
             Ok(Received::InProgress) => AckKind::Nak(Some(Duration::from_secs(1))),
             Ok(Received::Failed { again, .. }) => AckKind::Nak(Some(again)),
             Ok(Received::Poisoned { reference, failure }) => {
-                // The broker keeps it: once somebody has mended the cause, `TransactionalInbox::forget` lets it be tried anew.
+                // The broker keeps the message. Once the cause is fixed,
+                // `TransactionalInbox::forget` allows another attempt.
                 eprintln!("{key} ({reference}) is poison: {}", failure.detail);
                 AckKind::Nak(Some(PARKED))
             }
-            // The store is away: nothing was tried.
+            // The store is unreachable. Nothing was attempted.
             Err(error) => {
                 eprintln!("{key} was not tried: {error}");
                 AckKind::Nak(Some(Duration::from_secs(1)))
@@ -115,7 +119,7 @@ impl Bookkeeper {
     }
 }
 
-/// Makes the consumer's own table.
+/// Creates the consumer's own table.
 pub(crate) async fn prepare(database: &str) -> Result<(), Failed> {
     let (client, connection) = tokio_postgres::connect(database, tokio_postgres::NoTls).await?;
     tokio::spawn(connection);

@@ -1,9 +1,10 @@
-//! An API that charges cards at another service: a policy for each route, a result that is kept as a
-//! value, and a key for the call that the operation makes itself.
+//! An API that charges cards at another service. It shows a policy for each route, a result that is
+//! stored as a value, and a key for the call that the operation makes itself.
 //!
 //! `cargo run -p onetake --example payments --features axum`, then
 //! `curl -i localhost:3000/charges -H 'Authorization: Bearer alice' -H 'Content-Type: application/json'
-//! -H 'Idempotency-Key: 3f0a6a52-51a4-4c0e-8a53-7d0f3a3f9c01' -d '{"cents": 1999}'`, as often as you like.
+//! -H 'Idempotency-Key: 3f0a6a52-51a4-4c0e-8a53-7d0f3a3f9c01' -d '{"cents": 1999}'`, any number of
+//! times.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -23,7 +24,7 @@ struct Charge {
     cents: u64,
 }
 
-/// What is kept of a charge. The response is made from it, now and for every retry.
+/// The stored result of a charge. The response is built from it, at first and for every retry.
 #[derive(Serialize, Deserialize)]
 struct Receipt {
     charge: usize,
@@ -38,7 +39,7 @@ impl Typed for Receipt {
     }
 }
 
-/// Stands for a service elsewhere that deduplicates by a key, as card networks do.
+/// A stand-in for another service that deduplicates by key, as card networks do.
 #[derive(Clone, Default)]
 struct CardNetwork(Arc<Mutex<HashMap<String, usize>>>);
 
@@ -56,8 +57,8 @@ async fn charge(
     DownstreamKey(key): DownstreamKey,
     Json(wanted): Json<Charge>,
 ) -> Stored<Receipt> {
-    // If this attempt dies here, another one has a higher fence, and the same key for the same call: the card
-    // is charged once.
+    // If this attempt dies here, the next one has a higher fence and the same key for the same
+    // call. The card is charged once.
     let charge = network.charge(&key.step("charge-card").to_string());
     println!("charge {charge} under fence {}", attempt.fence);
     Stored(Receipt { charge, cents: wanted.cents })
@@ -68,7 +69,7 @@ async fn sign_up(key: Option<IdempotencyKey>) -> &'static str {
 }
 
 pub(crate) fn app(engine: Engine) -> Result<Router, PolicyError> {
-    // In the words of the gateway's file.
+    // The options have the names that the gateway's file uses.
     let payments = Policy::preset(Preset::Payment)
         .tenant("credential")
         .fingerprint("json")

@@ -1,5 +1,6 @@
-//! A trip is a flight and a hotel, booked with two other services. If there is no room, the flight is
-//! cancelled: once, however often the trip is retried and wherever an attempt dies in between.
+//! A saga: a trip is a flight and a hotel, booked with two other services. If the hotel is full,
+//! the flight is cancelled. It is cancelled once, even if the trip is retried and attempts die at
+//! any point.
 //!
 //! `cargo run -p onetake --example saga --features axum`, then twice
 //! `curl -i localhost:3000/trips -X POST -H 'Idempotency-Key: 5e8c4f0b-7a21-4d3c-b6f8-2a7e9d4c1e03'`.
@@ -16,7 +17,7 @@ use onetake::engine::DerivedKey;
 use onetake::prelude::*;
 use tower::ServiceExt;
 
-/// What the services did, and whose next answer gets lost.
+/// The calls that the services received, and the paths whose next response is lost.
 #[derive(Clone, Default)]
 pub(crate) struct World {
     pub(crate) flights_booked: Arc<AtomicU32>,
@@ -27,7 +28,7 @@ pub(crate) struct World {
 }
 
 impl World {
-    /// The services, each behind a layer of its own: they deduplicate by the keys that they are given.
+    /// Creates the services, each behind its own layer. They deduplicate by the key of a call.
     pub(crate) fn new(engine: &Engine) -> Result<Self, PolicyError> {
         let layer = |name: &str| {
             OnetakeLayer::new(engine.clone(), Policy::new().key_required().namespace(name))
@@ -52,12 +53,12 @@ impl World {
         Ok(world)
     }
 
-    /// Asks a service, which answers a key that it knows as it did before.
+    /// Calls a service. The service answers a known key with the recorded response.
     async fn call(&self, path: &str, key: DerivedKey) -> Result<StatusCode, Crashed> {
         let request = Request::post(path).header("idempotency-key", key.to_string());
         let request = request.body(Body::empty()).map_err(|_| Crashed)?;
         let answer = self.services.clone().oneshot(request).await.map_err(|_| Crashed)?;
-        // What was asked for is done; whether anybody hears of it is another matter.
+        // The service has done its work. This call may still lose the response.
         let mut lost = self.lost.lock().unwrap_or_else(PoisonError::into_inner);
         match lost.iter().position(|name| *name == path) {
             Some(at) => {
@@ -69,7 +70,8 @@ impl World {
     }
 }
 
-/// The attempt died. Nobody knows what it did, but whoever does it again does the same.
+/// The attempt died, and its effects are unknown. The next attempt makes the same calls with the
+/// same keys.
 pub(crate) struct Crashed;
 
 impl axum::response::IntoResponse for Crashed {
@@ -84,7 +86,8 @@ async fn book(
 ) -> Result<(StatusCode, &'static str), Crashed> {
     let flight = key.step("book-flight");
     done(world.call("/flights", flight).await?)?;
-    // Only its own word undoes the flight: that it is busy, or away, says nothing of the room.
+    // Only a 422 of the hotel cancels the flight. A busy or unreachable hotel has not said that it
+    // is full.
     let hotel = world.call("/hotels", key.step("book-hotel")).await?;
     if hotel != StatusCode::UNPROCESSABLE_ENTITY {
         done(hotel)?;
@@ -94,13 +97,13 @@ async fn book(
     Ok((StatusCode::UNPROCESSABLE_ENTITY, "no room; the flight was cancelled\n"))
 }
 
-/// What is not clearly done is asked for again, by the next attempt and under the same key.
+/// Requires success. Otherwise the next attempt makes the same call again, with the same key.
 fn done(answer: StatusCode) -> Result<(), Crashed> {
     if answer.is_success() { Ok(()) } else { Err(Crashed) }
 }
 
 pub(crate) fn app(engine: Engine, world: World) -> Result<Router, PolicyError> {
-    // Running it again is safe, because its calls are deduplicated: then no outcome needs to stay unknown.
+    // A second run is safe, because the calls are deduplicated. No outcome has to stay unknown.
     let policy = Policy::new().key_required().namespace("trips").on_unknown(OnUnknown::Retry);
     let layer = OnetakeLayer::new(engine, policy)?;
     Ok(Router::new().route("/trips", post(book)).with_state(world).layer(layer))

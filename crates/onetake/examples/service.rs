@@ -1,10 +1,11 @@
-//! A service as it goes to production: axum and sqlx, onetake's records in the service's own PostgreSQL, a transactional
-//! route, a payment route, logs, and an orderly end.
+//! A service ready for production: axum and sqlx, onetake's records in the service's own
+//! PostgreSQL, a transactional route, a payment route, logs, and a graceful shutdown.
 //!
 //! ```text
 //! onetake migrate --store postgres://localhost/shop
 //! DATABASE_URL=postgres://localhost/shop cargo run -p onetake --example service --features axum,sqlx
-//! curl -d '{"item": "book", "quantity": 1}' -H 'content-type: application/json' -H 'authorization: Bearer alice' \
+//! curl -d '{"item": "book", "quantity": 1}' -H 'content-type: application/json' \
+//!      -H 'authorization: Bearer alice' \
 //!      -H 'idempotency-key: 6f1c8d6a-3a09-4b6e-9c8f-2d1f5e7b8a90' http://127.0.0.1:3000/orders
 //! ```
 
@@ -24,7 +25,7 @@ use onetake::stores::FileJournal;
 use serde::{Deserialize, Serialize};
 use sqlx::PgPool;
 
-/// How long requests and operations may take to end after SIGTERM.
+/// The time for requests and operations to end after SIGTERM.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 const TABLES: &str = "
@@ -43,14 +44,15 @@ struct Order {
     order: i64,
 }
 
-/// Its only effect is in the service's own database: it commits with the response and the message.
+/// Takes an order. Its only effect is in the service's own database and commits with the response
+/// and the message.
 async fn order(
     running: InTransaction,
     State(pool): State<PgPool>,
     Json(NewOrder { item, quantity }): Json<NewOrder>,
 ) -> Result<Response, RolledBack> {
     if quantity > 100 {
-        // A refusal is an outcome too. It is recorded, and a retry is told the same.
+        // A refusal is an outcome too. It is recorded, and a retry gets the same answer.
         return Ok((StatusCode::UNPROCESSABLE_ENTITY, "not so many\n").into_response());
     }
     let mut tx = running.begin(&pool).await?;
@@ -61,14 +63,15 @@ async fn order(
     Ok(tx.commit((StatusCode::CREATED, Json(Order { order: number })), [message]).await?)
 }
 
-/// Its effect is at a payment provider. The provider gets the same key in every attempt.
+/// Charges a card. The effect is at a payment provider, which gets the same key in every attempt.
 async fn charge(DownstreamKey(key): DownstreamKey, cents: String) -> String {
     tracing::info!(%cents, "the provider is called");
     let _sent_as_idempotency_key = key.to_string();
     format!("charged {cents}\n")
 }
 
-/// The transaction was rolled back: a 5xx is released on a transactional route, and a retry runs.
+/// An error after which the transaction was rolled back. A 5xx is released on a transactional
+/// route, and a retry runs again.
 struct RolledBack(Box<dyn Error + Send + Sync>);
 
 impl<E: Into<Box<dyn Error + Send + Sync>>> From<E> for RolledBack {
@@ -84,7 +87,7 @@ impl IntoResponse for RolledBack {
     }
 }
 
-/// The app and its engine, with the records in the database that the orders are in.
+/// Returns the app and its engine. The records are in the database of the orders.
 pub(crate) async fn service(url: &str, journal: &Path) -> Result<(Router, Engine), Box<dyn Error>> {
     let pool = PgPool::connect(url).await?;
     sqlx::query(TABLES).execute(&pool).await?;

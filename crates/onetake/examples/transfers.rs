@@ -1,5 +1,5 @@
-//! A transfer API with its own tables in PostgreSQL. Money, message and answer commit together, or not at all:
-//! whatever dies in between, each transfer is made once.
+//! A transfer API with its own tables in PostgreSQL. Money, message and response commit together or
+//! not at all. Each transfer is made once, even if a process dies at any point.
 //!
 //! ```text
 //! onetake migrate --store postgres://localhost/bank
@@ -46,12 +46,12 @@ async fn transfer(
     State(url): State<Arc<str>>,
     Json(Asked { from, to, cents }): Json<Asked>,
 ) -> Result<Response, Failed> {
-    // A pool's, in earnest.
+    // A real service takes the connection from a pool.
     let mut client = connect(&url).await?;
     let tx = running.begin(&mut client).await?;
     let take = "UPDATE accounts SET cents = cents - $2 WHERE name = $1 AND cents >= $2 AND $2 > 0";
     if tx.execute(take, &[&from, &cents]).await? == 0 {
-        // An outcome as well, recorded as usual. The transaction is dropped, which rolls it back.
+        // A refusal is an outcome too, and is recorded. Dropping the transaction rolls it back.
         return Ok((StatusCode::UNPROCESSABLE_ENTITY, "not enough there\n").into_response());
     }
     let give = "UPDATE accounts SET cents = cents + $2 WHERE name = $1";
@@ -61,13 +61,14 @@ async fn transfer(
     let note = "INSERT INTO transfers (payer, payee, cents) VALUES ($1, $2, $3) RETURNING number";
     let number = tx.query_one(note, &[&from, &to, &cents]).await?.try_get(0)?;
 
-    // The relay delivers it once this is committed, and the transfers of one payer in their order.
+    // The relay delivers the message after the commit, and the transfers of one payer in order.
     let message = Message::new("transfers.made", from, format!("{number} {cents}"));
     let receipt = (StatusCode::CREATED, Json(Receipt { transfer: number, cents }));
     Ok(tx.commit(receipt, [message]).await?)
 }
 
-/// It was rolled back, so it may run again: a 500 is released on this route.
+/// An error after which the transaction was rolled back. A 500 is released on this route, so a
+/// retry runs again.
 struct Failed(Box<dyn Error + Send + Sync>);
 
 impl<E: Into<Box<dyn Error + Send + Sync>>> From<E> for Failed {
@@ -88,7 +89,7 @@ async fn connect(url: &str) -> Result<Client, tokio_postgres::Error> {
     Ok(client)
 }
 
-/// The API, with onetake's records in the very database that its tables are in.
+/// Returns the API. The records of onetake are in the database of its own tables.
 pub(crate) async fn app(url: &str) -> Result<Router, Box<dyn Error>> {
     connect(url).await?.batch_execute(TABLES).await?;
     let store = PostgresStore::open(url, PostgresOptions::default()).await?;

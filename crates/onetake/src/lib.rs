@@ -3,13 +3,13 @@
 //! | module | for | features |
 //! | --- | --- | --- |
 //! | [`prelude`] | the names that most services use | |
-//! | `http` | HTTP services: the [`OnetakeLayer`], its [`Policy`], tenants, extractors, problems | `http`, `axum`, `jwt` |
-//! | [`engine`] | operations without HTTP: [`Engine::run`], [`Engine::begin`], what they take and answer | |
+//! | `http` | [`OnetakeLayer`], [`Policy`], tenants, extractors, problems | `http`, `axum`, `jwt` |
+//! | [`engine`] | operations without HTTP: [`Engine::run`], [`Engine::begin`] and their types | |
 //! | [`job`] | work with a typed result | |
-//! | [`inbox`], [`outbox`] | consumers of messages, and messages that commit with an outcome | |
-//! | [`transaction`] | effects that commit with their outcome, in PostgreSQL or SQLite | `postgres`, `sqlite`, `sqlx` |
+//! | [`inbox`], [`outbox`] | message consumers, and messages that commit with an outcome | |
+//! | [`transaction`] | effects that commit with their outcome | `postgres`, `sqlite`, `sqlx` |
 //! | [`stores`] | the stores, and their options | one for each store |
-//! | [`store`] | the contract of a store of your own | `conformance` has its tests |
+//! | [`store`] | the contract for a store of your own | `conformance` has its tests |
 //! | [`clock`] | time and randomness, for tests | |
 //!
 //! ```
@@ -23,7 +23,7 @@
 //! let operation = || Operation::new(&Scope::new("acme"), &key, Fingerprint::of(b"send it"));
 //!
 //! let first = engine.run(operation(), |attempt| async move {
-//!     // Runs once, whoever asks how often. `attempt.fence` is higher for every later attempt.
+//!     // Runs once for all callers. `attempt.fence` rises with every later attempt.
 //!     Verdict::Complete(Recording::new(format!("sent under fence {}", attempt.fence)))
 //! });
 //! let first = first.await?;
@@ -69,11 +69,11 @@ mod serve;
 #[cfg(feature = "axum")]
 pub use serve::{ServeError, Served, serve};
 
-/// The layer for HTTP services, and everything around it.
+/// The layer for HTTP services: policies, tenants, extractors and problems.
 #[cfg(feature = "http")]
 pub use onetake_http as http;
 
-/// Tests for a store of your own.
+/// The conformance tests for a store of your own.
 #[cfg(feature = "conformance")]
 pub use onetake_conformance as conformance;
 
@@ -84,7 +84,7 @@ pub use onetake_stores::postgres;
 #[cfg(feature = "sqlite")]
 pub use onetake_stores::sqlite;
 
-/// The engine, the operations that it runs, and the records of them.
+/// The engine, its operations, and their records.
 pub mod engine {
     pub use onetake_core::derived::{DerivedKey, DerivingSecret};
     pub use onetake_core::engine::*;
@@ -98,7 +98,7 @@ pub mod engine {
     pub use onetake_core::velocity::{Decision, Rate, RateError, SharedVelocity};
 }
 
-/// The stores, each with its feature, and the journal for outcomes that a store did not take.
+/// The stores, each with its feature, and the journal for outcomes that a store did not accept.
 pub mod stores {
     pub use onetake_core::memory::MemoryStore;
     pub use onetake_stores::*;
@@ -136,7 +136,7 @@ pub mod prelude {
     pub use onetake_stores::{RedisOptions, RedisStore};
 }
 
-/// The examples in the README are compiled.
+/// Compiles the examples in the README.
 #[cfg(doctest)]
 #[doc = include_str!("../../../README.md")]
 struct Readme;

@@ -15,24 +15,26 @@ use onetake_http::{Code, Problem};
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
-/// How long the answers to callers that still wait may take to be sent, once patience is over.
+/// The time to send the answers of callers that still wait after the patience is over.
 const FLUSH_PATIENCE: Duration = Duration::from_secs(1);
 
-/// How a server ended that was asked to stop.
+/// The way in which a server stopped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Served {
     /// Every request was answered and every operation was settled.
     Drained,
-    /// Patience ended first. Callers that still waited were answered 503. Operations that still ran are in the hands of
-    /// other nodes, or of the next start: see [`Policy::on_unknown`](onetake_http::Policy::on_unknown).
+    /// The patience ended first. Callers that still waited got a 503. Other nodes, or the next
+    /// start, deal with the operations that were still running: see
+    /// [`Policy::on_unknown`](onetake_http::Policy::on_unknown).
     CutOff,
 }
 
-/// Why a server ended with an error.
+/// The reason why a server ended with an error.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ServeError {
-    /// The store cannot be trusted any more. The next start reads it again; this process must end.
+    /// The store cannot be trusted any more. This process must end; the next start reads the store
+    /// again.
     #[error("the store failed and cannot be trusted any more")]
     Store(#[source] StoreError),
     /// The store could not be closed.
@@ -42,17 +44,18 @@ pub enum ServeError {
 
 /// Serves an axum app until `stop` resolves, then drains it and shuts the engine down.
 ///
-/// 1. When `stop` resolves, no connection is accepted any more. Requests and operations that run may take `patience` to
-///    end.
-/// 2. When `patience` is over, callers that still wait are answered 503 with `Retry-After`.
-/// 3. The engine hands outcomes that the store did not take to its journal, if it has one
+/// 1. When `stop` resolves, no connection is accepted any more. Running requests and operations may
+///    take `patience` to end.
+/// 2. When `patience` is over, callers that still wait get a 503 with `Retry-After`.
+/// 3. The engine writes outcomes that the store did not accept to its journal, if it has one
 ///    ([`Engine::builder`]), and closes the store.
 ///
-/// If the store must not be used any more ([`Engine::fatal`]), the server ends at once: callers are answered 503, and
-/// outcomes go to the journal. Handlers find the client's address in `ConnectInfo<SocketAddr>`.
+/// If the store must not be used any more ([`Engine::fatal`]), the server ends at once. Callers get
+/// a 503, and outcomes go to the journal. Handlers find the client's address in
+/// `ConnectInfo<SocketAddr>`.
 ///
-/// Programs with another server do the same by themselves: race it against [`Engine::fatal`], stop it, and call
-/// [`Engine::shutdown`], or [`Engine::give_up`] after a fatal error.
+/// A program with another server does the same itself: race the server against [`Engine::fatal`],
+/// stop it, and call [`Engine::shutdown`], or [`Engine::give_up`] after a fatal error.
 ///
 /// ```no_run
 /// # async fn serve() -> Result<(), Box<dyn std::error::Error>> {
@@ -73,7 +76,7 @@ pub enum ServeError {
 /// ```
 ///
 /// # Errors
-/// If the store failed for good, or could not be closed.
+/// Returns an error if the store failed for good or could not be closed.
 pub async fn serve(
     listener: TcpListener,
     app: Router,
@@ -93,7 +96,7 @@ pub async fn serve(
     let clock = engine.clock();
 
     let stopped = async {
-        // It ends only once it was told to.
+        // The server ends only after `stopping` is cancelled.
         tokio::select! {
             biased;
             _ended = &mut serving => {}
@@ -130,7 +133,7 @@ pub async fn serve(
     Ok(if is_quiet && is_drained { Served::Drained } else { Served::CutOff })
 }
 
-/// Waits until the last answers are sent.
+/// Waits until the last answers are sent, or until the patience is over.
 async fn flush(patience: impl Future<Output = ()>, serving: impl Future) {
     tokio::select! {
         biased;
@@ -139,7 +142,7 @@ async fn flush(patience: impl Future<Output = ()>, serving: impl Future) {
     }
 }
 
-/// Answers a request, or says that this node ends before the answer is there.
+/// Answers the request, or answers 503 if this node shuts down first.
 async fn answer_until(over: CancellationToken, request: Request, next: Next) -> Response {
     tokio::select! {
         biased;

@@ -1,4 +1,4 @@
-//! The examples, run as people run them.
+//! The examples, run as users run them.
 #![expect(clippy::unwrap_used, reason = "tests may panic")]
 
 use std::net::SocketAddr;
@@ -19,7 +19,7 @@ mod payments_example;
 #[allow(dead_code, clippy::allow_attributes, reason = "its `main` is not called here")]
 mod saga_example;
 
-/// An example that runs, until its test ends.
+/// A running example, which ends with its test.
 struct Example {
     client: Client,
     _folder: TempDir,

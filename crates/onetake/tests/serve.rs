@@ -18,7 +18,7 @@ use tokio::task::JoinHandle;
 const KEY: &str = "6f1c8d6a-3a09-4b6e-9c8f-2d1f5e7b8a90";
 const LONG: Duration = Duration::from_secs(60);
 
-/// A service whose one operation goes on until it is let go.
+/// A service with one operation, which runs until the test lets it end.
 struct Service {
     client: Client,
     started: Arc<Notify>,
@@ -54,7 +54,7 @@ impl Service {
         Self { client, started, go_on, stop: Some(stop), serving, runs }
     }
 
-    /// Sends the operation, and returns once it runs.
+    /// Sends the operation, and returns once it is running.
     async fn begin(&self) -> JoinHandle<Answer> {
         let client = self.client.clone();
         let call = async move { client.post("/act").key(KEY).send().await.unwrap() };
@@ -96,7 +96,7 @@ async fn a_caller_that_waits_when_patience_ends_is_answered() {
     assert_eq!(service.serving.await.unwrap().unwrap(), Served::CutOff);
 }
 
-/// A store that finds itself damaged as soon as an outcome is written.
+/// A store that reports damage as soon as an outcome is written.
 #[derive(Debug)]
 struct Damaged(MemoryStore);
 

@@ -1,4 +1,4 @@
-//! The example `service`, run as people run it, on a real PostgreSQL.
+//! The example `service`, run as users run it, on a real PostgreSQL.
 #![expect(clippy::unwrap_used, reason = "tests may panic")]
 
 use std::time::Duration;
@@ -43,7 +43,7 @@ async fn the_service_as_it_goes_to_production() {
     let many = r#"{"item": "book", "quantity": 101}"#;
     let refused = post(&client, "/orders", "6f1c8d6a-3a09-4b6e-9c8f-000000000002", many).await;
     assert_eq!(refused.status(), 422);
-    // The database refuses it: rolled back, and a retry runs.
+    // The database refuses the order. It is rolled back, and a retry runs again.
     let none = r#"{"item": "book", "quantity": 0}"#;
     for _ in 0..2 {
         let broken = post(&client, "/orders", "6f1c8d6a-3a09-4b6e-9c8f-000000000003", none).await;

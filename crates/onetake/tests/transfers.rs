@@ -1,4 +1,4 @@
-//! The example `transfers`, run as people run it, on a real PostgreSQL.
+//! The example `transfers`, run as users run it, on a real PostgreSQL.
 #![expect(clippy::unwrap_used, reason = "tests may panic")]
 
 use std::net::SocketAddr;
@@ -35,7 +35,7 @@ async fn the_bank_that_moves_money_once() {
     assert_eq!((first.status(), &*first.text()), (201, r#"{"transfer":1,"cents":400}"#));
     let again = post(&client, KEY, asked).await;
     assert!(again.is_replay() && again.body == first.body);
-    // The 1st of these is made, and of the others each is refused for want of money, whatever comes at once.
+    // One of these concurrent transfers is made. The other two are refused for lack of money.
     let keys: Vec<String> = (0..3).map(|number| format!("{KEY}-{number}")).collect();
     let calls = keys.iter().map(|key| post(&client, key, asked));
     let mut statuses: Vec<u16> =
@@ -48,7 +48,7 @@ async fn the_bank_that_moves_money_once() {
     let nobody = r#"{"from": "alice", "to": "carol", "cents": 1}"#;
     let nobody = post(&client, "6f1c8d6a-3a09-4b6e-9c8f-000000000002", nobody).await;
     assert_eq!(nobody.status(), 404);
-    // Something that breaks in the middle is rolled back, and may run again.
+    // A transfer that fails in the middle is rolled back, and a retry runs again.
     server.sql(database, "ALTER TABLE transfers ADD CONSTRAINT broken CHECK (cents <> 7)");
     let (key, asked) =
         ("6f1c8d6a-3a09-4b6e-9c8f-000000000003", r#"{"from": "alice", "to": "bob", "cents": 7}"#);

@@ -1,4 +1,4 @@
-//! A policy in the words of the gateway's file.
+//! Builder methods of `Policy`, named like the options of the gateway's file.
 
 use std::time::Duration;
 
@@ -15,17 +15,18 @@ use crate::tenant::Tenant;
 use crate::text::{TextError, TextOr};
 use crate::velocity::{By, Velocity};
 
-/// The words are those of a `[[route]]` in the gateway's file. Of two calls of the same word, the later
-/// counts; those that name several things (`record`, `release`, `mark_unknown`, `velocity`) add up.
+/// The methods have the names of the options of a `[[route]]` in the gateway's file. A second call
+/// of the same method replaces the first value. Calls of `record`, `release`, `mark_unknown` and
+/// `velocity` add up.
 impl Policy {
-    /// The defaults.
+    /// Returns the default policy.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// The values for a use case; what is set afterwards overrides them. Payments need a
-    /// [`Tenant::Credential`] unless another tenant is named.
+    /// Returns the values of a preset; later calls override them. `Preset::Payment` sets the
+    /// tenant to [`Tenant::Credential`], which `tenant` can replace.
     #[must_use]
     pub fn preset(preset: Preset) -> Self {
         let values = preset.values();
@@ -39,30 +40,33 @@ impl Policy {
         policy
     }
 
-    /// Sets how logs call the route.
+    /// Sets the name of the route in logs.
     #[must_use]
     pub fn label(mut self, label: impl Into<String>) -> Self {
         self.label = label.into();
         self
     }
 
-    /// Sets which methods are keyed; requests with others pass through untouched. Unless it is called, these are POST
-    /// and PATCH or, if a key is required, all but GET, HEAD, OPTIONS, TRACE and CONNECT, which never are.
+    /// Sets the methods that are keyed. Requests with other methods pass through untouched.
+    ///
+    /// The default is POST and PATCH. If a key is required, it is every method except GET, HEAD,
+    /// OPTIONS, TRACE and CONNECT, which are never keyed.
     #[must_use]
     pub fn methods<M: TextOr<Method>>(mut self, methods: impl IntoIterator<Item = M>) -> Self {
         self.methods = Some(self.read_all("methods", methods));
         self
     }
 
-    /// Refuses requests without a key, whatever their method: all but GET, HEAD, OPTIONS, TRACE and CONNECT, unless
-    /// [`methods`](Self::methods) says less.
+    /// Refuses requests without a key. This applies to every method except GET, HEAD, OPTIONS,
+    /// TRACE and CONNECT, unless [`methods`](Self::methods) names fewer.
     #[must_use]
     pub fn key_required(mut self) -> Self {
         self.key.required = true;
         self
     }
 
-    /// Sets where the key comes from, such as `KeySource::json("/id")`. Where it is not a header, a key is required.
+    /// Sets the source of the key, such as `KeySource::json("/id")`. A key is required if the
+    /// source is not `KeySource::Header`.
     #[must_use]
     pub fn key_from(mut self, source: impl TextOr<KeySource>) -> Self {
         if let Some(source) = self.read_one("key", source) {
@@ -72,22 +76,22 @@ impl Policy {
         self
     }
 
-    /// Sets what a key from a header has to look like.
+    /// Sets the required format of keys from a header.
     #[must_use]
     pub fn key_format(mut self, format: KeyFormat) -> Self {
         self.key.format = format;
         self
     }
 
-    /// Sets how many characters a key from a header has at least.
+    /// Sets the minimum length of keys from a header, in characters.
     #[must_use]
     pub fn key_min_length(mut self, characters: usize) -> Self {
         self.key.min_length = characters;
         self
     }
 
-    /// Sets whose key it is: `"credential"`, `"public"`, `"client-ip"`, `Tenant::header("x-account")`, or another
-    /// [`Tenant`].
+    /// Sets the tenant that owns the keys: `"credential"`, `"public"`, `"client-ip"`,
+    /// `Tenant::header("x-account")`, or another [`Tenant`].
     #[must_use]
     pub fn tenant(mut self, tenant: impl TextOr<Tenant>) -> Self {
         if let Some(tenant) = self.read_one("tenant", tenant) {
@@ -96,14 +100,14 @@ impl Policy {
         self
     }
 
-    /// Sets a word that separates this route's keys from others'.
+    /// Sets the namespace, which separates the keys of this route from those of other routes.
     #[must_use]
     pub fn namespace(mut self, namespace: impl Into<String>) -> Self {
         self.namespace = namespace.into();
         self
     }
 
-    /// Sets how two requests are told apart: `"bytes"`, `"json"`, or another [`FingerprintMode`], such as
+    /// Sets how bodies are compared: `"bytes"`, `"json"`, or another [`FingerprintMode`], such as
     /// `FingerprintMode::json_without(["/timestamp"])`.
     #[must_use]
     pub fn fingerprint(mut self, mode: impl TextOr<FingerprintMode>) -> Self {
@@ -113,7 +117,7 @@ impl Policy {
         self
     }
 
-    /// Sets which headers count when two requests are told apart.
+    /// Sets the headers that are part of the fingerprint.
     #[must_use]
     pub fn fingerprint_headers<H: TextOr<HeaderName>>(
         mut self,
@@ -130,15 +134,16 @@ impl Policy {
         self
     }
 
-    /// Sets for how long an attempt may run before it must renew, and for as long an ended lease is still
-    /// respected, unless [`grace`](Self::grace) is set afterwards.
+    /// Sets the lease: the time that an attempt may run before it must renew. It also sets the
+    /// grace to the same time; call [`grace`](Self::grace) afterwards for another one.
     #[must_use]
     pub fn lease(mut self, lease: Duration) -> Self {
         (self.terms.lease, self.terms.grace) = (lease, lease);
         self
     }
 
-    /// Sets for how long an ended lease is still respected.
+    /// Sets the grace: the time after the end of a lease in which no other attempt may take the
+    /// key.
     #[must_use]
     pub fn grace(mut self, grace: Duration) -> Self {
         self.terms.grace = grace;
@@ -152,15 +157,16 @@ impl Policy {
         self.promising_what_it_keeps()
     }
 
-    /// Sets what to do while the operation runs, and how long to wait for it.
+    /// Sets the answer to a request whose operation is still running, and how long the request
+    /// waits.
     #[must_use]
     pub fn in_flight(mut self, in_flight: InFlight) -> Self {
         self.in_flight = in_flight;
         self
     }
 
-    /// Sets what to do with an outcome that nobody knows. It changes nothing where the route is
-    /// transactional, and [`OnUnknown::Rollback`] is for those alone: elsewhere it is
+    /// Sets the treatment of unknown outcomes. It has no effect on a transactional route.
+    /// [`OnUnknown::Rollback`] is for transactional routes only; on other routes it becomes
     /// [`OnUnknown::Fail`].
     #[must_use]
     pub fn on_unknown(mut self, on_unknown: OnUnknown) -> Self {
@@ -173,7 +179,9 @@ impl Policy {
         self
     }
 
-    /// What rolls back by itself is never unknown, and nothing else may run again because it is taken for that (S16).
+    /// The terms with an `on_unknown` that fits the route (S16). A transactional operation rolls
+    /// back by itself, so it is never unknown. Any other operation must not run again as if it had
+    /// rolled back.
     pub(crate) fn kept_terms(&self) -> Terms {
         let on_unknown = match self.terms.on_unknown {
             _ if self.is_transactional => OnUnknown::Rollback,
@@ -183,22 +191,22 @@ impl Policy {
         Terms { on_unknown, ..self.terms }
     }
 
-    /// Sets what is kept with the record, so that whoever reconciles can ask for the operation: see
-    /// [`Known`](crate::Known).
+    /// Sets the values that are kept in the record, by which a reconciler asks for the operation:
+    /// see [`Known`](crate::Known).
     #[must_use]
     pub fn remember(mut self, what: impl IntoIterator<Item = Remembered>) -> Self {
         self.remember = what.into_iter().collect();
         self
     }
 
-    /// Sets what rolls back what an earlier attempt left half done, before the operation runs again.
+    /// Sets a hook that undoes partial work of an earlier attempt before the operation runs again.
     #[must_use]
     pub fn on_retry(mut self, hook: OnRetry) -> Self {
         self.on_retry = Some(hook);
         self
     }
 
-    /// Sets what to do while the store is away.
+    /// Sets the behaviour while the store is unreachable.
     #[must_use]
     pub fn on_store_down(mut self, on_store_down: OnStoreDown) -> Self {
         self.on_store_down = on_store_down;
@@ -220,7 +228,7 @@ impl Policy {
         self
     }
 
-    /// Sets for how long the operation may run: the service behind the layer is its upstream.
+    /// Sets how long the operation may run. The upstream is the service behind the layer.
     #[must_use]
     pub fn upstream_timeout(mut self, timeout: Duration) -> Self {
         self.upstream_timeout = timeout;
@@ -270,7 +278,7 @@ impl Policy {
         self
     }
 
-    /// Reads the value of an option; a text that is wrong is kept as a mistake.
+    /// Reads the value of an option. Invalid text is kept as a mistake.
     fn read_one<T>(&mut self, option: &'static str, value: impl TextOr<T>) -> Option<T> {
         let mistake = |error| self.mistakes.push(Mistake::of_text(option, error));
         value.read().map_err(mistake).ok()
@@ -284,28 +292,28 @@ impl Policy {
         values.into_iter().filter_map(|value| self.read_one(option, value)).collect()
     }
 
-    /// Sets with which statuses some problems are answered.
+    /// Sets the statuses of some problems.
     #[must_use]
     pub fn statuses(mut self, statuses: ProblemStatuses) -> Self {
         self.statuses = statuses;
         self
     }
 
-    /// Sets in which dialect problems are told.
+    /// Sets the format of problems.
     #[must_use]
     pub fn errors(mut self, dialect: Dialect) -> Self {
         self.errors = dialect;
         self
     }
 
-    /// Sets the largest request that is accepted with a key, in bytes.
+    /// Sets the largest body of a keyed request, in bytes.
     #[must_use]
     pub fn max_request_body(mut self, bytes: usize) -> Self {
         self.max_request_body = bytes;
         self
     }
 
-    /// Sets the largest response that can be replayed, in bytes.
+    /// Sets the largest response body that can be replayed, in bytes.
     #[must_use]
     pub fn max_response_body(mut self, bytes: usize) -> Self {
         self.max_response_body = bytes;

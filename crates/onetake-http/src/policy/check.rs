@@ -1,4 +1,4 @@
-//! The rules between the values of a policy: the gateway's file and [`Routes`](crate::Routes) both keep them.
+//! Validation of a policy, shared by the gateway's file and [`Routes`](crate::Routes).
 
 use std::fmt;
 use std::time::Duration;
@@ -12,7 +12,7 @@ use crate::policy::{KeyFormat, KeyPolicy, KeySource, Policy};
 use crate::tenant::Tenant;
 use crate::text::TextError;
 
-/// Headers that no two attempts have in common.
+/// Headers that differ between the attempts of one operation.
 pub const CHANGING_HEADERS: [&str; 7] = [
     "date",
     "traceparent",
@@ -27,23 +27,24 @@ pub const CHANGING_HEADERS: [&str; 7] = [
 pub const NEVER_KEYED: [Method; 5] =
     [Method::GET, Method::HEAD, Method::OPTIONS, Method::TRACE, Method::CONNECT];
 
-/// Members of the body that a derived key may have, limits of a route, and values of a limit.
+/// The most members of the body in a derived key.
 const PARTS_MAX: usize = 16;
+/// The most velocity limits of a route, and the most values of a limit.
 const LIMITS_MAX: usize = 8;
 
-/// One mistake in a policy or in a table of routes.
+/// A mistake in a policy or in a table of routes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Mistake {
-    /// The pattern of the route; empty if there is one policy for all requests.
+    /// The pattern of the route. It is empty if one policy applies to all requests.
     pub route: String,
-    /// The option, by its name in the gateway's file, which is that of the method of [`Policy`].
+    /// The option, by its name in the gateway's file. The method of [`Policy`] has the same name.
     pub option: &'static str,
-    /// The value, where it helps.
+    /// The invalid value, if it helps to find the mistake.
     pub value: Option<String>,
-    /// What is wrong.
+    /// The description of the mistake.
     pub what: String,
-    /// What to do about it.
+    /// The correction.
     pub fix: String,
 }
 
@@ -95,7 +96,7 @@ impl PolicyError {
         if mistakes.is_empty() { Ok(()) } else { Err(Self { mistakes }) }
     }
 
-    /// Each mistake by itself; there is at least one.
+    /// Returns the mistakes. There is at least one.
     #[must_use]
     pub fn mistakes(&self) -> &[Mistake] {
         &self.mistakes
@@ -117,8 +118,10 @@ impl fmt::Display for PolicyError {
 }
 
 impl Policy {
-    /// The mistakes in this policy: texts that cannot be read, values out of range, and values that do not go
-    /// together. `onetake check`, [`Routes::build`](crate::Routes::build) and
+    /// Returns the mistakes in this policy: text that cannot be read, values out of range, and
+    /// values that contradict each other.
+    ///
+    /// `onetake check`, [`Routes::build`](crate::Routes::build) and
     /// [`OnetakeLayer::builder`](crate::OnetakeLayer::builder) call it.
     #[must_use]
     pub fn check(&self) -> Vec<Mistake> {
@@ -129,7 +132,7 @@ impl Policy {
         found
     }
 
-    /// Whether keys can be guessed, and the tenant that owns them is not named.
+    /// True if keys can be guessed and the policy does not name the tenant that owns them.
     fn needs_tenant(&self) -> bool {
         let is_in_body = matches!(self.key.source, KeySource::Json(_) | KeySource::Derive(_));
         is_in_body && self.tenant == Tenant::CredentialOrPublic
@@ -225,19 +228,19 @@ impl Policy {
         }
     }
 
-    /// The earliest time after an attempt began at which its outcome is asked for.
+    /// The earliest time, after the start of an attempt, at which its outcome is reconciled.
     #[must_use]
     pub fn reconciles_after(&self, clock_skew_max: Duration) -> Duration {
         self.upstream_timeout.saturating_add(self.terms.grace).saturating_add(clock_skew_max)
     }
 
-    /// The shortest ttl for `on_unknown = "reconcile"`: half of it is for asking.
+    /// The shortest ttl for `on_unknown = "reconcile"`. Half of it is left for reconciliation.
     #[must_use]
     pub fn reconcile_ttl_min(&self, asking: Duration, clock_skew_max: Duration) -> Duration {
         self.reconciles_after(clock_skew_max).saturating_add(asking).saturating_mul(2)
     }
 
-    /// Whether requests with this method are keyed: see [`methods`](Self::methods).
+    /// True if requests with this method are keyed: see [`methods`](Self::methods).
     #[must_use]
     pub fn is_keyed(&self, method: &Method) -> bool {
         !NEVER_KEYED.contains(method)
@@ -248,7 +251,7 @@ impl Policy {
     }
 }
 
-/// Whether a text is a namespace: up to 64 letters, digits and `- _ . : /`.
+/// True if the text is a namespace: up to 64 letters, digits and `- _ . : /`.
 #[must_use]
 pub fn is_namespace(text: &str) -> bool {
     let is_word = |c: char| c.is_ascii_alphanumeric() || "-_.:/".contains(c);

@@ -1,4 +1,4 @@
-//! What a route wants.
+//! The policy of a route: its options, defaults, presets and validation.
 
 mod builder;
 mod check;
@@ -22,18 +22,17 @@ use crate::velocity::Velocity;
 pub use check::{CHANGING_HEADERS, Mistake, NEVER_KEYED, PolicyError, is_namespace};
 pub use preset::{Preset, PresetValues};
 
-/// One mebibyte.
 const MIB: usize = 1 << 20;
 
-/// The policy of a route: its keys, its tenants, and what becomes of its attempts.
+/// The policy of a route: the source of its keys and tenants, and the rules for its attempts.
 ///
 /// The defaults are those of the gateway for a request that no route matches:
 ///
 /// | option | default |
 /// | --- | --- |
 /// | key | the header `Idempotency-Key`, 16 to 255 characters, optional |
-/// | methods | POST and PATCH; if a key is required, all but GET, HEAD, OPTIONS, TRACE and CONNECT |
-/// | tenant | the credential if there is one, else everybody is one tenant; cookies alone are refused |
+/// | methods | POST and PATCH; with a required key, all but [`NEVER_KEYED`] |
+/// | tenant | the credential, else one public tenant; cookies alone are refused |
 /// | fingerprint | method, path, query, content type and the body, byte by byte |
 /// | ttl, lease, grace | 24 hours, 30 seconds, 30 seconds |
 /// | in_flight | `Reject`: 409 |
@@ -41,65 +40,72 @@ const MIB: usize = 1 << 20;
 /// | on_store_down | `FailClosed`: 503 |
 /// | upstream_timeout | 30 seconds |
 /// | max_request_body, max_response_body | 1 MiB each |
-/// | statuses | 2xx, 3xx and 4xx are recorded; 401, 403, 408, 409, 421, 423, 425, 429 and 503 are released; other 5xx are unknown |
+/// | recorded statuses | 2xx, 3xx and 4xx, except the released ones |
+/// | released statuses | 401, 403, 408, 409, 421, 423, 425, 429 and 503 |
+/// | unknown statuses | 5xx except 503 |
 ///
-/// **Warning:** requests of other methods than these pass through untouched, with or without a key.
+/// **Warning:** requests with other methods pass through untouched, with or without a key.
 ///
-/// Methods take plain text where the gateway's file does (`.release(["5xx"])`). A text that is wrong is refused where
-/// the layer is built: see [`check`](Self::check).
+/// Methods take plain text where the gateway's file does (`.release(["5xx"])`). Invalid text is
+/// refused when the layer is built: see [`check`](Self::check).
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct Policy {
-    /// How logs call the route; `-` by default.
+    /// The name of the route in logs; `-` by default.
     pub label: String,
-    /// The methods that are keyed; `None`: POST and PATCH or, if a key is required, all but
-    /// [`NEVER_KEYED`].
+    /// The methods that are keyed. `None` means POST and PATCH or, if a key is required, every
+    /// method except [`NEVER_KEYED`].
     pub methods: Option<Vec<Method>>,
-    /// Where the key comes from.
+    /// The source and the format of keys.
     pub key: KeyPolicy,
-    /// Whose key it is.
+    /// The tenant that owns a key.
     pub tenant: Tenant,
-    /// A word that separates this route's keys from others'; empty by default.
+    /// The namespace, which separates the keys of this route from those of other routes; empty by
+    /// default.
     pub namespace: String,
-    /// How two requests are told apart.
+    /// The parts of a request that make its fingerprint.
     pub fingerprint: FingerprintPolicy,
-    /// Lease, grace, ttl, and what to do with an unknown outcome.
+    /// Lease, grace, ttl, and the treatment of unknown outcomes.
     pub terms: Terms,
-    /// Whether every effect of the operation commits with its outcome. `transactional` sets it
+    /// True if every effect of the operation commits with its outcome. `transactional` sets it
     /// (feature `axum`).
     pub is_transactional: bool,
-    /// What is kept with the record, for whoever is asked what became of an attempt; nothing by default.
+    /// Values that are kept in the record, by which a reconciler asks for the outcome of an
+    /// attempt; none by default.
     pub remember: Vec<Remembered>,
-    /// What is called before an operation runs again whose earlier attempt may have left work half done.
+    /// A hook that is called before an operation runs again if an earlier attempt may have left
+    /// partial work.
     pub on_retry: Option<OnRetry>,
-    /// How many new operations there may be in a while. All limits hold, and known keys are never
+    /// Limits of new operations per time. All limits apply. Requests with a known key are never
     /// counted or refused.
     pub velocity: Vec<Velocity>,
-    /// What to do while the operation runs.
+    /// The answer to a request whose operation is still running.
     pub in_flight: InFlight,
-    /// What to do while the store is away.
+    /// The behaviour while the store is unreachable.
     pub on_store_down: OnStoreDown,
-    /// For how long the operation may run.
+    /// The longest time that the operation may run.
     pub upstream_timeout: Duration,
-    /// What becomes of an attempt, by its status.
+    /// The rules that record or release an attempt, or make it unknown, by the status of its
+    /// response.
     pub outcomes: StatusRules,
     /// The format of problems.
     pub errors: Dialect,
-    /// Other statuses for some problems.
+    /// Replacements for the statuses of some problems.
     pub statuses: ProblemStatuses,
     /// The largest request body, in bytes.
     pub max_request_body: usize,
     /// The largest response body that is recorded, in bytes.
     pub max_response_body: usize,
-    /// How long the request's body may take to arrive.
+    /// The longest time that the request's body may take to arrive.
     pub request_timeout: Duration,
-    /// Mistakes that were found while it was put together.
+    /// Mistakes that the builder methods found.
     mistakes: Vec<Mistake>,
     /// The statuses that `record`, `release` and `mark_unknown` named.
     listed: Listed,
 }
 
-/// Statuses by the lists that named them. Policies with the same rules are equal, however they were put together.
+/// Statuses with the list that named them. It is no part of the comparison of policies: two
+/// policies with the same rules are equal, whichever calls made them.
 #[derive(Clone, Debug, Default)]
 struct Listed(Vec<(StatusPattern, Disposition)>);
 
@@ -109,56 +115,59 @@ impl PartialEq for Listed {
     }
 }
 
-/// What to do with a request whose operation runs.
+/// The answer to a request whose operation is still running.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum InFlight {
-    /// Say so at once.
+    /// Answers at once with the problem `request_in_progress`.
     #[default]
     Reject,
-    /// Wait for its outcome, for at most this long.
+    /// Waits for the outcome, for at most this long.
     Wait(Duration),
-    /// Wait for its outcome, for at most this long; then answer 202 with a handle by which the outcome is
-    /// fetched later. That goes for the request that runs the operation as well.
+    /// Waits for the outcome, for at most this long. Then it answers 202 with a handle, by which
+    /// the client fetches the outcome later. This applies also to the request that runs the
+    /// operation.
     ///
-    /// After a 202, and in any case when the wait is over, the attempt is not released any more, whatever
-    /// the operation answers: that is recorded. A client may prefer a shorter wait
-    /// (`Prefer: respond-async, wait=N`). Its deadline, too, is how long it waits for an answer: the
-    /// operation itself may take all of [`upstream_timeout`](Policy::upstream_timeout), and does not hear of the deadline.
+    /// After a 202, and in any case after the wait, the attempt is not released any more: any
+    /// response of the operation is recorded. A client can ask for a shorter wait
+    /// (`Prefer: respond-async, wait=N`). The client's deadline also limits only the wait. The
+    /// operation may take all of [`upstream_timeout`](Policy::upstream_timeout) and does not learn
+    /// of the deadline.
     Async(Duration),
 }
 
-/// What to do with a keyed request while the store is away.
+/// The behaviour for keyed requests while the store is unreachable.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum OnStoreDown {
-    /// Refuse it: nothing runs.
+    /// Refuses the request. Nothing runs.
     #[default]
     FailClosed,
-    /// Run it as if it had no key. It is counted and logged, and never recorded (S10): a retry runs
-    /// again, and so may a duplicate at the same moment.
+    /// Runs the request as if it had no key. It is counted and logged, and never recorded (S10).
+    ///
+    /// **Warning:** a retry runs again, and so can a duplicate at the same moment.
     FailOpen,
 }
 
-/// Where the key comes from, and what it has to look like.
+/// The source and the format of keys.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct KeyPolicy {
-    /// Where it comes from.
+    /// The source of the key.
     pub source: KeySource,
-    /// Whether a request without a key is refused. If not, it passes through untouched.
+    /// True if a request without a key is refused. Otherwise it passes through untouched.
     pub required: bool,
-    /// What a key from a header has to look like.
+    /// The required format of a key from a header.
     pub format: KeyFormat,
-    /// The shortest key that is accepted from a header.
+    /// The minimum length of a key from a header, in characters.
     pub min_length: usize,
 }
 
-/// Where a key comes from.
+/// The source of a key.
 ///
-/// Two mistakes are classic, and both run one operation where two were meant: a key that is made once
-/// for a session, not for each thing that the user does in it; and a number that people reuse, such as
-/// that of a purchase order of which two deliveries are paid.
+/// **Warning:** two common mistakes run one operation where two were meant. One is a key that is
+/// made once per session instead of once per user action. The other is a number that people reuse,
+/// such as a purchase order number for two deliveries that are paid separately.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum KeySource {
@@ -167,13 +176,13 @@ pub enum KeySource {
     Header,
     /// A string or an integer in the JSON body.
     Json(Pointer),
-    /// What names the operation already: a digest of these members of the JSON body.
+    /// A digest of these members of the JSON body, which already identify the operation.
     Derive(Vec<Pointer>),
-    /// The header, and only keys that this side issued for the same tenant, method and path.
+    /// The header, limited to keys that this service issued for the same tenant, method and path.
     Issued,
 }
 
-/// What a key from a header has to look like.
+/// The required format of a key from a header.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum KeyFormat {

@@ -1,11 +1,11 @@
-//! Values for a use case.
+//! Presets: policy values for common use cases.
 
 use std::time::Duration;
 
 use crate::policy::OnStoreDown;
 use crate::status::Disposition;
 
-/// Values for a use case: any of them may be overridden.
+/// A set of policy values for a use case. Each value can be overridden.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Preset {
@@ -22,7 +22,7 @@ pub enum Preset {
 }
 
 impl Preset {
-    /// All of them, by the words for them.
+    /// Every preset with its name.
     pub const ALL: [(&'static str, Self); 5] = [
         ("payment", Self::Payment),
         ("signup", Self::Signup),
@@ -31,14 +31,15 @@ impl Preset {
         ("high-consequence", Self::HighConsequence),
     ];
 
-    /// Whether running twice is dear: then a key is required, and a store that is away closes the route.
+    /// True if a second run is expensive. The preset then requires a key and refuses requests while
+    /// the store is unreachable.
     #[must_use]
     pub const fn is_dear(self) -> bool {
         matches!(self, Self::Payment | Self::HighConsequence)
     }
 
-    /// The values that this preset sets. The gateway's file and [`Policy::preset`](crate::Policy::preset) both
-    /// take them from here.
+    /// Returns the values of this preset. They are shared by the gateway's file and
+    /// [`Policy::preset`](crate::Policy::preset).
     #[must_use]
     pub const fn values(self) -> PresetValues {
         let hours = match self {
@@ -58,15 +59,15 @@ impl Preset {
     }
 }
 
-/// The values of a preset; `None` leaves a value as it is.
+/// The values of a preset. `None` leaves a value unchanged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct PresetValues {
     /// How long an outcome is kept.
     pub ttl: Duration,
-    /// Whether a request without a key is refused.
+    /// True if a request without a key is refused.
     pub key_required: Option<bool>,
-    /// The disposition of every attempt that answered 5xx, 503 included.
+    /// The disposition of every attempt with a 5xx response, 503 included.
     pub every_5xx: Disposition,
     /// The behaviour while the store is unreachable.
     pub on_store_down: Option<OnStoreDown>,

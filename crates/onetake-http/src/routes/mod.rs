@@ -1,4 +1,4 @@
-//! A table of routes: the policy of each pattern, checked when it is built.
+//! The table of routes: a policy for each pattern, checked when the table is built.
 
 mod pattern;
 
@@ -14,9 +14,10 @@ use crate::layer::Resolve;
 use crate::policy::{InFlight, Mistake, Policy, PolicyError};
 use crate::tenant::Tenant;
 
-/// The routes of a service, each with its policy, as in the gateway's file.
+/// Routes with their policies, as in the gateway's file.
 ///
-/// The first pattern that matches counts. A request that none matches has the [`fallback`](Self::fallback).
+/// The first pattern that matches a request decides. If no pattern matches, the
+/// [`fallback`](Self::fallback) applies.
 ///
 /// ```
 /// use onetake_http::{Policy, Preset, Routes, Tenant};
@@ -55,19 +56,20 @@ impl Default for Routes {
 }
 
 impl Routes {
-    /// No routes; the fallback is [`Policy::new`].
+    /// Returns a table without routes, with [`Policy::new`] as its fallback.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Adds a route: methods, separated by commas, or `*` for POST, PUT, PATCH and DELETE; and a path, in which
-    /// `{id}` is one segment and `{*rest}` the rest.
+    /// Adds a route. The pattern is a list of methods, separated by commas, and a path. `*` stands
+    /// for POST, PUT, PATCH and DELETE. In the path, `{id}` is one segment and `{*rest}` is the
+    /// rest.
     pub fn route(mut self, pattern: impl Into<String>, policy: Policy) -> Self {
         self.routes.push((pattern.into(), policy));
         self
     }
 
-    /// Sets the policy of requests that no route matches; [`Policy::new`] unless it is set.
+    /// Sets the policy of requests that no route matches. The default is [`Policy::new`].
     pub fn fallback(mut self, policy: Policy) -> Self {
         self.fallback = Some(policy);
         self
@@ -79,10 +81,10 @@ impl Routes {
         self
     }
 
-    /// Checks all routes.
+    /// Checks all routes and returns the table.
     ///
     /// # Errors
-    /// Every mistake, with its route, its value and the fix.
+    /// Returns every mistake, with its route, its value and the fix.
     pub fn build(self) -> Result<RouteTable, PolicyError> {
         let mut mistakes = Vec::new();
         let mut routes: Vec<(RoutePattern, Arc<Policy>)> = Vec::new();
@@ -118,7 +120,8 @@ impl Routes {
     }
 }
 
-/// The mistake of a route behind another one that matches all of its requests.
+/// The mistake of a route that is never reached, because an earlier one matches all of its
+/// requests.
 #[must_use]
 pub fn never_reached(earlier: &RoutePattern) -> Mistake {
     let what =
@@ -126,9 +129,10 @@ pub fn never_reached(earlier: &RoutePattern) -> Mistake {
     Mistake::new("match", what, "move it before that route, or remove it")
 }
 
-/// A checked table of routes. See [`Routes`].
+/// A checked table of routes, made from [`Routes`].
 ///
-/// It knows the tenants of all routes, and so the outcomes of every [`InFlight::Async`] can be fetched.
+/// The table knows the tenants of all routes, so that clients can fetch the outcomes of every
+/// [`InFlight::Async`] route.
 #[derive(Clone, Debug)]
 pub struct RouteTable {
     routes: Vec<(RoutePattern, Arc<Policy>)>,
@@ -136,20 +140,21 @@ pub struct RouteTable {
 }
 
 impl RouteTable {
-    /// The policy of a request with this method and path.
+    /// Returns the policy for this method and path, or `None` if such requests pass through
+    /// untouched.
     #[must_use]
     pub fn find(&self, method: &Method, path: &str) -> Option<&Arc<Policy>> {
         let found = first_match(&self.routes, method, path);
         found.or(self.fallback.as_ref())
     }
 
-    /// All policies.
+    /// Returns all policies, the fallback last.
     pub fn policies(&self) -> impl Iterator<Item = &Arc<Policy>> {
         self.routes.iter().map(|(_, policy)| policy).chain(&self.fallback)
     }
 }
 
-/// The value of the first pattern that matches.
+/// Returns the value of the first pattern that matches.
 #[must_use]
 pub fn first_match<'a, T>(
     routes: &'a [(RoutePattern, T)],
@@ -159,7 +164,7 @@ pub fn first_match<'a, T>(
     routes.iter().find(|(pattern, _)| pattern.matches(method, path)).map(|(_, value)| value)
 }
 
-/// The tenants of the policies that answer 202, each once.
+/// Returns the tenants of the policies that answer 202, without duplicates.
 pub fn handle_tenants<'a>(policies: impl IntoIterator<Item = &'a Policy>) -> Vec<Tenant> {
     let mut found: Vec<Tenant> = Vec::new();
     for policy in policies {

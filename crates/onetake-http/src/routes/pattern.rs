@@ -15,7 +15,7 @@ const NEVER_KEYED: [&str; 5] = ["GET", "HEAD", "OPTIONS", "TRACE", "CONNECT"];
 
 const EXAMPLE: &str = "write for example \"POST,PUT /v1/charges/{id}\"";
 
-/// A fault of a part of a pattern.
+/// An error in a part of a pattern.
 #[derive(Debug)]
 struct Fault {
     what: String,
@@ -28,18 +28,18 @@ impl Fault {
     }
 }
 
-/// The methods of a route: some of POST, PUT, PATCH and DELETE.
+/// The methods of a route: a subset of POST, PUT, PATCH and DELETE.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Methods(Vec<Method>);
 
 impl Methods {
-    /// True if the route is for this method.
+    /// True if the route has this method.
     #[must_use]
     pub fn contains(&self, method: &Method) -> bool {
         self.0.contains(method)
     }
 
-    /// All of them.
+    /// Returns the methods.
     #[must_use]
     pub fn to_vec(&self) -> Vec<Method> {
         self.0.clone()
@@ -93,7 +93,7 @@ impl fmt::Display for Methods {
 /// A path pattern in axum's syntax: literal segments, `{name}` for any one segment, and a final
 /// `{*rest}` for at least one more character.
 ///
-/// Paths are compared as sent, except for characters that are percent-encoded needlessly
+/// Paths are compared as sent, except for characters that are percent-encoded without need
 /// ([`plain`]). A slash at the end makes a different path.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PathPattern {
@@ -140,7 +140,7 @@ impl PathPattern {
         }
     }
 
-    /// Whether every path that the other pattern matches is matched by this one.
+    /// True if this pattern matches every path that the other pattern matches.
     fn covers(&self, other: &Self) -> bool {
         let mut theirs = other.segments.iter();
         for segment in &self.segments {
@@ -155,7 +155,7 @@ impl PathPattern {
             }
         }
         match (self.rest, theirs.next()) {
-            // A last segment that is empty is no rest.
+            // `{*rest}` does not match a last segment that is empty.
             (true, Some(Segment::Literal(first))) => {
                 !first.is_empty() || theirs.next().is_some() || other.rest
             }
@@ -199,7 +199,7 @@ impl fmt::Display for PathPattern {
 }
 
 /// Decodes the characters of a path that need no encoding. Every server reads `%63` as `c` (RFC
-/// 3986, 6.2.2.2). If a route did not, a client could bypass it with another spelling.
+/// 3986, 6.2.2.2). Without decoding, a client could bypass a route with another spelling.
 #[must_use]
 pub fn plain(path: &str) -> Cow<'_, str> {
     if !path.contains('%') {
@@ -224,31 +224,31 @@ pub fn plain(path: &str) -> Cow<'_, str> {
     Cow::Owned(text)
 }
 
-/// The pattern of a route.
+/// The pattern of a route: methods and a path.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RoutePattern {
-    /// Its methods.
+    /// The methods of the route.
     pub methods: Methods,
-    /// Its path.
+    /// The path of the route.
     pub path: PathPattern,
 }
 
 impl RoutePattern {
-    /// Reads `POST,PUT /v1/charges/{id}`.
+    /// Parses a pattern such as `POST,PUT /v1/charges/{id}`.
     ///
     /// # Errors
-    /// If it is no pattern.
+    /// Returns an error if the text is not a pattern.
     pub fn parse(text: &str) -> Result<Self, TextError> {
         parse_match(text).map_err(|fault| TextError::new(text, fault.what, fault.fix))
     }
 
-    /// Whether a request with this method and path matches.
+    /// True if a request with this method and path matches.
     #[must_use]
     pub fn matches(&self, method: &Method, path: &str) -> bool {
         self.methods.contains(method) && self.path.matches(path)
     }
 
-    /// Whether every request that the other pattern matches is matched by this one.
+    /// True if this pattern matches every request that the other pattern matches.
     #[must_use]
     pub fn covers(&self, other: &Self) -> bool {
         self.methods.covers(&other.methods) && self.path.covers(&other.path)
@@ -278,7 +278,7 @@ fn parse_match(text: &str) -> Result<RoutePattern, Fault> {
     Ok(RoutePattern { methods, path })
 }
 
-/// A segment, or `None` for `{*rest}`.
+/// Parses a segment. Returns `None` for `{*rest}`.
 fn parse_segment(text: &str) -> Result<Option<Segment>, Fault> {
     if text.contains("{{") || text.contains("}}") {
         let what = "braces in a path, `{{` and `}}`, are not supported";

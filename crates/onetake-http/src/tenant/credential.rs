@@ -1,4 +1,4 @@
-//! Tenants by their credential.
+//! Tenants by credential: `Authorization` and `X-Api-Key`.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::{STANDARD, STANDARD_NO_PAD};
@@ -10,9 +10,9 @@ use crate::problem::{Code, Problem};
 
 const X_API_KEY: HeaderName = HeaderName::from_static("x-api-key");
 
-/// Schemes whose credential is the same on every request. Any other scheme may well sign each
-/// request anew (SigV4, Digest, OAuth 1, HMAC of all kinds), and then a retry would look like a
-/// stranger and run again: so they are refused, and not guessed at.
+/// Schemes whose credential is the same on every request. Other schemes may sign each request with
+/// a new value (SigV4, Digest, OAuth 1, every kind of HMAC). A retry would then look like another
+/// tenant and would run again, so other schemes are refused.
 pub(super) const STABLE: [&str; 10] = [
     "bearer",
     "basic",
@@ -26,7 +26,8 @@ pub(super) const STABLE: [&str; 10] = [
     "privatetoken",
 ];
 
-/// The caller's credentials, all of them: one that only adds to another still tells people apart.
+/// Returns the caller by all of its credentials. A second credential can distinguish callers that
+/// share the first one, so both are part of the tenant.
 pub(super) fn credential(parts: &Parts) -> Result<Option<Caller>, Problem> {
     let mut callers = [authorization(parts)?, api_key(parts)?].into_iter().flatten();
     Ok(match (callers.next(), callers.next()) {
@@ -69,7 +70,8 @@ fn authorization(parts: &Parts) -> Result<Option<Caller>, Problem> {
     Ok(Some(Caller { tenant: credential_of(&scheme, rest), proof: Vec::new() }))
 }
 
-/// A scheme is the client's own word: it stays inside the kind, or it could name another kind.
+/// Returns the tenant of a credential. The client chooses the scheme, so the scheme is part of the
+/// value. Otherwise it could forge another kind of tenant.
 pub(super) fn credential_of(scheme: &[u8], value: &[u8]) -> Vec<u8> {
     tagged(b"credential", &tagged(scheme, value))
 }
@@ -82,13 +84,13 @@ fn api_key(parts: &Parts) -> Result<Option<Caller>, Problem> {
     Ok(Some(Caller { tenant, proof: Vec::new() }))
 }
 
-/// The tenant of whoever sends this as its `X-Api-Key`.
+/// The tenant of a client that sends this value as its `X-Api-Key`.
 pub(super) fn api_key_of(value: &[u8]) -> Vec<u8> {
     credential_of(b"x-api-key", &tagged(b"header", value))
 }
 
-/// The user, who is the tenant, and the password, which is not: one that is changed makes a retry
-/// a mismatch, and not a second run.
+/// Decodes a Basic credential into user and password. Only the user is the tenant. A retry with a
+/// changed password is thus a mismatch and not a second run.
 fn basic(encoded: &[u8]) -> Option<(Vec<u8>, Vec<u8>)> {
     let decoded = STANDARD.decode(encoded).or_else(|_| STANDARD_NO_PAD.decode(encoded)).ok()?;
     let end = decoded.iter().position(|byte| *byte == b':')?;

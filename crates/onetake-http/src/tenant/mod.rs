@@ -1,7 +1,7 @@
-//! Whose key it is.
+//! The tenant of a request: the owner of its key.
 //!
-//! The tenant must stay the same across the retries of one operation, or the retry runs again: a
-//! client's address changes when it leaves the Wi-Fi, and a bearer token changes when it is
+//! The tenant must stay the same across the retries of one operation. Otherwise a retry runs again.
+//! A client's address changes when it leaves the Wi-Fi, and a bearer token changes when it is
 //! refreshed.
 
 mod credential;
@@ -25,59 +25,68 @@ use crate::problem::{Code, Problem};
 use credential::credential;
 pub use named::{TENANT_FORMS, tenant_named};
 
-/// Tells the tenant of a request, if it can.
+/// A function that returns the tenant of a request, or `None` if it cannot identify one.
 pub type TellTenant = dyn Fn(&Parts) -> Option<Vec<u8>> + Send + Sync;
 
-/// Asks somebody else who sends a request, and whether they may.
+/// Authentication by another service, which identifies the sender and decides whether the request
+/// is allowed.
 ///
-/// It is asked before anything is claimed, and before anything is replayed: whoever is not allowed any
-/// more gets no recording.
+/// The layer calls it before every claim and before every replay. A sender that has lost its
+/// permission gets no recording.
 pub trait Ask: Send + Sync + 'static {
-    /// The name of whoever sends the request, which is never empty; or a problem for them.
+    /// Returns the sender's name, which is never empty, or a problem for the sender.
     fn ask<'a>(&'a self, parts: &'a Parts) -> BoxFuture<'a, Result<Vec<u8>, Problem>>;
 }
 
-/// The address of the client, in the extensions of a request: for [`Tenant::ClientIp`].
+/// The address of the client, in the extensions of a request, for [`Tenant::ClientIp`].
 ///
-/// Whoever sets it decides which proxies are believed about it.
+/// The code that sets it decides which proxies are trusted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ClientIp(pub IpAddr);
 
-/// How the tenant of a request is told.
+/// The way in which the tenant of a request is identified.
 #[derive(Clone, Default)]
 #[non_exhaustive]
 pub enum Tenant {
-    /// By its credential where it has one; everybody without is one tenant. A request with cookies
-    /// and no other credential is refused: its sender is somebody, and this cannot tell who.
+    /// The credential, as in `Tenant::Credential`. All requests without one are one public
+    /// tenant. A request with cookies and no other credential is refused: it belongs to a user, and
+    /// the layer cannot tell which.
     #[default]
     CredentialOrPublic,
-    /// By its credential: the bearer token, the user of Basic, or `X-Api-Key`.
+    /// The credential: the bearer token, the user of Basic, or `X-Api-Key`.
     Credential,
-    /// Everybody is one tenant. Keys must be unguessable then.
+    /// One tenant for all requests.
+    ///
+    /// **Warning:** keys must then be impossible to guess.
     Public,
-    /// By the [`ClientIp`] that somebody in front of this layer has set. A client that changes its
-    /// network is another tenant, and its retry runs again.
+    /// The [`ClientIp`] that a component in front of this layer has set.
+    ///
+    /// **Warning:** a client that changes its network is another tenant, and its retry runs again.
     ClientIp,
-    /// By a header that a trusted proxy sets. Whoever puts this layer somewhere must see to it that
-    /// nobody else can set it; the gateway removes it from everybody but trusted proxies.
+    /// A header that a trusted proxy sets. The gateway removes it from all requests except those of
+    /// trusted proxies.
+    ///
+    /// **Warning:** without the gateway, the deployment must ensure that no other sender can set
+    /// it.
     Header(HeaderName),
-    /// By the issuer and a claim of a JSON Web Token that is verified here. The token itself does
-    /// not count, so one that was refreshed is the same tenant.
+    /// The issuer and a claim of a JSON Web Token that the layer verifies. The token itself does
+    /// not count, so a refreshed token is the same tenant.
     #[cfg(feature = "jwt")]
     Jwt(Arc<jwt::Jwt>),
-    /// By your own function; `None` is refused with 401.
+    /// The result of your own function. If it is `None`, the request is refused with 401.
     Custom(Arc<TellTenant>),
-    /// By asking somebody else, for every keyed request, handle and issued key.
+    /// The answer of another service, which is asked for every keyed request, handle and issued
+    /// key.
     Asked(Arc<dyn Ask>),
 }
 
-/// Who asks.
+/// The sender of a request.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Caller {
-    /// The tenant, as bytes of which its kind is part.
+    /// The tenant, as bytes that include its kind.
     pub tenant: Vec<u8>,
-    /// What must be the same for a replay although it does not name the tenant: the password of
-    /// Basic. Nobody behind the layer checks it on a replay, so a wrong one must not get one.
+    /// A secret that must be the same for a replay but is no part of the tenant: the password of
+    /// Basic. On a replay, no service behind the layer checks the password, so the layer must.
     pub proof: Vec<u8>,
 }
 
@@ -88,10 +97,11 @@ impl Caller {
 }
 
 impl Tenant {
-    /// Tells who asks. Nothing is waited for unless the tenant is [`Tenant::Asked`], or a token's key has to be fetched.
+    /// Identifies the caller. It waits only for [`Tenant::Asked`], or if the key of a token has to
+    /// be fetched.
     ///
     /// # Errors
-    /// A problem for the client.
+    /// Returns a problem for the client.
     pub async fn resolve(&self, parts: &Parts, clock: &dyn Clock) -> Result<Caller, Problem> {
         if let Self::Asked(ask) = self {
             return ask.ask(parts).await.map(|name| Caller::new(tagged(b"asked", &name)));
@@ -106,7 +116,8 @@ impl Tenant {
         self.resolve_now(parts, clock).unwrap_or_else(|| Err(unresolved("nobody was asked")))
     }
 
-    /// Tells who asks; `None` if somebody else would have to be asked.
+    /// Identifies the caller without waiting. Returns `None` if that needs an answer from
+    /// elsewhere.
     pub(crate) fn resolve_now(
         &self,
         parts: &Parts,
@@ -141,7 +152,8 @@ impl Tenant {
         })
     }
 
-    /// Whether a refusal says something about the sender that the sender should hear of.
+    /// True if the tenant is verified, so that a refusal tells the sender something about its own
+    /// credentials.
     pub(crate) fn is_verified(&self) -> bool {
         match self {
             #[cfg(feature = "jwt")]
@@ -152,7 +164,7 @@ impl Tenant {
     }
 }
 
-/// Functions and services are equal if they are clones of one another.
+/// Functions and services are equal if they are clones of the same `Arc`.
 impl PartialEq for Tenant {
     fn eq(&self, other: &Self) -> bool {
         match (self, other) {
@@ -198,12 +210,13 @@ fn public() -> Caller {
     Caller::new(b"public".to_vec())
 }
 
-/// The kind goes in front, ended by a byte that no kind contains, so that kinds never meet.
+/// Puts the kind before the value, ended by a byte that no kind contains. Tenants of different
+/// kinds are thus never equal.
 fn tagged(kind: &[u8], value: &[u8]) -> Vec<u8> {
     [kind, b"\0", value].concat()
 }
 
-/// An IPv4 address that came in as an IPv6 one is the same address.
+/// Identifies the caller by address. An IPv4 address in IPv6 form is the same address.
 fn client_ip(parts: &Parts) -> Result<Caller, Problem> {
     match parts.extensions.get::<ClientIp>() {
         Some(ClientIp(address)) => {

@@ -1,15 +1,16 @@
-//! Tenants by name: for operators, who look for somebody's key without being that somebody.
+//! Tenants by name, for operators that look for a client's key.
 
 use std::net::IpAddr;
 
 use super::{credential, public, tagged};
 
-/// What can be written for a tenant.
+/// The forms in which an operator can write a tenant.
 pub const TENANT_FORMS: &str = "public, bearer:TOKEN (or another scheme in its place), basic:USER, x-api-key:KEY, header:VALUE, \
     client-ip:ADDRESS, jwt:CLAIM, jwt:ISSUER CLAIM, forward-auth:NAME, or consumer:NAME (of an inbox, in the namespace inbox)";
 
-/// The tenant that a layer makes of such a client, as [`Caller::tenant`](super::Caller::tenant) has it;
-/// `None` if the text is none of [`TENANT_FORMS`].
+/// Returns the tenant that the layer would find for such a client, in the form of
+/// [`Caller::tenant`](super::Caller::tenant). Returns `None` if the text has none of the
+/// [`TENANT_FORMS`].
 #[must_use]
 pub fn tenant_named(text: &str) -> Option<Vec<u8>> {
     if text == "public" {

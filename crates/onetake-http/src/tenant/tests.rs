@@ -1,4 +1,4 @@
-//! Which requests are whose.
+//! Tests: the tenant that each kind of request belongs to.
 
 use super::*;
 use http::{HeaderValue, Request};
@@ -113,12 +113,12 @@ fn an_address_is_one_address_however_it_came_in() {
     assert!(from("2001:db8::1") == from("2001:DB8:0::1"));
     assert!(from("2001:db8::1") != from("2001:db8::2"), "the whole address counts");
     assert!(from("10.1.2.3") != from("10.1.2.4"));
-    // Headers alone name nobody.
+    // Headers alone do not identify the client.
     let unknown = now(&Tenant::ClientIp, &parts(&[("x-forwarded-for", "10.1.2.3")]));
     assert_eq!(unknown.err().unwrap().code(), Code::TenantUnresolved);
 }
 
-/// Whoever looks for a client's key by name finds what the layer makes of that client.
+/// A tenant that an operator names equals the tenant that the layer finds for that client.
 #[tokio::test]
 async fn a_tenant_by_name_is_the_one_of_the_request() {
     let of = async |tenant: Tenant, name: &str, value: &str| {

@@ -1,4 +1,4 @@
-//! What tests of routers share: how a request is sent, and what came back.
+//! Helpers of the router tests: requests and responses.
 #![allow(dead_code, clippy::allow_attributes, reason = "not every suite uses everything")]
 
 use axum::Router;
@@ -36,7 +36,7 @@ pub(crate) async fn send(router: &Router, request: Request<Body>) -> Answered {
     Answered { status: parts.status.as_u16(), headers: parts.headers, body }
 }
 
-/// A key of the length that is asked for.
+/// A key of the required length.
 pub(crate) fn key(number: usize) -> String {
     format!("key-{number:020}")
 }

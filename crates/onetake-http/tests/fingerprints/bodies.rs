@@ -1,4 +1,4 @@
-//! JSON mode, word by word as docs/CONFIGURATION.md has it.
+//! Fingerprints of JSON bodies, following the rules of docs/CONFIGURATION.md.
 
 use axum::body::Body;
 use http::Request;
@@ -24,7 +24,7 @@ fn post(key: &str, encoding: Option<&str>, body: impl Into<Body>) -> Request<Bod
     request.body(body.into()).unwrap()
 }
 
-/// All of these are one request; others under the same key are refused.
+/// Checks that the bodies `ones` are one request, and that `others` are refused under the same key.
 async fn one_and_others(ones: &[&str], others: &[&str]) {
     let node = node();
     for (number, first) in ones.iter().enumerate() {
@@ -42,7 +42,7 @@ async fn one_and_others(ones: &[&str], others: &[&str]) {
     assert_eq!(node.runs(), ones.len());
 }
 
-/// Refused, and nothing is run or claimed: the same key is still free.
+/// Checks that the request is refused and that nothing is run or claimed. The key is still free.
 async fn nothing_happens(encoding: Option<&str>, body: Vec<u8>, told: Told) {
     let node = node();
     assert_eq!(node.send(post("key", encoding, body)).await, told);
@@ -80,7 +80,7 @@ async fn every_digit_of_a_large_number_counts() {
 #[tokio::test]
 async fn strings_are_compared_by_their_characters() {
     let ones = [r#""é😀/""#, r#""\u00e9\uD83D\uDE00\/""#];
-    // The same to the eye, and the same without its other half.
+    // Strings that look the same, that lack a character, or that differ in case.
     one_and_others(&ones, &[r#""e\u0301😀/""#, r#""é😀""#, r#""É😀/""#]).await;
     let half = br#""\ud83d""#.to_vec();
     nothing_happens(None, half, refused(400, "request_body_invalid")).await;
@@ -97,11 +97,12 @@ async fn a_member_that_stands_twice_is_refused() {
     ] {
         nothing_happens(None, body.into(), invalid()).await;
     }
-    // Where it does not count, too: nobody knows which of the two the service would take.
+    // A duplicate member is refused even where it does not count. The service could read either of
+    // the two.
     let policy = || Policy::new().fingerprint(json(Selection::Exclude(pointers(&["/a"]))));
     let node = Node::new(policy());
     assert_eq!(node.send(post("key", None, r#"{"a":1,"a":2,"b":3}"#)).await, invalid());
-    // Twice in different objects is not twice.
+    // The same name in different objects is no duplicate.
     one_and_others(&[r#"{"a":{"a":1}}"#], &[r#"{"a":1}"#]).await;
 }
 
@@ -118,7 +119,7 @@ async fn nesting_is_bounded() {
         assert_eq!(node.send(post(open, Some("gzip"), gzip(&deepest))).await, Told::Replayed);
         let too_deep = || refused(400, "request_body_invalid");
         nothing_happens(None, nested(open, close, 128 / levels + 1), too_deep()).await;
-        // As deep as a body can be: no stack is at risk.
+        // The deepest nesting that a body can have must not overflow the stack.
         nothing_happens(None, open.repeat(MIB / open.len()).into_bytes(), too_deep()).await;
         nothing_happens(Some("gzip"), gzip(&nested(open, close, 10_000)), too_deep()).await;
     }
@@ -142,7 +143,7 @@ async fn a_body_may_have_a_mebibyte_and_no_more() {
     let too_large = || refused(413, "request_body_too_large");
     nothing_happens(None, sized(MIB + 1), too_large()).await;
     nothing_happens(Some("gzip"), gzip(&sized(MIB + 1)), too_large()).await;
-    // White space is body, too.
+    // White space counts towards the size.
     let padded = [sized(MIB), b" ".to_vec()].concat();
     nothing_happens(None, padded, too_large()).await;
     assert_eq!(node.runs(), 1);
@@ -175,7 +176,7 @@ async fn gzip_is_read_and_nothing_else_is_guessed() {
     for body in [text.to_vec(), wrong_sum, trailing, gzip(b""), gzip(b"{"), gzip(&good)] {
         nothing_happens(Some("gzip"), body, invalid()).await;
     }
-    // A hundred megabytes in a hundred kilobytes.
+    // A gzip bomb: 100 MiB in about 100 KB.
     let bomb = gzip(&vec![b' '; 100 * MIB]);
     assert!(bomb.len() < MIB);
     nothing_happens(Some("gzip"), bomb, refused(413, "request_body_too_large")).await;

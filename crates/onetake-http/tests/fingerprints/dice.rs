@@ -1,6 +1,6 @@
-//! Choices that repeat themselves for the same seed.
+//! A pseudo-random generator that repeats itself for the same seed.
 
-/// By splitmix64.
+/// The generator splitmix64.
 pub(crate) struct Dice(pub(crate) u64);
 
 impl Dice {

@@ -1,4 +1,4 @@
-//! A whole request as it is meant: in how many ways it is spelled, and what another request is.
+//! A model of whole requests: the spellings of one request, and requests that differ from it.
 
 use std::collections::BTreeMap;
 use std::io::Write as _;
@@ -13,20 +13,20 @@ use proptest::sample::select;
 use crate::dice::Dice;
 use crate::values::{Json, json};
 
-/// Headers that count on the routes tested here.
+/// Headers that are part of the fingerprint in these tests.
 pub(crate) const CHOSEN: [HeaderName; 2] =
     [HeaderName::from_static("x-account"), HeaderName::from_static("x-tier")];
 
-/// A request. Two are equal exactly if they ask the same.
+/// A request. Two are equal if and only if they mean the same.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Letter {
     method: &'static str,
     path: String,
-    /// By name, the values in their order.
+    /// The values of each name, in order.
     query: BTreeMap<&'static str, Vec<String>>,
-    /// Type and parameters.
+    /// The media type and its parameters.
     content_type: Option<(&'static str, BTreeMap<&'static str, String>)>,
-    /// The values of chosen headers, in their order.
+    /// The values of each chosen header, in order.
     headers: BTreeMap<&'static str, Vec<String>>,
     pub(crate) body: Content,
 }
@@ -46,7 +46,7 @@ pub(crate) fn plain_letter() -> impl Strategy<Value = Letter> {
 }
 
 fn letter(body: BoxedStrategy<Content>) -> impl Strategy<Value = Letter> {
-    // Each name stands for a group of its own: no server takes two of them for one.
+    // No server treats two of these names as the same.
     let names = select(&["a", "b", "to", "list[]", "x%20y", "%C3%A9", "z.z"][..]);
     let value = "([a-c0-2+._~-]|%2[06Ff]|%C3%A9|=){0,3}";
     let parameters =
@@ -72,14 +72,14 @@ fn letter(body: BoxedStrategy<Content>) -> impl Strategy<Value = Letter> {
 }
 
 impl Letter {
-    /// One of the many ways to send it.
+    /// Returns one of the many spellings of the request.
     pub(crate) fn spell(&self, key: &str, dice: &mut Dice) -> Request<Body> {
         let target = [&self.path, &spell_query(&self.query, dice)[..]].concat();
         // HTTP/2 requests have the authority in their URI.
         let uri = if dice.flip() { target } else { format!("http://h{}{target}", dice.roll(3)) };
         let mut request = Request::builder().method(self.method).uri(uri);
         request = request.header("idempotency-key", key);
-        // What does not count, on each attempt another.
+        // These headers are not part of the fingerprint and differ in each attempt.
         request = request.header("traceparent", dice.roll(1000)).header("x-other", dice.roll(1000));
         if let Some((essence, parameters)) = &self.content_type {
             let value = spell_content_type(essence, parameters, dice);
@@ -115,7 +115,7 @@ impl Letter {
         request.body(body.into()).unwrap()
     }
 
-    /// Another request that is this one but for one small thing.
+    /// Returns a request that differs from this one in one detail.
     pub(crate) fn twist(&self, dice: &mut Dice) -> Self {
         let mut other = self.clone();
         match dice.roll(9) {
@@ -134,7 +134,7 @@ impl Letter {
                 }
             }
         }
-        // There was nothing to change.
+        // The chosen part had nothing to change.
         if other == *self {
             other.path += "/another";
         }
@@ -142,7 +142,8 @@ impl Letter {
     }
 }
 
-/// Pairs in any order, but for those of one name; and empty ones, which do not count.
+/// Writes the pairs in any order, but keeps the order of values of one name. Adds empty pairs,
+/// which do not count.
 fn spell_query(query: &BTreeMap<&'static str, Vec<String>>, dice: &mut Dice) -> String {
     let mut left: Vec<_> = query.iter().map(|(name, values)| (*name, values.iter())).collect();
     let mut pairs = Vec::new();
@@ -188,7 +189,7 @@ fn any_case(text: &str, dice: &mut Dice) -> String {
     chars.map(|char| if dice.flip() { char.to_ascii_uppercase() } else { char }).collect()
 }
 
-/// Changes a value, adds one, takes one away, or changes their order.
+/// Changes a value, adds one, removes one, or changes the order.
 fn twist_values(all: &mut BTreeMap<&'static str, Vec<String>>, dice: &mut Dice) {
     let at = dice.roll(all.len());
     let Some(values) = all.values_mut().nth(at) else { return };

@@ -1,5 +1,5 @@
-//! What tells two requests apart, seen through the layer: what means the same is replayed, and what
-//! does not is refused, however either is spelled.
+//! Fingerprints through the layer. Spellings of the same request are replayed, and different
+//! requests are refused.
 #![expect(clippy::unwrap_used, clippy::indexing_slicing, reason = "tests may panic")]
 
 mod bodies;
@@ -21,14 +21,14 @@ use onetake_http::json::{Pointer, Selection};
 use onetake_http::{FingerprintMode, OnetakeLayer, Policy, Tenant};
 use tower::ServiceExt;
 
-/// An API behind the layer, and how often it ran.
+/// An API behind the layer, with a counter of its runs.
 pub(crate) struct Node {
     pub(crate) router: Router,
     pub(crate) store: MemoryStore,
     runs: Arc<AtomicUsize>,
 }
 
-/// What became of a request.
+/// The result of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Told {
     Ran,
@@ -36,7 +36,7 @@ pub(crate) enum Told {
     Refused(u16, String),
 }
 
-/// The same key came with another request before.
+/// The refusal of a different request under the same key.
 pub(crate) fn mismatch() -> Told {
     refused(422, "idempotency_payload_mismatch")
 }
@@ -54,11 +54,11 @@ pub(crate) fn pointers(texts: &[&str]) -> Vec<Pointer> {
 }
 
 impl Node {
-    /// Takes everything under every path.
+    /// Accepts every method under every path.
     pub(crate) fn new(policy: Policy) -> Self {
         let runs = Arc::new(AtomicUsize::new(0));
         let counter = Arc::clone(&runs);
-        // Tells which protocol it was asked over.
+        // The response names the protocol version of the request.
         let run = move |version: Version| async move {
             counter.fetch_add(1, Ordering::SeqCst);
             (StatusCode::CREATED, format!("{version:?}"))
@@ -73,7 +73,7 @@ impl Node {
         self.runs.load(Ordering::SeqCst)
     }
 
-    /// Sends a request, and sees for itself whether it ran.
+    /// Sends a request, and checks by the counter whether it ran.
     pub(crate) async fn send(&self, request: Request<Body>) -> Told {
         let before = self.runs();
         let (parts, body) = self.router.clone().oneshot(request).await.unwrap().into_parts();

@@ -1,5 +1,5 @@
-//! Spellings of one request are always replayed, and another request never is, whatever both are made
-//! of. What is equal and what is not is known from how the requests were made.
+//! Property tests: spellings of one request are always replayed, and another request never is. The
+//! generator of the requests knows which of them are equal.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -20,13 +20,13 @@ use crate::letters::{CHOSEN, json_letter, plain_letter};
 use crate::values::{Json, json};
 use crate::{Node, Told, mismatch, pointers};
 
-/// Requests of each kind, each with all its variants.
+/// The number of requests of each kind, each with all its variants.
 const CASES: u32 = 400;
 
-/// How often one request is spelled anew.
+/// The number of further spellings of a request.
 const SPELLINGS: usize = 3;
 
-/// A route, and a fresh key for each request that is made up.
+/// A route, with a fresh key for each generated request.
 struct Bench {
     runtime: Runtime,
     node: Node,
@@ -52,8 +52,8 @@ impl Bench {
         Ok(())
     }
 
-    /// Sends the first, which runs; then the same, which are replayed; then others, which are refused;
-    /// and at last the same once more.
+    /// Sends the request, which runs; spellings of it, which are replayed; other requests, which
+    /// are refused; and one more spelling, which is replayed.
     fn compare(
         &self,
         mut same: impl FnMut() -> Request<Body>,
@@ -70,7 +70,7 @@ impl Bench {
     }
 }
 
-/// Tries out made-up values, the same ones on each run.
+/// Runs the test with generated values, which are the same in each run.
 fn check<S: Strategy>(strategy: S, test: impl Fn(S::Value, &mut Dice) -> TestCaseResult) {
     let config = ProptestConfig {
         cases: CASES,
@@ -129,10 +129,10 @@ fn whole_requests_with_bytes_are_told_apart_by_all_that_they_ask() {
     });
 }
 
-/// Places that are selected, or left out, below.
+/// The places that a selection includes or excludes.
 const PLACES: [&str; 4] = ["/trace", "/meta/sent~1at", "/lines/1", "/deep/0/~0"];
 
-/// A body, of which each part may be absent: what is at `PLACES`, and what is around them.
+/// A body in which each part can be absent: the values at `PLACES`, and the values around them.
 #[derive(Clone, Debug, PartialEq)]
 struct Order {
     places: [Option<Json>; 4],
@@ -147,7 +147,8 @@ impl Order {
         };
         let [trace, sent_at, line, tilde] = self.places.each_ref().map(Option::as_ref);
         let [amount, author, first] = self.around.each_ref().map(Option::as_ref);
-        // An element is there or not with the whole list: there is no gap in one.
+        // An element of a list is absent only together with the whole list, because a list has no
+        // gaps.
         let lines = line.map(|line| {
             let first = first.cloned().unwrap_or(Json::Null);
             Json::List(vec![first, line.clone(), Json::Bool(true)])
@@ -171,7 +172,7 @@ fn order() -> impl Strategy<Value = Order> {
         .prop_map(|(places, around)| Order { places, around })
 }
 
-/// Changes one part, puts one in where there was none, or takes one away unless it is `kept`.
+/// Changes one part, adds one that was absent, or removes one unless it is `kept`.
 fn twist_part(parts: &mut [Option<Json>], kept: usize, dice: &mut Dice) {
     let at = dice.roll(parts.len());
     parts[at] = match parts[at].take() {
@@ -190,7 +191,8 @@ fn twisted(order: &Order, inside: bool, dice: &mut Dice) -> Order {
     other
 }
 
-/// Any change of the parts that do not count is replayed, and any of the others is refused.
+/// Checks that a change of parts that do not count is replayed, and that a change of other parts is
+/// refused.
 fn parts_count(selection: Selection, places_count: bool) {
     let bench = Bench::new(crate::json(selection));
     check(order(), |order, dice| {
@@ -221,7 +223,7 @@ fn what_is_included_counts_and_nothing_else_does() {
     parts_count(Selection::Include(pointers(&PLACES)), true);
 }
 
-/// A form of parts, under this boundary.
+/// Returns a multipart form with these parts and this boundary.
 fn form(boundary: &str, parts: &[(String, String)]) -> String {
     let mut body = String::new();
     for (name, value) in parts {
@@ -233,7 +235,7 @@ fn form(boundary: &str, parts: &[(String, String)]) -> String {
 
 #[test]
 fn forms_are_told_apart_by_their_parts_and_not_by_their_boundary() {
-    // Boundaries that begin with one another, and values that look like them.
+    // Boundaries that are prefixes of one another, and values that look like them.
     const BOUNDARIES: &[&str] =
         &["A", "AA", "--A", "B", "-", "a b;c=d", "----WebKitFormBoundary7MA4YWxk"];
     let value = "([ab]|A|B|--A|--AA|-|\r\n){0,6}";
@@ -245,7 +247,7 @@ fn forms_are_told_apart_by_their_parts_and_not_by_their_boundary() {
     check((parts, select(BOUNDARIES), select(BOUNDARIES)), |(parts, one, two), dice| {
         let text: String =
             parts.iter().flat_map(|(name, value)| [&name[..], "\r\n", value]).collect();
-        // A boundary is made up so that it does not stand in the content.
+        // A client chooses a boundary that does not occur in the content.
         let is_good = |boundary: &str| !text.contains(&format!("--{boundary}")[..]);
         if !is_good(one) || !is_good(two) {
             return Err(TestCaseError::reject("the boundary stands in the content"));
@@ -261,10 +263,10 @@ fn forms_are_told_apart_by_their_parts_and_not_by_their_boundary() {
         }
         let changed: Vec<_> = changed.into_values().collect();
         others.push(send(&key, two, form(two, &changed)));
-        // A part less, and its text in the one before it.
+        // One part fewer, with its text in the part before it.
         let merged = form(two, &parts).replacen(&format!("--{two}"), "", 1);
         others.push(send(&key, two, merged));
-        // The same bytes, said to be read in another way.
+        // The same bytes with another boundary in the header.
         others.extend((one != two).then(|| send(&key, two, form(one, &parts))));
         let mut boundary = [one, two].into_iter().cycle();
         bench.compare(

@@ -1,4 +1,4 @@
-//! The same over HTTP/1.1 and HTTP/2: what was asked over one is known over the other.
+//! Fingerprints over HTTP/1.1 and HTTP/2: a request over one protocol is recognised over the other.
 
 use std::net::SocketAddr;
 
@@ -32,7 +32,7 @@ async fn serve(node: &Node) -> SocketAddr {
     address
 }
 
-/// A target, header lines and a body.
+/// A target, headers and a body.
 type Said<'a> = (&'a str, &'a [(&'a str, &'a str)], &'a [u8]);
 
 fn call(client: &Client, key: &str, (path, lines, body): Said<'_>) -> Call {
@@ -40,8 +40,8 @@ fn call(client: &Client, key: &str, (path, lines, body): Said<'_>) -> Call {
     lines.iter().fold(call, |call, (name, value)| call.header(name, value))
 }
 
-/// What is said over HTTP/1.1 is one request with what is said over HTTP/2, whichever comes first; and
-/// none of the others is.
+/// Checks that the two requests are one request, in either order of protocols, and that none of the
+/// others is.
 async fn one_request(policy: Policy, over_1: Said<'_>, over_2: Said<'_>, others: &[Said<'_>]) {
     let node = Node::new(policy);
     let address = serve(&node).await;
@@ -75,7 +75,7 @@ async fn paths_and_queries() {
         ("/a%20b/%C3%A9%2f?x=1&to=a&to=%62&y=%2B+", &[], b"10"),
         ("/a%20b/%C3%A9%2f?y=%2B+&to=a&x=1&to=%62", &[], b"10"),
         &[
-            // As it is spelled.
+            // The path is compared as it is spelled.
             ("/a%20b/%C3%A9%2F?x=1&to=a&to=%62&y=%2B+", &[], b"10"),
             ("/a%20b/%C3%A9%2f?x=1&to=a&to=b&y=%2B+", &[], b"10"),
             ("/a%20b/%C3%A9%2f?x=1&to=%62&to=a&y=%2B+", &[], b"10"),
@@ -105,7 +105,7 @@ async fn chosen_headers_in_one_line_or_several() {
 
 #[tokio::test]
 async fn cookies_and_the_host_if_they_count() {
-    // HTTP/2 may have cookies in several lines, and has the host in its target.
+    // HTTP/2 can split cookies over several headers, and has the host in its target.
     one_request(
         Policy::new().fingerprint_headers([COOKIE, HOST]),
         ("/", &[("cookie", "session=1; theme=dark")], b"10"),

@@ -1,5 +1,5 @@
-//! JSON as it is meant: how one value is spelled in many ways, and what another value is. Nothing here
-//! uses the code under test.
+//! A model of JSON values: the spellings of one value, and values that differ from it. It uses
+//! nothing of the code under test.
 
 use std::collections::BTreeMap;
 
@@ -8,7 +8,7 @@ use proptest::prelude::*;
 
 use crate::dice::Dice;
 
-/// A value. Two are equal exactly if they mean the same.
+/// A JSON value. Two are equal if and only if they mean the same.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Json {
     Null,
@@ -19,8 +19,8 @@ pub(crate) enum Json {
     Object(BTreeMap<String, Json>),
 }
 
-/// Digits × 10^exponent. The digits neither begin nor end with a zero, and there are none in zero, which
-/// has no sign and no exponent: so each number is written down in one way only.
+/// A number: digits × 10^exponent. The digits neither begin nor end with a zero. Zero has no
+/// digits, no sign and no exponent. Each number therefore has exactly one form.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Decimal {
     negative: bool,
@@ -28,7 +28,7 @@ pub(crate) struct Decimal {
     exponent: i64,
 }
 
-/// Any value, small more often than large.
+/// Generates any value, small ones more often than large ones.
 pub(crate) fn json() -> impl Strategy<Value = Json> {
     let leaf = prop_oneof![
         1 => Just(Json::Null),
@@ -44,7 +44,8 @@ pub(crate) fn json() -> impl Strategy<Value = Json> {
     })
 }
 
-/// Few different ones, so that mistakes meet; and some with everything in them.
+/// Generates strings from a small alphabet, so that collisions are likely, and some from all
+/// characters.
 fn text() -> impl Strategy<Value = String> {
     prop_oneof![
         3 => "[abA0\"\\\\/~é😀\u{1d11e}\u{0}\u{8}\u{c}\n\r\t\u{7f}\u{2028}]{0,3}",
@@ -57,7 +58,7 @@ fn decimal() -> impl Strategy<Value = Decimal> {
     let digits = prop_oneof![
         3 => "[1-9]",
         2 => "[1-9][0-9]{0,3}[1-9]",
-        // Where floats, and integers of 64 and 128 bits, end.
+        // The limits of floats, and of integers of 64 and 128 bits.
         2 => "900719925474099[1-9]|1844674407370955161[1-9]|3402823669209384634633746074317682114[1-9]",
         1 => "[1-9][0-9]{20,60}[1-9]",
     ];
@@ -80,7 +81,7 @@ impl Decimal {
         let zeros = dice.roll(4);
         let mut text = self.digits.clone() + &"0".repeat(zeros);
         let mut exponent = self.exponent - zeros as i64;
-        // As plain digits, if that is not too long; else with the point anywhere.
+        // Plain digits if that is short enough, otherwise the point at any place.
         let behind = match (dice.flip(), usize::try_from(-exponent)) {
             (true, Ok(behind)) if behind < 40 => behind,
             _ => dice.roll(text.len() + 3),
@@ -103,7 +104,7 @@ impl Decimal {
         if self.negative { format!("-{text}") } else { text }
     }
 
-    /// Another number, as near as can be.
+    /// Returns another number that is as close as possible.
     fn twist(&self, dice: &mut Dice) -> Self {
         let mut other = self.clone();
         if self.digits.is_empty() {
@@ -116,7 +117,7 @@ impl Decimal {
         match dice.roll(4) {
             0 => other.negative = !other.negative,
             1 => other.exponent += dice.pick(&[-1, 1]),
-            // One more digit behind all others: no float would show it.
+            // One more digit at the end, which no float can represent.
             2 => {
                 other.digits.push('1');
                 other.exponent -= 1;
@@ -131,7 +132,7 @@ impl Decimal {
 }
 
 impl Json {
-    /// One of the many ways to write it down.
+    /// Returns one of the many spellings of the value.
     pub(crate) fn spell(&self, dice: &mut Dice) -> String {
         let mut parts = Vec::new();
         match self {
@@ -152,7 +153,7 @@ impl Json {
         if matches!(self, Self::List(_)) { format!("[{inner}]") } else { format!("{{{inner}}}") }
     }
 
-    /// Another value that is this one but for one small thing, somewhere inside.
+    /// Returns a value that differs from this one in one detail, at any depth.
     pub(crate) fn twist(&self, dice: &mut Dice) -> Self {
         match self {
             Self::List(items) if !items.is_empty() && dice.roll(4) > 0 => {
@@ -227,7 +228,7 @@ impl Json {
         matches!(self, Self::List(_) | Self::Object(_) | Self::Text(_))
     }
 
-    /// Takes in what stood behind it: the same pieces with another border.
+    /// Takes in the value that follows it, so that the same pieces have another border.
     fn absorb(&mut self, name: &str, value: Self) {
         match (self, value) {
             (Self::List(items), value) => items.push(value),
@@ -242,7 +243,7 @@ fn space(dice: &mut Dice) -> &'static str {
     dice.pick(&["", "", " ", "\n", "\r\n\t", "  "])
 }
 
-/// A string with any of its characters escaped, those beyond 16 bits as two.
+/// Writes a string with random characters escaped. Characters beyond 16 bits are escaped as two.
 fn quote(text: &str, dice: &mut Dice) -> String {
     let mut quoted = String::from("\"");
     for char in text.chars() {

@@ -1,4 +1,4 @@
-//! What a handler may know of the operation that it runs.
+//! Extractors: the facts that a handler can learn about its operation.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ use onetake_http::extract::{DownstreamKey, IdempotencyKey, RunningAttempt};
 use onetake_http::json::Pointer;
 use onetake_http::{KeySource, OnStoreDown, OnetakeLayer, Policy, Secrets, Tenant};
 
-/// Tells all that it knows, and answers 503, so that each attempt is released.
+/// Responds with all values of the extractors. The status is 503, so that each attempt is released.
 async fn tell(
     IdempotencyKey(key): IdempotencyKey,
     RunningAttempt(attempt): RunningAttempt,
@@ -145,7 +145,7 @@ async fn what_runs_unrecorded_is_no_attempt() {
     let policy = || Policy::new().on_store_down(OnStoreDown::FailOpen);
     let router = on(store.clone(), policy(), Secrets::default());
     let key = |digit: &str| KEY.replace('9', digit);
-    // The secret is known from here on.
+    // This request makes the layer load the secret.
     assert_eq!(send(&router, post_of("alice", "/there", &key("1"))).await.body, "true true true");
     store.fail_claims(Fault::Unavailable);
     store.fail_loads(Fault::Unavailable);
@@ -153,7 +153,8 @@ async fn what_runs_unrecorded_is_no_attempt() {
     assert_eq!(send(&router, post_of("alice", "/key", &key("3"))).await.body, "a key");
     let refused = send(&router, post_of("alice", "/attempt", &key("4"))).await;
     assert_eq!(refused.problem(), (503, "idempotency_store_unavailable".to_owned()));
-    // A layer that never saw the store has no secret: better no key than another one each time.
+    // A layer that never reached the store has no secret. It gives no derived key rather than a
+    // different one each time.
     let router = on(store, policy(), Secrets::default());
     assert_eq!(send(&router, post_of("alice", "/there", &key("5"))).await.body, "true false false");
 }

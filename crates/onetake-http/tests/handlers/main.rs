@@ -1,4 +1,4 @@
-//! The layer as handlers see it: what they may know, and what they return.
+//! The layer from the view of handlers: extractors and return values.
 #![expect(clippy::unwrap_used, clippy::indexing_slicing, clippy::panic, reason = "tests may panic")]
 
 mod extract;

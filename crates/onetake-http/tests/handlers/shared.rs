@@ -1,4 +1,4 @@
-//! What tests of routers share: how a request is sent, and what came back.
+//! Helpers of the router tests: requests and responses.
 
 use std::sync::{Arc, Mutex};
 
@@ -19,7 +19,7 @@ pub(crate) struct Answered {
 }
 
 impl Answered {
-    /// Its status, and a problem's code.
+    /// Returns the status and the code of a problem.
     pub(crate) fn problem(&self) -> (u16, String) {
         let body: Value = serde_json::from_str(&self.body).unwrap_or_default();
         (self.status, body["code"].as_str().unwrap_or_default().to_owned())
@@ -37,7 +37,7 @@ pub(crate) async fn send(router: &Router, request: Request<Body>) -> Answered {
     Answered { status: parts.status.as_u16(), headers: parts.headers, body }
 }
 
-/// A POST of somebody's under a key.
+/// A POST by this tenant under this key.
 pub(crate) fn post_of(who: &str, path: &str, key: &str) -> Request<Body> {
     Request::post(path)
         .header("authorization", format!("Bearer {who}"))
@@ -46,14 +46,14 @@ pub(crate) fn post_of(who: &str, path: &str, key: &str) -> Request<Body> {
         .unwrap()
 }
 
-/// Collects the lines that this thread logs, as long as the guard lives.
+/// Collects the lines that this thread logs while the guard lives.
 pub(crate) fn logs() -> (Arc<Mutex<Vec<String>>>, tracing::subscriber::DefaultGuard) {
     let lines = Arc::new(Mutex::new(Vec::new()));
     let guard = tracing::subscriber::set_default(Lines(Arc::clone(&lines)));
     (lines, guard)
 }
 
-/// Keeps every event as a line of its fields.
+/// A subscriber that keeps every event as a line of its fields.
 struct Lines(Arc<Mutex<Vec<String>>>);
 
 impl tracing::Subscriber for Lines {

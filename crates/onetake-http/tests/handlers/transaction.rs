@@ -1,4 +1,5 @@
-//! Handlers that complete their operation themselves: the layer looks, and shows nothing that is not committed.
+//! Handlers that complete their operation themselves. The layer checks the record and shows only
+//! committed responses.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -39,7 +40,7 @@ impl Typed for Receipt {
     }
 }
 
-/// What the path says is what happens in the first run; all others commit.
+/// Acts as the path says in the first run, and commits in all others.
 async fn act(
     running: InTransaction,
     State(world): State<World>,
@@ -59,10 +60,10 @@ async fn act(
     }
     let (completion, response) = running.complete(answer, Vec::new()).await.unwrap();
     if how.ends_with("rolled back") {
-        // It was the last statement of a transaction that was not committed.
+        // The last statement of a transaction that was then rolled back.
         completion.mark_executed();
     } else if !how.starts_with("forget") {
-        // As its transaction would.
+        // The same steps as in a transaction that commits.
         completion.mark_executed();
         let attempt = running.attempt();
         let verb = Verb::Complete(completion.recording);
@@ -86,7 +87,7 @@ async fn as_usual() -> Json<&'static str> {
     Json("as usual")
 }
 
-/// The store, as a database that begins transactions.
+/// The store in the role of a database with transactions.
 enum Database {}
 
 struct Writes {
@@ -164,7 +165,7 @@ fn world() -> (World, Router) {
     let engine = Engine::new(Arc::new(world.store.clone()));
     let policy = Policy::new().transactional(act);
     assert_eq!(policy.terms.on_unknown, OnUnknown::Rollback);
-    // Whatever is set afterwards; and nothing else is taken for a transaction.
+    // Later calls do not change it, and a plain policy cannot claim to be transactional.
     let policy = policy.terms(Terms::default()).on_unknown(OnUnknown::Fail);
     assert_eq!(policy.terms.on_unknown, OnUnknown::Rollback);
     let plain = Policy::new().on_unknown(OnUnknown::Rollback);
@@ -234,7 +235,7 @@ async fn a_handler_that_dies_after_its_commit_ran_once() {
     assert_eq!(first.status, 500);
     let again = loop {
         let again = send(&router, post_of("alice", "/panic", KEY)).await;
-        // It is looked at in a task of its own.
+        // A task of its own checks whether the attempt committed.
         if again.status != 409 {
             break again;
         }
@@ -256,7 +257,8 @@ async fn other_answers_are_recorded_as_usual() {
     assert!(send(&router, post_of("alice", "/unused", &other)).await.is_replay());
 }
 
-/// Handlers that wrote their effects and forgot to finish: one effect, and no retry is told to run it again.
+/// Handlers that wrote their effects and did not finish. There is one effect, and no retry runs it
+/// again.
 #[tokio::test]
 async fn an_attempt_that_forgot_to_finish_never_runs_again() {
     for how in ["forget", "forget%20and%20fail", "forget%20and%20panic"] {
@@ -281,7 +283,7 @@ async fn an_attempt_that_forgot_to_finish_never_runs_again() {
     }
 }
 
-/// What the handler says is recorded where it says that it succeeded: it may have.
+/// If the handler reports success, its response is recorded, because it may have succeeded.
 #[tokio::test]
 async fn a_success_beside_the_transaction_is_recorded_and_reported() {
     for (path, body) in [("/forget%20and%20succeed", "something else"), ("/unused", "as usual")] {
@@ -295,7 +297,8 @@ async fn a_success_beside_the_transaction_is_recorded_and_reported() {
     }
 }
 
-/// A handler that begins, and answers 201 without a commit: nothing is there, so nobody is told so.
+/// A handler that begins a transaction and answers 201 without a commit. There is no effect, so the
+/// 201 is not shown.
 #[tokio::test]
 async fn a_success_that_was_not_committed_is_not_shown() {
     let (world, router) = world();
@@ -309,7 +312,7 @@ async fn a_success_that_was_not_committed_is_not_shown() {
     assert_eq!(world.runs.load(Ordering::SeqCst), 2);
 }
 
-/// Whatever response the handler returns after its commit, the committed one counts.
+/// The committed response counts, whichever response the handler returns after its commit.
 #[tokio::test]
 async fn what_a_guard_commits_is_shown_and_replayed() {
     for how in ["guarded", "guarded%20answer"] {
@@ -323,7 +326,8 @@ async fn what_a_guard_commits_is_shown_and_replayed() {
     }
 }
 
-/// A route that needs a transaction, with a handler that has none: it is found out, and stopped.
+/// A transactional route whose handler uses no transaction. The layer detects it and refuses
+/// further requests.
 #[tokio::test]
 async fn a_handler_that_does_not_take_part_is_refused_from_then_on() {
     let (_, router) = world();
@@ -342,7 +346,8 @@ async fn a_handler_that_does_not_take_part_is_refused_from_then_on() {
     assert_eq!(send(&router, post_of("alice", "/commit", &third)).await.status, 201, "others run");
 }
 
-/// Without a handler that takes part, a 5xx does not prove that nothing happened, unless it says so on any route.
+/// If the handler does not use the transaction, a 5xx does not prove that nothing happened. The
+/// exception is a response that is released on every route.
 #[tokio::test]
 async fn a_failure_of_a_handler_that_does_not_take_part_is_unknown() {
     let (_, router) = world();
@@ -355,7 +360,8 @@ async fn a_failure_of_a_handler_that_does_not_take_part_is_unknown() {
     }
 }
 
-/// A handler that takes part, on a route that is not transactional, would not survive a kill.
+/// A transactional handler on a route that is not transactional is refused, because its guarantee
+/// would not survive a kill.
 #[tokio::test]
 async fn a_handler_that_takes_part_elsewhere_is_refused() {
     let (lines, _guard) = logs();
@@ -377,7 +383,7 @@ async fn a_handler_that_takes_part_elsewhere_is_refused() {
     assert!(said.contains("pays") && said.contains("Policy::transactional(handler)"), "{said}");
 }
 
-/// A store that writes recordings in its own way.
+/// A store that seals recordings before it writes them.
 #[derive(Debug)]
 struct Encrypting(MemoryStore);
 
@@ -393,7 +399,8 @@ impl Sealing for Encrypting {
 
 delegate_store!(impl RecordIndex, AuditLog, SharedSecrets for Encrypting, self => self.0);
 
-/// What a transaction writes does not pass through the store, and is as the store would have written it.
+/// A recording that a transaction writes does not pass through the store. It must be sealed as the
+/// store would seal it.
 #[tokio::test]
 async fn what_is_to_be_written_is_sealed() {
     let engine = Engine::new(Arc::new(Encrypting(MemoryStore::new())));

@@ -1,4 +1,4 @@
-//! Results that are kept as values, and built into responses again.
+//! Typed results: stored as values, and built into responses again.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -17,11 +17,11 @@ use onetake_http::{InFlight, OnetakeLayer, Policy, Stored, Typed};
 use serde::{Deserialize, Serialize};
 use tokio::sync::Notify;
 
-/// What a charge comes to.
+/// The result of a charge.
 #[derive(Clone, Serialize, Deserialize)]
 struct Receipt {
     charge: u64,
-    /// The card's number is needed to charge it, and for nothing else.
+    /// The card's number. It is used for the charge and is not stored.
     #[serde(skip)]
     card: String,
 }
@@ -40,7 +40,7 @@ impl Typed for Receipt {
     }
 }
 
-/// How many charges were made; each is another one.
+/// Counts charges. Each run makes a new one.
 #[derive(Clone, Default)]
 struct Charges {
     made: Arc<AtomicU64>,
@@ -87,7 +87,8 @@ fn layer(store: &MemoryStore) -> OnetakeLayer {
     OnetakeLayer::new(engine(store), Policy::new()).unwrap()
 }
 
-/// Makes a charge as `T`, with a layer that knows of it, then asks again as another version would.
+/// Makes a charge as `Receipt`, with a layer that has the type registered. Then retries it with
+/// another version of the service.
 async fn replayed_by(version: impl FnOnce(&Charges, OnetakeLayer) -> Router) -> Answered {
     let (store, charges) = (MemoryStore::new(), Charges::default());
     let old = charges.router::<Receipt>(layer(&store).typed::<Receipt>());
@@ -128,7 +129,7 @@ async fn what_is_stored_is_the_value() {
     assert!(recording.head.ends_with(b"receipt"));
 }
 
-/// The same result, as a later version shows it.
+/// The same result in a later version of the service.
 #[derive(Serialize, Deserialize)]
 struct Later {
     charge: u64,
@@ -152,7 +153,7 @@ impl Typed for Later {
     }
 }
 
-/// A later version that cannot read what was stored.
+/// A later version that cannot read the stored value.
 #[derive(Serialize, Deserialize)]
 struct Stranger {
     number: u64,
@@ -198,7 +199,7 @@ async fn what_a_version_cannot_show_is_not_run_again() {
 
 #[tokio::test]
 async fn what_the_layer_was_not_told_of_is_kept_as_a_response() {
-    // Nobody told; a type of the same name was told of first.
+    // The type is not registered, or another type of the same name was registered first.
     let layers: [fn(OnetakeLayer) -> OnetakeLayer; 2] =
         [|layer| layer, |layer| layer.typed::<Stranger>().typed::<Receipt>()];
     for told in layers {
@@ -211,7 +212,7 @@ async fn what_the_layer_was_not_told_of_is_kept_as_a_response() {
     }
 }
 
-/// A result that is shown at length, or in short.
+/// A result whose stored value and response differ in size.
 #[derive(Serialize, Deserialize)]
 struct Sized {
     kept: String,
@@ -242,7 +243,7 @@ async fn the_bound_is_for_what_is_kept() {
     }
 }
 
-/// A result that cannot be written as JSON: its member names are no texts.
+/// A result that cannot be written as JSON, because its member names are not strings.
 #[derive(Serialize, Deserialize)]
 struct Unwritable(std::collections::BTreeMap<(u8, u8), u8>);
 
@@ -295,7 +296,7 @@ async fn a_value_is_fetched_by_its_handle() {
     assert_eq!((found.status, &*found.body), (201, r#"{"charge":1}"#));
 }
 
-/// A change to a response, on its way from the handler to the layer.
+/// A change to a response between the handler and the layer.
 type Change = fn(&mut axum::response::Response);
 
 #[tokio::test]
@@ -325,7 +326,7 @@ async fn a_response_that_was_changed_on_its_way_is_replayed_as_it_was_shown() {
     }
 }
 
-/// A result with something secret in it.
+/// A result that contains a secret.
 #[derive(Serialize, Deserialize)]
 struct Paid {
     card: String,
@@ -339,7 +340,7 @@ impl Typed for Paid {
     }
 }
 
-/// A later version of it, which cannot read the earlier one's value.
+/// A later version, which cannot read the value of the earlier one.
 #[derive(Serialize, Deserialize)]
 struct PaidLater {
     card: u64,
@@ -353,7 +354,7 @@ impl Typed for PaidLater {
     }
 }
 
-/// A result that is written as a text and read as a number.
+/// A result that is written as a string and read as a number.
 #[derive(Deserialize)]
 struct Unreadable(u64);
 
@@ -373,7 +374,7 @@ impl Typed for Unreadable {
 
 const CARD: &str = "4242 4242 4242 4242";
 
-/// Errors of a parser quote what they could not read.
+/// Parser errors quote the text that they could not read. The logs must not contain it.
 #[tokio::test]
 async fn logs_hold_nothing_of_a_recording() {
     let (logged, _guard) = logs();

@@ -1,4 +1,4 @@
-//! What is combined: policies, states of a key, and requests.
+//! The combined dimensions: policies, states of a key, and requests.
 
 use std::time::Duration;
 
@@ -6,9 +6,9 @@ use onetake_core::{OnUnknown, Terms};
 use onetake_http::json::Pointer;
 use onetake_http::{By, Dialect, InFlight, KeySource, OnStoreDown, Policy};
 
-/// How long a route waits: on a clock that moves only while somebody is meant to wait.
+/// The wait of a route. The manual clock moves only for cases that must wait.
 pub(crate) const WAIT: Duration = Duration::from_secs(2);
-/// The largest response that is kept, in bytes.
+/// The largest response that is recorded, in bytes.
 pub(crate) const RESPONSE_MAX: usize = 1000;
 
 const DAY: Duration = Duration::from_secs(24 * 3600);
@@ -26,37 +26,38 @@ pub(crate) enum Source {
     Json,
     Derive,
     Issued,
-    /// So long ago that it may not be used for the first time any more.
+    /// An issued key that is too old to be used for the first time.
     IssuedEarlier,
 }
 
-/// One policy: a choice of each kind. A key is always required.
+/// One policy: a value for each option. A key is always required.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Choice {
     pub(crate) busy: Busy,
     pub(crate) on_unknown: OnUnknown,
     pub(crate) source: Source,
     pub(crate) dialect: Dialect,
-    /// One new operation an hour for each tenant and card; and another one has just been.
+    /// A limit of one new operation an hour for each tenant and card, which another operation has
+    /// just used up.
     pub(crate) velocity: bool,
     pub(crate) on_store_down: OnStoreDown,
 }
 
-/// Where the key stands when the request comes.
+/// The state of the key when the request arrives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum State {
     Absent,
-    /// On the node that is asked.
+    /// On the node that gets the request.
     RunningHere,
     RunningElsewhere,
     Completed,
-    /// Its body was too large to keep.
+    /// The response body was too large to record.
     NotReplayable,
     Failed,
     Released,
     Unknown,
     Expired,
-    /// Whatever the key is: nobody can look.
+    /// The store is unreachable, so the state of the key cannot be read.
     StoreDown,
 }
 
@@ -72,7 +73,7 @@ pub(crate) enum Ask {
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Case {
-    /// Which of [`choices`] it is.
+    /// The index in [`choices`].
     pub(crate) route: usize,
     pub(crate) choice: Choice,
     pub(crate) state: State,
@@ -104,7 +105,7 @@ pub(crate) const ASKS: [Ask; 6] = [
 const SOURCES: [Source; 5] =
     [Source::Header, Source::Json, Source::Derive, Source::Issued, Source::IssuedEarlier];
 
-/// Every policy.
+/// Returns every policy.
 pub(crate) fn choices() -> Vec<Choice> {
     let mut choices = Vec::new();
     for busy in [Busy::Reject, Busy::Wait, Busy::Async] {
@@ -130,7 +131,7 @@ pub(crate) fn choices() -> Vec<Choice> {
     choices
 }
 
-/// Every combination, those that are left out included.
+/// Returns every combination, also those that are left out.
 pub(crate) fn product() -> Vec<Case> {
     let mut cases = Vec::new();
     for (route, choice) in choices().into_iter().enumerate() {
@@ -141,7 +142,7 @@ pub(crate) fn product() -> Vec<Case> {
     cases
 }
 
-/// Why a combination is left out.
+/// Returns the reason why a combination is left out.
 pub(crate) fn left_out(case: &Case) -> Option<&'static str> {
     let is_open = case.choice.on_store_down == OnStoreDown::FailOpen;
     if is_open && case.state != State::StoreDown {
@@ -167,7 +168,7 @@ impl Choice {
             Busy::Wait => InFlight::Wait(WAIT),
             Busy::Async => InFlight::Async(WAIT),
         };
-        // Nothing ends by itself while the clock moves for those who wait.
+        // No lease or record ends while the clock moves for waiting requests.
         let on_unknown = self.on_unknown;
         let terms = Terms { ttl: DAY, lease: DAY, grace: DAY, on_unknown };
         let mut policy = Policy::new()

@@ -1,31 +1,31 @@
-//! What the contract promises for each combination: written from the tables of states and of problems
-//! alone, and never by asking the code that is tested.
+//! The promised answer for each combination. It is written from the tables of states and problems
+//! alone and does not use the code under test.
 
 use onetake_core::OnUnknown;
 use onetake_http::{Dialect, OnStoreDown};
 
 use crate::cases::{Ask, Busy, Case, Source, State};
 
-/// Where an answer points to.
+/// The target of the header `Location`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Location {
     Nowhere,
-    /// To what the operation made.
+    /// The resource that the operation made.
     Made,
-    /// To where the outcome is fetched later.
+    /// The handle by which the outcome is fetched later.
     Handle,
 }
 
-/// What a client must be told, and how often its request may run the operation.
+/// The required answer, and the number of times that the request may run the operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Expected {
     pub(crate) status: u16,
-    /// The problem's code; there is none in an outcome, or in a 202.
+    /// The code of the problem. An outcome and a 202 have none.
     pub(crate) code: Option<&'static str>,
     pub(crate) retry_after: bool,
-    /// All marks of a replay, or none of them.
+    /// True if all replay headers must be present, false if none may be.
     pub(crate) replayed: bool,
-    /// Whether there must be a reference. A request whose key is refused has none to refer to.
+    /// True if there must be a reference. A request whose key is refused has none.
     pub(crate) reference: bool,
     pub(crate) location: Location,
     pub(crate) runs: usize,
@@ -36,7 +36,7 @@ pub(crate) fn expected(case: &Case) -> Expected {
     match (case.ask, choice.source) {
         (Ask::MissingKey, _) => return refused(400, "idempotency_key_missing").unnamed(),
         (Ask::MalformedKey, _) => return refused(400, "idempotency_key_invalid").unnamed(),
-        // Checked first: before the body is read, which may hold the key.
+        // The deadline is checked before the body is read, which may hold the key.
         (Ask::DeadlineOver, Source::Json | Source::Derive) => {
             return refused(504, "deadline_exceeded").unnamed();
         }
@@ -51,13 +51,13 @@ pub(crate) fn expected(case: &Case) -> Expected {
         State::StoreDown if choice.on_store_down == OnStoreDown::FailClosed => {
             refused(503, "idempotency_store_unavailable").later()
         }
-        // Limits are by tenant, and the other one has not done anything yet.
+        // Limits are per tenant, and the other tenant has run nothing yet.
         _ if other_tenant => runs(),
-        // A key's own expiry counts only while there is no record (S15).
+        // The expiry of an issued key counts only while it has no record (S15).
         State::Absent | State::Expired if choice.source == Source::IssuedEarlier => {
             refused(400, "idempotency_key_invalid").unnamed()
         }
-        // Nobody can tell whether there is one.
+        // The store is unreachable, so it is unknown whether there is a record.
         State::StoreDown if choice.source == Source::IssuedEarlier => {
             refused(503, "idempotency_store_unavailable").later()
         }
@@ -92,7 +92,7 @@ pub(crate) fn expected(case: &Case) -> Expected {
     }
 }
 
-/// Whether the request waits until the route's patience is over.
+/// True if the request waits until the route's wait is over.
 pub(crate) fn waits(case: &Case) -> bool {
     let expected = expected(case);
     expected.status == 202 || expected.code == Some("in_progress_timeout")

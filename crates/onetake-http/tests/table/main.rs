@@ -1,4 +1,4 @@
-//! Policy × state × request: what the contract promises for every combination, over three stores.
+//! Policy × state × request: the promised answer for every combination, over three stores.
 #![expect(clippy::unwrap_used, clippy::indexing_slicing, clippy::panic, reason = "tests may panic")]
 
 mod cases;
@@ -20,15 +20,16 @@ use cases::{Case, left_out, product};
 use expected::{Expected, Location, expected, waits};
 use world::{Answered, World};
 
-/// Cases at once: stores write together what comes together.
+/// The number of concurrent cases. Stores write concurrent items in one batch.
 const AT_ONCE: usize = 128;
-/// On a clock that stands still, a wait that should not be would last for ever.
+/// The time after which a case counts as stuck. The manual clock stands still, so a wrong wait
+/// would never end.
 const STUCK: Duration = Duration::from_secs(20);
-/// How many there are; who changes it changes what is promised to be tested.
+/// The number of combinations. A change of it changes the tested promise.
 const COMBINATIONS: usize = 21_600;
 const LEFT_OUT: usize = 9_936;
 
-/// Compares all that is promised; says what is wrong.
+/// Compares the answer with the promise, and returns the differences.
 fn differences(case: &Case, expected: &Expected, answered: &Answered) -> Vec<String> {
     let has = |name: &str| answered.headers.contains_key(name);
     let text = |name: &str| answered.headers.get(name).map_or("", |value| value.to_str().unwrap());
@@ -86,7 +87,7 @@ async fn compare(world: &World, case: &Case, number: usize, name: &str) -> Optio
     })
 }
 
-/// Every combination, on keys of its own.
+/// Checks every combination, each with its own keys.
 async fn holds_on(store: Arc<dyn Store>) {
     let world = &World::new(store);
     let cases = product();
@@ -95,7 +96,7 @@ async fn holds_on(store: Arc<dyn Store>) {
         cases.into_iter().enumerate().filter(|(_, case)| left_out(case).is_none()).collect();
     assert_eq!((all, all - cases.len()), (COMBINATIONS, LEFT_OUT));
     let (waiting, prompt): (Vec<_>, Vec<_>) = cases.into_iter().partition(|(_, case)| waits(case));
-    // First what is answered without a wait: the clock stands still.
+    // First the cases without a wait, while the clock stands still.
     let prompt = stream::iter(prompt).map(|(number, case)| async move {
         let name = world.prepare(&case, number).await;
         tokio::select! {
@@ -105,7 +106,7 @@ async fn holds_on(store: Arc<dyn Store>) {
     });
     let mut wrong: Vec<_> =
         prompt.buffer_unordered(AT_ONCE).filter_map(async |w| w).collect().await;
-    // Then what waits, all together, while the clock moves.
+    // Then all cases that wait, together, while the clock moves.
     let prepared = stream::iter(waiting)
         .map(|(number, case)| async move { (number, case, world.prepare(&case, number).await) });
     let prepared: Vec<_> = prepared.buffer_unordered(AT_ONCE).collect().await;
@@ -139,7 +140,8 @@ async fn on_the_embedded_store() {
 async fn on_postgres() {
     let server = Postgres::start().await;
     let url = server.database();
-    // Many cases at once share a few connections: with a slow disk, the last of them wait for long.
+    // Many concurrent cases share a few connections. On a slow disk, the last ones wait for a long
+    // time.
     let options =
         PostgresOptions { command_timeout: Duration::from_secs(60), ..PostgresOptions::default() };
     PostgresStore::migrate(&url, options.clone()).await.unwrap();

@@ -1,4 +1,4 @@
-//! Two nodes and one that has lost its store; and how a key is brought into a state.
+//! Two nodes, and a node without its store; and the steps that bring a key into a state.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
@@ -26,13 +26,13 @@ use crate::cases::{Ask, Case, RESPONSE_MAX, Source, State, choices};
 
 const DAY: Duration = Duration::from_secs(24 * 3600);
 
-/// What the operations did, by the number of the case.
+/// The runs of each case, by its number.
 #[derive(Clone, Default)]
 struct Api(Arc<Mutex<HashMap<usize, Done>>>);
 
 #[derive(Clone, Default)]
 struct Done {
-    /// By the request that is tested, not by what prepared for it.
+    /// Runs by the tested request, without those that prepared its state.
     runs: usize,
     id: Option<RecordId>,
     started: Arc<Notify>,
@@ -45,7 +45,7 @@ impl Api {
     }
 }
 
-/// Answers as it is told to by headers that do not count for the fingerprint.
+/// Responds as headers of the request say. The headers are not part of the fingerprint.
 async fn charge(extract::State(api): extract::State<Api>, request: Request<Body>) -> Response {
     let (parts, _) = request.into_parts();
     let said = |name| parts.headers.get(name).map(|value| value.to_str().unwrap());
@@ -77,14 +77,14 @@ async fn charge(extract::State(api): extract::State<Api>, request: Request<Body>
 pub(crate) struct World {
     store: Arc<dyn Store>,
     api: Api,
-    /// Moves only for those who wait.
+    /// A clock that moves only for waiting requests.
     pub(crate) clock: ManualClock,
-    /// The node that is asked.
+    /// The node that gets the tested request.
     here: Router,
-    /// Brings keys into their states. Its clock shows yesterday, so that it can issue keys that are
-    /// not good any more today.
+    /// The node that brings keys into their states. Its clock is a day behind, so that it can issue
+    /// keys that are too old today.
     elsewhere: Router,
-    /// A node that has lost its store.
+    /// A node whose store is unreachable.
     down: Router,
 }
 
@@ -92,7 +92,7 @@ pub(crate) struct Answered {
     pub(crate) status: u16,
     pub(crate) headers: HeaderMap,
     pub(crate) body: Value,
-    /// How often this request ran the operation.
+    /// The number of times that this request ran the operation.
     pub(crate) runs: usize,
 }
 
@@ -116,14 +116,15 @@ impl World {
         }
     }
 
-    /// Brings the key of a case into its state, and tells its name.
+    /// Brings the key of a case into its state, and returns the key.
     pub(crate) async fn prepare(&self, case: &Case, number: usize) -> String {
         let name = self.name(case, number, "case").await;
         match case.state {
             State::Absent | State::StoreDown => {}
             State::RunningHere => {
                 if case.choice.source == Source::IssuedEarlier {
-                    // It was used in time, and may now be used again here.
+                    // The key was used in time. Its attempt was released, so the operation can run
+                    // here.
                     self.ran(case, number, &name, "429").await;
                 }
                 let held = self.letter(case, number, &name, &[("x-answer", "hold")]);
@@ -156,7 +157,7 @@ impl World {
         name
     }
 
-    /// Sends the request of a case, and ends what was held for it.
+    /// Sends the request of a case, and then ends the operation that was held for it.
     pub(crate) async fn ask(&self, case: &Case, number: usize, name: &str) -> Answered {
         let (status, headers, body) =
             send(self.node(case).clone(), self.letter(case, number, name, &[])).await;
@@ -170,7 +171,7 @@ impl World {
         if case.state == State::StoreDown { &self.down } else { &self.here }
     }
 
-    /// A name for an operation that nobody has used yet.
+    /// Returns a key that is not used yet.
     async fn name(&self, case: &Case, number: usize, what: &str) -> String {
         let issuer = match case.choice.source {
             Source::IssuedEarlier if what == "case" => &self.elsewhere,
@@ -197,8 +198,8 @@ impl World {
         assert!(!headers.contains_key("idempotent-replayed"), "{case:?}");
     }
 
-    /// Lets the other node claim the key and say this of it. What the layer takes for the key's record
-    /// and fingerprint is learnt from an attempt that was released.
+    /// Claims the key in the store and settles it with `verb`. An attempt that was released before
+    /// provides the record's id and fingerprint.
     async fn settled(
         &self,
         case: &Case,
@@ -224,7 +225,8 @@ impl World {
         }
     }
 
-    /// The request of a case if `lines` are empty; else Alice's own, that prepares for it.
+    /// Returns the request of a case if `lines` are empty, otherwise a request of Alice that
+    /// prepares it.
     fn letter(
         &self,
         case: &Case,
@@ -268,9 +270,10 @@ impl World {
     }
 }
 
-/// A node with all policies; a header says which applies.
+/// A node with all policies. A header of the request chooses one.
 fn node(store: Arc<dyn Store>, clock: &ManualClock, api: &Api) -> Router {
-    // On a clock that moves without regard to the store, nobody may run out of patience with it.
+    // The manual clock moves independently of the store, so the engine must not give up on the
+    // store.
     let limits = Limits { claim_patience: DAY, settle_patience: DAY, ..Limits::default() };
     let engine = Engine::with(store, Arc::new(clock.clone()), Arc::new(SystemRng), limits);
     let policies: Vec<Arc<Policy>> =

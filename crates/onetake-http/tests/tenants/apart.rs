@@ -1,7 +1,7 @@
-//! Nobody can find out anything about another tenant (S8).
+//! Isolation: a tenant can learn nothing about another tenant (S8).
 //!
-//! What somebody sees must be exactly what they would see if the other tenant did not exist: so each
-//! case is played twice, with the other one and without.
+//! A tenant must see exactly what it would see if the other tenant did not exist. Each case
+//! therefore runs twice, with the other tenant and without it.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
@@ -28,10 +28,10 @@ use crate::modes::{Mode, Who, anybody, who};
 
 const KEY: &str = "6f1c8d6a-3a09-4b6e-9c8f-2d1f5e7b8a90";
 const TOKEN: &str = "{\"method\":\"POST\",\"path\":\"/issued\"}";
-/// Cases for each mode.
+/// The number of cases for each mode.
 const CASES: u32 = 40;
 
-/// An operation that tells whose it was, and how often each of them ran.
+/// An API whose response names the tenant, with a counter of runs for each tenant.
 #[derive(Clone, Default)]
 struct Api {
     runs: Arc<Mutex<HashMap<String, usize>>>,
@@ -51,7 +51,7 @@ async fn work(State(api): State<Api>, headers: HeaderMap, body: String) -> Respo
     }
 }
 
-/// Keys from a header at `/work`, and issued ones at `/issued`.
+/// Two routes: `/work` takes keys from a header, and `/issued` takes issued keys.
 struct Routes(Arc<Policy>, Arc<Policy>);
 
 impl Routes {
@@ -74,7 +74,7 @@ impl Resolve for Routes {
     }
 }
 
-/// One store, and in front of it a layer for each mode.
+/// One store, with a layer for each mode in front of it.
 struct World {
     api: Api,
     engine: Engine,
@@ -126,7 +126,7 @@ impl World {
         self.send(who, who.dress(Request::get(location)), "").await
     }
 
-    /// A new issued key.
+    /// Fetches a new issued key.
     async fn issue(&self, who: &Who) -> String {
         let answered = self.send(who, who.post("/idempotency-tokens"), TOKEN).await;
         assert_eq!(answered.status, 201, "{who:?} {answered:?}");
@@ -139,20 +139,21 @@ impl World {
     }
 }
 
-/// The clock stands still, so whoever waits, waits for ever.
+/// Lets all tasks run that can. The clock stands still, so a task that waits for time never
+/// continues.
 async fn a_while() {
     for _ in 0..10_000 {
         tokio::task::yield_now().await;
     }
 }
 
-/// What there is of the first tenant: a handle, and an issued key.
+/// The traces of the first tenant: a handle and an issued key.
 struct Left {
     location: String,
     issued: String,
 }
 
-/// The first tenant leaves a key in some state, a handle, and an issued key.
+/// Leaves a key in some state, a handle and an issued key, all of the first tenant.
 async fn first(world: &World, who: &Who, body: &str, is_held: bool, is_used: bool) -> Left {
     let request = who.post("/work").header("idempotency-key", KEY).header("x-whose", "first");
     let location = if is_held {
@@ -179,7 +180,7 @@ async fn first(world: &World, who: &Who, body: &str, is_held: bool, is_used: boo
     Left { location, issued }
 }
 
-/// Everything that the second tenant tries, and what comes of it.
+/// Sends everything that the second tenant can try, and returns the answers.
 async fn second(world: &World, who: &Who, body: &str, left: &Left) -> Vec<Answered> {
     let other_body = if body == "other" { "201" } else { "other" };
     let mut seen = vec![
@@ -213,13 +214,13 @@ async fn check(a: &Who, b: &Who, body: &str, is_held: bool, is_used: bool) {
     assert!(with.runs("second") >= 2, "its own operations ran");
 }
 
-/// The same cases each time.
+/// A runner with the same cases in each run.
 fn runner() -> TestRunner {
     let config = Config { cases: CASES, failure_persistence: None, ..Config::default() };
     TestRunner::new_with_rng(config, TestRng::deterministic_rng(RngAlgorithm::ChaCha))
 }
 
-/// For each mode: somebody of that mode beside anybody else, of any mode.
+/// Pairs of a tenant of each mode with another tenant of any mode.
 #[test]
 fn no_two_tenants_share_anything() {
     let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
@@ -237,7 +238,7 @@ fn no_two_tenants_share_anything() {
     }
 }
 
-/// The same within one mode alone, where names are all that differs.
+/// Pairs of tenants of the same mode, which differ only in their names.
 #[test]
 fn no_two_tenants_of_one_mode_share_anything() {
     let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
@@ -252,7 +253,7 @@ fn no_two_tenants_of_one_mode_share_anything() {
     }
 }
 
-/// The property can fail: two that are one tenant do share.
+/// The check can fail: it finds that a tenant shares its keys with itself.
 #[test]
 fn one_tenant_is_seen() {
     let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();

@@ -1,4 +1,4 @@
-//! `Tenant::Asked`: when somebody is asked, and what their answer does.
+//! `Tenant::Asked`: when the service is asked, and the effect of its answer.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -18,7 +18,7 @@ use tower::ServiceExt;
 
 const KEY: &str = "6f1c8d6a-3a09-4b6e-9c8f-2d1f5e7b8a90";
 
-/// Says what it is told to say; nothing: it never answers.
+/// An authentication service with a fixed answer. Without one it never answers.
 #[derive(Default)]
 struct Oracle {
     says: Mutex<Option<Result<&'static str, Code>>>,
@@ -90,7 +90,7 @@ async fn every_keyed_request_is_asked_about_and_no_other() {
         assert_eq!(world.oracle.asked.load(Ordering::SeqCst), asked, "once, replays included");
     }
     assert_eq!(world.runs(), 2);
-    // What is refused by its head is not worth a question.
+    // A request that is refused by its head does not cause a question.
     let late = [("idempotency-key", KEY), ("x-request-timeout-ms", "0")];
     assert_eq!(world.send(&late).await.status(), 504);
     assert_eq!(world.send(&[("idempotency-key", "short")]).await.status(), 400);

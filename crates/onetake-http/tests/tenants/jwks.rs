@@ -41,7 +41,7 @@ impl World {
         request.body(()).unwrap().into_parts().0
     }
 
-    /// The status of an answer that needs no wait; 200 if the token is believed.
+    /// Returns the status of an answer that needs no wait; 200 if the token is accepted.
     fn status(&self, issuer: &Issuer, kid: &str) -> u16 {
         let parts = self.request(issuer, kid);
         status(self.tenant.resolve(&parts, &self.clock).now_or_never().unwrap())
@@ -65,7 +65,7 @@ fn keys_of_a_set_are_for_their_own_algorithm() {
     assert_eq!(world.replace(&all), Ok(3), "the symmetric key is left out");
     for (issuer, kid) in [(&rs, "rs"), (&es, "es"), (&ed, "ed")] {
         assert_eq!(world.status(issuer, kid), 200, "{kid}");
-        // A key of another algorithm, or of another owner, verifies nothing.
+        // A key of another algorithm or of another owner verifies nothing.
         assert_eq!(world.status(issuer, "hs"), 401, "{kid}");
         let forger = Issuer::Hs256(issuer.der());
         assert_eq!(world.status(&forger, kid), 401, "{kid}");
@@ -126,7 +126,7 @@ async fn a_flood_of_unknown_keys_causes_one_refresh() {
     let world = World::new();
     let (known, stranger) = (Issuer::es256(), Issuer::es256());
     world.replace(&[known.jwk("known")]).unwrap();
-    // Right after a refresh there is nothing to wait for.
+    // Right after a refresh, a request does not wait for another one.
     assert_eq!(world.status(&stranger, "unknown"), 401);
     assert!(world.set.wanted().now_or_never().is_none(), "a refresh so soon");
     world.clock.advance(JWKS_REFRESH_PAUSE);
@@ -165,7 +165,7 @@ async fn an_outage_is_no_refusal_and_old_keys_stay() {
     assert_eq!(world.status(&rotated, "rotated"), 503);
     assert_eq!(world.status(&rotated, "known"), 401, "its key is known, and the signature wrong");
     assert_eq!(world.status(&Issuer::hs256(7), "known"), 401, "a set never has such a key");
-    // Nobody waits for longer than the bound, whatever the fetcher does.
+    // A request waits at most `JWKS_WAIT_MAX`, even if the fetcher never ends.
     world.clock.advance(JWKS_REFRESH_PAUSE);
     let parts = world.request(&rotated, "rotated");
     let mut waiting = std::pin::pin!(world.tenant.resolve(&parts, &world.clock));

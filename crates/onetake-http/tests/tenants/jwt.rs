@@ -1,4 +1,4 @@
-//! Tokens: which are believed, and what is said about the others.
+//! Tokens: which are accepted, and the answers to the others.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 
 use crate::sign::{Issuer, pem};
 
-/// What the clock of these tests shows, in seconds.
+/// The time of the tests' clock, in seconds.
 fn now() -> u64 {
     ManualClock::default().now().as_micros() / 1_000_000
 }
@@ -32,7 +32,7 @@ fn with(mut claims: Value, name: &str, value: Value) -> Value {
     claims
 }
 
-/// The tenant of a request with this header, or what its sender is told.
+/// Returns the tenant of a request with these headers, or the text of its refusal.
 fn told(jwt: &Jwt, authorization: &[&str]) -> Result<Vec<u8>, String> {
     let mut request = Request::post("/charges");
     for value in authorization {
@@ -125,7 +125,8 @@ fn another_key_or_algorithm_is_refused() {
             if other == at || matches!((issuer, stranger), (Issuer::Hs256(_), Issuer::Hs256(_))) {
                 continue;
             }
-            // It says what it is, and it says what we have.
+            // The stranger's token names its own algorithm first, and then the algorithm of our
+            // key.
             assert!(told_of(&jwt, &stranger.token(&claims("alice"))).is_err());
             let lying =
                 stranger.token_with(&json!({ "alg": issuer.algorithm() }), &claims("alice"));
@@ -140,7 +141,7 @@ fn another_key_or_algorithm_is_refused() {
 fn a_public_key_is_never_a_secret() {
     for issuer in &Issuer::all()[1..] {
         let jwt = Jwt::new([issuer.key()]);
-        // Everybody knows the public key, in every form that it may have.
+        // An attacker knows the public key, in every form that it can have.
         let forms = [issuer.text().into_bytes(), issuer.text().trim().into(), issuer.der()];
         for secret in forms {
             let forger = Issuer::Hs256(secret);
@@ -148,7 +149,7 @@ fn a_public_key_is_never_a_secret() {
             let alg = json!({ "alg": issuer.algorithm() });
             refused(&jwt, &forger.token_with(&alg, &claims("alice")), "signature is wrong");
         }
-        // Nor can it be configured as one.
+        // A public key cannot be configured as a secret either.
         let bare = STANDARD.encode(issuer.der());
         assert_eq!(JwtKey::parse(&bare).unwrap_err(), JwtKeyError::PublicAsSecret);
     }
@@ -197,7 +198,7 @@ fn issuer_and_audience_are_checked() {
         refused(&jwt, &at("aud", other), "another audience");
     }
     assert!(told_of(&jwt, &at("aud", json!(["a", "payments"]))).is_ok());
-    // Where none is demanded, they are still told apart.
+    // Without a required issuer, tokens of different issuers are different tenants.
     let of = |value: Value| told_of(&any, &at("iss", value)).unwrap();
     let all = [of(Value::Null), of(json!("")), of(json!("a")), of(json!("b"))];
     for (at, one) in all.iter().enumerate() {
@@ -216,13 +217,13 @@ fn the_claim_is_a_string_or_an_integer() {
         assert!(of(bad).unwrap_err().contains("lacks the claim"));
     }
     assert!(of(json!(1.5)).unwrap_err().contains("no integer"));
-    // Issuer and claim cannot run into each other.
+    // The border between issuer and claim is unambiguous.
     let jwt = Jwt::new([issuer.key()]);
     let of = |iss: &str, sub: &str| {
         told_of(&jwt, &issuer.token(&with(claims(sub), "iss", json!(iss)))).unwrap()
     };
     assert_ne!(of("a", "bc"), of("ab", "c"));
-    // A member that stands twice is read differently by different readers.
+    // Readers differ in how they read a duplicate member.
     let twice = format!("{{\"sub\":\"a\",\"sub\":\"b\",\"exp\":{}}}", now() + 60);
     refused(&jwt, &issuer.token_of("{\"alg\":\"HS256\"}", &twice), "no signed");
 }

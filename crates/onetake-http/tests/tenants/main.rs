@@ -1,4 +1,4 @@
-//! Whose key it is: tokens, and what one tenant can find out about another.
+//! Tenants: tokens, authentication services, and isolation between tenants.
 #![expect(clippy::unwrap_used, clippy::indexing_slicing, reason = "tests may panic")]
 
 mod apart;

@@ -1,4 +1,4 @@
-//! Ways to tell a tenant, and requests that are somebody's.
+//! The kinds of tenants, and requests of each kind.
 
 use std::net::Ipv6Addr;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -59,7 +59,7 @@ impl Mode {
 
 static ISSUER: LazyLock<Issuer> = LazyLock::new(Issuer::eddsa);
 
-/// Knows whose session it is.
+/// A service that knows the owner of each session.
 struct Sessions;
 
 impl Ask for Sessions {
@@ -75,17 +75,18 @@ impl Ask for Sessions {
     }
 }
 
-/// Somebody, as a mode sees them.
+/// A tenant of one mode.
 #[derive(Clone, Debug)]
 pub(crate) struct Who {
     pub(crate) mode: Mode,
-    /// Which kind of credential, where there are several.
+    /// The kind of credential, if the mode has several.
     form: u8,
     pub(crate) name: String,
 }
 
 impl Who {
-    /// What makes two of them the same tenant: where credentials count, the kind of credential does.
+    /// The identity of the tenant. Two with the same identity are one tenant. For credentials,
+    /// their kind is part of it.
     pub(crate) fn identity(&self) -> (Mode, u8, &str) {
         match (self.mode, self.form) {
             (Mode::Public, _) | (Mode::CredentialOrPublic, 3..) => (Mode::Public, 0, ""),
@@ -96,7 +97,7 @@ impl Who {
         }
     }
 
-    /// Makes a request theirs. Tokens and sessions are new ones each time.
+    /// Adds the tenant's credentials to a request. Tokens and sessions are new for each request.
     pub(crate) fn dress(&self, request: Builder) -> Builder {
         static FRESH: AtomicUsize = AtomicUsize::new(0);
         let fresh = FRESH.fetch_add(1, Ordering::Relaxed);
@@ -134,7 +135,7 @@ impl Who {
     }
 }
 
-/// Names that are near each other, and names that mean something elsewhere.
+/// Generates names that are similar to each other, and names that have a meaning elsewhere.
 fn name() -> impl Strategy<Value = String> {
     const KNOWN: [&str; 10] =
         ["alice", "Alice", "alic", "bob", "public", "header", "jwt", "asked", "7", "07"];

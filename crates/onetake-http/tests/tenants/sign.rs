@@ -13,7 +13,7 @@ use base64::engine::general_purpose::{STANDARD, URL_SAFE_NO_PAD};
 use onetake_http::JwtKey;
 use serde_json::{Value, json};
 
-/// Whoever signs tokens.
+/// A signer of tokens.
 pub(crate) enum Issuer {
     Hs256(Vec<u8>),
     Rs256(rsa::KeyPair),
@@ -51,7 +51,7 @@ impl Issuer {
         }
     }
 
-    /// The public key without its PEM lines; nothing for a secret.
+    /// The public key without its PEM lines; empty for a secret.
     pub(crate) fn der(&self) -> Vec<u8> {
         let der: PublicKeyX509Der<'static> = match self {
             Self::Hs256(_) => return Vec::new(),
@@ -62,7 +62,7 @@ impl Issuer {
         der.as_ref().to_vec()
     }
 
-    /// What a verifier is configured with.
+    /// The text with which a verifier is configured.
     pub(crate) fn text(&self) -> String {
         match self {
             Self::Hs256(secret) => STANDARD.encode(secret),
@@ -74,7 +74,7 @@ impl Issuer {
         JwtKey::parse(&self.text()).unwrap()
     }
 
-    /// The public key as a JSON Web Key; the secret of HS256.
+    /// The public key as a JSON Web Key; for HS256 the secret.
     pub(crate) fn jwk(&self, kid: &str) -> Value {
         let text = |bytes: &[u8]| URL_SAFE_NO_PAD.encode(bytes);
         match self {
@@ -110,12 +110,12 @@ impl Issuer {
         }
     }
 
-    /// A token with these claims.
+    /// Signs a token with these claims.
     pub(crate) fn token(&self, claims: &Value) -> String {
         self.token_with(&json!({ "alg": self.algorithm(), "typ": "JWT" }), claims)
     }
 
-    /// A token with a header that may lie.
+    /// Signs a token with this header, which may be false.
     pub(crate) fn token_with(&self, header: &Value, claims: &Value) -> String {
         self.token_of(&header.to_string(), &claims.to_string())
     }

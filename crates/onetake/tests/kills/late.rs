@@ -1,4 +1,4 @@
-//! A server is frozen in the middle of an operation, past its lease and grace, and comes back.
+//! Servers that are frozen in the middle of an operation, past lease and grace, and then continue.
 
 use std::fs::File;
 
@@ -10,7 +10,7 @@ use rustix::process::Signal;
 use super::steps::Steps;
 use super::{Case, LOOKS, Place, Server, breathe};
 
-/// A client whose server is frozen with the operation half done.
+/// A client whose server is frozen in the middle of the operation.
 struct Frozen<'a> {
     case: Case<'a>,
     server: Server,
@@ -29,7 +29,7 @@ impl<'a> Frozen<'a> {
         Self { case, server, client }
     }
 
-    /// Lets it go on; what its client is told in the end.
+    /// Lets the server continue. Returns its client's final answer.
     async fn thaw(self) -> (Case<'a>, Server, Answer) {
         File::create(self.case.orders.gate.as_ref().unwrap()).unwrap();
         self.server.signal(Signal::CONT);
@@ -48,7 +48,7 @@ async fn until(mut so: impl FnMut() -> bool) {
     panic!("it is never so");
 }
 
-/// Another attempt takes over: what it recorded is what everybody is told.
+/// Another attempt takes over. Every client gets the outcome that this attempt recorded.
 async fn another_takes_over(frozen: Frozen<'_>, effects: usize) {
     let second = Server::start(&frozen.case.second()).await;
     let taken_over = second.pay_until_answered().await;
@@ -62,10 +62,10 @@ async fn another_takes_over(frozen: Frozen<'_>, effects: usize) {
     }
 }
 
-/// Nobody takes over: the late truth is recorded.
+/// No other attempt takes over. The outcome of the late attempt is recorded.
 async fn nobody_takes_over(frozen: Frozen<'_>) {
     let second = Server::start(&frozen.case.second()).await;
-    // It is passed over, and not run again.
+    // The frozen attempt is abandoned, and its operation does not run again.
     let refused = second.pay_until_answered().await;
     assert_eq!((refused.status(), &*refused.code()), (500, "previous_attempt_failed"));
     let (case, _first, told) = frozen.thaw().await;
@@ -76,7 +76,7 @@ async fn nobody_takes_over(frozen: Frozen<'_>) {
 }
 
 async fn late(place: Place<'_>) {
-    // All are frozen first: their leases end at the same time.
+    // All servers are frozen first, so that their leases end at the same time.
     let retried = Frozen::new(&place, OnUnknown::Retry).await;
     let rolled_back = Frozen::new(&place, OnUnknown::Rollback).await;
     let failed = Frozen::new(&place, OnUnknown::Fail).await;

@@ -1,7 +1,8 @@
-//! The server is killed before and after every durable step of claim, run and settle, and the client retries.
+//! Kills the server before and after every durable step of claim, run and settle, while the client
+//! retries.
 //!
-//! Nobody lists the moments: a run that nobody disturbs counts the steps, and then there is one run for each of
-//! them in which the process kills itself there (SIGKILL), is started again, and meets the client's retries.
+//! The steps are not listed by hand. An undisturbed run counts them. Then there is one run for each
+//! step: the process kills itself there (SIGKILL), is started again, and gets the client's retries.
 #![expect(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "tests may panic")]
 
 mod late;
@@ -26,7 +27,8 @@ use victim::Orders;
 
 const KEY: &str = "6f1c8d6a-3a09-4b6e-9c8f-2d1f5e7b8a90";
 
-/// How often something is looked at that will be so, a few milliseconds apart, before it is given up.
+/// The number of times that a condition is checked, a few milliseconds apart, before the test
+/// fails.
 const LOOKS: usize = 12_000;
 
 #[expect(clippy::disallowed_methods, reason = "processes live in real time")]
@@ -34,12 +36,12 @@ async fn breathe() {
     tokio::time::sleep(Duration::from_millis(5)).await;
 }
 
-/// One try; `None` if the server died in the middle.
+/// Sends the request once. Returns `None` if the server died in the middle.
 async fn pay(client: &Client) -> Option<Answer> {
     client.post("/pay").key(KEY).body("10 EUR").send().await.ok()
 }
 
-/// A running server. It ends with its test.
+/// A running server, which ends with its test.
 struct Server {
     child: Child,
     client: Client,
@@ -67,12 +69,12 @@ impl Server {
         panic!("the server does not start");
     }
 
-    /// One try; `None` if the server died in the middle.
+    /// Sends the request once. Returns `None` if the server died in the middle.
     async fn pay(&self) -> Option<Answer> {
         pay(&self.client).await
     }
 
-    /// Retries until there is an answer that retrying does not change.
+    /// Retries until the answer is final: neither 409 nor 503.
     async fn pay_until_answered(&self) -> Answer {
         for _ in 0..LOOKS {
             match self.pay().await {
@@ -83,7 +85,7 @@ impl Server {
         panic!("there is never an answer");
     }
 
-    /// Waits for it to be killed by itself.
+    /// Waits until the server has killed itself.
     async fn died(mut self) {
         for _ in 0..LOOKS {
             if let Some(status) = self.child.try_wait().unwrap() {
@@ -97,7 +99,8 @@ impl Server {
 }
 
 impl Server {
-    /// Freezes it, as a virtual machine is frozen that is moved; or lets it go on.
+    /// Sends a signal: freezes the server, like a virtual machine during a migration, or lets it
+    /// continue.
     fn signal(&self, signal: Signal) {
         let id = Pid::from_child(&self.child);
         kill_process(id, signal).unwrap();
@@ -111,7 +114,7 @@ impl Drop for Server {
     }
 }
 
-/// One case: a fresh store, and a place for effects.
+/// A test case: a fresh store, and a place for effects.
 struct Case<'a> {
     orders: Orders,
     server: Option<&'a Postgres>,
@@ -144,7 +147,7 @@ impl<'a> Case<'a> {
         case
     }
 
-    /// A second server on the same store and the same effects.
+    /// The orders of a second server on the same store and the same effects.
     fn second(&self) -> Orders {
         let beside = |path: &Path| path.with_extension("second");
         let (steps, port) = (beside(&self.orders.steps), beside(&self.orders.port));
@@ -175,7 +178,7 @@ enum Place<'a> {
     Postgres(&'a Postgres),
 }
 
-/// The steps of an operation that nobody disturbs.
+/// Returns the steps of an operation that is not killed.
 async fn undisturbed(place: &Place<'_>, on_unknown: OnUnknown) -> Vec<String> {
     let case = Case::new(place, on_unknown, 0).await;
     let server = Server::start(&case.orders).await;
@@ -184,11 +187,11 @@ async fn undisturbed(place: &Place<'_>, on_unknown: OnUnknown) -> Vec<String> {
     Steps::read(&case.orders.steps)
 }
 
-/// Kills at each step. `effects` says how many there may be in the end.
+/// Kills the server at each step. `effects` is the allowed number of effects at the end.
 async fn matrix(place: Place<'_>, on_unknown: OnUnknown, effects: std::ops::RangeInclusive<usize>) {
     let steps = undisturbed(&place, on_unknown).await;
     assert!(steps.len() >= 7, "too few steps to be true: {steps:?}");
-    // All are killed first: the lease of one ends while the next ones are.
+    // All servers are killed first, so that the leases of the first ones end meanwhile.
     let mut killed = Vec::new();
     for (number, step) in steps.iter().enumerate() {
         let mut case = Case::new(&place, on_unknown, number + 1).await;
@@ -212,7 +215,7 @@ async fn matrix(place: Place<'_>, on_unknown: OnUnknown, effects: std::ops::Rang
             }
             status => panic!("{step}: {status} {}", answer.text()),
         }
-        // What was acknowledged stays so, also across one more kill and start.
+        // An acknowledged outcome stays the same, also after one more kill and start.
         drop(server);
         let server = Server::start(&case.orders).await;
         let again = server.pay_until_answered().await;

@@ -1,4 +1,4 @@
-//! The steps that a server takes, and the one at which it is killed.
+//! The steps of a server, and the step at which it is killed.
 
 use std::fs::File;
 use std::io::Write;
@@ -11,7 +11,8 @@ use onetake::store::{Answers, Claim, Claimed, Settled, Settlement, Verb};
 use onetake::{Store, delegate_store};
 use rustix::process::{Pid, Signal, getpid, kill_process};
 
-/// Counts the steps of one operation, in a file that outlives the process, and kills the process at one of them.
+/// Counts the steps of one operation in a file that outlives the process, and kills the process at
+/// one of them.
 #[derive(Debug)]
 pub(crate) struct Steps {
     taken: Mutex<(usize, File)>,
@@ -19,13 +20,14 @@ pub(crate) struct Steps {
 }
 
 impl Steps {
-    /// Dies at this step, counted from 1; never, if it is 0.
+    /// Kills the process at this step, counted from 1; never if it is 0.
     pub(crate) fn new(file: &Path, dies_at: usize) -> Arc<Self> {
         let file = File::options().create(true).append(true).open(file).unwrap();
         Arc::new(Self { taken: Mutex::new((0, file)), dies_at })
     }
 
-    /// Here the process may be killed: nothing that comes after this happens, in any thread.
+    /// Records a step, at which the process may be killed. After the kill nothing more happens, in
+    /// any thread.
     pub(crate) fn reach(&self, name: &str) {
         let mut taken = self.taken.lock().unwrap();
         taken.0 += 1;
@@ -39,14 +41,14 @@ impl Steps {
         }
     }
 
-    /// The names of the steps that were taken, in their order.
+    /// Returns the names of the reached steps, in order.
     pub(crate) fn read(file: &PathBuf) -> Vec<String> {
         let text = std::fs::read_to_string(file).unwrap_or_default();
         text.lines().map(str::to_owned).collect()
     }
 }
 
-/// A store whose every durable step of an operation can be the last.
+/// A store that can kill the process before or after every durable step of an operation.
 #[derive(Debug)]
 pub(crate) struct Stepping {
     pub(crate) inner: Arc<dyn Store>,
@@ -66,7 +68,8 @@ impl Store for Stepping {
 
     fn settle(&self, batch: Vec<Settlement>) -> BoxFuture<'_, Answers<Settled>> {
         async move {
-            // How often a lease is renewed depends on the machine; so does when the reaper looks.
+            // Renewals and reaper runs are not counted, because their number depends on the
+            // machine.
             let counts = batch.iter().any(|it| !matches!(it.verb, Verb::Renew | Verb::Abandon));
             if counts {
                 self.steps.reach("before the settlement is durable");

@@ -17,7 +17,7 @@ use super::victim::{Orders, middle};
 
 const PAY: &str = "INSERT INTO payments (cents) VALUES (10)";
 
-/// What was rolled back may run again.
+/// An error after which the transaction was rolled back, so that a retry may run again.
 pub(crate) struct RolledBack;
 
 impl<E: std::error::Error> From<E> for RolledBack {
@@ -36,7 +36,7 @@ fn message() -> Vec<Message> {
     vec![Message::new("payments.made", "alice", "10 cents")]
 }
 
-/// The table of effects, before there is any server.
+/// Creates the table of effects, before any server starts.
 pub(crate) async fn prepare(store: &str) {
     const TABLE: &str = "CREATE TABLE payments (cents integer NOT NULL)";
     if let Some(file) = store.strip_prefix("sqlite:") {
@@ -48,7 +48,7 @@ pub(crate) async fn prepare(store: &str) {
     client.batch_execute(TABLE).await.unwrap();
 }
 
-/// How many payments there are, and how many messages.
+/// Returns the number of payments and the number of messages.
 pub(crate) fn count(store: &str, server: Option<&Postgres>) -> (usize, usize) {
     let of = |table: &str| -> usize {
         let sql = format!("SELECT count(*) FROM {table}");
@@ -101,7 +101,7 @@ async fn on_sqlite(
     orders: &Orders,
     steps: &Steps,
 ) -> Result<Response, RolledBack> {
-    // While a transaction of SQLite writes, nobody else does: a server is frozen before that.
+    // SQLite allows one writer at a time. The server is therefore frozen before its transaction.
     middle(orders, steps).await;
     let (completion, response) = running.complete("paid", message()).await?;
     tokio::task::block_in_place(|| {

@@ -18,22 +18,23 @@ use super::breathe;
 use super::steps::{Stepping, Steps};
 use super::transactions::pay_in_transaction;
 
-/// Everything that a victim is told, as variables of its environment.
+/// The settings of a victim, passed as environment variables.
 #[derive(Clone, Debug)]
 pub(crate) struct Orders {
     /// `embedded:…`, `sqlite:…` or `postgres://…`
     pub(crate) store: String,
-    /// What the route says of the unknown.
+    /// The route's treatment of unknown outcomes.
     pub(crate) on_unknown: OnUnknown,
-    /// Where steps are counted.
+    /// The file in which steps are counted.
     pub(crate) steps: PathBuf,
-    /// At which of them to die.
+    /// The step at which the process is killed.
     pub(crate) dies_at: usize,
-    /// Where the effects of plain operations are counted: another service, so to speak.
+    /// The file in which the effects of plain operations are counted. It stands for another
+    /// service.
     pub(crate) effects: PathBuf,
-    /// Where to say which port it listens on.
+    /// The file to which the server writes its port.
     pub(crate) port: PathBuf,
-    /// An operation waits in its middle for this file, if one is named.
+    /// The file for which an operation waits in its middle, if one is set.
     pub(crate) gate: Option<PathBuf>,
 }
 
@@ -64,7 +65,7 @@ impl Orders {
         VARIABLES.map(|name| (name, values.next().unwrap()))
     }
 
-    /// What this process was told; `None` if it is no victim.
+    /// Reads the settings of this process. Returns `None` if it is not a victim.
     fn received() -> Option<Self> {
         let [store, on_unknown, steps, dies_at, effects, port, gate] =
             VARIABLES.map(|name| std::env::var(name).ok());
@@ -85,15 +86,17 @@ impl Orders {
     }
 }
 
-/// Short, so that a killed attempt is passed over soon; but a claim may take most of it.
+/// A short lease, so that a killed attempt is abandoned soon. It is still long enough for a slow
+/// claim.
 const LEASE: Duration = Duration::from_secs(2);
 const GRACE: Duration = Duration::from_millis(500);
 
-/// How long an operation may run. A frozen server's clock goes on, and a slow machine may take a
-/// minute until the server goes on too: that must not look like an operation that took too long.
+/// The longest time that an operation may run. The clock of a frozen server continues, and on a
+/// slow machine the server may need a minute to continue. That must not count as a timeout of the
+/// operation.
 const RUN_MAX: Duration = Duration::from_secs(3_600);
 
-/// Serves until it is killed. Does nothing in a process that is no victim.
+/// Serves until the process is killed. Does nothing in a process that is not a victim.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn victim() {
     let Some(orders) = Orders::received() else { return };
@@ -149,7 +152,7 @@ async fn open(url: &str) -> Arc<dyn Store> {
     Arc::new(PostgresStore::open(url, patient()).await.unwrap())
 }
 
-/// Whatever is slow today.
+/// Long timeouts, for slow test machines.
 pub(crate) fn patient() -> PostgresOptions {
     let patience = Duration::from_secs(30);
     PostgresOptions {
@@ -159,7 +162,7 @@ pub(crate) fn patient() -> PostgresOptions {
     }
 }
 
-/// Here a server may be frozen.
+/// The point at which a server may be frozen.
 pub(crate) async fn middle(orders: &Orders, steps: &Steps) {
     if let Some(gate) = &orders.gate {
         steps.reach("in the middle");
@@ -169,7 +172,7 @@ pub(crate) async fn middle(orders: &Orders, steps: &Steps) {
     }
 }
 
-/// Pays: an effect outside, which nobody can take back.
+/// Pays with an effect outside of the store, which cannot be rolled back.
 async fn pay(State(place): State<Arc<(Orders, Arc<Steps>)>>) -> String {
     let (orders, steps) = &*place;
     steps.reach("before the effect");

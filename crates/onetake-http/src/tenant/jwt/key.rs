@@ -1,4 +1,4 @@
-//! Keys that verify tokens, and what each is for.
+//! Keys that verify tokens, each for one algorithm.
 
 use std::fmt;
 
@@ -12,14 +12,14 @@ use jsonwebtoken::DecodingKey;
 use jsonwebtoken::crypto::aws_lc;
 use jsonwebtoken::jwk::{AlgorithmParameters, EllipticCurve, Jwk, KeyAlgorithm, PublicKeyUse};
 
-/// The shortest secret: as long as what it makes (RFC 7518, section 3.2).
+/// The shortest secret, in bytes: the length of the HMAC that it makes (RFC 7518, section 3.2).
 const SECRET_BYTES_MIN: usize = 32;
 /// The shortest modulus of an RSA key, in bytes: 2048 bits.
 const RSA_MODULUS_BYTES_MIN: usize = 256;
 /// A public RSA key of 2048 bits has more bytes than this, and one of 1024 bits fewer.
 const RSA_BYTES_MIN: usize = 256;
 
-/// How a token is signed.
+/// The signature algorithm of a token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Algorithm {
     /// HMAC with SHA-256.
@@ -33,7 +33,7 @@ pub enum Algorithm {
 }
 
 impl Algorithm {
-    /// Every algorithm, and what tokens call it.
+    /// Every algorithm with its name in tokens.
     pub const ALL: [(&'static str, Self); 4] = [
         ("HS256", Self::Hs256),
         ("RS256", Self::Rs256),
@@ -41,13 +41,13 @@ impl Algorithm {
         ("EdDSA", Self::EdDsa),
     ];
 
-    /// The algorithm that tokens call this.
+    /// Returns the algorithm with this name in tokens.
     #[must_use]
     pub fn from_name(name: &str) -> Option<Self> {
         Self::ALL.iter().find(|(known, _)| *known == name).map(|(_, algorithm)| *algorithm)
     }
 
-    /// What tokens call it.
+    /// Returns its name in tokens.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -68,17 +68,17 @@ impl Algorithm {
     }
 }
 
-/// A key that verifies tokens. What it is decides which algorithm it is for.
+/// A key that verifies tokens. The kind of the key decides its algorithm.
 #[derive(Clone)]
 pub struct JwtKey {
     kid: Option<String>,
     algorithm: Algorithm,
-    /// The key as it was written, for comparisons.
+    /// The bytes of the key, for comparisons.
     bytes: Vec<u8>,
     key: DecodingKey,
 }
 
-/// Why a text is no key. It never repeats a part of it.
+/// The reason why a text is not a key. The message never repeats a part of the text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum JwtKeyError {
@@ -88,19 +88,19 @@ pub enum JwtKeyError {
     /// More than one block of PEM.
     #[error("it holds more than one key")]
     Several,
-    /// A private key, which has no business here.
+    /// A private key. Tokens are verified with the public one.
     #[error("it is a private key, and tokens are verified with the public one")]
     Private,
     /// A certificate.
     #[error("it is a certificate, not the key in it")]
     Certificate,
-    /// A public key without its PEM lines would be a secret that everybody knows.
+    /// A public key without its PEM lines. Used as a secret, it would be known to everyone.
     #[error("it is a public key without its BEGIN and END lines")]
     PublicAsSecret,
-    /// A secret that could be guessed.
+    /// A secret that is short enough to guess.
     #[error("it is a secret of fewer than 32 bytes")]
     ShortSecret,
-    /// An RSA key that could be factored.
+    /// An RSA key that is short enough to factor.
     #[error("it is an RSA key of fewer than 2048 bits")]
     ShortRsa,
     /// Another kind of key, or a damaged one.
@@ -112,7 +112,7 @@ impl JwtKey {
     /// Reads a public key in PEM (RSA, EC on P-256, Ed25519), or a secret in base64.
     ///
     /// # Errors
-    /// If it is neither.
+    /// Returns an error if the text is neither.
     pub fn parse(text: &str) -> Result<Self, JwtKeyError> {
         let text = text.trim();
         if text.contains("-----BEGIN") {
@@ -129,8 +129,9 @@ impl JwtKey {
         Ok(Self { kid: None, algorithm: Algorithm::Hs256, bytes: secret, key })
     }
 
-    /// The key of a JSON Web Key; `None` if tokens are not verified with it here. A secret is never taken from a
-    /// key set: whoever can read the set could sign.
+    /// Returns the key of a JSON Web Key, or `None` if it is of a kind that is not supported here.
+    /// A secret is never accepted from a key set, because every reader of the set could sign tokens
+    /// with it.
     pub(super) fn of_jwk(jwk: &Jwk) -> Option<Self> {
         let decode = |text: &str| URL_SAFE_NO_PAD.decode(text).ok();
         let (algorithm, bytes) = match &jwk.algorithm {
@@ -170,26 +171,28 @@ impl JwtKey {
         Some(Self { kid: jwk.common.key_id.clone(), algorithm, bytes, key })
     }
 
-    /// Gives it a name: tokens that name another one are not verified with it.
+    /// Sets the key id. Tokens that name another key id are not verified with this key.
     #[must_use]
     pub fn kid(mut self, kid: impl Into<String>) -> Self {
         self.kid = Some(kid.into());
         self
     }
 
-    /// The one algorithm that it is for.
+    /// The algorithm of this key.
     #[must_use]
     pub fn algorithm(&self) -> Algorithm {
         self.algorithm
     }
 
-    /// Whether a token that names this key, or none, may be meant for it.
+    /// True if the key may have signed a token with this `kid`: the ids are equal, or one of the
+    /// two has none.
     pub(super) fn is_called(&self, kid: Option<&str>) -> bool {
         kid.is_none() || self.kid.is_none() || self.kid.as_deref() == kid
     }
 
     pub(super) fn verifies(&self, signed: &[u8], signature: &[u8]) -> bool {
-        // The provider is named, because the crate's default panics where another crate chose a second provider.
+        // The provider is named explicitly. The default of the crate panics if another crate has
+        // chosen a second provider.
         let verifier =
             (aws_lc::DEFAULT_PROVIDER.verifier_factory)(&self.algorithm.of_library(), &self.key);
         verifier.is_ok_and(|verifier| verifier.verify(signed, &signature.to_vec()).is_ok())
@@ -215,7 +218,7 @@ fn decode(text: &str) -> Option<Vec<u8>> {
     alphabets.into_iter().find_map(|alphabet| alphabet.decode(text).ok())
 }
 
-/// Whether bytes are a public key that lacks its PEM lines, in any form that libraries write.
+/// True if the bytes are a public key without its PEM lines, in any form that libraries write.
 fn is_public(bytes: &[u8]) -> bool {
     let forms: [&'static dyn VerificationAlgorithm; 2] =
         [&RSA_PKCS1_2048_8192_SHA256, &ECDSA_P256_SHA256_FIXED];
@@ -262,13 +265,14 @@ fn public(text: &str) -> Result<JwtKey, JwtKeyError> {
     Ok(JwtKey { kid: None, algorithm, bytes, key })
 }
 
-/// What a public key (a SubjectPublicKeyInfo, RFC 5280) is for, by the identifier at its start.
+/// Returns the algorithm of a public key (a SubjectPublicKeyInfo, RFC 5280), by the identifier at
+/// its start.
 fn algorithm_of(der: &[u8]) -> Option<Algorithm> {
     const RSA: &[u8] = b"\x30\x0d\x06\x09\x2a\x86\x48\x86\xf7\x0d\x01\x01\x01\x05\x00";
     const P256: &[u8] =
         b"\x30\x13\x06\x07\x2a\x86\x48\xce\x3d\x02\x01\x06\x08\x2a\x86\x48\xce\x3d\x03\x01\x07";
     const ED: &[u8] = b"\x30\x05\x06\x03\x2b\x65\x70";
-    // A sequence, whose length has up to three bytes.
+    // A DER sequence, whose length takes up to three bytes.
     let [0x30, rest @ ..] = der else { return None };
     let inside = match rest {
         [0x82, _, _, inside @ ..] | [0x81, _, inside @ ..] => inside,

@@ -1,8 +1,9 @@
-//! A set of keys that is replaced while requests are verified with it.
+//! A set of keys that can be replaced while requests are verified with it.
 //!
-//! The set fetches nothing. A fetcher (the gateway has one) waits for [`JwtKeySet::wanted`] or for its own period,
-//! gets a JSON Web Key Set (RFC 7517), and hands it to [`JwtKeySet::replace`]. So this crate needs no HTTP client, and
-//! a library user can take keys from any place.
+//! The set fetches nothing itself. A fetcher (the gateway has one) waits for [`JwtKeySet::wanted`]
+//! or for its own period, fetches a JSON Web Key Set (RFC 7517), and passes it to
+//! [`JwtKeySet::replace`]. This crate therefore needs no HTTP client, and a library user can take
+//! keys from any source.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -18,19 +19,20 @@ use super::key::JwtKey;
 pub const JWKS_KEYS_MAX: usize = 64;
 /// The longest time that a request waits for a key that the set does not have.
 pub const JWKS_WAIT_MAX: Duration = Duration::from_secs(2);
-/// The shortest time between two fetches that tokens with unknown keys cause, whatever clients send.
+/// The shortest time between two fetches that tokens with unknown keys cause. Clients cannot
+/// shorten it.
 pub const JWKS_REFRESH_PAUSE: Duration = Duration::from_secs(5);
 
-/// A set of keys from elsewhere. Clones share the set.
+/// A replaceable set of keys. Clones share the set.
 #[derive(Clone)]
 pub struct JwtKeySet(Arc<Inner>);
 
 struct Inner {
     source: String,
     state: Mutex<State>,
-    /// Tells the fetcher that a refresh is wanted.
+    /// Notifies the fetcher that a refresh is wanted.
     wanted: Notify,
-    /// Tells requests that a refresh ended.
+    /// Notifies requests that a refresh ended.
     ended: Notify,
 }
 
@@ -45,7 +47,7 @@ struct State {
     ended_at: Option<Duration>,
 }
 
-/// The reason why a key set is refused. Nothing of the set is repeated.
+/// The reason why a key set is refused. The message repeats nothing of the set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum JwksError {
@@ -55,13 +57,14 @@ pub enum JwksError {
     /// The set has too many keys.
     #[error("it has more than {JWKS_KEYS_MAX} keys")]
     TooMany,
-    /// Tokens could not be verified with any of the keys.
+    /// The set has no key that can verify tokens.
     #[error("it has no public key for RS256 (of 2048 bits or more), ES256 or EdDSA")]
     NoKey,
 }
 
 impl JwtKeySet {
-    /// An empty set. `source` names its origin in logs and metrics: a URL without credentials.
+    /// Returns an empty set. `source` names its origin in logs and metrics: a URL without
+    /// credentials.
     #[must_use]
     pub fn new(source: impl Into<String>) -> Self {
         Self(Arc::new(Inner {
@@ -78,16 +81,16 @@ impl JwtKeySet {
         &self.0.source
     }
 
-    /// Waits until a token named a key that is not in the set. It is for one fetcher.
+    /// Waits until a token names a key that is not in the set. Only one fetcher may wait.
     pub async fn wanted(&self) {
         self.0.wanted.notified().await;
     }
 
-    /// Replaces the keys by those of a JSON Web Key Set, and returns their number. Keys that are not for signatures
-    /// in RS256, ES256 or EdDSA are left out, and so is every symmetric key.
+    /// Replaces the keys by those of a JSON Web Key Set, and returns their number. Symmetric keys,
+    /// and keys that are not for signatures in RS256, ES256 or EdDSA, are left out.
     ///
     /// # Errors
-    /// If the set is refused: the keys stay, and the refresh counts as failed.
+    /// Returns an error if the set is refused. The old keys stay, and the refresh counts as failed.
     pub fn replace(&self, jwks: &[u8], clock: &dyn Clock) -> Result<usize, JwksError> {
         let read = parse(jwks);
         let mut state = self.end(clock);
@@ -102,19 +105,20 @@ impl JwtKeySet {
         outcome
     }
 
-    /// Notes that the keys could not be fetched. Those that are there stay in use.
+    /// Reports that the keys could not be fetched. The old keys stay in use.
     pub fn failed(&self, clock: &dyn Clock) {
         self.end(clock).is_failing = true;
         self.0.ended.notify_waiters();
     }
 
-    /// True once there were keys.
+    /// True after the first successful refresh.
     #[must_use]
     pub fn is_loaded(&self) -> bool {
         self.state().is_loaded
     }
 
-    /// True if the latest refresh failed, or if there was none yet: a key that is missing may exist.
+    /// True if the latest refresh failed or none has succeeded yet. A key that is missing may then
+    /// exist.
     pub(super) fn is_stale(&self) -> bool {
         let state = self.state();
         state.is_failing || !state.is_loaded
@@ -124,7 +128,7 @@ impl JwtKeySet {
         Arc::clone(&self.state().keys)
     }
 
-    /// Wants a refresh; false if the latest one is too recent and none is under way.
+    /// Asks for a refresh. Returns false if the latest one is too recent and none is under way.
     fn want(&self, now: Duration) -> bool {
         let mut state = self.state();
         if state.is_pending {
@@ -173,7 +177,7 @@ impl JwtKeySet {
     }
 }
 
-/// Clones of one set are equal.
+/// Clones of the same set are equal.
 impl PartialEq for JwtKeySet {
     fn eq(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
@@ -188,7 +192,7 @@ impl fmt::Debug for JwtKeySet {
     }
 }
 
-/// The keys of a set that tokens can be verified with.
+/// Returns the keys of the set that can verify tokens.
 fn parse(jwks: &[u8]) -> Result<Vec<JwtKey>, JwksError> {
     #[derive(serde::Deserialize)]
     struct Set {
@@ -198,7 +202,7 @@ fn parse(jwks: &[u8]) -> Result<Vec<JwtKey>, JwksError> {
     if set.keys.len() > JWKS_KEYS_MAX {
         return Err(JwksError::TooMany);
     }
-    // A key of a kind that the library does not know is no reason to refuse the others.
+    // A key of an unsupported kind does not invalidate the others.
     let known = set.keys.into_iter().filter_map(|key| serde_json::from_value::<Jwk>(key).ok());
     let keys: Vec<JwtKey> = known.filter_map(|jwk| JwtKey::of_jwk(&jwk)).collect();
     if keys.is_empty() { Err(JwksError::NoKey) } else { Ok(keys) }

@@ -1,12 +1,13 @@
-//! Tenants by JSON Web Tokens (RFC 7519) that are verified here.
+//! Tenants by JSON Web Tokens (RFC 7519) that the layer verifies.
 //!
-//! A key is good for one algorithm, and the token's own word about it has to agree: `none` is no key's
-//! algorithm, and the bytes of a public key are never a secret. The tenant is the issuer and one claim,
-//! not the token, so that a token that was refreshed between two attempts is the same tenant.
+//! A key is for one algorithm, and the token must name the same algorithm. `none` is the algorithm
+//! of no key, and the bytes of a public key are never used as a secret. The tenant is the issuer
+//! and one claim, not the token. A token that was refreshed between two attempts is thus the same
+//! tenant.
 //!
-//! The crate `jsonwebtoken` verifies signatures and reads JSON Web Keys. Claims are checked here: the crate takes the
-//! time from the system instead of the `Clock`, and it accepts a claim that stands twice, which two readers can read
-//! differently.
+//! The crate `jsonwebtoken` verifies signatures and reads JSON Web Keys. This module checks the
+//! claims itself, for two reasons. The crate takes the time from the system instead of the `Clock`.
+//! It also accepts a claim that occurs twice, which two readers can read differently.
 
 mod key;
 mod key_set;
@@ -29,18 +30,18 @@ use crate::problem::{Code, Problem};
 pub use key::{Algorithm, JwtKey, JwtKeyError};
 pub use key_set::{JWKS_KEYS_MAX, JWKS_REFRESH_PAUSE, JWKS_WAIT_MAX, JwksError, JwtKeySet};
 
-/// The longest token that is looked at, in bytes.
+/// The longest token that is read, in bytes.
 pub const TOKEN_BYTES_MAX: usize = 16 << 10;
-/// `Retry-After` of a request whose key cannot be fetched.
+/// `Retry-After` of a request whose key cannot be fetched, in seconds.
 const RETRY_SECONDS: u64 = 2;
 const NO_KEY: &str = "the token is signed in a way that this route has no key for";
 const UNKNOWN_KEY: &str = "the token names a key that this route does not know";
-/// How deeply a token's JSON may nest.
+/// The deepest nesting of a token's JSON.
 const DEPTH_MAX: usize = 32;
 /// The longest number that may name a tenant, in digits.
 const DIGITS_MAX: usize = 40;
 
-/// How tokens are verified, and what of them names the tenant.
+/// The verification of tokens, and the claim that names the tenant.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Jwt {
     keys: Vec<JwtKey>,
@@ -52,8 +53,8 @@ pub struct Jwt {
 }
 
 impl Jwt {
-    /// Tokens that one of these keys signed. Their `sub` names the tenant, and they may be a minute
-    /// late or early.
+    /// Accepts tokens that one of these keys signed. The claim `sub` names the tenant, and the
+    /// leeway is one minute.
     #[must_use]
     pub fn new(keys: impl IntoIterator<Item = JwtKey>) -> Self {
         Self {
@@ -66,21 +67,22 @@ impl Jwt {
         }
     }
 
-    /// Tokens that one of the keys in `set` signed count, too. While the set is empty or its latest refresh failed,
-    /// a token whose key is not known is answered with 503 and `Retry-After`, and not with 401.
+    /// Also accepts tokens that one of the keys in `set` signed. While the set is empty or its
+    /// latest refresh failed, a token with an unknown key gets 503 with `Retry-After` instead of
+    /// 401.
     #[must_use]
     pub fn with_key_set(mut self, set: JwtKeySet) -> Self {
         self.key_set = Some(set);
         self
     }
 
-    /// The set of keys from elsewhere.
+    /// The key set, if there is one.
     #[must_use]
     pub fn key_set(&self) -> Option<&JwtKeySet> {
         self.key_set.as_ref()
     }
 
-    /// The claim that names the tenant: a string or an integer. It has to be one that stays the same
+    /// Sets the claim that names the tenant: a string or an integer. The claim must stay the same
     /// when a token is refreshed.
     #[must_use]
     pub fn claim(mut self, name: impl Into<String>) -> Self {
@@ -88,28 +90,28 @@ impl Jwt {
         self
     }
 
-    /// Accepts tokens of this issuer alone.
+    /// Accepts only tokens of this issuer.
     #[must_use]
     pub fn issuer(mut self, issuer: impl Into<String>) -> Self {
         self.issuer = Some(issuer.into());
         self
     }
 
-    /// Accepts tokens for this audience alone.
+    /// Accepts only tokens for this audience.
     #[must_use]
     pub fn audience(mut self, audience: impl Into<String>) -> Self {
         self.audience = Some(audience.into());
         self
     }
 
-    /// How far clocks may be apart.
+    /// Sets the leeway for differences between clocks.
     #[must_use]
     pub fn leeway(mut self, leeway: Duration) -> Self {
         self.leeway = leeway;
         self
     }
 
-    /// Who sent the request: the token's issuer and claim.
+    /// Returns the sender's name: the token's issuer and claim.
     pub(super) fn principal(&self, parts: &Parts, now: Timestamp) -> Result<Vec<u8>, Problem> {
         let Some(token) = bearer(parts) else {
             let problem = unresolved("send one Authorization header, Bearer with a JSON Web Token");
@@ -135,8 +137,8 @@ impl Jwt {
         set.may_be_refreshed(now) && self.lacks_key(parts)
     }
 
-    /// A refresh of the key set if the token's key is not known, of at most [`JWKS_WAIT_MAX`]. It is boxed,
-    /// because every request would hold its space.
+    /// Returns a refresh of the key set, which takes at most [`JWKS_WAIT_MAX`], if the token's key
+    /// is not known. The future is boxed, because every request would hold its space otherwise.
     pub(super) fn fetch_key<'a>(
         &'a self,
         parts: &Parts,
@@ -153,13 +155,13 @@ impl Jwt {
             .and_then(|token| token.split(|byte| *byte == b'.').next())
             .and_then(object);
         let Some(header) = header else { return false };
-        // Of an algorithm that no key can be for, there is nothing to fetch.
+        // No fetched key can be for HS256 or for an unknown algorithm, so a fetch would not help.
         let algorithm = header.get("alg").and_then(text).and_then(Algorithm::from_name);
         let is_public = algorithm.is_some_and(|algorithm| algorithm != Algorithm::Hs256);
         is_public && matches!(self.candidates(&header), Err(NO_KEY | UNKNOWN_KEY))
     }
 
-    /// The keys that a token may be verified with.
+    /// Returns the keys that may have signed the token, by its algorithm and `kid`.
     fn candidates(&self, header: &Members) -> Result<Vec<JwtKey>, &'static str> {
         let algorithm = header.get("alg").and_then(text).and_then(Algorithm::from_name);
         let fetched = self.key_set.as_ref().map(JwtKeySet::keys).unwrap_or_default();
@@ -176,7 +178,8 @@ impl Jwt {
         if keys.is_empty() { Err(UNKNOWN_KEY) } else { Ok(keys) }
     }
 
-    /// Nothing that the token says is believed before its signature is.
+    /// Verifies the token and returns the sender's name. The signature is checked before any claim
+    /// is read.
     fn verify(&self, token: &[u8], now: Timestamp) -> Result<Vec<u8>, &'static str> {
         const MALFORMED: &str = "the bearer token is no signed JSON Web Token";
         if token.len() > TOKEN_BYTES_MAX {
@@ -258,7 +261,8 @@ impl Jwt {
     }
 }
 
-/// No issuer is not an empty one, and "7" is not 7; the length keeps issuer and claim apart.
+/// Encodes issuer and claim without ambiguity. A missing issuer differs from an empty one, and the
+/// string "7" from the number 7. The length separates issuer and claim.
 pub(super) fn name_of(issuer: Option<&str>, kind: u8, value: &str) -> Vec<u8> {
     let mut name = vec![u8::from(issuer.is_some())];
     let issuer = issuer.unwrap_or_default();
@@ -269,7 +273,8 @@ pub(super) fn name_of(issuer: Option<&str>, kind: u8, value: &str) -> Vec<u8> {
     name
 }
 
-/// The bearer token, if there is exactly one credential and it is one.
+/// Returns the bearer token, if the request has exactly one `Authorization` header and it is a
+/// bearer token.
 fn bearer(parts: &Parts) -> Option<&[u8]> {
     let mut values = parts.headers.get_all(AUTHORIZATION).iter();
     let (Some(value), None) = (values.next(), values.next()) else { return None };
@@ -284,7 +289,8 @@ fn split_at_last_dot(text: &[u8]) -> Option<(&[u8], &[u8])> {
     Some((before, after.get(1..)?))
 }
 
-/// A part of a token: base64 of a JSON object. Further dots are no base64.
+/// Decodes a part of a token: base64 of a JSON object. A part with a further dot is refused,
+/// because a dot is not base64.
 fn object(part: &[u8]) -> Option<Members> {
     let bytes = URL_SAFE_NO_PAD.decode(part).ok()?;
     match json::parse(&bytes, Limits::with_depth_max(DEPTH_MAX)).ok()? {

@@ -12,7 +12,7 @@
 //!
 //! The layer does not record such a response again. It checks that the outcome is in the store, and
 //! shows the response only then (S6). It releases an attempt only with proof that the attempt had
-//! no effect ([`Evidence`]).
+//! no effect (`Evidence`).
 
 mod evidence;
 #[cfg(feature = "axum")]

@@ -75,11 +75,11 @@ impl EngineBuilder {
     #[must_use]
     pub fn build(self) -> Engine {
         let engine = Engine::with(self.store, self.clock, self.rng, self.limits);
-        if let Some(journal) = self.journal {
-            engine.use_journal(journal);
-        }
         if let Some(housekeeping) = self.housekeeping {
             engine.keep_house(housekeeping);
+        }
+        if let Some(journal) = self.journal {
+            engine.use_journal(journal);
         }
         engine
     }

@@ -55,8 +55,7 @@ impl Engine {
     /// Uses a journal: settles what it kept, in the background, and hands over at
     /// [`shutdown`](Engine::shutdown) what could not be settled. Only the first call counts.
     ///
-    /// [`EngineBuilder::journal`](super::EngineBuilder::journal) is the usual way. This one is for simulations, whose
-    /// tasks have to begin in a fixed order.
+    /// [`EngineBuilder::journal`](super::EngineBuilder::journal) is the usual way.
     pub fn use_journal(&self, journal: Arc<dyn Journal>) {
         if self.inner.journal.set(Arc::clone(&journal)).is_ok() {
             self.inner.tasks.spawn(finish_all(Arc::clone(&self.inner), journal));

@@ -108,11 +108,15 @@ impl Node {
         let clock = Arc::<SimulatedClock>::clone(&self.clock) as Arc<dyn Clock>;
         let engine = {
             let _inside = handle.enter();
-            let engine = Engine::with(store, clock, rng, limits(&self.plan));
-            engine.keep_house(self.housekeeping());
+            let mut builder = Engine::builder(store)
+                .clock(clock)
+                .rng(rng)
+                .limits(limits(&self.plan))
+                .housekeeping(self.housekeeping());
             if self.plan.has_journal {
-                engine.use_journal(Arc::new(SimulatedJournal::new(world, index)));
+                builder = builder.journal(Arc::new(SimulatedJournal::new(world, index)));
             }
+            let engine = builder.build();
             let asking = Asking { interval: Duration::from_millis(700), batch: 4, at_once: 2 };
             engine.reconcile_with(Arc::new(Desk::new(world, index)), asking);
             engine

@@ -263,21 +263,32 @@ async fn a_message_is_done_once_and_then_a_duplicate() {
     );
 }
 
-/// Another consumer took the message over and completed it while this one was working.
-#[tokio::test]
-async fn an_outcome_of_another_attempt_is_a_duplicate() {
-    let (clock, memory) = memory();
-    let engine = engine_on(Arc::clone(&memory) as Arc<dyn Store>, &clock, Limits::default());
+/// Delivers a message that another attempt takes over and settles while its work runs.
+async fn deliver_overtaken(settled: Verb) -> Received<&'static str> {
+    let (clock, store) = memory();
+    let engine = engine_on(Arc::clone(&store) as Arc<dyn Store>, &clock, Limits::default());
     let inbox = Inbox::new(engine, "mailer", InboxOptions::default());
-    let store = Arc::clone(&memory);
     let work = async move |attempt: Attempt| {
         settle(&*store, attempt, Verb::Release).await;
         let other = take_over(&*store, attempt).await;
-        settle(&*store, other, Verb::Complete(Recording::new("sent by the other"))).await;
+        settle(&*store, other, settled).await;
         Err("the connection broke")
     };
-    let received = inbox.receive("message 1", work).await.unwrap();
+    inbox.receive("message 1", work).await.unwrap()
+}
+
+#[tokio::test]
+async fn an_outcome_of_another_attempt_is_a_duplicate() {
+    let settled = Verb::Complete(Recording::new("sent by the other"));
+    let received = deliver_overtaken(settled).await;
     assert!(matches!(received, Received::Duplicate(_)), "{received:?}");
+}
+
+/// The number of tries is not known then.
+#[tokio::test]
+async fn a_release_by_another_attempt_is_not_a_failure_of_the_work() {
+    let received = deliver_overtaken(Verb::Release).await;
+    assert!(matches!(received, Received::InProgress), "{received:?}");
 }
 
 #[tokio::test]
@@ -305,21 +316,4 @@ async fn a_poisoned_message_is_tried_again_once_it_was_forgotten() {
         assert!(forget().await.unwrap());
         assert!(!forget().await.unwrap(), "it was forgotten already");
     }
-}
-
-/// Another attempt released the message meanwhile: this one does not know how often it was tried.
-#[tokio::test]
-async fn a_release_by_another_process_is_not_a_failure_of_the_work() {
-    let (clock, memory) = memory();
-    let engine = engine_on(Arc::clone(&memory) as Arc<dyn Store>, &clock, Limits::default());
-    let inbox = Inbox::new(engine, "mailer", InboxOptions::default());
-    let store = Arc::clone(&memory);
-    let work = async move |attempt: Attempt| {
-        settle(&*store, attempt, Verb::Release).await;
-        let other = take_over(&*store, attempt).await;
-        settle(&*store, other, Verb::Release).await;
-        Err("the connection broke")
-    };
-    let received = inbox.receive("message 1", work).await.unwrap();
-    assert!(matches!(received, Received::InProgress), "{received:?}");
 }

@@ -10,7 +10,7 @@ mod schema;
 use std::process::Output;
 
 use binary::Process;
-use onetake_sim::client::{Answer, Client};
+use onetake_sim::client::{Client, ClientResponse};
 use onetake_sim::upstream::Upstream;
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -36,7 +36,7 @@ impl World {
     }
 
     /// A client's request; `bearer` is its credential.
-    async fn send(&self, path: &str, key: &str, bearer: &str) -> Answer {
+    async fn send(&self, path: &str, key: &str, bearer: &str) -> ClientResponse {
         let call = self.gateway.client.post(path).key(key);
         call.without("authorization")
             .header("authorization", &format!("Bearer {bearer}"))
@@ -46,7 +46,7 @@ impl World {
     }
 
     /// The admin API's response to an operator.
-    async fn ask(&self, method: &str, path: &str, body: Option<Value>) -> Answer {
+    async fn ask(&self, method: &str, path: &str, body: Option<Value>) -> ClientResponse {
         let call = Client::new(self.gateway.admin).post(path).method(method);
         let call =
             call.without("authorization").header("authorization", &format!("Bearer {TOKEN}"));

@@ -13,7 +13,7 @@ mod when;
 use common::InProcess;
 use desk::Desk;
 use onetake_sim::blackbox::Target;
-use onetake_sim::client::{Answer, Client};
+use onetake_sim::client::{Client, ClientResponse};
 use onetake_sim::servers::until;
 use serde_json::Value;
 use shop::Shop;
@@ -43,7 +43,7 @@ impl World {
         Self { shop, desk, client, gateway }
     }
 
-    pub(crate) async fn pay(&self, key: &str) -> Answer {
+    pub(crate) async fn pay(&self, key: &str) -> ClientResponse {
         let call = self.client.post("/pay").without("authorization");
         call.header("idempotency-key", key).send().await.unwrap()
     }
@@ -55,7 +55,7 @@ impl World {
     }
 
     /// The final response that retries get.
-    pub(crate) async fn settled(&self, key: &str) -> Answer {
+    pub(crate) async fn settled(&self, key: &str) -> ClientResponse {
         let mut last = None;
         until("it is settled", async || {
             let answer = self.pay(key).await;
@@ -68,7 +68,7 @@ impl World {
     }
 
     /// A response of the admin API.
-    pub(crate) async fn admin(&self, path: &str) -> Answer {
+    pub(crate) async fn admin(&self, path: &str) -> ClientResponse {
         let admin = Client::new(self.gateway.admin());
         admin.post(path).method("GET").body("").send().await.unwrap()
     }

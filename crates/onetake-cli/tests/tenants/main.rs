@@ -12,7 +12,7 @@ mod measured;
 mod trust;
 
 use onetake_sim::blackbox::Target;
-use onetake_sim::client::{Answer, Call, Client};
+use onetake_sim::client::{Call, Client, ClientResponse};
 use onetake_sim::upstream::Upstream;
 
 pub(crate) use auth::assert_tells_nothing;
@@ -47,7 +47,7 @@ impl World {
     }
 
     /// A payment with a bearer token.
-    pub(crate) async fn pay_as(&self, token: &str) -> Answer {
+    pub(crate) async fn pay_as(&self, token: &str) -> ClientResponse {
         let call = self.pay(KEY).header("authorization", &format!("Bearer {token}"));
         call.send().await.unwrap()
     }

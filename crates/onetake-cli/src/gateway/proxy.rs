@@ -14,9 +14,7 @@ use http_body_util::combinators::BoxBody;
 use http_body_util::{BodyExt, Full};
 use hyper::body::Incoming;
 use hyper::upgrade::OnUpgrade;
-use hyper_util::client::legacy::Client;
-use hyper_util::client::legacy::connect::{CaptureConnection, capture_connection};
-use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use hyper_util::rt::TokioIo;
 use tower_service::Service;
 use tracing::field::Empty;
 use tracing::{Instrument, Span};
@@ -31,37 +29,27 @@ use onetake_http::{
 
 use super::edge::Place;
 use super::plan::Plan;
-use super::tls::{Connector, was_refused};
+use super::tls::Connector;
+use super::upstream::{Evidence, NoResponse, Upstreams};
 use crate::traces::pass_on;
 
-/// Idle connections to upstreams are closed after four seconds. Many servers close theirs after
-/// five, and a request that is on its way at that moment would have an unknown outcome.
-const UPSTREAM_IDLE: Duration = Duration::from_secs(4);
 /// How long before the client's deadline the proxy gives up on the upstream, or a quarter of the
 /// remaining time if that is less.
 const BEFORE_DEADLINE: Duration = Duration::from_millis(50);
-/// Maximum number of idle connections to one upstream.
-const IDLE_MAX: usize = 1_024;
 
 type Body = BoxBody<Bytes, BoxError>;
 
-/// The service that forwards requests.
+/// The service that forwards requests. Clones share their connections.
 #[derive(Clone)]
 pub(super) struct Proxy {
-    client: Client<Connector, RequestBody<Incoming>>,
+    upstreams: Upstreams,
     clock: Arc<dyn Clock>,
 }
 
 impl Proxy {
     pub(super) fn new(connector: Connector) -> Self {
-        let client = Client::builder(TokioExecutor::new())
-            .pool_idle_timeout(UPSTREAM_IDLE)
-            .pool_max_idle_per_host(IDLE_MAX)
-            .pool_timer(TokioTimer::new())
-            .timer(TokioTimer::new())
-            .set_host(false)
-            .build(connector);
-        Self { client, clock: Arc::new(SystemClock) }
+        let clock: Arc<dyn Clock> = Arc::new(SystemClock);
+        Self { upstreams: Upstreams::new(connector, Arc::clone(&clock)), clock }
     }
 }
 
@@ -101,12 +89,12 @@ impl Proxy {
         // A keyed request is never upgraded, because its outcome must be a response.
         let upgrade = if asked.reference.is_some() { None } else { websocket(&mut request) };
         let place = request.extensions().get::<Place>().cloned();
-        if let Err(problem) = address(&mut request, &upstream, upgrade.is_some()) {
-            return asked.told(problem, Disposition::Release, Cause::Interrupted);
-        }
+        address(&mut request, upgrade.is_some());
         let span = span_to(&upstream);
         pass_on(&span, request.headers_mut());
-        let sent = self.send(request, patience(plan.timeout, left)).instrument(span.clone());
+        let sent = self
+            .send(&upstream, request, upgrade.is_some(), patience(plan.timeout, left))
+            .instrument(span.clone());
         match sent.await {
             Ok(response) => {
                 let status = i64::from(response.status().as_u16());
@@ -131,20 +119,25 @@ impl Proxy {
     /// Returns the upstream's response, or the code of the problem if there is none.
     async fn send(
         &self,
-        mut request: Request<RequestBody<Incoming>>,
+        upstream: &Uri,
+        request: Request<RequestBody<Incoming>>,
+        upgrade: bool,
         timeout: Duration,
     ) -> Result<Response<Incoming>, Code> {
-        let connected = capture_connection(&mut request);
-        let answered = tokio::select! {
-            biased;
-            answered = self.client.request(request) => answered,
-            () = self.clock.sleep(timeout) => {
-                let sent = may_be_sent(&connected);
-                return Err(if sent { Code::UpstreamTimeout } else { Code::UpstreamUnreachable });
+        let mut evidence = Evidence::default();
+        let sending = async {
+            match upgrade {
+                false => self.upstreams.send(upstream, request, &mut evidence).await,
+                true => self.upstreams.upgrade(upstream, request, &mut evidence).await,
             }
         };
-        answered.map_err(|error| match !error.is_connect() && may_be_sent(&connected) {
-            true => Code::UpstreamInterrupted,
+        let (answered, if_sent) = tokio::select! {
+            biased;
+            answered = sending => (answered, Code::UpstreamInterrupted),
+            () = self.clock.sleep(timeout) => (Err(NoResponse), Code::UpstreamTimeout),
+        };
+        answered.map_err(|NoResponse| match evidence.may_be_sent() {
+            true => if_sent,
             false => Code::UpstreamUnreachable,
         })
     }
@@ -170,14 +163,6 @@ fn patience(timeout: Duration, left: Option<Duration>) -> Duration {
     left.map_or(timeout, |left| timeout.min(left - BEFORE_DEADLINE.min(left / 4)))
 }
 
-/// True if the upstream may have received any part of a request.
-///
-/// It cannot have if the request got no connection: that is known before the first byte is written.
-/// It also cannot have if the upstream refused the TLS handshake.
-fn may_be_sent(connected: &CaptureConnection) -> bool {
-    connected.connection_metadata().as_ref().is_some_and(|connected| !was_refused(connected))
-}
-
 /// Returns the client's side of a connection that asks for a WebSocket. No other upgrade is
 /// allowed: after one to `h2c`, requests would pass through unchecked.
 fn websocket(request: &mut Request<RequestBody<Incoming>>) -> Option<OnUpgrade> {
@@ -198,18 +183,9 @@ fn websocket(request: &mut Request<RequestBody<Incoming>>) -> Option<OnUpgrade> 
 }
 
 /// Rewrites the request for the upstream.
-fn address(
-    request: &mut Request<RequestBody<Incoming>>,
-    upstream: &Uri,
-    upgrade: bool,
-) -> Result<(), Problem> {
+fn address(request: &mut Request<RequestBody<Incoming>>, upgrade: bool) {
     let path = request.uri().path_and_query().cloned();
-    let mut target = upstream.clone().into_parts();
-    target.path_and_query = Some(path.unwrap_or_else(|| PathAndQuery::from_static("/")));
-    let target = Uri::from_parts(target).map_err(|_| {
-        Problem::new(Code::RequestRefused, "The request's target cannot be forwarded.")
-    })?;
-    *request.uri_mut() = target;
+    *request.uri_mut() = path.unwrap_or_else(|| PathAndQuery::from_static("/")).into();
     *request.version_mut() = Version::HTTP_11;
     let headers = request.headers_mut();
     let trailers = headers.get(TE).is_some_and(|value| value == "trailers");
@@ -221,7 +197,6 @@ fn address(
         headers.insert(CONNECTION, HeaderValue::from_static("upgrade"));
         headers.insert(UPGRADE, HeaderValue::from_static("websocket"));
     }
-    Ok(())
 }
 
 fn received(

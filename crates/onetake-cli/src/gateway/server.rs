@@ -1,6 +1,7 @@
 //! Client connections: accept, limits, timeouts, drain.
 
 use std::convert::Infallible;
+use std::io;
 use std::net::SocketAddr;
 use std::pin::pin;
 use std::sync::Arc;
@@ -14,13 +15,14 @@ use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto::Builder;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::Semaphore;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use onetake_core::Clock;
 use onetake_core::clock::micros;
 
+use super::cores::Cores;
 use super::edge::{Edge, Place};
 use super::tls::Acceptor;
 
@@ -47,12 +49,25 @@ pub(super) struct Server {
     clock: Arc<dyn Clock>,
 }
 
+/// The parts of the server that accept connections.
+struct Accepting {
+    listener: TcpListener,
+    tls: Option<Acceptor>,
+    /// The cores, and the gateway of each.
+    cores: Arc<Cores>,
+    edges: Vec<Arc<Edge>>,
+    stop: CancellationToken,
+    connections: TaskTracker,
+    clock: Arc<dyn Clock>,
+}
+
 impl Server {
-    /// Serves client connections, over TLS if there is an acceptor.
+    /// Serves client connections on the cores, over TLS if there is an acceptor. There is one edge
+    /// for each core.
     pub(super) fn start(
         listener: TcpListener,
         tls: Option<Acceptor>,
-        edge: Edge,
+        (cores, edges): (Arc<Cores>, Vec<Arc<Edge>>),
         clock: Arc<dyn Clock>,
     ) -> Self {
         let stop = CancellationToken::new();
@@ -60,7 +75,8 @@ impl Server {
         let server = Self { stop, connections, clock };
         let (stop, connections, clock) =
             (server.stop.clone(), server.connections.clone(), Arc::clone(&server.clock));
-        tokio::spawn(accept(listener, tls, edge, stop, connections, clock));
+        let accepting = Accepting { listener, tls, cores, edges, stop, connections, clock };
+        tokio::spawn(accepting.run());
         server
     }
 
@@ -76,45 +92,54 @@ impl Server {
     }
 }
 
-async fn accept(
-    listener: TcpListener,
-    tls: Option<Acceptor>,
-    edge: Edge,
-    stop: CancellationToken,
-    connections: TaskTracker,
-    clock: Arc<dyn Clock>,
-) {
-    let places = Arc::new(Semaphore::new(CONNECTIONS_MAX));
-    loop {
-        let place = Arc::clone(&places).acquire_owned();
-        let (place, accepted) = tokio::select! {
-            () = stop.cancelled() => return,
-            accepted = async { (place.await, listener.accept().await) } => accepted,
-        };
-        match (place, accepted) {
-            (Ok(place), Ok((stream, peer))) => {
-                let connection = Connection {
-                    edge: edge.clone(),
-                    peer,
-                    stop: stop.clone(),
-                    clock: Arc::clone(&clock),
-                    place: Arc::new(place),
-                };
-                connections.spawn(connection.open(stream, tls.clone()));
-            }
-            (_, Err(error)) => {
+impl Accepting {
+    async fn run(self) {
+        let places = Arc::new(Semaphore::new(CONNECTIONS_MAX));
+        loop {
+            let place = Arc::clone(&places).acquire_owned();
+            let (place, accepted) = tokio::select! {
+                () = self.stop.cancelled() => return,
+                accepted = async { (place.await, self.listener.accept().await) } => accepted,
+            };
+            let Ok(place) = place else { return };
+            let assigned = accepted.and_then(|(stream, peer)| self.assign(stream, peer, place));
+            if let Err(error) = assigned {
                 // Out of file descriptors, or the peer has gone already: neither ends the gateway.
                 tracing::warn!(%error, "a connection could not be accepted");
-                clock.sleep(ACCEPT_PAUSE).await;
+                self.clock.sleep(ACCEPT_PAUSE).await;
             }
-            (Err(_closed), _) => return,
         }
+    }
+
+    /// Gives a connection to the core with the fewest.
+    fn assign(
+        &self,
+        stream: TcpStream,
+        peer: SocketAddr,
+        place: OwnedSemaphorePermit,
+    ) -> io::Result<()> {
+        let Some((number, runtime, on_core)) = self.cores.least_busy() else { return Ok(()) };
+        let Some(edge) = self.edges.get(number).cloned() else { return Ok(()) };
+        let (stop, clock) = (self.stop.clone(), Arc::clone(&self.clock));
+        let connection = Connection { edge, peer, stop, clock, place: Arc::new(place) };
+        // The core's runtime waits for the socket from now on.
+        let stream = stream.into_std()?;
+        let tls = self.tls.clone();
+        let serving = async move {
+            let _on_core = on_core;
+            match TcpStream::from_std(stream) {
+                Ok(stream) => connection.open(stream, tls).await,
+                Err(error) => tracing::warn!(%error, "a connection could not be served"),
+            }
+        };
+        self.connections.spawn_on(serving, runtime);
+        Ok(())
     }
 }
 
 /// One client's connection.
 struct Connection {
-    edge: Edge,
+    edge: Arc<Edge>,
     peer: SocketAddr,
     stop: CancellationToken,
     clock: Arc<dyn Clock>,

@@ -175,7 +175,7 @@ impl<T: Item, R: Send + 'static> Writer<T, R> {
     async fn lead(mut self) {
         if self.write_next().await && !self.give_up_if_idle() {
             let shared = Arc::clone(&self.shared);
-            shared.tasks.spawn(self.drain());
+            shared.tasks.spawn_near(self.drain());
         }
     }
 

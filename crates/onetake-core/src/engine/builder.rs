@@ -2,9 +2,12 @@
 
 use std::sync::Arc;
 
+use tokio::runtime::Handle;
+
 use crate::clock::{Clock, Rng, SystemClock, SystemRng};
 use crate::store::Store;
 
+use super::tasks::Tasks;
 use super::{Engine, Housekeeping, Journal, Limits};
 
 /// Builds an engine: see [`Engine::builder`].
@@ -16,6 +19,7 @@ pub struct EngineBuilder {
     limits: Limits,
     housekeeping: Option<Housekeeping>,
     journal: Option<Arc<dyn Journal>>,
+    on_callers_runtime: bool,
 }
 
 impl Engine {
@@ -30,6 +34,7 @@ impl Engine {
             limits: Limits::default(),
             housekeeping: Some(Housekeeping::default()),
             journal: None,
+            on_callers_runtime: false,
         }
     }
 }
@@ -71,10 +76,26 @@ impl EngineBuilder {
         self
     }
 
+    /// Runs each operation on the tokio runtime of its caller. By default all operations run on the
+    /// runtime that the engine was built in.
+    ///
+    /// Use it for a server with a runtime per core. End these runtimes only after
+    /// [`shutdown`](Engine::shutdown): the outcome of an operation whose runtime ends before it is
+    /// unknown.
+    #[must_use]
+    pub fn run_on_callers_runtime(mut self) -> Self {
+        self.on_callers_runtime = true;
+        self
+    }
+
     /// The engine. Must be called inside a tokio runtime.
     #[must_use]
     pub fn build(self) -> Engine {
-        let engine = Engine::with(self.store, self.clock, self.rng, self.limits);
+        let mut tasks = Tasks::from(Handle::current());
+        if self.on_callers_runtime {
+            tasks = tasks.on_callers_runtime();
+        }
+        let engine = Engine::assemble(self.store, self.clock, self.rng, self.limits, tasks);
         if let Some(housekeeping) = self.housekeeping {
             engine.keep_house(housekeeping);
         }

@@ -151,7 +151,16 @@ impl Engine {
         rng: Arc<dyn Rng>,
         limits: Limits,
     ) -> Self {
-        let tasks = Tasks::from(Handle::current());
+        Self::assemble(store, clock, rng, limits, Handle::current().into())
+    }
+
+    fn assemble(
+        store: Arc<dyn Store>,
+        clock: Arc<dyn Clock>,
+        rng: Arc<dyn Rng>,
+        limits: Limits,
+        tasks: Tasks,
+    ) -> Self {
         let metrics = Arc::new(Metrics::new());
         let inner = Arc::new(Inner {
             claims: lane(&tasks, &store, &clock, &metrics, limits, |store, metrics, batch| {

@@ -145,7 +145,8 @@ impl Engine {
         let operation = Operation { fingerprint: asked, ..operation.clone() };
         let (tell, told) = self.inner.tasks.channel();
         let task = conduct(self.clone(), Arc::new(operation), flight, granted, tell);
-        self.spawn(task.instrument(tracing::Span::current()));
+        let task = task.instrument(tracing::Span::current());
+        self.inner.tasks.spawn_near(self.inner.tracker.track_future(task));
         async move {
             let lost = || Told::Resolved(Resolved::Failed(EngineError::Closing, None));
             told.await.unwrap_or_else(|_| lost())

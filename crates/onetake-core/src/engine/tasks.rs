@@ -30,6 +30,8 @@ pub struct Traffic {
 #[derive(Clone, Debug)]
 pub(crate) struct Tasks {
     runtime: Handle,
+    /// True if operations run on the runtime of their caller.
+    on_callers_runtime: bool,
     counts: Arc<Counts>,
 }
 
@@ -41,11 +43,28 @@ struct Counts {
 
 impl From<Handle> for Tasks {
     fn from(runtime: Handle) -> Self {
-        Self { runtime, counts: Arc::default() }
+        Self { runtime, on_callers_runtime: false, counts: Arc::default() }
     }
 }
 
 impl Tasks {
+    /// Lets [`spawn_near`](Self::spawn_near) use the runtime of its caller.
+    pub(crate) fn on_callers_runtime(mut self) -> Self {
+        self.on_callers_runtime = true;
+        self
+    }
+
+    /// Spawns a task on the runtime of the caller if operations run there, so that the two never
+    /// wake each other across threads.
+    pub(crate) fn spawn_near<F>(&self, future: F) -> JoinHandle<F::Output>
+    where
+        F: Future<Output: Send> + Send + 'static,
+    {
+        let here = self.on_callers_runtime.then(Handle::try_current).and_then(Result::ok);
+        self.counts.tasks.fetch_add(1, Ordering::Relaxed);
+        here.as_ref().unwrap_or(&self.runtime).spawn(future)
+    }
+
     pub(crate) fn spawn<F>(&self, future: F) -> JoinHandle<F::Output>
     where
         F: Future<Output: Send> + Send + 'static,

@@ -25,7 +25,6 @@ mod upstream;
 
 use std::io;
 use std::net::SocketAddr;
-use std::num::NonZero;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -150,7 +149,7 @@ impl Gateway {
                 sweep_batch: config.sweep.batch,
                 ..Housekeeping::default()
             });
-        engine = engine.run_on_callers_runtime();
+        engine = engine.run_in_callers_task();
         if let Some(journal) = journal {
             engine = engine.journal(journal);
         }
@@ -179,8 +178,7 @@ impl Gateway {
             layer = layer.shared_velocity(place);
         }
         let layer = layer.build()?;
-        let count = std::thread::available_parallelism().map_or(1, NonZero::get);
-        let cores = Arc::new(Cores::start(count).map_err(StartError::Threads)?);
+        let cores = Arc::new(Cores::start(stores::cores()).map_err(StartError::Threads)?);
         let edge = |_| {
             let inner = layer.layer(Proxy::new(connector.clone()));
             Arc::new(Edge::new(inner, Arc::clone(&plans), Arc::clone(engine.clock())))

@@ -10,8 +10,7 @@ use futures_util::future::BoxFuture;
 use http::header::{CONNECTION, HeaderName, HeaderValue, SEC_WEBSOCKET_KEY, TE, UPGRADE};
 use http::uri::PathAndQuery;
 use http::{Method, Request, Response, StatusCode, Uri, Version};
-use http_body_util::combinators::BoxBody;
-use http_body_util::{BodyExt, Full};
+use http_body_util::{Either, Full};
 use hyper::body::Incoming;
 use hyper::upgrade::OnUpgrade;
 use hyper_util::rt::TokioIo;
@@ -23,8 +22,7 @@ use onetake_core::engine::SPANS;
 use onetake_core::{Cause, Clock, Reference, SystemClock};
 use onetake_http::recording::strip_hop_by_hop;
 use onetake_http::{
-    AttemptReport, BoxError, Code, Disposition, OperationContext, Problem, ProblemFormat,
-    RequestBody,
+    AttemptReport, Code, Disposition, OperationContext, Problem, ProblemFormat, RequestBody,
 };
 
 use super::edge::Place;
@@ -37,11 +35,14 @@ use crate::traces::pass_on;
 /// remaining time if that is less.
 const BEFORE_DEADLINE: Duration = Duration::from_millis(50);
 
-type Body = BoxBody<Bytes, BoxError>;
+/// The body of a response: the upstream's, or one of the gateway itself.
+pub(super) type Body = Either<Incoming, Full<Bytes>>;
 
 /// The service that forwards requests. Clones share their connections.
 #[derive(Clone)]
-pub(super) struct Proxy {
+pub(super) struct Proxy(Arc<Forwarder>);
+
+struct Forwarder {
     upstreams: Upstreams,
     clock: Arc<dyn Clock>,
 }
@@ -49,7 +50,8 @@ pub(super) struct Proxy {
 impl Proxy {
     pub(super) fn new(connector: Connector) -> Self {
         let clock: Arc<dyn Clock> = Arc::new(SystemClock);
-        Self { upstreams: Upstreams::new(connector, Arc::clone(&clock)), clock }
+        let upstreams = Upstreams::new(connector, Arc::clone(&clock));
+        Self(Arc::new(Forwarder { upstreams, clock }))
     }
 }
 
@@ -63,13 +65,13 @@ impl Service<Request<RequestBody<Incoming>>> for Proxy {
     }
 
     fn call(&mut self, request: Request<RequestBody<Incoming>>) -> Self::Future {
-        let proxy = self.clone();
-        Box::pin(async move { Ok(proxy.forward(request).await) })
+        let forwarder = Arc::clone(&self.0);
+        Box::pin(async move { Ok(forwarder.forward(request).await) })
     }
 }
 
-impl Proxy {
-    async fn forward(self, mut request: Request<RequestBody<Incoming>>) -> Response<Body> {
+impl Forwarder {
+    async fn forward(&self, mut request: Request<RequestBody<Incoming>>) -> Response<Body> {
         let plan = request.extensions().get::<Arc<Plan>>().cloned();
         let context = OperationContext::of(request.extensions());
         let attempt = context.and_then(OperationContext::attempt);
@@ -215,10 +217,10 @@ fn received(
             tunnel(client, upstream).await;
             drop(place);
         });
-        return response.map(any);
+        return response.map(Either::Left);
     }
     strip_hop_by_hop(response.headers_mut());
-    response.map(any)
+    response.map(Either::Left)
 }
 
 /// Copies bytes in both directions until both sides are done.
@@ -227,10 +229,6 @@ async fn tunnel(client: OnUpgrade, upstream: OnUpgrade) {
         let (mut client, mut upstream) = (TokioIo::new(client), TokioIo::new(upstream));
         let _ended = tokio::io::copy_bidirectional(&mut client, &mut upstream).await;
     }
-}
-
-fn any(body: Incoming) -> Body {
-    BoxBody::new(body.map_err(Into::into))
 }
 
 /// The reference of the request, and the format of the gateway's responses to it.
@@ -264,10 +262,8 @@ impl Asked {
     }
 
     fn told(self, problem: Problem, disposition: Disposition, cause: Cause) -> Response<Body> {
-        let mut response = self
-            .answers
-            .tell(problem, self.reference)
-            .map(|body| BoxBody::new(Full::new(body).map_err(|never: Infallible| match never {})));
+        let response = self.answers.tell(problem, self.reference);
+        let mut response = response.map(|body| Either::Right(Full::new(body)));
         AttemptReport::new(disposition).cause(cause).attach(&mut response);
         response
     }

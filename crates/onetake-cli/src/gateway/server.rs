@@ -1,11 +1,13 @@
 //! Client connections: accept, limits, timeouts, drain.
 
 use std::convert::Infallible;
+use std::future::{Future, poll_fn};
 use std::io;
 use std::net::SocketAddr;
 use std::pin::pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::task::Poll;
 use std::time::Duration;
 
 use http::Request;
@@ -45,6 +47,8 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 #[derive(Debug)]
 pub(super) struct Server {
     stop: CancellationToken,
+    /// True before `stop` is cancelled. It is cheaper to read.
+    stopping: Arc<AtomicBool>,
     connections: TaskTracker,
     clock: Arc<dyn Clock>,
 }
@@ -57,6 +61,7 @@ struct Accepting {
     cores: Arc<Cores>,
     edges: Vec<Arc<Edge>>,
     stop: CancellationToken,
+    stopping: Arc<AtomicBool>,
     connections: TaskTracker,
     clock: Arc<dyn Clock>,
 }
@@ -70,12 +75,22 @@ impl Server {
         (cores, edges): (Arc<Cores>, Vec<Arc<Edge>>),
         clock: Arc<dyn Clock>,
     ) -> Self {
-        let stop = CancellationToken::new();
-        let connections = TaskTracker::new();
-        let server = Self { stop, connections, clock };
-        let (stop, connections, clock) =
-            (server.stop.clone(), server.connections.clone(), Arc::clone(&server.clock));
-        let accepting = Accepting { listener, tls, cores, edges, stop, connections, clock };
+        let server = Self {
+            stop: CancellationToken::new(),
+            stopping: Arc::default(),
+            connections: TaskTracker::new(),
+            clock: Arc::clone(&clock),
+        };
+        let accepting = Accepting {
+            listener,
+            tls,
+            cores,
+            edges,
+            stop: server.stop.clone(),
+            stopping: Arc::clone(&server.stopping),
+            connections: server.connections.clone(),
+            clock,
+        };
         tokio::spawn(accepting.run());
         server
     }
@@ -83,6 +98,7 @@ impl Server {
     /// Stops accepting, and waits until connections have finished their requests. Returns true if
     /// all finished in time.
     pub(super) async fn shutdown(self, patience: Duration) -> bool {
+        self.stopping.store(true, Ordering::Release);
         self.stop.cancel();
         self.connections.close();
         tokio::select! {
@@ -121,7 +137,9 @@ impl Accepting {
         let Some((number, runtime, on_core)) = self.cores.least_busy() else { return Ok(()) };
         let Some(edge) = self.edges.get(number).cloned() else { return Ok(()) };
         let (stop, clock) = (self.stop.clone(), Arc::clone(&self.clock));
-        let connection = Connection { edge, peer, stop, clock, place: Arc::new(place) };
+        let stopping = Arc::clone(&self.stopping);
+        let place = Arc::new(place);
+        let connection = Connection { edge, peer, stop, stopping, clock, place };
         // The core's runtime waits for the socket from now on.
         let stream = stream.into_std()?;
         let tls = self.tls.clone();
@@ -142,6 +160,8 @@ struct Connection {
     edge: Arc<Edge>,
     peer: SocketAddr,
     stop: CancellationToken,
+    /// True before `stop` is cancelled.
+    stopping: Arc<AtomicBool>,
     clock: Arc<dyn Clock>,
     place: Place,
 }
@@ -187,21 +207,34 @@ impl Connection {
         let builder = builder();
         let connection = builder.serve_connection_with_upgrades(TokioIo::new(stream), service);
         let mut connection = pin!(connection);
-        loop {
-            tokio::select! {
-                ended = &mut connection => {
-                    if let Err(error) = ended {
-                        tracing::debug!(%error, "a connection ended with an error");
-                    }
-                    return;
-                }
-                () = self.stop.cancelled() => break,
-                () = self.clock.sleep(IDLE_TIMEOUT / 3) => {
-                    if activity.is_idle(self.clock.monotonic()) {
-                        break;
-                    }
+        let mut stopped = pin!(self.stop.cancelled());
+        // The connection is polled at every event. The stop signal is shared by all connections, so
+        // it is asked only if it was never asked, or is set.
+        let mut is_listening = false;
+        let mut check = self.clock.sleep(IDLE_TIMEOUT / 3);
+        let ended = poll_fn(|cx| {
+            if let Poll::Ready(ended) = connection.as_mut().poll(cx) {
+                return Poll::Ready(Some(ended));
+            }
+            if !is_listening || self.stopping.load(Ordering::Acquire) {
+                is_listening = true;
+                if stopped.as_mut().poll(cx).is_ready() {
+                    return Poll::Ready(None);
                 }
             }
+            while check.as_mut().poll(cx).is_ready() {
+                if activity.is_idle(self.clock.monotonic()) {
+                    return Poll::Ready(None);
+                }
+                check = self.clock.sleep(IDLE_TIMEOUT / 3);
+            }
+            Poll::Pending
+        });
+        if let Some(ended) = ended.await {
+            if let Err(error) = ended {
+                tracing::debug!(%error, "a connection ended with an error");
+            }
+            return;
         }
         connection.as_mut().graceful_shutdown();
         let _ended = connection.await;

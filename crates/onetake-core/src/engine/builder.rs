@@ -19,7 +19,7 @@ pub struct EngineBuilder {
     limits: Limits,
     housekeeping: Option<Housekeeping>,
     journal: Option<Arc<dyn Journal>>,
-    on_callers_runtime: bool,
+    in_callers_task: bool,
 }
 
 impl Engine {
@@ -34,7 +34,7 @@ impl Engine {
             limits: Limits::default(),
             housekeeping: Some(Housekeeping::default()),
             journal: None,
-            on_callers_runtime: false,
+            in_callers_task: false,
         }
     }
 }
@@ -76,15 +76,17 @@ impl EngineBuilder {
         self
     }
 
-    /// Runs each operation on the tokio runtime of its caller. By default all operations run on the
-    /// runtime that the engine was built in.
+    /// Runs each operation in the task of its caller, which saves a task per operation. By default
+    /// each operation has its own task, on the runtime that the engine was built in. In both cases
+    /// an operation outlives a caller that is dropped: then it gets a task on the caller's runtime.
     ///
-    /// Use it for a server with a runtime per core. End these runtimes only after
-    /// [`shutdown`](Engine::shutdown): the outcome of an operation whose runtime ends before it is
-    /// unknown.
+    /// Use it for a server that polls all requests until they are answered or dropped. A caller
+    /// that holds its future without polling it would hold up the writes of others. End the
+    /// callers' runtimes only after [`shutdown`](Engine::shutdown): the outcome of an operation
+    /// whose runtime ends before it is unknown.
     #[must_use]
-    pub fn run_on_callers_runtime(mut self) -> Self {
-        self.on_callers_runtime = true;
+    pub fn run_in_callers_task(mut self) -> Self {
+        self.in_callers_task = true;
         self
     }
 
@@ -92,8 +94,8 @@ impl EngineBuilder {
     #[must_use]
     pub fn build(self) -> Engine {
         let mut tasks = Tasks::from(Handle::current());
-        if self.on_callers_runtime {
-            tasks = tasks.on_callers_runtime();
+        if self.in_callers_task {
+            tasks = tasks.in_callers_task();
         }
         let engine = Engine::assemble(self.store, self.clock, self.rng, self.limits, tasks);
         if let Some(housekeeping) = self.housekeeping {

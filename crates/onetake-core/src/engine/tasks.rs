@@ -15,6 +15,7 @@ use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 use tokio_util::task::TaskTracker;
+use tracing::{Instrument, Span};
 
 /// The number of tasks that an engine has spawned, and of messages that woke another task, since
 /// its start.
@@ -30,8 +31,8 @@ pub struct Traffic {
 #[derive(Clone, Debug)]
 pub(crate) struct Tasks {
     runtime: Handle,
-    /// True if operations run on the runtime of their caller.
-    on_callers_runtime: bool,
+    /// True if operations run in the tasks of their callers.
+    in_callers_task: bool,
     counts: Arc<Counts>,
 }
 
@@ -43,15 +44,19 @@ struct Counts {
 
 impl From<Handle> for Tasks {
     fn from(runtime: Handle) -> Self {
-        Self { runtime, on_callers_runtime: false, counts: Arc::default() }
+        Self { runtime, in_callers_task: false, counts: Arc::default() }
     }
 }
 
 impl Tasks {
-    /// Lets [`spawn_near`](Self::spawn_near) use the runtime of its caller.
-    pub(crate) fn on_callers_runtime(mut self) -> Self {
-        self.on_callers_runtime = true;
+    /// Runs operations in the tasks of their callers.
+    pub(crate) fn in_callers_task(mut self) -> Self {
+        self.in_callers_task = true;
         self
+    }
+
+    pub(crate) fn are_in_callers_task(&self) -> bool {
+        self.in_callers_task
     }
 
     /// Spawns a task on the runtime of the caller if operations run there, so that the two never
@@ -60,7 +65,7 @@ impl Tasks {
     where
         F: Future<Output: Send> + Send + 'static,
     {
-        let here = self.on_callers_runtime.then(Handle::try_current).and_then(Result::ok);
+        let here = self.in_callers_task.then(Handle::try_current).and_then(Result::ok);
         self.counts.tasks.fetch_add(1, Ordering::Relaxed);
         here.as_ref().unwrap_or(&self.runtime).spawn(future)
     }
@@ -98,12 +103,27 @@ impl Tasks {
     }
 }
 
+/// Runs a future inside a span. It costs nothing if the span is disabled.
+pub(crate) fn in_span<T>(
+    span: Span,
+    future: Pin<Box<impl Future<Output = T> + Send + 'static>>,
+) -> BoxFuture<'static, T> {
+    if span.is_disabled() { future } else { Box::pin(future.instrument(span)) }
+}
+
 /// The receiving end of a channel for one message.
 #[derive(Debug)]
 pub(crate) struct Receiver<T> {
     inner: oneshot::Receiver<T>,
     counts: Arc<Counts>,
     has_waited: bool,
+}
+
+impl<T> Receiver<T> {
+    /// Takes the message if it is there. Use it if this task itself sends it.
+    pub(crate) fn take_now(&mut self) -> Option<T> {
+        self.inner.try_recv().ok()
+    }
 }
 
 impl<T> Future for Receiver<T> {
@@ -150,7 +170,7 @@ impl Future for Detached {
 impl Drop for Detached {
     fn drop(&mut self) {
         if let Some(future) = self.future.take() {
-            self.tasks.spawn(future);
+            self.tasks.spawn_near(future);
         }
     }
 }

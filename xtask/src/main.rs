@@ -1,5 +1,6 @@
 //! Development tasks: `cargo xtask` lists them.
 
+mod bench;
 mod bugs;
 mod install;
 mod long_forms;
@@ -26,7 +27,8 @@ const LINT: &[&[&str]] = &[
 
 const USAGE: &str = "\
 cargo xtask test        install what the tests need, run all tests
-cargo xtask lint        check formatting, run clippy, build the documentation";
+cargo xtask lint        check formatting, run clippy, build the documentation
+cargo xtask bench       measure the gateway beside other programs (docs/PERFORMANCE.md)";
 
 fn main() -> ExitCode {
     let mut arguments = std::env::args().skip(1);
@@ -34,6 +36,7 @@ fn main() -> ExitCode {
     let rest: Vec<String> = arguments.collect();
     let steps = match task.as_deref() {
         Some("sim") => return ended(long_forms::simulate(&rest)),
+        Some("bench") => return ended(bench::run(&rest)),
         Some("bugs") => return ended(bugs::run(&rest)),
         Some("coverage") => return ended(long_forms::coverage(&rest)),
         Some("model") => return ended(long_forms::model()),

@@ -1,5 +1,6 @@
 //! The only source of time and randomness.
 
+use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::future::Future;
 use std::pin::Pin;
@@ -99,19 +100,62 @@ impl Clock for SystemClock {
     }
 }
 
-/// The operating system's randomness.
+/// The operating system's randomness. Each thread asks for some of it in advance, so that most calls
+/// need no system call.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct SystemRng;
 
-impl Rng for SystemRng {
-    #[expect(clippy::disallowed_methods, reason = "this is the seam")]
-    #[expect(
-        clippy::expect_used,
-        reason = "an operating system without randomness cannot name attempts safely: stop"
-    )]
-    fn fill(&self, into: &mut [u8]) {
-        getrandom::fill(into).expect("the operating system gives randomness");
+/// The bytes that a thread asks for at once.
+const AHEAD_BYTES: usize = 1_024;
+
+/// Random bytes of one thread that are not used yet: those after the first `used`.
+struct Ahead {
+    bytes: [u8; AHEAD_BYTES],
+    used: usize,
+}
+
+thread_local! {
+    static AHEAD: RefCell<Ahead> =
+        const { RefCell::new(Ahead { bytes: [0; AHEAD_BYTES], used: AHEAD_BYTES }) };
+}
+
+impl Ahead {
+    /// Hands out the next bytes, and forgets them. Returns false if they are more than it can hold.
+    fn take(&mut self, into: &mut [u8]) -> bool {
+        if into.len() > AHEAD_BYTES {
+            return false;
+        }
+        if into.len() > AHEAD_BYTES - self.used {
+            from_system(&mut self.bytes);
+            self.used = 0;
+        }
+        let Some(next) = self.bytes.get_mut(self.used..self.used + into.len()) else {
+            return false;
+        };
+        into.copy_from_slice(next);
+        next.fill(0);
+        self.used += into.len();
+        true
     }
+}
+
+impl Rng for SystemRng {
+    fn fill(&self, into: &mut [u8]) {
+        // A thread that ends has no bytes in advance any more.
+        let taken = AHEAD.try_with(|ahead| ahead.borrow_mut().take(into));
+        if !taken.unwrap_or(false) {
+            from_system(into);
+        }
+    }
+}
+
+#[expect(clippy::disallowed_methods, reason = "this is the seam")]
+#[expect(
+    clippy::expect_used,
+    reason = "an operating system without randomness cannot name attempts safely: stop"
+)]
+fn from_system(into: &mut [u8]) {
+    getrandom::fill(into).expect("the operating system gives randomness");
 }
 
 /// A shift of the server's clock for tests. A store whose server has a clock adds it to the time of
@@ -272,6 +316,29 @@ mod tests {
         assert!(futures_util::poll!(&mut sleep).is_pending());
         clock.advance(Duration::from_secs(1));
         sleep.await;
+    }
+
+    #[test]
+    fn random_bytes_are_never_handed_out_twice() {
+        let mut seen = std::collections::HashSet::new();
+        let threads = [0, 1].map(|_| {
+            std::thread::spawn(|| {
+                let lengths = [16, 32, 7, 1_000, 16, 5_000, 16].iter().cycle().take(2_000);
+                let filled = lengths.map(|length| {
+                    let mut bytes = vec![0; *length];
+                    SystemRng.fill(&mut bytes);
+                    bytes
+                });
+                filled.collect::<Vec<_>>()
+            })
+        });
+        for bytes in threads.into_iter().flat_map(|thread| thread.join().unwrap()) {
+            let parts = bytes.chunks_exact(16).map(<[u8]>::to_vec);
+            for part in parts {
+                assert!(part.iter().any(|byte| *byte != 0));
+                assert!(seen.insert(part), "bytes were handed out twice");
+            }
+        }
     }
 
     #[test]

@@ -82,6 +82,6 @@ where
             trace.answered(&answer);
             answer
         };
-        Box::pin(answering.instrument(span))
+        if span.is_disabled() { Box::pin(answering) } else { Box::pin(answering.instrument(span)) }
     }
 }

@@ -12,8 +12,7 @@ use http::header::{
 use http::request::Parts;
 use http::uri::Authority;
 use http::{Method, Request, Response, Version};
-use http_body_util::Full;
-use http_body_util::combinators::BoxBody;
+use http_body_util::{Either, Full};
 use hyper::body::Incoming;
 use tokio::sync::OwnedSemaphorePermit;
 use tower_service::Service;
@@ -21,13 +20,13 @@ use tower_service::Service;
 use onetake_core::{Clock, Reference};
 use onetake_http::problem::IDEMPOTENCY_REFERENCE;
 use onetake_http::{
-    BoxError, ClientIp, Code, IDEMPOTENCY_DERIVED_KEY, IDEMPOTENCY_FENCE, Onetake, Problem,
+    ClientIp, Code, IDEMPOTENCY_DERIVED_KEY, IDEMPOTENCY_FENCE, Onetake, Problem, ResponseBody,
     method_word,
 };
 
 use super::client_ip::client_of;
 use super::plan::{Plan, Plans};
-use super::proxy::Proxy;
+use super::proxy::{self, Proxy};
 use crate::config::plain;
 use crate::traces::Parent;
 
@@ -42,15 +41,14 @@ const X_FORWARDED: &str = "x-forwarded-";
 /// Headers that upstreams trust. Only the gateway may set them.
 const BELIEVED: [HeaderName; 2] = [IDEMPOTENCY_FENCE, IDEMPOTENCY_DERIVED_KEY];
 
-/// The body of every response.
-pub(super) type AnyBody = BoxBody<Bytes, BoxError>;
+/// The body of a response: that of the layer, or one of the edge itself.
+pub(super) type AnyBody = Either<ResponseBody<proxy::Body>, Full<Bytes>>;
 
 /// A connection's permit from the limit on connections. A WebSocket tunnel keeps it after the
 /// request.
 pub(super) type ConnectionPermit = Arc<OwnedSemaphorePermit>;
 
 /// The whole gateway as one service.
-#[derive(Clone)]
 pub(super) struct Edge {
     inner: Onetake<Proxy>,
     plans: Arc<Plans>,
@@ -64,27 +62,29 @@ impl Edge {
 
     /// Handles one request of a peer.
     pub(super) fn answer(
-        &self,
+        self: &Arc<Self>,
         peer: SocketAddr,
         place: ConnectionPermit,
         request: Request<Incoming>,
     ) -> BoxFuture<'static, Response<AnyBody>> {
-        let Self { mut inner, plans, clock } = self.clone();
+        let edge = Arc::clone(self);
         Box::pin(async move {
+            let Self { inner, plans, clock } = &*edge;
             let from = clock.monotonic();
             let (mut parts, body) = request.into_parts();
             let method = parts.method.clone();
-            match admit(&plans, peer.ip(), &mut parts) {
+            match admit(plans, peer.ip(), &mut parts) {
                 Err(problem) => plans.answers.tell(problem, None).map(whole),
                 Ok(plan) => {
                     parts.extensions.insert(Arc::clone(&plan));
                     parts.extensions.insert(place);
                     let parent = Parent::take(&mut parts.headers);
                     let request = Request::from_parts(parts, body);
+                    let mut inner = inner.clone();
                     let answered = parent.around(|| inner.call(request)).await;
                     let response = answered.unwrap_or_else(|never| match never {});
                     log(&method, &plan, &response, clock.monotonic() - from);
-                    response.map(BoxBody::new)
+                    response.map(Either::Left)
                 }
             }
         })
@@ -112,7 +112,7 @@ fn log<B>(method: &Method, plan: &Plan, response: &Response<B>, took: std::time:
 }
 
 fn whole(body: Bytes) -> AnyBody {
-    BoxBody::new(http_body_util::BodyExt::map_err(Full::new(body), |never| match never {}))
+    Either::Right(Full::new(body))
 }
 
 /// Checks and prepares the head of a request.

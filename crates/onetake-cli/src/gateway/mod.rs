@@ -1,13 +1,15 @@
 //! The HTTP gateway.
 //!
 //! ```text
-//! connection → edge (refuse what could smuggle, forwarding headers, plan)
+//! connection (belongs to one core)
+//!            → edge (refuse what could smuggle, forwarding headers, plan)
 //!            → onetake layer (key, claim, replay)
 //!            → proxy (pooled connections to the upstream)
 //! ```
 
 mod admin;
 mod client_ip;
+mod cores;
 mod edge;
 mod forward_auth;
 mod jwks;
@@ -19,6 +21,7 @@ mod secrets;
 mod server;
 mod tenants;
 mod tls;
+mod upstream;
 
 use std::io;
 use std::net::SocketAddr;
@@ -38,6 +41,7 @@ use onetake_http::{OnetakeLayer, Policy, PolicyError, Resolve, Tenant};
 
 use crate::config::{Config, Token};
 use crate::stores::{self, OpenStore, StoreFailed};
+use cores::Cores;
 use edge::Edge;
 use plan::{Plan, Plans};
 use proxy::Proxy;
@@ -61,6 +65,9 @@ pub enum StartError {
     /// The layer cannot be built.
     #[error(transparent)]
     Layer(#[from] PolicyError),
+    /// The threads that serve requests could not be started.
+    #[error("cannot start the threads that serve requests: {0}")]
+    Threads(#[source] io::Error),
     /// A port could not be listened on.
     #[error(
         "cannot listen on {address} ({field}): {source}. Stop what listens there, or choose another with {flag}"
@@ -92,6 +99,8 @@ pub struct Gateway {
     admin_address: SocketAddr,
     engine: Engine,
     server: Server,
+    /// Dropped last: operations run on the cores until the engine has shut down.
+    cores: Arc<Cores>,
     draining: CancellationToken,
     stop_admin: CancellationToken,
 }
@@ -140,6 +149,7 @@ impl Gateway {
                 sweep_batch: config.sweep.batch,
                 ..Housekeeping::default()
             });
+        engine = engine.run_in_callers_task();
         if let Some(journal) = journal {
             engine = engine.journal(journal);
         }
@@ -168,10 +178,15 @@ impl Gateway {
             layer = layer.shared_velocity(place);
         }
         let layer = layer.build()?;
-        let service =
-            Edge::new(layer.layer(Proxy::new(connector)), plans, Arc::clone(engine.clock()));
-        let server = Server::start(listener, tls, service, Arc::clone(engine.clock()));
-        Ok(Self { address, admin_address, engine, server, draining, stop_admin })
+        let cores = Arc::new(Cores::start(stores::cores()).map_err(StartError::Threads)?);
+        let edge = |_| {
+            let inner = layer.layer(Proxy::new(connector.clone()));
+            Arc::new(Edge::new(inner, Arc::clone(&plans), Arc::clone(engine.clock())))
+        };
+        let edges = (0..cores.count()).map(edge).collect();
+        let clock = Arc::clone(engine.clock());
+        let server = Server::start(listener, tls, (Arc::clone(&cores), edges), clock);
+        Ok(Self { address, admin_address, engine, server, cores, draining, stop_admin })
     }
 
     /// The address that clients connect to.
@@ -209,10 +224,16 @@ impl Gateway {
         let began = self.engine.clock().monotonic();
         let quiet = self.server.shutdown(patience).await;
         let left = patience.saturating_sub(self.engine.clock().monotonic() - began);
-        let drained = self.engine.shutdown(left).await?;
+        let drained = self.engine.shutdown(left).await;
         self.stop_admin.cancel();
-        Ok(quiet && drained)
+        end(self.cores).await;
+        Ok(quiet && drained?)
     }
+}
+
+/// Ends the threads of the cores, without blocking this one.
+async fn end(cores: Arc<Cores>) {
+    let _ended = tokio::task::spawn_blocking(move || drop(cores)).await;
 }
 
 async fn listen(

@@ -10,13 +10,10 @@ use futures_util::future::BoxFuture;
 use http::header::{CONNECTION, HeaderName, HeaderValue, SEC_WEBSOCKET_KEY, TE, UPGRADE};
 use http::uri::PathAndQuery;
 use http::{Method, Request, Response, StatusCode, Uri, Version};
-use http_body_util::combinators::BoxBody;
-use http_body_util::{BodyExt, Full};
+use http_body_util::{Either, Full};
 use hyper::body::Incoming;
 use hyper::upgrade::OnUpgrade;
-use hyper_util::client::legacy::Client;
-use hyper_util::client::legacy::connect::{CaptureConnection, capture_connection};
-use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use hyper_util::rt::TokioIo;
 use tower_service::Service;
 use tracing::field::Empty;
 use tracing::{Instrument, Span};
@@ -25,43 +22,36 @@ use onetake_core::engine::SPANS;
 use onetake_core::{Cause, Clock, Reference, SystemClock};
 use onetake_http::recording::strip_hop_by_hop;
 use onetake_http::{
-    AttemptReport, BoxError, Code, Disposition, OperationContext, Problem, ProblemFormat,
-    RequestBody,
+    AttemptReport, Code, Disposition, OperationContext, Problem, ProblemFormat, RequestBody,
 };
 
 use super::edge::ConnectionPermit;
 use super::plan::Plan;
-use super::tls::{Connector, was_refused};
+use super::tls::Connector;
+use super::upstream::{Evidence, NoResponse, Upstreams};
 use crate::traces::pass_on;
 
-/// Idle connections to upstreams are closed after four seconds. Many servers close theirs after
-/// five, and a request that is on its way at that moment would have an unknown outcome.
-const UPSTREAM_IDLE: Duration = Duration::from_secs(4);
 /// How long before the client's deadline the proxy gives up on the upstream, or a quarter of the
 /// remaining time if that is less.
 const BEFORE_DEADLINE: Duration = Duration::from_millis(50);
-/// Maximum number of idle connections to one upstream.
-const IDLE_MAX: usize = 1_024;
 
-type Body = BoxBody<Bytes, BoxError>;
+/// The body of a response: the upstream's, or one of the gateway itself.
+pub(super) type Body = Either<Incoming, Full<Bytes>>;
 
-/// The service that forwards requests.
+/// The service that forwards requests. Clones share their connections.
 #[derive(Clone)]
-pub(super) struct Proxy {
-    client: Client<Connector, RequestBody<Incoming>>,
+pub(super) struct Proxy(Arc<Forwarder>);
+
+struct Forwarder {
+    upstreams: Upstreams,
     clock: Arc<dyn Clock>,
 }
 
 impl Proxy {
     pub(super) fn new(connector: Connector) -> Self {
-        let client = Client::builder(TokioExecutor::new())
-            .pool_idle_timeout(UPSTREAM_IDLE)
-            .pool_max_idle_per_host(IDLE_MAX)
-            .pool_timer(TokioTimer::new())
-            .timer(TokioTimer::new())
-            .set_host(false)
-            .build(connector);
-        Self { client, clock: Arc::new(SystemClock) }
+        let clock: Arc<dyn Clock> = Arc::new(SystemClock);
+        let upstreams = Upstreams::new(connector, Arc::clone(&clock));
+        Self(Arc::new(Forwarder { upstreams, clock }))
     }
 }
 
@@ -75,13 +65,13 @@ impl Service<Request<RequestBody<Incoming>>> for Proxy {
     }
 
     fn call(&mut self, request: Request<RequestBody<Incoming>>) -> Self::Future {
-        let proxy = self.clone();
-        Box::pin(async move { Ok(proxy.forward(request).await) })
+        let forwarder = Arc::clone(&self.0);
+        Box::pin(async move { Ok(forwarder.forward(request).await) })
     }
 }
 
-impl Proxy {
-    async fn forward(self, mut request: Request<RequestBody<Incoming>>) -> Response<Body> {
+impl Forwarder {
+    async fn forward(&self, mut request: Request<RequestBody<Incoming>>) -> Response<Body> {
         let plan = request.extensions().get::<Arc<Plan>>().cloned();
         let context = OperationContext::of(request.extensions());
         let attempt = context.and_then(OperationContext::attempt);
@@ -101,12 +91,12 @@ impl Proxy {
         // A keyed request is never upgraded, because its outcome must be a response.
         let upgrade = if asked.reference.is_some() { None } else { websocket(&mut request) };
         let place = request.extensions().get::<ConnectionPermit>().cloned();
-        if let Err(problem) = address(&mut request, &upstream, upgrade.is_some()) {
-            return asked.told(problem, Disposition::Release, Cause::Interrupted);
-        }
+        address(&mut request, upgrade.is_some());
         let span = span_to(&upstream);
         pass_on(&span, request.headers_mut());
-        let sent = self.send(request, patience(plan.timeout, left)).instrument(span.clone());
+        let sent = self
+            .send(&upstream, request, upgrade.is_some(), patience(plan.timeout, left))
+            .instrument(span.clone());
         match sent.await {
             Ok(response) => {
                 let status = i64::from(response.status().as_u16());
@@ -131,20 +121,25 @@ impl Proxy {
     /// Returns the upstream's response, or the code of the problem if there is none.
     async fn send(
         &self,
-        mut request: Request<RequestBody<Incoming>>,
+        upstream: &Uri,
+        request: Request<RequestBody<Incoming>>,
+        upgrade: bool,
         timeout: Duration,
     ) -> Result<Response<Incoming>, Code> {
-        let connected = capture_connection(&mut request);
-        let answered = tokio::select! {
-            biased;
-            answered = self.client.request(request) => answered,
-            () = self.clock.sleep(timeout) => {
-                let sent = may_be_sent(&connected);
-                return Err(if sent { Code::UpstreamTimeout } else { Code::UpstreamUnreachable });
+        let mut evidence = Evidence::default();
+        let sending = async {
+            match upgrade {
+                false => self.upstreams.send(upstream, request, &mut evidence).await,
+                true => self.upstreams.upgrade(upstream, request, &mut evidence).await,
             }
         };
-        answered.map_err(|error| match !error.is_connect() && may_be_sent(&connected) {
-            true => Code::UpstreamInterrupted,
+        let (answered, if_sent) = tokio::select! {
+            biased;
+            answered = sending => (answered, Code::UpstreamInterrupted),
+            () = self.clock.sleep(timeout) => (Err(NoResponse), Code::UpstreamTimeout),
+        };
+        answered.map_err(|NoResponse| match evidence.may_be_sent() {
+            true => if_sent,
             false => Code::UpstreamUnreachable,
         })
     }
@@ -170,14 +165,6 @@ fn patience(timeout: Duration, left: Option<Duration>) -> Duration {
     left.map_or(timeout, |left| timeout.min(left - BEFORE_DEADLINE.min(left / 4)))
 }
 
-/// True if the upstream may have received any part of a request.
-///
-/// It cannot have if the request got no connection: that is known before the first byte is written.
-/// It also cannot have if the upstream refused the TLS handshake.
-fn may_be_sent(connected: &CaptureConnection) -> bool {
-    connected.connection_metadata().as_ref().is_some_and(|connected| !was_refused(connected))
-}
-
 /// Returns the client's side of a connection that asks for a WebSocket. No other upgrade is
 /// allowed: after one to `h2c`, requests would pass through unchecked.
 fn websocket(request: &mut Request<RequestBody<Incoming>>) -> Option<OnUpgrade> {
@@ -198,18 +185,9 @@ fn websocket(request: &mut Request<RequestBody<Incoming>>) -> Option<OnUpgrade> 
 }
 
 /// Rewrites the request for the upstream.
-fn address(
-    request: &mut Request<RequestBody<Incoming>>,
-    upstream: &Uri,
-    upgrade: bool,
-) -> Result<(), Problem> {
+fn address(request: &mut Request<RequestBody<Incoming>>, upgrade: bool) {
     let path = request.uri().path_and_query().cloned();
-    let mut target = upstream.clone().into_parts();
-    target.path_and_query = Some(path.unwrap_or_else(|| PathAndQuery::from_static("/")));
-    let target = Uri::from_parts(target).map_err(|_| {
-        Problem::new(Code::RequestRefused, "The request's target cannot be forwarded.")
-    })?;
-    *request.uri_mut() = target;
+    *request.uri_mut() = path.unwrap_or_else(|| PathAndQuery::from_static("/")).into();
     *request.version_mut() = Version::HTTP_11;
     let headers = request.headers_mut();
     let trailers = headers.get(TE).is_some_and(|value| value == "trailers");
@@ -221,7 +199,6 @@ fn address(
         headers.insert(CONNECTION, HeaderValue::from_static("upgrade"));
         headers.insert(UPGRADE, HeaderValue::from_static("websocket"));
     }
-    Ok(())
 }
 
 fn received(
@@ -240,10 +217,10 @@ fn received(
             tunnel(client, upstream).await;
             drop(place);
         });
-        return response.map(any);
+        return response.map(Either::Left);
     }
     strip_hop_by_hop(response.headers_mut());
-    response.map(any)
+    response.map(Either::Left)
 }
 
 /// Copies bytes in both directions until both sides are done.
@@ -252,10 +229,6 @@ async fn tunnel(client: OnUpgrade, upstream: OnUpgrade) {
         let (mut client, mut upstream) = (TokioIo::new(client), TokioIo::new(upstream));
         let _ended = tokio::io::copy_bidirectional(&mut client, &mut upstream).await;
     }
-}
-
-fn any(body: Incoming) -> Body {
-    BoxBody::new(body.map_err(Into::into))
 }
 
 /// The reference of the request, and the format of the gateway's responses to it.
@@ -289,10 +262,8 @@ impl Asked {
     }
 
     fn told(self, problem: Problem, disposition: Disposition, cause: Cause) -> Response<Body> {
-        let mut response = self
-            .answers
-            .tell(problem, self.reference)
-            .map(|body| BoxBody::new(Full::new(body).map_err(|never: Infallible| match never {})));
+        let response = self.answers.tell(problem, self.reference);
+        let mut response = response.map(|body| Either::Right(Full::new(body)));
         AttemptReport::new(disposition).cause(cause).attach(&mut response);
         response
     }

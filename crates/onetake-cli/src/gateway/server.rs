@@ -1,10 +1,13 @@
 //! Client connections: accept, limits, timeouts, drain.
 
 use std::convert::Infallible;
+use std::future::{Future, poll_fn};
+use std::io;
 use std::net::SocketAddr;
 use std::pin::pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::task::Poll;
 use std::time::Duration;
 
 use http::Request;
@@ -14,13 +17,14 @@ use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto::Builder;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::Semaphore;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use onetake_core::Clock;
 use onetake_core::clock::micros;
 
+use super::cores::Cores;
 use super::edge::{ConnectionPermit, Edge};
 use super::tls::Acceptor;
 
@@ -43,30 +47,58 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 #[derive(Debug)]
 pub(super) struct Server {
     stop: CancellationToken,
+    /// True before `stop` is cancelled. It is cheaper to read.
+    stopping: Arc<AtomicBool>,
+    connections: TaskTracker,
+    clock: Arc<dyn Clock>,
+}
+
+/// The parts of the server that accept connections.
+struct Accepting {
+    listener: TcpListener,
+    tls: Option<Acceptor>,
+    /// The cores, and the gateway of each.
+    cores: Arc<Cores>,
+    edges: Vec<Arc<Edge>>,
+    stop: CancellationToken,
+    stopping: Arc<AtomicBool>,
     connections: TaskTracker,
     clock: Arc<dyn Clock>,
 }
 
 impl Server {
-    /// Serves client connections, over TLS if there is an acceptor.
+    /// Serves client connections on the cores, over TLS if there is an acceptor. There is one edge
+    /// for each core.
     pub(super) fn start(
         listener: TcpListener,
         tls: Option<Acceptor>,
-        edge: Edge,
+        (cores, edges): (Arc<Cores>, Vec<Arc<Edge>>),
         clock: Arc<dyn Clock>,
     ) -> Self {
-        let stop = CancellationToken::new();
-        let connections = TaskTracker::new();
-        let server = Self { stop, connections, clock };
-        let (stop, connections, clock) =
-            (server.stop.clone(), server.connections.clone(), Arc::clone(&server.clock));
-        tokio::spawn(accept(listener, tls, edge, stop, connections, clock));
+        let server = Self {
+            stop: CancellationToken::new(),
+            stopping: Arc::default(),
+            connections: TaskTracker::new(),
+            clock: Arc::clone(&clock),
+        };
+        let accepting = Accepting {
+            listener,
+            tls,
+            cores,
+            edges,
+            stop: server.stop.clone(),
+            stopping: Arc::clone(&server.stopping),
+            connections: server.connections.clone(),
+            clock,
+        };
+        tokio::spawn(accepting.run());
         server
     }
 
     /// Stops accepting, and waits until connections have finished their requests. Returns true if
     /// all finished in time.
     pub(super) async fn shutdown(self, patience: Duration) -> bool {
+        self.stopping.store(true, Ordering::Release);
         self.stop.cancel();
         self.connections.close();
         tokio::select! {
@@ -76,47 +108,60 @@ impl Server {
     }
 }
 
-async fn accept(
-    listener: TcpListener,
-    tls: Option<Acceptor>,
-    edge: Edge,
-    stop: CancellationToken,
-    connections: TaskTracker,
-    clock: Arc<dyn Clock>,
-) {
-    let places = Arc::new(Semaphore::new(CONNECTIONS_MAX));
-    loop {
-        let place = Arc::clone(&places).acquire_owned();
-        let (place, accepted) = tokio::select! {
-            () = stop.cancelled() => return,
-            accepted = async { (place.await, listener.accept().await) } => accepted,
-        };
-        match (place, accepted) {
-            (Ok(place), Ok((stream, peer))) => {
-                let connection = ClientConnection {
-                    edge: edge.clone(),
-                    peer,
-                    stop: stop.clone(),
-                    clock: Arc::clone(&clock),
-                    place: Arc::new(place),
-                };
-                connections.spawn(connection.open(stream, tls.clone()));
-            }
-            (_, Err(error)) => {
+impl Accepting {
+    async fn run(self) {
+        let places = Arc::new(Semaphore::new(CONNECTIONS_MAX));
+        loop {
+            let place = Arc::clone(&places).acquire_owned();
+            let (place, accepted) = tokio::select! {
+                () = self.stop.cancelled() => return,
+                accepted = async { (place.await, self.listener.accept().await) } => accepted,
+            };
+            let Ok(place) = place else { return };
+            let assigned = accepted.and_then(|(stream, peer)| self.assign(stream, peer, place));
+            if let Err(error) = assigned {
                 // Out of file descriptors, or the peer has gone already: neither ends the gateway.
                 tracing::warn!(%error, "a connection could not be accepted");
-                clock.sleep(ACCEPT_PAUSE).await;
+                self.clock.sleep(ACCEPT_PAUSE).await;
             }
-            (Err(_closed), _) => return,
         }
+    }
+
+    /// Gives a connection to the core with the fewest.
+    fn assign(
+        &self,
+        stream: TcpStream,
+        peer: SocketAddr,
+        place: OwnedSemaphorePermit,
+    ) -> io::Result<()> {
+        let Some((number, runtime, on_core)) = self.cores.least_busy() else { return Ok(()) };
+        let Some(edge) = self.edges.get(number).cloned() else { return Ok(()) };
+        let (stop, clock) = (self.stop.clone(), Arc::clone(&self.clock));
+        let stopping = Arc::clone(&self.stopping);
+        let place = Arc::new(place);
+        let connection = ClientConnection { edge, peer, stop, stopping, clock, place };
+        // The core's runtime waits for the socket from now on.
+        let stream = stream.into_std()?;
+        let tls = self.tls.clone();
+        let serving = async move {
+            let _on_core = on_core;
+            match TcpStream::from_std(stream) {
+                Ok(stream) => connection.open(stream, tls).await,
+                Err(error) => tracing::warn!(%error, "a connection could not be served"),
+            }
+        };
+        self.connections.spawn_on(serving, runtime);
+        Ok(())
     }
 }
 
 /// One client's connection.
 struct ClientConnection {
-    edge: Edge,
+    edge: Arc<Edge>,
     peer: SocketAddr,
     stop: CancellationToken,
+    /// True before `stop` is cancelled.
+    stopping: Arc<AtomicBool>,
     clock: Arc<dyn Clock>,
     place: ConnectionPermit,
 }
@@ -162,21 +207,34 @@ impl ClientConnection {
         let builder = builder();
         let connection = builder.serve_connection_with_upgrades(TokioIo::new(stream), service);
         let mut connection = pin!(connection);
-        loop {
-            tokio::select! {
-                ended = &mut connection => {
-                    if let Err(error) = ended {
-                        tracing::debug!(%error, "a connection ended with an error");
-                    }
-                    return;
-                }
-                () = self.stop.cancelled() => break,
-                () = self.clock.sleep(IDLE_TIMEOUT / 3) => {
-                    if activity.is_idle(self.clock.monotonic()) {
-                        break;
-                    }
+        let mut stopped = pin!(self.stop.cancelled());
+        // The connection is polled at every event. The stop signal is shared by all connections, so
+        // it is asked only if it was never asked, or is set.
+        let mut is_listening = false;
+        let mut check = self.clock.sleep(IDLE_TIMEOUT / 3);
+        let ended = poll_fn(|cx| {
+            if let Poll::Ready(ended) = connection.as_mut().poll(cx) {
+                return Poll::Ready(Some(ended));
+            }
+            if !is_listening || self.stopping.load(Ordering::Acquire) {
+                is_listening = true;
+                if stopped.as_mut().poll(cx).is_ready() {
+                    return Poll::Ready(None);
                 }
             }
+            while check.as_mut().poll(cx).is_ready() {
+                if activity.is_idle(self.clock.monotonic()) {
+                    return Poll::Ready(None);
+                }
+                check = self.clock.sleep(IDLE_TIMEOUT / 3);
+            }
+            Poll::Pending
+        });
+        if let Some(ended) = ended.await {
+            if let Err(error) = ended {
+                tracing::debug!(%error, "a connection ended with an error");
+            }
+            return;
         }
         connection.as_mut().graceful_shutdown();
         let _ended = connection.await;

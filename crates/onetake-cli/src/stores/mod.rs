@@ -7,6 +7,7 @@ mod folder;
 mod recordings;
 
 use std::error::Error;
+use std::num::NonZero;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -167,6 +168,11 @@ async fn open_journal(folder: PathBuf, of: [u8; 32], sealer: Sealer) -> Option<A
     }
 }
 
+/// Returns the number of cores of this machine.
+pub(crate) fn cores() -> usize {
+    std::thread::available_parallelism().map_or(1, NonZero::get)
+}
+
 async fn open_bare(config: &StoreConfig) -> Result<OpenStore, StoreFailed> {
     const OPEN: &str = "open";
     match &config.url {
@@ -179,7 +185,10 @@ async fn open_bare(config: &StoreConfig) -> Result<OpenStore, StoreFailed> {
             let opened = blocking(move || EmbeddedStore::open(folder)).await;
             let store = opened.map_err(failed(OPEN, &config.url))?;
             let interrupted = store.interrupted();
-            Ok(OpenStore::local(store, interrupted))
+            let mut open = OpenStore::local(store, interrupted);
+            // The store's thread gathers the writes of all cores.
+            open.limits.lanes = cores();
+            Ok(open)
         }
         #[cfg(feature = "sqlite")]
         StoreUrl::Sqlite(file) => {

@@ -6,6 +6,10 @@
 //! A write that takes long no longer counts there, so that other items do not wait for it. Batches
 //! are sorted by record id, so that nodes never deadlock each other.
 //!
+//! A store that gathers writes by itself gets several lanes, one for each thread that runs
+//! operations ([`Lanes`]). Such a lane writes at once, however many writes are under way. Its items
+//! and their answers never cross to another thread, except with the whole batch.
+//!
 //! An operation's own task writes its batch itself if no other writer is about to
 //! ([`Lane::write`]). Items that arrived by the end of that write go to a task of the lane, so that
 //! no operation works long for others.
@@ -14,6 +18,7 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::future::Future;
 use std::panic::AssertUnwindSafe;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -55,7 +60,63 @@ const QUIET_TURNS: usize = 2;
 type WriteFn<T, R> = Box<dyn Fn(Vec<T>) -> BoxFuture<'static, Answers<R>> + Send + Sync>;
 type Reply<R> = oneshot::Sender<Result<R, StoreError>>;
 
-/// One kind of write to one store.
+/// The lanes of one kind of write to one store: one for all threads, or one for each.
+pub(crate) struct Lanes<T, R> {
+    lanes: Vec<Lane<T, R>>,
+}
+
+/// The number of threads that have used lanes so far.
+static THREADS: AtomicUsize = AtomicUsize::new(0);
+
+thread_local! {
+    /// The number of this thread, from zero.
+    static THREAD: usize = THREADS.fetch_add(1, Ordering::Relaxed);
+}
+
+impl<T: Item, R: Send + 'static> Lanes<T, R> {
+    /// Creates this number of lanes, at least one.
+    pub(crate) fn new(count: usize, lane: impl Fn() -> Lane<T, R>) -> Self {
+        Self { lanes: (0..count.max(1)).map(|_| lane()).collect() }
+    }
+
+    /// Returns the lane of this thread.
+    fn here(&self) -> Option<&Lane<T, R>> {
+        let count = self.lanes.len();
+        // A thread that ends has no number any more.
+        let number = if count > 1 { THREAD.try_with(|number| *number).unwrap_or(0) } else { 0 };
+        self.lanes.get(number % count)
+    }
+
+    /// Queues an item in the lane of this thread: see [`Lane::submit`].
+    pub(crate) fn submit(
+        &self,
+        item: T,
+    ) -> impl Future<Output = Result<R, StoreError>> + Send + use<T, R> {
+        let answer = self.here().map(|lane| lane.submit(item));
+        async move {
+            match answer {
+                Some(answer) => answer.await,
+                None => Err(lost()),
+            }
+        }
+    }
+
+    /// Writes an item through the lane of this thread: see [`Lane::write`].
+    pub(crate) async fn write(&self, item: T) -> Result<R, StoreError> {
+        match self.here() {
+            Some(lane) => lane.write(item).await,
+            None => Err(lost()),
+        }
+    }
+}
+
+impl<T, R> fmt::Debug for Lanes<T, R> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Lanes").field("count", &self.lanes.len()).finish_non_exhaustive()
+    }
+}
+
+/// A queue of writes.
 pub(crate) struct Lane<T, R> {
     shared: Arc<BatchState<T, R>>,
 }
@@ -81,8 +142,8 @@ struct BatchQueue<T, R> {
 
 impl<T, R> BatchQueue<T, R> {
     /// True if the waiting items are worth a write of their own, beside those that are under way.
-    fn is_worth_a_write(&self) -> bool {
-        !self.waiting.is_empty() && self.waiting.len() >= self.under_way
+    fn is_worth_a_write(&self, is_eager: bool) -> bool {
+        !self.waiting.is_empty() && (is_eager || self.waiting.len() >= self.under_way)
     }
 }
 
@@ -102,7 +163,8 @@ impl<T: Item, R: Send + 'static> Lane<T, R> {
         });
         let (items_max, writers_max) = (items_max.max(1), writers_max.max(1));
         let (write, tasks) = (Box::new(write), tasks.into());
-        Self { shared: Arc::new(BatchState { write, items_max, writers_max, tasks, clock, queue }) }
+        let shared = BatchState { write, items_max, writers_max, tasks, clock, queue };
+        Self { shared: Arc::new(shared) }
     }
 
     /// Queues an item. It is written even if no task waits for the answer.
@@ -142,6 +204,11 @@ fn lost() -> StoreError {
 }
 
 impl<T, R> BatchState<T, R> {
+    /// True if a batch never waits for those that are under way.
+    fn is_eager(&self) -> bool {
+        self.writers_max == usize::MAX
+    }
+
     fn lock(&self) -> MutexGuard<'_, BatchQueue<T, R>> {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -179,7 +246,7 @@ impl<T: Item, R: Send + 'static> WriteTurn<T, R> {
     async fn lead(mut self) {
         if self.write_next().await && !self.give_up_if_idle() {
             let shared = Arc::clone(&self.shared);
-            shared.tasks.spawn(self.drain());
+            shared.tasks.spawn_near(self.drain());
         }
     }
 
@@ -194,7 +261,7 @@ impl<T: Item, R: Send + 'static> WriteTurn<T, R> {
         let answers = tokio::select! {
             biased;
             answers = &mut writing => answers,
-            () = shared.clock.sleep(SLOW), if shared.writers_max > 1 => {
+            () = shared.clock.sleep(SLOW), if shared.writers_max > 1 && !shared.is_eager() => {
                 self.count_no_more();
                 Self::start_if_needed(&shared);
                 writing.await
@@ -210,6 +277,10 @@ impl<T: Item, R: Send + 'static> WriteTurn<T, R> {
     /// Lets tasks that were woken by the last answers add their items to this batch. There is no
     /// timer: the writer yields to ready tasks as long as new items arrive.
     async fn gather(&self) {
+        if self.shared.is_eager() {
+            // The tasks that are ready on this thread. A later item is not late for the store.
+            return tokio::task::yield_now().await;
+        }
         let (mut waiting, mut quiet) = (0, 0);
         for _ in 0..TURNS_MAX {
             tokio::task::yield_now().await;
@@ -225,16 +296,19 @@ impl<T: Item, R: Send + 'static> WriteTurn<T, R> {
     /// Ends this writer if no items wait, or another writer will take them.
     fn give_up_if_idle(&mut self) -> bool {
         let mut queue = self.shared.lock();
+        let is_eager = self.shared.is_eager();
+        // Another writer of an eager lane may be about to take the items.
+        let is_another_about_to = is_eager && queue.writers - 1 > queue.writing;
         // This happens under the same lock as the check. Otherwise an item could be queued in
         // between and wait for ever.
-        self.done = !queue.is_worth_a_write();
+        self.done = is_another_about_to || !queue.is_worth_a_write(is_eager);
         queue.writers -= usize::from(self.done);
         self.done
     }
 
     fn next(&mut self) -> Option<Vec<(T, Reply<R>)>> {
         let mut queue = self.shared.lock();
-        if !queue.is_worth_a_write() {
+        if !queue.is_worth_a_write(self.shared.is_eager()) {
             queue.writers -= 1;
             self.done = true;
             return None;
@@ -264,7 +338,7 @@ impl<T: Item, R: Send + 'static> WriteTurn<T, R> {
         // A writer that is about to write takes the waiting items along.
         let start = queue.writers == queue.writing
             && queue.writers < shared.writers_max
-            && queue.is_worth_a_write();
+            && queue.is_worth_a_write(shared.is_eager());
         queue.writers += usize::from(start);
         drop(queue);
         start.then(|| Self::new(shared))
@@ -317,7 +391,6 @@ mod tests {
     use crate::clock::ManualClock;
     use crate::record::AttemptId;
     use crate::store::Transition;
-    use std::sync::atomic::{AtomicUsize, Ordering};
     use tokio::runtime::Handle;
     use tokio::sync::Semaphore;
 
@@ -396,6 +469,59 @@ mod tests {
             futures_util::future::join_all(rest).await.into_iter().map(Result::unwrap).collect();
         assert_eq!(answers, [5, 1, 4, 2], "each sender gets its own answer");
         assert_eq!(*seen.lock().unwrap(), [vec![9], vec![1, 4, 5], vec![2]]);
+    }
+
+    #[tokio::test]
+    async fn an_eager_lane_writes_beside_the_writes_that_are_under_way() {
+        let (lane, gate, seen) = gated_with(3, usize::MAX);
+        let first: Vec<_> = [9, 8, 7].map(|id| lane.submit(renew(id))).into();
+        while !lane.shared.lock().waiting.is_empty() {
+            tokio::task::yield_now().await;
+        }
+        // One item is less than the three that are under way.
+        let second = lane.submit(renew(1));
+        for _ in 0..100 {
+            tokio::task::yield_now().await;
+        }
+        assert!(lane.shared.lock().waiting.is_empty(), "it does not wait for the first answers");
+        gate.add_permits(2);
+        assert_eq!(second.await.unwrap(), 1);
+        futures_util::future::join_all(first).await;
+        assert_eq!(*seen.lock().unwrap(), [vec![7, 8, 9], vec![1]]);
+    }
+
+    #[tokio::test]
+    async fn each_thread_gathers_its_own_items() {
+        let (_, gate, seen) = gated(1);
+        let runtime = Handle::current();
+        let lane = || {
+            let (gate, seen) = (Arc::clone(&gate), Arc::clone(&seen));
+            Lane::new(runtime.clone(), 10, usize::MAX, clock(), move |batch: Vec<Settlement>| {
+                let (gate, seen) = (Arc::clone(&gate), Arc::clone(&seen));
+                async move {
+                    gate.acquire().await.unwrap().forget();
+                    let ids: Vec<u8> = batch.iter().map(|item| item.id.as_bytes()[0]).collect();
+                    seen.lock().unwrap().push(ids.clone());
+                    ids.into_iter().map(Ok).collect::<Answers<u8>>()
+                }
+                .boxed()
+            })
+        };
+        let lanes = Arc::new(Lanes::new(64, lane));
+        let submit = |ids: [u8; 2]| {
+            let (lanes, runtime) = (Arc::clone(&lanes), runtime.clone());
+            std::thread::spawn(move || {
+                let _inside = runtime.enter();
+                ids.map(|id| lanes.submit(renew(id)))
+            })
+        };
+        let answers = [submit([1, 2]), submit([3, 4])].map(|thread| thread.join().unwrap());
+        gate.add_permits(2);
+        let answers = futures_util::future::join_all(answers.into_iter().flatten()).await;
+        assert!(answers.iter().all(Result::is_ok));
+        let mut seen = seen.lock().unwrap().clone();
+        seen.sort();
+        assert_eq!(seen, [vec![1, 2], vec![3, 4]]);
     }
 
     #[tokio::test]

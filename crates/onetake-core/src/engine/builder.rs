@@ -2,9 +2,12 @@
 
 use std::sync::Arc;
 
+use tokio::runtime::Handle;
+
 use crate::clock::{Clock, Rng, SystemClock, SystemRng};
 use crate::store::Store;
 
+use super::tasks::Tasks;
 use super::{Engine, Housekeeping, Journal, Limits};
 
 /// Builds an engine: see [`Engine::builder`].
@@ -16,6 +19,7 @@ pub struct EngineBuilder {
     limits: Limits,
     housekeeping: Option<Housekeeping>,
     journal: Option<Arc<dyn Journal>>,
+    in_callers_task: bool,
 }
 
 impl Engine {
@@ -30,6 +34,7 @@ impl Engine {
             limits: Limits::default(),
             housekeeping: Some(Housekeeping::default()),
             journal: None,
+            in_callers_task: false,
         }
     }
 }
@@ -71,10 +76,28 @@ impl EngineBuilder {
         self
     }
 
+    /// Runs each operation in the task of its caller, which saves a task per operation. By default
+    /// each operation has its own task, on the runtime that the engine was built in. In both cases
+    /// an operation outlives a caller that is dropped: then it gets a task on the caller's runtime.
+    ///
+    /// Use it for a server that polls all requests until they are answered or dropped. A caller
+    /// that holds its future without polling it would hold up the writes of others. End the
+    /// callers' runtimes only after [`shutdown`](Engine::shutdown): the outcome of an operation
+    /// whose runtime ends before it is unknown.
+    #[must_use]
+    pub fn run_in_callers_task(mut self) -> Self {
+        self.in_callers_task = true;
+        self
+    }
+
     /// The engine. Must be called inside a tokio runtime.
     #[must_use]
     pub fn build(self) -> Engine {
-        let engine = Engine::with(self.store, self.clock, self.rng, self.limits);
+        let mut tasks = Tasks::from(Handle::current());
+        if self.in_callers_task {
+            tasks = tasks.in_callers_task();
+        }
+        let engine = Engine::assemble(self.store, self.clock, self.rng, self.limits, tasks);
         if let Some(housekeeping) = self.housekeeping {
             engine.keep_house(housekeeping);
         }

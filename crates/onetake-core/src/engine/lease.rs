@@ -7,7 +7,6 @@ use std::time::Duration;
 use futures_util::future::BoxFuture;
 use tokio::sync::OwnedSemaphorePermit;
 use tokio_util::task::task_tracker::TaskTrackerToken;
-use tracing::Instrument;
 
 use crate::clock::Clock;
 use crate::fingerprint::Fingerprint;
@@ -18,6 +17,7 @@ use crate::transaction::UNFINISHED;
 
 use super::flight::{Flight, Landing};
 use super::renewal::LeaseState;
+use super::tasks::in_span;
 use super::{Attempt, Engine, EngineError, Operation, SPANS};
 
 /// The first pause before a settlement is tried again; it doubles up to [`RETRY_MAX`].
@@ -190,7 +190,7 @@ impl Lease {
     pub async fn settle(self, transition: Transition) -> Settling {
         let engine = self.engine.clone();
         let (tell, told) = engine.inner.tasks.channel();
-        let settling = self.settle_here(transition).instrument(tracing::Span::current());
+        let settling = in_span(tracing::Span::current(), Box::pin(self.settle_here(transition)));
         engine.spawn(async move {
             let (settling, rest) = settling.await;
             let _gone = tell.send(settling);
@@ -254,8 +254,12 @@ impl Lease {
             Settlement { id: self.lease_state.id, attempt: self.lease_state.attempt, transition };
         let started = self.started.load(Ordering::Acquire);
         let (engine, lease_state) = (self.engine.clone(), Arc::clone(&self.lease_state));
-        let task = settle(engine, lease_state, settlement, flying, started).instrument(span);
-        Some(Box::pin(self.engine.inner.settling.track_future(task)))
+        let tracked = engine.inner.settling.token();
+        let task = Box::pin(async move {
+            let _tracked = tracked;
+            settle(engine, lease_state, settlement, flying, started).await
+        });
+        Some(in_span(span, task))
     }
 }
 

@@ -46,7 +46,7 @@ use crate::clock::{Clock, Rng, SystemClock, SystemRng};
 use crate::scope::RecordId;
 use crate::store::{Answers, Claim, Claimed, Settled, Settlement, Store, StoreError};
 
-use batch::Lane;
+use batch::{Lane, Lanes};
 use cache::Cache;
 use flight::Flights;
 use lost_claim::LostClaims;
@@ -99,8 +99,8 @@ pub(crate) struct Inner {
     rng: Arc<dyn Rng>,
     limits: Limits,
     tasks: Tasks,
-    claims: Lane<Claim, Claimed>,
-    settles: Lane<Settlement, Settled>,
+    claims: Lanes<Claim, Claimed>,
+    settles: Lanes<Settlement, Settled>,
     flights: Flights,
     cache: Cache,
     renewer: LeaseRenewer,
@@ -151,13 +151,22 @@ impl Engine {
         rng: Arc<dyn Rng>,
         limits: Limits,
     ) -> Self {
-        let tasks = Tasks::from(Handle::current());
+        Self::assemble(store, clock, rng, limits, Handle::current().into())
+    }
+
+    fn assemble(
+        store: Arc<dyn Store>,
+        clock: Arc<dyn Clock>,
+        rng: Arc<dyn Rng>,
+        limits: Limits,
+        tasks: Tasks,
+    ) -> Self {
         let metrics = Arc::new(Metrics::new());
         let inner = Arc::new(Inner {
-            claims: lane(&tasks, &store, &clock, &metrics, limits, |store, metrics, batch| {
+            claims: lanes(&tasks, &store, &clock, &metrics, limits, |store, metrics, batch| {
                 (store.claim(batch), &metrics.claims)
             }),
-            settles: lane(&tasks, &store, &clock, &metrics, limits, |store, metrics, batch| {
+            settles: lanes(&tasks, &store, &clock, &metrics, limits, |store, metrics, batch| {
                 (store.settle(batch), &metrics.settlements)
             }),
             flights: Flights::new(),
@@ -270,7 +279,23 @@ type Write<T, A> = for<'a> fn(
     Vec<T>,
 ) -> (BoxFuture<'a, Answers<A>>, &'a metrics::Writes);
 
-/// Creates a lane that writes batches of one kind with `write`, and measures each write.
+/// Creates the lanes that write batches of one kind with `write`.
+fn lanes<T, A>(
+    tasks: &Tasks,
+    store: &Arc<dyn Store>,
+    clock: &Arc<dyn Clock>,
+    metrics: &Arc<Metrics>,
+    limits: Limits,
+    write: Write<T, A>,
+) -> Lanes<T, A>
+where
+    T: batch::Item,
+    A: Send + 'static,
+{
+    Lanes::new(limits.lanes, || lane(tasks, store, clock, metrics, limits, write))
+}
+
+/// Creates a lane that measures each write.
 fn lane<T, A>(
     tasks: &Tasks,
     store: &Arc<dyn Store>,
@@ -285,7 +310,8 @@ where
 {
     let (store, metrics) = (Arc::clone(store), Arc::clone(metrics));
     let (lane_clock, clock) = (Arc::clone(clock), Arc::clone(clock));
-    let (items, writers) = (limits.batch_items_max, limits.writers_max);
+    let items = limits.batch_items_max;
+    let writers = if limits.lanes > 1 { usize::MAX } else { limits.writers_max };
     Lane::new(tasks.clone(), items, writers, lane_clock, move |batch: Vec<T>| {
         let (store, clock, metrics) =
             (Arc::clone(&store), Arc::clone(&clock), Arc::clone(&metrics));

@@ -27,8 +27,13 @@ pub struct Limits {
     pub waiting_per_key_max: usize,
     /// Items in one write to the store.
     pub batch_items_max: usize,
-    /// Writes of one kind that are under way at once.
+    /// Writes of one kind that are under way at once. It does not apply to several lanes.
     pub writers_max: usize,
+    /// Lanes for each kind of write. With one lane, the writes of all threads go together, and
+    /// items that arrive during a write wait for it. With more, each thread has a lane (or shares
+    /// one), which writes at once: use it for a store that gathers writes by itself, such as the
+    /// embedded one.
+    pub lanes: usize,
     /// Bytes of settled records that this process keeps in its cache.
     pub cache_bytes_max: usize,
     /// The time for which a settled record is kept in the cache.
@@ -58,6 +63,7 @@ impl Default for Limits {
             waiting_per_key_max: 2_000,
             batch_items_max: 512,
             writers_max: 1,
+            lanes: 1,
             cache_bytes_max: 64 << 20,
             cache_age_max: Duration::from_secs(60),
             poll_interval: Duration::from_millis(25),

@@ -3,12 +3,16 @@
 //! A caller whose key has no flight starts the one task that claims, runs and settles the
 //! operation. All other callers wait without a task.
 
-use std::future::Future;
+use std::future::{Future, poll_fn};
+use std::panic::AssertUnwindSafe;
+use std::pin::Pin;
 use std::sync::Arc;
+use std::task::Poll;
 
+use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use tokio::sync::oneshot;
-use tracing::Instrument;
+use tracing::Span;
 
 use crate::clock::Timestamp;
 use crate::fingerprint::Fingerprint;
@@ -17,6 +21,7 @@ use crate::record::Record;
 use super::claim::claim;
 use super::flight::{Entered, Flight};
 use super::retry::roll_back;
+use super::tasks::{Detached, in_span};
 use super::wait::{Patience, WaitStep, elsewhere, interpret, join, settled};
 use super::{Answer, Begin, Engine, EngineError, Lease, Operation, SPANS};
 
@@ -134,7 +139,8 @@ impl Engine {
         self.inner.replays.count(record, self.inner.clock.now());
     }
 
-    /// Starts the operation's own task, and waits for its message.
+    /// Starts the operation, in a task of its own or in this one, and waits for its message. An
+    /// operation in this task gets its own if this future is dropped.
     fn lead<G: Granted>(
         &self,
         operation: &Operation,
@@ -143,14 +149,40 @@ impl Engine {
         granted: G,
     ) -> impl Future<Output = Told<G>> + Send + use<G> {
         let operation = Operation { fingerprint: asked, ..operation.clone() };
-        let (tell, told) = self.inner.tasks.channel();
-        let task = conduct(self.clone(), Arc::new(operation), flight, granted, tell);
-        self.spawn(task.instrument(tracing::Span::current()));
+        let (tell, mut told) = self.inner.tasks.channel();
+        // Boxed at once: each wrapper would move the whole future otherwise.
+        let task = Box::pin(conduct(self.clone(), Arc::new(operation), flight, granted, tell));
+        let task = self.inner.tracker.track_future(in_span(Span::current(), task));
+        let tasks = &self.inner.tasks;
+        let here = if tasks.are_in_callers_task() {
+            // A panic ends the operation, as it would end a task, and not its caller.
+            let task = AssertUnwindSafe(task).catch_unwind().map(drop);
+            Some(Detached::new(tasks, task))
+        } else {
+            tasks.spawn(task);
+            None
+        };
         async move {
-            let lost = || Told::Resolved(Resolved::Failed(EngineError::Closing, None));
+            if let Some(mut here) = here {
+                let resolved = poll_fn(|cx| {
+                    let polled = Pin::new(&mut here).poll(cx);
+                    // The message can be there before the operation has ended: see
+                    // `Proceeded::rest`.
+                    match told.take_now() {
+                        Some(told) => Poll::Ready(Some(told)),
+                        None => polled.map(|()| None),
+                    }
+                });
+                return resolved.await.unwrap_or_else(lost);
+            }
             told.await.unwrap_or_else(|_| lost())
         }
     }
+}
+
+/// The message of an operation that ended without one.
+fn lost<G: Granted>() -> Told<G> {
+    Told::Resolved(Resolved::Failed(EngineError::Closing, None))
 }
 
 /// The one task of an operation: claims the key and, if the claim is granted, proceeds with the
@@ -197,8 +229,8 @@ async fn claim_in_time(
     flight: Arc<Flight>,
 ) -> Result<Led, EngineError> {
     let span = tracing::debug_span!(target: SPANS, "claim");
-    let claiming = claim(engine.clone(), Arc::clone(operation), flight).instrument(span);
-    let mut claiming = Box::pin(claiming);
+    let claiming = Box::pin(claim(engine.clone(), Arc::clone(operation), flight));
+    let mut claiming = in_span(span, claiming);
     tokio::select! {
         biased;
         led = &mut claiming => led,

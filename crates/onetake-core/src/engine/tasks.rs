@@ -15,6 +15,7 @@ use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 use tokio_util::task::TaskTracker;
+use tracing::{Instrument, Span};
 
 /// The number of tasks that an engine has spawned, and of messages that woke another task, since
 /// its start.
@@ -30,6 +31,8 @@ pub struct Traffic {
 #[derive(Clone, Debug)]
 pub(crate) struct Tasks {
     runtime: Handle,
+    /// True if operations run in the tasks of their callers.
+    in_callers_task: bool,
     counts: Arc<TaskCounts>,
 }
 
@@ -41,11 +44,32 @@ struct TaskCounts {
 
 impl From<Handle> for Tasks {
     fn from(runtime: Handle) -> Self {
-        Self { runtime, counts: Arc::default() }
+        Self { runtime, in_callers_task: false, counts: Arc::default() }
     }
 }
 
 impl Tasks {
+    /// Runs operations in the tasks of their callers.
+    pub(crate) fn in_callers_task(mut self) -> Self {
+        self.in_callers_task = true;
+        self
+    }
+
+    pub(crate) fn are_in_callers_task(&self) -> bool {
+        self.in_callers_task
+    }
+
+    /// Spawns a task on the runtime of the caller if operations run there, so that the two never
+    /// wake each other across threads.
+    pub(crate) fn spawn_near<F>(&self, future: F) -> JoinHandle<F::Output>
+    where
+        F: Future<Output: Send> + Send + 'static,
+    {
+        let here = self.in_callers_task.then(Handle::try_current).and_then(Result::ok);
+        self.counts.tasks.fetch_add(1, Ordering::Relaxed);
+        here.as_ref().unwrap_or(&self.runtime).spawn(future)
+    }
+
     pub(crate) fn spawn<F>(&self, future: F) -> JoinHandle<F::Output>
     where
         F: Future<Output: Send> + Send + 'static,
@@ -79,12 +103,27 @@ impl Tasks {
     }
 }
 
+/// Runs a future inside a span. It costs nothing if the span is disabled.
+pub(crate) fn in_span<T>(
+    span: Span,
+    future: Pin<Box<impl Future<Output = T> + Send + 'static>>,
+) -> BoxFuture<'static, T> {
+    if span.is_disabled() { future } else { Box::pin(future.instrument(span)) }
+}
+
 /// The receiving end of a channel for one message.
 #[derive(Debug)]
 pub(crate) struct Receiver<T> {
     inner: oneshot::Receiver<T>,
     counts: Arc<TaskCounts>,
     has_waited: bool,
+}
+
+impl<T> Receiver<T> {
+    /// Takes the message if it is there. Use it if this task itself sends it.
+    pub(crate) fn take_now(&mut self) -> Option<T> {
+        self.inner.try_recv().ok()
+    }
 }
 
 impl<T> Future for Receiver<T> {
@@ -131,7 +170,7 @@ impl Future for Detached {
 impl Drop for Detached {
     fn drop(&mut self) {
         if let Some(future) = self.future.take() {
-            self.tasks.spawn(future);
+            self.tasks.spawn_near(future);
         }
     }
 }

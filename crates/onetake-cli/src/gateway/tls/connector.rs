@@ -29,8 +29,8 @@ use crate::config::UpstreamTls;
 use super::files::{Files, TlsFailed};
 use super::reload::reloaded;
 use super::{plain, provider};
+pub(in super::super) use stream::Opening;
 pub(crate) use stream::Stream;
-pub(in super::super) use stream::was_refused;
 
 const FIELD: &str = "gateway.upstream_tls";
 const ROOTS: &str = "gateway.upstream_tls.roots";

@@ -6,7 +6,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::task::{Context, Poll, ready};
 
-use http::Extensions;
 use hyper_util::client::legacy::connect::{Connected, Connection};
 use rustls::AlertDescription;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
@@ -30,7 +29,7 @@ pub(crate) struct Encrypted {
 /// the server then refuses the certificate, it has not read this data, and says so with an alert
 /// that only it can create. So nothing was received, and a retry may run.
 #[derive(Clone, Debug, Default)]
-struct Opening(Arc<AtomicU8>);
+pub(in super::super::super) struct Opening(Arc<AtomicU8>);
 
 impl Opening {
     const SILENT: u8 = 0;
@@ -42,14 +41,11 @@ impl Opening {
         let (set, seen) = (Ordering::AcqRel, Ordering::Acquire);
         let _not_the_first = self.0.compare_exchange(Self::SILENT, word, set, seen);
     }
-}
 
-/// True if the upstream refused our certificate as its first message, and so received nothing.
-pub(in super::super::super) fn was_refused(connected: &Connected) -> bool {
-    let mut extras = Extensions::new();
-    connected.get_extras(&mut extras);
-    let opening = extras.get::<Opening>();
-    opening.is_some_and(|opening| opening.0.load(Ordering::Acquire) == Opening::REFUSED)
+    /// True if the upstream refused our certificate as its first message, and so received nothing.
+    pub(in super::super::super) fn was_refused(&self) -> bool {
+        self.0.load(Ordering::Acquire) == Self::REFUSED
+    }
 }
 
 /// True for alerts that a server sends only if the handshake fails because of the client's
@@ -75,6 +71,15 @@ fn turns_certificate_down(error: &io::Error) -> bool {
 impl Stream {
     pub(super) fn encrypted(stream: TlsStream<TcpStream>) -> Self {
         Self::Encrypted(Encrypted { stream: Box::new(stream), opening: Opening::default() })
+    }
+
+    /// Returns the upstream's first message, or `None` for a plain connection, which has no
+    /// handshake.
+    pub(in super::super::super) fn opening(&self) -> Option<Opening> {
+        match self {
+            Self::Plain(_) => None,
+            Self::Encrypted(encrypted) => Some(encrypted.opening.clone()),
+        }
     }
 }
 
@@ -113,9 +118,7 @@ impl Connection for Stream {
     fn connected(&self) -> Connected {
         match self {
             Self::Plain(stream) => stream.connected(),
-            Self::Encrypted(Encrypted { stream, opening }) => {
-                stream.get_ref().0.connected().extra(opening.clone())
-            }
+            Self::Encrypted(Encrypted { stream, .. }) => stream.get_ref().0.connected(),
         }
     }
 }
@@ -196,13 +199,12 @@ mod tests {
         let refused = |words: &[u8]| {
             let opening = Opening::default();
             words.iter().for_each(|word| opening.first(*word));
-            was_refused(&Connected::new().extra(opening))
+            opening.was_refused()
         };
         assert!(refused(&[Opening::REFUSED]));
         assert!(refused(&[Opening::REFUSED, Opening::ANSWERED]));
         assert!(!refused(&[Opening::ANSWERED, Opening::REFUSED]));
         assert!(!refused(&[]));
-        assert!(!was_refused(&Connected::new()), "a plain connection has no handshake");
     }
 
     #[test]

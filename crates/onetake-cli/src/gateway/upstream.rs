@@ -1,0 +1,257 @@
+//! Connections to upstreams, over HTTP/1.1. Each core has its own.
+//!
+//! A connection has no task of its own. The request that uses it drives it: it writes the request
+//! and reads the response in the request's own task. If a body is still under way when the head of
+//! the response is there, a task drives the rest of it. Nothing drives an idle connection.
+//!
+//! It is known exactly which requests may have been sent: those that a connection has taken. hyper
+//! gives a request back if the connection ended before it took the request. Only such a request is
+//! sent again, on another connection.
+
+use std::collections::HashMap;
+use std::future::{Future, poll_fn};
+use std::pin::{Pin, pin};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+use http::{Request, Response, Uri};
+use hyper::body::Incoming;
+use hyper::client::conn::TrySendError;
+use hyper::client::conn::http1::{self, SendRequest};
+use hyper_util::rt::TokioIo;
+use tower::ServiceExt;
+
+use onetake_core::Clock;
+use onetake_http::RequestBody;
+
+use super::tls::{Connector, Opening, Stream};
+
+/// Idle connections to upstreams are closed after four seconds. Many servers close theirs after
+/// five, and a request that is on its way at that moment would have an unknown outcome.
+const UPSTREAM_IDLE: Duration = Duration::from_secs(4);
+/// Maximum number of idle connections to one upstream, for each core.
+const IDLE_MAX: usize = 1_024;
+
+type Body = RequestBody<Incoming>;
+
+/// The connections of one core.
+#[derive(Clone)]
+pub(super) struct Upstreams {
+    connector: Connector,
+    idle: Arc<Idle>,
+}
+
+/// The evidence of what the upstream may have received of a request.
+#[derive(Default)]
+pub(super) struct Evidence {
+    /// True if a connection may have taken the request.
+    is_taken: bool,
+    /// The upstream's first message on that connection, if the connection is encrypted.
+    opening: Option<Opening>,
+}
+
+impl Evidence {
+    /// True if the upstream may have received any part of the request.
+    ///
+    /// It cannot have if no connection has taken the request: that is known before the first byte
+    /// is written. It also cannot have if the upstream refused the TLS handshake.
+    pub(super) fn may_be_sent(&self) -> bool {
+        self.is_taken && !self.opening.as_ref().is_some_and(Opening::was_refused)
+    }
+
+    fn taken_by(opening: &Option<Opening>) -> Self {
+        Self { is_taken: true, opening: opening.clone() }
+    }
+}
+
+/// The error of a request without a response. The evidence says whether it may have been sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct NoResponse;
+
+impl Upstreams {
+    pub(super) fn new(connector: Connector, clock: Arc<dyn Clock>) -> Self {
+        let idle = Idle { connections: Mutex::default(), clock };
+        Self { connector, idle: Arc::new(idle) }
+    }
+
+    /// Sends a request with a relative target to an upstream. The evidence stays true if this
+    /// future is dropped.
+    pub(super) async fn send(
+        &self,
+        upstream: &Uri,
+        mut request: Request<Body>,
+        evidence: &mut Evidence,
+    ) -> Result<Response<Incoming>, NoResponse> {
+        loop {
+            let reused = self.idle.take(upstream);
+            let is_new = reused.is_none();
+            let mut connection = match reused {
+                Some(connection) => connection,
+                None => self.connect(upstream).await?,
+            };
+            *evidence = Evidence::taken_by(&connection.opening);
+            match connection.exchange(request).await {
+                Ok(response) => {
+                    self.idle.put_when_done(upstream, connection);
+                    return Ok(response);
+                }
+                // The connection ended before it took the request: nothing was written.
+                Err(mut error) => match error.take_message() {
+                    Some(unsent) => {
+                        *evidence = Evidence::default();
+                        request = unsent;
+                    }
+                    None => return Err(NoResponse),
+                },
+            }
+            if is_new {
+                return Err(NoResponse);
+            }
+        }
+    }
+
+    /// Sends a request that asks for an upgrade, on a connection of its own.
+    pub(super) async fn upgrade(
+        &self,
+        upstream: &Uri,
+        request: Request<Body>,
+        evidence: &mut Evidence,
+    ) -> Result<Response<Incoming>, NoResponse> {
+        let Connection { mut sender, io, opening, .. } = self.connect(upstream).await?;
+        tokio::spawn(io.with_upgrades());
+        *evidence = Evidence::taken_by(&opening);
+        sender.send_request(request).await.map_err(|_| NoResponse)
+    }
+
+    async fn connect(&self, upstream: &Uri) -> Result<Connection, NoResponse> {
+        let stream = self.connector.clone().oneshot(upstream.clone()).await;
+        let stream = stream.map_err(|_| NoResponse)?;
+        let opening = stream.inner().opening();
+        let (sender, io) = http1::handshake(stream).await.map_err(|_| NoResponse)?;
+        let (io, since) = (Box::new(io), Duration::ZERO);
+        Ok(Connection { sender, io, opening, is_closed: false, since })
+    }
+}
+
+/// One connection.
+struct Connection {
+    sender: SendRequest<Body>,
+    io: Box<http1::Connection<TokioIo<Stream>, Body>>,
+    /// The upstream's first message, if the connection is encrypted.
+    opening: Option<Opening>,
+    is_closed: bool,
+    /// When it became idle, by the monotonic clock.
+    since: Duration,
+}
+
+impl Connection {
+    /// Sends a request and drives the connection until the head of the response is there.
+    async fn exchange(
+        &mut self,
+        request: Request<Body>,
+    ) -> Result<Response<Incoming>, TrySendError<Request<Body>>> {
+        let mut responding = pin!(self.sender.try_send_request(request));
+        poll_fn(|cx| {
+            self.is_closed = self.is_closed || Pin::new(&mut *self.io).poll(cx).is_ready();
+            responding.as_mut().poll(cx)
+        })
+        .await
+    }
+
+    /// Drives the connection until it can take another request. Ends with false if it was closed.
+    async fn finish(&mut self) -> bool {
+        poll_fn(|cx| {
+            if self.is_closed || Pin::new(&mut *self.io).poll(cx).is_ready() {
+                return Poll::Ready(false);
+            }
+            self.sender.poll_ready(cx).map(|ready| ready.is_ok())
+        })
+        .await
+    }
+
+    /// True if an idle connection can take a request: the upstream has neither closed it nor sent
+    /// anything.
+    fn is_usable(&mut self) -> bool {
+        let polled = Pin::new(&mut *self.io).poll(&mut Context::from_waker(Waker::noop()));
+        polled.is_pending() && self.sender.is_ready()
+    }
+}
+
+/// The idle connections of one core. The one that was used last is used next.
+struct Idle {
+    connections: Mutex<HashMap<Uri, Vec<Connection>>>,
+    clock: Arc<dyn Clock>,
+}
+
+impl Idle {
+    fn lock(&self) -> MutexGuard<'_, HashMap<Uri, Vec<Connection>>> {
+        self.connections.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes a connection that can be used.
+    fn take(&self, upstream: &Uri) -> Option<Connection> {
+        let mut all = self.lock();
+        let connections = all.get_mut(upstream)?;
+        while let Some(mut connection) = connections.pop() {
+            let idle = self.clock.monotonic().saturating_sub(connection.since);
+            if idle < UPSTREAM_IDLE && connection.is_usable() {
+                return Some(connection);
+            }
+        }
+        None
+    }
+
+    /// Keeps the connection once request and response are complete.
+    fn put_when_done(self: &Arc<Self>, upstream: &Uri, mut connection: Connection) {
+        if connection.is_closed {
+            return;
+        }
+        if connection.sender.is_ready() {
+            self.put(upstream, connection);
+            return;
+        }
+        let (idle, upstream) = (Arc::clone(self), upstream.clone());
+        tokio::spawn(async move {
+            if connection.finish().await {
+                idle.put(&upstream, connection);
+            }
+        });
+    }
+
+    fn put(self: &Arc<Self>, upstream: &Uri, mut connection: Connection) {
+        connection.since = self.clock.monotonic();
+        let mut all = self.lock();
+        let was_empty = all.is_empty();
+        match all.get_mut(upstream) {
+            Some(connections) if connections.len() < IDLE_MAX => connections.push(connection),
+            Some(_full) => {}
+            None => drop(all.insert(upstream.clone(), vec![connection])),
+        }
+        drop(all);
+        if was_empty {
+            tokio::spawn(close_old(Arc::clone(self)));
+        }
+    }
+
+    /// Removes connections that have been idle for too long. Returns true if none are left.
+    fn remove_old(&self) -> bool {
+        let now = self.clock.monotonic();
+        let mut all = self.lock();
+        all.retain(|_, connections| {
+            connections.retain(|one| now.saturating_sub(one.since) < UPSTREAM_IDLE);
+            !connections.is_empty()
+        });
+        all.is_empty()
+    }
+}
+
+/// Closes old connections until none are left.
+async fn close_old(idle: Arc<Idle>) {
+    loop {
+        idle.clock.sleep(UPSTREAM_IDLE / 4).await;
+        if idle.remove_old() {
+            return;
+        }
+    }
+}

@@ -104,6 +104,8 @@ codes! {
     UpstreamTimeout = 504 "upstream_timeout" "Upstream timeout",
     /// The route's policy cannot work, or its handler does not fit it. The operation had no effect.
     Misconfigured = 500 "misconfigured" "Service misconfigured",
+    /// No route matches the request, and such requests are refused.
+    NoRoute = 404 "no_route" "No route",
     /// The request cannot be forwarded safely.
     RequestRefused = 400 "request_refused" "Request refused",
 }

@@ -52,7 +52,7 @@ macro_rules! codes {
 codes! {
     /// The route requires a key, and the request has none.
     IdempotencyKeyMissing = 400 "idempotency_key_missing" "Idempotency key missing",
-    /// The key is malformed, too short, too long, or was sent twice.
+    /// The key is malformed, too short or too long, or the request names several keys.
     IdempotencyKeyInvalid = 400 "idempotency_key_invalid" "Idempotency key invalid",
     /// The tenant of the request cannot be determined.
     TenantUnresolved = 401 "tenant_unresolved" "Tenant cannot be told",

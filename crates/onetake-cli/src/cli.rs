@@ -226,6 +226,7 @@ fn check_file(path: &Path, explain: bool) -> Result<String, Failed> {
             return Err(Failed(faults.join("\n\n"), 2));
         }
         said.extend(config.warnings().iter().map(|warning| format!("warning: {warning}\n")));
+        said.push_str(&config.fall_through());
         found.push(format!("{} routes", config.routes.len()));
         if explain {
             let explained = config::explain(text.as_deref(), &name, std::env::vars());

@@ -124,6 +124,7 @@ fn card() -> By {
 fn per_card() -> Policy {
     Policy::new()
         .tenant(account())
+        .key_required()
         .velocity([card()], Rate::new(2.try_into().unwrap(), TEN_MINUTES).unwrap())
 }
 
@@ -263,7 +264,8 @@ async fn one_fresh_key_counts_once_however_many_come() {
 async fn one_fresh_key_counts_once_on_many_threads() {
     let api = Api::new();
     let wait = InFlight::Wait(Duration::from_secs(30));
-    let policy = Policy::new().tenant(account()).in_flight(wait).velocity([card()], rate("40/d"));
+    let policy = Policy::new().tenant(account()).in_flight(wait).key_required();
+    let policy = policy.velocity([card()], rate("40/d"));
     let router = api.router(policy);
     for number in 0..40 {
         let requests = (0..20).map(|_| {

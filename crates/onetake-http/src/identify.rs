@@ -15,7 +15,7 @@ use onetake_core::WhileRunning;
 use onetake_core::engine::Operation;
 use onetake_core::{Fingerprint, Key, Origin};
 
-use crate::body::{self, Read, RequestBody};
+use crate::body::{self, ExactEnd, Read, RequestBody};
 use crate::context::OperationContext;
 use crate::deadline;
 use crate::fingerprint::fingerprint;
@@ -76,13 +76,22 @@ impl Head {
     {
         let place = Arc::clone(&shared.bodies).try_acquire_owned();
         let place = place.map_err(|_| self.refused(overloaded()))?;
-        let data = self.read_body(shared, body).await.map_err(|problem| self.refused(problem))?;
+        let ends_exactly = ExactEnd::applies(&parts);
+        let data = self
+            .read_body(shared, body, ends_exactly)
+            .await
+            .map_err(|problem| self.refused(problem))?;
         check_length(&parts, &data).map_err(|problem| self.refused(problem))?;
         let payload = Payload::new(&parts.headers, data, self.policy.max_request_body);
         Ok(Received { head: self, parts, payload, place })
     }
 
-    async fn read_body<Req>(&self, shared: &Shared, body: Req) -> Result<Bytes, Problem>
+    async fn read_body<Req>(
+        &self,
+        shared: &Shared,
+        body: Req,
+        ends_exactly: bool,
+    ) -> Result<Bytes, Problem>
     where
         Req: Body<Data = Bytes>,
     {
@@ -97,6 +106,7 @@ impl Head {
             }
         };
         match read {
+            Ok(Read::Whole { is_end: false, .. }) if ends_exactly => Err(incomplete("broke off")),
             Ok(Read::Whole { data, .. }) => Ok(data),
             Ok(Read::TooLarge { .. }) => Err(Problem::new(
                 Code::RequestBodyTooLarge,

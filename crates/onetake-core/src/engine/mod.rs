@@ -18,6 +18,7 @@ mod lease;
 mod look;
 mod lost_claim;
 mod metrics;
+mod never_started;
 mod operation;
 mod operators;
 mod reconcile;

@@ -15,7 +15,7 @@ use onetake_core::WhileRunning;
 use onetake_core::engine::Operation;
 use onetake_core::{Fingerprint, Key, Origin};
 
-use crate::body::{self, BodyRead, RequestBody};
+use crate::body::{self, BodyRead, ExactEnd, RequestBody};
 use crate::context::OperationContext;
 use crate::deadline;
 use crate::fingerprint::fingerprint;
@@ -76,13 +76,22 @@ impl Head {
     {
         let place = Arc::clone(&shared.bodies).try_acquire_owned();
         let place = place.map_err(|_| self.refused(overloaded()))?;
-        let data = self.read_body(shared, body).await.map_err(|problem| self.refused(problem))?;
+        let ends_exactly = ExactEnd::applies(&parts);
+        let data = self
+            .read_body(shared, body, ends_exactly)
+            .await
+            .map_err(|problem| self.refused(problem))?;
         check_length(&parts, &data).map_err(|problem| self.refused(problem))?;
         let payload = Payload::new(&parts.headers, data, self.policy.max_request_body);
         Ok(Received { head: self, parts, payload, place })
     }
 
-    async fn read_body<Req>(&self, shared: &LayerState, body: Req) -> Result<Bytes, Problem>
+    async fn read_body<Req>(
+        &self,
+        shared: &LayerState,
+        body: Req,
+        ends_exactly: bool,
+    ) -> Result<Bytes, Problem>
     where
         Req: Body<Data = Bytes>,
     {
@@ -97,6 +106,9 @@ impl Head {
             }
         };
         match read {
+            Ok(BodyRead::Whole { is_end: false, .. }) if ends_exactly => {
+                Err(incomplete("broke off"))
+            }
             Ok(BodyRead::Whole { data, .. }) => Ok(data),
             Ok(BodyRead::TooLarge { .. }) => Err(Problem::new(
                 Code::RequestBodyTooLarge,

@@ -26,7 +26,7 @@ use tower_service::Service;
 
 use crate::BoxError;
 use crate::admit::Admitted;
-use crate::body::{RequestBody, ResponseBody};
+use crate::body::{ExactEnd, RequestBody, ResponseBody};
 use crate::context::OperationContext;
 use crate::head::Head;
 use crate::identify::Identified;
@@ -94,7 +94,8 @@ where
             parts.headers.remove(IDEMPOTENCY_FENCE);
             parts.headers.remove(IDEMPOTENCY_DERIVED_KEY);
         }
-        return Ok(NextStep::PassOn(parts, RequestBody::untouched(body), None));
+        let body = RequestBody::untouched(body, ExactEnd::applies(&parts));
+        return Ok(NextStep::PassOn(parts, body, None));
     };
     if head.name.is_some() {
         key::write_once(&mut parts.headers);

@@ -118,7 +118,7 @@ where
     let (parts, body) = response.into_parts();
     let (status, headers) = (parts.status, &parts.headers);
     Ok(match read(body, body_max).await? {
-        BodyRead::Whole { data, trailers } => {
+        BodyRead::Whole { data, trailers, .. } => {
             let data = match status {
                 // Responses with these statuses have no body.
                 StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED => Bytes::new(),

@@ -15,7 +15,7 @@ use http::header::{
 };
 use http::request;
 use http::response::Parts;
-use http::{Request, Response};
+use http::{Request, Response, StatusCode};
 use http_body::Body;
 use tokio::sync::{OwnedSemaphorePermit, oneshot};
 use tower_service::Service;
@@ -170,7 +170,7 @@ impl<S, Req> OperationWork<S, Req> {
         }
         let Self { mut inner, call, kept_from, ref shared, started, .. } = self;
         let (policy, run_max) = (Arc::clone(&call.head.policy), call.head.run_max(clock));
-        let route = call.transactional_route();
+        let (route, has_proof) = (call.transactional_route(), !call.head.proof.is_empty());
         let progress = route.is_some().then(Arc::<Progress>::default);
         let request = call.into_request(shared, lease, progress.clone());
         if lease.start().is_err() {
@@ -188,8 +188,16 @@ impl<S, Req> OperationWork<S, Req> {
         match called {
             Some(Ok(Ok(response))) => {
                 let policy = &*policy;
-                let answered =
-                    Answered { lease, shared, policy, until, kept_from, transaction, route };
+                let answered = Answered {
+                    lease,
+                    shared,
+                    policy,
+                    until,
+                    kept_from,
+                    transaction,
+                    route,
+                    has_proof,
+                };
                 answered.conclude(response).await
             }
             Some(Ok(Err(error))) => {
@@ -269,6 +277,10 @@ struct Answered<'a> {
     transaction: Option<Evidence>,
     /// The name of a transactional route.
     route: Option<String>,
+    /// True if the fingerprint has a proof of the caller: [`Caller::proof`].
+    ///
+    /// [`Caller::proof`]: crate::tenant::Caller::proof
+    has_proof: bool,
 }
 
 impl Answered<'_> {
@@ -313,6 +325,11 @@ impl Answered<'_> {
             // If a client got a 202, or may have got one, the response is recorded instead: the
             // outcome was promised.
             Disposition::Release if !is_kept && self.lease.may_release() => {
+                // The fingerprint has the password, which the service refused. The retry with the
+                // right one must not be a mismatch.
+                if self.has_proof && response.status() == StatusCode::UNAUTHORIZED {
+                    self.lease.disown();
+                }
                 (Verdict::Release, Ran::Responded(response.map(ResponseBody::untouched)))
             }
             Disposition::Unknown => {
@@ -458,7 +475,7 @@ pub(crate) fn recording_of<Res>(
 ) -> (Recording, ResponseBody<Res>) {
     let (status, headers) = (parts.status, &parts.headers);
     match read {
-        BodyRead::Whole { data, trailers } => {
+        BodyRead::Whole { data, trailers, .. } => {
             let value = value.filter(|_| trailers.is_none());
             let value = value.and_then(|value| value.told_by(&data, true));
             let recording = value

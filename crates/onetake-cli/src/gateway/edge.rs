@@ -19,6 +19,7 @@ use tokio::sync::OwnedSemaphorePermit;
 use tower_service::Service;
 
 use onetake_core::{Clock, Reference};
+use onetake_http::body::ExactEnd;
 use onetake_http::problem::IDEMPOTENCY_REFERENCE;
 use onetake_http::routes::has_dot_segment;
 use onetake_http::{
@@ -79,6 +80,7 @@ impl Edge {
                 Ok(plan) => {
                     parts.extensions.insert(Arc::clone(&plan));
                     parts.extensions.insert(place);
+                    parts.extensions.insert(ExactEnd);
                     let parent = Parent::take(&mut parts.headers);
                     let request = Request::from_parts(parts, body);
                     let answered = parent.around(|| inner.call(request)).await;

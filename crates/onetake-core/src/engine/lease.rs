@@ -18,7 +18,7 @@ use crate::transaction::UNFINISHED;
 
 use super::flight::{Flight, Landing};
 use super::renewal::LeaseState;
-use super::{Attempt, Engine, EngineError, Operation, SPANS};
+use super::{Attempt, Engine, EngineError, Operation, SPANS, never_started};
 
 /// The first pause before a settlement is tried again; it doubles up to [`RETRY_MAX`].
 const RETRY_MIN: Duration = Duration::from_millis(20);
@@ -37,6 +37,8 @@ pub struct Lease {
     flying: Option<Flying>,
     fence: Fence,
     started: AtomicBool,
+    /// True if the payload counts as never tried, although the attempt started.
+    disowned: AtomicBool,
     lease_state: Arc<LeaseState>,
     engine: Engine,
 }
@@ -98,6 +100,7 @@ impl Lease {
             }),
             fence,
             started: AtomicBool::new(false),
+            disowned: AtomicBool::new(false),
             lease_state,
             engine: engine.clone(),
         }
@@ -155,6 +158,14 @@ impl Lease {
         self.lease_state.run_until(self.engine.inner.clock.monotonic().saturating_add(run_max));
     }
 
+    /// Lets a release of this attempt leave no payload behind, as if the attempt had never started.
+    ///
+    /// Use it if the caller was not allowed to try the operation at all, such as one with a wrong
+    /// password. Otherwise that caller would block the key for the right payload.
+    pub fn disown(&self) {
+        self.disowned.store(true, Ordering::Release);
+    }
+
     /// Records the outcome. Show it only if the answer is [`Settling::Recorded`] (S6).
     pub async fn complete(self, recording: Recording) -> Settling {
         self.settle(Transition::Complete(recording)).await
@@ -176,6 +187,8 @@ impl Lease {
     /// Releases the key for another attempt. Use it only if this attempt is known to have had no
     /// effect (S16). If its outcome was promised, it is recorded as failed instead: see
     /// [`may_release`](Self::may_release).
+    ///
+    /// If no attempt of this key ever started, any payload may run under the key afterwards.
     pub async fn release(self) -> Settling {
         self.settle(Transition::Release).await
     }
@@ -252,7 +265,10 @@ impl Lease {
             tracing::debug_span!(target: SPANS, "settle", onetake.transition = word(&transition));
         let settlement =
             Settlement { id: self.lease_state.id, attempt: self.lease_state.attempt, transition };
-        let started = self.started.load(Ordering::Acquire);
+        let started = Started {
+            ever: self.started.load(Ordering::Acquire),
+            counts: !self.disowned.load(Ordering::Acquire),
+        };
         let (engine, lease_state) = (self.engine.clone(), Arc::clone(&self.lease_state));
         let task = settle(engine, lease_state, settlement, flying, started).instrument(span);
         Some(Box::pin(self.engine.inner.settling.track_future(task)))
@@ -289,13 +305,21 @@ pub(crate) struct Granted {
     pub(crate) asked_at: Duration,
 }
 
+/// The start of an attempt.
+#[derive(Clone, Copy)]
+struct Started {
+    ever: bool,
+    /// False if a release leaves no payload behind: see [`Lease::disown`].
+    counts: bool,
+}
+
 /// Settles with retries until the store answers, then lands the flight.
 async fn settle(
     engine: Engine,
     lease_state: Arc<LeaseState>,
     settlement: Settlement,
     flying: Flying,
-    started: bool,
+    started: Started,
 ) -> Settling {
     let engine = &engine.inner;
     let mut pause = RETRY_MIN;
@@ -312,9 +336,14 @@ async fn settle(
         match answer {
             Ok(Settled::Done { record, now }) => {
                 engine.cache.put(&record, now, asked_at);
+                // This is before the landing, so that a waiter finds the key free.
+                if settlement.transition == Transition::Release && !(started.ever && started.counts)
+                {
+                    never_started::forget(engine, &record).await;
+                }
                 // Callers that waited for an attempt that never started may try the operation
                 // themselves.
-                let landing = if started {
+                let landing = if started.ever {
                     Landing::Record(Arc::clone(&record), now)
                 } else {
                     Landing::Nothing

@@ -15,6 +15,7 @@ mod latest;
 mod lease;
 mod lost_claim;
 mod metrics;
+mod never_started;
 mod operation;
 mod operators;
 mod read;

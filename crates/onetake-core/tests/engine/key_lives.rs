@@ -96,6 +96,7 @@ async fn a_waiter_of_another_node_runs_a_key_that_is_absent_and_not_one_that_is_
             tokio::spawn(async move { here.begin(&operation("a").in_flight(WAIT)).await });
         settle_down().await;
         if is_released {
+            lease.start().unwrap();
             drop(lease.release().await);
         } else {
             end_life(&store, "a").await;

@@ -11,6 +11,7 @@ mod journal;
 mod key_lives;
 mod late_claims;
 mod lease_start;
+mod never_started;
 mod renewal;
 mod store_faults;
 mod traffic;

@@ -1,8 +1,8 @@
 //! Attempts whose owner went silent: reconciled, rolled back, or handed over at shutdown.
 #![expect(clippy::unwrap_used, clippy::panic, reason = "tests may panic")]
 
-mod hooks;
-mod late;
+mod late_completion;
+mod rollback_hooks;
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -100,7 +100,7 @@ impl World {
 fn operation(key: &str) -> Operation {
     let key = Key::new(key).unwrap();
     let terms = Terms { on_unknown: OnUnknown::Reconcile, ..Terms::default() };
-    Operation::new(&Scope::new("lost"), &key, Fingerprint::of(b"pay")).terms(terms)
+    Operation::new(&Scope::new("unknown-outcomes"), &key, Fingerprint::of(b"pay")).terms(terms)
 }
 
 const MINUTE: Duration = Duration::from_secs(60);

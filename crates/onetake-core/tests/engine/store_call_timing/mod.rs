@@ -1,13 +1,13 @@
 //! Attempts on a manual clock: renewals, settlements and waiters.
 #![expect(clippy::unwrap_used, clippy::panic, reason = "tests may panic")]
 
-mod ending;
-mod house;
 mod journal;
-mod known;
+mod reaper_and_sweeper;
 mod renewal;
-mod settling;
+mod settlement_retries;
+mod shutdown;
 mod waiting;
+mod without_a_run;
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -165,5 +165,9 @@ async fn breathe() {
 }
 
 fn operation(key: &str) -> Operation {
-    Operation::new(&Scope::new("attempts"), &Key::new(key).unwrap(), Fingerprint::of(b"pay"))
+    Operation::new(
+        &Scope::new("store-call-timing"),
+        &Key::new(key).unwrap(),
+        Fingerprint::of(b"pay"),
+    )
 }

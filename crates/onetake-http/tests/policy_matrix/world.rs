@@ -22,7 +22,7 @@ use serde_json::{Value, json};
 use tokio::sync::Notify;
 use tower::ServiceExt;
 
-use crate::cases::{Ask, Case, RESPONSE_MAX, Source, State, choices};
+use super::cases::{Ask, Case, RESPONSE_MAX, Source, State, choices};
 
 const DAY: Duration = Duration::from_secs(24 * 3600);
 

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use proptest::collection::{btree_map, vec};
 use proptest::prelude::*;
 
-use crate::dice::Dice;
+use super::seeded_random::Dice;
 
 /// A JSON value. Two are equal if and only if they mean the same.
 #[derive(Clone, Debug, PartialEq)]

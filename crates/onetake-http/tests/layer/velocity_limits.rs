@@ -1,17 +1,15 @@
 //! Velocity limits, which apply to new operations only.
-#![expect(clippy::unwrap_used, clippy::indexing_slicing, reason = "tests may panic")]
-
-mod common;
+#![expect(clippy::unwrap_used, reason = "tests may panic")]
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use crate::common::{Answered, key, send};
 use axum::Router;
 use axum::extract::State;
 use axum::routing::post;
-use common::{Answered, key, send};
 use futures_util::FutureExt;
 use futures_util::future::{BoxFuture, join_all};
 use http::{Request, StatusCode};

@@ -15,7 +15,7 @@ use onetake_http::{Ask, ClientIp, Code, Jwt, Problem, Tenant};
 use proptest::prelude::*;
 use serde_json::json;
 
-use crate::sign::Issuer;
+use super::issuers::Issuer;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mode {

@@ -5,8 +5,8 @@ use http::Request;
 use onetake_http::Policy;
 use onetake_http::json::Selection;
 
-use crate::letters::gzip;
-use crate::{Node, Told, json, mismatch, pointers, refused};
+use super::request_model::gzip;
+use super::{Node, Told, json, mismatch, pointers, refused};
 
 const MIB: usize = 1 << 20;
 

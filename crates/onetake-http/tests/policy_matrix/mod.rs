@@ -1,4 +1,6 @@
-//! Policy × state × request: the promised answer for every combination, over three stores.
+//! Policy × state × request: the promised answer for every combination.
+//!
+//! The program `layer` runs it on the stores that need no server, and `postgres` on PostgreSQL.
 #![expect(clippy::unwrap_used, clippy::indexing_slicing, clippy::panic, reason = "tests may panic")]
 
 mod cases;
@@ -11,10 +13,8 @@ use std::time::Duration;
 use futures_util::StreamExt;
 use futures_util::future::join_all;
 use futures_util::stream;
-use onetake_core::{Clock, MemoryStore, Store, SystemClock};
+use onetake_core::{Clock, Store, SystemClock};
 use onetake_http::{Dialect, OPERATIONS};
-use onetake_sim::servers::Postgres;
-use onetake_stores::{EmbeddedStore, PostgresOptions, PostgresStore};
 
 use cases::{Case, left_out, product};
 use expected::{Expected, Location, expected, waits};
@@ -88,7 +88,7 @@ async fn compare(world: &World, case: &Case, number: usize, name: &str) -> Optio
 }
 
 /// Checks every combination, each with its own keys.
-async fn holds_on(store: Arc<dyn Store>) {
+pub(crate) async fn holds_on(store: Arc<dyn Store>) {
     let world = &World::new(store);
     let cases = product();
     let all = cases.len();
@@ -123,27 +123,4 @@ async fn holds_on(store: Arc<dyn Store>) {
     }
     let some: String = wrong.iter().take(10).cloned().collect();
     assert!(wrong.is_empty(), "{} of {all} combinations are wrong, such as:\n{some}", wrong.len());
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn on_the_memory_store() {
-    holds_on(Arc::new(MemoryStore::new())).await;
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn on_the_embedded_store() {
-    let folder = tempfile::tempdir().unwrap();
-    holds_on(Arc::new(EmbeddedStore::open(folder.path()).unwrap())).await;
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn on_postgres() {
-    let server = Postgres::start().await;
-    let url = server.database();
-    // Many concurrent cases share a few connections. On a slow disk, the last ones wait for a long
-    // time.
-    let options =
-        PostgresOptions { command_timeout: Duration::from_secs(60), ..PostgresOptions::default() };
-    PostgresStore::migrate(&url, options.clone()).await.unwrap();
-    holds_on(Arc::new(PostgresStore::open(&url, options).await.unwrap())).await;
 }

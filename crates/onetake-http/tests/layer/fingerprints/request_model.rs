@@ -10,8 +10,8 @@ use proptest::option;
 use proptest::prelude::*;
 use proptest::sample::select;
 
-use crate::dice::Dice;
-use crate::values::{Json, json};
+use super::json_model::{Json, json};
+use super::seeded_random::Dice;
 
 /// Headers that are part of the fingerprint in these tests.
 pub(crate) const CHOSEN: [HeaderName; 2] =

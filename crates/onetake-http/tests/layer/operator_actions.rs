@@ -1,15 +1,13 @@
 //! Client answers after an operator has changed or forgotten a key.
-#![expect(clippy::unwrap_used, clippy::indexing_slicing, reason = "tests may panic")]
-
-mod common;
+#![expect(clippy::unwrap_used, reason = "tests may panic")]
 
 use std::sync::Arc;
 
+use crate::common::{key, send};
 use axum::Router;
 use axum::body::Body;
 use axum::extract::State;
 use axum::routing::post;
-use common::{key, send};
 use http::Request;
 use onetake_core::engine::{Deed, Intervention, Standing};
 use onetake_core::store::{RecordIndex, Settlement, Verb};

@@ -4,7 +4,7 @@
 use onetake_core::OnUnknown;
 use onetake_http::{Dialect, OnStoreDown};
 
-use crate::cases::{Ask, Busy, Case, Source, State};
+use super::cases::{Ask, Busy, Case, Source, State};
 
 /// The target of the header `Location`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -13,7 +13,7 @@ use onetake_http::tenant::jwt::{
 use onetake_http::{Jwt, Tenant};
 use serde_json::{Value, json};
 
-use crate::sign::Issuer;
+use super::issuers::Issuer;
 
 /// A tenant by tokens whose keys come from a set.
 struct World {

@@ -1,6 +1,6 @@
 //! Helpers of the router tests: requests and responses.
 
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, LazyLock, Mutex};
 
 use axum::Router;
 use axum::body::Body;
@@ -46,8 +46,14 @@ pub(crate) fn post_of(who: &str, path: &str, key: &str) -> Request<Body> {
         .unwrap()
 }
 
+/// A subscriber that stays. If only one were registered, a log statement that another test's thread
+/// reaches first would be switched off for all threads.
+static ANOTHER: LazyLock<tracing::Dispatch> =
+    LazyLock::new(|| tracing::Dispatch::new(Lines(Arc::default())));
+
 /// Collects the lines that this thread logs while the guard lives.
 pub(crate) fn logs() -> (Arc<Mutex<Vec<String>>>, tracing::subscriber::DefaultGuard) {
+    LazyLock::force(&ANOTHER);
     let lines = Arc::new(Mutex::new(Vec::new()));
     let guard = tracing::subscriber::set_default(Lines(Arc::clone(&lines)));
     (lines, guard)

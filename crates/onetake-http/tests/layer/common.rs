@@ -1,5 +1,5 @@
 //! Helpers of the router tests: requests and responses.
-#![allow(dead_code, clippy::allow_attributes, reason = "not every suite uses everything")]
+#![expect(clippy::unwrap_used, clippy::indexing_slicing, reason = "tests may panic")]
 
 use axum::Router;
 use axum::body::Body;

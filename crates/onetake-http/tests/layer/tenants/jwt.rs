@@ -13,7 +13,7 @@ use onetake_http::tenant::jwt::JwtKeyError;
 use onetake_http::{Jwt, JwtKey, Tenant};
 use serde_json::{Value, json};
 
-use crate::sign::{Issuer, pem};
+use super::issuers::{Issuer, pem};
 
 /// The time of the tests' clock, in seconds.
 fn now() -> u64 {

@@ -24,7 +24,7 @@ use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
 use serde_json::Value;
 use tower::ServiceExt;
 
-use crate::modes::{Mode, Who, anybody, who};
+use super::kinds::{Mode, Who, anybody, who};
 
 const KEY: &str = "6f1c8d6a-3a09-4b6e-9c8f-2d1f5e7b8a90";
 const TOKEN: &str = "{\"method\":\"POST\",\"path\":\"/issued\"}";

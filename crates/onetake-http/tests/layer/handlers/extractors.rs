@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::shared::{Answered, KEY, post_of, send};
+use super::helpers::{Answered, KEY, post_of, send};
 use axum::Router;
 use axum::body::Body;
 use axum::http::HeaderMap;

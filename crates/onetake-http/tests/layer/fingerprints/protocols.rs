@@ -12,8 +12,8 @@ use onetake_http::{FingerprintMode, Policy};
 use onetake_sim::client::{Call, Client};
 use tokio::net::TcpListener;
 
-use crate::letters::gzip;
-use crate::{Node, json, pointers};
+use super::request_model::gzip;
+use super::{Node, json, pointers};
 
 /// Serves both protocols on one port.
 async fn serve(node: &Node) -> SocketAddr {

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use crate::shared::{Answered, KEY, logs, post_of, send};
+use super::helpers::{Answered, KEY, logs, post_of, send};
 use axum::Router;
 use axum::extract::State;
 use axum::routing::post;

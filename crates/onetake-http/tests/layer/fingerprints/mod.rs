@@ -2,12 +2,12 @@
 //! requests are refused.
 #![expect(clippy::unwrap_used, clippy::indexing_slicing, reason = "tests may panic")]
 
-mod bodies;
-mod dice;
-mod letters;
+mod json_bodies;
+mod json_model;
 mod properties;
 mod protocols;
-mod values;
+mod request_model;
+mod seeded_random;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};

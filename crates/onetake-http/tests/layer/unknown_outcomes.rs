@@ -1,16 +1,14 @@
 //! Unknown outcomes in programs: reconciliation, and a rollback hook before a retry.
-#![expect(clippy::unwrap_used, clippy::indexing_slicing, reason = "tests may panic")]
-
-mod common;
+#![expect(clippy::unwrap_used, reason = "tests may panic")]
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use crate::common::{key, send};
 use axum::Router;
 use axum::body::Body;
 use axum::routing::post;
-use common::{key, send};
 use futures_util::future::BoxFuture;
 use http::{HeaderMap, Request, Response, StatusCode};
 use onetake_core::{

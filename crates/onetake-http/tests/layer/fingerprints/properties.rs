@@ -15,10 +15,10 @@ use proptest::sample::select;
 use proptest::test_runner::{RngSeed, TestCaseError, TestCaseResult, TestRunner};
 use tokio::runtime::{Builder, Runtime};
 
-use crate::dice::Dice;
-use crate::letters::{CHOSEN, json_letter, plain_letter};
-use crate::values::{Json, json};
-use crate::{Node, Told, mismatch, pointers};
+use super::json_model::{Json, json};
+use super::request_model::{CHOSEN, json_letter, plain_letter};
+use super::seeded_random::Dice;
+use super::{Node, Told, mismatch, pointers};
 
 /// The number of requests of each kind, each with all its variants.
 const CASES: u32 = 400;
@@ -91,7 +91,7 @@ fn post(key: &str, content_type: &str, body: impl Into<Body>) -> Request<Body> {
 
 #[test]
 fn equal_values_always_and_unequal_values_never_share_a_fingerprint() {
-    let bench = Bench::new(crate::json(Selection::Whole));
+    let bench = Bench::new(super::json(Selection::Whole));
     check((json(), json()), |(one, far), dice| {
         let key = bench.key();
         let mut others: Vec<Json> = (0..SPELLINGS).map(|_| one.twist(dice)).collect();
@@ -109,7 +109,7 @@ fn equal_values_always_and_unequal_values_never_share_a_fingerprint() {
 
 #[test]
 fn whole_requests_with_json_are_told_apart_by_all_that_they_ask() {
-    let bench = Bench::new(crate::json(Selection::Whole));
+    let bench = Bench::new(super::json(Selection::Whole));
     check(json_letter(), |letter, dice| {
         let key = bench.key();
         let others: Vec<_> =
@@ -194,7 +194,7 @@ fn twisted(order: &Order, inside: bool, dice: &mut Dice) -> Order {
 /// Checks that a change of parts that do not count is replayed, and that a change of other parts is
 /// refused.
 fn parts_count(selection: Selection, places_count: bool) {
-    let bench = Bench::new(crate::json(selection));
+    let bench = Bench::new(super::json(selection));
     check(order(), |order, dice| {
         let key = bench.key();
         let send = |order: &Order, dice: &mut Dice| {

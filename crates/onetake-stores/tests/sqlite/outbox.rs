@@ -1,9 +1,5 @@
 //! The outbox in SQLite: the suite that every outbox passes.
-#![cfg(feature = "sqlite")]
 #![expect(clippy::unwrap_used, reason = "tests may panic")]
-
-#[path = "shared/mended.rs"]
-mod mended;
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -79,7 +75,7 @@ async fn sqlite_outbox() {
 async fn what_no_command_can_leave_behind_mends_itself() {
     let subject = Subject::new();
     let writer = rusqlite::Connection::open(&subject.file).unwrap();
-    mended::mends_itself(&subject, |sql| writer.execute_batch(sql).unwrap()).await;
+    crate::outbox_repair::mends_itself(&subject, |sql| writer.execute_batch(sql).unwrap()).await;
 }
 
 /// Only the messages whose text is not valid UTF-8 are parked.

@@ -1,5 +1,4 @@
 //! Tests of the DynamoDB store on a failing network.
-#![cfg(feature = "dynamodb")]
 #![expect(clippy::unwrap_used, clippy::indexing_slicing, reason = "tests may panic")]
 
 use std::net::{Ipv4Addr, SocketAddr};

@@ -11,7 +11,7 @@ use onetake_core::{
 use onetake_sim::servers::{Postgres, until};
 use onetake_stores::{PostgresOptions, PostgresStore};
 
-use super::attacks::{claim, stranger};
+use super::lost_or_repeated::{claim, stranger};
 use super::store_on;
 
 fn engine(store: Arc<dyn Store>) -> Engine {

@@ -3,15 +3,15 @@
 //! bad Redis.
 #![expect(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "tests may panic")]
 
-mod answers;
+mod accepted_entries;
 mod conformance;
-mod faults;
+mod counted_authority;
+mod failing_redis;
 mod forget;
-mod lying;
+mod lying_redis;
 #[cfg(feature = "postgres")]
 mod postgres;
 mod repair;
-mod watched;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};

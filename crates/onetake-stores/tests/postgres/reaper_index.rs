@@ -10,8 +10,8 @@ use onetake_core::{
 use onetake_sim::servers::{Postgres, until};
 use onetake_stores::{PostgresOptions, PostgresStore};
 
-use super::attacks::{claim, stranger};
 use super::fences::claim_sql;
+use super::lost_or_repeated::{claim, stranger};
 use super::{patient, store_on};
 
 const SECOND: Duration = Duration::from_secs(1);

@@ -1,5 +1,4 @@
 //! Tests of a write that reaches the embedded store's disk and then fails, and of the next start.
-#![cfg(feature = "embedded")]
 #![expect(clippy::unwrap_used, reason = "tests may panic")]
 
 use std::path::Path;

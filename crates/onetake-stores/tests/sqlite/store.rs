@@ -1,7 +1,6 @@
 //! Tests of the SQLite store: the suite that every store passes, and tests of its own properties: a
 //! file that several processes share, that may belong to another program, or that is on a full
 //! disk.
-#![cfg(feature = "sqlite")]
 #![expect(clippy::unwrap_used, clippy::panic, reason = "tests may panic")]
 
 use std::io::{BufRead, BufReader};
@@ -467,7 +466,7 @@ fn part(name: &str, file: &Path) -> Vec<String> {
 async fn what_was_acknowledged_survives_kill_9() {
     let (_folder, file) = place();
     let mut child = Command::new("env")
-        .args(part("a_part_that_writes_until_it_is_killed", &file))
+        .args(part("store::a_part_that_writes_until_it_is_killed", &file))
         .stdout(Stdio::piped())
         .spawn()
         .unwrap();
@@ -518,7 +517,7 @@ fn a_full_disk_loses_nothing_and_is_over_when_there_is_room() {
         .args(namespace)
         .args(["sh", "-c", mount])
         .arg(folder.path())
-        .args(part("a_part_on_a_small_disk", &file))
+        .args(part("store::a_part_on_a_small_disk", &file))
         .output()
         .unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));

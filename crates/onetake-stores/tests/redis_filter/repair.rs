@@ -8,7 +8,7 @@ use onetake_core::{Claimed, ManualClock, MemoryStore, Recording, Settlement, Sto
 use onetake_sim::servers::{Redis, until};
 use onetake_stores::{FilterOptions, FilteredStore};
 
-use crate::watched::Watched;
+use crate::counted_authority::Watched;
 use crate::{
     body, claim, claim_of, completed, filtered, found, id, patient, redis, settled, written,
 };

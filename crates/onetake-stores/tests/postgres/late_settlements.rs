@@ -12,7 +12,7 @@ use onetake_sim::fault_proxy::{FaultProxy, Weather};
 use onetake_sim::servers::{Postgres, until};
 use onetake_stores::{PostgresOptions, PostgresStore};
 
-use super::attacks::claim;
+use super::lost_or_repeated::claim;
 use super::{patient, store_on};
 
 /// A short lease, after which the next claim takes over.

@@ -10,7 +10,7 @@ use onetake_sim::fault_proxy::{FaultProxy, Weather};
 use onetake_sim::servers::{Flavour, Redis, RedisCluster, until};
 use onetake_stores::FilterOptions;
 
-use crate::watched::Watched;
+use crate::counted_authority::Watched;
 use crate::{
     SECRET, claim, claim_of, completed, filtered, found, one_run_each, patient, place, redis,
     written,

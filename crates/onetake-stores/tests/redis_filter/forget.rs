@@ -14,7 +14,7 @@ use onetake_sim::fault_proxy::{FaultProxy, Weather};
 use onetake_stores::FilterOptions;
 use tokio::sync::{Notify, watch};
 
-use crate::watched::Watched;
+use crate::counted_authority::Watched;
 use crate::{
     body, claim, claim_of, completed, filtered, found, id, patient, place, redis, settled, written,
 };

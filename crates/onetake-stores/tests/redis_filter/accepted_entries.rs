@@ -13,7 +13,7 @@ use onetake_sim::servers::{RedisCluster, free_port, until};
 use onetake_stores::filtered::CLOCK_MARGIN;
 use onetake_stores::{FilterOptions, FilteredStore, Weight};
 
-use crate::watched::Watched;
+use crate::counted_authority::Watched;
 use crate::{
     SECRET, body, claim, claim_of, completed, filtered, found, id, patient, place, redis, settled,
     written,

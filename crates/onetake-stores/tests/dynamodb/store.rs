@@ -1,6 +1,5 @@
 //! Tests of the DynamoDB store: the suite that every store passes, and tests of its own properties:
 //! no server clock, small items, tables of another shape.
-#![cfg(feature = "dynamodb")]
 #![expect(clippy::unwrap_used, clippy::panic, reason = "tests may panic")]
 
 use std::sync::Arc;
@@ -352,7 +351,7 @@ fn declined() -> Failure {
 fn without_credentials_the_fix_is_named() {
     let program = std::env::current_exe().unwrap();
     let mut part = std::process::Command::new(program);
-    part.args(["--exact", "a_part_without_credentials", "--nocapture"]);
+    part.args(["--exact", "store::a_part_without_credentials", "--nocapture"]);
     part.env_clear()
         .env(PART, "1")
         .env("AWS_EC2_METADATA_DISABLED", "true")

@@ -7,7 +7,7 @@ use onetake::stores::{PostgresOptions, PostgresStore};
 use onetake_sim::client::{Answer, Client};
 use onetake_sim::servers::Postgres;
 
-#[path = "../examples/transfers.rs"]
+#[path = "../../examples/transfers.rs"]
 #[allow(dead_code, clippy::allow_attributes, reason = "its `main` is not called here")]
 mod transfers_example;
 

@@ -9,7 +9,7 @@ use onetake_sim::client::{Answer, Client};
 use onetake_sim::servers::Postgres;
 use tokio::sync::oneshot;
 
-#[path = "../examples/service.rs"]
+#[path = "../../examples/service.rs"]
 #[allow(dead_code, clippy::allow_attributes, reason = "its `main` is not called here")]
 mod service_example;
 

@@ -9,13 +9,13 @@ use onetake::prelude::{EmbeddedStore, Engine, PolicyError};
 use onetake_sim::client::{Answer, Client};
 use tempfile::TempDir;
 
-#[path = "../examples/axum.rs"]
+#[path = "../../examples/axum.rs"]
 #[allow(dead_code, clippy::allow_attributes, reason = "its `main` is not called here")]
 mod axum_example;
-#[path = "../examples/payments.rs"]
+#[path = "../../examples/payments.rs"]
 #[allow(dead_code, clippy::allow_attributes, reason = "its `main` is not called here")]
 mod payments_example;
-#[path = "../examples/saga.rs"]
+#[path = "../../examples/saga.rs"]
 #[allow(dead_code, clippy::allow_attributes, reason = "its `main` is not called here")]
 mod saga_example;
 

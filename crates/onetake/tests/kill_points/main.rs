@@ -3,9 +3,11 @@
 //!
 //! The steps are not listed by hand. An undisturbed run counts them. Then there is one run for each
 //! step: the process kills itself there (SIGKILL), is started again, and gets the client's retries.
+//!
+//! The server is this program itself, so the program is apart from others: it starts in a moment.
 #![expect(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "tests may panic")]
 
-mod late;
+mod frozen_servers;
 mod steps;
 mod transactions;
 mod victim;
